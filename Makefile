@@ -1,0 +1,62 @@
+# Every target sets up what it needs; `make setup` alone prepares .venv and does nothing when nothing changed.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PACKAGES := core nemorl-dtensor nemorl-math-env $(sort $(wildcard plugins/nemorl-*))
+EDITABLE := $(foreach package,$(PACKAGES),-e ./$(package)) -e .
+STAMP := $(VENV)/.installed
+DEV_STAMP := $(VENV)/.installed-dev
+SOURCES := $(foreach package,$(PACKAGES),$(package)/src)
+
+.PHONY: help setup quickstart test test-fast lint format wheels clean
+
+help:
+	@echo "make quickstart   install, then train a tiny model with GRPO (a few minutes on a laptop)"
+	@echo "make test         install, then the whole test suite with coverage"
+	@echo "make test-fast    the tests that take seconds"
+	@echo "make lint         ruff and mypy"
+	@echo "make format       ruff format and import order"
+	@echo "make wheels       build every package into dist/"
+	@echo "make setup        only prepare .venv"
+
+setup: $(STAMP)
+
+$(STAMP): constraints.txt pyproject.toml $(foreach package,$(PACKAGES),$(package)/pyproject.toml)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(EDITABLE)
+	touch $@
+
+$(DEV_STAMP): $(STAMP) requirements-dev.txt
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --requirement requirements-dev.txt
+	touch $@
+
+quickstart: $(STAMP)
+	$(BIN)/nemorl quickstart
+
+test: $(DEV_STAMP)
+	rm -f .coverage .coverage.*
+	$(BIN)/python -m coverage run -m pytest
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage report --fail-under=85
+
+test-fast: $(DEV_STAMP)
+	$(BIN)/python -m pytest -m "not slow"
+
+lint: $(DEV_STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(SOURCES)
+
+format: $(DEV_STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+wheels: $(DEV_STAMP)
+	rm -rf dist
+	for package in $(PACKAGES) .; do $(BIN)/python -m build --quiet --wheel --outdir dist $$package || exit 1; done
+
+clean:
+	rm -rf $(VENV) dist .coverage .coverage.* .mypy_cache .ruff_cache

@@ -1,0 +1,58 @@
+"""nemorl: post-training of language models with reinforcement learning.
+
+Names are loaded on first use, so ``import nemorl`` is fast and imports neither torch nor ray. Configs and trainers of
+installed algorithm plugins are found here too: ``nemorl.GRPOConfig``, ``nemorl.SFTTrainer``, …
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_EXPORTS = {
+    "BaseTrainer": "nemorl.trainer",
+    "Callback": "nemorl.callbacks",
+    "ClusterConfig": "nemorl.config",
+    "EarlyStopping": "nemorl.callbacks",
+    "Environment": "nemorl.environments",
+    "GenerationConfig": "nemorl.config",
+    "NemorlError": "nemorl.errors",
+    "PolicyConfig": "nemorl.config",
+    "RewardFunction": "nemorl.environments",
+    "RunConfig": "nemorl.config",
+    "Score": "nemorl.types",
+    "TrainResult": "nemorl.trainer",
+    "load_config": "nemorl.config",
+    "train": "nemorl.api",
+}
+
+__all__ = ["__version__", *_EXPORTS]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name in _EXPORTS:
+        return getattr(importlib.import_module(_EXPORTS[name]), name)
+    found = None if name.startswith("_") else _from_algorithms(name)
+    if found is None:
+        raise AttributeError(f"module 'nemorl' has no attribute {name!r}")
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+def _from_algorithms(name: str) -> Any:
+    """``GRPOConfig`` or ``GRPOTrainer`` of an installed algorithm plugin, by the names of their classes."""
+    from importlib.metadata import EntryPoint
+
+    from nemorl.plugins import registry
+
+    wanted = name.removesuffix("Trainer") + "Config" if name.endswith("Trainer") else name
+    for entry in registry().index.of_kind("algorithms"):
+        if entry.value.rpartition(":")[2] == wanted:
+            config_class = registry().load("algorithms", entry.id)
+            return config_class if wanted == name else EntryPoint(name, config_class.trainer, "nemorl").load()
+    return None

@@ -1,0 +1,168 @@
+"""Checkpoints: atomic, verified, ranked. Safetensors and JSON only; nothing is ever unpickled.
+
+A checkpoint is a folder ``step_000100/`` that exists once its ``manifest.json`` does. It is written under a
+temporary name, every file is hashed and flushed, the manifest is written last, and one rename publishes it: a kill at
+any moment leaves either the previous state or the new one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nemorl.config.run import CheckpointConfig
+from nemorl.errors import CheckpointError
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+"""Layout version, in the manifest. A reader refuses one it does not know."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint on disk."""
+
+    path: Path
+    step: int
+    metrics: Mapping[str, float]
+    """Latest logged metrics when it was saved, for ranking."""
+
+    def read_state(self, name: str = "trainer") -> dict[str, Any]:
+        """A JSON state saved with the checkpoint."""
+        state: dict[str, Any] = json.loads((self.path / f"{name}.json").read_text())
+        return state
+
+    def verify(self) -> None:
+        """Compare every file with the manifest.
+
+        Raises:
+            CheckpointError: names the first file that is missing or differs.
+        """
+        for name, expected in _read_manifest(self.path)["files"].items():
+            file = self.path / name
+            if not file.is_file():
+                raise CheckpointError(f"{self.path} lacks {name}", fix="use another checkpoint of this run")
+            if _digest(file) != expected:
+                raise CheckpointError(
+                    f"{file} does not match its checksum: it was damaged or edited after it was written",
+                    fix="use another checkpoint of this run",
+                )
+
+
+class CheckpointManager:
+    """Saves, finds and prunes the checkpoints of one run."""
+
+    def __init__(self, folder: Path, config: CheckpointConfig) -> None:
+        self.folder = folder
+        self.config = config
+
+    def save(
+        self, step: int, write: Callable[[Path], None], state: Mapping[str, Any], metrics: Mapping[str, float]
+    ) -> Checkpoint:
+        """Write one checkpoint and prune old ones.
+
+        Args:
+            step: Steps completed.
+            write: Fills the given (existing, empty) folder with the backend's files.
+            state: The trainer's JSON state.
+            metrics: Latest metrics, for ranking.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        final = self.folder / f"step_{step:06d}"
+        staging = self.folder / f".writing_{final.name}"
+        shutil.rmtree(staging, ignore_errors=True)
+        (staging / "policy").mkdir(parents=True)
+        try:
+            write(staging / "policy")
+            (staging / "trainer.json").write_text(json.dumps(state, indent=1))
+        except OSError as error:
+            shutil.rmtree(staging, ignore_errors=True)
+            raise CheckpointError(
+                f"cannot write {final}: {error}", fix="free some disk space or change run_dir"
+            ) from error
+        files = {str(p.relative_to(staging)): _digest(p, sync=True) for p in sorted(staging.rglob("*")) if p.is_file()}
+        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        manifest = {"format": FORMAT, "step": step, "metrics": finite, "files": files}
+        _write_synced(staging / MANIFEST, json.dumps(manifest, indent=1))
+        _publish(staging, final)
+        self.prune()
+        return Checkpoint(final, step, finite)
+
+    def all(self) -> list[Checkpoint]:
+        """Complete checkpoints, oldest first. Folders without a manifest are not checkpoints."""
+        found = []
+        for path in sorted(self.folder.glob("step_*")):
+            if (path / MANIFEST).is_file():
+                manifest = _read_manifest(path)
+                found.append(Checkpoint(path, manifest["step"], manifest["metrics"]))
+        return sorted(found, key=lambda checkpoint: checkpoint.step)
+
+    def latest(self) -> Checkpoint | None:
+        return next(reversed(self.all()), None)
+
+    def best(self) -> Checkpoint | None:
+        """The best by the configured metric (newer wins ties); the latest when none has the metric."""
+        ranked = self._ranked()
+        return ranked[0] if ranked else self.latest()
+
+    def prune(self) -> None:
+        """Keep the newest ``keep_last`` and the best ``keep_best``; remove the rest, manifest first."""
+        everything = self.all()
+        kept = {c.path for c in everything[-self.config.keep_last :]}
+        kept |= {c.path for c in self._ranked()[: self.config.keep_best]}
+        for checkpoint in everything:
+            if checkpoint.path not in kept:
+                (checkpoint.path / MANIFEST).unlink()
+                shutil.rmtree(checkpoint.path)
+
+    def _ranked(self) -> list[Checkpoint]:
+        sign = 1.0 if self.config.higher_is_better else -1.0
+        scored = [c for c in self.all() if self.config.metric in c.metrics]
+        return sorted(scored, key=lambda c: (sign * c.metrics[self.config.metric], c.step), reverse=True)
+
+
+def _publish(staging: Path, final: Path) -> None:
+    """Make ``staging`` the checkpoint ``final``, replacing one of the same step (a re-run after a rollback)."""
+    if final.exists():
+        shutil.rmtree(final)
+    os.rename(staging, final)
+    directory = os.open(final.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    try:
+        manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text())
+    except (OSError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"{path} has no readable manifest: {error}", fix="use another checkpoint") from error
+    if manifest.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{path} has checkpoint format {manifest.get('format')}, this nemorl reads {FORMAT}",
+            fix="resume with the version of nemorl that wrote it (see environment.json)",
+        )
+    return manifest
+
+
+def _digest(path: Path, *, sync: bool = False) -> str:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if sync:
+            os.fsync(file.fileno())
+    return digest
+
+
+def _write_synced(path: Path, text: str) -> None:
+    with path.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())

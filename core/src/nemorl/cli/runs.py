@@ -1,0 +1,176 @@
+"""``nemorl train | eval | generate | report``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nemorl.config.load import load_config
+from nemorl.errors import UsageError
+from nemorl.observe.console import Console
+
+ConfigPath = Annotated[Path, typer.Argument(help="Config file (.yaml or .json).", show_default=False)]
+Overrides = Annotated[list[str] | None, typer.Argument(help="path=value, e.g. policy.precision=bfloat16")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, no progress display.")]
+
+
+def train(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Where the run keeps its files.", show_default=False)] = None,
+    resume: Annotated[
+        bool | None,
+        typer.Option(
+            "--resume/--fresh", help="Demand a run to continue / start a new one. Neither: continue if there is one."
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, train nothing.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train, or continue a run that was interrupted.
+
+    The same command continues after a kill: a run's directory follows from its config. Ctrl-C finishes the step,
+    saves and exits; a second one stops at once.
+
+    Examples:
+
+      nemorl train examples/grpo_arithmetic.yaml
+
+      nemorl train grpo.yaml policy.optimizer.lr=1e-5 --run-dir runs/small-lr
+    """
+    changes = [*(overrides or []), *([f"run_dir={run_dir}"] if run_dir else [])]
+    loaded = load_config(config, changes, for_launch=True)
+    from nemorl.run import run_path
+
+    if dry_run:
+        typer.echo(f"{config}: ok, would run {type(loaded).__name__} in {run_path(loaded)}")
+        return
+    if resume and not (run_path(loaded) / "config.yaml").is_file():
+        raise UsageError(f"no run to continue in {run_path(loaded)}", fix="drop --resume, or give its --run-dir")
+    with Console(quiet=as_json) as console:
+        result = loaded.build().fit(resume=resume is not False, console=console)
+    summary = {
+        "run_dir": str(result.run_dir),
+        "report": str(result.run_dir / "report.html"),
+        "steps": result.steps,
+        "stopped": result.stopped,
+        "best_checkpoint": str(result.best_checkpoint) if result.best_checkpoint else None,
+        "metrics": dict(result.metrics),
+    }
+    if as_json:
+        typer.echo(json.dumps(summary))
+        return
+    typer.echo(f"{result.steps} steps{f', stopped: {result.stopped}' if result.stopped else ''}")
+    for name in ("validation/accuracy", "validation/val_loss", "train/reward"):
+        if name in result.metrics:
+            typer.echo(f"{name}: {result.metrics[name]:.4f}")
+    typer.echo(f"report: {summary['report']}")
+
+
+def evaluate(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    model: Annotated[str | None, typer.Option(help="Evaluate this model instead of the config's.")] = None,
+    max_samples: Annotated[int | None, typer.Option(min=1, help="Rows of the validation split.")] = None,
+    generations: Annotated[int | None, typer.Option(min=1, help="Responses per prompt; above 1 gives pass@k.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, help="0 is greedy.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Write every sample to this JSONL file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a model on a config's validation data and environment.
+
+    CONFIG may also be a run directory: its config and its exported model are used.
+
+    Examples:
+
+      nemorl eval examples/grpo_arithmetic.yaml --model runs/grpo-1a2b3c4d/model
+
+      nemorl eval runs/grpo-1a2b3c4d --generations 8 --temperature 1 --json
+    """
+    from nemorl.evaluation import evaluate_config, sample_record
+
+    path, changes = _run_or_config(config)
+    settings = {"max_samples": max_samples, "num_generations": generations, "temperature": temperature}
+    changes += [f"validation.{name}={value}" for name, value in settings.items() if value is not None]
+    changes += [f"model={model}", f"policy.model_name={model}", "policy.init=pretrained"] if model else []
+    loaded = load_config(path, [*changes, *(overrides or [])], for_launch=True)
+    with Console(quiet=as_json) as console:
+        console.message(f"evaluating {loaded.policy.model_name}")
+        evaluation = evaluate_config(loaded)
+    if output is not None:
+        from nemorl.observe.jsonl import JsonlWriter
+
+        with JsonlWriter(output) as writer:
+            for sample in evaluation.samples:
+                writer.write(sample_record(sample, 0, "eval"))
+    if as_json:
+        typer.echo(json.dumps({"model": loaded.policy.model_name, **evaluation.metrics}))
+        return
+    for name, value in evaluation.metrics.items():
+        typer.echo(f"{name:>16}  {value:.4f}")
+
+
+def generate(
+    prompts: Annotated[list[str], typer.Argument(help="One or more prompts.", show_default=False)],
+    model: Annotated[str, typer.Option(help="Hugging Face name or local folder.", show_default=False)],
+    chat: Annotated[
+        bool | None, typer.Option("--chat/--raw", help="Chat turn or raw text. Unset: chat if the model can.")
+    ] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Responses per prompt.")] = 1,
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest response.")] = 256,
+    seed: Annotated[int, typer.Option(min=0, help="Seeds the sampling.")] = 0,
+    backend: Annotated[str, typer.Option(help="Generation backend.")] = "hf",
+    as_json: AsJson = False,
+) -> None:
+    """Let a model answer.
+
+    Examples:
+
+      nemorl generate --model runs/quickstart/model "12+7="
+
+      nemorl generate --model Qwen/Qwen2.5-1.5B-Instruct --samples 4 --temperature 1 "Name a prime number."
+    """
+    from nemorl.generating import respond
+
+    with Console(quiet=as_json) as console:
+        console.message(f"loading {model}")
+        answers = respond(
+            model, prompts, chat=chat, samples=samples, seed=seed, backend=backend,
+            temperature=temperature, max_new_tokens=max_new_tokens,
+        )  # fmt: skip
+    if as_json:
+        typer.echo(json.dumps([{"prompt": prompt, "responses": texts} for prompt, texts in answers]))
+        return
+    for prompt, texts in answers:
+        for text in texts:
+            typer.echo(f"{typer.style(prompt, bold=True)}{' ' if chat else ''}{text}" if len(answers) > 1 else text)
+
+
+def report(
+    run_dir: Annotated[Path, typer.Argument(help="A run's directory.", show_default=False)],
+    output: Annotated[Path | None, typer.Option(help="Where to write. Unset: report.html in the run.")] = None,
+) -> None:
+    """Write a run's report again: one HTML file, readable offline.
+
+    Example:
+
+      nemorl report runs/grpo-1a2b3c4d
+    """
+    from nemorl.observe.report import write_report
+
+    if not (run_dir / "metrics.jsonl").is_file():
+        raise UsageError(f"{run_dir} is not a run directory (no metrics.jsonl)", fix="give the path of a run")
+    typer.echo(write_report(run_dir, output))
+
+
+def _run_or_config(path: Path) -> tuple[Path, list[str]]:
+    """A config file as it is; a run directory as its config with its exported model."""
+    if not (path / "config.yaml").is_file():
+        return path, []
+    if not (path / "model" / "config.json").is_file():
+        raise UsageError(f"{path} has no exported model yet", fix="let the run finish, or give a config and --model")
+    return path / "config.yaml", [f"policy.model_name={path / 'model'}", "policy.init=pretrained"]

@@ -1,0 +1,48 @@
+"""Configuration: strict, typed, reported all at once.
+
+Names load on first use: plugin configs import ``nemorl.config.base`` from here while the run config is still loading.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nemorl.config.base import Config
+    from nemorl.config.cluster import ClusterConfig
+    from nemorl.config.load import load_config
+    from nemorl.config.run import (
+        CheckpointConfig,
+        GenerationConfig,
+        LoraConfig,
+        OptimizerConfig,
+        PluginsConfig,
+        PolicyConfig,
+        RunConfig,
+        ScheduleConfig,
+        ValidationConfig,
+    )
+
+__all__ = [
+    "CheckpointConfig",
+    "ClusterConfig",
+    "Config",
+    "GenerationConfig",
+    "LoraConfig",
+    "OptimizerConfig",
+    "PluginsConfig",
+    "PolicyConfig",
+    "RunConfig",
+    "ScheduleConfig",
+    "ValidationConfig",
+    "load_config",
+]
+
+_MODULES = {"Config": "base", "ClusterConfig": "cluster", "load_config": "load"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES.get(name, 'run')}"), name)

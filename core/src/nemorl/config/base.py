@@ -1,0 +1,58 @@
+"""``Config``: the base of every config class, in the kernel and in plugins.
+
+Frozen, unknown keys forbidden, a docstring per field. Mistakes that involve several fields, or the disk, are
+yielded from :meth:`Config.problems`; they are reported together with the field errors, each with its own path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from nemorl.errors import Problem
+
+PROBLEM = "nemorl_problem"
+"""pydantic error type under which our own findings travel; ``config.load`` unpacks message and fix."""
+
+
+class Config(BaseModel):
+    """A frozen, strict piece of configuration.
+
+    Example:
+        >>> class Sampler(Config):
+        ...     temperature: float = 1.0
+        ...     '''Divides the logits. Raise it for more variety.'''
+    """
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        validate_default=False,
+        protected_namespaces=(),
+        ser_json_inf_nan="strings",
+    )
+
+    def problems(self) -> Iterator[Problem]:
+        """Mistakes that no single field can see. Override, and start with ``yield from super().problems()``."""
+        return iter(())
+
+    @model_validator(mode="after")
+    def _report_problems(self) -> Self:
+        found = list(self.problems())
+        if found:
+            raise validation_error(type(self).__name__, found)
+        return self
+
+
+def validation_error(title: str, problems: list[Problem]) -> ValidationError:
+    """Our findings as pydantic's own error, so that they merge into the caller's with the right path prefix."""
+    details: list[InitErrorDetails] = []
+    for problem in problems:
+        location: tuple[Any, ...] = tuple(problem.path.split(".")) if problem.path else ()
+        context = {"message": problem.message, "fix": problem.fix or ""}
+        details.append({"type": PydanticCustomError(PROBLEM, "{message}", context), "loc": location, "input": None})
+    return ValidationError.from_exception_data(title, details)

@@ -1,0 +1,87 @@
+"""The config field type for "one plugin of a kind": ``backend: dtensor`` or ``backend: {name: dtensor, …options}``.
+
+The value becomes an instance of the plugin's own config class, validated by it, found through the registry. It
+dumps as ``{name: …, …options}``, so a resolved config loads again to the same thing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from nemorl.config.base import PROBLEM, Config
+from nemorl.errors import NemorlError
+from nemorl.plugins import registry
+from nemorl.plugins.index import singular
+
+
+@dataclass(frozen=True)
+class Component:
+    """``Annotated[TrainingBackendConfig, Component("training_backends")]``."""
+
+    kind: str
+    default: str | None = None
+    """What a mapping without ``name`` means, so that one option of the default plugin is one line."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            self.resolve, serialization=core_schema.plain_serializer_function_ser_schema(self.dump)
+        )
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        names, options = [], []
+        for entry in registry().index.of_kind(self.kind):
+            try:
+                loaded = registry().load(self.kind, entry.name)
+            except NemorlError:
+                continue  # a broken plugin must not take the editor's schema down; `plugins list` names it
+            names.append(entry.name)
+            shape = loaded.model_json_schema()
+            shape["properties"] = {"name": {"const": entry.name}, **shape.get("properties", {})}
+            if entry.name != self.default:
+                shape["required"] = ["name", *shape.get("required", [])]
+            options.append(shape)
+        text = f"Name of a {singular(self.kind)}, or a mapping with `name` and its options."
+        return {"description": text, "anyOf": [{"type": "string", "enum": names}, *options]}
+
+    def resolve(self, value: Any) -> Config:
+        """A name, a mapping with ``name``, or a ready config object -> the plugin's config object."""
+        if isinstance(value, Config):
+            registry().name_of(self.kind, type(value))  # raises where workers could not find it again
+            return value
+        if isinstance(value, str):
+            value = {"name": value}
+        if isinstance(value, Mapping) and self.default is not None:
+            value = {"name": self.default, **value}
+        if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
+            raise _problem(
+                f"expected the name of a {singular(self.kind)} or a mapping with a 'name', got {value!r}",
+                f"write e.g. {self._example()!r}, or {{name: {self._example()}, …options}}",
+            )
+        try:
+            plugin = registry().load(self.kind, value["name"])
+        except NemorlError as error:
+            raise _problem(error.message, error.fix or "") from error
+        missing = plugin.missing_modules()
+        if missing:
+            raise _problem(
+                f"{singular(self.kind)} {value['name']!r} needs {', '.join(missing)}, which cannot be found",
+                plugin.install_hint or f"pip install {' '.join(missing)}",
+            )
+        loaded: Config = plugin.model_validate({key: option for key, option in value.items() if key != "name"})
+        return loaded
+
+    def dump(self, value: Config) -> dict[str, Any]:
+        return {"name": registry().name_of(self.kind, type(value)), **value.model_dump(mode="json")}
+
+    def _example(self) -> str:
+        entries = registry().index.of_kind(self.kind)
+        return entries[0].name if entries else "name"
+
+
+def _problem(message: str, fix: str) -> PydanticCustomError:
+    return PydanticCustomError(PROBLEM, "{message}", {"message": message, "fix": fix})

@@ -1,0 +1,125 @@
+"""pydantic's errors in our words: what is wrong, and the closest valid choice."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from nemorl.config.base import Config
+from nemorl.config.component import Component
+from nemorl.errors import NemorlError, Problem
+from nemorl.plugins import registry
+from nemorl.suggest import did_you_mean
+
+_BOUNDS = {
+    "greater_than": ("gt", "greater than"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "less than"),
+    "less_than_equal": ("le", "at most"),
+}
+_TYPES = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "text",
+    "dict": "a mapping",
+    "model": "a mapping",
+    "tuple": "a list",
+    "list": "a list",
+    "path": "a path",
+}
+
+
+def explain(config_class: type[Config], data: Mapping[str, Any], path: str, error: Mapping[str, Any]) -> Problem:
+    """One pydantic error item as a :class:`Problem`."""
+    kind, value = error["type"], error.get("input")
+    context = error.get("ctx", {})
+    if kind == "extra_forbidden":
+        return _unknown_key(config_class, data, path)
+    if kind == "missing":
+        return Problem(path, "is required", f"add `{path.rpartition('.')[2]}:`")
+    if kind == "literal_error":
+        return Problem(path, f"{value!r} is not one of {context['expected']}", _closest(value, context["expected"]))
+    if kind in _BOUNDS:
+        key, words = _BOUNDS[kind]
+        return Problem(path, f"{value!r} is out of range", f"give a value {words} {context[key]}")
+    expected = _TYPES.get(kind.split("_")[0])
+    if expected is not None:
+        return Problem(path, f"expected {expected}, got {value!r}", f"give {expected}")
+    if kind == "frozen_instance":
+        return Problem(path, "configs are frozen", "make a changed copy with model_copy(update=…)")
+    return Problem(path, str(error["msg"]))
+
+
+def _closest(value: Any, expected: str) -> str | None:
+    choices = [choice.strip(" '") for choice in expected.replace(" or ", ",").split(",")]
+    return did_you_mean(str(value), choices) or f"use one of {', '.join(choices)}"
+
+
+def _unknown_key(config_class: type[Config], data: Mapping[str, Any], path: str) -> Problem:
+    parent, _, key = path.rpartition(".")
+    owner = config_at(config_class, data, parent)
+    choices = list(owner.model_fields) if owner is not None else []
+    where = parent or config_class.__name__
+    elsewhere = [known for known in field_paths(config_class) if known.rpartition(".")[2] == key and known != path]
+    guess = did_you_mean(key, choices)
+    if elsewhere and guess is None:
+        guess = f"this key lives at {' or '.join(elsewhere[:2])}"
+    return Problem(path, f"unknown key in {where}", guess or f"keys here: {', '.join(choices)}")
+
+
+def config_at(config_class: type[Config], data: Mapping[str, Any], path: str) -> type[Config] | None:
+    """The config class that validates the mapping at ``path``; follows plugin names found in ``data``."""
+    current: type[Config] | None = config_class
+    value: Any = data
+    for key in path.split(".") if path else []:
+        if current is None or key not in current.model_fields:
+            return None
+        value = value.get(key) if isinstance(value, Mapping) else None
+        info = current.model_fields[key]
+        component = next((item for item in info.metadata if isinstance(item, Component)), None)
+        component = component or _component_in(info.annotation)
+        current = _plugin_class(component, value) if component else _config_in(info.annotation)
+    return current
+
+
+def field_paths(config_class: type[Config], prefix: str = "") -> Iterator[str]:
+    """Dotted paths of all fields of the kernel's part of a config (plugin options excluded)."""
+    for name, info in config_class.model_fields.items():
+        yield prefix + name
+        nested = _config_in(info.annotation)
+        if nested is not None and not any(isinstance(item, Component) for item in info.metadata):
+            yield from field_paths(nested, f"{prefix}{name}.")
+
+
+def _plugin_class(component: Component, value: Any) -> type[Config] | None:
+    name = value.get("name", component.default) if isinstance(value, Mapping) else value
+    if not isinstance(name, str):
+        return None
+    try:
+        loaded: type[Config] = registry().load(component.kind, name)
+    except NemorlError:
+        return None
+    return loaded
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    origin = get_origin(annotation)
+    return get_args(annotation) if origin in (Union, types.UnionType) else (annotation,)
+
+
+def _component_in(annotation: Any) -> Component | None:
+    for member in _members(annotation):
+        if get_origin(member) is Annotated:
+            for item in get_args(member)[1:]:
+                if isinstance(item, Component):
+                    return item
+    return None
+
+
+def _config_in(annotation: Any) -> type[Config] | None:
+    for member in _members(annotation):
+        if isinstance(member, type) and issubclass(member, Config):
+            return member
+    return None

@@ -1,0 +1,199 @@
+"""From a file, a dict or Python to a checked config; every mistake reported at once.
+
+pydantic stops at the first layer that fails (field errors hide cross-field ones). So what is wrong is recorded, taken
+out, and the rest is checked again, until nothing new is found.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from nemorl.config.base import PROBLEM, Config
+from nemorl.config.explain import explain
+from nemorl.config.run import PluginsConfig, RunConfig
+from nemorl.errors import ConfigError, NemorlError, Problem
+from nemorl.plugins.registry import registry, restricted, use_registry
+
+MAX_ROUNDS = 10
+"""Rounds of take-out-and-check; each must remove something, so real configs need two or three."""
+
+
+def load_config(
+    source: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), *, for_launch: bool = False
+) -> RunConfig:
+    """Read, override, validate.
+
+    Args:
+        source: Path of a ``.yaml``/``.yml``/``.json`` file, or a mapping of the same shape.
+        overrides: ``dotted.path=value``; values are read as YAML and typed by the schema.
+        for_launch: Also require what a run started from a file needs: data, and what scores it.
+
+    Raises:
+        ConfigError: with every problem found, each with its path and fix.
+    """
+    name = str(source) if isinstance(source, (str, Path)) else "config"
+    data = apply_overrides(read_source(source), overrides, name)
+    problems: list[Problem] = []
+    with use_registry(restricted(_plugin_policy(data))):
+        config_class = _algorithm_class(data, name)
+        config, problems = _validate(config_class, data)
+        if config is not None and for_launch:
+            known = {problem.path for problem in problems}
+            problems += [problem for problem in config.launch_problems() if problem.path not in known]
+    if problems or config is None:
+        raise ConfigError(problems, source=name)
+    return config
+
+
+def validate(config_class: type[RunConfig], data: Mapping[str, Any], source: str = "config") -> RunConfig:
+    """A mapping as ``config_class``, with all problems at once (``load_config`` when the class is known)."""
+    config, problems = _validate(config_class, dict(data))
+    if problems or config is None:
+        raise ConfigError(problems, source=source)
+    return config
+
+
+def read_source(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
+    """The raw mapping of a config file or mapping."""
+    if isinstance(source, Mapping):
+        return copy.deepcopy(dict(source))
+    path = Path(source)
+    if not path.is_file():
+        nearby = ", ".join(sorted(p.name for p in path.parent.glob("*.y*ml"))[:8]) if path.parent.is_dir() else ""
+        fix = f"files here: {nearby}" if nearby else "give the path of a .yaml or .json file"
+        raise ConfigError([Problem("", f"no config file {str(path)!r}", fix)], source=str(path))
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = json.loads(text) if path.suffix == ".json" else yaml.load(text, _UniqueKeyLoader)
+    except (yaml.YAMLError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        message = " ".join(str(error).split())
+        raise ConfigError(
+            [Problem("", f"not valid {path.suffix[1:] or 'YAML'}: {message}")], source=str(path)
+        ) from error
+    if not isinstance(data, dict):
+        found = "nothing" if data is None else f"a {type(data).__name__}"
+        fix = "write `key: value` lines, starting with `algorithm:`"
+        raise ConfigError([Problem("", f"expected a mapping, found {found}", fix)], source=str(path))
+    return data
+
+
+def apply_overrides(data: dict[str, Any], overrides: Sequence[str], source: str = "config") -> dict[str, Any]:
+    """``policy.optimizer.lr=1e-5`` on the raw mapping. A component given by name becomes a mapping on the way."""
+    problems = []
+    for override in overrides:
+        path, equals, text = override.partition("=")
+        keys = path.strip().split(".")
+        if not equals or not all(keys):
+            problems.append(Problem("", f"override {override!r} is not `path=value`", "e.g. policy.precision=bfloat16"))
+            continue
+        target: Any = data
+        for key in keys[:-1]:
+            below = target.get(key)
+            if isinstance(below, str):
+                below = {"name": below}
+            target[key] = target = {} if below is None else below
+            if not isinstance(target, dict):
+                problems.append(Problem(path, f"override {override!r} goes through {key!r}, which is not a mapping"))
+                break
+        else:
+            target[keys[-1]] = yaml.safe_load(text)
+    if problems:
+        raise ConfigError(problems, source=source)
+    return data
+
+
+def _plugin_policy(data: Mapping[str, Any]) -> Any:
+    try:
+        return PluginsConfig.model_validate(data.get("plugins") or {}).policy()
+    except ValidationError:
+        return PluginsConfig().policy()  # the same mistake is reported with all others below
+
+
+def _algorithm_class(data: Mapping[str, Any], source: str) -> type[RunConfig]:
+    name = data.get("algorithm")
+    installed = [entry.name for entry in registry().index.of_kind("algorithms")]
+    if not isinstance(name, str):
+        what = "no algorithm given" if name is None else f"expected the name of an algorithm, got {name!r}"
+        raise ConfigError(
+            [Problem("algorithm", what, f"set `algorithm:` to one of {', '.join(installed)}")], source=source
+        )
+    try:
+        loaded: type[RunConfig] = registry().load("algorithms", name)
+    except NemorlError as error:
+        raise ConfigError([Problem("algorithm", error.message, error.fix)], source=source) from error
+    return loaded
+
+
+def _validate(config_class: type[RunConfig], data: dict[str, Any]) -> tuple[RunConfig | None, list[Problem]]:
+    remaining = copy.copy(data)
+    found: dict[str, Problem] = {}
+    for _ in range(MAX_ROUNDS):
+        try:
+            return config_class.model_validate(remaining), list(found.values())
+        except ValidationError as error:
+            located = list(_problems(config_class, data, error))
+            fresh = [(loc, problem) for loc, problem in located if problem.path not in found]
+            for _loc, problem in fresh:
+                found[problem.path] = problem
+            remaining = copy.deepcopy(remaining)
+            removed = [_take_out(remaining, loc) for loc, _ in located]
+            if not any(removed):
+                break
+    return None, list(found.values())
+
+
+def _problems(
+    config_class: type[Config], data: Mapping[str, Any], error: ValidationError
+) -> Iterator[tuple[tuple[str | int, ...], Problem]]:
+    for item in error.errors(include_url=False):
+        location = item["loc"]
+        if location == ("policy", "model_name") and "model" in data:
+            location = ("model",)  # where the user wrote it
+        path = ".".join(str(part) for part in location)
+        if item["type"] == PROBLEM:
+            context = item["ctx"]
+            yield location, Problem(path, context["message"], context["fix"] or None)
+        else:
+            yield location, explain(config_class, data, path, item)
+
+
+def _take_out(data: Any, location: Sequence[str | int]) -> bool:
+    """Remove the value at ``location``, or its closest existing ancestor. Whether anything was removed."""
+    if not location:
+        return False
+    target, parents = data, [data]
+    for key in location[:-1]:
+        if not isinstance(target, dict) or key not in target:
+            break
+        target = target[key]
+        parents.append(target)
+    for depth in range(len(parents) - 1, -1, -1):
+        holder, key = parents[depth], location[depth]
+        if isinstance(holder, dict) and key in holder:
+            del holder[key]
+            if key == "model" and isinstance(holder.get("policy"), dict):
+                holder["policy"].pop("model_name", None)
+            return True
+    return False
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """YAML says a repeated key is an error; PyYAML keeps the last one silently."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} appears twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)

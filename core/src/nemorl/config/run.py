@@ -1,0 +1,311 @@
+"""``RunConfig``: everything that describes one run, whatever the algorithm.
+
+An algorithm's config subclasses :class:`RunConfig` and adds its knobs at the top level. Defaults are the vetted
+setting; a config file says only what differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from nemorl.config.base import Config
+from nemorl.config.cluster import ClusterConfig
+from nemorl.config.component import Component
+from nemorl.errors import Problem
+from nemorl.plugins.index import PluginPolicy
+from nemorl.plugins.kinds import (
+    DatasetConfig,
+    EnvironmentConfig,
+    GenerationBackendConfig,
+    LoggerConfig,
+    TrainingBackendConfig,
+)
+from nemorl.types import SamplingParams
+from nemorl.weights import choose_transport
+
+if TYPE_CHECKING:
+    from nemorl.trainer import BaseTrainer
+
+
+class OptimizerConfig(Config):
+    """AdamW (arXiv:1711.05101)."""
+
+    lr: float = Field(1e-6, gt=0)
+    """Peak learning rate. 1e-6 suits RL on models of 1B and more; tiny models learn at 1e-3."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay of the running mean and of the running square of gradients."""
+    eps: float = Field(1e-8, gt=0)
+    """Added to the denominator. Raise it if updates explode on rarely used parameters."""
+    weight_decay: float = Field(0.01, ge=0)
+    """Decoupled decay per unit of learning rate; not applied to biases and norms."""
+
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        if not all(0 <= beta < 1 for beta in self.betas):
+            yield Problem("betas", f"each beta must be in [0, 1), got {self.betas}", "use e.g. [0.9, 0.999]")
+
+
+class ScheduleConfig(Config):
+    """Learning-rate schedule: linear warm-up, then decay."""
+
+    kind: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape after the warm-up; linear and cosine reach ``min_lr_frac`` at the last optimizer step."""
+    warmup_steps: int = Field(0, ge=0)
+    """Optimizer steps of linear warm-up from 0."""
+    min_lr_frac: float = Field(0.0, ge=0, le=1)
+    """Floor of the decay, as a fraction of the peak rate."""
+    decay_steps: int | None = Field(None, ge=1)
+    """Optimizer steps from the start to the floor. Unset: the run's planned number of optimizer steps."""
+
+
+class LoraConfig(Config):
+    """Low-rank adapters (arXiv:2106.09685): train a small part, freeze the rest."""
+
+    rank: int = Field(16, ge=1)
+    """Inner dimension of the adapters."""
+    alpha: float = Field(32.0, gt=0)
+    """Scale: adapters are multiplied by alpha / rank."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Dropout on adapter inputs. Non-zero makes on-policy ratios differ from 1."""
+    target_modules: tuple[str, ...] | Literal["all-linear"] = "all-linear"
+    """Module name suffixes to adapt, or every linear layer but the output head."""
+
+
+class PolicyConfig(Config):
+    """The model that learns, and how: the same for every training backend."""
+
+    model_name: str = ""
+    """Hugging Face name or local folder. Usually written as the run's top-level ``model``."""
+    init: Literal["pretrained", "random"] = "pretrained"
+    """``random`` builds the architecture from ``config.json`` with seeded random weights (tiny models, tests)."""
+    backend: Annotated[TrainingBackendConfig, Component("training_backends", default="dtensor")] = Field(
+        default="dtensor",
+        validate_default=True,  # type: ignore[assignment]
+    )
+    """Training backend: a name, or a mapping with ``name`` and the backend's own options."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Compute and storage type of the weights; optimizer state and log-probs are always float32."""
+    tensor_parallel_size: int = Field(1, ge=1)
+    """Ranks that share each layer. Raise it when one device cannot hold the model."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """AdamW settings."""
+    schedule: ScheduleConfig = ScheduleConfig()
+    """Learning-rate schedule."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """Global gradient norm is clipped to this."""
+    lora: LoraConfig | None = None
+    """Train low-rank adapters instead of all weights. Unset: full fine-tuning."""
+    activation_checkpointing: bool = False
+    """Recompute layer activations in the backward pass: about 30 % slower, far less memory."""
+    microbatch_tokens: int | None = Field(None, ge=1)
+    """Padded tokens per forward/backward. Unset: the backend's choice for the device. It does not change results."""
+    max_sequence_tokens: int = Field(4096, ge=2)
+    """Longest prompt plus response that is trained or generated."""
+
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        path = Path(self.model_name).expanduser()
+        looks_local = self.model_name.startswith(("/", "./", "../", "~")) or self.model_name.count("/") > 1
+        if looks_local and not path.is_dir():
+            yield Problem("model_name", f"no folder {self.model_name!r}", "give an existing model folder or a hub name")
+        elif path.is_dir() and not (path / "config.json").is_file():
+            yield Problem("model_name", f"{self.model_name!r} has no config.json", "give a Hugging Face model folder")
+        if self.lora is not None and "lora" not in self.backend.supports:
+            yield Problem("lora", "the chosen training backend has no LoRA", "remove lora or choose another backend")
+        if self.lora is not None and self.init == "random":
+            yield Problem("lora", "adapters on random weights cannot learn", "use init: pretrained, or remove lora")
+
+
+class GenerationConfig(Config):
+    """The engine that samples, and how."""
+
+    backend: Annotated[GenerationBackendConfig, Component("generation_backends", default="hf")] = Field(
+        default="hf",
+        validate_default=True,  # type: ignore[assignment]
+    )
+    """Generation backend: a name, or a mapping with ``name`` and the backend's own options."""
+    temperature: float = Field(1.0, ge=0)
+    """Sampling temperature; 0 is greedy. Training computes log-probs at the same temperature."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus sampling. Below 1 the sampler and the trained distribution differ."""
+    top_k: int | None = Field(None, ge=1)
+    """Sample among the k most likely tokens. Unset: all."""
+    min_p: float = Field(0.0, ge=0, lt=1)
+    """Drop tokens less likely than this fraction of the most likely one."""
+    max_new_tokens: int = Field(256, ge=1)
+    """Longest response in tokens."""
+    stop_strings: tuple[str, ...] = ()
+    """Texts that end a response (kept in it)."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end a response, besides the model's own end-of-sequence tokens."""
+
+    def sampling(self, **changes: Any) -> SamplingParams:
+        """These settings as request parameters, with changes (``sampling(temperature=0.0)``)."""
+        settings: dict[str, Any] = {name: getattr(self, name) for name in SamplingParams.__dataclass_fields__}
+        return SamplingParams(**{**settings, **changes})
+
+
+class ValidationConfig(Config):
+    """Held-out evaluation during training."""
+
+    every: int = Field(10, ge=0)
+    """Steps between validations; 0 turns them off."""
+    at_start: bool = False
+    """Validate before the first step, to have a baseline."""
+    at_end: bool = True
+    """Validate after the last step."""
+    max_samples: int = Field(256, ge=1)
+    """Rows used, from the start of the validation split."""
+    num_generations: int = Field(1, ge=1)
+    """Responses per prompt; above 1 also reports pass@k for k = 1 … this."""
+    temperature: float = Field(0.0, ge=0)
+    """Sampling temperature of validation; 0 is greedy. Use 1.0 with num_generations above 1."""
+    data: Annotated[DatasetConfig, Component("datasets")] | None = None
+    """Another dataset to validate on. Unset: the validation split of ``data``."""
+
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        if self.num_generations > 1 and self.temperature == 0:
+            yield Problem(
+                "temperature",
+                "greedy responses to one prompt are all the same",
+                "set validation.temperature above 0, or num_generations to 1",
+            )
+
+
+class CheckpointConfig(Config):
+    """When to save, and what to keep."""
+
+    every: int = Field(50, ge=0)
+    """Steps between checkpoints; 0 saves at the end only."""
+    keep_last: int = Field(2, ge=1)
+    """Most recent checkpoints kept."""
+    keep_best: int = Field(1, ge=0)
+    """Best checkpoints kept, by ``metric``."""
+    metric: str = "validation/accuracy"
+    """Logged metric that ranks checkpoints."""
+    higher_is_better: bool = True
+    """Direction of ``metric``."""
+    export: bool = True
+    """Write the final policy as a Hugging Face folder ``model/`` in the run directory."""
+
+
+class PluginsConfig(Config):
+    """Which installed plugins this run may use. Not a sandbox: what is allowed runs with your rights."""
+
+    allow: tuple[str, ...] | None = None
+    """Distributions that may be used. Unset: all installed."""
+    block: tuple[str, ...] = ()
+    """Distributions that may not, applied after ``allow``."""
+    prefer: dict[str, str] = Field(default_factory=dict)
+    """Who wins a name that several distributions provide: ``{"environments.math": "acme-math"}``."""
+    hooks: tuple[str, ...] = ()
+    """Hook plugins to enable, in call order."""
+
+    def policy(self) -> PluginPolicy:
+        return PluginPolicy(self.allow, self.block, self.prefer)
+
+
+class RunConfig(Config):
+    """One run. Algorithms subclass it; users write it as YAML, JSON, a dict or Python."""
+
+    summary: ClassVar[str] = ""
+    """One line for ``plugins list``, set by the algorithm."""
+    trainer: ClassVar[str] = ""
+    """``module:class`` of the algorithm's ``BaseTrainer`` subclass, imported by ``build``."""
+    needs_generation: ClassVar[bool] = True
+    """Whether the algorithm samples from the policy."""
+
+    algorithm: str = ""
+    """Name of the algorithm. Fixed by the class in Python; chooses the class in files."""
+    model: str | None = None
+    """Hugging Face name or local folder: short for ``policy.model_name``."""
+    policy: PolicyConfig = Field(default_factory=PolicyConfig)
+    """The model and how it is trained."""
+    generation: GenerationConfig = Field(default_factory=GenerationConfig)
+    """The sampling engine and its settings."""
+    data: Annotated[DatasetConfig, Component("datasets")] | None = None
+    """Dataset: a name, or a mapping with ``name`` and its options. Unset: pass one to ``fit``."""
+    environment: Annotated[EnvironmentConfig, Component("environments")] | None = None
+    """What scores responses. Unset: pass ``reward_fn`` to ``fit``."""
+    cluster: ClusterConfig = Field(default_factory=ClusterConfig)
+    """Where the run executes."""
+    validation: ValidationConfig = Field(default_factory=ValidationConfig)
+    """Held-out evaluation."""
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    """Saving and keeping."""
+    loggers: tuple[Annotated[LoggerConfig, Component("loggers")], ...] = ()
+    """Extra metric sinks. Console and ``metrics.jsonl`` are always on."""
+    plugins: PluginsConfig = Field(default_factory=PluginsConfig)
+    """Plugin policy of this run."""
+    max_steps: int | None = Field(None, ge=1)
+    """Stop after this many steps. Unset: ``max_epochs`` decides."""
+    max_epochs: int = Field(1, ge=1)
+    """Stop after this many passes over the data, if ``max_steps`` has not come first."""
+    seed: int = Field(42, ge=0)
+    """Seeds data order, sampling, initialisation and dropout. Same seed, same machine: same run."""
+    run_dir: Path | None = None
+    """Where the run keeps everything it writes. Unset: ``runs/<name>``, the same for the same config."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_model(cls, data: Any) -> Any:
+        if isinstance(data, dict) and isinstance(data.get("model"), str):
+            policy = data.get("policy") or {}
+            if isinstance(policy, dict) and not policy.get("model_name"):
+                data = {**data, "policy": {**policy, "model_name": data["model"]}}
+            elif isinstance(policy, PolicyConfig) and not policy.model_name:
+                data = {**data, "policy": policy.model_copy(update={"model_name": data["model"]})}
+        return data
+
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        if not self.policy.model_name:
+            yield Problem("model", "no model given", "set `model:` to a Hugging Face name or a local folder")
+        elif self.model not in (None, self.policy.model_name):
+            yield Problem(
+                "model",
+                f"model is {self.model!r} but policy.model_name is {self.policy.model_name!r}",
+                "give the model once",
+            )
+        if self.needs_generation:
+            yield from self._generation_problems()
+
+    def _generation_problems(self) -> Iterator[Problem]:
+        offered, accepted = self.policy.backend.weight_transports, self.generation.backend.weight_transports
+        if choose_transport(offered, accepted) is None:
+            yield Problem(
+                "generation.backend",
+                f"no weight transport in common: training offers {', '.join(offered)}, "
+                f"generation accepts {', '.join(accepted)}",
+                "choose another generation backend",
+            )
+        if self.generation.max_new_tokens >= self.policy.max_sequence_tokens:
+            yield Problem(
+                "generation.max_new_tokens",
+                f"{self.generation.max_new_tokens} leaves no room for a prompt within "
+                f"policy.max_sequence_tokens = {self.policy.max_sequence_tokens}",
+                "lower it, or raise policy.max_sequence_tokens",
+            )
+
+    def launch_problems(self) -> Iterator[Problem]:
+        """What a run started from a file still lacks; in Python these can be given to ``fit`` instead."""
+        if self.data is None:
+            yield Problem("data", "no dataset given", "set `data:`, e.g. `data: arithmetic`")
+        if self.needs_generation and self.environment is None:
+            yield Problem("environment", "nothing scores the responses", "set `environment:`, e.g. `environment: math`")
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the frozen initial policy is needed. Algorithms that compare against it override this."""
+        return False
+
+    def build(self) -> BaseTrainer[Self]:
+        """The trainer of this algorithm: the line that imports torch."""
+        trainer: BaseTrainer[Self] = EntryPoint("trainer", self.trainer, "nemorl").load()(self)
+        return trainer

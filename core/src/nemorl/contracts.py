@@ -1,0 +1,152 @@
+"""The contracts between the kernel and its plugins: few verbs over plain data.
+
+No Ray handle, process group or tokenizer object appears in a signature, and an object that exists is ready: there
+is no ``setup()`` to forget. ``nemorl.testing`` holds a conformance check for every clause stated here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
+
+from nemorl.types import Completion, GenerationRequest, Prompt, Row, Score, Step
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nemorl.observe.metrics import Metrics
+    from nemorl.tensors import TokenBatch
+    from nemorl.weights import WeightHandle
+
+WeightsName = Literal["policy", "reference"]
+
+
+class Loss(Protocol):
+    """A scalar objective over log-probs. Implementations are frozen dataclasses: picklable, compared by value.
+
+    A loss sums ``per_token * batch.loss_weights`` and nothing else normalises, so that microbatches add up.
+    """
+
+    requires: ClassVar[frozenset[str]]
+    """Batch fields it reads, e.g. ``{"advantages", "old_logprobs"}``; checked before the forward pass."""
+
+    def __call__(self, policy_logprobs: Tensor, batch: TokenBatch) -> tuple[Tensor, Metrics]:
+        """([N] float32 log-probs with gradient, the batch they belong to) -> (scalar, metrics)."""
+        ...
+
+
+@runtime_checkable
+class TrainingBackend(Protocol):
+    """One rank of a policy that learns. All ranks run the same calls (SPMD)."""
+
+    def train_step(self, batch: TokenBatch, loss: Loss) -> Metrics:
+        """One optimizer step over one minibatch (this rank's shard of it).
+
+        Returns the loss's metrics plus ``loss`` (Sum), ``grad_norm`` (before clipping) and ``lr``. A non-finite
+        gradient norm skips the update and counts in ``skipped_updates``.
+        """
+        ...
+
+    def get_logprobs(self, batch: TokenBatch, weights: WeightsName = "policy") -> Tensor:
+        """[N] float32 nats at ``batch.temperature``, without gradient; 0.0 where ``batch.mask`` is False."""
+        ...
+
+    def export_weights(self) -> Iterator[Mapping[str, Tensor]]:
+        """Buckets of tensors under their Hugging Face names: the policy as a plain model, adapters merged.
+
+        Where possible these are the live parameters (no copy): read them before the next ``train_step``.
+        """
+        ...
+
+    def save_checkpoint(self, path: Path) -> None:
+        """Write weights, optimizer, scheduler and RNG state into the existing folder ``path`` (safetensors, JSON)."""
+        ...
+
+    def load_checkpoint(self, path: Path) -> None:
+        """Continue exactly where ``save_checkpoint`` left off: bit for bit on CPU."""
+        ...
+
+    def save_pretrained(self, path: Path) -> None:
+        """Write the policy as a Hugging Face model folder (config, safetensors, tokenizer)."""
+        ...
+
+    def shutdown(self) -> None:
+        """Release memory and process groups. Calling it twice is harmless."""
+        ...
+
+
+@runtime_checkable
+class GenerationBackend(Protocol):
+    """An engine that continues token sequences."""
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[list[Completion]]:
+        """One list per request, one completion per seed. Token ids in, token ids and log-probs out."""
+        ...
+
+    def update_weights(self, handle: WeightHandle, version: int) -> None:
+        """Generate from these weights from now on; caches computed with older ones are dropped."""
+        ...
+
+    def shutdown(self) -> None: ...
+
+
+class Episode(Protocol):
+    """One conversation with an environment, single use."""
+
+    def step(self, response: str) -> Step | Awaitable[Step]:
+        """The environment's answer to the policy's latest response."""
+        ...
+
+
+class Environment(Protocol):
+    """Scores responses. ``score`` for one turn; ``start`` for many. Each may be sync or async."""
+
+    def score(self, prompt: Prompt, response: str) -> float | Score | Awaitable[float | Score]: ...
+
+    def start(self, prompt: Prompt) -> Episode: ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class DataModule(Protocol):
+    """An endless, resumable stream of batches of rows."""
+
+    def next_batch(self) -> list[Row]: ...
+
+    @property
+    def epoch(self) -> int:
+        """Passes over the data completed before the next batch begins."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-serialisable position. Loading it makes ``next_batch`` continue exactly there."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+class Logger(Protocol):
+    """A sink for metrics, already reduced to numbers."""
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class WorkerGroup(Protocol):
+    """The ranks of one backend, wherever they run."""
+
+    @property
+    def data_parallel_size(self) -> int: ...
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """Call on all ranks; results in rank order."""
+        ...
+
+    def scatter(self, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Call with ``shards[i]`` as arguments on data-parallel rank i; one result per shard."""
+        ...
+
+    def shutdown(self) -> None: ...

@@ -1,0 +1,100 @@
+"""Rows to batches, and rows to prompts. Datasets themselves are plugins."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from nemorl.errors import DataError
+from nemorl.seeding import derive_seed
+from nemorl.tokenizer import Tokenizer
+from nemorl.types import Message, Prompt, Row
+
+
+class RowDataModule:
+    """Shuffled batches of rows, endlessly, with a position that can be saved.
+
+    The order of an epoch depends on seed and epoch number only, so a position is one integer. Batches run across the
+    end of an epoch: every row is seen exactly once per epoch, and all batches have the same size.
+    """
+
+    def __init__(self, rows: Sequence[Row], batch_size: int, *, seed: int, shuffle: bool = True) -> None:
+        if len(rows) == 0:
+            raise DataError("the dataset has no rows", fix="check its path, split and filters")
+        self._rows, self._batch_size, self._seed, self._shuffle = rows, batch_size, seed, shuffle
+        self._position = 0
+        self._order = lru_cache(maxsize=2)(self._epoch_order)
+
+    def next_batch(self) -> list[Row]:
+        count = len(self._rows)
+        batch = []
+        for position in range(self._position, self._position + self._batch_size):
+            epoch, offset = divmod(position, count)
+            batch.append(self._rows[self._order(epoch)[offset]])
+        self._position += self._batch_size
+        return batch
+
+    @property
+    def epoch(self) -> int:
+        return self._position // len(self._rows)
+
+    def steps(self, epochs: int) -> int:
+        """Batches in ``epochs`` passes, at least one."""
+        return max(1, len(self._rows) * epochs // self._batch_size)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self._position, "rows": len(self._rows), "seed": self._seed}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        mine = self.state_dict()
+        for key in ("rows", "seed"):
+            if state[key] != mine[key]:
+                raise DataError(
+                    f"the checkpoint was made with {key} = {state[key]}, the dataset now has {mine[key]}",
+                    fix="resume with the same dataset and seed, or start a new run",
+                )
+        self._position = int(state["position"])
+
+    def _epoch_order(self, epoch: int) -> list[int]:
+        order = list(range(len(self._rows)))
+        if self._shuffle:
+            random.Random(derive_seed(self._seed, "epoch", epoch)).shuffle(order)
+        return order
+
+
+def to_prompt(row: Row, index: int, tokenizer: Tokenizer) -> Prompt:
+    """A dataset row as a task. ``prompt`` is raw text or chat messages; ``messages`` may stand for the latter.
+
+    Raises:
+        DataError: the row has neither, or an empty one.
+    """
+    source = row.get("prompt", row.get("messages"))
+    answer = row.get("answer")
+    messages: tuple[Message, ...]
+    if isinstance(source, str) and source:
+        text, messages, ids = source, (), tokenizer.encode(source)
+    elif isinstance(source, Sequence) and source:
+        messages = _prompt_turns(source)
+        text = next((turn["content"] for turn in reversed(messages) if turn["role"] == "user"), messages[-1]["content"])
+        ids = tokenizer.encode_prompt(messages)
+    else:
+        raise DataError(
+            f"row {index} has no prompt (columns: {', '.join(map(str, row))})",
+            fix="give rows a `prompt` (text or messages), or map your column to it in `data:`",
+        )
+    return Prompt(index, text, tuple(ids), messages, None if answer is None else str(answer), row)
+
+
+def to_prompts(rows: Sequence[Row], tokenizer: Tokenizer) -> list[Prompt]:
+    return [to_prompt(row, index, tokenizer) for index, row in enumerate(rows)]
+
+
+def _prompt_turns(turns: Sequence[Any]) -> tuple[Message, ...]:
+    """Chat turns up to where the assistant is to speak: a final assistant turn is the answer, not the prompt."""
+    for turn in turns:
+        if not isinstance(turn, Mapping) or not {"role", "content"} <= set(turn):
+            raise DataError(f"{turn!r} is not a chat message", fix='write {"role": "user", "content": "…"}')
+    kept = turns[:-1] if turns[-1]["role"] == "assistant" else turns
+    return tuple({"role": str(turn["role"]), "content": str(turn["content"])} for turn in kept)

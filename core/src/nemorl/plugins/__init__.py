@@ -1,0 +1,17 @@
+"""Plugins: the index (metadata only), drivers (stevedore, by name), hooks (pluggy)."""
+
+from nemorl.plugins.diagnosis import Diagnostic
+from nemorl.plugins.index import KINDS, Index, PluginEntry, PluginPolicy
+from nemorl.plugins.registry import Registry, register, registry, use_registry
+
+__all__ = [
+    "KINDS",
+    "Diagnostic",
+    "Index",
+    "PluginEntry",
+    "PluginPolicy",
+    "Registry",
+    "register",
+    "registry",
+    "use_registry",
+]

@@ -1,0 +1,106 @@
+"""The config classes that plugins subclass: one per kind. A plugin *is* its config class.
+
+A plugin's ``config.py`` imports pydantic and nemorl only; ``build()`` is the one line that reaches torch, vLLM or
+Megatron. So listing, validation, schema export and dry runs work where those are absent, and every worker process
+rebuilds its part from the pickled config.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from nemorl.config.base import Config
+
+if TYPE_CHECKING:
+    from nemorl.config.run import GenerationConfig, PolicyConfig
+    from nemorl.contracts import Environment, GenerationBackend, Logger, TrainingBackend
+    from nemorl.resources.worker import WorkerContext
+    from nemorl.types import Row
+    from nemorl.weights import WeightHandle
+
+
+class PluginConfig(Config):
+    """What every plugin says about itself, as class data that is readable without torch."""
+
+    summary: ClassVar[str] = ""
+    """One line for ``plugins list``."""
+    requires_modules: ClassVar[tuple[str, ...]] = ()
+    """Import names that ``build()`` needs."""
+    install_hint: ClassVar[str] = ""
+    """The command that installs them, e.g. ``pip install "nemorl-vllm[cuda]"``."""
+    supports: ClassVar[frozenset[str]] = frozenset()
+    """Capabilities by name, compared when the config loads: ``lora``, ``reference``, ``packing``, …"""
+
+    @classmethod
+    def missing_modules(cls) -> list[str]:
+        """Modules of ``requires_modules`` that cannot be found. Looks for them, imports none."""
+        return [name for name in cls.requires_modules if importlib.util.find_spec(name) is None]
+
+
+class TrainingBackendConfig(PluginConfig):
+    """Base of training backends (entry-point group ``nemorl.training_backends``)."""
+
+    weight_transports: ClassVar[tuple[str, ...]] = ("in_process",)
+    """Ways it can hand weights to a generator, best first."""
+
+    def build(self, policy: PolicyConfig, worker: WorkerContext, *, reference: bool) -> TrainingBackend:
+        """This rank's part of the policy, ready to train.
+
+        Args:
+            policy: Model, precision, optimizer and batching, the same for all backends.
+                ``schedule.decay_steps`` is always set.
+            worker: Rank, device and seed of this process.
+            reference: Keep the initial weights for ``get_logprobs(weights="reference")``.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define build()")
+
+
+class GenerationBackendConfig(PluginConfig):
+    """Base of generation backends (entry-point group ``nemorl.generation_backends``)."""
+
+    weight_transports: ClassVar[tuple[str, ...]] = ("in_process",)
+    """Ways it can receive weights, best first."""
+
+    def build(
+        self, generation: GenerationConfig, policy: PolicyConfig, worker: WorkerContext, weights: WeightHandle | None
+    ) -> GenerationBackend:
+        """An engine that is ready to generate.
+
+        Args:
+            generation: Sampling defaults and limits.
+            policy: The model it serves.
+            worker: Rank, device and seed of this process.
+            weights: Start from these; ``None`` loads ``policy.model_name`` from disk.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define build()")
+
+
+class EnvironmentConfig(PluginConfig):
+    """Base of environments (entry-point group ``nemorl.environments``)."""
+
+    def build(self) -> Environment:
+        """An environment, ready to score."""
+        raise NotImplementedError(f"{type(self).__name__} must define build()")
+
+
+class DatasetConfig(PluginConfig):
+    """Base of datasets (entry-point group ``nemorl.datasets``)."""
+
+    def build(self, split: str) -> Sequence[Row] | None:
+        """The rows of ``train`` or ``validation``; ``None`` where there is no such split.
+
+        Rows carry ``prompt`` (text or messages) and, for graders, ``answer``; or ``messages`` for chat training;
+        or ``prompt``, ``chosen`` and ``rejected`` for preferences. Other columns are kept.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define build()")
+
+
+class LoggerConfig(PluginConfig):
+    """Base of loggers (entry-point group ``nemorl.loggers``)."""
+
+    def build(self, run_dir: Path) -> Logger:
+        """A logger that writes under or about ``run_dir``."""
+        raise NotImplementedError(f"{type(self).__name__} must define build()")

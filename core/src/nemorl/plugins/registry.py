@@ -1,0 +1,187 @@
+"""Loading by name: stevedore drivers fed by the index, and the process-wide registry.
+
+Only a *selected* plugin's config module is imported. Stevedore's own disk cache is bypassed (it hides freshly
+installed plugins); its load protocol and error callbacks are what we use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from functools import cache
+from importlib import metadata
+from typing import Any
+
+from stevedore import DriverManager
+
+from nemorl.errors import PluginError
+from nemorl.plugins.diagnosis import Diagnostic
+from nemorl.plugins.index import KINDS, PREFIX, Index, PluginEntry, PluginPolicy, singular
+
+
+class _IndexedDriver(DriverManager[Any]):
+    """A stevedore driver whose candidates come from the index: one entry point, no scan, no cache."""
+
+    def __init__(self, entry: PluginEntry) -> None:
+        self._entry = entry
+        super().__init__(
+            namespace=PREFIX + entry.kind, name=entry.name, invoke_on_load=False, on_load_failure_callback=_fail
+        )
+
+    def list_entry_points(self) -> list[metadata.EntryPoint]:
+        return [self._entry.point]
+
+
+def _fail(_manager: object, _point: object, error: BaseException) -> None:
+    raise error
+
+
+class Registry:
+    """Finds, loads and names plugins of one process."""
+
+    def __init__(self, index: Index) -> None:
+        self.index = index
+        self._loaded: dict[tuple[str, str], Any] = {}
+
+    def load(self, kind: str, name: str) -> Any:
+        """The object behind an entry: for most kinds, a config class.
+
+        Raises:
+            PluginNotFoundError: no such plugin.
+            PluginError: it is blocked, ambiguous, incompatible, fails to import or is not what its kind promises.
+        """
+        entry = self.index.find(kind, name)
+        key = (kind, entry.id)
+        if key not in self._loaded:
+            self._loaded[key] = self._import(entry)
+        return self._loaded[key]
+
+    def name_of(self, kind: str, config_class: type) -> str:
+        """The shortest name under which ``load`` finds this class again.
+
+        Raises:
+            PluginError: the class belongs to no entry of this kind.
+        """
+        value = f"{config_class.__module__}:{config_class.__qualname__}"
+        for entry in self.index.of_kind(kind):
+            if entry.value == value or self._loaded.get((kind, entry.id)) is config_class:
+                return entry.name if not entry.diagnostics else entry.id
+        raise PluginError(
+            f"{value} is not registered as a {singular(kind)}",
+            fix=f'add an entry point in the group "{PREFIX}{kind}", or register it with nemorl.plugins.register',
+        )
+
+    def diagnose(self, entry: PluginEntry) -> Diagnostic | None:
+        """What stops an entry, importing its config module to find out."""
+        if entry.diagnostics:
+            return entry.diagnostics[0]
+        try:
+            loaded = self._import(entry)
+        except PluginError as error:
+            return Diagnostic("broken", "NRL106", entry.id, error.message, error.fix or "", repr(error.__cause__))
+        missing = loaded.missing_modules() if entry.kind in _BASES else []
+        if missing:
+            return Diagnostic(
+                "missing",
+                "NRL105",
+                entry.id,
+                f"needs {', '.join(missing)}, which cannot be found",
+                loaded.install_hint or f"pip install {' '.join(missing)}",
+            )
+        return None
+
+    def register(self, kind: str, name: str, target: Any) -> None:
+        """Add a component from a notebook or a test, next to the installed ones.
+
+        ``target`` must be importable by the same path in worker processes, so a class from a module, not a lambda.
+        """
+        if kind not in KINDS:
+            raise PluginError(f"no plugin kind {kind!r}", fix=f"use one of {', '.join(KINDS)}")
+        point = metadata.EntryPoint(name, f"{target.__module__}:{target.__qualname__}", PREFIX + kind)
+        self.index = self.index.with_entry(point)
+        self._loaded[(kind, self.index.find(kind, name).id)] = _checked(kind, name, target)
+
+    def _import(self, entry: PluginEntry) -> Any:
+        try:
+            loaded = _IndexedDriver(entry).driver
+        except PluginError:
+            raise
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            raise PluginError(
+                f"{singular(entry.kind)} {entry.name!r} from {entry.distribution} {entry.version} failed to load: "
+                f"{type(error).__name__}: {error}",
+                fix=f"reinstall or update {entry.distribution}, or ask its authors; `nemorl plugins check {entry.id}` "
+                "shows the traceback",
+            ) from error
+        return _checked(entry.kind, entry.id, loaded)
+
+
+def _bases() -> dict[str, type]:
+    from nemorl.config.run import RunConfig
+    from nemorl.plugins import kinds
+
+    return {
+        "algorithms": RunConfig,
+        "training_backends": kinds.TrainingBackendConfig,
+        "generation_backends": kinds.GenerationBackendConfig,
+        "environments": kinds.EnvironmentConfig,
+        "datasets": kinds.DatasetConfig,
+        "loggers": kinds.LoggerConfig,
+    }
+
+
+_BASES = frozenset({"algorithms", "training_backends", "generation_backends", "environments", "datasets", "loggers"})
+
+
+def _checked(kind: str, name: str, loaded: Any) -> Any:
+    base = _bases()[kind] if kind in _BASES else None
+    if base is not None and not (isinstance(loaded, type) and issubclass(loaded, base)):
+        raise PluginError(
+            f"{singular(kind)} {name!r} is {loaded!r}, not a subclass of {base.__module__}.{base.__name__}",
+            fix="point the entry point at the plugin's config class",
+        )
+    return loaded
+
+
+_current: ContextVar[Registry | None] = ContextVar("nemorl_registry", default=None)
+
+
+@cache
+def _installed() -> Registry:
+    return Registry(Index.installed())
+
+
+def registry() -> Registry:
+    """The registry in force: the one set by :func:`use_registry`, else the installed plugins (read once)."""
+    return _current.get() or _installed()
+
+
+class use_registry:  # noqa: N801  (reads as a statement: `with use_registry(…):`)
+    """Make another registry the one in force inside a ``with`` block (tests, per-run plugin policy)."""
+
+    def __init__(self, scoped: Registry) -> None:
+        self._scoped = scoped
+
+    def __enter__(self) -> Registry:
+        self._token = _current.set(self._scoped)
+        return self._scoped
+
+    def __exit__(self, *_: object) -> None:
+        _current.reset(self._token)
+
+
+def restricted(policy: PluginPolicy) -> Registry:
+    """The registry in force, limited to what a run's policy admits."""
+    return Registry(registry().index.with_policy(policy))
+
+
+def register(kind: str, name: str) -> Callable[[type], type]:
+    """Decorator form of :meth:`Registry.register`: ``@register("environments", "my_env")``."""
+
+    def add(target: type) -> type:
+        registry().register(kind, name, target)
+        return target
+
+    return add

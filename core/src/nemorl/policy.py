@@ -1,0 +1,92 @@
+"""The driver's side of the two policies: one that learns, one that speaks. Two classes, on purpose (REQ-2.2.1).
+
+They hide how many ranks there are. The training policy shards a batch by tokens and puts results back in order; the
+generation policy spreads requests over replicas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nemorl.contracts import Loss, WeightsName, WorkerGroup
+from nemorl.observe.metrics import Metrics, merge
+from nemorl.types import Completion, GenerationRequest
+from nemorl.weights import WeightHandle
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nemorl.tensors import TokenBatch
+
+
+class TrainingPolicy:
+    """A training backend over a worker group, seen as one object."""
+
+    def __init__(self, workers: WorkerGroup) -> None:
+        self.workers = workers
+
+    def train_step(self, minibatch: TokenBatch, loss: Loss) -> Metrics:
+        """One optimizer step; metrics merged over ranks by their own reductions."""
+        return merge(self._sharded("train_step", minibatch, loss)[1])
+
+    def get_logprobs(self, batch: TokenBatch, weights: WeightsName = "policy") -> Tensor:
+        """[N] float32 nats of every token of ``batch``, in its order."""
+        import torch
+
+        shards, parts = self._sharded("get_logprobs", batch, weights)
+        if len(shards) == 1:
+            first: Tensor = parts[0]
+            return first
+        result = torch.empty(batch.num_tokens)
+        starts = torch.cumsum(batch.lengths, 0) - batch.lengths
+        for shard, part in zip(shards, parts, strict=True):
+            pieces = part.split([int(batch.lengths[index]) for index in shard])
+            for index, piece in zip(shard, pieces, strict=True):
+                result[int(starts[index]) : int(starts[index]) + piece.numel()] = piece
+        return result
+
+    def save_checkpoint(self, path: Path) -> None:
+        self.workers.call("save_checkpoint", path)
+
+    def load_checkpoint(self, path: Path) -> None:
+        self.workers.call("load_checkpoint", path)
+
+    def save_pretrained(self, path: Path) -> None:
+        """Write a Hugging Face model folder."""
+        self.workers.call("save_pretrained", path)
+
+    def shutdown(self) -> None:
+        self.workers.shutdown()
+
+    def _sharded(self, method: str, batch: TokenBatch, *args: Any) -> tuple[list[list[int]], list[Any]]:
+        ranks = self.workers.data_parallel_size
+        if ranks == 1:
+            return [list(range(len(batch)))], self.workers.scatter(method, [(batch, *args)])
+        shards = batch.shards(ranks)
+        return shards, self.workers.scatter(method, [(batch.select(shard), *args) for shard in shards])
+
+
+class GenerationPolicy:
+    """A generation backend over a worker group, seen as one object."""
+
+    def __init__(self, workers: WorkerGroup) -> None:
+        self.workers = workers
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[list[Completion]]:
+        """One list of completions per request, in order."""
+        replicas = self.workers.data_parallel_size
+        shards = [list(requests[rank::replicas]) for rank in range(replicas)]
+        parts = self.workers.scatter("generate", [(shard,) for shard in shards])
+        ordered: list[list[Completion]] = [[] for _ in requests]
+        for rank, part in enumerate(parts):
+            ordered[rank::replicas] = part
+        return ordered
+
+    def update_weights(self, handle: WeightHandle) -> None:
+        """Every replica generates from these weights from now on."""
+        self.workers.call("update_weights", handle, handle.version)
+
+    def shutdown(self) -> None:
+        self.workers.shutdown()

@@ -1,0 +1,187 @@
+"""RolloutEngine: prompts -> generate -> environment -> Samples, for one turn or many.
+
+Tokens in, tokens out (invariant 7): what was sampled is what is trained. Observations are appended as tokens with
+mask False; nothing is ever decoded and tokenised again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from nemorl.contracts import Episode
+from nemorl.environments import EnvironmentPool
+from nemorl.errors import DataError
+from nemorl.observe.metrics import Max, Mean, Metric
+from nemorl.observe.timing import Timer
+from nemorl.policy import GenerationPolicy
+from nemorl.seeding import derive_seed
+from nemorl.tokenizer import Tokenizer
+from nemorl.types import Completion, GenerationRequest, Prompt, Sample, Samples, SamplingParams, Score, Step
+
+
+@dataclass
+class _Trajectory:
+    """One sample in the making."""
+
+    prompt: Prompt
+    episode: Episode
+    seed: int
+    token_ids: list[int]
+    mask: list[bool]
+    logprobs: list[float]
+    scores: list[Score] = field(default_factory=list)
+    last: Completion | None = None
+    response: str = ""
+    done: bool = False
+
+    def extend(self, completion: Completion, response: str) -> None:
+        self.token_ids += completion.token_ids
+        self.mask += [True] * len(completion.token_ids)
+        self.logprobs += completion.logprobs
+        self.last, self.response = completion, response
+
+    def observe(self, token_ids: Sequence[int]) -> None:
+        self.token_ids += token_ids
+        self.mask += [False] * len(token_ids)
+        self.logprobs += [0.0] * len(token_ids)
+
+    def sample(self) -> Sample:
+        assert self.last is not None
+        return Sample(
+            prompt=self.prompt,
+            token_ids=tuple(self.token_ids),
+            response_mask=tuple(self.mask),
+            generation_logprobs=tuple(self.logprobs),
+            score=_total(self.scores),
+            response=self.response,
+            finish_reason=self.last.finish_reason,
+            turns=len(self.scores),
+            weight_version=self.last.weight_version,
+        )
+
+
+class RolloutEngine:
+    """Samples responses and has them scored."""
+
+    def __init__(
+        self,
+        policy: GenerationPolicy,
+        environments: EnvironmentPool,
+        tokenizer: Tokenizer,
+        *,
+        max_sequence_tokens: int,
+        timer: Timer | None = None,
+    ) -> None:
+        self.policy = policy
+        self.environments = environments
+        self.tokenizer = tokenizer
+        self.max_sequence_tokens = max_sequence_tokens
+        self.timer = timer or Timer()
+
+    def collect(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        samples_per_prompt: int,
+        sampling: SamplingParams,
+        seed: int,
+        max_turns: int = 1,
+    ) -> Samples:
+        """G trajectories for each prompt, scored; groups contiguous and in prompt order.
+
+        Args:
+            prompts: P tasks; ``index`` tells groups apart.
+            samples_per_prompt: G.
+            sampling: How to draw tokens.
+            seed: Seeds every sample of this call, each differently.
+            max_turns: Responses per episode at most.
+        """
+        trajectories = [self._begin(prompt, g, seed) for prompt in prompts for g in range(samples_per_prompt)]
+        for turn in range(max_turns):
+            active = [trajectory for trajectory in trajectories if not trajectory.done]
+            if not active:
+                break
+            with self.timer.phase("generation"):
+                self._respond(active, sampling, turn)
+            with self.timer.phase("reward_calculation"):
+                steps = self.environments.step([t.episode for t in active], [t.response for t in active])
+            for trajectory, step in zip(active, steps, strict=True):
+                self._receive(trajectory, step)
+        return Samples([trajectory.sample() for trajectory in trajectories])
+
+    def _begin(self, prompt: Prompt, g: int, seed: int) -> _Trajectory:
+        size = len(prompt.token_ids)
+        if size >= self.max_sequence_tokens:
+            raise DataError(
+                f"prompt {prompt.index} ({prompt.text[:50]!r}) has {size} tokens, the limit is {self.max_sequence_tokens}",
+                fix="raise policy.max_sequence_tokens, or filter long prompts from the dataset",
+            )
+        own_seed = derive_seed(seed, prompt.index, g)
+        episode = self.environments.start(prompt)
+        return _Trajectory(prompt, episode, own_seed, list(prompt.token_ids), [False] * size, [0.0] * size)
+
+    def _respond(self, active: Sequence[_Trajectory], sampling: SamplingParams, turn: int) -> None:
+        """One response for each. Trajectories that still share their prefix form one request."""
+        shared: dict[tuple[int, tuple[int, ...]], list[_Trajectory]] = {}
+        for trajectory in active:
+            shared.setdefault((trajectory.prompt.index, tuple(trajectory.token_ids)), []).append(trajectory)
+        requests = []
+        for (_, token_ids), members in shared.items():
+            room = self.max_sequence_tokens - len(token_ids)
+            limited = replace(sampling, max_new_tokens=min(sampling.max_new_tokens, room))
+            seeds = tuple(derive_seed(member.seed, turn) for member in members)
+            requests.append(GenerationRequest(token_ids, limited, seeds))
+        for members, completions in zip(shared.values(), self.policy.generate(requests), strict=True):
+            for member, completion in zip(members, completions, strict=True):
+                member.extend(completion, self.tokenizer.decode(completion.token_ids))
+
+    def _receive(self, trajectory: _Trajectory, step: Step) -> None:
+        trajectory.scores.append(step.score)
+        trajectory.done = step.done or step.observation is None
+        if step.observation is not None and not step.done:
+            tokens = self.tokenizer.encode_observation(step.observation)
+            room = self.max_sequence_tokens - len(trajectory.token_ids)
+            trajectory.observe(tokens[:room])
+            trajectory.done = len(tokens) >= room
+
+
+def _total(scores: Sequence[Score]) -> Score:
+    """Rewards and parts add up over turns; correctness is the last turn's word."""
+    if len(scores) == 1:
+        return scores[0]
+    components: Counter[str] = Counter()
+    metrics: Counter[str] = Counter()
+    for score in scores:
+        components.update(score.components)
+        metrics.update(score.metrics)
+    return Score(sum(score.reward for score in scores), dict(components), dict(metrics), scores[-1].correct)
+
+
+def rollout_metrics(samples: Samples) -> dict[str, Metric]:
+    """What happened in a rollout, under the reference system's names."""
+    lengths = [sample.response_tokens for sample in samples]
+    metrics: dict[str, Metric] = {
+        "reward": Mean.of(samples.rewards),
+        "accuracy": Mean.of(accuracy_of(sample) for sample in samples),
+        "mean_prompt_length": Mean.of(len(sample.prompt.token_ids) for sample in samples),
+        "mean_gen_tokens_per_sample": Mean.of(lengths),
+        "max_gen_tokens_per_sample": Max(max(lengths)),
+        "mean_total_tokens_per_sample": Mean.of(len(sample.token_ids) for sample in samples),
+        "total_num_tokens": Mean(sum(len(sample.token_ids) for sample in samples)),
+        "natural_termination_rate": Mean.of(float(not sample.truncated) for sample in samples),
+        "truncation_rate": Mean.of(float(sample.truncated) for sample in samples),
+        "avg_turns_per_sample": Mean.of(sample.turns for sample in samples),
+    }
+    for kind in ("components", "metrics"):
+        names = sorted({name for sample in samples for name in getattr(sample.score, kind)})
+        for name in names:
+            label = f"reward/{name}" if kind == "components" else f"environment/{name}"
+            metrics[label] = Mean.of(getattr(sample.score, kind).get(name, 0.0) for sample in samples)
+    return metrics
+
+
+def accuracy_of(sample: Sample) -> float:
+    """1.0 or 0.0 where the environment says right or wrong, else the reward itself."""
+    return sample.reward if sample.score.correct is None else float(sample.score.correct)

@@ -1,0 +1,200 @@
+"""Run: the live parts of one run, and the directory that it owns.
+
+Parts are built in dependency order and closed in reverse, whatever happens in between. The directory holds
+``config.yaml`` (resolved), ``environment.json``, ``metrics.jsonl``, ``samples.jsonl``, ``events.jsonl``,
+``checkpoints/``, ``report.html`` and, at the end, ``model/``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+
+from nemorl.checkpoints import CheckpointManager
+from nemorl.config.run import RunConfig
+from nemorl.contracts import DataModule
+from nemorl.environments import Environment, EnvironmentPool
+from nemorl.errors import ConfigError, Problem, UsageError, boundary
+from nemorl.observe.console import Console
+from nemorl.observe.jsonl import JsonlWriter
+from nemorl.observe.provenance import describe_environment
+from nemorl.observe.timing import Timer
+from nemorl.plugins.hooks import build_hooks
+from nemorl.plugins.registry import registry, restricted
+from nemorl.resources.manager import ResourceManager
+from nemorl.rollouts import RolloutEngine
+from nemorl.tokenizer import Tokenizer
+from nemorl.types import Row
+
+RESUMABLE = frozenset(
+    {"run_dir", "max_steps", "max_epochs", "loggers", "validation", "checkpoint", "cluster", "plugins"}
+)
+"""Top-level keys that may change between a run and its continuation: they do not change what a step computes."""
+
+
+class RunDirectory:
+    """The files of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.metrics = JsonlWriter(path / "metrics.jsonl")
+        self.samples = JsonlWriter(path / "samples.jsonl")
+        self.events = JsonlWriter(path / "events.jsonl")
+
+    def event(self, name: str, **facts: Any) -> None:
+        """One line of the audit log."""
+        self.events.write({"time": time.time(), "event": name, **facts})
+
+    def close(self) -> None:
+        for writer in (self.metrics, self.samples, self.events):
+            writer.close()
+
+
+class Run:
+    """Everything that is alive between ``fit`` and its return. Closing it releases all of it."""
+
+    def __init__(self, config: RunConfig, data: DataModule, *, resume: bool, console: Console | None) -> None:
+        self.config = config
+        self.data = data
+        self._stack = ExitStack()
+        path, self.is_resumed = claim_directory(config, resume=resume)
+        self.console = console or Console()
+        self._stack.callback(self.console.close)
+        self.directory = RunDirectory(path)
+        self._stack.callback(self.directory.close)
+        self.timer = Timer(on_enter=self.console.phase)
+        self.checkpoints = CheckpointManager(path / "checkpoints", config.checkpoint)
+        self.resources = ResourceManager(config, path / "scratch")
+
+    @property
+    def path(self) -> Path:
+        return self.directory.path
+
+    def open(
+        self,
+        validation_rows: Sequence[Row] | None,
+        environment: Environment | None,
+        callbacks: Sequence[object],
+        *,
+        planned_updates: int,
+    ) -> Self:
+        """Build the live parts. On failure, what was built is closed again.
+
+        Args:
+            validation_rows: Held-out rows, if there are any.
+            environment: What scores responses, where the algorithm samples any.
+            callbacks: The user's hook objects.
+            planned_updates: Optimizer steps of the whole run, the length of a learning-rate decay.
+        """
+        with ExitStack() as undo:
+            undo.callback(self.close)
+            self._write_description()
+            config = self.config
+            self.validation_rows = validation_rows
+            self.hooks = build_hooks(restricted(config.plugins.policy()), config.plugins.hooks, callbacks, self.warn)
+            self.loggers = [self._owned(logger.build(self.path), "close") for logger in config.loggers]
+            self.console.phase("loading the model")
+            self.tokenizer = Tokenizer.load(config.policy.model_name)
+            self.policy = self._owned(self.resources.training_policy(planned_updates), "shutdown")
+            self.rollouts = self._build_rollouts(environment) if config.needs_generation else None
+            undo.pop_all()
+        return self
+
+    def _build_rollouts(self, environment: Environment | None) -> RolloutEngine:
+        assert environment is not None, "the trainer checks that something scores responses"
+        self.generation = self._owned(self.resources.generation_policy(), "shutdown")
+        pool = self._owned(EnvironmentPool(environment), "close")
+        limit = self.config.policy.max_sequence_tokens
+        return RolloutEngine(self.generation, pool, self.tokenizer, max_sequence_tokens=limit, timer=self.timer)
+
+    def _owned(self, part: Any, closer: str) -> Any:
+        self._stack.callback(getattr(part, closer))
+        return part
+
+    def warn(self, text: str) -> None:
+        """Tell the person and the audit log."""
+        self.console.message(f"warning: {text}")
+        self.directory.event("warning", message=text)
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """One record to ``metrics.jsonl``, the console and every logger."""
+        self.directory.metrics.write({"step": step, "time": time.time(), **metrics})
+        self.console.step(step, metrics)
+        for logger in self.loggers:
+            with boundary(f"logger {type(logger).__name__}"):
+                logger.log(metrics, step)
+
+    def rewind_logs(self, step: int) -> None:
+        """Drop records after ``step``: the continuation writes them again."""
+        self.directory.metrics.truncate_after(step)
+        self.directory.samples.truncate_after(step)
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def _write_description(self) -> None:
+        (self.path / "config.yaml").write_text(to_yaml(self.config))
+        (self.path / "environment.json").write_text(json.dumps(describe_environment(registry()), indent=1))
+        self.directory.event("resumed" if self.is_resumed else "started", seed=self.config.seed)
+
+
+def to_yaml(config: RunConfig) -> str:
+    """The resolved config, loadable again."""
+    text: str = yaml.safe_dump(config.model_dump(mode="json", exclude={"model"}), sort_keys=False, allow_unicode=True)
+    return text
+
+
+def claim_directory(config: RunConfig, *, resume: bool) -> tuple[Path, bool]:
+    """The run's directory, and whether a run is being continued in it.
+
+    With ``resume`` an existing run of the same config is continued. Without, a new directory is made: a default name
+    gets a counter, an explicit ``run_dir`` must not hold a run yet.
+
+    Raises:
+        ConfigError: the directory holds a run whose config differs; lists the differences.
+        UsageError: an explicit directory already holds a run and ``resume`` is off.
+    """
+    path = run_path(config)
+    description = path / "config.yaml"
+    if description.is_file() and resume:
+        differences = list(_differences(yaml.safe_load(description.read_text()), yaml.safe_load(to_yaml(config))))
+        if differences:
+            raise ConfigError(differences, source=f"{path} holds a run with another config")
+        return path, True
+    if description.is_file():
+        if config.run_dir is not None:
+            raise UsageError(f"{path} already holds a run", fix="continue it with --resume, or choose another run_dir")
+        path = next(p for n in range(2, 10_000) if not (p := path.with_name(f"{path.name}-{n}")).exists())
+    path.mkdir(parents=True, exist_ok=True)
+    return path, False
+
+
+def run_path(config: RunConfig) -> Path:
+    """Where a run of this config lives."""
+    return config.run_dir or Path("runs") / default_name(config)
+
+
+def default_name(config: RunConfig) -> str:
+    """``grpo-1a2b3c4d``: equal for equal configs, so that running a command again continues its run."""
+    identity = config.model_dump(mode="json", exclude=set(RESUMABLE))
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    return f"{config.algorithm or type(config).__name__.removesuffix('Config').lower()}-{digest[:8]}"
+
+
+def _differences(old: Any, new: Any, path: str = "") -> list[Problem]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        found = []
+        for key in sorted({*old, *new}):
+            if path or key not in RESUMABLE:
+                found += _differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+        return found
+    if old == new:
+        return []
+    return [Problem(path, f"the run has {old!r}, this config {new!r}", "use another run_dir, or the run's own value")]

@@ -1,0 +1,52 @@
+"""What users may pass as data and as reward, turned into what the kernel works with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from nemorl.config.component import Component
+from nemorl.config.run import RunConfig
+from nemorl.contracts import DataModule
+from nemorl.data import RowDataModule
+from nemorl.environments import Environment, RewardFunction
+from nemorl.errors import UsageError, boundary
+from nemorl.plugins.kinds import DatasetConfig, EnvironmentConfig
+from nemorl.types import Row
+
+DataSource = str | Sequence[Row] | DatasetConfig | DataModule
+"""A dataset name, rows, a dataset config, or a ready ``DataModule``."""
+RewardSource = Callable[..., Any] | Environment | EnvironmentConfig
+"""``f(prompt, response)``, an environment, or its config."""
+
+
+def open_data(source: DataSource, config: RunConfig, batch_size: int) -> DataModule:
+    """Whatever the user calls data, as a ``DataModule``."""
+    if isinstance(source, DataModule):
+        return source
+    rows = rows_of(source, "train")
+    if rows is None:
+        raise UsageError("the dataset has no train split", fix="check the options of `data:`")
+    return RowDataModule(rows, batch_size, seed=config.seed)
+
+
+def rows_of(source: Any, split: str) -> Sequence[Row] | None:
+    """The rows of a dataset name, a dataset config or plain rows."""
+    if isinstance(source, str):
+        source = Component("datasets").resolve(source)
+    if isinstance(source, DatasetConfig):
+        with boundary(f"dataset {type(source).__name__}"):
+            return source.build(split)
+    return source if split == "train" else None
+
+
+def as_environment(source: Any) -> Environment | None:
+    """An environment config, an environment, a function, or nothing."""
+    if source is None or isinstance(source, Environment):
+        return source
+    if isinstance(source, EnvironmentConfig):
+        with boundary(f"environment {type(source).__name__}"):
+            return source.build()  # type: ignore[return-value]
+    if callable(source):
+        return RewardFunction(source)
+    raise UsageError(f"{source!r} cannot score responses", fix="pass f(prompt, response) or an Environment")

@@ -1,0 +1,12 @@
+"""Closest valid choice for a mistyped name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str | None:
+    """``"Did you mean 'dtensor'?"``, or ``None`` when nothing is close."""
+    close = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.6)
+    return f"Did you mean {close[0]!r}?" if close else None

@@ -1,0 +1,35 @@
+"""The only torch in the kernel: the ragged batch, log-probs, masked reductions and KL estimators.
+
+Importing this package imports torch; ``import nemorl`` does not.
+"""
+
+from nemorl.tensors.batch import NormalizationLevel, TokenBatch, loss_weights
+from nemorl.tensors.functional import (
+    masked_max,
+    masked_mean,
+    masked_min,
+    segment_ids,
+    segment_mean,
+    segment_sum,
+)
+from nemorl.tensors.kl import KL_ESTIMATORS, KLType, kl_k1, kl_k2, kl_k3
+from nemorl.tensors.logprobs import linear_logprobs, next_token_targets
+
+__all__ = [
+    "KL_ESTIMATORS",
+    "KLType",
+    "NormalizationLevel",
+    "TokenBatch",
+    "kl_k1",
+    "kl_k2",
+    "kl_k3",
+    "linear_logprobs",
+    "loss_weights",
+    "masked_max",
+    "masked_mean",
+    "masked_min",
+    "next_token_targets",
+    "segment_ids",
+    "segment_mean",
+    "segment_sum",
+]

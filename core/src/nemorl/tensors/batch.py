@@ -1,0 +1,196 @@
+"""The ragged batch that every algorithm trains on.
+
+# N = tokens of all sequences concatenated, B = sequences
+
+Invariants (DESIGN section 7): nothing is padded; index t describes token t; masks are bool and True counts; a
+sequence's first token is never scored; ``loss_weights`` sum to 1 over one optimizer step, so a loss is
+``(per_token * loss_weights).sum()`` and microbatching or sharding cannot change the gradient.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from nemorl.errors import DataError, UsageError
+from nemorl.tensors.functional import segment_ids, segment_sum
+from nemorl.types import Samples
+
+NormalizationLevel = Literal["token", "sequence"]
+"""``token``: every trained token weighs the same. ``sequence``: every sequence does, shared among its tokens."""
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """Sequences laid end to end, with named fields per token and per sequence."""
+
+    token_ids: Tensor
+    """[N] int64"""
+    lengths: Tensor
+    """[B] int64, sums to N"""
+    mask: Tensor
+    """[N] bool, True where the token is trained on; False at every sequence's first token"""
+    loss_weights: Tensor
+    """[N] float32, 0.0 where mask is False"""
+    level: NormalizationLevel = "token"
+    """How ``loss_weights`` were normalised, so that minibatches normalise alike"""
+    temperature: float = 1.0
+    """The sampling temperature: log-probs of this batch are those of ``softmax(logits / temperature)``"""
+    token_fields: Mapping[str, Tensor] = field(default_factory=dict)
+    """Named [N] tensors, e.g. ``advantages``, ``old_logprobs``"""
+    sequence_fields: Mapping[str, Tensor] = field(default_factory=dict)
+    """Named [B] tensors"""
+
+    @classmethod
+    def from_sequences(
+        cls,
+        token_ids: Sequence[Sequence[int]],
+        masks: Sequence[Sequence[bool]],
+        *,
+        level: NormalizationLevel = "token",
+        temperature: float = 1.0,
+    ) -> TokenBatch:
+        """Lay B token lists end to end. ``masks[b][t]`` says whether token t of sequence b is trained on."""
+        if [len(ids) for ids in token_ids] != [len(mask) for mask in masks]:
+            raise DataError("token_ids and masks must have equal lengths, sequence by sequence")
+        lengths = torch.tensor([len(ids) for ids in token_ids], dtype=torch.int64)
+        flat_ids = torch.tensor([token for ids in token_ids for token in ids], dtype=torch.int64)
+        mask = torch.tensor([bool(keep) for row in masks for keep in row], dtype=torch.bool)
+        mask[(torch.cumsum(lengths, 0) - lengths)[lengths > 0]] = False
+        return cls(flat_ids, lengths, mask, loss_weights(mask, lengths, level), level, temperature)
+
+    @classmethod
+    def from_samples(
+        cls,
+        samples: Samples,
+        advantages: Sequence[float],
+        *,
+        level: NormalizationLevel = "token",
+        temperature: float = 1.0,
+        drop: Sequence[bool] | None = None,
+    ) -> TokenBatch:
+        """Rollouts as a batch: each sample's advantage on each of its response tokens.
+
+        Args:
+            samples: B scored trajectories.
+            advantages: One per sample.
+            level: What the loss averages over.
+            temperature: The sampling temperature of the rollout.
+            drop: [B] samples that keep their place but train nothing (overlong filtering).
+        """
+        dropped = drop or [False] * len(samples)
+        batch = cls.from_sequences(
+            [sample.token_ids for sample in samples],
+            [[keep and not out for keep in sample.response_mask] for sample, out in zip(samples, dropped, strict=True)],
+            level=level,
+            temperature=temperature,
+        )
+        per_token = torch.repeat_interleave(torch.tensor(list(advantages), dtype=torch.float32), batch.lengths)
+        sampled = torch.tensor([lp for sample in samples for lp in sample.generation_logprobs], dtype=torch.float32)
+        return batch.with_tokens(advantages=per_token, generation_logprobs=sampled)
+
+    def __getitem__(self, name: str) -> Tensor:
+        for fields in (self.token_fields, self.sequence_fields):
+            if name in fields:
+                return fields[name]
+        known = ", ".join([*self.token_fields, *self.sequence_fields]) or "none"
+        raise UsageError(
+            f"this batch has no field {name!r} (fields: {known})",
+            fix="compute it before train_step, e.g. trainer.with_old_logprobs(batch), or add it with with_tokens()",
+        )
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.token_fields or name in self.sequence_fields
+
+    def __len__(self) -> int:
+        return self.lengths.numel()
+
+    @property
+    def num_tokens(self) -> int:
+        return self.token_ids.numel()
+
+    @property
+    def sequence_ids(self) -> Tensor:
+        """[N] index of each token's sequence."""
+        return segment_ids(self.lengths)
+
+    def with_tokens(self, **fields: Tensor) -> TokenBatch:
+        """This batch with more [N] fields."""
+        for name, values in fields.items():
+            if values.shape != self.token_ids.shape:
+                raise UsageError(f"token field {name!r} has shape {tuple(values.shape)}, expected ({self.num_tokens},)")
+        return replace(self, token_fields={**self.token_fields, **fields})
+
+    def with_sequences(self, **fields: Tensor) -> TokenBatch:
+        """This batch with more [B] fields."""
+        for name, values in fields.items():
+            if values.shape != self.lengths.shape:
+                raise UsageError(f"sequence field {name!r} has shape {tuple(values.shape)}, expected ({len(self)},)")
+        return replace(self, sequence_fields={**self.sequence_fields, **fields})
+
+    def select(self, sequences: Sequence[int]) -> TokenBatch:
+        """The given sequences, in the given order, with their loss weights unchanged."""
+        picked = torch.as_tensor(list(sequences), dtype=torch.int64, device=self.lengths.device)
+        lengths = self.lengths[picked]
+        starts = (torch.cumsum(self.lengths, 0) - self.lengths)[picked]
+        new_starts = torch.cumsum(lengths, 0) - lengths
+        tokens = torch.arange(int(lengths.sum()), device=self.lengths.device)
+        tokens = tokens + torch.repeat_interleave(starts - new_starts, lengths)
+        return replace(
+            self,
+            token_ids=self.token_ids[tokens],
+            lengths=lengths,
+            mask=self.mask[tokens],
+            loss_weights=self.loss_weights[tokens],
+            token_fields={name: values[tokens] for name, values in self.token_fields.items()},
+            sequence_fields={name: values[picked] for name, values in self.sequence_fields.items()},
+        )
+
+    def minibatches(self, count: int) -> list[TokenBatch]:
+        """Split by order into ``count`` optimizer steps, each with loss weights that sum to 1."""
+        if not 1 <= count <= len(self):
+            raise UsageError(f"cannot split {len(self)} sequences into {count} minibatches")
+        if count == 1:
+            return [self]
+        bounds = [len(self) * i // count for i in range(count + 1)]
+        parts = [self.select(range(low, high)) for low, high in itertools.pairwise(bounds)]
+        return [replace(part, loss_weights=loss_weights(part.mask, part.lengths, self.level)) for part in parts]
+
+    def shards(self, count: int) -> list[list[int]]:
+        """Sequence indices for each of ``count`` ranks, balanced by tokens: longest first, to the emptiest rank."""
+        loads = [0] * count
+        indices: list[list[int]] = [[] for _ in range(count)]
+        for index in torch.argsort(self.lengths, descending=True, stable=True).tolist():
+            rank = loads.index(min(loads))
+            loads[rank] += int(self.lengths[index])
+            indices[rank].append(index)
+        return [sorted(shard) for shard in indices]
+
+    def to(self, device: torch.device | str) -> TokenBatch:
+        """This batch on another device."""
+        move = {name: getattr(self, name).to(device) for name in ("token_ids", "lengths", "mask", "loss_weights")}
+        return replace(
+            self,
+            **move,
+            token_fields={name: values.to(device) for name, values in self.token_fields.items()},
+            sequence_fields={name: values.to(device) for name, values in self.sequence_fields.items()},
+        )
+
+
+def loss_weights(mask: Tensor, lengths: Tensor, level: NormalizationLevel) -> Tensor:
+    """[N] float32 weights that sum to 1 over the masked-in tokens (all zeros when there are none).
+
+    ``token``: 1 / T for each of T trained tokens. ``sequence``: 1 / (S * t_b) for each of the t_b trained tokens of
+    sequence b, where S sequences have any.
+    """
+    ones = mask.float()
+    if level == "token":
+        return ones / ones.sum().clamp(min=1)
+    per_sequence = segment_sum(ones, mask, lengths)
+    scale = 1.0 / (per_sequence.clamp(min=1) * (per_sequence > 0).sum().clamp(min=1))
+    return ones * torch.repeat_interleave(scale, lengths)

@@ -1,0 +1,48 @@
+"""Reductions over ragged, masked token fields.
+
+# N = tokens of all sequences concatenated, B = sequences
+
+A masked-out slot may hold anything, NaN included: values are selected with ``torch.where`` before they are used.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nemorl.observe.metrics import Max, Mean, Min
+
+
+def segment_ids(lengths: Tensor) -> Tensor:
+    """[B] lengths -> [N] index of the sequence each token belongs to: ``[2, 1] -> [0, 0, 1]``."""
+    return torch.repeat_interleave(torch.arange(lengths.numel(), device=lengths.device), lengths)
+
+
+def segment_sum(values: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
+    """Sum of the masked-in ``values`` [N] of each sequence -> [B]."""
+    kept = torch.where(mask, values, torch.zeros_like(values))
+    return torch.zeros(lengths.numel(), dtype=values.dtype, device=values.device).index_add(
+        0, segment_ids(lengths), kept
+    )
+
+
+def segment_mean(values: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
+    """Mean of the masked-in ``values`` [N] of each sequence -> [B]; 0 for a sequence with none."""
+    counts = segment_sum(mask.to(values.dtype), mask, lengths)
+    return segment_sum(values, mask, lengths) / counts.clamp(min=1)
+
+
+def masked_mean(values: Tensor, mask: Tensor) -> Mean:
+    """Mean over masked-in slots, as a metric that can be merged across microbatches and ranks."""
+    kept = torch.where(mask, values.detach(), torch.zeros_like(values))
+    return Mean(float(kept.sum()), float(mask.sum()))
+
+
+def masked_min(values: Tensor, mask: Tensor) -> Min:
+    """Minimum over masked-in slots; ``inf`` when there are none, so that it never wins a merge."""
+    return Min(float(torch.where(mask, values.detach(), torch.inf).min()) if values.numel() else float("inf"))
+
+
+def masked_max(values: Tensor, mask: Tensor) -> Max:
+    """Maximum over masked-in slots; ``-inf`` when there are none."""
+    return Max(float(torch.where(mask, values.detach(), -torch.inf).max()) if values.numel() else float("-inf"))

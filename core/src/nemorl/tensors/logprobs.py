@@ -1,0 +1,129 @@
+"""Log-probs of given tokens from hidden states, without ever holding ``[N, V]`` logits.
+
+# N = tokens of all sequences concatenated, M = positions scored, D = hidden size, V = vocabulary, C = tokens per chunk
+
+The next-token shift of the whole project is :func:`next_token_targets`; nothing else moves an index.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CHUNK_LOGITS = 32 * 1024 * 1024
+"""Elements of the ``[C, V]`` float32 logits alive at one time (128 MiB): large enough for full matmul speed."""
+
+
+def next_token_targets(mask: Tensor, lengths: Tensor) -> Tensor:
+    """Positions of the tokens to score: [M] indices t with ``mask[t]`` True and t not first in its sequence.
+
+    The hidden state that predicts token t stands at t - 1 (of the same sequence), so a caller scores
+    ``hidden[t - 1]`` against ``token_ids[t]`` and writes the result at t.
+    """
+    first = torch.zeros_like(mask)
+    first[(torch.cumsum(lengths, 0) - lengths)[lengths > 0]] = True
+    return torch.nonzero(mask & ~first).squeeze(1)
+
+
+def linear_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    bias: Tensor | None = None,
+    temperature: float = 1.0,
+    softcap: float | None = None,
+    chunk_tokens: int | None = None,
+) -> Tensor:
+    """``log softmax(f(hidden @ weight.T + bias) / temperature)`` at ``targets``, chunk by chunk, forward and backward.
+
+    Args:
+        hidden: [M, D] states that predict each target, any float dtype.
+        weight: [V, D] output head.
+        targets: [M] token ids.
+        bias: [V] of the output head, if it has one.
+        temperature: Divides the logits; the temperature that the tokens were sampled with.
+        softcap: ``f(x) = softcap * tanh(x / softcap)`` for models that cap their logits (Gemma 2), else identity.
+        chunk_tokens: Positions per chunk; by default so many that a chunk's logits fill ``CHUNK_LOGITS`` elements.
+
+    Returns:
+        [M] float32 nats, differentiable in ``hidden``, ``weight`` and ``bias``. The backward pass recomputes each
+        chunk's logits: one more head matmul instead of M x V stored values.
+    """
+    chunk = chunk_tokens or max(1, CHUNK_LOGITS // weight.shape[0])
+    result: Tensor = _LinearLogprobs.apply(hidden, weight, bias, targets, temperature, softcap, chunk)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _LinearLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        temperature: float,
+        softcap: float | None,
+        chunk: int,
+    ) -> Tensor:
+        ctx.save_for_backward(hidden, weight, bias, targets)
+        ctx.settings = (temperature, softcap, chunk)
+        logprobs = torch.empty(targets.shape, dtype=torch.float32, device=hidden.device)
+        for part in _chunks(targets.numel(), chunk):
+            logits_CV = _logits(hidden[part], weight, bias, temperature, softcap)[0]
+            picked = logits_CV.gather(1, targets[part, None]).squeeze(1)
+            logprobs[part] = picked - torch.logsumexp(logits_CV, dim=1)
+        return logprobs
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets = ctx.saved_tensors
+        temperature, softcap, chunk = ctx.settings
+        (grad_M,) = grads
+        grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        # Accumulate the head's gradient in float32: many chunks add into it.
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        grad_bias = (
+            torch.zeros_like(bias, dtype=torch.float32) if bias is not None and ctx.needs_input_grad[2] else None
+        )
+        for part in _chunks(targets.numel(), chunk):
+            logits_CV, cap_slope_CV = _logits(hidden[part], weight, bias, temperature, softcap)
+            # d logp(target) / d logits = onehot(target) - softmax
+            grad_CV = torch.softmax(logits_CV, dim=1).mul_(-grad_M[part, None])
+            grad_CV.scatter_add_(1, targets[part, None], grad_M[part, None])
+            grad_CV /= temperature
+            if cap_slope_CV is not None:
+                grad_CV *= cap_slope_CV
+            if grad_bias is not None:
+                grad_bias += grad_CV.sum(0)
+            grad_CV = grad_CV.to(weight.dtype)
+            if grad_hidden is not None:
+                grad_hidden[part] = grad_CV @ weight
+            if grad_weight is not None:
+                grad_weight += grad_CV.t() @ hidden[part]
+        return (
+            grad_hidden,
+            grad_weight.to(weight.dtype) if grad_weight is not None else None,
+            grad_bias.to(bias.dtype) if grad_bias is not None else None,
+            *(None,) * 4,
+        )
+
+
+def _chunks(count: int, chunk: int) -> list[slice]:
+    return [slice(start, min(start + chunk, count)) for start in range(0, count, chunk)]
+
+
+def _logits(
+    hidden_CD: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, softcap: float | None
+) -> tuple[Tensor, Tensor | None]:
+    """[C, V] float32 logits after cap and temperature, and the cap's slope where there is one."""
+    logits_CV = torch.nn.functional.linear(hidden_CD, weight, bias).float()
+    slope_CV = None
+    if softcap is not None:
+        capped = torch.tanh(logits_CV / softcap)
+        slope_CV = 1 - capped.square()
+        logits_CV = softcap * capped
+    return (logits_CV if temperature == 1.0 else logits_CV / temperature), slope_CV

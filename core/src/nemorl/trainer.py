@@ -1,0 +1,378 @@
+"""BaseTrainer: the loop that every algorithm shares. Resume, sync, step, validate, log, save, stop.
+
+An algorithm subclasses it and defines ``train_step``; see ``nemorl-grpo`` for the model to follow. What is *not* here:
+how a batch is computed (backends), where it runs (ResourceManager), what a response is worth (environments).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
+
+from nemorl.config.load import validate
+from nemorl.config.run import RunConfig
+from nemorl.contracts import DataModule
+from nemorl.data import RowDataModule, to_prompts
+from nemorl.errors import CheckpointError, ConfigError, Problem, UsageError
+from nemorl.evaluation import evaluate, sample_record
+from nemorl.observe.console import Console
+from nemorl.observe.metrics import Metrics, values
+from nemorl.observe.report import write_report
+from nemorl.plugins.registry import restricted, use_registry
+from nemorl.rollouts import RolloutEngine
+from nemorl.run import Run
+from nemorl.seeding import derive_seed
+from nemorl.sources import DataSource, RewardSource, as_environment, open_data, rows_of
+from nemorl.stopping import GracefulStop
+from nemorl.types import Row, Samples
+
+if TYPE_CHECKING:
+    from nemorl.tensors import TokenBatch
+
+C = TypeVar("C", bound=RunConfig)
+
+SHOWN_SAMPLES = 8
+"""Samples written to ``samples.jsonl`` per training step, taken from different groups where possible."""
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What ``fit`` returns."""
+
+    metrics: Mapping[str, float]
+    """The last value of every logged metric."""
+    history: Sequence[Mapping[str, float]]
+    """One record per logged step, as in ``metrics.jsonl``."""
+    run_dir: Path
+    best_checkpoint: Path | None
+    steps: int
+    """Steps completed, those before a resume included."""
+    stopped: str | None = None
+    """Why the run ended early; ``None`` when it ran to its end."""
+
+
+@dataclass
+class _Progress:
+    """The trainer's own counters: all of it is saved, all of it is restored."""
+
+    step: int = 0
+    tokens: int = 0
+    latest: dict[str, float] = field(default_factory=dict)
+
+
+class BaseTrainer(Generic[C]):
+    """Runs an algorithm. Subclasses define ``train_step`` and, if they need more, ``setup`` and ``validate``."""
+
+    config_class: ClassVar[type[RunConfig]]
+    """The algorithm's config; ``from_pretrained`` builds it."""
+
+    def __init__(self, config: C) -> None:
+        self.config = config
+        self.progress = _Progress()
+        self.history: list[dict[str, float]] = []
+        self.stop_reason: str | None = None
+        self.run: Run
+
+    @classmethod
+    def from_pretrained(cls, model: str, **knobs: Any) -> Self:
+        """A trainer for a model by name or folder; ``knobs`` are fields of the algorithm's config."""
+        return cls(validate(cls.config_class, {"model": model, **knobs}, source=cls.config_class.__name__))  # type: ignore[arg-type]
+
+    # What an algorithm defines
+
+    def setup(self) -> None:
+        """Create what ``train_step`` needs, once, when the run's parts exist."""
+
+    def train_step(self, rows: Sequence[Row]) -> Metrics:
+        """One step of the algorithm on one batch of rows."""
+        raise NotImplementedError(f"{type(self).__name__} must define train_step()")
+
+    @property
+    def batch_size(self) -> int:
+        """Rows per step."""
+        raise NotImplementedError(f"{type(self).__name__} must define batch_size")
+
+    def validate(self, rows: Sequence[Row]) -> dict[str, float]:
+        """Metrics on held-out rows. By default: respond, score, average (the code path of ``nemorl eval``)."""
+        if self.run.rollouts is None:
+            return {}
+        settings = self.config.validation
+        evaluation = evaluate(
+            self.run.rollouts,
+            to_prompts(rows, self.run.tokenizer),
+            num_generations=settings.num_generations,
+            sampling=self.config.generation.sampling(temperature=settings.temperature),
+            seed=derive_seed(self.config.seed, "validation"),
+        )
+        self.record_samples(evaluation.samples, "validation", len(evaluation.samples))
+        return evaluation.metrics
+
+    # The loop
+
+    def fit(
+        self,
+        dataset: DataSource | None = None,
+        reward_fn: RewardSource | None = None,
+        *,
+        train_dataset: DataSource | None = None,
+        val_dataset: DataSource | None = None,
+        callbacks: Sequence[object] = (),
+        resume: bool = False,
+        console: Console | None = None,
+    ) -> TrainResult:
+        """Train until the configured end, a stop request or an error.
+
+        Args:
+            dataset: Rows, a dataset name, a dataset config or a ``DataModule``. Unset: ``config.data``.
+            reward_fn: ``f(prompt, response)`` or an ``Environment``. Unset: ``config.environment``.
+            train_dataset: Another name for ``dataset``.
+            val_dataset: Held-out rows. Unset: ``config.validation.data``, or the dataset's validation split.
+            callbacks: Objects with ``on_*`` methods (:class:`nemorl.callbacks.Callback`).
+            resume: Continue the run in ``config.run_dir`` (or the default directory of this config) if there is one.
+            console: Where progress is shown. Unset: the terminal.
+
+        Returns:
+            Metrics, history and the run directory.
+        """
+        source = dataset if dataset is not None else train_dataset if train_dataset is not None else self.config.data
+        with (
+            use_registry(restricted(self.config.plugins.policy())),
+            self._opened(source, val_dataset, reward_fn, callbacks, resume, console),
+            GracefulStop(self.stop),
+        ):
+            self.setup()
+            self.restore()
+            self.sync_weights()
+            self.run.hooks.fire("on_fit_begin", trainer=self)
+            if self.progress.step == 0 and self.config.validation.at_start:
+                self.run_validation()
+
+            for rows in self._batches():
+                metrics = self._timed_step(rows)
+                self.run.hooks.fire("on_step_end", trainer=self, step=self.progress.step, metrics=metrics)
+                if self._is_due(self.config.validation.every):
+                    self.run_validation()
+                if self._is_due(self.config.checkpoint.every):
+                    self.save()
+
+            return self._finish()
+
+    @property
+    def step(self) -> int:
+        """Steps completed."""
+        return self.progress.step
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole run: ``max_steps``, else the epochs asked for."""
+        if self.config.max_steps is not None:
+            return self.config.max_steps
+        if isinstance(self.run.data, RowDataModule):
+            return self.run.data.steps(self.config.max_epochs)
+        raise UsageError("a custom DataModule has no length that nemorl knows", fix="set max_steps")
+
+    @property
+    def planned_updates(self) -> int:
+        """Optimizer steps of the whole run, for learning-rate decay."""
+        return self.total_steps
+
+    def stop(self, reason: str) -> None:
+        """End the run after the current step: it is saved, and ``fit`` returns."""
+        self.stop_reason = reason
+        if hasattr(self, "run"):
+            self.run.console.message(f"stopping after this step: {reason}")
+
+    @property
+    def rollouts(self) -> RolloutEngine:
+        """Samples responses; only algorithms with ``needs_generation`` have one."""
+        assert self.run.rollouts is not None, f"{type(self.config).__name__} says needs_generation = False"
+        return self.run.rollouts
+
+    def sync_weights(self) -> None:
+        """Give the generator the current policy (invariant 8: outside ``train_step`` it always has it)."""
+        if self.run.rollouts is None:
+            return
+        with self.run.timer.phase("weight_sync"):
+            self.run.generation.update_weights(self.run.resources.weight_handle(self.progress.step))
+        self.run.hooks.fire("on_weights_synced", trainer=self, step=self.progress.step, version=self.progress.step)
+
+    def run_validation(self) -> dict[str, float]:
+        """Validate now and log it. Nothing happens without held-out rows."""
+        rows = self.run.validation_rows
+        if not rows:
+            return {}
+        with self.run.timer.phase("validation"):
+            metrics = self.validate([rows[i] for i in range(min(len(rows), self.config.validation.max_samples))])
+        self.log({f"validation/{name}": value for name, value in metrics.items()})
+        self.run.hooks.fire("on_validation_end", trainer=self, step=self.progress.step, metrics=metrics)
+        return metrics
+
+    def log(self, metrics: Mapping[str, float]) -> None:
+        """Full-name metrics of the current step to every sink."""
+        self.progress.latest.update(metrics)
+        self.history.append({"step": self.progress.step, **metrics})
+        self.run.log(metrics, self.progress.step)
+        self.run.hooks.fire("on_log", trainer=self, step=self.progress.step, metrics=metrics)
+
+    # Saving and restoring
+
+    def save(self) -> Path:
+        """Write a checkpoint of everything that makes the next step."""
+        with self.run.timer.phase("checkpointing"):
+            checkpoint = self.run.checkpoints.save(
+                self.progress.step, self.run.policy.save_checkpoint, self.state_dict(), self.progress.latest
+            )
+        self.run.directory.event("checkpoint", step=self.progress.step, path=checkpoint.path.name)
+        self.run.hooks.fire("on_checkpoint_saved", trainer=self, step=self.progress.step, path=checkpoint.path)
+        return checkpoint.path
+
+    def state_dict(self) -> dict[str, Any]:
+        """The JSON side of a checkpoint. Extend it where an algorithm keeps state of its own."""
+        return {
+            "algorithm": type(self.config).__name__,
+            "step": self.progress.step,
+            "tokens": self.progress.tokens,
+            "latest": self.progress.latest,
+            "data": self.run.data.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The counterpart of ``state_dict``."""
+        if state["algorithm"] != type(self.config).__name__:
+            raise CheckpointError(
+                f"the checkpoint belongs to {state['algorithm']}, this run is {type(self.config).__name__}",
+                fix="resume with the algorithm that wrote it",
+            )
+        self.progress = _Progress(state["step"], state["tokens"], dict(state["latest"]))
+        self.run.data.load_state_dict(state["data"])
+
+    def restore(self) -> None:
+        """Continue from the newest checkpoint when the run is being resumed."""
+        checkpoint = self.run.checkpoints.latest() if self.run.is_resumed else None
+        if checkpoint is not None:
+            checkpoint.verify()
+            self.load_state_dict(checkpoint.read_state())
+            self.run.policy.load_checkpoint(checkpoint.path / "policy")
+            self.run.console.message(f"continuing {self.run.path} after step {checkpoint.step}")
+        self.run.rewind_logs(self.progress.step)
+
+    # Inside the loop
+
+    def _batches(self) -> Iterator[list[Row]]:
+        """Batches until the end of the run or a stop request, with the epoch events around them."""
+        self.run.console.start(self.run.path.name, self.total_steps)
+        epoch, metrics = -1, self.progress.latest
+        while self.progress.step < self.total_steps and self.stop_reason is None:
+            if self.run.data.epoch != epoch:
+                if epoch >= 0:
+                    self.run.hooks.fire("on_epoch_end", trainer=self, epoch=epoch, metrics=metrics)
+                epoch = self.run.data.epoch
+                self.run.hooks.fire("on_epoch_begin", trainer=self, epoch=epoch)
+            yield self.run.data.next_batch()
+            metrics = self.progress.latest
+        if epoch >= 0:
+            self.run.hooks.fire("on_epoch_end", trainer=self, epoch=epoch, metrics=metrics)
+
+    def _timed_step(self, rows: Sequence[Row]) -> dict[str, float]:
+        self.progress.step += 1
+        self.run.hooks.fire("on_step_begin", trainer=self, step=self.progress.step)
+        self.run.timer.drain()
+        with self.run.timer.phase("total_step_time"):
+            metrics = values(self.train_step(rows))
+        timings = self.run.timer.drain()
+        tokens = metrics.get("total_num_tokens", 0.0)
+        self.progress.tokens += int(tokens)
+        seconds = timings["total_step_time"]
+        self.log(
+            {f"train/{name}": value for name, value in metrics.items()}
+            | {f"timing/train/{name}": value for name, value in timings.items()}
+            | {"performance/tokens_per_sec": tokens / seconds, "performance/samples_per_sec": len(rows) / seconds}
+        )
+        return metrics
+
+    def _is_due(self, every: int) -> bool:
+        return every > 0 and self.progress.step % every == 0 and self.progress.step < self.total_steps
+
+    def _finish(self) -> TrainResult:
+        is_complete = self.progress.step >= self.total_steps
+        if is_complete and self.config.validation.at_end:
+            self.run_validation()
+        self.save()
+        if is_complete and self.config.checkpoint.export:
+            self.run.policy.save_pretrained(self.run.path / "model")
+        self.run.directory.event(
+            "finished" if is_complete else "stopped", step=self.progress.step, reason=self.stop_reason
+        )
+        self.run.hooks.fire("on_fit_end", trainer=self, metrics=self.progress.latest)
+        write_report(self.run.path)
+        best = self.run.checkpoints.best()
+        return TrainResult(
+            dict(self.progress.latest),
+            self.history,
+            self.run.path,
+            best.path if best is not None else None,
+            self.progress.step,
+            self.stop_reason,
+        )
+
+    def record_samples(self, samples: Samples, split: str = "train", limit: int = SHOWN_SAMPLES) -> None:
+        """Keep up to ``limit`` of these samples, evenly spread, in ``samples.jsonl``."""
+        stride = max(1, len(samples) // limit)
+        for sample in samples[::stride][:limit]:
+            self.run.directory.samples.write(sample_record(sample, self.progress.step, split))
+
+    @contextmanager
+    def _opened(
+        self,
+        source: DataSource | None,
+        val_dataset: DataSource | None,
+        reward_fn: RewardSource | None,
+        callbacks: Sequence[object],
+        resume: bool,
+        console: Console | None,
+    ) -> Iterator[None]:
+        """The run's parts for the length of the block; whatever ends it is recorded."""
+        environment = as_environment(reward_fn if reward_fn is not None else self.config.environment)
+        self._require(source, environment)
+        assert source is not None
+        data = open_data(source, self.config, self.batch_size)
+        held_out = val_dataset if val_dataset is not None else self.config.validation.data or source
+        held_out_rows = None if isinstance(held_out, DataModule) else rows_of(held_out, "validation")
+        if val_dataset is not None and held_out_rows is None:
+            held_out_rows = rows_of(val_dataset, "train")
+        self.run = Run(self.config, data, resume=resume, console=console)
+        self.run.open(held_out_rows, environment, callbacks, planned_updates=self.planned_updates)
+        try:
+            yield
+        except BaseException as error:
+            self.run.directory.event("failed", step=self.progress.step, error=f"{type(error).__name__}: {error}")
+            self.run.hooks.fire("on_exception", trainer=self, error=error)
+            raise
+        finally:
+            self.run.close()
+
+    def _require(self, source: Any, environment: Any) -> None:
+        problems = []
+        if source is None:
+            problems.append(Problem("data", "no dataset given", "pass one to fit(dataset=…) or set `data:`"))
+        if environment is None and self.config.needs_generation:
+            problems.append(
+                Problem("environment", "nothing scores the responses", "pass fit(reward_fn=…) or set `environment:`")
+            )
+        if problems:
+            raise ConfigError(problems, source=type(self.config).__name__)
+
+    # For algorithms that compare policies
+
+    def with_old_logprobs(self, batch: TokenBatch) -> TokenBatch:
+        """The batch with ``old_logprobs``: the training backend's own view before any update of this step."""
+        with self.run.timer.phase("policy_and_reference_logprobs"):
+            return batch.with_tokens(old_logprobs=self.run.policy.get_logprobs(batch))
+
+    def with_reference_logprobs(self, batch: TokenBatch) -> TokenBatch:
+        """The batch with ``reference_logprobs``: the frozen initial policy's."""
+        with self.run.timer.phase("policy_and_reference_logprobs"):
+            return batch.with_tokens(reference_logprobs=self.run.policy.get_logprobs(batch, "reference"))

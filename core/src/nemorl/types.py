@@ -1,0 +1,162 @@
+"""The plain data that crosses component boundaries: picklable, torch-free, ragged.
+
+Five batch words, never mixed: a *group* is the G samples of one prompt, a *batch* one ``train_step`` of an
+algorithm, a *minibatch* one optimizer step, a *microbatch* one forward/backward, a *shard* one data-parallel rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Message = Mapping[str, str]
+"""One chat turn: ``{"role": "system" | "user" | "assistant" | "tool", "content": …}``."""
+
+Row = Mapping[str, Any]
+"""One dataset row. ``prompt`` (text or messages) or ``messages`` is required; ``answer`` and others are kept."""
+
+FinishReason = Literal["stop", "length"]
+"""``stop``: an end-of-sequence token or stop string; ``length``: the token limit cut the response."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One task to respond to."""
+
+    index: int
+    """Position within the step's batch. Groups are formed by it, never by equal text."""
+    text: str
+    """What a reward function sees: the last user message, or the raw prompt."""
+    token_ids: tuple[int, ...]
+    """What the model sees: chat template applied, special tokens included."""
+    messages: tuple[Message, ...] = ()
+    """Chat turns, empty for a raw text prompt."""
+    answer: str | None = None
+    """Ground truth for graders, when the dataset has one."""
+    row: Mapping[str, Any] = field(default_factory=dict)
+    """Every column of the dataset row, for reward functions that ask for extra ones by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are drawn. ``temperature=0`` is greedy."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    """Keep the smallest set of tokens whose probability reaches this; 1.0 keeps all."""
+    top_k: int | None = None
+    min_p: float = 0.0
+    """Keep tokens at least this likely relative to the most likely one; 0.0 keeps all."""
+    max_new_tokens: int = 256
+    stop_strings: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end a response besides the model's own end-of-sequence tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One prompt to continue ``len(seeds)`` times; the engine computes its prefix once."""
+
+    token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    seeds: tuple[int, ...] = (0,)
+    """One 64-bit seed per sample. Same seed, weights and batch: same tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What was sampled for one request: response tokens only, the stop token included."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """Per token, float32 nats, of ``softmax(logits / temperature)`` over the whole vocabulary (temperature 1 when
+    greedy): the quantity that training recomputes. Truncation by top-p, top-k or min-p does not renormalise it."""
+    finish_reason: FinishReason
+    weight_version: int = 0
+    """The weights that produced it, as numbered by ``update_weights``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What an environment says about one response."""
+
+    reward: float
+    components: Mapping[str, float] = field(default_factory=dict)
+    """Named parts of the reward (several objectives), when there is more than one."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Extra numbers to average and log, e.g. ``{"grader_timeout": 1.0}``."""
+    correct: bool | None = None
+    """Whether the answer is right, where that is a question. ``None``: the reward itself counts as accuracy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The environment's side of one turn of an episode."""
+
+    score: Score
+    """Of this turn; rewards of an episode add up."""
+    observation: str | None = None
+    """Text that the policy reads next; ``None`` ends the episode."""
+    done: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One scored trajectory, ready to train on. Token fields have equal length T.
+
+    A two-turn episode: ``token_ids = P0 A0 E1 A1`` (prompt, answer, environment text, answer) with
+    ``response_mask`` True on A0 and A1 only.
+    """
+
+    prompt: Prompt
+    token_ids: tuple[int, ...]
+    """[T] every token in order, exactly as sampled or observed; nothing is re-tokenised."""
+    response_mask: tuple[bool, ...]
+    """[T] True where the policy chose the token."""
+    generation_logprobs: tuple[float, ...]
+    """[T] the sampler's log-probs, 0.0 where ``response_mask`` is False."""
+    score: Score
+    response: str
+    """Decoded last response, for people and logs."""
+    finish_reason: FinishReason
+    turns: int = 1
+    weight_version: int = 0
+
+    @property
+    def reward(self) -> float:
+        return self.score.reward
+
+    @property
+    def response_tokens(self) -> int:
+        return sum(self.response_mask)
+
+    @property
+    def truncated(self) -> bool:
+        return self.finish_reason == "length"
+
+
+class Samples(Sequence[Sample]):
+    """The samples of one batch, groups contiguous and in prompt order."""
+
+    def __init__(self, items: Sequence[Sample]) -> None:
+        self._items = tuple(items)
+
+    def __getitem__(self, index: Any) -> Any:
+        picked = self._items[index]
+        return Samples(picked) if isinstance(index, slice) else picked
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[Sample]:
+        return iter(self._items)
+
+    @property
+    def rewards(self) -> list[float]:
+        return [sample.reward for sample in self._items]
+
+    @property
+    def group_ids(self) -> list[int]:
+        """Prompt index of each sample."""
+        return [sample.prompt.index for sample in self._items]

@@ -1,0 +1,69 @@
+"""What the two backends of this package can be told, readable where torch is absent.
+
+``DTensorConfig`` is the training backend ``dtensor``, ``HFGenerationConfig`` the generation backend ``hf``. Both
+serve any causal language model of the transformers library.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from nemorl.config import GenerationConfig, PolicyConfig
+from nemorl.plugins.kinds import GenerationBackendConfig, TrainingBackendConfig
+from pydantic import Field
+
+if TYPE_CHECKING:
+    from nemorl.contracts import GenerationBackend, TrainingBackend
+    from nemorl.resources.worker import WorkerContext
+    from nemorl.weights import WeightHandle
+
+AttentionName = Literal["auto", "sdpa", "eager", "flash_attention_2"]
+
+
+class DTensorConfig(TrainingBackendConfig):
+    """Train a Hugging Face model with PyTorch alone."""
+
+    summary: ClassVar[str] = "PyTorch training of any Hugging Face causal language model (CPU or GPU, LoRA)"
+    requires_modules: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors")
+    install_hint: ClassVar[str] = "pip install nemorl-dtensor"
+    supports: ClassVar[frozenset[str]] = frozenset({"lora", "reference", "activation_checkpointing", "packing"})
+    weight_transports: ClassVar[tuple[str, ...]] = ("in_process",)
+
+    layout: Literal["auto", "padded", "packed"] = "auto"
+    """How sequences become rows. ``padded``: one row each, of similar length together. ``packed``: all in one row,
+    fast only with flash attention. ``auto``: packed on CUDA where flash-attn is installed, else padded."""
+    attn_implementation: AttentionName = "auto"
+    """Attention kernel of transformers. ``auto``: flash_attention_2 when packed on CUDA, else sdpa where the model
+    supports it, else eager."""
+    logprob_chunk_tokens: int | None = Field(None, ge=1)
+    """Positions whose logits exist at one time. Unset: as many as fill 128 MiB. Lower it when the head runs out of
+    memory; it does not change results."""
+
+    def build(
+        self, policy: PolicyConfig, worker: WorkerContext, *, reference: bool, train: bool = True
+    ) -> TrainingBackend:
+        from nemorl_dtensor.training import DTensorBackend
+
+        return DTensorBackend(policy, worker, self, reference=reference, train=train)
+
+
+class HFGenerationConfig(GenerationBackendConfig):
+    """Generate with the Hugging Face model itself: no server, no second copy of the weights."""
+
+    summary: ClassVar[str] = "Embedded generation with the Hugging Face model (the default, no server)"
+    requires_modules: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors")
+    install_hint: ClassVar[str] = "pip install nemorl-dtensor"
+    weight_transports: ClassVar[tuple[str, ...]] = ("in_process",)
+
+    max_batch_rows: int = Field(256, ge=1)
+    """Most samples decoded at once; the rest wait for a place. Lower it when memory is short."""
+    kv_cache_tokens: int = Field(262144, ge=1)
+    """Most token positions held at once, over all samples, room for their longest response included. Each takes
+    4 * layers * key-value heads * head size bytes in bfloat16 (28 KiB for a 1.5B Qwen2), twice that in float32."""
+
+    def build(
+        self, generation: GenerationConfig, policy: PolicyConfig, worker: WorkerContext, weights: WeightHandle | None
+    ) -> GenerationBackend:
+        from nemorl_dtensor.generation import HFGeneration
+
+        return HFGeneration(generation, policy, worker, weights, self)

@@ -1,0 +1,100 @@
+"""Keys and values of the rows that are being decoded, right-aligned in one preallocated block.
+
+All rows write the same column at each step, so a step's write is one slice and attention reads one slice, however long
+each row is. A row shorter than the longest has *pad* columns at its left, masked where any row has them. Rows leave by
+moving the last rows into the holes (few copies); rows join by re-aligning the block.
+"""
+
+# L = layers, R = rows, H = key-value heads, T = columns, d = head size
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class KVCache:
+    """A block of columns; ``length`` of them are written."""
+
+    def __init__(self, layers: int, heads: int, head_size: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._layers, self._heads, self._head_size = layers, heads, head_size
+        self._dtype, self._device = dtype, device
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all rows and release the memory."""
+        self.keys = self._allocate(0, 0, transposed=False)
+        """[L, R, H, T, d] with the strides of [L, R, H, d, T] in float32"""
+        self.values = self._allocate(0, 0, transposed=False)
+        """[L, R, H, T, d]"""
+        self.length = 0
+        self._set_pads([])
+
+    @property
+    def rows(self) -> int:
+        return len(self._pads)
+
+    def positions(self) -> int | Tensor:
+        """Position of the next column in each row: one number where all agree, else [R]."""
+        return self.length - self._pads[0] if self._pads_R is None else self.length - self._pads_R
+
+    def append(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Open the next column: all layers' keys and values up to it ([L, R, H, t, d]) and the mask ([R, 1, 1, t])."""
+        self.length += 1
+        first, rows = self._first, self.rows
+        keys = self.keys[:, :rows, :, first : self.length]
+        values = self.values[:, :rows, :, first : self.length]
+        return keys, values, None if self._mask is None else self._mask[..., first : self.length]
+
+    def extend(self, prompt_tokens: Sequence[int], reserve_tokens: int) -> None:
+        """Make room for rows with prompts of these lengths, whose ``write`` is to follow, and for steps after them."""
+        old_keys, old_values, old_rows = self.keys, self.values, self.rows
+        longest = self.length - self._first
+        length = max(longest, *prompt_tokens)
+        rows, columns = old_rows + len(prompt_tokens), length + reserve_tokens
+        # In float32 scores are a matrix product, which reads keys faster along T; fused attention wants them along d.
+        self.keys = self._allocate(rows, columns, transposed=self._dtype == torch.float32)
+        self.values = self._allocate(rows, columns, transposed=False)
+        pads = [pad + length - self.length for pad in self._pads] + [length - count for count in prompt_tokens]
+        for new, old in ((self.keys, old_keys), (self.values, old_values)):
+            if any(pads):
+                new[:, :, :, :length].zero_()  # a masked NaN is still a NaN
+            if old_rows:
+                new[:, :old_rows, :, length - longest : length] = old[:, :old_rows, :, self._first : self.length]
+        self.length = length
+        self._set_pads(pads)
+
+    def write(self, rows: Sequence[int], keys: Tensor, values: Tensor) -> None:
+        """Store the prompt of ``rows``: [L, len(rows) or 1, H, prompt tokens, d]."""
+        index = torch.tensor(rows, device=self._device)
+        start = self.length - keys.shape[3]
+        self.keys[:, index, :, start : self.length] = keys
+        self.values[:, index, :, start : self.length] = values
+
+    def keep(self, order: Sequence[int]) -> None:
+        """Row i becomes what row ``order[i]`` was. No row may move to the right."""
+        moves = [(target, source) for target, source in enumerate(order) if target != source]
+        if moves:
+            targets, sources = torch.tensor(moves, device=self._device).unbind(1)
+            for block in (self.keys, self.values):
+                live = block[:, :, :, self._first : self.length]
+                live[:, targets] = live[:, sources]
+        self._set_pads([self._pads[row] for row in order])
+
+    def _allocate(self, rows: int, columns: int, *, transposed: bool) -> Tensor:
+        sizes = (self._head_size, columns) if transposed else (columns, self._head_size)
+        block = torch.empty(self._layers, rows, self._heads, *sizes, dtype=self._dtype, device=self._device)
+        return block.transpose(-1, -2) if transposed else block
+
+    def _set_pads(self, pads: list[int]) -> None:
+        self._pads = pads
+        self._first = min(pads, default=0)
+        self._pads_R: Tensor | None = None
+        self._mask: Tensor | None = None
+        if len(set(pads)) > 1:
+            self._pads_R = torch.tensor(pads, device=self._device)
+            hidden = torch.arange(self.keys.shape[3], device=self._device) < self._pads_R.unsqueeze(1)
+            self._mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
+            self._mask = self._mask.masked_fill_(hidden, float("-inf"))[:, None, None]

@@ -1,0 +1,77 @@
+"""Decoding through the forward pass and cache of a transformers model: any causal language model, nothing assumed.
+
+Prompts are left-padded into one batch, computed once each, and their cache rows are then repeated per sample.
+"""
+
+# U = distinct prompts, P = prompt tokens, R = rows, t = tokens so far, V = vocabulary
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class HFDecoder:
+    """Rows of one batch, decoded by ``model.forward``. Rows join only once all others have left."""
+
+    joins = False
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        accepted = inspect.signature(model.forward).parameters
+        self._takes_positions = "position_ids" in accepted
+        self._head_options = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
+        self._cache: Any = None
+        self._mask: Tensor | None = None
+        """[R, t] bool, False on padding; ``None`` where no row has any."""
+        self._lengths = torch.empty(0)
+        """[R] tokens of each row so far"""
+
+    def admit(self, prompts: Sequence[tuple[int, ...]], reserve_tokens: int) -> Tensor:
+        device = self._model.device
+        unique = {prompt: index for index, prompt in enumerate(dict.fromkeys(prompts))}
+        width = max(map(len, unique))
+        ids = torch.tensor([[*[0] * (width - len(prompt)), *prompt] for prompt in unique], device=device)
+        lengths = torch.tensor([len(prompt) for prompt in unique], device=device)
+        pads = (width - lengths).unsqueeze(1)
+        columns = torch.arange(width, device=device)
+        self._mask = None if not pads.any() else columns >= pads
+        logits_UV = self._forward(ids, (columns - pads).clamp(min=0))
+        self._lengths = lengths
+        row_prompts = [unique[prompt] for prompt in prompts]
+        self._select(row_prompts)
+        return logits_UV[row_prompts]
+
+    def step(self, tokens: Tensor) -> Tensor:
+        if self._mask is not None:
+            self._mask = torch.cat((self._mask, self._mask.new_ones(len(tokens), 1)), 1)
+        logits = self._forward(tokens.unsqueeze(1), self._lengths.unsqueeze(1))
+        self._lengths = self._lengths + 1
+        return logits
+
+    def keep(self, order: Sequence[int]) -> None:
+        if order:
+            self._select(order)
+        else:
+            self._cache = self._mask = None
+
+    def _forward(self, ids: Tensor, positions: Tensor) -> Tensor:
+        options: dict[str, Any] = dict(self._head_options)
+        if self._takes_positions:
+            options["position_ids"] = positions
+        if self._mask is not None:
+            options["attention_mask"] = self._mask.long()
+        output = self._model(input_ids=ids, past_key_values=self._cache, use_cache=True, **options)
+        self._cache = output.past_key_values
+        logits: Tensor = output.logits[:, -1]
+        return logits
+
+    def _select(self, rows: Sequence[int]) -> None:
+        index = torch.tensor(rows, device=self._model.device)
+        self._cache.reorder_cache(index)
+        self._lengths = self._lengths[index]
+        self._mask = None if self._mask is None else self._mask[index]

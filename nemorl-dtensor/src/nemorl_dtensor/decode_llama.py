@@ -1,0 +1,261 @@
+"""Decoding for the Llama family, written by hand: a step is about fifteen tensor operations per layer.
+
+It reads the live weights of a transformers model (no copy) and its own rotary module, so it agrees with the model's
+forward pass. What differs between the architectures it serves is in ``FAMILY``; everything else takes ``decode_hf``.
+"""
+
+# N = tokens of all rows, U = distinct prompts, P = prompt tokens, R = rows, T = cached columns, V = vocabulary
+# Q = query heads, H = key-value heads, G = Q / H, d = head size, D = hidden size
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from nemorl_dtensor.decode_cache import KVCache
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""(layer, queries [N, Q, d], keys [N, H, d], values [N, H, d]) -> [N, Q * d]"""
+
+
+@dataclass(frozen=True)
+class Features:
+    """What distinguishes an architecture of the family. Biases are found on the modules."""
+
+    qk_norm: bool = False
+    """RMS norm of each query and key head before the rotation."""
+
+
+FAMILY = {
+    "llama": Features(),
+    "mistral": Features(),
+    "qwen2": Features(),
+    "qwen3": Features(qk_norm=True),
+}
+
+PREFILL_TOKENS = {"cpu": 2048, "cuda": 16384}
+"""Padded prompt tokens per forward pass: a CPU is fastest while the activations fit its cache."""
+
+ONEDNN_MIN_ROWS = 16
+"""Below it the set-up of a oneDNN product costs more than it saves."""
+
+
+def is_llama_like(model: Any, max_tokens: int) -> bool:
+    """Whether the hand-written path computes what ``model`` does, up to ``max_tokens``."""
+    config = model.config
+    window = getattr(config, "sliding_window", None)
+    slides = window is not None and window < max_tokens
+    if getattr(config, "layer_types", None) is not None:
+        slides = slides and "sliding_attention" in config.layer_types
+    # Rotary types whose frequencies depend on the sequence at hand have no fixed table.
+    rope_type = getattr(getattr(model.base_model, "rotary_emb", None), "rope_type", None)
+    return config.model_type in FAMILY and not slides and rope_type in {"default", "linear", "llama3", "yarn"}
+
+
+@dataclass(frozen=True)
+class _Linear:
+    weight: Tensor
+    bias: Tensor | None
+
+    @classmethod
+    def of(cls, module: Any) -> _Linear:
+        return cls(module.weight, module.bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        # torch's float32 linear is MKL's, which has no AVX-512 path on other makers' CPUs; oneDNN's is twice as fast.
+        if _ONEDNN is not None and x.is_cpu and x.dtype == torch.float32 and x.shape[0] >= ONEDNN_MIN_ROWS:
+            return _ONEDNN(x, self.weight, self.bias, "none", [], "")  # type: ignore[no-any-return]
+        return functional.linear(x, self.weight, self.bias)
+
+
+def _onednn_linear() -> Any:
+    if not torch.backends.mkldnn.is_available():
+        return None
+    return getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+
+
+_ONEDNN = _onednn_linear()
+
+
+@dataclass(frozen=True)
+class _Layer:
+    input_norm: Tensor
+    query: _Linear
+    key: _Linear
+    value: _Linear
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    output: _Linear
+    mlp_norm: Tensor
+    gate: _Linear
+    up: _Linear
+    down: _Linear
+
+    @classmethod
+    def of(cls, block: Any, features: Features) -> _Layer:
+        attention, mlp = block.self_attn, block.mlp
+        return cls(
+            input_norm=block.input_layernorm.weight,
+            query=_Linear.of(attention.q_proj),
+            key=_Linear.of(attention.k_proj),
+            value=_Linear.of(attention.v_proj),
+            query_norm=attention.q_norm.weight if features.qk_norm else None,
+            key_norm=attention.k_norm.weight if features.qk_norm else None,
+            output=_Linear.of(attention.o_proj),
+            mlp_norm=block.post_attention_layernorm.weight,
+            gate=_Linear.of(mlp.gate_proj),
+            up=_Linear.of(mlp.up_proj),
+            down=_Linear.of(mlp.down_proj),
+        )
+
+
+class LlamaDecoder:
+    """Rows of one batch over the live weights of a Llama-like transformers model."""
+
+    joins = True
+
+    def __init__(self, model: Any, max_tokens: int) -> None:
+        features, body, config = FAMILY[model.config.model_type], model.base_model, model.config
+        self._layers = [_Layer.of(block, features) for block in body.layers]
+        self._embedding: Tensor = body.embed_tokens.weight
+        self._final_norm: Tensor = body.norm.weight
+        self._head = _Linear.of(model.lm_head)
+        attention = body.layers[0].self_attn
+        self._eps: float = config.rms_norm_eps
+        self._scale: float = attention.scaling
+        self._activation = functional.silu if config.hidden_act in {"silu", "swish"} else body.layers[0].mlp.act_fn
+        self._heads, self._kv_heads, self._head_size = (
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            attention.head_dim,
+        )
+        dtype, device = self._embedding.dtype, self._embedding.device
+        self._cos, self._sin = _rotary_tables(body.rotary_emb, max_tokens, dtype, device)
+        self._prefill_tokens = PREFILL_TOKENS.get(device.type, 2048)
+        self._cache = KVCache(len(self._layers), self._kv_heads, self._head_size, dtype, device)
+
+    def admit(self, prompts: Sequence[tuple[int, ...]], reserve_tokens: int) -> Tensor:
+        first_row = self._cache.rows
+        self._cache.extend([len(prompt) for prompt in prompts], reserve_tokens)
+        rows_of: dict[tuple[int, ...], list[int]] = {}
+        for row, prompt in enumerate(prompts, first_row):
+            rows_of.setdefault(prompt, []).append(row)
+        logits = self._embedding.new_empty(len(prompts), self._head.weight.shape[0])
+        for batch in _prefill_batches(list(rows_of), self._prefill_tokens):
+            logits_UV, keys, values = self._prefill(batch)
+            for size, same in groupby(range(len(batch)), key=lambda index: len(batch[index])):
+                sources = [(index, row) for index in same for row in rows_of[batch[index]]]
+                picked, rows = [index for index, _ in sources], [row for _, row in sources]
+                self._cache.write(rows, keys[:, picked, :, :size], values[:, picked, :, :size])
+                logits[[row - first_row for row in rows]] = logits_UV[picked]
+        return logits
+
+    def step(self, tokens: Tensor) -> Tensor:
+        positions = self._cache.positions()
+        if isinstance(positions, int):
+            cos, sin = self._cos[positions], self._sin[positions]
+        else:
+            cos, sin = self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
+        keys, values, mask = self._cache.append()
+        rows, groups = len(tokens), self._heads // self._kv_heads
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            layer_keys, layer_values = keys[layer], values[layer]
+            layer_keys[:, :, -1] = k
+            layer_values[:, :, -1] = v
+            q = q.reshape(rows * self._kv_heads, groups, -1)
+            return _attention(q, layer_keys, layer_values, mask, self._scale).reshape(rows, -1)
+
+        return self._forward(tokens, cos, sin, attend)
+
+    def keep(self, order: Sequence[int]) -> None:
+        if order:
+            self._cache.keep(order)
+        else:
+            self._cache.clear()
+
+    def _prefill(self, prompts: list[tuple[int, ...]]) -> tuple[Tensor, Tensor, Tensor]:
+        """(logits [U, V] after each prompt, keys and values [L, U, H, P, d]), right-padded: causal needs no mask."""
+        count, width = len(prompts), max(map(len, prompts))
+        device = self._embedding.device
+        ids = torch.tensor([[*prompt, *[0] * (width - len(prompt))] for prompt in prompts], device=device)
+        cos, sin = (table[:width].repeat(count, 1).unsqueeze(1) for table in (self._cos, self._sin))
+        stored: list[tuple[Tensor, Tensor]] = []
+
+        def attend(_: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            q, k, v = (x.unflatten(0, (count, width)).transpose(1, 2) for x in (q, k, v))
+            stored.append((k, v))
+            mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self._scale, enable_gqa=True)
+            return mixed.transpose(1, 2).reshape(count * width, -1)
+
+        last = torch.tensor([row * width + len(prompt) - 1 for row, prompt in enumerate(prompts)], device=device)
+        logits = self._forward(ids.flatten(), cos, sin, attend, last)
+        keys, values = zip(*stored, strict=True)
+        return logits, torch.stack(keys), torch.stack(values)
+
+    def _forward(
+        self, tokens: Tensor, cos: Tensor, sin: Tensor, attend: Attend, select: Tensor | None = None
+    ) -> Tensor:
+        """[N] tokens -> [N or len(select), V] logits."""
+        x = functional.embedding(tokens, self._embedding)
+        size, eps, queries = (x.shape[-1],), self._eps, self._heads
+        for index, layer in enumerate(self._layers):
+            normed = functional.rms_norm(x, size, layer.input_norm, eps)
+            q, k = self._split(layer.query(normed)), self._split(layer.key(normed))
+            if layer.query_norm is not None and layer.key_norm is not None:
+                q = functional.rms_norm(q, (self._head_size,), layer.query_norm, eps)
+                k = functional.rms_norm(k, (self._head_size,), layer.key_norm, eps)
+            qk = _rotate(torch.cat((q, k), 1), cos, sin)
+            mixed = attend(index, qk[:, :queries], qk[:, queries:], self._split(layer.value(normed)))
+            x = x.add_(layer.output(mixed))
+            normed = functional.rms_norm(x, size, layer.mlp_norm, eps)
+            x = x.add_(layer.down(self._activation(layer.gate(normed)).mul_(layer.up(normed))))
+        if select is not None:
+            x = x[select]
+        return self._head(functional.rms_norm(x, size, self._final_norm, eps))
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.view(x.shape[0], -1, self._head_size)
+
+
+def _attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """One query position per row: q [R * H, G, d], keys and values [R, H, T, d], mask [R, 1, 1, T] -> q's elements."""
+    rows, kv_heads, columns, size = values.shape
+    groups = q.shape[1]
+    if q.dtype != torch.float32:
+        # Fused attention keeps the scores in float32.
+        q = q.view(rows, kv_heads, groups, size)
+        return functional.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=scale)
+    scores = torch.baddbmm(q.new_empty(1), q, keys.flatten(0, 1).transpose(1, 2), beta=0, alpha=scale)
+    if mask is not None:
+        scores.view(rows, kv_heads, groups, columns).add_(mask)
+    return torch.bmm(torch.softmax(scores, -1), values.flatten(0, 1))
+
+
+def _rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
+    """Rotary embedding: swapping the halves by a roll, with the minus sign moved into the table."""
+    return torch.addcmul(x * cos, torch.roll(x, x.shape[-1] // 2, -1), signed_sin)
+
+
+def _rotary_tables(rotary: Any, tokens: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """[tokens, d] cosines and sines of the model's own rotary module, the sines of the first half negated."""
+    cos, sin = rotary(torch.empty(0, dtype=dtype, device=device), torch.arange(tokens, device=device)[None])
+    half = sin.shape[-1] // 2
+    return cos[0], torch.cat((-sin[0, :, :half], sin[0, :, half:]), -1)
+
+
+def _prefill_batches(prompts: list[tuple[int, ...]], budget_tokens: int) -> Iterator[list[tuple[int, ...]]]:
+    """Prompts by length, in batches of at most ``budget_tokens`` padded tokens (or one prompt)."""
+    batch: list[tuple[int, ...]] = []
+    for prompt in sorted(prompts, key=len):
+        if batch and (len(batch) + 1) * len(prompt) > budget_tokens:
+            yield batch
+            batch = []
+        batch.append(prompt)
+    yield batch

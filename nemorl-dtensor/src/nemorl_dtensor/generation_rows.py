@@ -1,0 +1,103 @@
+"""One response while it grows: its tokens, and when it ends. Plain Python on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from nemorl.types import Completion, FinishReason, SamplingParams
+
+Decode = Callable[[Sequence[int]], str]
+
+UNFINISHED_CHARACTER = "�"
+"""What byte-level tokenizers decode part of a multi-byte character to."""
+
+MAX_PENDING_TOKENS = 16
+"""After this many tokens without a whole character, the text is taken as it is."""
+
+
+class StopStringMatcher:
+    """Finds stop strings in text that arrives token by token.
+
+    A token alone may decode differently than in context (leading spaces, multi-byte characters), so each step decodes
+    a short window: ``text(window) - text(window without the pending tokens)`` is what the pending tokens add.
+    """
+
+    def __init__(self, strings: Sequence[str], decode: Decode) -> None:
+        self._strings = strings
+        self._decode = decode
+        self._kept_characters = max(map(len, strings)) - 1
+        self._window: list[int] = []
+        self._known_tokens = 0
+        """Tokens of the window whose text has been searched."""
+        self._tail = ""
+
+    def push(self, token: int) -> bool:
+        """Whether the response contains a stop string now."""
+        self._window.append(token)
+        known = self._decode(self._window[: self._known_tokens])
+        text = self._decode(self._window)
+        pending = len(self._window) - self._known_tokens
+        if text.endswith(UNFINISHED_CHARACTER) and pending < MAX_PENDING_TOKENS:
+            return False
+        searched = self._tail + text[len(known) :]
+        self._tail = searched[max(0, len(searched) - self._kept_characters) :]
+        self._window, self._known_tokens = self._window[self._known_tokens :], pending
+        return any(string in searched for string in self._strings)
+
+
+class Row:
+    """One sample of one request."""
+
+    __slots__ = (
+        "_matcher",
+        "_stop_ids",
+        "finish_reason",
+        "limit",
+        "logprobs",
+        "prompt",
+        "sampling",
+        "seed",
+        "token_ids",
+    )
+
+    def __init__(
+        self,
+        prompt: tuple[int, ...],
+        sampling: SamplingParams,
+        seed: int,
+        *,
+        limit: int,
+        stop_ids: frozenset[int],
+        decode: Decode,
+    ) -> None:
+        self.prompt, self.sampling, self.seed = prompt, sampling, seed
+        self.limit = limit
+        """Most tokens it may have."""
+        self._stop_ids = stop_ids
+        self._matcher = StopStringMatcher(sampling.stop_strings, decode) if sampling.stop_strings else None
+        self.token_ids: list[int] = []
+        self.logprobs: list[float] = []
+        self.finish_reason: FinishReason | None = None
+        """Set when it has ended."""
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and response."""
+        return len(self.prompt) + len(self.token_ids)
+
+    @property
+    def remaining(self) -> int:
+        return self.limit - len(self.token_ids)
+
+    def push(self, token: int, logprob: float) -> None:
+        """Append a sampled token and decide whether the response ends with it."""
+        self.token_ids.append(token)
+        self.logprobs.append(logprob)
+        if token in self._stop_ids or (self._matcher is not None and self._matcher.push(token)):
+            self.finish_reason = "stop"
+        elif len(self.token_ids) == self.limit:
+            self.finish_reason = "length"
+
+    def completion(self, weight_version: int) -> Completion:
+        assert self.finish_reason is not None, "the row has not ended"
+        return Completion(tuple(self.token_ids), tuple(self.logprobs), self.finish_reason, weight_version)

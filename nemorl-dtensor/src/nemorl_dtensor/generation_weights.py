@@ -1,0 +1,113 @@
+"""The model a generator runs: an empty shell whose parameters are the trainer's live tensors.
+
+Nothing is copied: an update in place by the trainer is already visible, and tensors that are new each time (merged
+adapters) replace the previous ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from nemorl.errors import BackendError, boundary
+from nemorl.weights import IN_PROCESS, WeightHandle
+from torch import Tensor, nn
+
+from nemorl_dtensor.model import load_config
+
+if TYPE_CHECKING:
+    from nemorl.config.run import PolicyConfig
+    from transformers import PreTrainedModel
+
+
+def empty_model(policy: PolicyConfig, device: str) -> PreTrainedModel:
+    """The policy's architecture with its buffers (rotary frequencies) on ``device`` and no weights."""
+    from transformers import AutoModelForCausalLM
+
+    config = load_config(policy)
+    # transformers' sdpa kernel ignores Gemma 2's cap on attention scores.
+    attention = "eager" if getattr(config, "attn_logit_softcapping", None) is not None else None
+    with boundary(f"transformers, building {policy.model_name!r},"), _parameters_on_meta():
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=getattr(torch, policy.precision), attn_implementation=attention
+        )
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            module._buffers[name] = None if buffer is None else buffer.to(device)
+    return model.eval()  # type: ignore[no-any-return]
+
+
+def bind_weights(model: PreTrainedModel, handle: WeightHandle) -> None:
+    """Point the parameters of ``model`` at the tensors of ``handle``, sharing their memory.
+
+    Raises:
+        BackendError: The transport is not ``in_process``, or names or shapes are not those of the model.
+    """
+    if handle.transport != IN_PROCESS:
+        raise BackendError(
+            f"generation backend hf cannot receive weights by {handle.transport!r}",
+            fix=f"hand it a handle of transport {IN_PROCESS!r}, or choose another generation backend",
+        )
+    for bucket in handle.payload():
+        for name, tensor in bucket.items():
+            _bind(model, name, tensor)
+    # An output head tied to the embedding may travel under one name only.
+    model.tie_weights()
+    missing = [name for name, parameter in model.named_parameters() if parameter.is_meta]
+    if missing:
+        raise BackendError(
+            f"the trainer sent no weights for {len(missing)} parameters: {', '.join(missing[:5])}",
+            fix="export every parameter under its Hugging Face name",
+        )
+
+
+def end_token_ids(model: PreTrainedModel, model_name: str, tokenizer_ids: frozenset[int]) -> frozenset[int]:
+    """Every token that ends a response, by the model's generation config, its config, and its tokenizer."""
+    from transformers import GenerationConfig
+
+    try:
+        stored = GenerationConfig.from_pretrained(model_name).eos_token_id
+    except OSError:  # the file is optional
+        stored = None
+    declared = (stored, model.generation_config.eos_token_id, getattr(model.config, "eos_token_id", None))
+    ids = {token for value in declared for token in (value if isinstance(value, (list, tuple)) else [value])}
+    return frozenset(ids - {None}) | tokenizer_ids
+
+
+def _bind(model: PreTrainedModel, name: str, tensor: Tensor) -> None:
+    owner_name, _, leaf = name.rpartition(".")
+    slots: Mapping[str, Any] = {}
+    try:
+        owner = model.get_submodule(owner_name)
+        slots = owner._parameters if leaf in owner._parameters else owner._buffers
+        current = slots[leaf]
+    except (AttributeError, KeyError):
+        current = None
+    if current is None or current.shape != tensor.shape:
+        problem = "has no such parameter" if current is None else f"expects shape {tuple(current.shape)}"
+        raise BackendError(
+            f"the trainer sent {name!r} of shape {tuple(tensor.shape)}, but the model {problem}",
+            fix="train and generate with the same model_name, and export Hugging Face names",
+        )
+    live = tensor.detach()
+    slots[leaf] = nn.Parameter(live, requires_grad=False) if slots is owner._parameters else live  # type: ignore[index]
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Parameters of modules built inside have shapes but no memory; buffers are real."""
+    register = nn.Module.register_parameter
+
+    def register_empty(self: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        # One that is on meta already is being tied: it must stay the same object.
+        if parameter is not None and not parameter.is_meta:
+            parameter = nn.Parameter(parameter.detach().to("meta"), requires_grad=False)
+        register(self, name, parameter)
+
+    nn.Module.register_parameter = register_empty  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]

@@ -1,0 +1,106 @@
+"""From ragged sequences to the rows that a model computes, and back to the positions that are scored.
+
+# N = tokens of all sequences concatenated, B = sequences, M = scored tokens, R = rows, W = row width
+
+A model is fed only what scoring needs: of each sequence the tokens before its last scored one, and nothing of a
+sequence without any. Two layouts, same numbers:
+
+- padded: one row per sequence, padded on the right. Causal attention cannot see what stands to the right, so real
+  tokens need no attention mask, and attention kernels keep their fast causal path.
+- packed: one row holds all sequences, ``position_ids`` restart at each. Attention between sequences is cut by
+  transformers, which recognises the restarts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from nemorl.tensors import TokenBatch, next_token_targets, segment_ids
+from torch import Tensor
+
+PAD_ID = 0
+"""Any valid token id: padding is never attended to by real tokens and never scored."""
+
+CPU_MICROBATCH_TOKENS = 1536
+CUDA_MICROBATCH_TOKENS = 16384
+"""Padded tokens per forward/backward by default. CPU: the activations of one layer should stay in cache (README)."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One microbatch as model input."""
+
+    input_ids: Tensor
+    """[R, W] int64"""
+    position_ids: Tensor | None
+    """[R, W] int64 when packed; ``None``: 0 … W-1 in each row"""
+    predictors: Tensor
+    """[M] index into the flattened [R * W] positions: where the state stands that predicts each scored token"""
+    targets: Tensor
+    """[M] index into the microbatch's [N] tokens: the scored tokens"""
+    target_ids: Tensor
+    """[M] their token ids"""
+
+
+def plan_microbatches(batch: TokenBatch, budget: int, *, padded: bool = True) -> list[list[int]]:
+    """Sequence indices per microbatch: sorted by length, filled up to ``budget`` computed tokens.
+
+    A sequence longer than the budget has a microbatch to itself. Every sequence is in exactly one microbatch.
+    """
+    lengths = fed_lengths(batch).tolist()
+    order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
+    plan: list[list[int]] = []
+    width = used = 0
+    for index in order:
+        cost = width if padded else lengths[index]
+        if not plan or (used + cost > budget and lengths[index] > 0):
+            plan.append([])
+            width, used = lengths[index], 0
+            cost = width
+        plan[-1].append(index)
+        used += cost
+    return plan
+
+
+def fed_lengths(batch: TokenBatch) -> Tensor:
+    """[B] tokens of each sequence that the model must see: up to, not including, the last scored one; 0 if none is."""
+    targets = next_token_targets(batch.mask, batch.lengths)
+    starts = torch.cumsum(batch.lengths, 0) - batch.lengths
+    sequences = batch.sequence_ids[targets]
+    fed = torch.zeros_like(batch.lengths)
+    return fed.scatter_reduce(0, sequences, targets - starts[sequences], "amax")
+
+
+def to_rows(batch: TokenBatch, *, packed: bool) -> Rows:
+    """The microbatch laid out for the model."""
+    lengths, fed = batch.lengths, fed_lengths(batch)
+    starts = torch.cumsum(lengths, 0) - lengths
+    sequences = segment_ids(lengths)
+    positions = torch.arange(batch.num_tokens, device=lengths.device) - starts[sequences]
+    if packed:
+        row_starts = torch.cumsum(fed, 0) - fed
+        shape = (1, int(fed.sum()))
+    else:
+        present = fed > 0
+        width = int(fed.max()) if fed.numel() else 0
+        row_starts = (torch.cumsum(present, 0) - 1) * width
+        shape = (int(present.sum()), width)
+
+    seen = torch.nonzero(positions < fed[sequences]).squeeze(1)
+    slots = row_starts[sequences[seen]] + positions[seen]
+    input_ids = torch.full((shape[0] * shape[1],), PAD_ID, dtype=torch.int64, device=lengths.device)
+    input_ids[slots] = batch.token_ids[seen]
+    targets = next_token_targets(batch.mask, lengths)
+    return Rows(
+        input_ids=input_ids.view(shape),
+        position_ids=positions[seen].view(shape) if packed else None,
+        predictors=row_starts[sequences[targets]] + positions[targets] - 1,
+        targets=targets,
+        target_ids=batch.token_ids[targets],
+    )
+
+
+def default_microbatch_tokens(device: str) -> int:
+    """The budget when the config names none."""
+    return CPU_MICROBATCH_TOKENS if device == "cpu" else CUDA_MICROBATCH_TOKENS

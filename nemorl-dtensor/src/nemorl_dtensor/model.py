@@ -1,0 +1,93 @@
+"""Hugging Face causal language models, loaded the same way by training and generation.
+
+Here: from a ``PolicyConfig`` to a model on its device. Not here: adapters (``model_lora``), the head split
+(``model_head``).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from nemorl.errors import BackendError, boundary
+
+if TYPE_CHECKING:
+    from nemorl.config.run import PolicyConfig
+    from transformers import PreTrainedModel
+
+
+def load_model(
+    policy: PolicyConfig, device: str = "cpu", seed: int = 42, *, attn_implementation: str = "auto"
+) -> PreTrainedModel:
+    """The policy's model in evaluation mode (no dropout), its parameters of ``policy.precision``.
+
+    Args:
+        policy: Which model, its precision, and whether its weights are loaded or random.
+        device: torch device string.
+        seed: Of ``init: random``: same seed and versions, same weights. The global generators are left as they were.
+        attn_implementation: A transformers attention kernel, or ``auto``.
+
+    Raises:
+        BackendError: There is no such model, its architecture is unknown, or it does not fit into memory.
+    """
+    from transformers import AutoModelForCausalLM
+
+    name = _name_or_path(policy)
+    dtype = getattr(torch, policy.precision)
+    try:
+        with boundary(f"transformers, loading model {policy.model_name!r},"):
+            config = load_config(policy)
+            attention = _attention(config, attn_implementation)
+            if policy.init == "random":
+                with torch.random.fork_rng(devices=[]):
+                    torch.manual_seed(seed)
+                    # Drawn in float32 whatever the precision: the same weights, rounded.
+                    model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+                        config, dtype=torch.float32, attn_implementation=attention
+                    )
+                model = model.to(dtype)
+            else:
+                model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, attn_implementation=attention)
+            return model.to(device).eval()  # type: ignore[no-any-return]
+    except torch.OutOfMemoryError as error:
+        raise BackendError(
+            f"model {policy.model_name!r} in {policy.precision} does not fit on {device}: {error}",
+            fix="use policy.precision: bfloat16, a smaller model, or a device with more memory",
+        ) from error
+
+
+def load_config(policy: PolicyConfig) -> Any:
+    """The model's transformers config."""
+    from transformers import AutoConfig
+
+    name = _name_or_path(policy)
+    try:
+        return AutoConfig.from_pretrained(name)
+    except OSError as error:
+        raise BackendError(
+            f"no model {policy.model_name!r}: {_first_line(error)}",
+            fix="give a folder that holds config.json, or a Hugging Face name that is cached or can be downloaded",
+        ) from error
+    except ValueError as error:
+        raise BackendError(
+            f"model {policy.model_name!r} cannot be used: {_first_line(error)}",
+            fix="use a causal language model whose architecture the installed transformers knows",
+        ) from error
+
+
+def _name_or_path(policy: PolicyConfig) -> str:
+    path = Path(policy.model_name).expanduser()
+    return str(path) if path.is_dir() else policy.model_name
+
+
+def _attention(config: Any, requested: str) -> str | None:
+    """The kernel to ask transformers for; ``None`` lets it take sdpa where the architecture has it, else eager."""
+    if requested != "auto":
+        return requested
+    # sdpa has no cap on attention scores (Gemma 2); transformers 4 drops it without a word.
+    return "eager" if getattr(config, "attn_logit_softcapping", None) is not None else None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,154 @@
+"""AdamW over named parameters: schedule, clipping, float32 state whatever the precision of the weights.
+
+Weights of lower precision get a float32 master copy that the optimizer updates; the weights are its rounding. Without
+it, updates smaller than bfloat16's 8 bits are lost. Gradients of several microbatches add up in float32 too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from nemorl.errors import BackendError, CheckpointError
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from nemorl.config.run import OptimizerConfig, ScheduleConfig
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one optimizer step did."""
+
+    grad_norm: float
+    """Global L2 norm before clipping"""
+    lr: float
+    skipped: bool
+    """The norm was not finite, so the weights did not change"""
+
+
+class Optimizer:
+    """AdamW with a schedule and clipping."""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        settings: OptimizerConfig,
+        schedule: ScheduleConfig,
+        max_norm: float,
+    ) -> None:
+        if schedule.kind != "constant" and schedule.decay_steps is None:
+            raise BackendError(
+                f"the {schedule.kind} schedule does not know the number of optimizer steps",
+                fix="set policy.schedule.decay_steps; a trainer that plans its steps fills it in",
+            )
+        self.steps = 0
+        """Optimizer steps so far, skipped ones included: the position in the schedule."""
+        self._parameters = dict(parameters)
+        self._masters = {name: _master(parameter) for name, parameter in parameters.items()}
+        self._settings, self._schedule, self._max_norm = settings, schedule, max_norm
+        groups = [
+            # Biases and norms are the parameters with one axis.
+            {"params": [p for p in self._masters.values() if p.ndim > 1], "weight_decay": settings.weight_decay},
+            {"params": [p for p in self._masters.values() if p.ndim <= 1], "weight_decay": 0.0},
+        ]
+        self._adamw = torch.optim.AdamW(
+            [group for group in groups if group["params"]],
+            lr=settings.lr,
+            betas=settings.betas,
+            eps=settings.eps,
+            fused=True,
+        )
+
+    def accumulate(self) -> None:
+        """Add the gradients of a microbatch into the float32 ones. Nothing to do where weights are float32."""
+        for name, parameter in self._parameters.items():
+            master = self._masters[name]
+            if master is parameter or parameter.grad is None:
+                continue
+            grad = parameter.grad.float()
+            master.grad = grad if master.grad is None else master.grad.add_(grad)
+            parameter.grad = None
+
+    def step(self) -> StepResult:
+        """Clip, update, publish the masters to the weights, clear the gradients."""
+        self.steps += 1
+        lr = self._settings.lr * schedule_factor(self._schedule, self.steps)
+        masters = list(self._masters.values())
+        grads = [master.grad for master in masters if master.grad is not None]
+        norm = torch.nn.utils.get_total_norm(grads)
+        grad_norm = float(norm)
+        finite = math.isfinite(grad_norm)
+        if finite:
+            if grad_norm > self._max_norm:
+                torch.nn.utils.clip_grads_with_norm_(masters, self._max_norm, norm)
+            for group in self._adamw.param_groups:
+                group["lr"] = lr
+            self._adamw.step()
+            self._publish()
+        self.clear_gradients()
+        return StepResult(grad_norm, lr, skipped=not finite)
+
+    def clear_gradients(self) -> None:
+        """Forget gradients, e.g. those of a step that failed midway."""
+        for name, parameter in self._parameters.items():
+            parameter.grad = None
+            self._masters[name].grad = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All state, flat: ``<parameter>.exp_avg``, ``.exp_avg_sq``, ``.step`` and, for low precision, ``.master``."""
+        found: dict[str, Tensor] = {}
+        for name, master in self._masters.items():
+            found.update({f"{name}.{key}": value for key, value in self._adamw.state.get(master, {}).items()})
+            if master is not self._parameters[name]:
+                found[f"{name}.master"] = master.detach()
+        return found
+
+    def load_tensors(self, tensors: Mapping[str, Tensor], steps: int) -> None:
+        """Restore what :meth:`tensors` gave.
+
+        Into memory that torch allocates: kernels may round differently on memory that is aligned differently.
+        """
+        self.steps = steps
+        self._adamw.state.clear()
+        for name, master in self._masters.items():
+            if f"{name}.exp_avg" in tensors:
+                state = {"step": tensors[f"{name}.step"].clone()}
+                for key in ("exp_avg", "exp_avg_sq"):
+                    state[key] = torch.empty_like(master, memory_format=torch.preserve_format)
+                    state[key].copy_(tensors[f"{name}.{key}"])
+                self._adamw.state[master] = state
+            if master is not self._parameters[name]:
+                if f"{name}.master" not in tensors:
+                    raise CheckpointError(
+                        f"no float32 master of {name!r}", fix="resume with the precision that was saved"
+                    )
+                with torch.no_grad():
+                    master.copy_(tensors[f"{name}.master"])
+
+    @torch.no_grad()
+    def _publish(self) -> None:
+        for name, parameter in self._parameters.items():
+            if self._masters[name] is not parameter:
+                parameter.copy_(self._masters[name])
+
+
+def schedule_factor(schedule: ScheduleConfig, step: int) -> float:
+    """Fraction of the peak rate at optimizer step ``step`` (1 is the first): warm-up ends at 1, decay at the floor."""
+    if step < schedule.warmup_steps:
+        return step / schedule.warmup_steps
+    if schedule.kind == "constant" or schedule.decay_steps is None:
+        return 1.0
+    span = max(1, schedule.decay_steps - schedule.warmup_steps)
+    progress = min(1.0, (step - schedule.warmup_steps) / span)
+    shape = 1.0 - progress if schedule.kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+    return schedule.min_lr_frac + (1.0 - schedule.min_lr_frac) * shape
+
+
+def _master(parameter: nn.Parameter) -> nn.Parameter:
+    if parameter.dtype == torch.float32:
+        return parameter
+    return nn.Parameter(parameter.detach().float())

@@ -1,0 +1,253 @@
+"""The training backend ``dtensor``: one rank of a Hugging Face policy that learns.
+
+# N = tokens of all sequences concatenated, B = sequences, M = scored tokens
+
+A step is: plan microbatches (``layout``), for each one rows -> hidden states -> log-probs (``model_head``) -> loss ->
+backward, then one optimizer step (``optim``). Losses are sums over tokens with weights that were normalised on the
+driver, so microbatches simply add up. The model stays in evaluation mode: dropout in the policy would make the
+log-probs of two passes differ; only adapters may have their own (``LoraConfig.dropout``).
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from nemorl.contracts import Loss, WeightsName
+from nemorl.errors import BackendError, UsageError
+from nemorl.observe.metrics import Last, Mean, Metrics, Sum, merge
+from nemorl.tensors import TokenBatch, segment_sum
+from torch import Tensor
+
+from nemorl_dtensor import checkpoint
+from nemorl_dtensor.layout import default_microbatch_tokens, plan_microbatches, to_rows
+from nemorl_dtensor.model import load_model
+from nemorl_dtensor.model_head import Scorer
+from nemorl_dtensor.model_kernels import use_fast_kernels
+from nemorl_dtensor.model_lora import Adapters
+from nemorl_dtensor.optim import Optimizer
+
+if TYPE_CHECKING:
+    from nemorl.config.run import PolicyConfig
+    from nemorl.resources.worker import WorkerContext
+    from transformers import PreTrainedModel
+
+    from nemorl_dtensor.config import DTensorConfig
+
+BUCKET_BYTES = 256 * 2**20
+"""Size of one bucket of exported weights."""
+
+
+class DTensorBackend:
+    """``TrainingBackend`` over PyTorch and transformers, in one process."""
+
+    def __init__(
+        self, policy: PolicyConfig, worker: WorkerContext, config: DTensorConfig, *, reference: bool, train: bool = True
+    ) -> None:
+        if worker.world_size > 1 or policy.tensor_parallel_size > 1:
+            raise BackendError(
+                f"training backend dtensor runs on one device, asked for {worker.world_size} workers with "
+                f"tensor_parallel_size {policy.tensor_parallel_size}",
+                fix="use one device, or policy.backend: megatron",
+            )
+        self._policy, self._device = policy, worker.device
+        self._packed = _use_packed(config, worker.device)
+        self._budget = policy.microbatch_tokens or default_microbatch_tokens(worker.device)
+        attention = _attention(config, packed=self._packed, device=worker.device)
+        self._model = load_model(policy, worker.device, worker.seed, attn_implementation=attention)
+        self._model.requires_grad_(train)
+        score = partial(Scorer.of, chunk_tokens=config.logprob_chunk_tokens, packed=self._packed)
+
+        # The reference is copied before anything can train, and needs no copy where adapters can be turned off.
+        self._adapters: Adapters | None = None
+        self._reference: Scorer | None = None
+        if reference and policy.lora is None:
+            frozen = copy.deepcopy(self._model).requires_grad_(False)
+            use_fast_kernels(frozen)
+            self._reference = score(frozen)
+        if policy.lora is not None:
+            self._adapters = Adapters(self._model, policy.lora, worker.seed)
+        self._has_reference = reference
+        use_fast_kernels(self._model)
+        self._scorer = score(self._model)
+        if policy.activation_checkpointing:
+            _checkpoint_activations(self._model)
+        self._trainable = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
+        self._optimizer = (
+            Optimizer(self._trainable, policy.optimizer, policy.schedule, policy.max_grad_norm) if train else None
+        )
+
+    def train_step(self, batch: TokenBatch, loss: Loss) -> Metrics:
+        optimizer = self._optimizer
+        if optimizer is None:
+            raise UsageError("this policy only scores: it was built with train=False", fix="build it with train=True")
+        _require_fields(batch, loss)
+        optimizer.clear_gradients()
+        if self._adapters:
+            self._adapters.train(True)
+
+        # 1. Forward and backward, microbatch by microbatch: gradients add up.
+        parts: list[Metrics] = []
+        losses: list[Tensor] = []
+        for sequences in plan_microbatches(batch, self._budget, padded=not self._packed):
+            microbatch = batch.select(sequences).to(self._device)
+            value, metrics = loss(self._logprobs(self._scorer, microbatch), microbatch)
+            if value.requires_grad:  # it does not where no token of the microbatch is trained on
+                self._backward(value)
+                optimizer.accumulate()
+            losses.append(value.detach().double())
+            parts.append(metrics)
+
+        # 2. One update.
+        if self._adapters:
+            self._adapters.train(False)
+        result = optimizer.step()
+        trained = batch.mask.sum()
+        return {
+            **merge(parts),
+            "loss": Sum(float(torch.stack(losses).sum()) if losses else 0.0),
+            "grad_norm": Mean(result.grad_norm),
+            "lr": Last(result.lr),
+            "skipped_updates": Sum(float(result.skipped)),
+            "global_valid_toks": Sum(float(trained)),
+            "global_valid_seqs": Sum(float((segment_sum(batch.mask.float(), batch.mask, batch.lengths) > 0).sum())),
+        }
+
+    def get_logprobs(self, batch: TokenBatch, weights: WeightsName = "policy") -> Tensor:
+        scorer, adapters_off = self._weights(weights)
+        logprobs = torch.zeros(batch.num_tokens, dtype=torch.float32, device=batch.token_ids.device)
+        # A microbatch reorders sequences; the field `place` says where in the batch each of its tokens belongs.
+        place = torch.arange(batch.num_tokens, device=batch.token_ids.device)
+        batch = replace(batch, token_fields={"place": place}, sequence_fields={})
+        with torch.inference_mode(), adapters_off:
+            for sequences in plan_microbatches(batch, self._budget, padded=not self._packed):
+                microbatch = batch.select(sequences)
+                found = self._logprobs(scorer, microbatch.to(self._device))
+                logprobs[microbatch["place"]] = found.to(logprobs.device)
+        return logprobs
+
+    def export_weights(self) -> Iterator[Mapping[str, Tensor]]:
+        bucket: dict[str, Tensor] = {}
+        size = 0
+        for name, tensor in self._named_tensors():
+            bucket[name] = tensor
+            size += tensor.nbytes
+            if size >= BUCKET_BYTES:
+                yield bucket
+                bucket, size = {}, 0
+        if bucket:
+            yield bucket
+
+    def save_checkpoint(self, path: Path) -> None:
+        checkpoint.save(path, self._trainable, self._optimizer)
+
+    def load_checkpoint(self, path: Path) -> None:
+        checkpoint.load(path, self._trainable, self._optimizer)
+
+    def save_pretrained(self, path: Path) -> None:
+        folder = Path(self._policy.model_name).expanduser()
+        source = folder if folder.is_dir() else self._policy.model_name
+        merged = self._adapters.merged() if self._adapters else None
+        checkpoint.save_pretrained(path, self._model, merged, source)
+
+    def shutdown(self) -> None:
+        for name in ("_model", "_scorer", "_reference", "_adapters", "_trainable", "_optimizer"):
+            self.__dict__.pop(name, None)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def _logprobs(self, scorer: Scorer, microbatch: TokenBatch) -> Tensor:
+        """[N] float32 log-probs of a microbatch, 0.0 where masked out."""
+        rows = to_rows(microbatch, packed=self._packed)
+        logprobs = torch.zeros(microbatch.num_tokens, dtype=torch.float32, device=microbatch.token_ids.device)
+        if rows.targets.numel() == 0:
+            return logprobs
+        try:
+            return logprobs.index_copy(0, rows.targets, scorer.logprobs(rows, microbatch.temperature))
+        except torch.OutOfMemoryError as error:
+            raise self._out_of_memory(error) from error
+
+    def _backward(self, value: Tensor) -> None:
+        try:
+            value.backward()  # type: ignore[no-untyped-call]
+        except torch.OutOfMemoryError as error:
+            raise self._out_of_memory(error) from error
+
+    def _weights(self, weights: WeightsName) -> tuple[Scorer, Any]:
+        if weights == "policy":
+            return self._scorer, nullcontext()
+        if not self._has_reference:
+            raise UsageError(
+                "this policy keeps no reference weights: it was built with reference=False",
+                fix="build it with reference=True (a config does when its algorithm compares with the initial policy)",
+            )
+        if self._adapters:
+            return self._scorer, self._adapters.disabled()
+        assert self._reference is not None
+        return self._reference, nullcontext()
+
+    def _named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """The plain model's tensors under Hugging Face names; a tensor shared by two names appears under the first."""
+        seen: set[int] = set()
+        for name, tensor in self._adapters.merged() if self._adapters else self._model.state_dict().items():
+            if tensor.data_ptr() not in seen:
+                seen.add(tensor.data_ptr())
+                yield name, tensor
+
+    def _out_of_memory(self, error: Exception) -> BackendError:
+        return BackendError(
+            f"out of memory on {self._device} with microbatches of {self._budget} padded tokens: {error}",
+            fix=f"set policy.microbatch_tokens: {max(1, self._budget // 2)} or policy.activation_checkpointing: true",
+        )
+
+
+def _require_fields(batch: TokenBatch, loss: Loss) -> None:
+    missing = sorted(name for name in loss.requires if name not in batch)
+    if missing:
+        have = ", ".join([*batch.token_fields, *batch.sequence_fields]) or "none"
+        raise UsageError(
+            f"{type(loss).__name__} reads {', '.join(missing)}, which this batch does not have (fields: {have})",
+            fix="compute them before train_step and add them with batch.with_tokens() or with_sequences()",
+        )
+
+
+def _use_packed(config: DTensorConfig, device: str) -> bool:
+    if config.layout == "auto":
+        return device.startswith("cuda") and importlib.util.find_spec("flash_attn") is not None
+    return config.layout == "packed"
+
+
+def _attention(config: DTensorConfig, *, packed: bool, device: str) -> str:
+    if (
+        config.attn_implementation == "auto"
+        and packed
+        and device.startswith("cuda")
+        and importlib.util.find_spec("flash_attn")
+    ):
+        return "flash_attention_2"
+    return config.attn_implementation
+
+
+def _checkpoint_activations(model: PreTrainedModel) -> None:
+    """Recompute each decoder layer in the backward pass.
+
+    Not by transformers' own switch: that one works in training mode only, which would turn dropout on as well.
+    """
+    from torch.utils.checkpoint import checkpoint as recompute
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise BackendError(
+            f"{type(model).__name__} does not mark its layers for activation checkpointing",
+            fix="set policy.activation_checkpointing: false",
+        )
+    for layer in layers:
+        layer.forward = partial(recompute, layer.forward, use_reentrant=False)

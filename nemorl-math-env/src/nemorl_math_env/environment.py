@@ -1,0 +1,69 @@
+"""The ``math`` environment: reward 1 for the right final answer, 0 for anything else.
+
+Most answers are decided in microseconds by ``answers.py``; the rest go to math-verify in ``grader.py``'s processes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nemorl.environments import Environment
+from nemorl.errors import DataError
+from nemorl.types import Prompt, Score
+
+from nemorl_math_env import worker
+from nemorl_math_env.answers import decide, final_answer, reference_answer, to_number
+from nemorl_math_env.grader import Grader, GraderPool, Outcome
+
+if TYPE_CHECKING:
+    from nemorl_math_env.config import MathConfig
+
+
+class MathEnvironment(Environment):
+    """Grades the final answer of a response against ``prompt.answer``. Safe to call from many threads."""
+
+    name = "math"
+
+    def __init__(self, config: MathConfig, *, grader: Grader = worker.grade) -> None:
+        self._config = config
+        self.pool = GraderPool(
+            timeout_s=config.timeout_s, workers=config.workers, memory_gib=config.memory_gib, grader=grader
+        )
+
+    def score(self, prompt: Prompt, response: str) -> Score:
+        if prompt.answer is None or not str(prompt.answer).strip():
+            raise DataError(
+                f"the math environment has no answer to compare with for prompt {prompt.text[:80]!r}",
+                fix="give the dataset an `answer` column, or name it (answer_column)",
+            )
+        return _as_score(self.outcome(str(prompt.answer), response))
+
+    def outcome(self, answer: str, response: str) -> Outcome:
+        """What became of one response, before it is turned into numbers."""
+        truth = reference_answer(answer)
+        given = final_answer(
+            response,
+            markers=self._config.answer_markers,
+            require_marker=self._config.require_marker,
+            numeric=to_number(truth) is not None,
+        )
+        if given is None:
+            return "unparsable"
+        decided = decide(truth, given, accept_unevaluated=self._config.accept_unevaluated)
+        if decided is not None:
+            return "right" if decided else "wrong"
+        return self.pool.grade(truth, given)
+
+    def close(self) -> None:
+        self.pool.close()
+
+
+def _as_score(outcome: Outcome) -> Score:
+    correct = outcome == "right"
+    # All three always, so that their means are rates.
+    metrics = {
+        "grader_timeout": float(outcome == "timeout"),
+        "grader_crash": float(outcome == "crash"),
+        "unparsable": float(outcome == "unparsable"),
+    }
+    return Score(reward=float(correct), correct=correct, metrics=metrics)

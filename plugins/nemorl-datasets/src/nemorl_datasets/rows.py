@@ -1,0 +1,69 @@
+"""Rows that stay where they are until they are read, and the choice of which belong to a split."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nemorl.errors import ConfigError, DataError
+from nemorl.types import Row
+
+from nemorl_datasets.mapping import ColumnMapping
+
+if TYPE_CHECKING:
+    from nemorl_datasets.config import _Table
+
+
+class MappedRows(Sequence[Row]):
+    """Some rows of a table, each converted when it is read. Picklable when the table is."""
+
+    def __init__(
+        self, table: Sequence[Mapping[str, Any]], numbers: Sequence[int], mapping: ColumnMapping, source: str
+    ) -> None:
+        self._table, self._numbers, self._mapping, self._source = table, numbers, mapping, source
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return MappedRows(self._table, self._numbers[index], self._mapping, self._source)
+        number = self._numbers[index]
+        return self._mapping.convert(self._table[number], number=number, source=self._source)
+
+
+def select_rows(
+    table: Sequence[Mapping[str, Any]], config: _Table, split: str, *, fraction: float, source: str | Path
+) -> MappedRows:
+    """The rows of ``split``, in the table's order.
+
+    Raises:
+        DataError: The table is empty, or too small to hold out ``fraction`` of it.
+        ConfigError: The first row lacks a mapped column.
+    """
+    if not len(table):
+        raise DataError(f"{source} has no rows", fix="choose another split or file")
+    numbers: Sequence[int] = range(len(table))
+    if fraction:
+        train, validation = hold_out(len(table), fraction, config.seed)
+        if not train:
+            message = f"{source} has {len(table)} row(s): holding out {fraction:g} of them leaves none to train on"
+            raise DataError(message, fix="lower validation_fraction, or add data")
+        numbers = validation if split == "validation" else train
+    if config.max_rows is not None:
+        numbers = numbers[: config.max_rows]
+    rows = MappedRows(table, numbers, config.mapping(), str(source))
+    found = list(config.mapping().problems(table[numbers[0]], where="path", source=str(source)))
+    if found:
+        raise ConfigError(found, source="data")
+    return rows
+
+
+def hold_out(size: int, fraction: float, seed: int) -> tuple[Sequence[int], Sequence[int]]:
+    """Disjoint (train, validation) row numbers in ascending order; at least one for validation."""
+    held_out = sorted(random.Random(f"validation/{seed}").sample(range(size), max(1, round(size * fraction))))
+    skip = set(held_out)
+    return array("q", (number for number in range(size) if number not in skip)), array("q", held_out)

@@ -1,0 +1,122 @@
+"""GRPO's knobs. Importing this module imports neither torch nor a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar, Literal
+
+from nemorl.config import Config, RunConfig
+from nemorl.errors import Problem
+from pydantic import Field
+
+
+class RewardScaling(Config):
+    """Clamp rewards to a source range, then map it linearly onto a target range."""
+
+    source_min: float = 0.0
+    """Rewards below are raised to this."""
+    source_max: float = 1.0
+    """Rewards above are lowered to this."""
+    target_min: float = 0.0
+    """What ``source_min`` becomes."""
+    target_max: float = 1.0
+    """What ``source_max`` becomes."""
+
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        if self.source_max <= self.source_min:
+            yield Problem("source_max", f"must be above source_min = {self.source_min}", "widen the source range")
+
+
+class OverlongPenalty(Config):
+    """DAPO's soft punishment of long responses (arXiv:2503.14476, eq. 13)."""
+
+    max_response_tokens: int = Field(ge=1)
+    """Length at which the full penalty applies."""
+    buffer_tokens: int = Field(128, ge=1)
+    """The penalty grows linearly over this many tokens before ``max_response_tokens``."""
+    penalty: float = Field(1.0, gt=0)
+    """Subtracted from the reward at ``max_response_tokens``."""
+
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        if self.buffer_tokens > self.max_response_tokens:
+            yield Problem("buffer_tokens", f"exceeds max_response_tokens = {self.max_response_tokens}", "lower it")
+
+
+class GRPOConfig(RunConfig):
+    """Group relative policy optimisation (arXiv:2402.03300)."""
+
+    summary: ClassVar[str] = "Group relative policy optimisation: each response against others to its prompt"
+    trainer: ClassVar[str] = "nemorl_grpo.trainer:GRPOTrainer"
+
+    algorithm: Literal["grpo"] = "grpo"
+    """Name of the algorithm."""
+    num_prompts_per_step: int = Field(32, ge=1)
+    """Prompts in a batch."""
+    num_generations_per_prompt: int = Field(16, ge=2)
+    """Responses per prompt, the group size G. Larger groups give better baselines."""
+    max_turns: int = Field(1, ge=1)
+    """Responses per episode at most, for environments that answer back."""
+    num_minibatches: int = Field(1, ge=1)
+    """Optimizer steps per pass over the batch. Above 1 the later ones are off-policy and clipping matters."""
+    num_epochs_per_rollout: int = Field(1, ge=1)
+    """Passes over each batch."""
+
+    leave_one_out: bool = True
+    """Baseline and spread of a response come from the *other* responses of its group, which keeps them unbiased."""
+    normalize_std: bool = True
+    """Divide by the group's standard deviation. False: Dr. GRPO (arXiv:2503.20783)."""
+    advantage_clip_low: float | None = None
+    """Advantages below are raised to this."""
+    advantage_clip_high: float | None = None
+    """Advantages above are lowered to this."""
+    overlong_filtering: bool = False
+    """Responses cut by the token limit train nothing; they still count in their group's baseline."""
+    reward_scaling: RewardScaling | None = None
+    """Map rewards to another range before anything else."""
+    overlong_penalty: OverlongPenalty | None = None
+    """Punish responses that come close to the token limit."""
+    truncation_reward_factor: float | None = Field(None, ge=0, le=1)
+    """Multiply the reward of responses cut by the token limit. Excludes ``overlong_penalty``."""
+
+    clip_low: float = Field(0.2, ge=0, lt=1)
+    """The probability ratio is clipped below at 1 - this."""
+    clip_high: float = Field(0.2, ge=0)
+    """The probability ratio is clipped above at 1 + this. DAPO uses 0.28."""
+    dual_clip: float | None = Field(None, gt=1)
+    """Bound on the loss of negative advantages, as a multiple of the advantage (arXiv:1912.09729; 3 is typical)."""
+    kl_penalty: float = Field(0.01, ge=0)
+    """Weight of KL(policy || initial policy). 0 needs no reference model."""
+    kl_type: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator of the KL (http://joschu.net/blog/kl-approx.html)."""
+    loss_level: Literal["token", "sequence"] = "token"
+    """Average over all response tokens, or over responses of their own averages."""
+
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        responses = self.num_prompts_per_step * self.num_generations_per_prompt
+        if self.num_minibatches > responses:
+            yield Problem("num_minibatches", f"{self.num_minibatches} minibatches of {responses} responses", "lower it")
+        if self.overlong_penalty is not None and self.truncation_reward_factor is not None:
+            yield Problem("overlong_penalty", "excludes truncation_reward_factor: both punish length", "keep one")
+        low, high = self.advantage_clip_low, self.advantage_clip_high
+        if low is not None and high is not None and low >= high:
+            yield Problem(
+                "advantage_clip_low", f"{low} is not below advantage_clip_high = {high}", "swap or widen them"
+            )
+        if self.generation.temperature == 0:
+            yield Problem(
+                "generation.temperature",
+                "greedy responses of a group are all the same, so nothing is learnt",
+                "use 1.0",
+            )
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.kl_penalty > 0
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer steps per batch."""
+        return self.num_minibatches * self.num_epochs_per_rollout

@@ -1,0 +1,73 @@
+"""The configs of the loggers; each ``build`` imports its library and nothing before does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from nemorl.plugins.kinds import LoggerConfig
+
+if TYPE_CHECKING:
+    from nemorl.contracts import Logger
+
+
+class TensorBoardConfig(LoggerConfig):
+    """Scalars as TensorBoard event files, written without torch or TensorFlow."""
+
+    summary: ClassVar[str] = "TensorBoard event files in the run directory"
+    requires_modules: ClassVar[tuple[str, ...]] = ("tensorboard",)
+    install_hint: ClassVar[str] = "pip install nemorl-loggers"
+
+    folder: str = "tensorboard"
+    """Folder of the event files, inside the run directory unless absolute."""
+    flush_seconds: int = 30
+    """Longest time a number waits in memory. Lower it to watch fast runs live."""
+
+    def build(self, run_dir: Path) -> Logger:
+        from nemorl_loggers.tensorboard import TensorBoardLogger
+
+        return TensorBoardLogger(Path(run_dir) / self.folder, flush_seconds=self.flush_seconds)
+
+
+class WandbConfig(LoggerConfig):
+    """Weights & Biases. The API key comes from ``wandb login`` or ``WANDB_API_KEY``, never from a config."""
+
+    summary: ClassVar[str] = "Weights & Biases, online or offline"
+    requires_modules: ClassVar[tuple[str, ...]] = ("wandb",)
+    install_hint: ClassVar[str] = 'pip install "nemorl-loggers[wandb]"'
+
+    project: str = "nemorl"
+    """Project that the run appears in."""
+    entity: str | None = None
+    """Team or user that owns the project. Unset: your default one."""
+    run_name: str | None = None
+    """Name shown for the run. Unset: the name of the run directory."""
+    tags: tuple[str, ...] = ()
+    """Labels to filter runs by."""
+    mode: Literal["online", "offline"] = "online"
+    """``offline`` writes to the run directory only; ``wandb sync`` uploads it later."""
+
+    def build(self, run_dir: Path) -> Logger:
+        from nemorl_loggers.wandb import WandbLogger
+
+        return WandbLogger(self, Path(run_dir))
+
+
+class MLflowConfig(LoggerConfig):
+    """MLflow tracking."""
+
+    summary: ClassVar[str] = "MLflow tracking"
+    requires_modules: ClassVar[tuple[str, ...]] = ("mlflow",)
+    install_hint: ClassVar[str] = 'pip install "nemorl-loggers[mlflow]"'
+
+    experiment: str = "nemorl"
+    """Experiment that the run belongs to; created if there is none of that name."""
+    tracking_uri: str | None = None
+    """Server or store, e.g. ``http://host:5000``. Unset: ``MLFLOW_TRACKING_URI``, or MLflow's local default."""
+    run_name: str | None = None
+    """Name shown for the run. Unset: the name of the run directory."""
+
+    def build(self, run_dir: Path) -> Logger:
+        from nemorl_loggers.mlflow import MLflowLogger
+
+        return MLflowLogger(self, Path(run_dir))

@@ -1,0 +1,45 @@
+"""Weights & Biases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import wandb
+import yaml
+
+from nemorl_loggers.config import WandbConfig
+from nemorl_loggers.identity import save_id, saved_id
+
+
+class WandbLogger:
+    """One wandb run per run directory; resuming the directory resumes the run."""
+
+    def __init__(self, config: WandbConfig, run_dir: Path) -> None:
+        run_id = saved_id(run_dir, "wandb")
+        self._run: Any = wandb.init(
+            project=config.project,
+            entity=config.entity,
+            name=config.run_name or run_dir.resolve().name,
+            tags=list(config.tags),
+            mode=config.mode,
+            dir=str(run_dir),
+            id=run_id,
+            resume="allow" if run_id else None,
+            config=_run_config(run_dir),
+        )
+        save_id(run_dir, "wandb", self._run.id)
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        run, self._run = self._run, None
+        if run is not None:
+            run.finish()
+
+
+def _run_config(run_dir: Path) -> dict[str, Any]:
+    path = run_dir / "config.yaml"
+    return yaml.safe_load(path.read_text(encoding="utf-8")) or {} if path.is_file() else {}

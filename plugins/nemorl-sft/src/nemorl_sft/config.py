@@ -1,0 +1,27 @@
+"""SFT's knobs. Importing this module imports neither torch nor a backend."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from nemorl.config import CheckpointConfig, RunConfig
+from pydantic import Field
+
+
+class SFTConfig(RunConfig):
+    """Supervised fine-tuning: maximise the likelihood of given responses."""
+
+    summary: ClassVar[str] = "Supervised fine-tuning on chat or prompt/response rows"
+    trainer: ClassVar[str] = "nemorl_sft.trainer:SFTTrainer"
+    needs_generation: ClassVar[bool] = False
+
+    algorithm: Literal["sft"] = "sft"
+    """Name of the algorithm."""
+    batch_size: int = Field(32, ge=1)
+    """Rows per optimizer step."""
+    only_last_turn: bool = False
+    """Learn from the last assistant turn only, instead of from all of them."""
+    loss_level: Literal["token", "sequence"] = "token"
+    """Average over all response tokens, or over rows of their own averages."""
+    checkpoint: CheckpointConfig = CheckpointConfig(metric="validation/val_loss", higher_is_better=False)
+    """Saving and keeping; ranked by validation loss."""

@@ -1,0 +1,49 @@
+"""Supervised fine-tuning: encode a batch of rows, one optimizer step on their likelihood."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nemorl.errors import DataError
+from nemorl.observe.metrics import Mean, Metrics
+from nemorl.tensors import TokenBatch
+from nemorl.trainer import BaseTrainer
+from nemorl.types import Row
+
+from nemorl_sft.config import SFTConfig
+from nemorl_sft.loss import NLLLoss
+from nemorl_sft.rows import encode_row
+
+
+class SFTTrainer(BaseTrainer[SFTConfig]):
+    """Maximum likelihood on given responses."""
+
+    config_class = SFTConfig
+    loss = NLLLoss()
+
+    def train_step(self, rows: Sequence[Row]) -> Metrics:
+        batch = self.to_batch(rows)
+        with self.run.timer.phase("policy_training"):
+            update = self.run.policy.train_step(batch, self.loss)
+        return {**update, "total_num_tokens": Mean(batch.num_tokens), "mean_length": Mean(batch.num_tokens, len(batch))}
+
+    def validate(self, rows: Sequence[Row]) -> dict[str, float]:
+        """``val_loss``: mean negative log-likelihood of the held-out rows, in nats per trained token."""
+        batch = self.to_batch(rows)
+        loss, _ = self.loss(self.run.policy.get_logprobs(batch), batch)
+        return {"val_loss": float(loss)}
+
+    @property
+    def batch_size(self) -> int:
+        return self.config.batch_size
+
+    def to_batch(self, rows: Sequence[Row]) -> TokenBatch:
+        """The rows as one ragged batch; rows beyond the length limit are cut at its end."""
+        limit = self.config.policy.max_sequence_tokens
+        encoded = [encode_row(row, self.run.tokenizer, only_last_turn=self.config.only_last_turn) for row in rows]
+        batch = TokenBatch.from_sequences(
+            [ids[:limit] for ids, _ in encoded], [mask[:limit] for _, mask in encoded], level=self.config.loss_level
+        )
+        if not bool(batch.mask.any()):
+            raise DataError("no row of this batch has a token to learn from", fix="raise policy.max_sequence_tokens")
+        return batch

@@ -1,0 +1,188 @@
+"""The report: complete from a whole run, sane from a broken one, and deaf to what model output tries."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nemorl.observe import report_parts as parts
+from nemorl.observe.report import write_combined_report, write_report
+from nemorl.observe.run_data import RunData
+
+ATTACK = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+
+
+def write_lines(path: Path, records: list[Mapping[str, Any]], tail: str = "") -> None:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records) + tail)
+
+
+def sample(step: int, prompt: str, response: str, reward: float, split: str = "validation") -> dict[str, Any]:
+    return {"step": step, "split": split, "prompt": prompt, "response": response, "answer": "4", "reward": reward,
+            "finish_reason": "stop", "tokens": 3}  # fmt: skip
+
+
+def make_run(folder: Path, steps: int = 3) -> Path:
+    """Reward 0.1 per step, accuracy 0.25 -> 0.75, 4 s per step of which 3 s have a name."""
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(f"algorithm: grpo\nmodel: tiny\nmax_steps: {steps}\nseed: 1\n")
+    (folder / "environment.json").write_text(json.dumps({"python": "3.11.9", "libraries": {"torch": "2.13.0"}}))
+    metrics: list[Mapping[str, Any]] = [{"step": 0, "time": 1000.0, "validation/accuracy": 0.25}]
+    for step in range(1, steps + 1):
+        metrics.append(
+            {"step": step, "time": 1000.0 + 4 * step, "train/reward": 0.1 * step, "train/loss": None,
+             "timing/train/total_step_time": 4.0, "timing/train/generation": 2.0,
+             "timing/train/prepare_for_generation/total": 1.0,
+             "timing/train/prepare_for_generation/transfer_and_update_weights": 0.5}
+        )  # fmt: skip
+    metrics.append({"step": steps, "time": 1000.0 + 4 * steps, "validation/accuracy": 0.75})
+    write_lines(folder / "metrics.jsonl", metrics, tail='{"step": 99, "tra')
+    write_lines(folder / "samples.jsonl", [sample(0, "2+2?", "5", 0.0), sample(steps, "2+2?", "4 exactly", 1.0)])
+    write_lines(folder / "events.jsonl", [{"time": 1000.0, "event": "started"}, {"time": 1012.0, "event": "finished"}])
+    return folder
+
+
+def embedded_data(page: str) -> dict[str, Any]:
+    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert match is not None
+    loaded: dict[str, Any] = json.loads(match[1])
+    return loaded
+
+
+def test_a_report_holds_the_headline_the_curves_and_the_samples(tmp_path: Path) -> None:
+    path = write_report(make_run(tmp_path / "my-run"))
+    page = path.read_text()
+    assert path == tmp_path / "my-run" / "report.html"
+    for expected in ("my-run", "grpo", "tiny", "75.0%", "finished", "torch 2.13.0", "4 exactly", "25.0% at step 0"):
+        assert expected in page
+    charts = {chart["title"]: chart for chart in embedded_data(page)["s1"]["charts"]}
+    assert charts["Reward"]["steps"] == [1, 2, 3]
+    assert charts["Reward"]["series"][0]["values"] == [0.1, 0.2, 0.3]
+    assert charts["Validation accuracy"]["series"][0]["values"] == [0.25, 0.75]
+    assert "Loss" not in charts  # only null was recorded
+
+
+def test_a_report_needs_no_network(tmp_path: Path) -> None:
+    page = write_report(make_run(tmp_path / "run")).read_text()
+    assert not re.search(r"""(?:src|href)\s*=\s*["']?(?:https?:)?//""", page)
+    assert "@import" not in page
+    assert "url(" not in page
+
+
+@pytest.mark.parametrize("field", ["prompt", "response", "answer"])
+def test_model_output_cannot_inject_markup(tmp_path: Path, field: str) -> None:
+    run = make_run(tmp_path / "run")
+    write_lines(run / "samples.jsonl", [{**sample(0, "p", "r", 0.0), field: ATTACK}])
+    page = write_report(run).read_text()
+    assert "<script>alert" not in page
+    assert "<img" not in page
+    assert "&lt;script&gt;alert(1)" in page
+
+
+def test_names_configs_events_and_the_environment_cannot_inject_markup(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    write_lines(run / "metrics.jsonl", [{"step": 1, f"train/{ATTACK}": 1.0, f"validation/pass@{ATTACK}": 1.0,
+                                         f"timing/train/{ATTACK.replace('/', '')}": 1.0}])  # fmt: skip
+    write_lines(run / "events.jsonl", [{"event": ATTACK, "reason": ATTACK, "time": 1.0}])
+    (run / "config.yaml").write_text(f"algorithm: '{ATTACK}'\nmodel: '{ATTACK}'\n{ATTACK}: 1\n")
+    (run / "environment.json").write_text(json.dumps({"torch": ATTACK, ATTACK: [{"a": ATTACK}]}))
+    page = write_combined_report([(ATTACK, run)], tmp_path / "all.html", {ATTACK: ATTACK}).read_text()
+    assert "<script>alert" not in page
+    assert "<img" not in page
+
+
+def test_the_page_allows_only_its_own_script_to_run(tmp_path: Path) -> None:
+    page = write_report(make_run(tmp_path / "run")).read_text()
+    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', page)
+    assert policy is not None
+    assert re.search(r"script-src 'sha256-[A-Za-z0-9+/=]{44}'$", policy[1])
+    assert "default-src 'none'" in policy[1]
+
+
+def test_template_signs_in_model_output_are_left_alone(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    write_lines(run / "samples.jsonl", [sample(0, "$title costs ${data} $$5", "r", 0.0)])
+    assert "$title costs ${data} $$5" in write_report(run).read_text()
+
+
+def test_an_empty_directory_still_gives_a_report(tmp_path: Path) -> None:
+    page = write_report(tmp_path, tmp_path / "out" / "r.html").read_text()
+    assert "No curves were recorded" in page
+    assert "incomplete" in page
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "environment.json", "metrics.jsonl", "samples.jsonl", "events.jsonl"])
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff\xfe{[", b"null\n[1]\n3\n", b'{"step": "x", "time": "y", "event": 5}\n']
+)
+def test_a_damaged_file_does_not_stop_the_report(tmp_path: Path, name: str, content: bytes) -> None:
+    run = make_run(tmp_path / "run")
+    (run / name).write_bytes(content)
+    assert "my" not in write_report(run).name
+
+
+def test_phases_and_the_unnamed_rest_add_up_to_the_step_time(tmp_path: Path) -> None:
+    timing = parts.timing_chart(RunData.load(make_run(tmp_path / "run")))
+    assert timing is not None
+    # 4 s per step = 2 generation + 1 prepare_for_generation (its inner 0.5 not counted again) + 1 without a name
+    assert {s["label"]: s["values"][0] for s in timing["series"]} == {
+        "generation": 2.0, "prepare for generation": 1.0, "other": 1.0
+    }  # fmt: skip
+
+
+def test_samples_pair_the_earliest_and_latest_of_the_same_prompt(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    lines = [sample(5, "a", "a5", 1.0), sample(1, "a", "a1", 0.0), sample(1, "b", "b1", 0.0), sample(9, "a", "a9", 1.0)]
+    write_lines(run / "samples.jsonl", [*lines, sample(1, "a", "train", 0.0, split="train")])
+    pairs, split = parts.sample_pairs(RunData.load(run))
+    assert split == "validation"
+    assert [(early["response"], late["response"]) for early, late in pairs] == [("a1", "a9"), ("b1", "b1")]
+
+
+def test_long_runs_are_thinned_without_losing_sparse_curves_or_the_last_step(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    lines = [{"step": step, "train/loss": 1.0} for step in range(1, 5001)]
+    write_lines(
+        run / "metrics.jsonl", [*lines, *({"step": s, "validation/val_loss": 2.0} for s in range(10, 5001, 10))]
+    )
+    chart = next(card for card in parts.charts(RunData.load(run)) if card["title"] == "Loss")
+    train, validation = chart["series"]
+    assert sum(value is not None for value in train["values"]) <= parts.MAX_POINTS
+    assert sum(value is not None for value in validation["values"]) == 500
+    assert chart["steps"][-1] == 5000
+
+
+@pytest.mark.parametrize(
+    ("events", "status"),
+    [
+        (["started", "finished"], "finished"),
+        (["started", "checkpoint", "failed"], "failed"),
+        (["started", "stopped", "resumed"], "incomplete"),
+        (["run_started", "run_stopped", "warning"], "stopped"),
+        (["started", "environment_error"], "incomplete"),
+        ([], "incomplete"),
+    ],
+)
+def test_the_status_is_that_of_the_last_event_about_the_run(events: list[str], status: str) -> None:
+    assert RunData("run", events=tuple({"event": name} for name in events)).status == status
+
+
+def test_several_stages_share_one_page(tmp_path: Path) -> None:
+    stages = [("SFT warm-up", make_run(tmp_path / "sft")), ("GRPO", make_run(tmp_path / "grpo"))]
+    page = write_combined_report(
+        stages, tmp_path / "r.html", {"title": "Quickstart", "Accuracy after": 0.75}
+    ).read_text()
+    assert set(embedded_data(page)) == {"s1", "s2"}
+    for expected in ("SFT warm-up", "GRPO", "<h1>Quickstart</h1>", "Accuracy after", "0.75"):
+        assert expected in page
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.0, "0"), (1.0, "1"), (0.12345, "0.1235"), (1234.5, "1,234"), (1e-6, "1e-06"), (None, "–")]
+)
+def test_numbers_are_short(value: float | None, text: str) -> None:
+    assert parts.number(value) == text

@@ -1,0 +1,131 @@
+"""Resume is bit for bit; exported weights are the policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from nemorl.config import PolicyConfig
+from nemorl.errors import CheckpointError
+from nemorl.tensors import TokenBatch
+from nemorl_dtensor.checkpoint import MODEL, OPTIMIZER
+from nemorl_dtensor.model import load_model
+from nemorl_dtensor.training import DTensorBackend
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from .conftest import Build, plain_logprobs
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "full": {"schedule": {"kind": "linear", "decay_steps": 8}},
+    "bfloat16": {"precision": "bfloat16"},
+    "lora": {"lora": {"rank": 4, "dropout": 0.2}},
+}
+
+
+def exported(backend: DTensorBackend) -> dict[str, Tensor]:
+    return {name: tensor.clone() for bucket in backend.export_weights() for name, tensor in bucket.items()}
+
+
+@pytest.mark.parametrize("variant", sorted(VARIANTS))
+def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(
+    variant: str, build: Build, batch: TokenBatch, weighted_nll: Any, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    straight = build(**VARIANTS[variant])
+    for _ in range(2):
+        straight.train_step(batch, weighted_nll)
+    straight.save_checkpoint(tmp_path)
+    expected = [straight.train_step(batch, weighted_nll) for _ in range(2)]
+
+    torch.manual_seed(1)
+    resumed = build(seed=5, **VARIANTS[variant])
+    resumed.load_checkpoint(tmp_path)
+    found = [resumed.train_step(batch, weighted_nll) for _ in range(2)]
+
+    assert found == expected
+    assert all(
+        torch.equal(a, b) for a, b in zip(straight._trainable.values(), resumed._trainable.values(), strict=True)
+    )
+    assert torch.equal(straight.get_logprobs(batch), resumed.get_logprobs(batch))
+
+
+def test_a_checkpoint_holds_adapters_only_and_no_pickle(
+    build: Build, batch: TokenBatch, weighted_nll: Any, tmp_path: Path
+) -> None:
+    backend = build(lora={"rank": 2})
+    backend.train_step(batch, weighted_nll)
+    backend.save_checkpoint(tmp_path)
+    from safetensors import safe_open
+
+    with safe_open(tmp_path / MODEL, "pt") as file:
+        assert all("lora_" in name for name in file.keys())  # noqa: SIM118
+    assert {file.suffix for file in tmp_path.iterdir()} == {".safetensors", ".json"}
+
+
+def test_a_checkpoint_of_another_model_is_refused(build: Build, tmp_path: Path) -> None:
+    build().save_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match="of another model"):
+        build(lora={"rank": 2}).load_checkpoint(tmp_path)
+
+
+def test_missing_and_damaged_files_are_named(build: Build, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"model.safetensors is missing"):
+        build().load_checkpoint(tmp_path)
+    build().save_checkpoint(tmp_path)
+    (tmp_path / OPTIMIZER).write_bytes(b"not a checkpoint")
+    with pytest.raises(CheckpointError, match=r"optimizer.safetensors cannot be read"):
+        build().load_checkpoint(tmp_path)
+
+
+def test_exported_weights_are_the_live_parameters_without_tied_duplicates(build: Build) -> None:
+    backend = build()
+    (bucket,) = backend.export_weights()
+    assert bucket.keys() == dict(backend._model.named_parameters()).keys()
+    assert "lm_head.weight" not in bucket
+    assert all(bucket[name].data_ptr() == p.data_ptr() for name, p in backend._model.named_parameters())
+
+
+def test_lora_exports_the_merged_model_and_the_reference_is_the_base(
+    build: Build, batch: TokenBatch, weighted_nll: Any, pretrained: Path
+) -> None:
+    backend = build(lora={"rank": 4}, reference=True)
+    base = AutoModelForCausalLM.from_pretrained(pretrained)
+    before = plain_logprobs(base, batch)
+    for _ in range(3):
+        backend.train_step(batch, weighted_nll)
+    torch.testing.assert_close(backend.get_logprobs(batch, weights="reference"), before, atol=1e-5, rtol=1e-5)
+
+    weights = exported(backend)
+    assert weights.keys() == dict(base.named_parameters()).keys()
+    base.load_state_dict(weights, strict=False)
+    merged = plain_logprobs(base, batch)
+    assert float((merged - before).abs().max()) > 0.1
+    torch.testing.assert_close(backend.get_logprobs(batch), merged, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 4}])
+def test_a_saved_policy_loads_in_plain_transformers(
+    lora: Any, build: Build, batch: TokenBatch, weighted_nll: Any, tmp_path: Path, tiny: Path
+) -> None:
+    backend = build(lora=lora)
+    backend.train_step(batch, weighted_nll)
+    backend.save_pretrained(tmp_path / "model")
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    torch.testing.assert_close(plain_logprobs(plain, batch), backend.get_logprobs(batch), atol=2e-5, rtol=1e-4)
+    for file in tiny.glob("tokenizer*"):
+        assert (tmp_path / "model" / file.name).read_bytes() == file.read_bytes()
+    assert backend.train_step(batch, weighted_nll)["loss"].value != 0  # saving leaves the policy usable
+
+
+def test_an_untied_head_is_exported(build: Build, tmp_path: Path, pretrained: Path, tiny: Path) -> None:
+    from nemorl.tiny import write_tiny_model
+
+    folder = write_tiny_model(tmp_path / "untied", hidden_size=32, intermediate_size=64, tie_word_embeddings=False)
+    backend = build(model_name=str(folder), init="random")
+    assert "lm_head.weight" in exported(backend)
+    backend.save_pretrained(tmp_path / "saved")
+    again = load_model(PolicyConfig(model_name=str(tmp_path / "saved")))
+    assert torch.equal(again.lm_head.weight, backend._model.lm_head.weight)  # type: ignore[union-attr,arg-type]

@@ -1,0 +1,60 @@
+"""The CPU kernels compute what they replace, forward and backward."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from nemorl_dtensor.model_kernels import MIN_ROWS, OneDnnLinear, use_fast_kernels
+from torch import Tensor, nn
+from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
+
+
+def run(module: nn.Module, x: Tensor) -> list[Tensor]:
+    """Output and all gradients under an uneven upstream gradient."""
+    x = x.clone().requires_grad_()
+    out = module(x)
+    (out * torch.linspace(-1, 1, out.shape[-1])).sum().backward()
+    assert x.grad is not None
+    return [out.detach(), x.grad, *(p.grad for p in module.parameters() if p.grad is not None)]
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(48, 16), (16, 48)])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("rows", [2, MIN_ROWS])
+def test_linear_equals_pytorch(inputs: int, outputs: int, bias: bool, rows: int) -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(inputs, outputs, bias=bias))
+    fast = copy.deepcopy(plain)
+    use_fast_kernels(fast)
+    assert type(fast[0]) is OneDnnLinear
+    x = torch.randn(2, rows, inputs)
+    for found, expected in zip(run(fast, x), run(plain, x), strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-5)
+
+
+def test_rms_norm_equals_transformers() -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(Qwen2RMSNorm(24, eps=1e-3))
+    nn.init.normal_(plain[0].weight)  # type: ignore[arg-type]
+    fast = copy.deepcopy(plain)
+    use_fast_kernels(fast)
+    assert "forward" in vars(fast[0])
+    x = torch.randn(2, 5, 24)
+    for found, expected in zip(run(fast, x), run(plain, x), strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_norm_with_another_formula_is_left_alone() -> None:
+    gemma = GemmaRMSNorm(24)  # scales by 1 + weight
+    nn.init.normal_(gemma.weight)
+    use_fast_kernels(gemma)
+    assert "forward" not in vars(gemma)
+
+
+def test_other_precisions_are_left_alone() -> None:
+    layer = nn.Linear(8, 8, dtype=torch.bfloat16)
+    use_fast_kernels(layer)
+    assert type(layer) is nn.Linear

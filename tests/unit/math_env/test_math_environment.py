@@ -1,0 +1,161 @@
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from nemorl.environments import EnvironmentPool
+from nemorl.errors import DataError, PluginError, UsageError
+from nemorl.types import Prompt
+from nemorl_math_env import MathConfig
+from nemorl_math_env.environment import MathEnvironment
+
+
+def moody_grader(truth, answer):
+    """Does what the answer tells it to. Runs in a worker process."""
+    if "hang" in answer:
+        time.sleep(60)
+    if "crash" in answer:
+        os._exit(3)
+    if "raise" in answer:
+        raise RecursionError("deep")
+    return "right" if answer == f"fine_{truth}" else "wrong"
+
+
+def prompt(answer):
+    return Prompt(index=0, text="?", token_ids=(1,), answer=answer)
+
+
+@pytest.fixture(scope="module")
+def math():
+    environment = MathConfig(workers=1).build()
+    yield environment
+    environment.close()
+
+
+@pytest.fixture(scope="module")
+def moody():
+    environment = MathEnvironment(MathConfig(timeout_s=0.5, workers=2), grader=moody_grader)
+    yield environment
+    environment.close()
+
+
+def test_numbers_are_graded_without_starting_a_process():
+    environment = MathConfig().build()
+    score = environment.score(prompt("19"), "12+7=19")
+    assert (score.reward, score.correct) == (1.0, True)
+    assert score.metrics == {"grader_timeout": 0.0, "grader_crash": 0.0, "unparsable": 0.0}
+    wrong = environment.score(prompt("19"), "The answer is 18, not 19? No: 20")
+    assert (wrong.reward, wrong.correct) == (0.0, False)
+    assert not environment.pool.started
+    environment.close()
+
+
+@pytest.mark.parametrize(
+    "response", ["19 then 20", "12+7", "19, 20", r"\boxed{19} no, \boxed{20}", "Answer: 19\n#### 20"]
+)
+def test_containing_the_right_number_is_not_enough(math, response):
+    assert math.outcome("19", response) == "wrong"
+
+
+def test_an_empty_response_is_unparsable(math):
+    score = math.score(prompt("19"), "")
+    assert (score.reward, score.correct, score.metrics["unparsable"]) == (0.0, False, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "response"),
+    [
+        ("x^2+2x+1", "(x+1)^2"),
+        ("(x+1)^2", "The answer is $x^2+2x+1$."),
+        ("1/3", "0.333333"),
+        (r"\frac{\sqrt{3}}{2}", r"\boxed{\sqrt3/2}"),
+        (r"\{1,2\}", r"\boxed{\{2,1\}}"),
+        ("50", "50%"),
+    ],
+)
+def test_algebraically_equal_answers_are_right(math, answer, response):
+    assert math.outcome(answer, response) == "right"
+
+
+@pytest.mark.parametrize(
+    ("answer", "response"), [("x^2+2x+1", "(x+2)^2"), ("12", r"\boxed{5, 12}"), ("0.5", r"\boxed{\pi}")]
+)
+def test_algebraically_different_answers_are_wrong(math, answer, response):
+    assert math.outcome(answer, response) == "wrong"
+
+
+def test_a_hanging_grader_scores_zero_is_counted_and_the_next_answer_is_graded(moody):
+    started = time.monotonic()
+    score = moody.score(prompt("a"), "hang_on")
+    assert (score.reward, score.metrics["grader_timeout"]) == (0.0, 1.0)
+    assert time.monotonic() - started < 10
+    assert moody.score(prompt("a"), "fine_a").reward == 1.0
+
+
+def test_a_crashing_grader_scores_zero_is_counted_and_the_next_answer_is_graded(moody):
+    score = moody.score(prompt("a"), "crash_it")
+    assert (score.reward, score.metrics["grader_crash"]) == (0.0, 1.0)
+    assert moody.score(prompt("a"), "fine_a").reward == 1.0
+
+
+def test_a_raising_grader_counts_as_a_crash(moody):
+    assert moody.outcome("a", "raise_it") == "crash"
+
+
+def test_many_threads_each_get_their_own_verdict(moody):
+    truths = [f"q{i}" for i in range(62)]
+    responses = [f"fine_q{i}" if i % 3 else f"other_q{i}" for i in range(60)] + ["hang_on", "crash_it"]
+    with ThreadPoolExecutor(16) as threads:
+        outcomes = list(threads.map(moody.outcome, truths, responses))
+    assert outcomes[:60] == ["right" if i % 3 else "wrong" for i in range(60)]
+    assert outcomes[60:] == ["timeout", "crash"]
+
+
+def test_it_works_through_the_kernels_pool(moody):
+    pool = EnvironmentPool(moody, timeout_s=30, concurrency=4)
+    episodes = [pool.start(prompt("a")) for _ in range(4)]
+    steps = pool.step(episodes, ["fine_a", "fine_b", "crash_it", ""])
+    assert [step.score.reward for step in steps] == [1.0, 0.0, 0.0, 0.0]
+    assert all(step.done for step in steps)
+
+
+def test_closing_frees_a_waiting_thread_and_later_algebra_is_refused():
+    environment = MathEnvironment(MathConfig(timeout_s=30, workers=1), grader=moody_grader)
+    assert environment.outcome("a", "fine_a") == "right"
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(environment.outcome, "a", "hang_on")
+        time.sleep(0.5)
+        started = time.monotonic()
+        environment.close()
+        environment.close()
+        assert waiting.result(timeout=10) == "timeout"
+        assert time.monotonic() - started < 10
+    with pytest.raises(UsageError, match="closed"):
+        environment.outcome("a", "b_c")
+
+
+def test_a_pool_that_cannot_start_is_an_error_and_not_a_zero():
+    # 1 MiB of address space: no interpreter gets anywhere.
+    environment = MathEnvironment(MathConfig.model_construct(**{**MathConfig().model_dump(), "memory_gib": 1 / 1024}))
+    with pytest.raises(PluginError, match="cannot start"):
+        environment.outcome("x+1", "1+x")
+    environment.close()
+
+
+def test_an_unguarded_script_does_not_run_twice(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "from nemorl_math_env import MathConfig\n"
+        "print('top', flush=True)\n"
+        "environment = MathConfig(workers=1).build()\n"
+        "print(environment.outcome('x+1', '1+x'))\n"  # and no close(): leaving must not hang either
+    )
+    result = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, timeout=60)
+    assert result.stdout.split() == ["top", "right"]
+
+
+def test_a_row_without_an_answer_is_an_error_that_says_how_to_name_it(math):
+    with pytest.raises(DataError, match="answer_column"):
+        math.score(prompt(None), "5")
