@@ -21,6 +21,7 @@ from nemorl.config.run import CheckpointConfig
 from nemorl.errors import CheckpointError
 
 MANIFEST = "manifest.json"
+REPLACED = ".replaced_"
 FORMAT = 1
 """Layout version, in the manifest. A reader refuses one it does not know."""
 
@@ -62,6 +63,7 @@ class CheckpointManager:
     def __init__(self, folder: Path, config: CheckpointConfig) -> None:
         self.folder = folder
         self.config = config
+        _put_back(folder)
 
     def save(
         self, step: int, write: Callable[[Path], None], state: Mapping[str, Any], metrics: Mapping[str, float]
@@ -130,14 +132,26 @@ class CheckpointManager:
 
 def _publish(staging: Path, final: Path) -> None:
     """Make ``staging`` the checkpoint ``final``, replacing one of the same step (a re-run after a rollback)."""
+    replaced = final.with_name(REPLACED + final.name)
     if final.exists():
-        shutil.rmtree(final)
+        os.rename(final, replaced)
     os.rename(staging, final)
     directory = os.open(final.parent, os.O_RDONLY)
     try:
         os.fsync(directory)
     finally:
         os.close(directory)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _put_back(folder: Path) -> None:
+    """Undo what a kill between the two renames of ``_publish`` left behind."""
+    for replaced in folder.glob(f"{REPLACED}*"):
+        final = folder / replaced.name.removeprefix(REPLACED)
+        if final.exists():
+            shutil.rmtree(replaced)
+        else:
+            os.rename(replaced, final)
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:

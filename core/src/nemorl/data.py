@@ -70,7 +70,7 @@ def to_prompt(row: Row, index: int, tokenizer: Tokenizer) -> Prompt:
     Raises:
         DataError: the row has neither, or an empty one.
     """
-    source = row.get("prompt", row.get("messages"))
+    source = row.get("prompt") or row.get("messages")
     answer = row.get("answer")
     messages: tuple[Message, ...]
     if isinstance(source, str) and source:
@@ -97,4 +97,6 @@ def _prompt_turns(turns: Sequence[Any]) -> tuple[Message, ...]:
         if not isinstance(turn, Mapping) or not {"role", "content"} <= set(turn):
             raise DataError(f"{turn!r} is not a chat message", fix='write {"role": "user", "content": "…"}')
     kept = turns[:-1] if turns[-1]["role"] == "assistant" else turns
+    if not kept:
+        raise DataError("a conversation holds only the assistant's answer", fix="begin it with a user message")
     return tuple({"role": str(turn["role"]), "content": str(turn["content"])} for turn in kept)

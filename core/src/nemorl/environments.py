@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import queue
 import threading
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -86,9 +86,10 @@ class RewardFunction(Environment):
 class EnvironmentPool:
     """Steps many episodes at once: bounded, timed, and with every failure attributed.
 
-    A step that exceeds the deadline scores 0 and counts in ``environment_timeout``; its episode ends. A step that
-    raises stops the run with the environment named, since a silent zero would teach the wrong lesson. Python cannot
-    end a thread: the one that is stuck is abandoned (daemon, so it does not keep the process alive) and replaced.
+    When no step has finished for ``timeout_s``, those still missing score 0 and count in ``environment_timeout``; their
+    episodes end. So a big batch of slow steps takes the time it needs, and a stuck one is given up. A step that raises
+    stops the run with the environment named, since a silent zero would teach the wrong lesson. Python cannot end a
+    thread: the one that is stuck is abandoned (daemon, so it does not keep the process alive) and replaced.
     """
 
     def __init__(self, environment: Environment, *, timeout_s: float = 60.0, concurrency: int = 16) -> None:
@@ -111,10 +112,9 @@ class EnvironmentPool:
             threading.Thread(target=_work, args=(pending, finished), name=name, daemon=True).start()
 
         steps = [Step(Score(0.0, metrics={"environment_timeout": 1.0})) for _ in episodes]
-        deadline = time.monotonic() + self.timeout_s
         for _ in episodes:
             try:
-                index, outcome = finished.get(timeout=max(0.0, deadline - time.monotonic()))
+                index, outcome = finished.get(timeout=self.timeout_s)
             except queue.Empty:
                 break
             if isinstance(outcome, Exception):
@@ -140,7 +140,10 @@ def _work(
             return
         try:
             result = episode.step(response)
-            finished.put((index, asyncio.run(_wait(result)) if isinstance(result, Awaitable) else result))
+            step = asyncio.run(_wait(result)) if isinstance(result, Awaitable) else result
+            if not math.isfinite(step.score.reward):
+                raise ValueError(f"the reward of {response[:50]!r} is {step.score.reward}, not a finite number")
+            finished.put((index, step))
         except Exception as error:
             finished.put((index, error))
 

@@ -108,7 +108,7 @@ class RolloutEngine:
             with self.timer.phase("reward_calculation"):
                 steps = self.environments.step([t.episode for t in active], [t.response for t in active])
             for trajectory, step in zip(active, steps, strict=True):
-                self._receive(trajectory, step)
+                self._receive(trajectory, step, is_last=turn == max_turns - 1)
         return Samples([trajectory.sample() for trajectory in trajectories])
 
     def _begin(self, prompt: Prompt, g: int, seed: int) -> _Trajectory:
@@ -137,14 +137,14 @@ class RolloutEngine:
             for member, completion in zip(members, completions, strict=True):
                 member.extend(completion, self.tokenizer.decode(completion.token_ids))
 
-    def _receive(self, trajectory: _Trajectory, step: Step) -> None:
+    def _receive(self, trajectory: _Trajectory, step: Step, *, is_last: bool) -> None:
+        """Score the turn and append the observation, unless there is no turn or no room left to answer it."""
         trajectory.scores.append(step.score)
-        trajectory.done = step.done or step.observation is None
-        if step.observation is not None and not step.done:
+        trajectory.done = step.done or step.observation is None or is_last
+        if step.observation is not None and not trajectory.done:
             tokens = self.tokenizer.encode_observation(step.observation)
-            room = self.max_sequence_tokens - len(trajectory.token_ids)
-            trajectory.observe(tokens[:room])
-            trajectory.done = len(tokens) >= room
+            trajectory.done = len(trajectory.token_ids) + len(tokens) >= self.max_sequence_tokens
+            trajectory.observe([] if trajectory.done else tokens)
 
 
 def _total(scores: Sequence[Score]) -> Score:

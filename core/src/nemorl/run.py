@@ -183,7 +183,7 @@ def run_path(config: RunConfig) -> Path:
 
 def default_name(config: RunConfig) -> str:
     """``grpo-1a2b3c4d``: equal for equal configs, so that running a command again continues its run."""
-    identity = config.model_dump(mode="json", exclude=set(RESUMABLE))
+    identity = config.model_dump(mode="json", exclude={*RESUMABLE, "model"})  # policy.model_name says it
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     return f"{config.algorithm or type(config).__name__.removesuffix('Config').lower()}-{digest[:8]}"
 

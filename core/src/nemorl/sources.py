@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nemorl.config.component import Component
@@ -14,8 +14,8 @@ from nemorl.errors import UsageError, boundary
 from nemorl.plugins.kinds import DatasetConfig, EnvironmentConfig
 from nemorl.types import Row
 
-DataSource = str | Sequence[Row] | DatasetConfig | DataModule
-"""A dataset name, rows, a dataset config, or a ready ``DataModule``."""
+DataSource = str | Mapping[str, Any] | Sequence[Row] | DatasetConfig | DataModule
+"""A dataset name (or mapping with a name), rows, a dataset config, or a ready ``DataModule``."""
 RewardSource = Callable[..., Any] | Environment | EnvironmentConfig
 """``f(prompt, response)``, an environment, or its config."""
 
@@ -31,8 +31,8 @@ def open_data(source: DataSource, config: RunConfig, batch_size: int) -> DataMod
 
 
 def rows_of(source: Any, split: str) -> Sequence[Row] | None:
-    """The rows of a dataset name, a dataset config or plain rows."""
-    if isinstance(source, str):
+    """The rows of a dataset name, a mapping with a name, a dataset config or plain rows."""
+    if isinstance(source, str | Mapping):
         source = Component("datasets").resolve(source)
     if isinstance(source, DatasetConfig):
         with boundary(f"dataset {type(source).__name__}"):

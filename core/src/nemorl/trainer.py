@@ -146,6 +146,7 @@ class BaseTrainer(Generic[C]):
             self.setup()
             self.restore()
             self.sync_weights()
+            self.run.console.start(self.run.path.name, self.total_steps)
             self.run.hooks.fire("on_fit_begin", trainer=self)
             if self.progress.step == 0 and self.config.validation.at_start:
                 self.run_validation()
@@ -263,7 +264,6 @@ class BaseTrainer(Generic[C]):
 
     def _batches(self) -> Iterator[list[Row]]:
         """Batches until the end of the run or a stop request, with the epoch events around them."""
-        self.run.console.start(self.run.path.name, self.total_steps)
         epoch, metrics = -1, self.progress.latest
         while self.progress.step < self.total_steps and self.stop_reason is None:
             if self.run.data.epoch != epoch:
@@ -298,14 +298,15 @@ class BaseTrainer(Generic[C]):
 
     def _finish(self) -> TrainResult:
         is_complete = self.progress.step >= self.total_steps
-        if is_complete and self.config.validation.at_end:
-            self.run_validation()
-        self.save()
+        latest = self.run.checkpoints.latest()
+        if latest is None or latest.step != self.progress.step:
+            if is_complete and self.config.validation.at_end:
+                self.run_validation()
+            self.save()
         if is_complete and self.config.checkpoint.export:
             self.run.policy.save_pretrained(self.run.path / "model")
-        self.run.directory.event(
-            "finished" if is_complete else "stopped", step=self.progress.step, reason=self.stop_reason
-        )
+        ending = "finished" if is_complete else "stopped"
+        self.run.directory.event(ending, step=self.progress.step, reason=self.stop_reason)
         self.run.hooks.fire("on_fit_end", trainer=self, metrics=self.progress.latest)
         write_report(self.run.path)
         best = self.run.checkpoints.best()
@@ -315,7 +316,7 @@ class BaseTrainer(Generic[C]):
             self.run.path,
             best.path if best is not None else None,
             self.progress.step,
-            self.stop_reason,
+            None if is_complete else self.stop_reason,
         )
 
     def record_samples(self, samples: Samples, split: str = "train", limit: int = SHOWN_SAMPLES) -> None:

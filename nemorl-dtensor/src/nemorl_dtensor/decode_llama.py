@@ -75,7 +75,7 @@ class _Linear:
 
 
 def _onednn_linear() -> Any:
-    if not torch.backends.mkldnn.is_available():
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return None
     return getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 
@@ -189,7 +189,7 @@ class LlamaDecoder:
         stored: list[tuple[Tensor, Tensor]] = []
 
         def attend(_: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            q, k, v = (x.unflatten(0, (count, width)).transpose(1, 2) for x in (q, k, v))
+            q, k, v = (x.view(count, width, -1, self._head_size).transpose(1, 2) for x in (q, k, v))
             stored.append((k, v))
             mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self._scale, enable_gqa=True)
             return mixed.transpose(1, 2).reshape(count * width, -1)

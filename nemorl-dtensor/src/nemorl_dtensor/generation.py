@@ -11,7 +11,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from nemorl.errors import BackendError
@@ -54,6 +54,8 @@ class HFGeneration:
         self._device = torch.device(worker.device)
         self._version = 0
         self._decoder: Decoder | None = None
+        self._model: Any
+        """``None`` once shut down."""
         if weights is None:
             self._model = load_model(policy, worker.device, worker.seed)
         else:
@@ -61,7 +63,6 @@ class HFGeneration:
             self.update_weights(weights, weights.version)
         self._end_ids = end_token_ids(self._model, policy.model_name, self._tokenizer.stop_token_ids)
         self._vocabulary: int = self._model.get_input_embeddings().num_embeddings
-        self._closed = False
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[list[Completion]]:
         """One list per request, one completion per seed.
@@ -69,7 +70,7 @@ class HFGeneration:
         Raises:
             BackendError: A prompt is empty, too long or not of this vocabulary, or the model's logits are not finite.
         """
-        if self._closed:
+        if self._model is None:
             raise BackendError("this generator has been shut down", fix="build a new one")
         rows_of = [self._rows(index, request) for index, request in enumerate(requests)]
         # Rows of like length together waste little padding, and equal prompts side by side are computed once.
@@ -91,9 +92,7 @@ class HFGeneration:
 
     def shutdown(self) -> None:
         """Let go of the weights. Calling it twice is harmless."""
-        self._closed = True
-        self._decoder = None
-        self._model = self._model.to("meta")
+        self._model = self._decoder = None
 
     def _rows(self, index: int, request: GenerationRequest) -> list[Row]:
         sampling, prompt, max_tokens = request.sampling, request.token_ids, self._policy.max_sequence_tokens

@@ -30,7 +30,7 @@ def empty_model(policy: PolicyConfig, device: str) -> PreTrainedModel:
     # transformers' sdpa kernel ignores Gemma 2's cap on attention scores.
     attention = "eager" if getattr(config, "attn_logit_softcapping", None) is not None else None
     with boundary(f"transformers, building {policy.model_name!r},"), _parameters_on_meta():
-        model = AutoModelForCausalLM.from_config(
+        model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config, dtype=getattr(torch, policy.precision), attn_implementation=attention
         )
     for module in model.modules():
@@ -73,7 +73,7 @@ def end_token_ids(model: PreTrainedModel, model_name: str, tokenizer_ids: frozen
         stored = None
     declared = (stored, model.generation_config.eos_token_id, getattr(model.config, "eos_token_id", None))
     ids = {token for value in declared for token in (value if isinstance(value, (list, tuple)) else [value])}
-    return frozenset(ids - {None}) | tokenizer_ids
+    return tokenizer_ids.union(token for token in ids if token is not None)
 
 
 def _bind(model: PreTrainedModel, name: str, tensor: Tensor) -> None:
@@ -100,13 +100,13 @@ def _parameters_on_meta() -> Iterator[None]:
     """Parameters of modules built inside have shapes but no memory; buffers are real."""
     register = nn.Module.register_parameter
 
-    def register_empty(self: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+    def register_empty(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
         # One that is on meta already is being tied: it must stay the same object.
-        if parameter is not None and not parameter.is_meta:
-            parameter = nn.Parameter(parameter.detach().to("meta"), requires_grad=False)
-        register(self, name, parameter)
+        if param is not None and not param.is_meta:
+            param = nn.Parameter(param.detach().to("meta"), requires_grad=False)
+        register(self, name, param)
 
-    nn.Module.register_parameter = register_empty  # type: ignore[method-assign]
+    nn.Module.register_parameter = register_empty  # type: ignore
     try:
         yield
     finally:

@@ -32,7 +32,9 @@ def load_model(
         BackendError: There is no such model, its architecture is unknown, or it does not fit into memory.
     """
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as transformers_logging
 
+    transformers_logging.disable_progress_bar()  # its bars would tear the run's own display
     name = _name_or_path(policy)
     dtype = getattr(torch, policy.precision)
     try:

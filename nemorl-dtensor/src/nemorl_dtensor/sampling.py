@@ -65,6 +65,10 @@ class RowSampler:
         self._params: list[SamplingParams] = []
         self._seeds = torch.empty(0, dtype=torch.int64, device=device)
         self._positions = torch.empty(0, dtype=torch.int64, device=device)
+        self._chunk = torch.empty(0, 0, dtype=torch.float64, device=device)
+        """[R, n] uniform numbers of the next positions"""
+        self._column = 0
+        """How many of the chunk's columns have been used."""
         self._derive()
 
     def add(self, params: Sequence[SamplingParams], seeds: Sequence[int]) -> None:
@@ -111,7 +115,8 @@ class RowSampler:
         cdf_RK = probs_RK.cumsum(-1, dtype=torch.float64)
         # A token stays while those before it have not reached top_p of what top_k left.
         probs_RK = torch.where(cdf_RK - probs_RK < self._top_p * cdf_RK[:, -1:], probs_RK, 0.0)
-        return token_RK.gather(1, inverse_cdf(probs_RK, uniform_R).unsqueeze(1)).squeeze(1)
+        # Back to vocabulary order, where untruncated rows are drawn: whoever else truncates must not matter.
+        return inverse_cdf(torch.zeros_like(probs_RV).scatter_(1, token_RK, probs_RK), uniform_R)
 
     def _next_uniforms(self) -> Tensor:
         if self._column == self._chunk.shape[1]:

@@ -76,8 +76,8 @@ class ArithmeticConfig(_Generated, DatasetConfig):
 
     operations: tuple[Literal["+", "-", "*"], ...] = Field(("+",), min_length=1)
     """Operations to mix; each contributes in proportion to its number of problems."""
-    max_digits: int = Field(2, ge=1, le=9)
-    """Digits of the largest operand: the difficulty. 1 is easy for any model; raise it until accuracy drops."""
+    max_digits: int | None = Field(None, ge=1, le=9)
+    """Digits of the largest operand. Unset: 2, unless ``max_value`` says otherwise."""
     min_value: int = Field(0, ge=0)
     """Smallest operand."""
     max_value: int | None = Field(None, ge=0, lt=10**9)
@@ -92,7 +92,7 @@ class ArithmeticConfig(_Generated, DatasetConfig):
     @property
     def largest(self) -> int:
         """The largest operand."""
-        return 10**self.max_digits - 1 if self.max_value is None else self.max_value
+        return 10 ** (self.max_digits or 2) - 1 if self.max_value is None else self.max_value
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
@@ -100,7 +100,7 @@ class ArithmeticConfig(_Generated, DatasetConfig):
             yield Problem("operations", f"{', '.join(self.operations)} names one twice", "name each operation once")
         if "{problem}" not in self.instruction:
             yield Problem("instruction", "does not contain {problem}", "write {problem} where the task goes")
-        if {"max_digits", "max_value"} <= self.model_fields_set and self.max_value is not None:
+        if self.max_digits is not None and self.max_value is not None:
             yield Problem("max_value", "max_digits and max_value both set the largest operand", "keep one of them")
         if self.min_value > self.largest:
             message = f"smallest operand {self.min_value} is above the largest, {self.largest}"

@@ -116,7 +116,14 @@ def test_an_empty_directory_still_gives_a_report(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["config.yaml", "environment.json", "metrics.jsonl", "samples.jsonl", "events.jsonl"])
 @pytest.mark.parametrize(
-    "content", [b"", b"\xff\xfe{[", b"null\n[1]\n3\n", b'{"step": "x", "time": "y", "event": 5}\n']
+    "content",
+    [
+        b"",
+        b"\xff\xfe{[",
+        b"null\n[1]\n3\n",
+        b'{"step": "x", "time": "y", "event": 5}\n',
+        b'{"step": 1, "time": 1e300}\n',
+    ],
 )
 def test_a_damaged_file_does_not_stop_the_report(tmp_path: Path, name: str, content: bytes) -> None:
     run = make_run(tmp_path / "run")

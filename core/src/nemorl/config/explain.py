@@ -38,12 +38,15 @@ def explain(config_class: type[Config], data: Mapping[str, Any], path: str, erro
     if kind == "extra_forbidden":
         return _unknown_key(config_class, data, path)
     if kind == "missing":
-        return Problem(path, "is required", f"add `{path.rpartition('.')[2]}:`")
+        last = path.rpartition(".")[2]
+        return Problem(path, "is required", "add another value" if last.isdigit() else f"add `{last}:`")
     if kind == "literal_error":
         return Problem(path, f"{value!r} is not one of {context['expected']}", _closest(value, context["expected"]))
     if kind in _BOUNDS:
         key, words = _BOUNDS[kind]
         return Problem(path, f"{value!r} is out of range", f"give a value {words} {context[key]}")
+    if kind == "too_short":
+        return Problem(path, f"has {context['actual_length']} values", f"give at least {context['min_length']}")
     expected = _TYPES.get(kind.split("_")[0])
     if expected is not None:
         return Problem(path, f"expected {expected}, got {value!r}", f"give {expected}")
@@ -73,7 +76,12 @@ def config_at(config_class: type[Config], data: Mapping[str, Any], path: str) ->
     """The config class that validates the mapping at ``path``; follows plugin names found in ``data``."""
     current: type[Config] | None = config_class
     value: Any = data
+    component: Component | None = None
     for key in path.split(".") if path else []:
+        if component is not None and key.isdigit() and isinstance(value, (list, tuple)):
+            value = value[int(key)]
+            current = _plugin_class(component, value)
+            continue
         if current is None or key not in current.model_fields:
             return None
         value = value.get(key) if isinstance(value, Mapping) else None
@@ -106,7 +114,7 @@ def _plugin_class(component: Component, value: Any) -> type[Config] | None:
 
 def _members(annotation: Any) -> tuple[Any, ...]:
     origin = get_origin(annotation)
-    return get_args(annotation) if origin in (Union, types.UnionType) else (annotation,)
+    return get_args(annotation) if origin in (Union, types.UnionType, tuple) else (annotation,)
 
 
 def _component_in(annotation: Any) -> Component | None:

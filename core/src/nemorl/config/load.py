@@ -45,8 +45,7 @@ def load_config(
         config_class = _algorithm_class(data, name)
         config, problems = _validate(config_class, data)
         if config is not None and for_launch:
-            known = {problem.path for problem in problems}
-            problems += [problem for problem in config.launch_problems() if problem.path not in known]
+            problems += [lack for lack in config.launch_problems() if not _is_reported(lack.path, problems)]
     if problems or config is None:
         raise ConfigError(problems, source=name)
     return config
@@ -103,7 +102,11 @@ def apply_overrides(data: dict[str, Any], overrides: Sequence[str], source: str 
                 problems.append(Problem(path, f"override {override!r} goes through {key!r}, which is not a mapping"))
                 break
         else:
-            target[keys[-1]] = yaml.safe_load(text)
+            try:
+                target[keys[-1]] = yaml.safe_load(text)
+            except yaml.YAMLError:
+                message = f"the value of override {override!r} is not valid YAML"
+                problems.append(Problem(path, message, "put it in quotes"))
     if problems:
         raise ConfigError(problems, source=source)
     return data
@@ -139,7 +142,7 @@ def _validate(config_class: type[RunConfig], data: dict[str, Any]) -> tuple[RunC
             return config_class.model_validate(remaining), list(found.values())
         except ValidationError as error:
             located = list(_problems(config_class, data, error))
-            fresh = [(loc, problem) for loc, problem in located if problem.path not in found]
+            fresh = [(loc, problem) for loc, problem in located if not _is_consequence(problem.path, found)]
             for _loc, problem in fresh:
                 found[problem.path] = problem
             remaining = copy.deepcopy(remaining)
@@ -154,7 +157,8 @@ def _problems(
 ) -> Iterator[tuple[tuple[str | int, ...], Problem]]:
     for item in error.errors(include_url=False):
         location = item["loc"]
-        if location == ("policy", "model_name") and "model" in data:
+        policy = data.get("policy")
+        if location == ("policy", "model_name") and not (isinstance(policy, Mapping) and policy.get("model_name")):
             location = ("model",)  # where the user wrote it
         path = ".".join(str(part) for part in location)
         if item["type"] == PROBLEM:
@@ -162,6 +166,15 @@ def _problems(
             yield location, Problem(path, context["message"], context["fix"] or None)
         else:
             yield location, explain(config_class, data, path, item)
+
+
+def _is_reported(path: str, problems: Sequence[Problem]) -> bool:
+    """Whether something at or below ``path`` is known to be wrong: what was taken out there is not missing."""
+    return any(f"{problem.path}.".startswith(f"{path}.") for problem in problems)
+
+
+def _is_consequence(path: str, found: Mapping[str, Problem]) -> bool:
+    return path in found or (path == "model" and "policy.model_name" in found)
 
 
 def _take_out(data: Any, location: Sequence[str | int]) -> bool:

@@ -16,7 +16,8 @@ from pydantic import Field, model_validator
 from nemorl.config.base import Config
 from nemorl.config.cluster import ClusterConfig
 from nemorl.config.component import Component
-from nemorl.errors import Problem
+from nemorl.errors import NemorlError, Problem, boundary
+from nemorl.plugins import registry
 from nemorl.plugins.index import PluginPolicy
 from nemorl.plugins.kinds import (
     DatasetConfig,
@@ -113,7 +114,7 @@ class PolicyConfig(Config):
         looks_local = self.model_name.startswith(("/", "./", "../", "~")) or self.model_name.count("/") > 1
         if looks_local and not path.is_dir():
             yield Problem("model_name", f"no folder {self.model_name!r}", "give an existing model folder or a hub name")
-        elif path.is_dir() and not (path / "config.json").is_file():
+        elif self.model_name and path.is_dir() and not (path / "config.json").is_file():
             yield Problem("model_name", f"{self.model_name!r} has no config.json", "give a Hugging Face model folder")
         if self.lora is not None and "lora" not in self.backend.supports:
             yield Problem("lora", "the chosen training backend has no LoRA", "remove lora or choose another backend")
@@ -220,6 +221,8 @@ class RunConfig(Config):
     """``module:class`` of the algorithm's ``BaseTrainer`` subclass, imported by ``build``."""
     needs_generation: ClassVar[bool] = True
     """Whether the algorithm samples from the policy."""
+    needs_columns: ClassVar[tuple[frozenset[str], ...]] = ()
+    """Alternative sets of columns, one of which a train row must have. Empty: any row will do."""
 
     algorithm: str = ""
     """Name of the algorithm. Fixed by the class in Python; chooses the class in files."""
@@ -255,6 +258,9 @@ class RunConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _expand_model(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            # A default built by its factory would lose its path in error messages.
+            data = {"policy": {}, "generation": {}, **data}
         if isinstance(data, dict) and isinstance(data.get("model"), str):
             policy = data.get("policy") or {}
             if isinstance(policy, dict) and not policy.get("model_name"):
@@ -273,8 +279,20 @@ class RunConfig(Config):
                 f"model is {self.model!r} but policy.model_name is {self.policy.model_name!r}",
                 "give the model once",
             )
+        if self.cluster.world_size % self.policy.tensor_parallel_size:
+            yield Problem(
+                "policy.tensor_parallel_size",
+                f"{self.policy.tensor_parallel_size} ranks per layer do not divide {self.cluster.world_size} processes",
+                "lower it, or raise cluster.gpus_per_node",
+            )
         if self.needs_generation:
             yield from self._generation_problems()
+        index = registry().index.with_policy(self.plugins.policy())
+        for position, name in enumerate(self.plugins.hooks):
+            try:
+                index.find("hooks", name)
+            except NemorlError as error:
+                yield Problem(f"plugins.hooks.{position}", error.message, error.fix)
 
     def _generation_problems(self) -> Iterator[Problem]:
         offered, accepted = self.policy.backend.weight_transports, self.generation.backend.weight_transports
@@ -297,8 +315,26 @@ class RunConfig(Config):
         """What a run started from a file still lacks; in Python these can be given to ``fit`` instead."""
         if self.data is None:
             yield Problem("data", "no dataset given", "set `data:`, e.g. `data: arithmetic`")
+        elif self.needs_columns:
+            yield from self._column_problems(self.data)
         if self.needs_generation and self.environment is None:
             yield Problem("environment", "nothing scores the responses", "set `environment:`, e.g. `environment: math`")
+
+    def _column_problems(self, data: DatasetConfig) -> Iterator[Problem]:
+        try:
+            with boundary(f"dataset {type(data).__name__}"):
+                row = data.first_row()
+        except NemorlError as error:
+            yield Problem("data", error.message, error.fix)
+            return
+        present = {column for column, value in (row or {}).items() if value is not None}
+        if row is not None and not any(columns <= present for columns in self.needs_columns):
+            wanted = ", or ".join(" with ".join(f"`{column}`" for column in sorted(c)) for c in self.needs_columns)
+            yield Problem(
+                "data",
+                f"{self.algorithm} needs rows with {wanted}; the first one has {', '.join(map(str, row)) or 'nothing'}",
+                "map your columns to these names in `data:`, or choose another dataset",
+            )
 
     @property
     def needs_reference(self) -> bool:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import html
 import re
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from nemorl.observe.console import THROUGHPUT_NAMES, clock_time
-from nemorl.observe.run_data import RunData, flatten, is_number, is_warning
+from nemorl.observe.run_data import RunData, flatten, is_number, is_warning, local_time
 
 MAX_POINTS = 1500
 """Points drawn per curve; longer runs are thinned evenly, the last point kept."""
@@ -232,8 +231,7 @@ def events(run: RunData) -> str:
         return '<p class="empty">No events were recorded.</p>'
     rows = []
     for event in run.events[-MAX_EVENTS:]:
-        at = event.get("time")
-        when = time.strftime("%H:%M:%S", time.localtime(at)) if isinstance(at, int | float) and is_number(at) else ""
+        when = local_time(event.get("time"), "%H:%M:%S")
         details = "  ".join(f"{key}={value}" for key, value in event.items() if key not in ("time", "event"))
         mark = ' class="warning"' if is_warning(event) else ""
         rows.append(f"<tr{mark}><td>{when}</td><td>{esc(event.get('event', ''))}</td><td>{esc(details)}</td></tr>")

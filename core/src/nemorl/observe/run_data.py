@@ -94,7 +94,7 @@ class RunData:
 
     @property
     def started(self) -> str:
-        return time.strftime("%Y-%m-%d %H:%M", time.localtime(self.times[0])) if self.times else ""
+        return local_time(self.times[0], "%Y-%m-%d %H:%M") if self.times else ""
 
     @property
     def status(self) -> str:
@@ -124,6 +124,14 @@ class RunData:
 def is_warning(event: Mapping[str, Any]) -> bool:
     level = str(event.get("level", "")).lower()
     return level in {"warning", "error", "critical"} or bool(WARNING_EVENT.search(str(event.get("event", ""))))
+
+
+def local_time(epoch_s: Any, form: str) -> str:
+    """Text for a recorded time; empty for one that no clock could have shown."""
+    try:
+        return time.strftime(form, time.localtime(epoch_s)) if is_number(epoch_s) else ""
+    except (OverflowError, ValueError, OSError):
+        return ""
 
 
 def is_number(value: Any) -> bool:

@@ -11,13 +11,14 @@ is always treated as control. Call order: the config's ``plugins.hooks`` order, 
 from __future__ import annotations
 
 import functools
+import inspect
 import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from nemorl.errors import ForeignError, PluginError, boundary
+from nemorl.errors import ForeignError, NemorlError, PluginError, boundary
 from nemorl.plugins.registry import Registry
 
 if TYPE_CHECKING:
@@ -87,6 +88,10 @@ EVENTS = tuple(name for name in vars(HookSpecs) if name.startswith("on_"))
 CONTROL = frozenset({"on_fit_begin"})
 
 
+def _arguments(event: str) -> list[str]:
+    return [name for name in inspect.signature(getattr(HookSpecs, event)).parameters if name != "self"]
+
+
 class Hooks:
     """The hook manager of one run. ``hooks.fire("on_step_end", trainer=…, step=…, metrics=…)``."""
 
@@ -112,7 +117,8 @@ class Hooks:
             # pluggy calls the most recently registered first; callers register in reverse of the wanted order.
             self._manager.register(guarded, name=name)
         except pluggy.PluginValidationError as error:
-            raise PluginError(f"hook plugin {name!r}: {error}", fix="see the signatures in docs/hooks.md") from error
+            wanted = ", ".join(f"{event}({', '.join(_arguments(event))})" for event in self._events_of(plugin, name))
+            raise PluginError(f"hook plugin {name!r}: {error}", fix=f"take any of the arguments of {wanted}") from error
 
     def fire(self, event: str, **arguments: Any) -> None:
         getattr(self._manager.hook, event)(**arguments)
@@ -138,11 +144,12 @@ class Hooks:
             try:
                 with boundary(f"hook {event} of {name}"):
                     method(*args, **kwargs)
-            except ForeignError as error:
+            except NemorlError as error:
                 self.failures[name] = self.failures.get(name, 0) + 1
                 if must_succeed:
                     raise
-                self._report(f"{error.message}; it is disabled for the rest of this run")
+                what = error.message if isinstance(error, ForeignError) else f"hook {event} of {name}: {error.message}"
+                self._report(f"{what}; it is disabled for the rest of this run")
 
         return call
 

@@ -37,7 +37,14 @@ class PluginConfig(Config):
     @classmethod
     def missing_modules(cls) -> list[str]:
         """Modules of ``requires_modules`` that cannot be found. Looks for them, imports none."""
-        return [name for name in cls.requires_modules if importlib.util.find_spec(name) is None]
+        return [name for name in cls.requires_modules if not _can_be_found(name)]
+
+
+def _can_be_found(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # a.b where a is absent
+        return False
 
 
 class TrainingBackendConfig(PluginConfig):
@@ -96,6 +103,12 @@ class DatasetConfig(PluginConfig):
         or ``prompt``, ``chosen`` and ``rejected`` for preferences. Other columns are kept.
         """
         raise NotImplementedError(f"{type(self).__name__} must define build()")
+
+    def first_row(self) -> Row | None:
+        """One train row, to check its columns when the config loads. Override it where ``build`` is slow or downloads;
+        ``None`` leaves the check to the run."""
+        rows = self.build("train")
+        return rows[0] if rows is not None and len(rows) else None
 
 
 class LoggerConfig(PluginConfig):

@@ -79,7 +79,10 @@ class Registry:
             loaded = self._import(entry)
         except PluginError as error:
             return Diagnostic("broken", "NRL106", entry.id, error.message, error.fix or "", repr(error.__cause__))
-        missing = loaded.missing_modules() if entry.kind in _BASES else []
+        from nemorl.plugins.kinds import PluginConfig
+
+        is_config = isinstance(loaded, type) and issubclass(loaded, PluginConfig)
+        missing = loaded.missing_modules() if is_config else []
         if missing:
             return Diagnostic(
                 "missing",

@@ -104,6 +104,11 @@ class FileConfig(_Table, DatasetConfig):
             return select_rows(rows, self, split, fraction=self.validation_fraction, source=self.path)
         return None
 
+    def first_row(self) -> Row | None:
+        from nemorl_datasets import files
+
+        return self.mapping().convert(files.first_row(self.path), number=0, source=str(self.path))
+
 
 class HuggingFaceConfig(_Table, DatasetConfig):
     """Rows from a dataset of the Hugging Face hub, or from a local folder laid out like one."""
@@ -143,3 +148,6 @@ class HuggingFaceConfig(_Table, DatasetConfig):
             rows = load_split(self, self.train_split)
             return select_rows(rows, self, split, fraction=self.validation_fraction, source=self.path)
         return None
+
+    def first_row(self) -> Row | None:
+        return None  # checking a config downloads nothing

@@ -49,6 +49,7 @@ class GRPOConfig(RunConfig):
 
     summary: ClassVar[str] = "Group relative policy optimisation: each response against others to its prompt"
     trainer: ClassVar[str] = "nemorl_grpo.trainer:GRPOTrainer"
+    needs_columns: ClassVar[tuple[frozenset[str], ...]] = (frozenset({"prompt"}), frozenset({"messages"}))
 
     algorithm: Literal["grpo"] = "grpo"
     """Name of the algorithm."""

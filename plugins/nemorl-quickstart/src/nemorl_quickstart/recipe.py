@@ -1,46 +1,60 @@
-"""The quickstart's two runs, as ordinary configs. Everything is named, nothing imported: any plugin could stand in.
+"""The quickstart's two runs, as ordinary configs. Plugins are named, never imported: any other could stand in.
 
-A tiny model first learns from examples (SFT) until it is right now and then, and then from its own attempts (GRPO).
-The sizes are chosen so that both fit into a few minutes of two CPU cores, with the headroom left to GRPO.
+The tiny model first imitates a sloppy teacher, who is one too high three times out of five: it learns to add, and it
+learns the mistake (SFT). Then it learns from its own attempts, rewarded only when an answer is right (GRPO), which no
+amount of further imitation could teach it. Both fit into a few minutes of two CPU cores.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-MODEL_SIZE = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 3, "num_attention_heads": 4}
+from nemorl.types import Row
 
-PROBLEMS: dict[str, Any] = {"name": "arithmetic", "operations": ["+"], "max_digits": 2}
-TRAIN_ROWS, VALIDATION_ROWS = 4500, 500
+MODEL_SIZE = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+SLOPPY_OFFSETS = (0, 1, 0, 1, 1)
+"""How far off each of the teacher's five answers to a problem is."""
 
 
 def problems(seed: int) -> dict[str, Any]:
-    """Two-digit additions; none of the held-out ones is ever trained on."""
-    return {**PROBLEMS, "num_train": TRAIN_ROWS, "num_validation": VALIDATION_ROWS, "seed": seed}
+    """Additions such as ``27+15=``; none of the held-out ones is ever trained on."""
+    sizes = {"min_value": 10, "max_value": 49, "num_train": 700, "num_validation": 100}
+    return {"name": "arithmetic", "operations": ["+"], **sizes, "seed": seed}
 
 
-def sft_config(base: Path, run_dir: Path, seed: int, steps: int) -> dict[str, Any]:
-    """Warm-up: imitate worked answers, stopped early."""
+def sloppy_rows(rows: Sequence[Row]) -> list[Row]:
+    """Each problem five times, with the teacher's answers as ``response``."""
+    return [
+        {"prompt": row["prompt"], "response": str(int(row["answer"]) + offset)}
+        for row in rows
+        for offset in SLOPPY_OFFSETS
+    ]
+
+
+def sft_config(base: Path, run_dir: Path, seed: int) -> dict[str, Any]:
+    """Warm-up: imitate the teacher."""
     return {
         "algorithm": "sft",
         "model": str(base),
         "run_dir": str(run_dir),
         "seed": seed,
         "data": problems(seed),
-        "batch_size": 256,
-        "max_steps": steps,
+        "batch_size": 64,
+        "max_steps": 600,
         "policy": {
             "init": "random",
-            "optimizer": {"lr": 2e-3, "betas": [0.9, 0.98]},
-            "schedule": {"kind": "cosine", "warmup_steps": 20, "min_lr_frac": 0.1},
+            "optimizer": {"lr": 1e-3},
+            "schedule": {"kind": "linear", "warmup_steps": 20, "min_lr_frac": 0.1},
         },
-        "validation": {"every": 0, "at_end": True},
-        "checkpoint": {"every": 0},
+        "validation": {"every": 0, "at_end": False},
+        "checkpoint": {"every": 200},
     }
 
 
-def grpo_config(model: Path, run_dir: Path, seed: int, steps: int) -> dict[str, Any]:
+def grpo_config(model: Path, run_dir: Path, seed: int) -> dict[str, Any]:
     """Reinforcement: eight attempts per problem, rewarded when right."""
     return {
         "algorithm": "grpo",
@@ -52,12 +66,12 @@ def grpo_config(model: Path, run_dir: Path, seed: int, steps: int) -> dict[str, 
         "num_prompts_per_step": 64,
         "num_generations_per_prompt": 8,
         "kl_penalty": 0.001,
-        "max_steps": steps,
+        "max_steps": 100,
         "policy": {
-            "optimizer": {"lr": 5e-4},
-            "schedule": {"kind": "linear", "warmup_steps": 5, "min_lr_frac": 0.1},
+            "optimizer": {"lr": 3e-4},
+            "schedule": {"kind": "linear", "warmup_steps": 10, "min_lr_frac": 0.1},
         },
         "generation": {"max_new_tokens": 6},
-        "validation": {"every": 20, "at_start": True, "max_samples": VALIDATION_ROWS},
+        "validation": {"every": 20, "at_start": True},
         "checkpoint": {"every": 50},
     }

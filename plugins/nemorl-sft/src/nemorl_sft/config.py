@@ -14,6 +14,10 @@ class SFTConfig(RunConfig):
     summary: ClassVar[str] = "Supervised fine-tuning on chat or prompt/response rows"
     trainer: ClassVar[str] = "nemorl_sft.trainer:SFTTrainer"
     needs_generation: ClassVar[bool] = False
+    needs_columns: ClassVar[tuple[frozenset[str], ...]] = (
+        frozenset({"messages"}),
+        frozenset({"prompt", "response"}),
+    )
 
     algorithm: Literal["sft"] = "sft"
     """Name of the algorithm."""

@@ -1,0 +1,5 @@
+"""``python -m nemorl``."""
+
+from nemorl.cli import main
+
+main()

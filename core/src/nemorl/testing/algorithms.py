@@ -1,0 +1,157 @@
+"""Checks of algorithms: a small run finishes, and one that was killed ends as if it had not been."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nemorl.callbacks import Callback
+from nemorl.config.load import validate
+from nemorl.config.run import RunConfig
+from nemorl.observe.console import Console
+from nemorl.testing.kit import Subject, expect, slow
+
+STEPS = 3
+ROWS = [
+    {
+        "prompt": f"{a}+{b}=",
+        "answer": str(a + b),
+        "response": str(a + b),
+        "chosen": str(a + b),
+        "rejected": str(a * b + 7),
+    }
+    for a in range(2, 6)
+    for b in range(2, 6)
+]
+"""Sums with every column that a text algorithm may want."""
+SMALL: Mapping[str, Any] = {
+    "max_steps": STEPS,
+    "policy": {"optimizer": {"lr": 1e-3}, "max_sequence_tokens": 64},
+    "generation": {"max_new_tokens": 6},
+    "validation": {"every": 0, "at_end": False},
+    "checkpoint": {"every": 1},
+    "cluster": {"gpus_per_node": 0},
+}
+
+
+class _Killed(BaseException):
+    """Like SIGKILL: not an Exception, so that nothing but ``finally`` runs."""
+
+
+class _KillAt(Callback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_begin(self, trainer: Any, step: int) -> None:
+        if step == self.step:
+            raise _Killed
+
+
+def run_config(subject: Subject, **changes: Any) -> RunConfig:
+    """The author's options over a small run."""
+    from nemorl.testing.models import tiny_model
+
+    model = {"model": str(subject.settings.model or tiny_model())}
+    return validate(subject.config_class, _merged(_merged(SMALL, model), _merged(subject.options, changes)))
+
+
+def check_trainer_belongs_to_the_config(subject: Subject) -> None:
+    """``trainer`` names a BaseTrainer of this config; ``algorithm`` is the entry point's name. (DESIGN 5)"""
+    from nemorl.trainer import BaseTrainer
+
+    trainer = subject.config.build()
+    expect(isinstance(trainer, BaseTrainer), f"{type(trainer)!r} does not derive from nemorl.BaseTrainer")
+    expect(trainer.config_class is subject.config_class, f"config_class is {trainer.config_class!r}")
+    expect(subject.config.algorithm == subject.entry.name, f"algorithm = {subject.config.algorithm!r}")
+
+
+def check_small_run_finishes(subject: Subject) -> None:
+    """Three steps on a tiny model end with finite metrics and a complete run directory. (DESIGN 8)"""
+    result = _fit(subject, subject.folder / "run")
+    expect(result.steps == STEPS and result.stopped is None, f"{result.steps} steps, stopped: {result.stopped}")
+    records = [record for record in result.history if any(name.startswith("train/") for name in record)]
+    expect(len(records) == STEPS, f"{len(records)} records of training metrics for {STEPS} steps")
+    for record in records:
+        bad = {name: value for name, value in record.items() if not math.isfinite(value)}
+        expect(not bad, f"metrics of step {record['step']} are not finite: {bad}")
+    for name in ("config.yaml", "metrics.jsonl", f"checkpoints/step_{STEPS:06d}/manifest.json", "model/config.json"):
+        expect((result.run_dir / name).is_file(), f"the run directory has no {name}")
+
+
+def check_run_learns_something(subject: Subject) -> None:
+    """The weights after three steps are not the weights before. (DESIGN 9)"""
+    from nemorl.testing.models import load_reference
+
+    run_dir = _fit(subject, subject.folder / "run").run_dir
+    before = load_reference(subject.config.policy.model_name).state_dict()
+    after = load_reference(run_dir / "model").state_dict()
+    expect(any(not after[name].equal(before[name]) for name in before), "no weight changed")
+
+
+@slow
+def check_killed_run_resumes_as_if_nothing_happened(subject: Subject) -> None:
+    """A run that is killed and resumed ends with the same weights, bit for bit, and the same metrics. (DESIGN 7.9)"""
+    straight = _fit(subject, subject.folder / "straight")
+    folder = subject.folder / "killed"
+    try:
+        _fit(subject, folder, callbacks=[_KillAt(STEPS)])
+    except _Killed:
+        pass
+    else:
+        expect(False, "on_step_begin was not called for the last step")
+    resumed = _fit(subject, folder, resume=True)
+    expect(resumed.steps == STEPS, f"the resumed run ended after {resumed.steps} steps")
+    last = [_results(run.history[-1]) for run in (straight, resumed)]
+    expect(last[0] == last[1], f"the last step's metrics differ: {_changes(*last)}")
+    for path in sorted((straight.run_dir / "model").glob("*.safetensors")):
+        same = path.read_bytes() == (resumed.run_dir / "model" / path.name).read_bytes()
+        expect(same, f"{path.name} of the resumed run differs from that of the uninterrupted one")
+
+
+@slow
+def check_same_seed_gives_the_same_run(subject: Subject) -> None:
+    """Two runs of one config compute the same; another seed computes something else. (DESIGN 6)"""
+    runs = [_fit(subject, subject.folder / name) for name in ("one", "two")]
+    other = _fit(subject, subject.folder / "three", seed=7)
+    first, second, third = (_results(run.history[-1]) for run in (*runs, other))
+    expect(first == second, f"the last step's metrics differ: {_changes(first, second)}")
+    expect(first != third, "seed 7 gives exactly the metrics of the default seed: the seed is not used")
+
+
+def _fit(subject: Subject, run_dir: Path, *, resume: bool = False, callbacks: Any = (), **changes: Any) -> Any:
+    config = run_config(subject, run_dir=run_dir, **changes)
+    reward = subject.settings.reward_fn or _share_of_digits
+    return config.build().fit(
+        list(subject.settings.rows or ROWS),
+        reward if config.needs_generation else None,
+        callbacks=callbacks,
+        resume=resume,
+        console=Console(quiet=True),
+    )
+
+
+def _share_of_digits(prompt: str, response: str) -> float:
+    return sum(character.isdigit() for character in response) / max(1, len(response))
+
+
+def _results(record: Mapping[str, float]) -> dict[str, float]:
+    """What was computed, without how long it took."""
+    return {name: value for name, value in record.items() if not name.startswith(("timing/", "performance/"))}
+
+
+def _changes(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, tuple[Any, Any]]:
+    return {
+        name: (one.get(name), other.get(name)) for name in sorted({*one, *other}) if one.get(name) != other.get(name)
+    }
+
+
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """``over`` on ``base``, mapping by mapping."""
+    merged = dict(base)
+    for key, value in over.items():
+        below = merged.get(key)
+        is_nested = isinstance(below, Mapping) and isinstance(value, Mapping) and "name" not in value
+        merged[key] = _merged(below, value) if is_nested else value  # type: ignore[arg-type]
+    return merged

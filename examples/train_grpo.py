@@ -1,0 +1,9 @@
+"""GRPO with a reward of your own, in five lines. The model comes from `python examples/smollm2/prepare.py`."""
+
+import nemorl
+
+rows = [{"prompt": [{"role": "user", "content": f"Name {n} animals."}]} for n in range(2, 12)]
+settings = {"max_steps": 5, "num_prompts_per_step": 4, "generation": {"max_new_tokens": 48}}
+
+if __name__ == "__main__":
+    nemorl.train("models/SmolLM2-135M-Instruct", rows, lambda prompt, response: float(response.count(",")), **settings)

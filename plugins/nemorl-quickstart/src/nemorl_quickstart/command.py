@@ -1,0 +1,83 @@
+"""``nemorl quickstart``: from nothing to a model that GRPO has visibly improved, in minutes, offline."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from nemorl.config.load import load_config
+from nemorl.observe.console import Console
+from nemorl.observe.jsonl import read_jsonl
+from nemorl.observe.report import write_combined_report
+from nemorl.sources import rows_of
+from nemorl.tiny import write_tiny_model
+
+from nemorl_quickstart import recipe
+
+ACCURACY = "validation/accuracy"
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def quickstart(
+    seed: Annotated[int, typer.Option(min=0, help="Seeds everything: weights, data, sampling.")] = 0,
+    run_dir: Annotated[Path | None, typer.Option(help="Where to write. Unset: runs/quickstart-seedN.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="End with one JSON line on stdout.")] = False,
+) -> None:
+    """Train a tiny model with reinforcement learning, start to finish. No download, no GPU.
+
+    A model with random weights imitates worked additions (SFT), then learns from its own attempts, rewarded when an
+    answer is right (GRPO). Run it again to continue where it was interrupted.
+
+    Examples:
+
+      nemorl quickstart
+
+      nemorl quickstart --seed 1 --run-dir /tmp/first-run --json
+    """
+    # A model this small is faster on one core: threads would spend their time waiting for each other.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    folder = run_dir or Path("runs") / f"quickstart-seed{seed}"
+    with Console() as console:
+        summary = run(folder, seed, console)
+    if as_json:
+        typer.echo(json.dumps(summary))
+        return
+    before, after = summary["accuracy_before"], summary["accuracy_after"]
+    typer.echo(f"\nheld-out accuracy: {before:.0%} before GRPO, {after:.0%} after ({summary['seconds']:.0f} s)")
+    typer.echo(f"report: {summary['report']}")
+    typer.echo(f'try it: nemorl generate --raw --model {folder / "grpo" / "model"} "27+15="')
+
+
+def run(folder: Path, seed: int, console: Console) -> dict[str, Any]:
+    """Both stages and the report. A stage that is complete is not repeated."""
+    started = time.monotonic()
+    base = write_tiny_model(folder / "base", **recipe.MODEL_SIZE)
+    teacher = recipe.sloppy_rows(rows_of(recipe.problems(seed), "train") or [])
+    stages = [
+        ("SFT warm-up", recipe.sft_config(base, folder / "sft", seed), teacher),
+        ("GRPO", recipe.grpo_config(folder / "sft" / "model", folder / "grpo", seed), None),
+    ]
+    for number, (name, config, rows) in enumerate(stages, 1):
+        console.stage(f"{name} ({number} of {len(stages)})")
+        result = load_config(config).build().fit(rows, resume=True, console=console)
+        if result.stopped:
+            console.message("saved; run the same command to continue")
+            raise typer.Exit
+    accuracies = [r[ACCURACY] for r in read_jsonl(folder / "grpo" / "metrics.jsonl") if ACCURACY in r]
+    before, after = accuracies[0], accuracies[-1]
+    tiles = {"title": "nemorl quickstart", "accuracy before GRPO": f"{before:.0%}", "accuracy after": f"{after:.0%}"}
+    runs = [(name, Path(config["run_dir"])) for name, config, _ in stages]
+    report = write_combined_report(runs, folder / "report.html", tiles)
+    return {
+        "accuracy_before": before,
+        "accuracy_after": after,
+        "seconds": round(time.monotonic() - started, 1),
+        "run_dir": str(folder),
+        "report": str(report),
+    }

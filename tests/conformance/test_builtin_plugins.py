@@ -1,0 +1,78 @@
+"""Every plugin of this repository against every clause of its kind, the way a stranger's plugin package does it."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+from nemorl.plugins import registry
+from nemorl.testing import checks_for, conformance
+from nemorl.testing.kit import CONFIG_KINDS
+
+SUMS = [{"question": f"{a}+{b}=", "answer": str(a + b)} for a in range(10) for b in range(10)]
+FOLDER = tempfile.TemporaryDirectory(prefix="nemorl-sums-")
+FILE = Path(FOLDER.name) / "sums.jsonl"
+FILE.write_text("\n".join(map(json.dumps, SUMS)))
+
+ARITHMETIC = {"text": "12+7=", "answer": "19"}
+MATH_EXAMPLES = [
+    (ARITHMETIC, "19", 1.0),
+    (ARITHMETIC, "The answer is \\boxed{19}.", 1.0),
+    (ARITHMETIC, "The answer is 18.", 0.0),
+    (ARITHMETIC, "12+7", 0.0),
+    ({"text": "Expand (x+1)^2.", "answer": "x^2+2x+1"}, "\\boxed{(x+1)^2}", 1.0),
+    ({"text": "Expand (x+1)^2.", "answer": "x^2+2x+1"}, "\\boxed{(x-1)^2}", 0.0),
+]
+
+test_dtensor = conformance("training_backends", "dtensor")
+test_dtensor_packed = conformance("training_backends", {"name": "dtensor", "layout": "packed"})
+test_hf = conformance("generation_backends", "hf")
+test_hf_in_small_batches = conformance("generation_backends", {"name": "hf", "max_batch_rows": 2})
+test_math = conformance("environments", {"name": "math", "timeout_s": 2, "workers": 1}, examples=MATH_EXAMPLES)
+test_arithmetic = conformance("datasets", "arithmetic")
+test_arithmetic_chat = conformance("datasets", {"name": "arithmetic", "operations": ["+", "-", "*"], "chat": True})
+test_word_problems = conformance("datasets", "word_problems")
+test_file = conformance("datasets", {"name": "file", "path": str(FILE), "validation_fraction": 0.2})
+test_huggingface = conformance("datasets", {"name": "huggingface", "path": FOLDER.name, "validation_fraction": 0.2})
+test_tensorboard = conformance("loggers", "tensorboard")
+test_wandb = conformance("loggers", {"name": "wandb", "mode": "offline"})
+test_mlflow = conformance(
+    "loggers", {"name": "mlflow", "tracking_uri": f"sqlite:///{FOLDER.name}/mlflow.db"}, writes_files=False
+)
+test_grpo = conformance("algorithms", {"name": "grpo", "num_prompts_per_step": 2, "num_generations_per_prompt": 4})
+test_grpo_off_policy = conformance(
+    "algorithms",
+    {
+        "name": "grpo",
+        "num_prompts_per_step": 2,
+        "num_generations_per_prompt": 4,
+        "num_minibatches": 2,
+        "kl_penalty": 0.0,
+    },
+    only=["small_run_finishes", "killed_run_resumes_as_if_nothing_happened"],
+)
+test_sft = conformance("algorithms", {"name": "sft", "batch_size": 4})
+
+
+@pytest.mark.gpu
+class TestOnGPU:
+    """The backends on a CUDA device. Log-probs of the CPU reference are float32 too, summed in another order."""
+
+    test_dtensor = staticmethod(conformance("training_backends", "dtensor", device="cuda:0", tolerance=1e-3))
+    test_hf = staticmethod(conformance("generation_backends", "hf", device="cuda:0", tolerance=1e-3))
+
+
+def test_no_installed_plugin_is_left_out() -> None:
+    source = Path(__file__).read_text()
+    ours = [e for e in registry().index.entries if e.kind in CONFIG_KINDS and e.distribution.startswith("nemorl")]
+    untested = [e.id for e in ours if f'"{e.kind}", "{e.name}"' not in source and f'"name": "{e.name}"' not in source]
+    assert untested == []
+
+
+@pytest.mark.parametrize("kind", [*CONFIG_KINDS, "hooks"])
+def test_every_check_states_its_clause_and_section(kind: str) -> None:
+    names = [check.name for check in checks_for(kind)]
+    assert len(set(names)) == len(names)
+    assert [check.name for check in checks_for(kind) if not check.section] == []

@@ -1,0 +1,106 @@
+"""A killed run that is continued ends with the weights of the uninterrupted one, byte for byte (invariant 9)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from nemorl.observe.jsonl import read_jsonl
+
+pytestmark = pytest.mark.slow
+
+STEPS = 8
+COMMON = {
+    "data": {"name": "arithmetic", "min_value": 10, "max_value": 49, "num_train": 60, "num_validation": 10},
+    "max_steps": STEPS,
+    "policy": {"optimizer": {"lr": 1e-3}, "init": "random", "schedule": {"kind": "cosine", "warmup_steps": 2}},
+    "checkpoint": {"every": 1, "keep_last": 2},
+    "validation": {"every": 3},
+}
+CONFIGS = {
+    "grpo": {
+        **COMMON,
+        "algorithm": "grpo",
+        "environment": "math",
+        "num_prompts_per_step": 4,
+        "num_generations_per_prompt": 4,
+        "num_minibatches": 2,
+        "generation": {"max_new_tokens": 6},
+    },
+    "sft": {**COMMON, "algorithm": "sft", "batch_size": 8},
+}
+
+
+def launch(config: Path, run_dir: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "nemorl", "train", str(config), "--run-dir", str(run_dir), "--json"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def finish(process: subprocess.Popen[bytes]) -> dict[str, object]:
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err.decode()
+    return json.loads(out.decode().splitlines()[-1])
+
+
+def wait_for_step(run_dir: Path, step: int, process: subprocess.Popen[bytes]) -> None:
+    while process.poll() is None:
+        steps = [record["step"] for record in read_jsonl(run_dir / "metrics.jsonl") if "train/loss" in record]
+        if steps and steps[-1] >= step:
+            return
+        time.sleep(0.005)
+
+
+def write_config(folder: Path, model: Path, algorithm: str) -> Path:
+    path = folder / f"{algorithm}.yaml"
+    path.write_text(yaml.safe_dump({**CONFIGS[algorithm], "model": str(model)}))
+    return path
+
+
+def digest(run_dir: Path) -> str:
+    return hashlib.sha256((run_dir / "model" / "model.safetensors").read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "sft"])
+def test_a_run_killed_twice_ends_with_the_same_weights(tmp_path: Path, tiny_model: Path, algorithm: str) -> None:
+    config = write_config(tmp_path, tiny_model, algorithm)
+    whole = finish(launch(config, tmp_path / "whole"))
+    assert whole["steps"] == STEPS
+
+    dice = random.Random(algorithm)
+    for low, high in ((1, STEPS // 2), (STEPS // 2 + 1, STEPS - 1)):
+        process = launch(config, tmp_path / "killed")
+        wait_for_step(tmp_path / "killed", dice.randint(low, high), process)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    assert finish(launch(config, tmp_path / "killed"))["steps"] == STEPS
+
+    assert digest(tmp_path / "killed") == digest(tmp_path / "whole")
+    steps = [r["step"] for r in read_jsonl(tmp_path / "killed" / "metrics.jsonl") if "train/loss" in r]
+    assert steps == list(range(1, STEPS + 1))
+    losses = {
+        name: [r["train/loss"] for r in read_jsonl(tmp_path / name / "metrics.jsonl") if "train/loss" in r]
+        for name in ("whole", "killed")
+    }
+    assert losses["whole"] == losses["killed"]
+
+
+def test_sigterm_saves_exits_0_and_the_same_command_continues(tmp_path: Path, tiny_model: Path) -> None:
+    config = write_config(tmp_path, tiny_model, "grpo")
+    process = launch(config, tmp_path / "run")
+    wait_for_step(tmp_path / "run", 2, process)
+    process.send_signal(signal.SIGTERM)
+    stopped = finish(process)
+
+    assert stopped["stopped"] == "received SIGTERM"
+    assert 2 <= stopped["steps"] < STEPS
+    assert finish(launch(config, tmp_path / "run"))["steps"] == STEPS

@@ -1,0 +1,239 @@
+"""Checkpoints survive a kill at any moment, notice damage and keep the right ones."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nemorl.checkpoints import MANIFEST, Checkpoint, CheckpointManager
+from nemorl.config.run import CheckpointConfig
+from nemorl.errors import CheckpointError
+
+
+def manager(folder: Path, **settings: Any) -> CheckpointManager:
+    return CheckpointManager(folder, CheckpointConfig(**{"keep_last": 100, **settings}))
+
+
+def write(text: str = "weights") -> Callable[[Path], None]:
+    def fill(folder: Path) -> None:
+        (folder / "model.safetensors").write_text(text)
+        (folder / "optimizer").mkdir()
+        (folder / "optimizer/state.json").write_text("{}")
+
+    return fill
+
+
+def save(saver: CheckpointManager, step: int, accuracy: float | None = None, text: str = "weights") -> Checkpoint:
+    metrics = {} if accuracy is None else {"validation/accuracy": accuracy}
+    return saver.save(step, write(text), {"step": step}, metrics)
+
+
+def steps(saver: CheckpointManager) -> list[int]:
+    return [checkpoint.step for checkpoint in saver.all()]
+
+
+def test_a_checkpoint_is_a_folder_with_everything_in_it(tmp_path: Path) -> None:
+    checkpoint = save(manager(tmp_path), 3, accuracy=0.5)
+    assert checkpoint.path == tmp_path / "step_000003"
+    names = sorted(str(path.relative_to(checkpoint.path)) for path in checkpoint.path.rglob("*") if path.is_file())
+    assert names == ["manifest.json", "policy/model.safetensors", "policy/optimizer/state.json", "trainer.json"]
+    assert checkpoint.read_state() == {"step": 3}
+    checkpoint.verify()
+    assert manager(tmp_path).latest() == checkpoint
+
+
+def test_no_checkpoints_are_no_error(tmp_path: Path) -> None:
+    empty = manager(tmp_path / "none")
+    assert (empty.all(), empty.latest(), empty.best()) == ([], None, None)
+
+
+def test_steps_are_ordered_by_number_not_by_name(tmp_path: Path) -> None:
+    saver = manager(tmp_path)
+    for step in (999_999, 1_000_000, 5):
+        save(saver, step)
+    assert steps(saver) == [5, 999_999, 1_000_000]
+    assert saver.latest() is not None
+    assert saver.latest().step == 1_000_000  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda path: (path / "policy/model.safetensors").write_text("weighty"), "model.safetensors does not match"),
+        (lambda path: (path / "policy/model.safetensors").write_text(""), "does not match its checksum"),
+        (lambda path: (path / "trainer.json").unlink(), "lacks trainer.json"),
+        (lambda path: (path / MANIFEST).write_text("{"), "no readable manifest"),
+        (lambda path: (path / MANIFEST).write_text('{"format": 99}'), "checkpoint format 99, this nemorl reads 1"),
+    ],
+    ids=["one letter", "emptied", "file gone", "manifest cut", "newer format"],
+)
+def test_damage_is_noticed_and_named(tmp_path: Path, damage: Callable[[Path], Any], words: str) -> None:
+    checkpoint = save(manager(tmp_path), 3)
+    damage(checkpoint.path)
+    with pytest.raises(CheckpointError, match=words) as caught:
+        checkpoint.verify()
+    assert caught.value.fix
+
+
+def test_an_unreadable_manifest_is_reported_when_checkpoints_are_listed(tmp_path: Path) -> None:
+    saver = manager(tmp_path)
+    checkpoint = save(saver, 3)
+    (checkpoint.path / MANIFEST).write_text("not json")
+    with pytest.raises(CheckpointError, match="step_000003 has no readable manifest"):
+        saver.latest()
+
+
+def test_a_folder_without_a_manifest_is_no_checkpoint(tmp_path: Path) -> None:
+    saver = manager(tmp_path)
+    save(saver, 3)
+    (save(saver, 4).path / MANIFEST).unlink()
+    assert steps(saver) == [3]
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
+    saver = manager(tmp_path, keep_last=2, keep_best=1)
+    kept = []
+    for step, accuracy in enumerate([0.1, 0.9, 0.3, 0.4, 0.9, 0.5, 0.2], 1):
+        save(saver, step, accuracy)
+        kept.append(steps(saver))
+    # 2 is the best until 5 ties with it and is newer.
+    assert kept == [[1], [1, 2], [2, 3], [2, 3, 4], [4, 5], [5, 6], [5, 6, 7]]
+    assert saver.best() is not None
+    assert saver.best().step == 5  # type: ignore[union-attr]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000005", "step_000006", "step_000007"]
+
+
+def test_lower_may_be_better(tmp_path: Path) -> None:
+    saver = manager(tmp_path, keep_last=1, keep_best=2, higher_is_better=False)
+    for step, loss in enumerate([0.3, 0.1, 0.2, 0.9], 1):
+        save(saver, step, loss)
+    assert steps(saver) == [2, 3, 4]
+    assert saver.best().step == 2  # type: ignore[union-attr]
+
+
+def test_without_the_metric_the_latest_is_the_best(tmp_path: Path) -> None:
+    saver = manager(tmp_path, keep_last=2, keep_best=3)
+    for step in (1, 2, 3):
+        save(saver, step)
+    assert steps(saver) == [2, 3]
+    assert saver.best().step == 3  # type: ignore[union-attr]
+
+
+def test_a_metric_that_is_no_number_does_not_rank(tmp_path: Path) -> None:
+    saver = manager(tmp_path)
+    save(saver, 1, 0.5)
+    save(saver, 2, float("nan"))
+    assert saver.best().step == 1  # type: ignore[union-attr]
+    assert json.loads((tmp_path / "step_000002" / MANIFEST).read_text())["metrics"] == {}
+
+
+def test_a_step_saved_again_replaces_the_first(tmp_path: Path) -> None:
+    saver = manager(tmp_path)
+    save(saver, 1, text="first")
+    checkpoint = save(saver, 1, text="second")
+    checkpoint.verify()
+    assert (checkpoint.path / "policy/model.safetensors").read_text() == "second"
+    assert steps(saver) == [1]
+
+
+def test_a_full_disk_is_told_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    def full(folder: Path) -> None:
+        (folder / "part").write_text("x")
+        raise OSError(28, "No space left on device")
+
+    saver = manager(tmp_path)
+    save(saver, 1)
+    with pytest.raises(CheckpointError, match="No space left on device") as caught:
+        saver.save(2, full, {}, {})
+    assert "free some disk space" in str(caught.value.fix)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
+
+
+def killed(action: Callable[[], None]) -> None:
+    """Run ``action`` in a child process that is expected to die inside it."""
+    child = os.fork()
+    if child == 0:  # pragma: no cover - measured in no process that returns
+        try:
+            action()
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9, "the child was to be killed"
+
+
+def die(*_: object, **__: object) -> None:
+    os._exit(9)
+
+
+@pytest.mark.parametrize("at", ["nemorl.checkpoints._write_synced", "os.rename", "shutil.rmtree", "os.fsync"])
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_kill_while_saving_leaves_the_previous_state(
+    tmp_path: Path, at: str, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saver = manager(tmp_path)
+    save(saver, 1, text="first")
+
+    def action() -> None:
+        monkeypatch.setattr(at, die)
+        save(saver, step, text="second")
+
+    killed(action)
+    monkeypatch.undo()
+    saver = manager(tmp_path)
+    assert [(c.step, (c.path / "policy/model.safetensors").read_text()) for c in saver.all()] == [(1, "first")]
+    for checkpoint in saver.all():
+        checkpoint.verify()
+    # And the next attempt cleans up.
+    save(saver, step, text="third").verify()
+    assert not list(tmp_path.glob(".writing_*"))
+
+
+def test_a_kill_inside_the_backend_leaves_the_previous_state(tmp_path: Path) -> None:
+    saver = manager(tmp_path)
+    save(saver, 1)
+    killed(lambda: saver.save(2, die, {}, {}) and None)
+    assert steps(saver) == [1]
+    assert steps(manager(tmp_path)) == [1]
+
+
+def test_a_kill_between_the_two_renames_of_a_replacement_is_undone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saver = manager(tmp_path)
+    save(saver, 1, text="first")
+    rename = os.rename
+
+    def second_dies(source: Path, target: Path) -> None:
+        rename(source, target) if source.name == "step_000001" else die()
+
+    def action() -> None:
+        monkeypatch.setattr("os.rename", second_dies)
+        save(saver, 1, text="second")
+
+    killed(action)
+    (checkpoint,) = manager(tmp_path).all()
+    checkpoint.verify()
+    assert (checkpoint.path / "policy/model.safetensors").read_text() == "first"
+
+
+def test_a_kill_after_a_replacement_keeps_the_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saver = manager(tmp_path)
+    save(saver, 1, text="first")
+
+    def half(path: Path, **_: object) -> None:
+        if path.name == ".replaced_step_000001":
+            (path / "policy/model.safetensors").unlink()
+            die()
+
+    def action() -> None:
+        monkeypatch.setattr("shutil.rmtree", half)
+        save(saver, 1, text="second")
+
+    killed(action)
+    (checkpoint,) = manager(tmp_path).all()
+    checkpoint.verify()
+    assert (checkpoint.path / "policy/model.safetensors").read_text() == "second"
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]

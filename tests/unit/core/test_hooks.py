@@ -1,0 +1,363 @@
+"""Lifecycle events: which fire in a real (tiny) run and in what order, what implementations may ask for, and what
+happens when one raises."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nemorl
+import pytest
+from nemorl.callbacks import Callback, EarlyStopping
+from nemorl.config.run import RunConfig
+from nemorl.errors import ForeignError, PluginError, UsageError
+from nemorl.observe.console import Console
+from nemorl.plugins import Index, Registry, use_registry
+from nemorl.plugins.hooks import CONTROL, EVENTS, Hooks, HookSpecs, build_hooks
+from nemorl.trainer import BaseTrainer, TrainResult
+
+ROWS = [{"prompt": f"{i}+{i}=", "answer": str(2 * i)} for i in range(4)]
+
+
+def knobs(model: Path, run_dir: Path, **changes: Any) -> dict[str, Any]:
+    """Two steps of two prompts with two responses of three tokens: about a second."""
+    return {
+        "algorithm": "grpo",
+        "model": str(model),
+        "run_dir": str(run_dir),
+        "max_steps": 2,
+        "num_prompts_per_step": 2,
+        "num_generations_per_prompt": 2,
+        "kl_penalty": 0.0,
+        "policy": {"init": "random", "max_sequence_tokens": 32},
+        "generation": {"max_new_tokens": 3},
+        "validation": {"every": 1, "max_samples": 2},
+        "checkpoint": {"every": 1, "export": False},
+        **changes,
+    }
+
+
+def reward(prompt: str, response: str, answer: str) -> float:
+    return float(len(response))
+
+
+def fit(config: dict[str, Any], callbacks: list[object], **options: Any) -> TrainResult:
+    trainer = nemorl.load_config(config).build()
+    return trainer.fit(ROWS, reward, val_dataset=ROWS, callbacks=callbacks, console=Console(quiet=True), **options)
+
+
+class Everything(Callback):
+    """Writes down every event with its arguments."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, dict[str, Any]]] = []
+
+
+def _recorder(event: str) -> Any:
+    names = [name for name in HookSpecs.__dict__[event].__code__.co_varnames if name != "self"]
+    body = ", ".join(f"{name}={name}" for name in names)
+    return _define(f"def {event}(self, {', '.join(names)}):\n    self.seen.append(({event!r}, dict({body})))\n", event)
+
+
+def _define(source: str, name: str) -> Any:
+    space: dict[str, Any] = {}
+    exec(source, space)
+    return space[name]
+
+
+for _event in EVENTS:
+    setattr(Everything, _event, _recorder(_event))
+
+
+@pytest.fixture(scope="module")
+def recorded(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Everything, TrainResult]:
+    watcher = Everything()
+    result = fit(knobs(tiny_model, tmp_path_factory.mktemp("hooks") / "run"), [watcher])
+    return watcher, result
+
+
+STEP = ["on_step_begin", "on_rollout_end", "on_weights_synced", "on_log", "on_step_end"]
+VALIDATION = ["on_log", "on_validation_end"]
+
+
+def test_events_fire_in_order(recorded: tuple[Everything, TrainResult]) -> None:
+    # 4 rows in batches of 2: both steps belong to one epoch. The last step's validation and checkpoint are the end's.
+    assert [event for event, _ in recorded[0].seen] == [
+        "on_weights_synced",
+        "on_fit_begin",
+        "on_epoch_begin",
+        *STEP,
+        *VALIDATION,
+        "on_checkpoint_saved",
+        *STEP,
+        "on_epoch_end",
+        *VALIDATION,
+        "on_checkpoint_saved",
+        "on_fit_end",
+    ]
+
+
+def test_every_event_but_the_exception_fires_in_a_run(recorded: tuple[Everything, TrainResult]) -> None:
+    assert {event for event, _ in recorded[0].seen} == set(EVENTS) - {"on_exception"}
+
+
+def test_events_carry_what_they_promise(recorded: tuple[Everything, TrainResult]) -> None:
+    watcher, result = recorded
+    by_event: dict[str, list[dict[str, Any]]] = {}
+    for event, arguments in watcher.seen:
+        assert isinstance(arguments["trainer"], BaseTrainer)
+        by_event.setdefault(event, []).append(arguments)
+    assert [a["step"] for a in by_event["on_step_begin"]] == [1, 2]
+    assert [a["step"] for a in by_event["on_step_end"]] == [1, 2]
+    assert [a["version"] for a in by_event["on_weights_synced"]] == [0, 1, 2]
+    assert [len(a["samples"]) for a in by_event["on_rollout_end"]] == [4, 4]
+    assert [sample.weight_version for a in by_event["on_rollout_end"] for sample in a["samples"]] == [0] * 4 + [1] * 4
+    assert all("loss" in a["metrics"] and "reward" in a["metrics"] for a in by_event["on_step_end"])
+    assert "train/reward" in by_event["on_log"][0]["metrics"]
+    assert "validation/accuracy" in by_event["on_log"][1]["metrics"]
+    assert set(by_event["on_validation_end"][0]["metrics"]) >= {"accuracy", "reward", "avg_length"}
+    assert [a["path"].name for a in by_event["on_checkpoint_saved"]] == ["step_000001", "step_000002"]
+    assert by_event["on_fit_end"][0]["metrics"] == dict(result.metrics)
+    assert [a["epoch"] for a in (*by_event["on_epoch_begin"], *by_event["on_epoch_end"])] == [0, 0]
+
+
+def test_an_exception_is_told_to_the_hooks_and_recorded(tiny_model: Path, tmp_path: Path) -> None:
+    class Angry(Callback):
+        essential = True
+
+        def on_step_begin(self, step: int) -> None:
+            raise ValueError("enough")
+
+    watcher = Everything()
+    with pytest.raises(ForeignError, match="hook on_step_begin of callback 0 \\(Angry\\) raised ValueError: enough"):
+        fit(knobs(tiny_model, tmp_path / "run"), [Angry(), watcher])
+    event, arguments = watcher.seen[-1]
+    assert event == "on_exception"
+    assert isinstance(arguments["error"], ForeignError)
+    lines = [json.loads(line) for line in (tmp_path / "run/events.jsonl").read_text().splitlines()]
+    assert lines[-1]["event"] == "failed"
+    assert "enough" in lines[-1]["error"]
+
+
+def test_an_observer_that_raises_is_reported_once_and_disabled(tiny_model: Path, tmp_path: Path) -> None:
+    class Clumsy(Callback):
+        calls = 0
+
+        def on_step_end(self, metrics: dict[str, float]) -> None:
+            self.calls += 1
+            raise KeyError("loss_of_mind")
+
+        def on_fit_end(self) -> None:
+            self.calls += 100
+
+    clumsy, watcher = Clumsy(), Everything()
+    result = fit(knobs(tiny_model, tmp_path / "run"), [clumsy, watcher])
+    assert result.steps == 2
+    assert clumsy.calls == 1
+    assert [event for event, _ in watcher.seen].count("on_step_end") == 2
+    lines = [json.loads(line) for line in (tmp_path / "run/events.jsonl").read_text().splitlines()]
+    (warning,) = [line for line in lines if line["event"] == "warning"]
+    assert "hook on_step_end of callback 0 (Clumsy) raised KeyError" in warning["message"]
+    assert "disabled for the rest of this run" in warning["message"]
+
+
+def test_a_run_can_be_stopped_by_a_callback(tiny_model: Path, tmp_path: Path) -> None:
+    class Enough(Callback):
+        def on_step_end(self, trainer: BaseTrainer[RunConfig]) -> None:
+            trainer.stop("seen enough")
+
+    result = fit(knobs(tiny_model, tmp_path / "run"), [Enough()])
+    assert result.steps == 1
+    assert result.stopped == "seen enough"
+    assert (tmp_path / "run/checkpoints/step_000001/manifest.json").is_file()
+
+
+# The manager alone
+
+
+@pytest.fixture
+def reports() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def hooks(reports: list[str]) -> Hooks:
+    return Hooks(reports.append)
+
+
+def test_an_implementation_takes_any_subset_of_the_arguments(hooks: Hooks) -> None:
+    got: list[Any] = []
+
+    class Few:
+        def on_step_end(self, step: int) -> None:
+            got.append(step)
+
+        def on_fit_end(self) -> None:
+            got.append("end")
+
+    hooks.register(Few(), "few")
+    hooks.fire("on_step_end", trainer=None, step=3, metrics={})
+    hooks.fire("on_fit_end", trainer=None, metrics={})
+    assert got == [3, "end"]
+
+
+def test_an_unknown_event_is_refused_with_those_that_exist(hooks: Hooks) -> None:
+    class Typo:
+        def on_step_ended(self) -> None: ...
+
+    with pytest.raises(PluginError, match="'typo' defines on_step_ended, which nemorl never calls") as caught:
+        hooks.register(Typo(), "typo")
+    assert "on_step_end," in str(caught.value.fix)
+
+
+def test_an_unknown_argument_is_refused_with_the_signature(hooks: Hooks) -> None:
+    class Wrong:
+        def on_step_end(self, trainer: Any, loss: float) -> None: ...
+
+    with pytest.raises(PluginError, match="hook plugin 'wrong'") as caught:
+        hooks.register(Wrong(), "wrong")
+    assert "loss" in caught.value.message
+    assert "on_step_end(trainer, step, metrics)" in str(caught.value.fix)
+
+
+def test_an_observer_is_disabled_for_all_its_events(hooks: Hooks, reports: list[str]) -> None:
+    class Clumsy:
+        def on_step_begin(self) -> None:
+            raise RuntimeError("first")
+
+        def on_step_end(self) -> None:
+            raise RuntimeError("second")
+
+    hooks.register(Clumsy(), "clumsy")
+    for _ in range(3):
+        hooks.fire("on_step_begin", trainer=None, step=1)
+        hooks.fire("on_step_end", trainer=None, step=1, metrics={})
+    assert len(reports) == 1
+    assert "first" in reports[0]
+    assert hooks.failures == {"clumsy": 1}
+
+
+@pytest.mark.parametrize("event", sorted(CONTROL))
+def test_a_control_event_ends_the_run_and_names_the_plugin(hooks: Hooks, event: str, reports: list[str]) -> None:
+    plugin = type("Guard", (), {event: lambda self: 1 / 0})()
+    hooks.register(plugin, "acme:guard")
+    with pytest.raises(ForeignError, match=f"hook {event} of acme:guard raised ZeroDivisionError") as caught:
+        hooks.fire(event, trainer=None)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert reports == []
+
+
+def test_nemorls_own_errors_pass_an_essential_callback_unchanged(hooks: Hooks) -> None:
+    class Strict:
+        essential = True
+
+        def on_step_end(self) -> None:
+            raise UsageError("not like this", fix="like that")
+
+    hooks.register(Strict(), "strict")
+    with pytest.raises(UsageError, match="not like this"):
+        hooks.fire("on_step_end", trainer=None, step=1, metrics={})
+
+
+def test_one_of_our_errors_in_an_observer_does_not_end_the_run(hooks: Hooks, reports: list[str]) -> None:
+    class Curious:
+        def on_step_end(self) -> None:
+            raise UsageError("no field 'x'")
+
+    hooks.register(Curious(), "curious")
+    hooks.fire("on_step_end", trainer=None, step=1, metrics={})
+    assert len(reports) == 1
+    assert "curious" in reports[0]
+
+
+class Loud:
+    """A hook plugin of the tests: says its name at every step."""
+
+    said: list[str]
+
+    def on_step_end(self) -> None:
+        called.append(type(self).__name__)
+
+
+class Louder(Loud):
+    """Another."""
+
+
+called: list[str] = []
+
+
+@pytest.fixture
+def with_hooks() -> Iterator[Registry]:
+    scoped = Registry(Index.installed())
+    scoped.register("hooks", "loud", Loud)
+    scoped.register("hooks", "louder", Louder)
+    called.clear()
+    with use_registry(scoped):
+        yield scoped
+
+
+@pytest.mark.parametrize("enabled", [["loud", "louder"], ["louder", "loud"]])
+def test_the_call_order_is_the_configs_then_the_callbacks(with_hooks: Registry, enabled: list[str]) -> None:
+    class Third(Loud):
+        pass
+
+    class Fourth(Loud):
+        pass
+
+    hooks = build_hooks(with_hooks, enabled, [Third(), Fourth()], print)
+    hooks.fire("on_step_end", trainer=None, step=1, metrics={})
+    assert called == [*(name.capitalize() for name in enabled), "Third", "Fourth"]
+
+
+def test_two_callbacks_of_one_class_are_both_called(with_hooks: Registry) -> None:
+    build_hooks(with_hooks, [], [Loud(), Loud()], print).fire("on_step_end", trainer=None, step=1, metrics={})
+    assert called == ["Loud", "Loud"]
+
+
+def test_hooks_of_the_config_run(with_hooks: Registry, tiny_model: Path, tmp_path: Path) -> None:
+    fit(knobs(tiny_model, tmp_path / "run", plugins={"hooks": ["louder"]}, max_steps=1), [])
+    assert called == ["Louder"]
+
+
+def test_every_event_is_documented() -> None:
+    assert len(EVENTS) == 12
+    assert all((HookSpecs.__dict__[event].__doc__ or "").strip() for event in EVENTS)
+
+
+# Early stopping
+
+
+class Stopped:
+    reason: str | None = None
+
+    def stop(self, reason: str) -> None:
+        self.reason = reason
+
+
+def after(stopping: EarlyStopping, values: list[float], metric: str = "accuracy") -> tuple[int, str | None]:
+    """Validations until the callback stops, and its reason."""
+    trainer = Stopped()
+    for count, value in enumerate(values, 1):
+        stopping.on_validation_end(trainer, count, {metric: value})
+        if trainer.reason is not None:
+            return count, trainer.reason
+    return len(values), None
+
+
+def test_early_stopping_at_a_threshold() -> None:
+    assert after(EarlyStopping(threshold=0.9), [0.1, 0.95, 1.0]) == (2, "accuracy reached 0.9")
+    assert after(
+        EarlyStopping("val_loss", threshold=0.5, higher_is_better=False), [2.0, 0.6, 0.5, 0.1], "val_loss"
+    ) == (
+        3,
+        "val_loss reached 0.5",
+    )
+
+
+def test_early_stopping_without_improvement() -> None:
+    # Best at the second, then two without a new best. An equal value is no improvement.
+    assert after(EarlyStopping(patience=2), [0.1, 0.5, 0.5, 0.4, 0.9])[0] == 4
+    assert after(EarlyStopping("loss", patience=1, higher_is_better=False), [3, 2, 1, 1.5], "loss")[0] == 4
+    assert after(EarlyStopping(), [0.5] * 20) == (20, None)

@@ -1,0 +1,382 @@
+"""The index, the registry and their diagnostics, on distributions written to disk as pip would install them."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+from nemorl.config.base import Config
+from nemorl.errors import PluginError, PluginNotFoundError
+from nemorl.plugins import Index, PluginPolicy, Registry, register, use_registry
+from nemorl.plugins.index import PREFIX, normalize
+from nemorl.plugins.kinds import EnvironmentConfig
+from nemorl.suggest import did_you_mean
+
+GOOD = """
+    from nemorl.plugins.kinds import EnvironmentConfig
+
+    class Env(EnvironmentConfig):
+        "A plugin of the tests."
+        summary = "made up"
+        strict: bool = False
+        "Whether to be strict."
+"""
+BAD_SYNTAX = "class Env(:\n"
+Install = Callable[..., None]
+
+
+class LocalEnv(EnvironmentConfig):
+    """Defined in a test, registered by decorator."""
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty site-packages folder at the front of sys.path, forgotten afterwards."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    before = set(sys.modules)
+    yield folder
+    for name in set(sys.modules) - before:
+        if name.startswith("acme"):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def install(site: Path) -> Install:
+    def add(
+        distribution: str,
+        entries: dict[str, str],
+        *,
+        module: str | None = None,
+        code: str = GOOD,
+        group: str = "environments",
+        requires: tuple[str, ...] = (),
+        folder: Path = site,
+        version: str = "1.2",
+    ) -> None:
+        info = folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
+        info.mkdir(parents=True)
+        lines = ["Metadata-Version: 2.1", f"Name: {distribution}", f"Version: {version}"]
+        lines += [f"Requires-Dist: {requirement}" for requirement in requires]
+        (info / "METADATA").write_text("\n".join(lines) + "\n")
+        listed = "\n".join(f"{name} = {value}" for name, value in entries.items())
+        (info / "entry_points.txt").write_text(f"[{PREFIX}{group}]\n{listed}\n")
+        (folder / f"{module or distribution.replace('-', '_')}.py").write_text(dedent(code))
+        importlib.invalidate_caches()
+
+    return add
+
+
+def here(policy: PluginPolicy | None = None) -> Registry:
+    return Registry(Index.installed(policy))
+
+
+def statuses(registry: Registry, name: str, kind: str = "environments") -> dict[str, str]:
+    return {entry.id: entry.status for entry in registry.index.of_kind(kind) if entry.name == name}
+
+
+def test_an_installed_plugin_is_listed_from_metadata_alone(install: Install) -> None:
+    install("acme-env", {"gym": "acme_env:Env"})
+    registry = here()
+    entry = registry.index.find("environments", "gym")
+    assert (entry.id, entry.version, entry.value, entry.status) == ("acme-env:gym", "1.2", "acme_env:Env", "ok")
+    assert "acme_env" not in sys.modules
+
+
+def test_loading_imports_the_selected_module_only(install: Install) -> None:
+    install("acme-env", {"gym": "acme_env:Env"})
+    install("acme-other", {"maze": "acme_other:Env"})
+    registry = here()
+    loaded = registry.load("environments", "gym")
+    assert loaded.summary == "made up"
+    assert "acme_env" in sys.modules
+    assert "acme_other" not in sys.modules
+    assert registry.load("environments", "gym") is loaded
+    assert registry.load("environments", "acme-env:gym") is loaded
+    assert registry.name_of("environments", loaded) == "gym"
+
+
+def test_two_distributions_with_one_name_are_ambiguous(install: Install) -> None:
+    install("acme-env", {"gym": "acme_env:Env"})
+    install("acme-other", {"gym": "acme_other:Env"})
+    registry = here()
+    assert statuses(registry, "gym") == {"acme-env:gym": "ambiguous", "acme-other:gym": "ambiguous"}
+    with pytest.raises(PluginError, match="acme-env and acme-other both provide environment 'gym'") as caught:
+        registry.load("environments", "gym")
+    assert "plugins.prefer: {environments.gym:" in str(caught.value.fix)
+
+
+def test_prefer_decides_who_wins_a_name(install: Install) -> None:
+    install("acme-env", {"gym": "acme_env:Env"})
+    install("acme-other", {"gym": "acme_other:Env"})
+    registry = here(PluginPolicy(prefer={"environments.gym": "Acme_Other"}))
+    assert registry.load("environments", "gym").__module__ == "acme_other"
+    assert registry.name_of("environments", registry.load("environments", "gym")) == "gym"
+
+
+def test_a_blocked_rival_makes_the_name_unique(install: Install) -> None:
+    install("acme-env", {"gym": "acme_env:Env"})
+    install("acme-other", {"gym": "acme_other:Env"})
+    assert statuses(here(PluginPolicy(block=("acme_env",))), "gym") == {
+        "acme-env:gym": "blocked",
+        "acme-other:gym": "ok",
+    }
+    assert statuses(here(PluginPolicy(allow=("acme-env",))), "gym") == {
+        "acme-env:gym": "ok",
+        "acme-other:gym": "blocked",
+    }
+
+
+def test_one_name_in_two_kinds_is_no_conflict(install: Install) -> None:
+    install("acme-env", {"math": "acme_env:Env"}, group="datasets")
+    assert statuses(here(), "math", "datasets") == {"acme-env:math": "ok"}
+    assert here().index.find("environments", "math").distribution == "nemorl-math-env"
+
+
+def test_a_blocked_plugin_says_so_when_it_is_selected(install: Install) -> None:
+    install("acme-env", {"gym": "acme_env:Env"})
+    with pytest.raises(PluginError, match="distribution acme-env is not allowed") as caught:
+        here(PluginPolicy(block=("acme.env",))).load("environments", "gym")
+    assert "plugins.block" in str(caught.value.fix)
+    assert "acme_env" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("requirement", "status"),
+    [
+        ("nemorl-core>=99", "incompatible"),
+        ("nemorl_core<0.0.1; python_version > '3'", "incompatible"),
+        ("nemorl-core[torch]>=99", "incompatible"),
+        ("nemorl-core>=99; python_version < '3'", "ok"),
+        ("nemorl-core>=99; extra == 'dev'", "ok"),
+        ("nemorl-core>=0.1", "ok"),
+        ("nemorl-core", "ok"),
+        ("unrelated>=99", "ok"),
+    ],
+)
+def test_compatibility_is_the_plugins_own_requirement(install: Install, requirement: str, status: str) -> None:
+    install("acme-env", {"gym": "acme_env:Env"}, requires=("pydantic", requirement))
+    assert statuses(here(), "gym") == {"acme-env:gym": status}
+
+
+def test_an_incompatible_plugin_names_both_versions(install: Install) -> None:
+    install("acme-env", {"gym": "acme_env:Env"}, requires=("nemorl-core>=99",))
+    with pytest.raises(PluginError, match=r"acme-env 1\.2 needs nemorl-core>=99, not 0\.") as caught:
+        here().load("environments", "gym")
+    assert "pip install -U acme-env" in str(caught.value.fix)
+
+
+def test_names_that_cannot_be_written_are_set_aside(install: Install) -> None:
+    install("acme-env", {"my gym": "acme_env:Env", "gym!": "acme_env:Env", "good.gym-2": "acme_env:Env"})
+    entries = {entry.name: entry.status for entry in here().index.entries if entry.distribution == "acme-env"}
+    assert entries == {"my gym": "bad-name", "gym!": "bad-name", "good.gym-2": "ok"}
+
+
+def test_an_unknown_kind_is_reported_with_the_closest_one(install: Install) -> None:
+    install("acme-env", {"gym": "acme_env:Env"}, group="enviroments")
+    (entry,) = here().index.of_kind("enviroments")
+    assert entry.status == "unknown-kind"
+    assert entry.diagnostics[0].fix == "Did you mean 'environments'?"
+
+
+BROKEN = {
+    "import-error": (
+        "import no_such_library\n",
+        "acme_env:Env",
+        "ModuleNotFoundError: No module named 'no_such_library'",
+    ),
+    "syntax-error": (BAD_SYNTAX, "acme_env:Env", "SyntaxError"),
+    "exits": ("import sys\nsys.exit(3)\n", "acme_env:Env", "SystemExit: 3"),
+    "raises": ("1 / 0\n", "acme_env:Env", "ZeroDivisionError"),
+    "no-attribute": (GOOD, "acme_env:Enf", "AttributeError"),
+    "no-module": (GOOD, "acme_nowhere:Env", "No module named 'acme_nowhere'"),
+}
+
+
+@pytest.mark.parametrize(("code", "value", "cause"), BROKEN.values(), ids=BROKEN)
+def test_a_broken_plugin_disturbs_nobody_until_it_is_selected(
+    install: Install, code: str, value: str, cause: str
+) -> None:
+    install("acme-env", {"gym": value}, code=code)
+    registry = here()
+    assert statuses(registry, "gym") == {"acme-env:gym": "ok"}
+    assert registry.load("environments", "math").__name__ == "MathConfig"
+    with pytest.raises(PluginError, match=r"environment 'gym' from acme-env 1\.2 failed to load") as caught:
+        registry.load("environments", "gym")
+    assert cause in caught.value.message
+    assert "reinstall or update acme-env" in str(caught.value.fix)
+    assert "plugins check acme-env:gym" in str(caught.value.fix)
+    diagnostic = registry.diagnose(registry.index.find("environments", "gym"))
+    assert diagnostic is not None
+    assert (diagnostic.state, diagnostic.code, diagnostic.plugin) == ("broken", "NRL106", "acme-env:gym")
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["Env = 3\n", "class Env: pass\n", "from nemorl.plugins.kinds import DatasetConfig as Env\n", "def Env(): pass\n"],
+    ids=["a number", "a plain class", "another kind", "a function"],
+)
+def test_what_is_not_a_config_of_its_kind_is_refused(install: Install, code: str) -> None:
+    install("acme-env", {"gym": "acme_env:Env"}, code=code)
+    with pytest.raises(PluginError, match=r"not a subclass of nemorl\.plugins\.kinds\.EnvironmentConfig") as caught:
+        here().load("environments", "gym")
+    assert caught.value.fix == "point the entry point at the plugin's config class"
+
+
+def test_ctrl_c_while_a_plugin_imports_is_not_swallowed(install: Install) -> None:
+    install("acme-env", {"gym": "acme_env:Env"}, code="raise KeyboardInterrupt\n")
+    with pytest.raises(KeyboardInterrupt):
+        here().load("environments", "gym")
+
+
+def test_a_missing_library_is_diagnosed_without_importing_it(install: Install) -> None:
+    install("acme-env", {"gym": "acme_env:Env"}, code=dedent(GOOD) + '    requires_modules = ("no_such_library",)\n')
+    registry = here()
+    diagnostic = registry.diagnose(registry.index.find("environments", "gym"))
+    assert diagnostic is not None
+    assert (diagnostic.state, diagnostic.fix) == ("missing", "pip install no_such_library")
+
+
+def test_a_missing_library_inside_a_missing_package_is_diagnosed_too(install: Install) -> None:
+    install("acme-env", {"gym": "acme_env:Env"}, code=dedent(GOOD) + '    requires_modules = ("no_such.library",)\n')
+    registry = here()
+    diagnostic = registry.diagnose(registry.index.find("environments", "gym"))
+    assert diagnostic is not None
+    assert diagnostic.message == "needs no_such.library, which cannot be found"
+
+
+@pytest.mark.parametrize("code", [BAD_SYNTAX, "import sys\nsys.exit(3)\n"], ids=["syntax error", "exits"])
+def test_the_command_line_lists_and_checks_a_broken_plugin(install: Install, site: Path, code: str) -> None:
+    import json
+    import subprocess
+
+    install("acme-env", {"gym": "acme_env:Env"}, code=code)
+
+    def nemorl(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", "from nemorl.cli import main; main()", *arguments]
+        environment = {**os.environ, "PYTHONPATH": str(site)}
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+
+    listed = nemorl("plugins", "list", "--json")
+    assert listed.returncode == 0
+    assert "acme-env:gym" in [entry["id"] for entry in json.loads(listed.stdout)]
+    checked = nemorl("plugins", "check", "acme-env:gym", "--json")
+    assert checked.returncode == 1
+    (result,) = json.loads(checked.stdout)
+    assert result["ok"] is False
+    assert "failed to load" in result["message"]
+
+
+def test_the_first_of_two_installations_wins_as_it_does_for_import(
+    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("acme-env", {"gym": "acme_env:Env"})
+    shadow = tmp_path / "shadow"
+    install("Acme_Env", {"gym": "acme_env:Env"}, folder=shadow, version="9.9")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(shadow)])
+    entries = [entry for entry in here().index.entries if entry.name == "gym"]
+    assert [(entry.version, entry.status) for entry in entries] == [("1.2", "ok")]
+
+
+def test_a_name_nobody_has_lists_who_has_others_and_guesses(install: Install) -> None:
+    install("acme-env", {"gym": "acme_env:Env"})
+    with pytest.raises(PluginNotFoundError, match=r"no environment named 'gmy' .*gym from acme-env 1\.2") as caught:
+        here().load("environments", "gmy")
+    assert caught.value.fix == "Did you mean 'gym'?"
+
+
+def test_a_well_known_name_says_what_to_install() -> None:
+    with pytest.raises(PluginNotFoundError) as caught:
+        Registry(Index([])).load("training_backends", "dtensor")
+    assert caught.value.fix == "pip install nemorl-dtensor"
+    assert "(installed: none)" in caught.value.message
+
+
+def test_a_decorator_registers_next_to_the_installed() -> None:
+    with use_registry(here()) as registry:
+        assert register("environments", "local_env")(LocalEnv) is LocalEnv
+        assert registry.load("environments", "local_env") is LocalEnv
+        assert registry.name_of("environments", LocalEnv) == "local_env"
+        # Found by module and name, as a worker process would find it, also under a run's plugin policy.
+        assert Registry(registry.index.with_policy(PluginPolicy())).load("environments", "local_env") is LocalEnv
+        assert registry.load("environments", "math").__name__ == "MathConfig"
+    with pytest.raises(PluginNotFoundError):
+        here().load("environments", "local_env")
+
+
+def test_registering_nonsense_is_refused() -> None:
+    registry = here()
+    with pytest.raises(PluginError, match="no plugin kind 'gyms'"):
+        registry.register("gyms", "a", LocalEnv)
+    with pytest.raises(PluginError, match="not a subclass"):
+        registry.register("datasets", "a", LocalEnv)
+
+
+def test_registering_an_installed_name_is_ambiguous() -> None:
+    registry = here()
+    with pytest.raises(PluginError, match="nemorl-math-env and registered-in-process both provide"):
+        registry.register("environments", "math", LocalEnv)
+
+
+def test_a_class_that_nothing_offers_has_no_name() -> None:
+    with pytest.raises(PluginError, match="LocalEnv is not registered") as caught:
+        here().name_of("environments", LocalEnv)
+    assert "nemorl.plugins.register" in str(caught.value.fix)
+
+
+def test_a_registry_is_in_force_inside_its_block_only() -> None:
+    from nemorl.plugins import registry
+
+    outside, inner = registry(), here()
+    with use_registry(inner):
+        assert registry() is inner
+    assert registry() is outside
+
+
+@pytest.mark.parametrize("name", ["My_Plugin", "my.plugin", "MY--plugin", "my-plugin"])
+def test_distribution_names_compare_as_pip_compares_them(name: str) -> None:
+    assert normalize(name) == "my-plugin"
+    assert not PluginPolicy(block=("my_plugin",)).admits(name)
+    assert PluginPolicy(allow=("MY-PLUGIN",)).admits(name)
+
+
+def test_block_wins_over_allow() -> None:
+    assert not PluginPolicy(allow=("a",), block=("a",)).admits("a")
+    assert not PluginPolicy(allow=()).admits("a")
+
+
+def test_everything_that_ships_with_nemorl_loads() -> None:
+    registry = here()
+    ours = [entry for entry in registry.index.entries if entry.distribution.startswith("nemorl-")]
+    assert len(ours) >= 13
+    for entry in ours:
+        diagnostic = registry.diagnose(entry)
+        assert diagnostic is None or diagnostic.state == "missing", diagnostic
+        loaded = registry.load(entry.kind, entry.id)
+        if isinstance(loaded, type) and issubclass(loaded, Config):
+            assert getattr(loaded, "summary", ""), f"{entry.id} has no summary"
+
+
+def test_diagnostics_are_plain_data(install: Install) -> None:
+    install("acme-env", {"gym!": "acme_env:Env"})
+    (entry,) = [entry for entry in here().index.entries if entry.distribution == "acme-env"]
+    assert set(entry.diagnostics[0].as_dict()) == {"state", "code", "plugin", "message", "fix", "cause"}
+
+
+def test_an_entry_point_without_a_distribution_is_named() -> None:
+    point = metadata.EntryPoint("gym", f"{__name__}:LocalEnv", f"{PREFIX}environments")
+    assert Index([point]).find("environments", "gym").id == "registered-in-process:gym"
+
+
+@pytest.mark.parametrize(
+    ("word", "answer"), [("dtensr", "Did you mean 'dtensor'?"), ("hf", "Did you mean 'hf'?"), ("xyz", None)]
+)
+def test_did_you_mean_offers_only_what_is_close(word: str, answer: str | None) -> None:
+    assert did_you_mean(word, ["dtensor", "hf", "megatron"]) == answer

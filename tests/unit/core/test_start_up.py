@@ -1,0 +1,262 @@
+"""What may import what: DESIGN sections 2 and 8, checked on every source file and in fresh interpreters."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PACKAGES = {path.parent.parent.name: path for path in sorted(ROOT.glob("**/src/nemorl*")) if path.parent.name == "src"}
+PLUGINS = {path.name: path for path in PACKAGES.values() if path.name != "nemorl"}
+KERNEL = ROOT / "core/src/nemorl"
+HEAVY = ("torch", "ray", "transformers", "vllm", "megatron", "datasets", "numpy", "pyarrow")
+
+
+def python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+# In a fresh interpreter
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import nemorl",
+        "from nemorl import GRPOConfig, SFTConfig",
+        "from nemorl.cli import main",
+        "run('--help')",
+        "run('--version')",
+        "run('plugins', 'list')",
+        "run('plugins', 'list', '--json')",
+        "run('config', 'schema', 'grpo')",
+    ],
+)
+def test_starting_up_imports_nothing_heavy(statement: str) -> None:
+    code = f"""
+import contextlib, io, sys
+def run(*arguments):
+    from nemorl.cli import main
+    sys.argv = ["nemorl", *arguments]
+    with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.suppress(SystemExit):
+        main()
+    assert shown.getvalue().strip()
+{statement}
+print([name for name in {HEAVY!r} if name in sys.modules])
+"""
+    assert python(code).strip() == "[]"
+
+
+def test_validating_a_config_imports_no_torch(tmp_path: Path) -> None:
+    config = {"algorithm": "grpo", "model": "some/model", "data": "arithmetic", "environment": "math"}
+    code = f"""
+import sys
+from nemorl import load_config
+load_config({config!r}, for_launch=True)
+print([name for name in {HEAVY!r} if name in sys.modules])
+"""
+    assert python(code).strip() == "[]"
+
+
+def test_listing_plugins_imports_none_of_them() -> None:
+    code = """
+import sys
+from nemorl.plugins import registry
+assert registry().index.entries
+print(sorted({name.partition('.')[0] for name in sys.modules if name.startswith('nemorl_')}))
+"""
+    assert python(code).strip() == "[]"
+
+
+def test_the_pytest_plugin_imports_nothing_heavy() -> None:
+    # pytest loads it in everyone's test session, used or not.
+    code = f"import sys, nemorl.testing.plugin; print([name for name in {HEAVY!r} if name in sys.modules])"
+    assert python(code).strip() == "[]"
+
+
+def test_public_names_resolve() -> None:
+    import nemorl
+
+    for name in nemorl.__all__:
+        assert getattr(nemorl, name) is not None
+    assert set(nemorl.__all__) <= set(dir(nemorl))
+
+
+def test_names_of_installed_algorithms_resolve() -> None:
+    import nemorl
+    import nemorl_grpo
+
+    assert nemorl.GRPOConfig is nemorl_grpo.GRPOConfig
+    assert nemorl.SFTTrainer.config_class is nemorl.SFTConfig
+    with pytest.raises(AttributeError, match="has no attribute 'PPOTrainr'"):
+        _ = nemorl.PPOTrainr
+
+
+# Import arrows
+
+
+def files(package: Path) -> list[Path]:
+    return sorted(package.rglob("*.py"))
+
+
+def imports(path: Path, *, at_load: bool = False) -> Iterator[str]:
+    """Modules that a file imports; ``at_load``: only those imported when the file itself is."""
+    tree = ast.parse(path.read_text())
+
+    def walk(node: ast.AST) -> Iterator[str]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Import):
+                yield from (alias.name for alias in child.names)
+            elif isinstance(child, ast.ImportFrom):
+                assert child.level == 0, f"{path}: relative import"
+                yield child.module or ""
+            elif at_load and isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+                continue
+            elif at_load and isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+                for branch in child.orelse:
+                    yield from walk(branch)
+            else:
+                yield from walk(child)
+
+    return walk(tree)
+
+
+def top(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def test_every_package_of_the_repository_is_seen() -> None:
+    declared = {path.parent.name for path in ROOT.glob("**/pyproject.toml") if (path.parent / "src").is_dir()}
+    assert declared == set(PACKAGES)
+    assert {"nemorl_grpo", "nemorl_sft", "nemorl_dtensor", "nemorl_math_env", "nemorl_datasets"} <= set(PLUGINS)
+
+
+@pytest.mark.parametrize("package", PLUGINS)
+def test_no_plugin_imports_another_plugin(package: str) -> None:
+    others = set(PLUGINS) - {package}
+    for path in files(PLUGINS[package]):
+        assert not others & set(map(top, imports(path))), f"{path} imports another plugin"
+
+
+def test_the_kernel_imports_no_plugin() -> None:
+    for path in files(KERNEL):
+        assert not set(PLUGINS) & set(map(top, imports(path))), f"{path} imports a plugin"
+
+
+TORCH_FREE_EXCEPTIONS = ("tensors", "testing")
+"""Kernel folders that may import torch when they are imported: the tensors, and what only tests import."""
+
+
+def test_torch_is_at_home_in_tensors_only() -> None:
+    for path in files(KERNEL):
+        if path.relative_to(KERNEL).parts[0] not in TORCH_FREE_EXCEPTIONS:
+            loaded = set(imports(path, at_load=True))
+            assert not set(HEAVY) & set(map(top, loaded)), f"{path} imports something heavy at load"
+            assert not any(module.startswith("nemorl.tensors") for module in loaded), f"{path} imports tensors at load"
+
+
+@pytest.mark.parametrize("package", PLUGINS)
+def test_a_plugins_config_module_imports_nothing_heavy(package: str) -> None:
+    for name in ("__init__.py", "config.py"):
+        path = PLUGINS[package] / name
+        if path.is_file():
+            assert not set(HEAVY) & set(map(top, imports(path, at_load=True))), f"{path} imports something heavy"
+
+
+def test_no_code_that_runs_uses_pickle_or_eval() -> None:
+    for package in PACKAGES.values():
+        for path in files(package):
+            if KERNEL / "testing" in path.parents:
+                continue  # checks that configs can be pickled
+            assert "pickle" not in map(top, imports(path)), f"{path} imports pickle"
+            calls = {
+                node.func.id
+                for node in ast.walk(ast.parse(path.read_text()))
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+            }
+            assert not calls & {"eval", "exec"}, f"{path} calls eval or exec"
+
+
+# Packaging
+
+
+def projects() -> dict[str, dict[str, object]]:
+    found = {}
+    for path in [
+        ROOT / "pyproject.toml",
+        *sorted(ROOT.glob("*/pyproject.toml")),
+        *sorted(ROOT.glob("plugins/*/pyproject.toml")),
+    ]:
+        project = tomllib.loads(path.read_text())["project"]
+        found[project["name"]] = project
+    return found
+
+
+def test_all_packages_have_the_version_of_the_kernel() -> None:
+    from nemorl import __version__
+
+    assert {name: project["version"] for name, project in projects().items()} == dict.fromkeys(projects(), __version__)
+
+
+def test_packages_ask_for_this_minor_version_of_each_other() -> None:
+    from nemorl import __version__
+
+    major, minor, _ = __version__.split(".")
+    wanted = f">={__version__},<{major}.{int(minor) + 1}"
+    for name, project in projects().items():
+        for requirement in project.get("dependencies", []):  # type: ignore[attr-defined]
+            match = re.fullmatch(r"(nemorl[\w-]*)(\[[\w,]+\])?(.*)", requirement)
+            if match:
+                assert match[3] == wanted, f"{name} requires {requirement}"
+                assert match[1] in projects(), f"{name} requires {match[1]}, which is not in this repository"
+
+
+def test_every_plugin_requires_the_kernel_and_the_metapackage_every_standard_plugin() -> None:
+    found = projects()
+    for name, project in found.items():
+        needs = {re.split(r"[\[>=<; ]", requirement)[0] for requirement in project.get("dependencies", [])}  # type: ignore[attr-defined]
+        if name not in ("nemorl-core", "nemorl"):
+            assert "nemorl-core" in needs, name
+    meta = " ".join(found["nemorl"]["dependencies"])  # type: ignore[arg-type]
+    for name in ("nemorl-core", "nemorl-dtensor", "nemorl-math-env", "nemorl-grpo", "nemorl-sft", "nemorl-datasets"):
+        assert name in meta
+
+
+def test_the_kernel_requires_no_torch_unless_asked() -> None:
+    core = projects()["nemorl-core"]
+    assert not [requirement for requirement in core["dependencies"] if requirement.startswith("torch")]  # type: ignore[attr-defined]
+    assert "torch" in core["optional-dependencies"]  # type: ignore[operator]
+
+
+def test_every_package_is_typed_and_described() -> None:
+    for folder, package in PACKAGES.items():
+        assert (package / "py.typed").is_file(), f"{folder} has no py.typed"
+        assert (package.parents[1] / "README.md").is_file(), f"{folder} has no README.md"
+    assert all(project.get("description") for project in projects().values())
+
+
+def test_entry_points_name_classes_that_exist() -> None:
+    for path in ROOT.glob("**/pyproject.toml"):
+        groups = tomllib.loads(path.read_text())["project"].get("entry-points", {})
+        for group, entries in groups.items():
+            for value in entries.values():
+                module = value.partition(":")[0]
+                source = PACKAGES[path.parent.name].parent / f"{module.replace('.', '/')}.py"
+                assert source.is_file() or (source.with_suffix("") / "__init__.py").is_file(), f"{group}: {value}"
+
+
+def test_the_command_answers_as_json() -> None:
+    code = "import sys; sys.argv = ['nemorl', 'doctor', '--json']; from nemorl.cli import main; main()"
+    facts = json.loads(python(code))
+    assert facts["plugins"]
+    assert facts["broken_plugins"] == []
