@@ -115,7 +115,8 @@ class RolloutEngine:
         size = len(prompt.token_ids)
         if size >= self.max_sequence_tokens:
             raise DataError(
-                f"prompt {prompt.index} ({prompt.text[:50]!r}) has {size} tokens, the limit is {self.max_sequence_tokens}",
+                f"prompt {prompt.index} ({prompt.text[:50]!r}) has {size} tokens, "
+                f"the limit is {self.max_sequence_tokens}",
                 fix="raise policy.max_sequence_tokens, or filter long prompts from the dataset",
             )
         own_seed = derive_seed(seed, prompt.index, g)

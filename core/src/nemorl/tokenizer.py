@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,13 @@ class Tokenizer:
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
         from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
-        with boundary(f"loading the tokenizer of {model_name!r}"):
+        name = str(Path(model_name).expanduser())
+        with boundary(f"loading the tokenizer of {model_name!r}"), _missing_model(model_name):
             # AutoTokenizer (transformers 5) picks the class by the model's architecture and rebuilds its splitting
             # rules, even for a folder whose tokenizer says that tokenizer.json is all there is to it.
-            declared = get_tokenizer_config(model_name).get("tokenizer_class")
+            declared = get_tokenizer_config(name).get("tokenizer_class")
             generic = declared in ("TokenizersBackend", "PreTrainedTokenizerFast")
-            return cls((PreTrainedTokenizerFast if generic else AutoTokenizer).from_pretrained(model_name))
+            return cls((PreTrainedTokenizerFast if generic else AutoTokenizer).from_pretrained(name))
 
     @cached_property
     def has_chat_template(self) -> bool:
@@ -104,3 +106,15 @@ class Tokenizer:
                 [dict(message) for message in messages], tokenize=False, add_generation_prompt=add_generation_prompt
             )
         return self.encode_observation(text)
+
+
+@contextmanager
+def _missing_model(model_name: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise BackendError(
+            f"no tokenizer for model {model_name!r}: {reason}",
+            fix="give a folder that holds config.json and the tokenizer, or a hub name that is cached or reachable",
+        ) from error

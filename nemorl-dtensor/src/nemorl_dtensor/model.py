@@ -34,7 +34,8 @@ def load_model(
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
-    transformers_logging.disable_progress_bar()  # its bars would tear the run's own display
+    # Its bars would tear the run's own display.
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     name = _name_or_path(policy)
     dtype = getattr(torch, policy.precision)
     try:

@@ -149,7 +149,7 @@ def check_requests_of_one_call_may_sample_differently(subject: Subject) -> None:
         {"top_k": 1},
         {"temperature": 0.4},
         {"top_p": 0.01},
-        {"min_p": 0.99},
+        {"min_p": 0.9999},
         {"max_new_tokens": 3},
         {},
     ]

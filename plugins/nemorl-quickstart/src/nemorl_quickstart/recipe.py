@@ -13,7 +13,7 @@ from typing import Any
 
 from nemorl.types import Row
 
-MODEL_SIZE = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 2, "num_attention_heads": 4}
+MODEL_SIZE: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 SLOPPY_OFFSETS = (0, 1, 0, 1, 1)
 """How far off each of the teacher's five answers to a problem is."""
@@ -43,14 +43,14 @@ def sft_config(base: Path, run_dir: Path, seed: int) -> dict[str, Any]:
         "seed": seed,
         "data": problems(seed),
         "batch_size": 64,
-        "max_steps": 600,
+        "max_steps": 1000,
         "policy": {
             "init": "random",
-            "optimizer": {"lr": 1e-3},
+            "optimizer": {"lr": 1e-3, "weight_decay": 0.1},
             "schedule": {"kind": "linear", "warmup_steps": 20, "min_lr_frac": 0.1},
         },
         "validation": {"every": 0, "at_end": False},
-        "checkpoint": {"every": 200},
+        "checkpoint": {"every": 250},
     }
 
 

@@ -1,0 +1,258 @@
+"""The commands on a tiny model: what they print, what they write, how they exit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+from nemorl import __version__
+from nemorl.cli import main
+
+
+class Done(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+Command = Callable[..., Done]
+
+
+@pytest.fixture
+def nemorl(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
+    """Run ``nemorl …`` in this process."""
+
+    def run(*arguments: object) -> Done:
+        monkeypatch.setattr(sys, "argv", ["nemorl", *map(str, arguments)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as caught:
+            main()
+            raise SystemExit(0)
+        code = caught.value.code
+        return Done(code if isinstance(code, int) else 0 if code is None else 1, *capfd.readouterr())
+
+    return run
+
+
+def settings(model: Path, **changes: Any) -> dict[str, Any]:
+    return {
+        "algorithm": "grpo",
+        "model": str(model),
+        "max_steps": 1,
+        "num_prompts_per_step": 2,
+        "num_generations_per_prompt": 2,
+        "policy": {"init": "random", "max_sequence_tokens": 32},
+        "generation": {"max_new_tokens": 3},
+        "validation": {"max_samples": 4},
+        "data": {"name": "arithmetic", "max_digits": 1, "num_train": 20, "num_validation": 5},
+        "environment": "math",
+        **changes,
+    }
+
+
+@pytest.fixture
+def config(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "grpo.yaml"
+    path.write_text(yaml.safe_dump(settings(tiny_model)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a finished run. Tests that change it work on a copy."""
+    from nemorl.config.load import load_config
+    from nemorl.observe.console import Console
+
+    run_dir = tmp_path_factory.mktemp("trained") / "run"
+    load_config(settings(tiny_model, run_dir=str(run_dir)), for_launch=True).build().fit(console=Console(quiet=True))
+    return run_dir
+
+
+def test_help_names_every_command(nemorl: Command) -> None:
+    done = nemorl("--help")
+    assert done.code == 0
+    for command in ("train", "eval", "generate", "report", "doctor", "plugins", "config", "quickstart"):
+        assert command in done.out
+
+
+@pytest.mark.parametrize(
+    "command", ["train", "eval", "generate", "report", "doctor", "plugins list", "config validate", "config schema"]
+)
+def test_every_command_explains_itself_with_an_example(nemorl: Command, command: str) -> None:
+    done = nemorl(*command.split(), "--help")
+    assert done.code == 0
+    assert f"nemorl {command}" in done.out
+
+
+def test_the_version(nemorl: Command) -> None:
+    assert nemorl("--version") == Done(0, f"nemorl {__version__}\n", "")
+
+
+def test_an_unknown_command_exits_2(nemorl: Command) -> None:
+    done = nemorl("tran")
+    assert done.code == 2
+    assert "No such command" in done.err
+
+
+def test_train_prints_a_result_and_progress_elsewhere(nemorl: Command, config: Path, tmp_path: Path) -> None:
+    done = nemorl("train", config, "--run-dir", tmp_path / "run")
+    assert done.code == 0
+    assert done.out.startswith("1 steps\nvalidation/accuracy: ")
+    assert f"report: {tmp_path}/run/report.html" in done.out
+    assert (tmp_path / "run/report.html").is_file()
+
+
+def test_train_as_json_is_one_object_on_stdout_and_silence_elsewhere(
+    nemorl: Command, config: Path, tmp_path: Path
+) -> None:
+    done = nemorl("train", config, "max_steps=2", "--run-dir", tmp_path / "run", "--json")
+    assert done.code == 0
+    assert done.json["steps"] == 2
+    assert done.json["stopped"] is None
+    assert "train/reward" in done.json["metrics"]
+    assert Path(done.json["best_checkpoint"]).is_dir()
+    assert done.err == ""
+
+
+def test_the_same_command_again_continues(nemorl: Command, config: Path) -> None:
+    first, second = (nemorl("train", config, "--json").json for _ in range(2))
+    assert first["run_dir"] == second["run_dir"]
+    assert len((Path(first["run_dir"]) / "metrics.jsonl").read_text().splitlines()) == 2  # one step, one validation
+
+
+def test_fresh_starts_anew(nemorl: Command, config: Path) -> None:
+    first, second = (nemorl("train", config, "--fresh", "--json").json for _ in range(2))
+    assert second["run_dir"] == f"{first['run_dir']}-2"
+
+
+def test_a_dry_run_writes_nothing(nemorl: Command, config: Path, tmp_path: Path) -> None:
+    done = nemorl("train", config, "--dry-run")
+    assert done.code == 0
+    assert "ok, would run GRPOConfig in runs/grpo-" in done.out
+    assert [path.name for path in tmp_path.iterdir()] == ["grpo.yaml"]
+
+
+def test_debug_adds_the_traceback(nemorl: Command, config: Path) -> None:
+    assert "Traceback" not in nemorl("train", config, "max_steps=ten").err
+    assert "Traceback" in nemorl("train", config, "max_steps=ten", "--debug").err
+    assert "Traceback" in nemorl("--debug", "train", config, "max_steps=ten").err
+
+
+def test_eval_measures_a_config(nemorl: Command, config: Path, tmp_path: Path) -> None:
+    done = nemorl(
+        "eval", config, "--max-samples", 3, "--generations", 2, "--temperature", 1, "--output", tmp_path / "s.jsonl"
+    )
+    assert done.code == 0
+    assert "pass@2" in done.out
+    assert len((tmp_path / "s.jsonl").read_text().splitlines()) == 6
+
+
+def test_eval_measures_a_run(nemorl: Command, trained: Path) -> None:
+    done = nemorl("eval", trained, "--json")
+    assert done.code == 0
+    assert done.json["model"] == str(trained / "model")
+    logged = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
+    last = next(record for record in reversed(logged) if "validation/accuracy" in record)
+    assert done.json["accuracy"] == pytest.approx(last["validation/accuracy"])
+    assert done.json["avg_length"] == pytest.approx(last["validation/avg_length"])
+
+
+def test_eval_measures_another_model(nemorl: Command, config: Path, trained: Path) -> None:
+    done = nemorl("eval", config, "--model", trained / "model", "--json")
+    assert done.code == 0
+    assert done.json["model"] == str(trained / "model")
+
+
+def test_eval_of_an_unfinished_run_says_so(nemorl: Command, trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run/model")
+    done = nemorl("eval", tmp_path / "run")
+    assert done.code == 2
+    assert "has no exported model yet" in done.err
+
+
+@pytest.mark.parametrize("mode", ["--chat", "--raw"])
+def test_generate_answers_every_prompt(nemorl: Command, trained: Path, mode: str) -> None:
+    done = nemorl(
+        "generate", "1+1=", "2+2=", "--model", trained / "model", mode, "--samples", 2, "--max-new-tokens", 3, "--json"
+    )
+    assert done.code == 0
+    assert [(answer["prompt"], len(answer["responses"])) for answer in done.json] == [("1+1=", 2), ("2+2=", 2)]
+
+
+def test_generate_is_repeatable_and_readable(nemorl: Command, trained: Path) -> None:
+    options = ["--model", trained / "model", "--temperature", 1, "--seed", 3, "--max-new-tokens", 5]
+    first, second = (nemorl("generate", "1+1=", *options) for _ in range(2))
+    assert first.code == 0
+    assert first.out == second.out
+
+
+def test_report_is_written_again(nemorl: Command, trained: Path, tmp_path: Path) -> None:
+    done = nemorl("report", trained, "--output", tmp_path / "r.html")
+    assert (done.code, done.out.strip()) == (0, str(tmp_path / "r.html"))
+    assert (tmp_path / "r.html").stat().st_size > 1000
+
+
+def test_plugins_list_can_be_narrowed(nemorl: Command) -> None:
+    listed = nemorl("plugins", "list", "--kind", "algorithms", "--json").json
+    assert {entry["kind"] for entry in listed} == {"algorithms"}
+    assert {"grpo", "sft"} <= {entry["name"] for entry in listed}
+    assert "dtensor" in nemorl("plugins", "list").out
+
+
+@pytest.mark.parametrize(
+    "name", ["grpo", "dtensor", "hf", "math", "file", "tensorboard", "quickstart", "nemorl-sft:sft"]
+)
+def test_plugins_show_explains_any_plugin(nemorl: Command, name: str) -> None:
+    done = nemorl("plugins", "show", name)
+    assert done.code == 0
+    (details,) = nemorl("plugins", "show", name, "--json").json
+    assert details["status"] in ("ok", "missing")
+    assert all(option["meaning"] for option in details["options"])
+
+
+def test_plugins_check_imports_in_another_process(nemorl: Command) -> None:
+    done = nemorl("plugins", "check", "grpo")
+    assert (done.code, done.out.split()) == (0, ["ok", "nemorl-grpo:grpo"])
+
+
+def test_doctor_knows_the_machine(nemorl: Command) -> None:
+    done = nemorl("doctor")
+    assert done.code == 0
+    for fact in ("python", "gpus", "disk_free_gib", "torch", "plugins"):
+        assert fact in done.out
+
+
+def test_config_validate_says_ok(nemorl: Command, config: Path) -> None:
+    assert nemorl("config", "validate", config).out == f"{config}: ok (grpo)\n"
+    assert nemorl("config", "validate", config, "--json").json == {"valid": True, "problems": []}
+
+
+def test_config_show_is_the_resolved_config(nemorl: Command, config: Path) -> None:
+    shown = yaml.safe_load(nemorl("config", "show", config, "seed=7").out)
+    assert (shown["seed"], shown["policy"]["precision"]) == (7, "float32")
+    assert nemorl("config", "show", config, "--json").json["seed"] == 42
+
+
+def test_config_schema_is_printed_or_written(nemorl: Command, tmp_path: Path) -> None:
+    printed = nemorl("config", "schema", "sft").json
+    assert "batch_size" in printed["properties"]
+    assert nemorl("config", "schema", "sft", "--output", tmp_path / "s.json").code == 0
+    assert json.loads((tmp_path / "s.json").read_text()) == printed
+
+
+def test_commands_of_plugins_are_part_of_the_tree(nemorl: Command) -> None:
+    done = nemorl("quickstart", "--help")
+    assert done.code == 0
+    assert "nemorl quickstart" in done.out

@@ -1,0 +1,83 @@
+"""The training policy over several ranks, each of which sees only its shard."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from nemorl.errors import ForeignError
+from nemorl.observe.metrics import Mean, Sum
+from nemorl.policy import TrainingPolicy
+from nemorl.resources.local import LocalWorkerGroup
+from nemorl.tensors import TokenBatch
+from nemorl.weights import WeightHandle, choose_transport, in_process_handle
+
+
+class Rank:
+    """Says of each token what it is, so that a mix-up shows."""
+
+    def get_logprobs(self, batch: TokenBatch, weights: str) -> torch.Tensor:
+        return -batch.token_ids.float() * (2 if weights == "reference" else 1)
+
+    def train_step(self, batch: TokenBatch, loss: object) -> dict[str, Any]:
+        return {"loss": Sum(float(batch.loss_weights.sum())), "tokens": Mean(batch.num_tokens, len(batch))}
+
+
+class Ranks:
+    def __init__(self, count: int) -> None:
+        self.data_parallel_size = count
+        self.given: list[Any] = []
+
+    def scatter(self, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
+        self.given = [shard[0] for shard in shards]
+        return [getattr(Rank(), method)(*shard) for shard in shards]
+
+
+def batch() -> TokenBatch:
+    lengths, token = [4, 9, 2, 7, 1, 5], iter(range(100))
+    return TokenBatch.from_sequences([[next(token) for _ in range(n)] for n in lengths], [[True] * n for n in lengths])
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 6, 8])
+@pytest.mark.parametrize(("weights", "factor"), [("policy", 1), ("reference", 2)])
+def test_logprobs_come_back_in_the_order_of_the_batch(ranks: int, weights: Any, factor: int) -> None:
+    found = TrainingPolicy(Ranks(ranks)).get_logprobs(batch(), weights)  # type: ignore[arg-type]
+    assert found.tolist() == [-factor * token for token in range(28)]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_the_metrics_of_ranks_are_merged_by_their_own_reductions(ranks: int) -> None:
+    workers = Ranks(ranks)
+    metrics = TrainingPolicy(workers).train_step(batch(), object())  # type: ignore[arg-type]
+    assert metrics["loss"].value == pytest.approx(1.0)  # the weights of the shards add up to the step's
+    assert metrics["tokens"].value == pytest.approx(28 / 6)
+    assert sum(part.num_tokens for part in workers.given) == 28
+
+
+def test_a_backend_that_raises_is_named() -> None:
+    class Broken:
+        def generate(self, requests: object) -> None:
+            raise MemoryError("full")
+
+    with pytest.raises(ForeignError, match="generation backend Broken raised MemoryError: full"):
+        LocalWorkerGroup(Broken(), "generation backend Broken").call("generate", [])
+
+
+@pytest.mark.parametrize(
+    ("offered", "accepted", "chosen"),
+    [(("a", "b"), ("b", "a"), "a"), (("a", "b"), ("b",), "b"), (("a",), ("b",), None), ((), ("a",), None)],
+)
+def test_the_senders_first_choice_that_the_receiver_accepts_is_taken(
+    offered: tuple[str, ...], accepted: tuple[str, ...], chosen: str | None
+) -> None:
+    assert choose_transport(offered, accepted) == chosen
+
+
+def test_an_in_process_handle_hands_over_the_live_parameters() -> None:
+    weight = torch.zeros(2)
+    handle = in_process_handle(lambda: iter([{"w": weight}]), 3)
+    assert isinstance(handle, WeightHandle)
+    assert (handle.transport, handle.version) == ("in_process", 3)
+    assert next(handle.payload())["w"] is weight

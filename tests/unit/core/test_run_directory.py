@@ -1,0 +1,130 @@
+"""Who may write where: claiming a run's directory, continuing in it, and refusing another config."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from nemorl.config.load import load_config
+from nemorl.config.run import RunConfig
+from nemorl.errors import ConfigError, UsageError
+from nemorl.run import RESUMABLE, RunDirectory, claim_directory, default_name, run_path, to_yaml
+
+
+def config(**changes: Any) -> RunConfig:
+    return load_config({"algorithm": "grpo", "model": "some/model", **changes})
+
+
+def start(wanted: RunConfig, *, resume: bool = False) -> Path:
+    """Claim a directory and leave in it what a run leaves first."""
+    path, _ = claim_directory(wanted, resume=resume)
+    (path / "config.yaml").write_text(to_yaml(wanted))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _inside_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_default_name_follows_from_the_config() -> None:
+    assert default_name(config()) == default_name(config())
+    assert default_name(config()) != default_name(config(seed=1))
+    assert default_name(config()).startswith("grpo-")
+    assert run_path(config()) == Path("runs") / default_name(config())
+
+
+def test_what_may_change_between_a_run_and_its_continuation_is_not_in_the_name() -> None:
+    changes = {"max_steps": 3, "run_dir": None, "validation": {"every": 3}, "checkpoint": {"every": 7}, "max_epochs": 2}
+    assert set(changes) <= RESUMABLE
+    assert default_name(config(**changes)) == default_name(config())
+
+
+def test_the_resolved_config_names_the_same_run(tmp_path: Path) -> None:
+    resolved = tmp_path / "config.yaml"
+    resolved.write_text(to_yaml(config()))
+    assert default_name(load_config(resolved)) == default_name(config())
+
+
+def test_a_default_directory_that_is_taken_gets_a_number() -> None:
+    first, second, third = (start(config()) for _ in range(3))
+    assert [path.name for path in (second, third)] == [f"{first.name}-2", f"{first.name}-3"]
+
+
+def test_a_default_directory_is_continued_on_request() -> None:
+    first = start(config())
+    assert claim_directory(config(), resume=True) == (first, True)
+
+
+def test_resuming_where_nothing_is_starts_a_run() -> None:
+    path, is_resumed = claim_directory(config(), resume=True)
+    assert path.is_dir()
+    assert not is_resumed
+
+
+def test_an_explicit_directory_that_holds_a_run_is_refused(tmp_path: Path) -> None:
+    wanted = config(run_dir=str(tmp_path / "mine"))
+    start(wanted)
+    with pytest.raises(UsageError, match="mine already holds a run") as caught:
+        claim_directory(wanted, resume=False)
+    assert "--resume" in str(caught.value.fix)
+
+
+def test_a_folder_without_a_run_in_it_may_be_used(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/notes.txt").write_text("keep me")
+    path, is_resumed = claim_directory(config(run_dir=str(tmp_path / "mine")), resume=True)
+    assert not is_resumed
+    assert (path / "notes.txt").is_file()
+
+
+def test_another_config_is_refused_with_every_difference(tmp_path: Path) -> None:
+    place = str(tmp_path / "mine")
+    start(config(run_dir=place))
+    other = config(run_dir=place, seed=7, policy={"optimizer": {"lr": 1e-3}}, kl_penalty=0.0, max_steps=99)
+    with pytest.raises(ConfigError, match="holds a run with another config") as caught:
+        claim_directory(other, resume=True)
+    assert {problem.path: problem.message for problem in caught.value.problems} == {
+        "kl_penalty": "the run has 0.01, this config 0.0",
+        "policy.optimizer.lr": "the run has 1e-06, this config 0.001",
+        "seed": "the run has 42, this config 7",
+    }
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"max_steps": 9}, {"max_epochs": 3}, {"validation": {"every": 1}}, {"checkpoint": {"keep_last": 5}}],
+    ids=str,
+)
+def test_what_does_not_change_a_step_may_change(tmp_path: Path, change: dict[str, Any]) -> None:
+    place = str(tmp_path / "mine")
+    path = start(config(run_dir=place))
+    assert claim_directory(config(run_dir=place, **change), resume=True) == (path, True)
+
+
+def test_another_plugin_of_a_kind_is_a_difference(tmp_path: Path) -> None:
+    place = str(tmp_path / "mine")
+    start(config(run_dir=place, data="arithmetic"))
+    with pytest.raises(ConfigError) as caught:
+        claim_directory(config(run_dir=place, data={"name": "arithmetic", "max_digits": 3}), resume=True)
+    assert [problem.path for problem in caught.value.problems] == ["data.max_digits"]
+
+
+def test_the_resolved_config_is_complete_yaml() -> None:
+    data = yaml.safe_load(to_yaml(config()))
+    assert data["policy"]["model_name"] == "some/model"
+    assert data["policy"]["backend"]["name"] == "dtensor"
+    assert set(data) == set(type(config()).model_fields) - {"model"}
+
+
+def test_events_are_appended_lines(tmp_path: Path) -> None:
+    for name in ("started", "finished"):
+        directory = RunDirectory(tmp_path / "mine")
+        directory.event(name, step=3)
+        directory.close()
+    lines = [json.loads(line) for line in (tmp_path / "mine/events.jsonl").read_text().splitlines()]
+    assert [(line["event"], line["step"]) for line in lines] == [("started", 3), ("finished", 3)]
+    assert all(line["time"] > 0 for line in lines)

@@ -1,0 +1,295 @@
+"""The loop on a tiny model: what a run leaves behind, how it stops, and that a continued run equals an unbroken one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import nemorl
+import pytest
+from nemorl.callbacks import Callback
+from nemorl.errors import CheckpointError, ConfigError, ForeignError, UsageError
+from nemorl.observe.console import Console
+from nemorl.trainer import BaseTrainer, TrainResult
+from safetensors.torch import load_file
+
+ROWS = [{"prompt": f"{i}+1=", "response": str(i + 1), "answer": str(i + 1)} for i in range(6)]
+ALGORITHMS = {
+    "grpo": {"num_prompts_per_step": 2, "num_generations_per_prompt": 2, "generation": {"max_new_tokens": 3}},
+    "grpo off-policy": {
+        "num_prompts_per_step": 2,
+        "num_generations_per_prompt": 2,
+        "num_minibatches": 2,
+        "num_epochs_per_rollout": 2,
+        "generation": {"max_new_tokens": 3},
+    },
+    "sft": {"batch_size": 2, "policy": {"schedule": {"kind": "cosine", "warmup_steps": 1}}},
+}
+
+
+def reward(prompt: str, response: str) -> float:
+    return float(sum(map(ord, response)) % 7)
+
+
+def config(name: str, model: Path, run_dir: Path, **changes: Any) -> Any:
+    base = ALGORITHMS[name]
+    return nemorl.load_config(
+        {
+            "algorithm": name.partition(" ")[0],
+            "model": str(model),
+            "run_dir": str(run_dir),
+            "max_steps": 3,
+            "checkpoint": {"every": 0},
+            "validation": {"every": 0, "max_samples": 3},
+            **base,
+            "policy": {
+                "init": "random",
+                "max_sequence_tokens": 32,
+                "optimizer": {"lr": 1e-3},
+                **base.get("policy", {}),
+            },
+            **changes,
+        }
+    )
+
+
+def fit(settings: Any, **options: Any) -> TrainResult:
+    trainer = settings.build()
+    given = {"reward_fn": reward} if settings.needs_generation else {}
+    return trainer.fit(ROWS, console=Console(quiet=True), **{"val_dataset": ROWS, **given, **options})
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def measured(run_dir: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl without what depends on the clock."""
+    return [
+        {name: value for name, value in record.items() if not name.startswith(("time", "timing", "performance"))}
+        for record in lines(run_dir / "metrics.jsonl")
+    ]
+
+
+class StopAfter(Callback):
+    def __init__(self, step: int) -> None:
+        self.at = step
+
+    def on_step_end(self, trainer: BaseTrainer[Any], step: int) -> None:
+        if step == self.at:
+            trainer.stop("for the test")
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_resumed_run_equals_the_uninterrupted_one(name: str, tiny_model: Path, tmp_path: Path) -> None:
+    whole = fit(config(name, tiny_model, tmp_path / "whole"))
+    broken = config(name, tiny_model, tmp_path / "broken")
+    first = fit(broken, callbacks=[StopAfter(1)])
+    assert (first.steps, first.stopped) == (1, "for the test")
+    second = fit(broken, resume=True)
+    assert (second.steps, second.stopped) == (3, None)
+    assert measured(tmp_path / "broken") == measured(tmp_path / "whole")
+    weights = [load_file(result.run_dir / "model/model.safetensors") for result in (whole, second)]
+    assert all(weights[0][key].equal(weights[1][key]) for key in weights[0])
+    assert [line["event"] for line in lines(tmp_path / "broken/events.jsonl")] == [
+        "started",
+        "checkpoint",
+        "stopped",
+        "resumed",
+        "checkpoint",
+        "finished",
+    ]
+
+
+def test_steps_after_the_last_checkpoint_are_done_again(tiny_model: Path, tmp_path: Path) -> None:
+    class Crash(StopAfter):
+        essential = True
+
+        def on_step_end(self, trainer: BaseTrainer[Any], step: int) -> None:
+            if step == self.at:
+                raise MemoryError("gone")
+
+    fit(config("sft", tiny_model, tmp_path / "whole", checkpoint={"every": 1}))
+    broken = config("sft", tiny_model, tmp_path / "broken", checkpoint={"every": 1})
+    with pytest.raises(ForeignError, match="MemoryError"):
+        fit(broken, callbacks=[Crash(2)])
+    assert [record["step"] for record in measured(tmp_path / "broken")] == [1, 2]
+    fit(broken, resume=True)
+    assert measured(tmp_path / "broken") == measured(tmp_path / "whole")
+
+
+def test_a_finished_run_can_be_prolonged(tiny_model: Path, tmp_path: Path) -> None:
+    fit(config("sft", tiny_model, tmp_path / "run", max_steps=1))
+    result = fit(config("sft", tiny_model, tmp_path / "run", max_steps=2), resume=True)
+    assert result.steps == 2
+
+
+def test_resuming_a_finished_run_changes_nothing(tiny_model: Path, tmp_path: Path) -> None:
+    settings = config("sft", tiny_model, tmp_path / "run")
+    fit(settings)
+    before = measured(tmp_path / "run")
+    assert fit(settings, resume=True).steps == 3
+    assert measured(tmp_path / "run") == before
+
+
+def test_a_damaged_checkpoint_is_not_resumed_from(tiny_model: Path, tmp_path: Path) -> None:
+    settings = config("sft", tiny_model, tmp_path / "run")
+    fit(settings, callbacks=[StopAfter(1)])
+    (file,) = (tmp_path / "run/checkpoints/step_000001").glob("trainer.json")
+    file.write_text(file.read_text().replace('"step": 1', '"step": 0'))
+    with pytest.raises(CheckpointError, match="does not match its checksum"):
+        fit(settings, resume=True)
+
+
+def test_a_run_directory_holds_everything(tiny_model: Path, tmp_path: Path) -> None:
+    result = fit(config("grpo", tiny_model, tmp_path / "run", max_steps=1))
+    names = {path.name for path in result.run_dir.iterdir()}
+    assert {"config.yaml", "environment.json", "metrics.jsonl", "samples.jsonl", "events.jsonl"} <= names
+    assert {"checkpoints", "report.html", "model"} <= names
+    samples = lines(result.run_dir / "samples.jsonl")
+    assert {sample["split"] for sample in samples} == {"train", "validation"}
+    assert result.best_checkpoint == result.run_dir / "checkpoints/step_000001"
+    assert set(result.history[-1]) <= set(result.metrics) | {"step"}
+
+
+def test_grpo_reports_what_dashboards_ask_for(tiny_model: Path, tmp_path: Path) -> None:
+    record = lines(fit(config("grpo", tiny_model, tmp_path / "run", max_steps=1)).run_dir / "metrics.jsonl")[0]
+    for name in ("loss", "reward", "grad_norm", "lr", "kl_penalty", "probs_ratio", "token_mult_prob_error", "accuracy"):
+        assert f"train/{name}" in record
+    assert record["train/probs_ratio"] == 1.0
+    assert record["train/token_mult_prob_error"] == pytest.approx(1.0, abs=1e-3)
+    assert record["train/kl_penalty"] == pytest.approx(0.0, abs=1e-6)
+    for phase in ("generation", "reward_calculation", "policy_training", "weight_sync", "total_step_time"):
+        assert record[f"timing/train/{phase}"] > 0
+
+
+def test_epochs_decide_the_end_without_max_steps(tiny_model: Path, tmp_path: Path) -> None:
+    result = fit(config("sft", tiny_model, tmp_path / "run", max_steps=None, max_epochs=2))
+    assert result.steps == 6  # 6 rows in batches of 2, twice
+
+
+def test_validation_happens_at_the_start_when_due_and_at_the_end(tiny_model: Path, tmp_path: Path) -> None:
+    settings = config("sft", tiny_model, tmp_path / "run", validation={"every": 2, "at_start": True, "max_samples": 2})
+    steps = [record["step"] for record in measured(fit(settings).run_dir) if "validation/val_loss" in record]
+    assert steps == [0, 2, 3]
+
+
+def test_no_held_out_rows_are_no_validation(tiny_model: Path, tmp_path: Path) -> None:
+    result = fit(config("sft", tiny_model, tmp_path / "run", max_steps=1), val_dataset=None)
+    assert not any(name.startswith("validation/") for name in result.metrics)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_finishes_the_step_saves_and_returns(tiny_model: Path, tmp_path: Path, number: signal.Signals) -> None:
+    class Interrupt(Callback):
+        def on_step_begin(self, step: int) -> None:
+            if step == 2:
+                os.kill(os.getpid(), number)
+
+    before = signal.getsignal(number)
+    result = fit(config("sft", tiny_model, tmp_path / "run"), callbacks=[Interrupt()])
+    assert (result.steps, result.stopped) == (2, f"received {number.name}")
+    assert (result.run_dir / "checkpoints/step_000002/manifest.json").is_file()
+    assert not (result.run_dir / "model").exists()
+    assert signal.getsignal(number) is before
+
+
+def test_a_second_signal_acts_at_once(tiny_model: Path, tmp_path: Path) -> None:
+    class Twice(Callback):
+        def on_step_begin(self) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(config("sft", tiny_model, tmp_path / "run"), callbacks=[Twice()])
+    assert lines(tmp_path / "run/events.jsonl")[-1]["event"] == "failed"
+
+
+def test_everything_a_run_lacks_is_said_at_once(tiny_model: Path, tmp_path: Path) -> None:
+    trainer = config("grpo", tiny_model, tmp_path / "run").build()
+    with pytest.raises(ConfigError) as caught:
+        trainer.fit()
+    assert [problem.path for problem in caught.value.problems] == ["data", "environment"]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_reward_function_that_raises_is_named_and_closes_the_run(tiny_model: Path, tmp_path: Path) -> None:
+    def grade(prompt: str, response: str) -> float:
+        raise KeyError("answer")
+
+    with pytest.raises(ForeignError, match="environment 'grade' raised KeyError"):
+        fit(config("grpo", tiny_model, tmp_path / "run"), reward_fn=grade)
+    assert lines(tmp_path / "run/events.jsonl")[-1]["event"] == "failed"
+
+
+class Endless:
+    """A data module of the user's own."""
+
+    epoch = 0
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def next_batch(self) -> list[dict[str, Any]]:
+        self.count += 1
+        return ROWS[:2]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.count = state["count"]
+
+
+def test_a_data_module_of_ones_own_is_used_and_restored(tiny_model: Path, tmp_path: Path) -> None:
+    settings = config("sft", tiny_model, tmp_path / "run")
+    first, second = Endless(), Endless()
+    settings.build().fit(first, callbacks=[StopAfter(1)], console=Console(quiet=True))
+    settings.build().fit(second, resume=True, console=Console(quiet=True))
+    assert (first.count, second.count) == (1, 3)
+
+
+def test_a_data_module_without_an_end_needs_max_steps(tiny_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="has no length") as caught:
+        config("sft", tiny_model, tmp_path / "run", max_steps=None).build().fit(Endless(), console=Console(quiet=True))
+    assert caught.value.fix == "set max_steps"
+
+
+def test_a_checkpoint_of_another_algorithm_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    trainer = config("sft", tiny_model, tmp_path / "run").build()
+    with pytest.raises(CheckpointError, match="belongs to GRPOConfig, this run is SFTConfig"):
+        trainer.load_state_dict({"algorithm": "GRPOConfig"})
+
+
+def test_train_is_one_call(tiny_model: Path, tmp_path: Path) -> None:
+    result = nemorl.train(
+        str(tiny_model),
+        ROWS,
+        reward,
+        run_dir=tmp_path / "run",
+        max_steps=1,
+        num_prompts_per_step=2,
+        num_generations_per_prompt=2,
+        policy={"init": "random", "max_sequence_tokens": 32},
+        generation={"max_new_tokens": 3},
+    )
+    assert result.steps == 1
+    assert 0 <= result.metrics["train/reward"] < 7
+
+
+def test_train_reports_wrong_knobs_all_at_once(tiny_model: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        nemorl.train(str(tiny_model), ROWS, reward, max_step=1, seed=-1)
+    assert {problem.path for problem in caught.value.problems} == {"max_step", "seed"}
+
+
+def test_a_trainer_from_pretrained(tiny_model: Path, tmp_path: Path) -> None:
+    trainer = nemorl.SFTTrainer.from_pretrained(
+        str(tiny_model), run_dir=tmp_path / "run", batch_size=2, max_steps=1, policy={"init": "random"}
+    )
+    assert trainer.fit(train_dataset=ROWS, console=Console(quiet=True)).steps == 1
+    assert trainer.step == 1
