@@ -28,6 +28,18 @@ MATH_EXAMPLES = [
 
 test_dtensor = conformance("training_backends", "dtensor")
 test_dtensor_packed = conformance("training_backends", {"name": "dtensor", "layout": "packed"})
+test_dtensor_lora = conformance(
+    "training_backends",
+    "dtensor",
+    policy={"lora": {"rank": 4}},
+    only=[
+        "continuing_from_a_checkpoint_changes_nothing",
+        "reference_stays_frozen",
+        "export_is_the_model",
+        "save_pretrained_loads_with_transformers",
+        "generator_speaks_for_the_trained_policy",
+    ],
+)
 test_hf = conformance("generation_backends", "hf")
 test_hf_in_small_batches = conformance("generation_backends", {"name": "hf", "max_batch_rows": 2})
 test_math = conformance("environments", {"name": "math", "timeout_s": 2, "workers": 1}, examples=MATH_EXAMPLES)

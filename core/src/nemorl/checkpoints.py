@@ -60,9 +60,18 @@ class Checkpoint:
 class CheckpointManager:
     """Saves, finds and prunes the checkpoints of one run."""
 
-    def __init__(self, folder: Path, config: CheckpointConfig) -> None:
+    def __init__(self, folder: Path, config: CheckpointConfig, *, metric: str, higher_is_better: bool = True) -> None:
+        """
+        Args:
+            folder: Where the checkpoints are.
+            config: What to keep.
+            metric: Ranks them where ``config.metric`` is unset.
+            higher_is_better: Direction of ``metric``.
+        """
         self.folder = folder
         self.config = config
+        self.metric = config.metric or metric
+        self.sign = 1.0 if (config.higher_is_better if config.metric else higher_is_better) else -1.0
         _put_back(folder)
 
     def save(
@@ -125,9 +134,8 @@ class CheckpointManager:
                 shutil.rmtree(checkpoint.path)
 
     def _ranked(self) -> list[Checkpoint]:
-        sign = 1.0 if self.config.higher_is_better else -1.0
-        scored = [c for c in self.all() if self.config.metric in c.metrics]
-        return sorted(scored, key=lambda c: (sign * c.metrics[self.config.metric], c.step), reverse=True)
+        scored = [c for c in self.all() if self.metric in c.metrics]
+        return sorted(scored, key=lambda c: (self.sign * c.metrics[self.metric], c.step), reverse=True)
 
 
 def _publish(staging: Path, final: Path) -> None:

@@ -8,8 +8,9 @@ import math
 import queue
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
+from nemorl.config.run import RolloutConfig
 from nemorl.contracts import Episode
 from nemorl.errors import UsageError, boundary
 from nemorl.types import Prompt, Score, Step
@@ -96,6 +97,15 @@ class EnvironmentPool:
         self.environment = environment
         self.timeout_s = timeout_s
         self._concurrency = concurrency
+
+    @classmethod
+    def from_config(cls, environment: Environment, rollouts: RolloutConfig) -> Self:
+        """A pool with a run's settings."""
+        return cls(
+            environment,
+            timeout_s=rollouts.environment_timeout_s,
+            concurrency=rollouts.environment_concurrency,
+        )
 
     def start(self, prompt: Prompt) -> Episode:
         with boundary(f"environment {self.environment.name!r}"):

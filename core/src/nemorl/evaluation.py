@@ -10,7 +10,7 @@ from typing import Any
 from nemorl.config.run import RunConfig
 from nemorl.data import to_prompts
 from nemorl.environments import EnvironmentPool
-from nemorl.errors import DataError
+from nemorl.errors import DataError, UsageError
 from nemorl.observe.metrics import Mean
 from nemorl.resources.manager import standalone_generation
 from nemorl.rollouts import RolloutEngine, accuracy_of
@@ -65,8 +65,9 @@ def evaluate_config(config: RunConfig) -> Evaluation:
     tokenizer = Tokenizer.load(config.policy.model_name)
     engine = standalone_generation(config.generation, config.policy)
     environment = as_environment(config.environment)
-    assert environment is not None, "load_config(for_launch=True) demands one"
-    pool = EnvironmentPool(environment)
+    if environment is None:
+        raise UsageError("nothing scores the responses", fix="set `environment:`, e.g. environment=math")
+    pool = EnvironmentPool.from_config(environment, config.rollouts)
     try:
         limit = config.policy.max_sequence_tokens
         rollouts = RolloutEngine(engine, pool, tokenizer, max_sequence_tokens=limit)

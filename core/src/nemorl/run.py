@@ -70,7 +70,12 @@ class Run:
         self.directory = RunDirectory(path)
         self._stack.callback(self.directory.close)
         self.timer = Timer(on_enter=self.console.phase)
-        self.checkpoints = CheckpointManager(path / "checkpoints", config.checkpoint)
+        self.checkpoints = CheckpointManager(
+            path / "checkpoints",
+            config.checkpoint,
+            metric=config.best_metric,
+            higher_is_better=config.best_is_highest,
+        )
         self.resources = ResourceManager(config, path / "scratch")
 
     @property
@@ -95,7 +100,6 @@ class Run:
         """
         with ExitStack() as undo:
             undo.callback(self.close)
-            self._write_description()
             config = self.config
             self.validation_rows = validation_rows
             self.hooks = build_hooks(restricted(config.plugins.policy()), config.plugins.hooks, callbacks, self.warn)
@@ -104,13 +108,14 @@ class Run:
             self.tokenizer = Tokenizer.load(config.policy.model_name)
             self.policy = self._owned(self.resources.training_policy(planned_updates), "shutdown")
             self.rollouts = self._build_rollouts(environment) if config.needs_generation else None
+            self._write_description()  # from here on the directory counts as a run
             undo.pop_all()
         return self
 
     def _build_rollouts(self, environment: Environment | None) -> RolloutEngine:
         assert environment is not None, "the trainer checks that something scores responses"
         self.generation = self._owned(self.resources.generation_policy(), "shutdown")
-        pool = self._owned(EnvironmentPool(environment), "close")
+        pool = self._owned(EnvironmentPool.from_config(environment, self.config.rollouts), "close")
         limit = self.config.policy.max_sequence_tokens
         return RolloutEngine(self.generation, pool, self.tokenizer, max_sequence_tokens=limit, timer=self.timer)
 

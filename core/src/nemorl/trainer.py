@@ -207,7 +207,11 @@ class BaseTrainer(Generic[C]):
             return {}
         with self.run.timer.phase("validation"):
             metrics = self.validate([rows[i] for i in range(min(len(rows), self.config.validation.max_samples))])
-        self.log({f"validation/{name}": value for name, value in metrics.items()})
+        seconds = self.run.timer.drain()["validation"]  # its generation is not that of the next step
+        self.log(
+            {f"validation/{name}": value for name, value in metrics.items()}
+            | {"timing/validation/total_validation_time": seconds}
+        )
         self.run.hooks.fire("on_validation_end", trainer=self, step=self.progress.step, metrics=metrics)
         return metrics
 
@@ -279,17 +283,16 @@ class BaseTrainer(Generic[C]):
     def _timed_step(self, rows: Sequence[Row]) -> dict[str, float]:
         self.progress.step += 1
         self.run.hooks.fire("on_step_begin", trainer=self, step=self.progress.step)
-        self.run.timer.drain()
         with self.run.timer.phase("total_step_time"):
             metrics = values(self.train_step(rows))
         timings = self.run.timer.drain()
         tokens = metrics.get("total_num_tokens", 0.0)
         self.progress.tokens += int(tokens)
-        seconds = timings["total_step_time"]
+        seconds, responses = timings["total_step_time"], metrics.get("global_valid_seqs", len(rows))
         self.log(
             {f"train/{name}": value for name, value in metrics.items()}
             | {f"timing/train/{name}": value for name, value in timings.items()}
-            | {"performance/tokens_per_sec": tokens / seconds, "performance/samples_per_sec": len(rows) / seconds}
+            | {"performance/tokens_per_sec": tokens / seconds, "performance/samples_per_sec": responses / seconds}
         )
         return metrics
 

@@ -15,7 +15,9 @@ from nemorl.errors import CheckpointError
 
 
 def manager(folder: Path, **settings: Any) -> CheckpointManager:
-    return CheckpointManager(folder, CheckpointConfig(**{"keep_last": 100, **settings}))
+    return CheckpointManager(
+        folder, CheckpointConfig(**{"keep_last": 100, **settings}), metric="validation/accuracy", higher_is_better=True
+    )
 
 
 def write(text: str = "weights") -> Callable[[Path], None]:
@@ -108,11 +110,20 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
 
 
 def test_lower_may_be_better(tmp_path: Path) -> None:
-    saver = manager(tmp_path, keep_last=1, keep_best=2, higher_is_better=False)
+    saver = manager(tmp_path, keep_last=1, keep_best=2, metric="validation/accuracy", higher_is_better=False)
     for step, loss in enumerate([0.3, 0.1, 0.2, 0.9], 1):
         save(saver, step, loss)
     assert steps(saver) == [2, 3, 4]
     assert saver.best().step == 2  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("higher_is_better", "best"), [(True, 1), (False, 2)])
+def test_the_config_may_rank_by_another_metric(tmp_path: Path, higher_is_better: bool, best: int) -> None:
+    saver = manager(tmp_path, metric="train/reward", higher_is_better=higher_is_better)
+    saver.save(1, write(), {}, {"train/reward": 9.0, "validation/accuracy": 0.1})
+    saver.save(2, write(), {}, {"train/reward": 1.0, "validation/accuracy": 0.2})
+    saver.save(3, write(), {}, {"validation/accuracy": 0.3})
+    assert saver.best().step == best  # type: ignore[union-attr]
 
 
 def test_without_the_metric_the_latest_is_the_best(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Errors say what, why and how to fix it; they keep their stdlib family, survive pickling and name whose code raised."""
+"""Errors say what, why and how to fix it, keep their stdlib family, survive pickling and name whose code raised."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_boundary_names_whose_code_raised() -> None:
 
 
 def test_the_innermost_boundary_wins() -> None:
-    with pytest.raises(ForeignError, match="^inner raised"), boundary("outer"), boundary("inner"):
+    with pytest.raises(ForeignError, match=r"^inner raised"), boundary("outer"), boundary("inner"):
         raise ValueError("x")
 
 

@@ -123,7 +123,7 @@ def config(model: Path, **changes: Any) -> Any:
             "generation": {"max_new_tokens": 3},
             "validation": {"max_samples": 4},
             "data": data,
-            "environment": "math",
+            "environment": {"name": "math", "require_marker": True},
             **changes,
         },
         for_launch=True,

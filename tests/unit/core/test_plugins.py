@@ -113,6 +113,16 @@ def test_two_distributions_with_one_name_are_ambiguous(install: Install) -> None
     assert "plugins.prefer: {environments.gym:" in str(caught.value.fix)
 
 
+def test_a_full_id_needs_no_decision(install: Install) -> None:
+    install("acme-env", {"gym": "acme_env:Env"})
+    install("acme-other", {"gym": "acme_other:Env"})
+    registry = here()
+    loaded = registry.load("environments", "acme-other:gym")
+    assert loaded.__module__ == "acme_other"
+    # What is written into the resolved config must find the same class again.
+    assert registry.name_of("environments", loaded) == "acme-other:gym"
+
+
 def test_prefer_decides_who_wins_a_name(install: Install) -> None:
     install("acme-env", {"gym": "acme_env:Env"})
     install("acme-other", {"gym": "acme_other:Env"})

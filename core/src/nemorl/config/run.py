@@ -151,6 +151,15 @@ class GenerationConfig(Config):
         return SamplingParams(**{**settings, **changes})
 
 
+class RolloutConfig(Config):
+    """How responses are collected and scored."""
+
+    environment_timeout_s: float = Field(60.0, gt=0)
+    """Seconds the environment may take for one response; then it scores 0 and counts in ``environment_timeout``."""
+    environment_concurrency: int = Field(16, ge=1)
+    """Responses scored at the same time. Raise it for environments that wait on a network."""
+
+
 class ValidationConfig(Config):
     """Held-out evaluation during training."""
 
@@ -188,10 +197,10 @@ class CheckpointConfig(Config):
     """Most recent checkpoints kept."""
     keep_best: int = Field(1, ge=0)
     """Best checkpoints kept, by ``metric``."""
-    metric: str = "validation/accuracy"
-    """Logged metric that ranks checkpoints."""
+    metric: str | None = None
+    """Logged metric that ranks checkpoints. Unset: the algorithm's own, e.g. ``validation/accuracy``."""
     higher_is_better: bool = True
-    """Direction of ``metric``."""
+    """Direction of ``metric``; ignored while that is unset."""
     export: bool = True
     """Write the final policy as a Hugging Face folder ``model/`` in the run directory."""
 
@@ -219,6 +228,10 @@ class RunConfig(Config):
     """One line for ``plugins list``, set by the algorithm."""
     trainer: ClassVar[str] = ""
     """``module:class`` of the algorithm's ``BaseTrainer`` subclass, imported by ``build``."""
+    best_metric: ClassVar[str] = "validation/accuracy"
+    """What ranks checkpoints unless ``checkpoint.metric`` says otherwise."""
+    best_is_highest: ClassVar[bool] = True
+    """Direction of ``best_metric``."""
     needs_generation: ClassVar[bool] = True
     """Whether the algorithm samples from the policy."""
     needs_columns: ClassVar[tuple[frozenset[str], ...]] = ()
@@ -232,6 +245,8 @@ class RunConfig(Config):
     """The model and how it is trained."""
     generation: GenerationConfig = Field(default_factory=GenerationConfig)
     """The sampling engine and its settings."""
+    rollouts: RolloutConfig = Field(default_factory=RolloutConfig)
+    """How responses are collected and scored."""
     data: Annotated[DatasetConfig, Component("datasets")] | None = None
     """Dataset: a name, or a mapping with ``name`` and its options. Unset: pass one to ``fit``."""
     environment: Annotated[EnvironmentConfig, Component("environments")] | None = None

@@ -33,7 +33,7 @@ _spec = pluggy.HookspecMarker(PROJECT)
 
 
 class HookSpecs:
-    """Every lifecycle event, in the order it happens. All are observers unless the docstring says *control*."""
+    """Every lifecycle event. All are observers unless the docstring says *control*."""
 
     @_spec
     def on_fit_begin(self, trainer: BaseTrainer[Any]) -> None:
@@ -81,7 +81,7 @@ class HookSpecs:
 
     @_spec
     def on_fit_end(self, trainer: BaseTrainer[Any], metrics: Mapping[str, float]) -> None:
-        """The run is over, for whatever reason; ``metrics`` are the final ones."""
+        """The run reached its end or was asked to stop, and is saved; ``metrics`` are the final ones."""
 
 
 EVENTS = tuple(name for name in vars(HookSpecs) if name.startswith("on_"))

@@ -148,7 +148,8 @@ class Index:
         """
         entries = self.of_kind(kind)
         matches = [entry for entry in entries if name in (entry.name, entry.id)]
-        usable = [entry for entry in matches if not entry.diagnostics]
+        # A full id says which of several distributions is meant.
+        usable = [e for e in matches if not e.diagnostics or (name == e.id and e.status == "ambiguous")]
         if usable:
             return usable[0]
         if matches:

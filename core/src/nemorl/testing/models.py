@@ -32,7 +32,8 @@ def tiny_model(*, seed: int = 7, **sizes: Any) -> Path:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     write_tiny_model(folder, **{**SIZES, **sizes})
     generator = torch.Generator().manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))  # type: ignore[no-untyped-call]
+    with torch.random.fork_rng(devices=[]):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))  # type: ignore[no-untyped-call]
     with torch.no_grad():
         for parameter in model.parameters():
             # Every tensor differs from what a fresh model has, so that one which does not arrive is noticed.

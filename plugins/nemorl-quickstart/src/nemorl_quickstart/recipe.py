@@ -13,7 +13,12 @@ from typing import Any
 
 from nemorl.types import Row
 
-MODEL_SIZE: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 2, "num_attention_heads": 4}
+MODEL_SIZE: dict[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 
 SLOPPY_OFFSETS = (0, 1, 0, 1, 1)
 """How far off each of the teacher's five answers to a problem is."""

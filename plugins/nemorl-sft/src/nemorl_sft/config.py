@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from nemorl.config import CheckpointConfig, RunConfig
+from nemorl.config import RunConfig
 from pydantic import Field
 
 
@@ -13,6 +13,8 @@ class SFTConfig(RunConfig):
 
     summary: ClassVar[str] = "Supervised fine-tuning on chat or prompt/response rows"
     trainer: ClassVar[str] = "nemorl_sft.trainer:SFTTrainer"
+    best_metric: ClassVar[str] = "validation/val_loss"
+    best_is_highest: ClassVar[bool] = False
     needs_generation: ClassVar[bool] = False
     needs_columns: ClassVar[tuple[frozenset[str], ...]] = (
         frozenset({"messages"}),
@@ -27,5 +29,3 @@ class SFTConfig(RunConfig):
     """Learn from the last assistant turn only, instead of from all of them."""
     loss_level: Literal["token", "sequence"] = "token"
     """Average over all response tokens, or over rows of their own averages."""
-    checkpoint: CheckpointConfig = CheckpointConfig(metric="validation/val_loss", higher_is_better=False)
-    """Saving and keeping; ranked by validation loss."""
