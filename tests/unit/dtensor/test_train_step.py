@@ -46,6 +46,22 @@ def assert_same_gradients(one: dict[str, Tensor], other: dict[str, Tensor], tole
     assert difference <= tolerance * total
 
 
+def test_one_two_and_eight_microbatches_give_one_gradient(build: Build, weighted_nll: Any) -> None:
+    lengths = [12, 11, 10, 9, 8, 7, 6, 5]
+    ragged = TokenBatch.from_sequences(
+        [[(7 * i + t) % 80 + 8 for t in range(n)] for i, n in enumerate(lengths)],
+        [[False] * 3 + [True] * (n - 3) for n in lengths],
+    )
+    ragged = ragged.with_tokens(advantages=torch.linspace(-1.0, 2.0, ragged.num_tokens))
+    counts, found = [], []
+    for budget in (10_000, 48, 1):  # 48: four rows of 12 fit, then four of 8
+        counts.append(len(plan_microbatches(ragged, budget)))
+        found.append(gradients(build(microbatch_tokens=budget), ragged, weighted_nll))
+    assert counts == [1, 2, 8]
+    assert_same_gradients(found[0], found[1])
+    assert_same_gradients(found[0], found[2])
+
+
 def test_microbatching_does_not_change_the_gradient(build: Build, batch: TokenBatch, weighted_nll: Any) -> None:
     counts, found = [], []
     for budget in (10_000, 80, 1):

@@ -1,0 +1,62 @@
+"""Wheels of all packages install into an empty environment and show up as plugins."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = [
+    "core",
+    "nemorl-dtensor",
+    "nemorl-math-env",
+    *sorted(f"plugins/{p.name}" for p in (ROOT / "plugins").iterdir()),
+]
+STANDARD = {
+    ("algorithms", "grpo", "nemorl-grpo"),
+    ("algorithms", "sft", "nemorl-sft"),
+    ("commands", "quickstart", "nemorl-quickstart"),
+    ("datasets", "arithmetic", "nemorl-math-env"),
+    ("datasets", "file", "nemorl-datasets"),
+    ("datasets", "huggingface", "nemorl-datasets"),
+    ("environments", "math", "nemorl-math-env"),
+    ("generation_backends", "hf", "nemorl-dtensor"),
+    ("loggers", "tensorboard", "nemorl-loggers"),
+    ("training_backends", "dtensor", "nemorl-dtensor"),
+}
+
+
+def run(*command: str | Path) -> str:
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_pip_install_nemorl_from_wheels_lists_every_standard_plugin(tmp_path: Path) -> None:
+    wheels = tmp_path / "wheels"
+    for package in [*PACKAGES, "."]:
+        run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", wheels, ROOT / package)
+    environment = tmp_path / "venv"
+    venv.create(environment, with_pip=True)
+    python = environment / "bin" / "python"
+    # Third-party packages come from this environment (appended to the path), ours from the wheels alone.
+    site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+    install = [python, "-m", "pip", "install", "--no-index", "--no-deps", "--find-links", wheels]
+    run(*install, "nemorl", *sorted({path.name.split("-")[0].replace("_", "-") for path in wheels.iterdir()}))
+    (site / "third-party.pth").write_text(sysconfig.get_path("purelib"))
+
+    listed = json.loads(run(environment / "bin" / "nemorl", "plugins", "list", "--json"))
+
+    ok = {(plugin["kind"], plugin["name"], plugin["distribution"]) for plugin in listed if plugin["status"] == "ok"}
+    assert ok >= STANDARD
+    assert {plugin["version"] for plugin in listed} == {"0.1.0"}
+    where = run(python, "-c", "import nemorl, nemorl_grpo; print(nemorl.__file__); print(nemorl_grpo.__file__)")
+    assert all(line.startswith(str(environment)) for line in where.splitlines())
