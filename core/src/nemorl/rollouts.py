@@ -170,6 +170,7 @@ def rollout_metrics(samples: Samples) -> dict[str, Metric]:
         "mean_gen_tokens_per_sample": Mean.of(lengths),
         "max_gen_tokens_per_sample": Max(max(lengths)),
         "mean_total_tokens_per_sample": Mean.of(len(sample.token_ids) for sample in samples),
+        "num_valid_samples": Mean(len(samples)),
         "total_num_tokens": Mean(sum(len(sample.token_ids) for sample in samples)),
         "natural_termination_rate": Mean.of(float(not sample.truncated) for sample in samples),
         "truncation_rate": Mean.of(float(sample.truncated) for sample in samples),

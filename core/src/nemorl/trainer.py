@@ -288,7 +288,7 @@ class BaseTrainer(Generic[C]):
         timings = self.run.timer.drain()
         tokens = metrics.get("total_num_tokens", 0.0)
         self.progress.tokens += int(tokens)
-        seconds, responses = timings["total_step_time"], metrics.get("global_valid_seqs", len(rows))
+        seconds, responses = timings["total_step_time"], metrics.get("num_valid_samples", len(rows))
         self.log(
             {f"train/{name}": value for name, value in metrics.items()}
             | {f"timing/train/{name}": value for name, value in timings.items()}

@@ -39,12 +39,10 @@ class DTensorConfig(TrainingBackendConfig):
     """Positions whose logits exist at one time. Unset: as many as fill 128 MiB. Lower it when the head runs out of
     memory; it does not change results."""
 
-    def build(
-        self, policy: PolicyConfig, worker: WorkerContext, *, reference: bool, train: bool = True
-    ) -> TrainingBackend:
+    def build(self, policy: PolicyConfig, worker: WorkerContext, *, reference: bool) -> TrainingBackend:
         from nemorl_dtensor.training import DTensorBackend
 
-        return DTensorBackend(policy, worker, self, reference=reference, train=train)
+        return DTensorBackend(policy, worker, self, reference=reference)
 
 
 class HFGenerationConfig(GenerationBackendConfig):

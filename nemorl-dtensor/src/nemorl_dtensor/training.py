@@ -48,21 +48,19 @@ BUCKET_BYTES = 256 * 2**20
 class DTensorBackend:
     """``TrainingBackend`` over PyTorch and transformers, in one process."""
 
-    def __init__(
-        self, policy: PolicyConfig, worker: WorkerContext, config: DTensorConfig, *, reference: bool, train: bool = True
-    ) -> None:
+    def __init__(self, policy: PolicyConfig, worker: WorkerContext, config: DTensorConfig, *, reference: bool) -> None:
         if worker.world_size > 1 or policy.tensor_parallel_size > 1:
             raise BackendError(
                 f"training backend dtensor runs on one device, asked for {worker.world_size} workers with "
                 f"tensor_parallel_size {policy.tensor_parallel_size}",
-                fix="use one device, or policy.backend: megatron",
+                fix="set policy.tensor_parallel_size: 1 and cluster.gpus_per_node: 1",
             )
         self._policy, self._device = policy, worker.device
         self._packed = _use_packed(config, worker.device)
         self._budget = policy.microbatch_tokens or default_microbatch_tokens(worker.device)
         attention = _attention(config, packed=self._packed, device=worker.device)
         self._model = load_model(policy, worker.device, worker.seed, attn_implementation=attention)
-        self._model.requires_grad_(train)
+        self._model.requires_grad_(True)
         score = partial(Scorer.of, chunk_tokens=config.logprob_chunk_tokens, packed=self._packed)
 
         # The reference is copied before anything can train, and needs no copy where adapters can be turned off.
@@ -74,20 +72,17 @@ class DTensorBackend:
             self._reference = score(frozen)
         if policy.lora is not None:
             self._adapters = Adapters(self._model, policy.lora, worker.seed)
+            torch.manual_seed(worker.seed)  # their dropout draws from the global generator, which checkpoints carry
         self._has_reference = reference
         use_fast_kernels(self._model)
         self._scorer = score(self._model)
         if policy.activation_checkpointing:
             _checkpoint_activations(self._model)
         self._trainable = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
-        self._optimizer = (
-            Optimizer(self._trainable, policy.optimizer, policy.schedule, policy.max_grad_norm) if train else None
-        )
+        self._optimizer = Optimizer(self._trainable, policy.optimizer, policy.schedule, policy.max_grad_norm)
 
     def train_step(self, batch: TokenBatch, loss: Loss) -> Metrics:
         optimizer = self._optimizer
-        if optimizer is None:
-            raise UsageError("this policy only scores: it was built with train=False", fix="build it with train=True")
         _require_fields(batch, loss)
         optimizer.clear_gradients()
         if self._adapters:

@@ -72,14 +72,13 @@ def build(pretrained: Path) -> Build:
     def make(
         *,
         reference: bool = False,
-        train: bool = True,
         options: dict[str, Any] | None = None,
         seed: int = 42,
         **policy: Any,
     ) -> DTensorBackend:
         config = DTensorConfig(**(options or {}))
         fields = {"model_name": str(pretrained), "optimizer": {"lr": 1e-2}, "max_grad_norm": 1e6, **policy}
-        backend = config.build(PolicyConfig(**fields), WorkerContext(seed=seed), reference=reference, train=train)
+        backend = config.build(PolicyConfig(**fields), WorkerContext(seed=seed), reference=reference)
         assert isinstance(backend, DTensorBackend)
         return backend
 

@@ -71,7 +71,7 @@ def architecture(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def test_every_architecture_scores_as_transformers_does(architecture: Path, build: Build) -> None:
     batch = replace(make_batch(), temperature=0.7)
-    backend = build(model_name=str(architecture), microbatch_tokens=40, train=False)
+    backend = build(model_name=str(architecture), microbatch_tokens=40)
     attention = "eager" if "gemma2" in str(type(backend._model)).lower() else None
     plain = AutoModelForCausalLM.from_pretrained(architecture, attn_implementation=attention)
     expected = plain_logprobs(plain, batch)

@@ -165,11 +165,6 @@ def test_a_batch_without_trained_tokens_does_not_fail(build: Build, batch: Token
     assert metrics["loss"].value == metrics["grad_norm"].value == 0.0
 
 
-def test_a_scoring_policy_does_not_train(build: Build, batch: TokenBatch, weighted_nll: Any) -> None:
-    with pytest.raises(UsageError, match="train=False"):
-        build(train=False).train_step(batch, weighted_nll)
-
-
 def test_bfloat16_trains_with_float32_state(build: Build, batch: TokenBatch, weighted_nll: Any) -> None:
     backend = build(precision="bfloat16", optimizer={"lr": 1e-5}, microbatch_tokens=40)
     masters = backend._optimizer._masters  # type: ignore[union-attr]
