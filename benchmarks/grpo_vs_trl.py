@@ -210,7 +210,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--learning", action=argparse.BooleanOptionalAction, default=True, help="print reward curves")
     parser.add_argument("--learning-steps", type=int, default=15)
-    parser.add_argument("--trl-gradient-checkpointing", action="store_true", help="TRL's default; slower")
+    parser.add_argument(
+        "--trl-gradient-checkpointing", action=argparse.BooleanOptionalAction, default=True, help="TRL's own default"
+    )
     parser.add_argument("--json", action="store_true", help="print one last line of JSON")
     return parser.parse_args(arguments)
 

@@ -1,7 +1,7 @@
 """Decoding for the Llama family, written by hand: a step is about fifteen tensor operations per layer.
 
-It reads the live weights of a transformers model (no copy) and its own rotary module, so it agrees with the model's
-forward pass. What differs between the architectures it serves is in ``FAMILY``; everything else takes ``decode_hf``.
+It reads the live weights of a transformers model (no copy, but see ``JOINED_BYTES``) and its own rotary module, so it
+agrees with the model's forward pass. What differs between the architectures it serves is in ``FAMILY``; everything else takes ``decode_hf``.
 """
 
 # N = tokens of all rows, U = distinct prompts, P = prompt tokens, R = rows, T = cached columns, V = vocabulary
@@ -74,6 +74,21 @@ class _Linear:
         return functional.linear(x, self.weight, self.bias)
 
 
+JOINED_BYTES = 1 << 20
+"""Projections of one input that are smaller than this together are copied into one matrix whenever the weights change:
+where a call costs more than its arithmetic, three calls become one. Larger ones are used where they are."""
+
+
+def _joined(*parts: _Linear) -> _Linear | None:
+    """The projections as one, outputs side by side; ``None`` where that would copy too much."""
+    if sum(part.weight.nbytes for part in parts) > JOINED_BYTES:
+        return None
+    biases = [part.bias for part in parts if part.bias is not None]
+    if len(biases) not in (0, len(parts)):
+        return None
+    return _Linear(torch.cat([part.weight for part in parts]), torch.cat(biases) if biases else None)
+
+
 def _onednn_linear() -> Any:
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return None
@@ -96,22 +111,28 @@ class _Layer:
     gate: _Linear
     up: _Linear
     down: _Linear
+    query_key_value: _Linear | None
+    gate_up: _Linear | None
 
     @classmethod
     def of(cls, block: Any, features: Features) -> _Layer:
         attention, mlp = block.self_attn, block.mlp
+        query, key, value = (_Linear.of(m) for m in (attention.q_proj, attention.k_proj, attention.v_proj))
+        gate, up = _Linear.of(mlp.gate_proj), _Linear.of(mlp.up_proj)
         return cls(
             input_norm=block.input_layernorm.weight,
-            query=_Linear.of(attention.q_proj),
-            key=_Linear.of(attention.k_proj),
-            value=_Linear.of(attention.v_proj),
+            query=query,
+            key=key,
+            value=value,
             query_norm=attention.q_norm.weight if features.qk_norm else None,
             key_norm=attention.k_norm.weight if features.qk_norm else None,
             output=_Linear.of(attention.o_proj),
             mlp_norm=block.post_attention_layernorm.weight,
-            gate=_Linear.of(mlp.gate_proj),
-            up=_Linear.of(mlp.up_proj),
+            gate=gate,
+            up=up,
             down=_Linear.of(mlp.down_proj),
+            query_key_value=None if features.qk_norm else _joined(query, key, value),
+            gate_up=_joined(gate, up),
         )
 
 
@@ -207,18 +228,30 @@ class LlamaDecoder:
         size, eps, queries = (x.shape[-1],), self._eps, self._heads
         for index, layer in enumerate(self._layers):
             normed = functional.rms_norm(x, size, layer.input_norm, eps)
-            q, k = self._split(layer.query(normed)), self._split(layer.key(normed))
-            if layer.query_norm is not None and layer.key_norm is not None:
-                q = functional.rms_norm(q, (self._head_size,), layer.query_norm, eps)
-                k = functional.rms_norm(k, (self._head_size,), layer.key_norm, eps)
-            qk = _rotate(torch.cat((q, k), 1), cos, sin)
-            mixed = attend(index, qk[:, :queries], qk[:, queries:], self._split(layer.value(normed)))
+            qk, v = self._project(layer, normed)
+            qk = _rotate(qk, cos, sin)
+            mixed = attend(index, qk[:, :queries], qk[:, queries:], v)
             x = x.add_(layer.output(mixed))
             normed = functional.rms_norm(x, size, layer.mlp_norm, eps)
-            x = x.add_(layer.down(self._activation(layer.gate(normed)).mul_(layer.up(normed))))
+            if layer.gate_up is not None:
+                gate, up = layer.gate_up(normed).chunk(2, -1)
+            else:
+                gate, up = layer.gate(normed), layer.up(normed)
+            x = x.add_(layer.down(self._activation(gate).mul_(up)))
         if select is not None:
             x = x[select]
         return self._head(functional.rms_norm(x, size, self._final_norm, eps))
+
+    def _project(self, layer: _Layer, normed: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys [N, Q + H, d], not yet rotated, and values [N, H, d]."""
+        if layer.query_key_value is not None:
+            heads = self._split(layer.query_key_value(normed))
+            return heads[:, : -self._kv_heads], heads[:, -self._kv_heads :]
+        q, k = self._split(layer.query(normed)), self._split(layer.key(normed))
+        if layer.query_norm is not None and layer.key_norm is not None:
+            q = functional.rms_norm(q, (self._head_size,), layer.query_norm, self._eps)
+            k = functional.rms_norm(k, (self._head_size,), layer.key_norm, self._eps)
+        return torch.cat((q, k), 1), self._split(layer.value(normed))
 
     def _split(self, x: Tensor) -> Tensor:
         return x.view(x.shape[0], -1, self._head_size)

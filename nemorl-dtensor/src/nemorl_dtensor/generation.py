@@ -19,6 +19,7 @@ from nemorl.tokenizer import Tokenizer
 from nemorl.types import Completion, GenerationRequest
 from torch import Tensor
 
+from nemorl_dtensor.allocator import keep_freed_memory
 from nemorl_dtensor.decode import Decoder, build_decoder
 from nemorl_dtensor.generation_rows import Row
 from nemorl_dtensor.generation_weights import bind_weights, empty_model, end_token_ids
@@ -50,6 +51,7 @@ class HFGeneration:
         weights: WeightHandle | None,
         options: HFGenerationConfig,
     ) -> None:
+        keep_freed_memory(worker.device)
         self._policy, self._options = policy, options
         self._device = torch.device(worker.device)
         self._version = 0

@@ -27,6 +27,7 @@ from nemorl.tensors import TokenBatch, segment_sum
 from torch import Tensor
 
 from nemorl_dtensor import checkpoint
+from nemorl_dtensor.allocator import keep_freed_memory
 from nemorl_dtensor.layout import default_microbatch_tokens, plan_microbatches, to_rows
 from nemorl_dtensor.model import load_model
 from nemorl_dtensor.model_head import Scorer
@@ -55,6 +56,7 @@ class DTensorBackend:
                 f"tensor_parallel_size {policy.tensor_parallel_size}",
                 fix="set policy.tensor_parallel_size: 1 and cluster.gpus_per_node: 1",
             )
+        keep_freed_memory(worker.device)
         self._policy, self._device = policy, worker.device
         self._packed = _use_packed(config, worker.device)
         self._budget = policy.microbatch_tokens or default_microbatch_tokens(worker.device)
