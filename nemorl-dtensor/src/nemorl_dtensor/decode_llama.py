@@ -1,7 +1,8 @@
 """Decoding for the Llama family, written by hand: a step is about fifteen tensor operations per layer.
 
 It reads the live weights of a transformers model (no copy, but see ``JOINED_BYTES``) and its own rotary module, so it
-agrees with the model's forward pass. What differs between the architectures it serves is in ``FAMILY``; everything else takes ``decode_hf``.
+agrees with the model's forward pass. What differs between the architectures it serves is in ``FAMILY``; everything
+else takes ``decode_hf``.
 """
 
 # N = tokens of all rows, U = distinct prompts, P = prompt tokens, R = rows, T = cached columns, V = vocabulary
