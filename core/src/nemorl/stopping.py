@@ -12,7 +12,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class GracefulStop:
-    """Inside the ``with`` block, the first signal calls ``request``; the second one acts as if we were not here."""
+    """Inside the block, the first signal calls ``request`` with its name; the second acts as if we were not here."""
 
     def __init__(self, request: Callable[[str], None]) -> None:
         self._request = request
@@ -31,7 +31,7 @@ class GracefulStop:
 
     def _first(self, number: int, _frame: FrameType | None) -> None:
         self._restore()
-        self._request(f"received {signal.Signals(number).name}")
+        self._request(signal.Signals(number).name)
 
     def _restore(self) -> None:
         for number, handler in self._previous.items():

@@ -141,7 +141,7 @@ class BaseTrainer(Generic[C]):
         with (
             use_registry(restricted(self.config.plugins.policy())),
             self._opened(source, val_dataset, reward_fn, callbacks, resume, console),
-            GracefulStop(self.stop),
+            GracefulStop(self._on_signal),
         ):
             self.setup()
             self.restore()
@@ -183,8 +183,10 @@ class BaseTrainer(Generic[C]):
     def stop(self, reason: str) -> None:
         """End the run after the current step: it is saved, and ``fit`` returns."""
         self.stop_reason = reason
-        if hasattr(self, "run"):
-            self.run.console.message(f"stopping after this step: {reason}")
+
+    def _on_signal(self, name: str) -> None:
+        self.stop(f"received {name}")
+        self.run.console.message(f"{name}: finishing this step, then saving; once more to stop at once")
 
     @property
     def rollouts(self) -> RolloutEngine:
