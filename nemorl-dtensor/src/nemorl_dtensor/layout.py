@@ -14,6 +14,7 @@ sequence without any. Two layouts, same numbers:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import torch
 from nemorl.tensors import TokenBatch, next_token_targets, segment_ids
@@ -25,6 +26,9 @@ PAD_ID = 0
 CPU_MICROBATCH_TOKENS = 1536
 CUDA_MICROBATCH_TOKENS = 16384
 """Padded tokens per forward/backward by default. CPU: the activations of one layer should stay in cache (README)."""
+
+MICROBATCH_COST_TOKENS = 200
+"""What a microbatch costs besides its tokens, in tokens (measured on a model of 0.8 M parameters)."""
 
 
 @dataclass(frozen=True)
@@ -44,23 +48,55 @@ class Rows:
 
 
 def plan_microbatches(batch: TokenBatch, budget: int, *, padded: bool = True) -> list[list[int]]:
-    """Sequence indices per microbatch: sorted by length, filled up to ``budget`` computed tokens.
+    """Sequence indices per microbatch: of similar length together, up to ``budget`` computed tokens.
 
-    A sequence longer than the budget has a microbatch to itself. Every sequence is in exactly one microbatch.
+    A sequence longer than the budget has a microbatch to itself. Every sequence is in exactly one microbatch; those
+    without a scored token, which cost nothing, are in the last.
     """
     lengths = fed_lengths(batch).tolist()
     order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
-    plan: list[list[int]] = []
-    width = used = 0
-    for index in order:
-        cost = width if padded else lengths[index]
-        if not plan or (used + cost > budget and lengths[index] > 0):
-            plan.append([])
-            width, used = lengths[index], 0
-            cost = width
-        plan[-1].append(index)
-        used += cost
-    return plan
+    fed = [lengths[index] for index in order if lengths[index] > 0]
+    sizes = _padded_sizes(fed, budget) if padded else _packed_sizes(fed, budget)
+    bounds = [0, *accumulate(sizes or [0])]
+    bounds[-1] = len(order)
+    return [order[low:high] for low, high in pairwise(bounds) if high > low]
+
+
+def _padded_sizes(widths: list[int], budget: int) -> list[int]:
+    """Rows per microbatch that minimise the computed tokens plus ``MICROBATCH_COST_TOKENS`` each.
+
+    ``widths`` descend, so a microbatch of rows i … j-1 computes ``widths[i] * (j - i)``, and the best cut of the first
+    j rows follows from the best cuts of fewer. Filling each up to the budget computes up to 1.6 times the real tokens.
+    """
+    best = [0.0] + [float("inf")] * len(widths)
+    first = [0] * (len(widths) + 1)
+    for end in range(1, len(widths) + 1):
+        for start in range(end - 1, -1, -1):
+            computed = widths[start] * (end - start)
+            if computed > budget and end - start > 1:
+                break
+            cost = best[start] + computed + MICROBATCH_COST_TOKENS
+            if cost < best[end]:
+                best[end], first[end] = cost, start
+    sizes: list[int] = []
+    end = len(widths)
+    while end > 0:
+        sizes.append(end - first[end])
+        end = first[end]
+    return sizes[::-1]
+
+
+def _packed_sizes(lengths: list[int], budget: int) -> list[int]:
+    """Sequences per microbatch, each filled up to the budget."""
+    sizes: list[int] = []
+    used = budget
+    for length in lengths:
+        if used + length > budget:
+            sizes.append(0)
+            used = 0
+        sizes[-1] += 1
+        used += length
+    return sizes
 
 
 def fed_lengths(batch: TokenBatch) -> Tensor:
