@@ -61,7 +61,7 @@ def test_an_unscored_batch_makes_no_rows() -> None:
 
 
 def test_a_long_sequence_does_not_pad_the_short_ones() -> None:
-    # One row of 400 and eight of 20. Together: 9 * 400 + 200 = 3800. Apart: 400 + 200 + 8 * 20 + 200 = 960.
+    # One row of 400 and eight of 20. Together: 9 * 400 + 700 = 4300. Apart: 400 + 700 + 8 * 20 + 700 = 1960.
     lengths = [21, 21, 401, 21, 21, 21, 21, 21, 21]  # the last token of each is predicted, never fed
     batch = TokenBatch.from_sequences([[5] * n for n in lengths], [[True] * n for n in lengths])
     assert plan_microbatches(batch, 10_000) == [[2], [0, 1, 3, 4, 5, 6, 7, 8]]
