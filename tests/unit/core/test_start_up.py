@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-PACKAGES = {path.parent.parent.name: path for path in sorted(ROOT.glob("**/src/nemorl*")) if path.parent.name == "src"}
+CHECKOUT = [path for pattern in ("*/", "plugins/*/") for path in sorted(ROOT.glob(pattern + "pyproject.toml"))]
+"""The packages of this checkout. A `.venv` beside them holds other projects."""
+PACKAGES = {path.parent.name: source for path in CHECKOUT for source in (path.parent / "src").glob("nemorl*")}
 PLUGINS = {path.name: path for path in PACKAGES.values() if path.name != "nemorl"}
 KERNEL = ROOT / "core/src/nemorl"
 HEAVY = ("torch", "ray", "transformers", "vllm", "megatron", "datasets", "numpy", "pyarrow")
@@ -136,7 +138,7 @@ def top(module: str) -> str:
 
 
 def test_every_package_of_the_repository_is_seen() -> None:
-    declared = {path.parent.name for path in ROOT.glob("**/pyproject.toml") if (path.parent / "src").is_dir()}
+    declared = {path.parent.name for path in CHECKOUT if (path.parent / "src").is_dir()}
     assert declared == set(PACKAGES)
     assert {"nemorl_grpo", "nemorl_sft", "nemorl_dtensor", "nemorl_math_env", "nemorl_datasets"} <= set(PLUGINS)
 
@@ -246,12 +248,12 @@ def test_every_package_is_typed_and_described() -> None:
 
 
 def test_entry_points_name_classes_that_exist() -> None:
-    for path in ROOT.glob("**/pyproject.toml"):
-        groups = tomllib.loads(path.read_text())["project"].get("entry-points", {})
+    for package in PACKAGES.values():
+        groups = tomllib.loads((package.parents[1] / "pyproject.toml").read_text())["project"].get("entry-points", {})
         for group, entries in groups.items():
             for value in entries.values():
                 module = value.partition(":")[0]
-                source = PACKAGES[path.parent.name].parent / f"{module.replace('.', '/')}.py"
+                source = package.parent / f"{module.replace('.', '/')}.py"
                 assert source.is_file() or (source.with_suffix("") / "__init__.py").is_file(), f"{group}: {value}"
 
 
