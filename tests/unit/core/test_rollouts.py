@@ -249,6 +249,7 @@ def test_rollout_metrics_by_hand(collect: Collect) -> None:
         "mean_gen_tokens_per_sample": 2.0,
         "max_gen_tokens_per_sample": 2,
         "mean_total_tokens_per_sample": 3.0,
+        "num_valid_samples": 2.0,
         "total_num_tokens": 6.0,
         "natural_termination_rate": 0.5,
         "truncation_rate": 0.5,
