@@ -46,7 +46,7 @@ class Turns:
         self._start = (0.0, 0.0)
 
     def run(self, **sides: Callable[[], Any]) -> None:
-        """Run every side to its end, each in a thread of its own: the main thread's heap is slower than the others'.
+        """Run every side to its end, each in a thread of its own, so that all are in the same position.
 
         Raises:
             RuntimeError: a side failed; its own exception is the cause.
