@@ -10,13 +10,16 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from functools import cache
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stevedore import DriverManager
 
 from nemorl.errors import PluginError
 from nemorl.plugins.diagnosis import Diagnostic
 from nemorl.plugins.index import KINDS, PREFIX, Index, PluginEntry, PluginPolicy, singular
+
+if TYPE_CHECKING:
+    from nemorl.config.base import Config
 
 
 class _IndexedDriver(DriverManager[Any]):
@@ -121,7 +124,8 @@ class Registry:
         return _checked(entry.kind, entry.id, loaded)
 
 
-def _bases() -> dict[str, type]:
+def config_bases() -> dict[str, type[Config]]:
+    """The class that the config of each kind subclasses; hooks, commands and templates have none."""
     from nemorl.config.run import RunConfig
     from nemorl.plugins import kinds
 
@@ -135,11 +139,8 @@ def _bases() -> dict[str, type]:
     }
 
 
-_BASES = frozenset({"algorithms", "training_backends", "generation_backends", "environments", "datasets", "loggers"})
-
-
 def _checked(kind: str, name: str, loaded: Any) -> Any:
-    base = _bases()[kind] if kind in _BASES else None
+    base = config_bases().get(kind)
     if base is not None and not (isinstance(loaded, type) and issubclass(loaded, base)):
         raise PluginError(
             f"{singular(kind)} {name!r} is {loaded!r}, not a subclass of {base.__module__}.{base.__name__}",

@@ -8,23 +8,15 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache
 from typing import Any, get_args
 
-from nemorl.config import Config, RunConfig
+from nemorl.config import Config
 from nemorl.config.component import Component
-from nemorl.plugins import kinds, registry
+from nemorl.plugins import registry
+from nemorl.plugins.registry import config_bases
 from nemorl.testing.kit import Subject, expect
-
-BASES: Mapping[str, type[Config]] = {
-    "algorithms": RunConfig,
-    "training_backends": kinds.TrainingBackendConfig,
-    "generation_backends": kinds.GenerationBackendConfig,
-    "environments": kinds.EnvironmentConfig,
-    "datasets": kinds.DatasetConfig,
-    "loggers": kinds.LoggerConfig,
-}
 
 HEAVY = ("torch", "transformers", "ray", "vllm", "megatron", "tensorflow", "jax", "numpy", "datasets")
 """Import names that a config module may not pull in."""
@@ -50,7 +42,7 @@ def check_config_module_imports_nothing_heavy(subject: Subject) -> None:
 
 def check_class_has_the_base_of_its_kind(subject: Subject) -> None:
     """The entry point names a subclass of the kind's config class. (DESIGN 4)"""
-    base = BASES[subject.kind]
+    base = config_bases()[subject.kind]
     found = subject.config_class
     expect(isinstance(found, type) and issubclass(found, base), f"{found!r} is no subclass of {base.__name__}")
 
@@ -126,7 +118,7 @@ def check_build_takes_what_the_kernel_gives(subject: Subject) -> None:
     if subject.kind == "algorithms":
         expect(":" in subject.config_class.trainer, f"trainer = {subject.config_class.trainer!r}, not module:class")
         return
-    promised, own = BASES[subject.kind].build, subject.config_class.build  # type: ignore[attr-defined]
+    promised, own = config_bases()[subject.kind].build, subject.config_class.build  # type: ignore[attr-defined]
     expect(own is not promised, f"{subject.config_class.__name__} does not define build()")
     parameters = inspect.signature(promised).parameters.values()
     positional = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
