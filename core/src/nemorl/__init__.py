@@ -35,6 +35,7 @@ _EXPORTS = {
     "WeightedEnvironment": "nemorl.environments",
     "get_generation_backend": "nemorl.registration",
     "get_training_backend": "nemorl.registration",
+    "hookimpl": "nemorl.plugins.hooks",
     "load_config": "nemorl.config",
     "register_algorithm": "nemorl.registration",
     "register_dataset": "nemorl.registration",

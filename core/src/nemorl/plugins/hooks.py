@@ -1,24 +1,30 @@
 """Lifecycle hooks: pluggy specs, the run-scoped manager and its error policy.
 
-Hooks get summaries and handles, never tensors. The specs are append-only; new arguments get defaults, so old
-implementations keep working. An implementation may take any subset of the arguments, by name.
+Hooks get summaries and handles, never tensors. The specs are append-only, so old implementations keep working. An
+implementation may take any subset of the arguments, by name; :mod:`nemorl.plugins.hook_signatures` refuses others.
 
 Each spec is either *observer* (an implementation that raises is reported once with its plugin id, counted, and
 disabled) or *control* (it is re-raised, attributed, and ends the run). A plugin or callback with ``essential = True``
-is always treated as control. Call order: the config's ``plugins.hooks`` order, then callbacks in the order given.
+is always treated as control. ``SystemExit`` counts as raising; Ctrl-C does not, it belongs to the person.
+
+Call order: wrappers, then ``tryfirst``, then the rest, then ``trylast``; within each, the config's ``plugins.hooks``
+order, then callbacks in the order given.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import signal
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pluggy
 
 from nemorl.errors import ForeignError, NemorlError, PluginError, boundary
+from nemorl.plugins.hook_signatures import Implementation, implementations
 from nemorl.plugins.registry import Registry
 
 if TYPE_CHECKING:
@@ -86,10 +92,11 @@ class HookSpecs:
 
 EVENTS = tuple(name for name in vars(HookSpecs) if name.startswith("on_"))
 CONTROL = frozenset({"on_fit_begin"})
-
-
-def _arguments(event: str) -> list[str]:
-    return [name for name in inspect.signature(getattr(HookSpecs, event)).parameters if name != "self"]
+ARGUMENTS: Mapping[str, tuple[str, ...]] = {
+    event: tuple(name for name in inspect.signature(getattr(HookSpecs, event)).parameters if name != "self")
+    for event in EVENTS
+}
+"""Arguments of each event, in their order."""
 
 
 class Hooks:
@@ -106,52 +113,125 @@ class Hooks:
         """Add an object whose ``on_*`` methods are hook implementations.
 
         Raises:
-            PluginError: a method has an unknown name or argument; shows the right signature.
+            PluginError: a method has an unknown name or a wrong signature (shows the right one), or the name is taken.
         """
+        if self._manager.has_plugin(name):
+            raise PluginError(f"hook plugin {name!r} is there twice", fix="list it once in plugins.hooks")
         guarded = types.SimpleNamespace()
-        for event in self._events_of(plugin, name):
-            method = getattr(plugin, event)
-            options = {key: value for key, value in (getattr(method, "nemorl_impl", None) or {}).items() if value}
-            setattr(guarded, event, hookimpl(**options)(self._guard(plugin, name, event, method)))
-        try:
-            # pluggy calls the most recently registered first; callers register in reverse of the wanted order.
-            self._manager.register(guarded, name=name)
-        except pluggy.PluginValidationError as error:
-            wanted = ", ".join(f"{event}({', '.join(_arguments(event))})" for event in self._events_of(plugin, name))
-            raise PluginError(f"hook plugin {name!r}: {error}", fix=f"take any of the arguments of {wanted}") from error
+        for found in implementations(plugin, name, ARGUMENTS):
+            is_essential = found.event in CONTROL or bool(getattr(plugin, "essential", False))
+            guard = _Guard(found, name, is_essential, self.failures, self._report)
+            call = guard.wrapper() if found.is_wrapper else guard.plain()
+            marked = hookimpl(call, wrapper=found.is_wrapper, tryfirst=found.goes_first, trylast=found.goes_last)
+            setattr(guarded, found.event, marked)
+        # pluggy calls the most recently registered first; callers register in reverse of the wanted order.
+        self._manager.register(guarded, name=name)
 
     def fire(self, event: str, **arguments: Any) -> None:
         getattr(self._manager.hook, event)(**arguments)
 
-    @staticmethod
-    def _events_of(plugin: object, name: str) -> list[str]:
-        methods = [attribute for attribute in dir(plugin) if attribute.startswith("on_")]
-        unknown = [method for method in methods if method not in EVENTS]
-        if unknown:
-            raise PluginError(
-                f"hook plugin {name!r} defines {', '.join(unknown)}, which nemorl never calls",
-                fix=f"the events are {', '.join(EVENTS)}",
-            )
-        return methods
 
-    def _guard(self, plugin: object, name: str, event: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        must_succeed = event in CONTROL or getattr(plugin, "essential", False)
+@dataclass(frozen=True, slots=True)
+class _Guard:
+    """One implementation under the error policy of its event."""
 
-        @functools.wraps(method)
-        def call(*args: Any, **kwargs: Any) -> None:
-            if name in self.failures and not must_succeed:
+    found: Implementation
+    name: str
+    is_essential: bool
+    failures: dict[str, int]
+    """Of the whole run; shared by all guards."""
+    report: Callable[[str], None]
+
+    def plain(self) -> Callable[..., None]:
+        def call(*values: Any) -> None:
+            self._attempt(lambda: self.found.method(**self._taken(values)))
+
+        return self._as_the_event(call)
+
+    def wrapper(self) -> Callable[..., Generator[None, None, None]]:
+        def call(*values: Any) -> Generator[None, None, None]:
+            running: Generator[Any, Any, Any] = self.found.method(**self._taken(values))
+            if not self._attempt(lambda: _enter(running)):
+                yield
                 return
             try:
-                with boundary(f"hook {event} of {name}"):
-                    method(*args, **kwargs)
-            except NemorlError as error:
-                self.failures[name] = self.failures.get(name, 0) + 1
-                if must_succeed:
-                    raise
-                what = error.message if isinstance(error, ForeignError) else f"hook {event} of {name}: {error.message}"
-                self._report(f"{what}; it is disabled for the rest of this run")
+                yield
+            except BaseException as error:
+                # It may clean up, but neither hides what ends the run nor takes its place.
+                ending = error
+                self._attempt(lambda: _leave(running, ending), is_ending=True)
+                raise
+            self._attempt(lambda: _leave(running))
 
-        return call
+        return self._as_the_event(call)
+
+    def _as_the_event(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """pluggy passes what a signature names, but nothing that has a default: show it the event's own."""
+        return functools.wraps(getattr(HookSpecs, self.found.event))(call)
+
+    def _taken(self, values: tuple[Any, ...]) -> dict[str, Any]:
+        offered = zip(ARGUMENTS[self.found.event], values, strict=True)
+        return {argument: value for argument, value in offered if argument in self.found.arguments}
+
+    def _attempt(self, action: Callable[[], object], *, is_ending: bool = False) -> bool:
+        """Whether it ran to its end. A failure is raised if the hook is essential, else reported once.
+
+        Args:
+            action: What the hook does.
+            is_ending: An error is ending the run already: that one is raised, this one only reported.
+        """
+        if self.name in self.failures and not self.is_essential:
+            return False
+        where = f"hook {self.found.event} of {self.name}"
+        try:
+            with boundary(where):
+                _without_exiting(action, where)
+        except NemorlError as error:
+            self.failures[self.name] = self.failures.get(self.name, 0) + 1
+            if self.is_essential and not is_ending and self.found.event != "on_exception":
+                raise
+            what = error.message if isinstance(error, ForeignError) else f"{where}: {error.message}"
+            self.report(what if self.is_essential else f"{what}; it is disabled for the rest of this run")
+            return False
+        return True
+
+
+def _without_exiting(action: Callable[[], object], where: str) -> None:
+    """A hook that exits has failed: a library deep inside it must not end a run as if all were well."""
+    try:
+        action()
+    except SystemExit as error:
+        if error.code == signal.SIGTERM:  # Ray's handler of SIGTERM raises it wherever the program happens to be
+            raise
+        raise ForeignError(
+            f"{where} raised SystemExit: {error.code}",
+            fix='a hook ends a run with trainer.stop("reason"), or by raising an exception and being essential',
+        ) from error
+
+
+def _enter(running: Generator[Any, Any, Any]) -> None:
+    """The part of a wrapper before its ``yield``."""
+    try:
+        next(running)
+    except StopIteration:
+        raise PluginError("the wrapper returned before its yield", fix="yield exactly once on every path") from None
+
+
+def _leave(running: Generator[Any, Any, Any], error: BaseException | None = None) -> None:
+    """The part of a wrapper after its ``yield``, at which ``error`` is raised."""
+    try:
+        if error is None:
+            next(running)
+        else:
+            running.throw(error)
+    except StopIteration:
+        return
+    except BaseException as raised:
+        if raised is error:
+            return
+        raise
+    running.close()
+    raise PluginError("the wrapper yielded twice", fix="yield exactly once on every path")
 
 
 def build_hooks(
@@ -162,8 +242,22 @@ def build_hooks(
     ordered: list[tuple[str, object]] = []
     for name in enabled:
         loaded = registry.load("hooks", name)
-        ordered.append((registry.index.find("hooks", name).id, loaded() if isinstance(loaded, type) else loaded))
-    ordered += [(f"callback {number} ({type(cb).__name__})", cb) for number, cb in enumerate(callbacks)]
+        identity = registry.index.find("hooks", name).id
+        ordered.append((identity, _created(loaded, identity) if isinstance(loaded, type) else loaded))
+    for number, callback in enumerate(callbacks):
+        kind = callback if isinstance(callback, type) else type(callback)
+        ordered.append((f"callback {number} ({kind.__name__})", callback))
     for name, plugin in reversed(ordered):
         hooks.register(plugin, name)
     return hooks
+
+
+def _created(hook_class: type, name: str) -> object:
+    what = f"hook plugin {name!r} could not be created"
+    fix = f"{hook_class.__name__}() must work without arguments; to run without it, remove it from plugins.hooks"
+    try:
+        return hook_class()
+    except NemorlError as error:
+        raise PluginError(f"{what}: {error.message}", fix=error.fix or fix) from error
+    except (Exception, SystemExit) as error:
+        raise PluginError(f"{what}: {type(error).__name__}: {error}", fix=fix) from error

@@ -1,0 +1,394 @@
+"""Order and wrappers through the guard, and what happens when a hook raises, exits, or cannot be created."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nemorl
+import pytest
+from nemorl import Callback, hookimpl
+from nemorl.errors import ForeignError, PluginError, UsageError
+from nemorl.observe.console import Console
+from nemorl.plugins import Index, Registry, use_registry
+from nemorl.plugins.hooks import Hooks, build_hooks
+
+DOCS = (Path(__file__).parents[3] / "docs/hooks.md").read_text()
+ROWS = [{"prompt": f"{i}+{i}=", "answer": str(2 * i)} for i in range(4)]
+BEGIN = {"trainer": None, "step": 1}
+said: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def _silence() -> None:
+    said.clear()
+
+
+@pytest.fixture
+def reports() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def hooks(reports: list[str]) -> Hooks:
+    return Hooks(reports.append)
+
+
+def saying(word: str, **options: bool) -> object:
+    """A hook object whose ``on_step_begin`` says a word."""
+
+    def on_step_begin(self: Any, step: int) -> None:
+        said.append(word)
+
+    return type(word, (), {"on_step_begin": hookimpl(**options)(on_step_begin)})()  # type: ignore[call-overload]
+
+
+class Wrapper:
+    """Says when it is entered and left; raises where it is told to."""
+
+    def __init__(self, name: str = "wrapper", *, before: bool = False, after: bool = False) -> None:
+        self.name, self.before, self.after = name, before, after
+
+    @hookimpl(wrapper=True)
+    def on_step_begin(self, step: int) -> Iterator[None]:
+        said.append(f"enter {self.name}")
+        if self.before:
+            raise ValueError(f"{self.name} before")
+        try:
+            yield
+        finally:
+            said.append(f"leave {self.name}")
+        if self.after:
+            raise ValueError(f"{self.name} after")
+
+
+class Failing:
+    def on_step_begin(self) -> None:
+        said.append("failing")
+        raise ValueError("no")
+
+
+class EssentialFailing(Failing):
+    essential = True
+
+
+class EssentialWrapper(Wrapper):
+    essential = True
+
+
+def registered(hooks: Hooks, *plugins: object) -> Hooks:
+    """The first given is the first called, as in a run."""
+    for number, plugin in reversed(list(enumerate(plugins))):
+        hooks.register(plugin, f"acme:{number}")
+    return hooks
+
+
+# Order
+
+
+def test_first_and_last_are_relative_to_all_others(hooks: Hooks) -> None:
+    late, early = saying("late", trylast=True), saying("early", tryfirst=True)
+    registered(hooks, late, saying("one"), early, saying("two")).fire("on_step_begin", **BEGIN)
+    assert said == ["early", "one", "two", "late"]
+
+
+def test_wrappers_run_around_everything_the_first_outermost(hooks: Hooks) -> None:
+    plugins = (saying("early", tryfirst=True), Wrapper("outer"), saying("one"), Wrapper("inner"))
+    registered(hooks, *plugins).fire("on_step_begin", **BEGIN)
+    assert said == ["enter outer", "enter inner", "early", "one", "leave inner", "leave outer"]
+
+
+def test_the_example_of_the_page_runs(tiny_model: Path, tmp_path: Path) -> None:
+    (code,) = [block for block in re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL) if "order = []" in block]
+
+    class Tiny:
+        def fit(self, callbacks: list[object]) -> None:
+            fit(tiny_model, tmp_path / "run", callbacks)
+
+    names: dict[str, Any] = {"trainer": Tiny()}
+    exec(compile(code, "docs/hooks.md", "exec"), names)
+    assert names["order"].count("open") == 2
+
+
+# A hook that raises
+
+
+def test_a_wrapper_that_raises_before_its_yield_is_disabled_and_the_others_run(
+    hooks: Hooks, reports: list[str]
+) -> None:
+    registered(hooks, Wrapper(before=True), saying("one"))
+    for _ in range(2):
+        hooks.fire("on_step_begin", **BEGIN)
+    assert said == ["enter wrapper", "one", "one"]
+    assert reports == [
+        "hook on_step_begin of acme:0 raised ValueError: wrapper before; it is disabled for the rest of this run"
+    ]
+
+
+def test_a_wrapper_that_raises_after_its_yield_is_disabled(hooks: Hooks, reports: list[str]) -> None:
+    registered(hooks, Wrapper(after=True), saying("one"))
+    for _ in range(2):
+        hooks.fire("on_step_begin", **BEGIN)
+    assert said == ["enter wrapper", "one", "leave wrapper", "one"]
+    assert len(reports) == 1
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_essential_wrapper_that_raises_ends_the_run(hooks: Hooks, reports: list[str], when: str) -> None:
+    registered(hooks, EssentialWrapper(**{when: True}), saying("one"))
+    with pytest.raises(ForeignError, match=f"hook on_step_begin of acme:0 raised ValueError: wrapper {when}"):
+        hooks.fire("on_step_begin", **BEGIN)
+    assert reports == []
+
+
+def test_an_observer_that_raises_is_nothing_that_a_wrapper_notices(hooks: Hooks, reports: list[str]) -> None:
+    registered(hooks, Wrapper(), Failing(), saying("one")).fire("on_step_begin", **BEGIN)
+    assert said == ["enter wrapper", "failing", "one", "leave wrapper"]
+    assert len(reports) == 1
+
+
+def test_a_wrapper_sees_the_error_that_ends_the_run_and_cannot_stop_it(hooks: Hooks, reports: list[str]) -> None:
+    class Swallows:
+        @hookimpl(wrapper=True)
+        def on_step_begin(self) -> Iterator[None]:
+            try:
+                yield
+            except ForeignError as error:
+                said.append(f"saw {type(error.__cause__).__name__}")
+
+    registered(hooks, Swallows(), Wrapper(after=True), EssentialFailing())
+    with pytest.raises(ForeignError, match="acme:2 raised ValueError: no"):
+        hooks.fire("on_step_begin", **BEGIN)
+    assert said == ["enter wrapper", "failing", "leave wrapper", "saw ValueError"]
+    assert reports == []
+
+
+def test_a_wrapper_that_fails_while_the_run_ends_is_reported_and_the_first_error_raised(
+    hooks: Hooks, reports: list[str]
+) -> None:
+    class Replaces:
+        essential = True
+
+        @hookimpl(wrapper=True)
+        def on_step_begin(self) -> Iterator[None]:
+            try:
+                yield
+            finally:
+                raise RuntimeError("and another thing")
+
+    registered(hooks, Replaces(), EssentialFailing())
+    with pytest.raises(ForeignError, match="acme:1 raised ValueError: no"):
+        hooks.fire("on_step_begin", **BEGIN)
+    assert reports == ["hook on_step_begin of acme:0 raised RuntimeError: and another thing"]
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_wrapper_yields_exactly_once(hooks: Hooks, reports: list[str], count: int) -> None:
+    class Miscounts:
+        @hookimpl(wrapper=True)
+        def on_step_begin(self) -> Iterator[None]:
+            for _ in range(count):
+                yield
+
+    registered(hooks, Miscounts(), saying("one")).fire("on_step_begin", **BEGIN)
+    assert said == ["one"]
+    assert re.search("returned before its yield" if count == 0 else "yielded twice", reports[0])
+
+
+def test_a_failing_on_exception_does_not_hide_the_error_of_the_run(hooks: Hooks, reports: list[str]) -> None:
+    class Unlucky:
+        essential = True
+
+        def on_exception(self, error: BaseException) -> None:
+            raise OSError("no network either")
+
+    registered(hooks, Unlucky()).fire("on_exception", trainer=None, error=ValueError("the cause"))
+    assert reports == ["hook on_exception of acme:0 raised OSError: no network either"]
+
+
+# A hook that exits
+
+
+class Exits:
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def on_step_begin(self) -> None:
+        raise self.error
+
+
+def test_an_observer_that_exits_is_disabled_like_one_that_raises(hooks: Hooks, reports: list[str]) -> None:
+    registered(hooks, Exits(SystemExit(0)), saying("one")).fire("on_step_begin", **BEGIN)
+    assert said == ["one"]
+    assert reports == ["hook on_step_begin of acme:0 raised SystemExit: 0; it is disabled for the rest of this run"]
+
+
+def test_an_essential_hook_that_exits_ends_the_run_with_an_error(hooks: Hooks) -> None:
+    exits = Exits(SystemExit(0))
+    exits.essential = True  # type: ignore[attr-defined]
+    with pytest.raises(ForeignError, match="acme:0 raised SystemExit: 0") as caught:
+        registered(hooks, exits).fire("on_step_begin", **BEGIN)
+    assert "trainer.stop" in str(caught.value.fix)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(int(signal.SIGTERM))], ids=["Ctrl-C", "SIGTERM"])
+def test_what_a_person_asks_for_passes_through_hooks_and_wrappers(
+    hooks: Hooks, reports: list[str], error: BaseException
+) -> None:
+    registered(hooks, Wrapper(), Exits(error))
+    with pytest.raises(type(error)) as caught:
+        hooks.fire("on_step_begin", **BEGIN)
+    assert caught.value is error
+    assert said == ["enter wrapper", "leave wrapper"]
+    assert reports == []
+
+
+# In a real run
+
+
+class Clumsy:
+    """A hook plugin of the tests that fails at the first step."""
+
+    def on_step_begin(self, step: int) -> None:
+        said.append(f"clumsy {step}")
+        raise KeyError("loss_of_mind")
+
+    def on_fit_end(self) -> None:
+        said.append("clumsy at the end")
+
+
+class EssentialClumsy(Clumsy):
+    """The same, and the run depends on it."""
+
+    essential = True
+
+
+class Wrapped(Clumsy):
+    """The same in a wrapper."""
+
+    @hookimpl(wrapper=True)
+    def on_step_begin(self, step: int) -> Iterator[None]:
+        yield
+        raise KeyError("loss_of_mind")
+
+
+class ConstructedWrong:
+    """Needs what nobody gives."""
+
+    def __init__(self, project: str) -> None: ...
+
+
+class Unconnected:
+    """Cannot reach its service."""
+
+    def __init__(self) -> None:
+        raise ConnectionError("no route to host")
+
+
+class Refuses:
+    """Knows what is wrong."""
+
+    def __init__(self) -> None:
+        raise UsageError("ACME_TOKEN is not set", fix="export ACME_TOKEN=…")
+
+
+class ExitsAtOnce:
+    """Exits while it is made."""
+
+    def __init__(self) -> None:
+        sys.exit(0)
+
+
+@pytest.fixture
+def plugins() -> Iterator[Registry]:
+    scoped = Registry(Index.installed())
+    for kind in (Clumsy, EssentialClumsy, Wrapped, ConstructedWrong, Unconnected, Refuses, ExitsAtOnce):
+        scoped.register("hooks", kind.__name__.lower(), kind)
+    with use_registry(scoped):
+        yield scoped
+
+
+def fit(model: Path, run_dir: Path, callbacks: list[object], **changes: Any) -> nemorl.TrainResult:
+    """Two steps of two prompts with two responses of three tokens."""
+    config = {
+        "algorithm": "grpo",
+        "model": str(model),
+        "run_dir": str(run_dir),
+        "max_steps": 2,
+        "num_prompts_per_step": 2,
+        "num_generations_per_prompt": 2,
+        "kl_penalty": 0.0,
+        "policy": {"init": "random", "max_sequence_tokens": 32},
+        "generation": {"max_new_tokens": 3},
+        "validation": {"every": 0, "at_end": False},
+        "checkpoint": {"export": False},
+        **changes,
+    }
+    return nemorl.load_config(config).build().fit(ROWS, length, callbacks=callbacks, console=Console(quiet=True))
+
+
+def length(prompt: str, response: str) -> float:
+    return float(len(response))
+
+
+def events(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("name", ["clumsy", "wrapped"])
+def test_a_hook_plugin_that_raises_is_named_once_in_the_audit_log_and_the_run_goes_on(
+    plugins: Registry, tiny_model: Path, tmp_path: Path, name: str
+) -> None:
+    assert fit(tiny_model, tmp_path / "run", [], plugins={"hooks": [name]}).steps == 2
+    identity = plugins.index.find("hooks", name).id
+    assert identity.endswith(f":{name}")
+    (warning,) = [line for line in events(tmp_path / "run") if line["event"] == "warning"]
+    assert f"hook on_step_begin of {identity} raised KeyError: 'loss_of_mind'" in warning["message"]
+    assert "disabled for the rest of this run" in warning["message"]
+    assert "clumsy at the end" not in said
+
+
+def test_an_essential_hook_plugin_that_raises_ends_the_run(plugins: Registry, tiny_model: Path, tmp_path: Path) -> None:
+    identity = plugins.index.find("hooks", "essentialclumsy").id
+    with pytest.raises(ForeignError, match=re.escape(f"hook on_step_begin of {identity} raised KeyError")):
+        fit(tiny_model, tmp_path / "run", [], plugins={"hooks": ["essentialclumsy"]})
+    assert [line["event"] for line in events(tmp_path / "run")] == ["started", "failed"]
+    assert said == ["clumsy 1"]
+
+
+def test_an_exit_in_a_callback_does_not_end_the_run(tiny_model: Path, tmp_path: Path) -> None:
+    class Quits(Callback):
+        def on_step_end(self) -> None:
+            sys.exit(3)
+
+    assert fit(tiny_model, tmp_path / "run", [Quits()]).steps == 2
+    (warning,) = [line for line in events(tmp_path / "run") if line["event"] == "warning"]
+    assert "hook on_step_end of callback 0 (Quits) raised SystemExit: 3" in warning["message"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "fix"),
+    [
+        ("constructedwrong", "TypeError: .*missing 1 required positional argument", "must work without arguments"),
+        ("unconnected", "ConnectionError: no route to host", "remove it from plugins.hooks"),
+        ("refuses", "ACME_TOKEN is not set", "export ACME_TOKEN"),
+        ("exitsatonce", "SystemExit: 0", "remove it from plugins.hooks"),
+    ],
+)
+def test_a_hook_plugin_that_cannot_be_created_is_an_error_that_names_it(
+    plugins: Registry, name: str, words: str, fix: str
+) -> None:
+    identity = re.escape(plugins.index.find("hooks", name).id)
+    with pytest.raises(PluginError, match=f"hook plugin '{identity}' could not be created: .*{words}") as caught:
+        build_hooks(plugins, [name], [], print)
+    assert fix in str(caught.value.fix)
+
+
+def test_a_class_passed_as_a_callback_is_named_after_itself() -> None:
+    with pytest.raises(PluginError, match=r"callback 0 \(Clumsy\).*needs an object"):
+        build_hooks(Registry(Index([])), [], [Clumsy], print)
