@@ -1,8 +1,8 @@
 """Run: the live parts of one run, and the directory that it owns.
 
 Parts are built in dependency order and closed in reverse, whatever happens in between. The directory holds
-``config.yaml`` (resolved), ``environment.json``, ``metrics.jsonl``, ``samples.jsonl``, ``events.jsonl``,
-``checkpoints/``, ``report.html`` and, at the end, ``model/``.
+``config.yaml`` (resolved), ``environment.json``, ``plugins.lock.json``, ``metrics.jsonl``, ``samples.jsonl``,
+``events.jsonl``, ``checkpoints/``, ``report.html`` and, at the end, ``model/``.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from nemorl.observe.jsonl import JsonlWriter
 from nemorl.observe.provenance import describe_environment
 from nemorl.observe.timing import Timer
 from nemorl.plugins.hooks import build_hooks
+from nemorl.plugins.lock import FILE as PLUGINS_FILE
+from nemorl.plugins.lock import differences, locked_plugins, read_lock, write_lock
 from nemorl.plugins.registry import registry, restricted
 from nemorl.policy import TrainingPolicy
 from nemorl.resources.manager import ResourceManager
@@ -161,7 +163,15 @@ class Run:
     def _write_description(self) -> None:
         (self.path / "config.yaml").write_text(to_yaml(self.config))
         (self.path / "environment.json").write_text(json.dumps(describe_environment(registry()), indent=1))
+        self._record_plugins()
         self.directory.event("resumed" if self.is_resumed else "started", seed=self.config.seed)
+
+    def _record_plugins(self) -> None:
+        plugins, record = locked_plugins(self.config), self.path / PLUGINS_FILE
+        if record.is_file():
+            for line in differences(read_lock(record), plugins):
+                self.warn(f"other plugins than before: {line} (--locked refuses this)")
+        write_lock(self.path, plugins)
 
 
 def to_yaml(config: RunConfig) -> str:

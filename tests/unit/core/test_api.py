@@ -65,7 +65,7 @@ def test_each_helper_trains_its_algorithm(tiny_model: Path, tmp_path: Path) -> N
 
 def test_an_algorithm_that_is_not_installed_says_what_to_install() -> None:
     everything = Index.installed()
-    without = Registry(everything.with_policy(PluginPolicy()))
+    without = Registry(everything.narrowed(PluginPolicy()))
     without.index = Index([entry.point for entry in everything.entries if entry.name != "dpo"])
     with use_registry(without), pytest.raises(PluginNotFoundError, match="no algorithm named 'dpo'") as caught:
         nemorl.train_dpo("some/model", ROWS)

@@ -14,7 +14,8 @@ import pytest
 from nemorl.config.base import Config
 from nemorl.errors import PluginError, PluginNotFoundError
 from nemorl.plugins import Index, PluginPolicy, Registry, register, use_registry
-from nemorl.plugins.index import PREFIX, normalize
+from nemorl.plugins.index import PREFIX
+from nemorl.plugins.policy import normalize
 from nemorl.plugins.kinds import EnvironmentConfig
 from nemorl.suggest import did_you_mean
 
@@ -154,7 +155,7 @@ def test_a_blocked_plugin_says_so_when_it_is_selected(install: Install) -> None:
     install("acme-env", {"gym": "acme_env:Env"})
     with pytest.raises(PluginError, match="distribution acme-env is not allowed") as caught:
         here(PluginPolicy(block=("acme.env",))).load("environments", "gym")
-    assert "plugins.block" in str(caught.value.fix)
+    assert "plugins.block in the config names it" in str(caught.value)
     assert "acme_env" not in sys.modules
 
 
@@ -262,11 +263,18 @@ def test_a_missing_library_inside_a_missing_package_is_diagnosed_too(install: In
     assert diagnostic.message == "needs no_such.library, which cannot be found"
 
 
-@pytest.mark.parametrize("code", [BAD_SYNTAX, "import sys\nsys.exit(3)\n"], ids=["syntax error", "exits"])
-def test_the_command_line_lists_and_checks_a_broken_plugin(install: Install, site: Path, code: str) -> None:
+@pytest.mark.parametrize(
+    ("code", "status", "what"),
+    [(BAD_SYNTAX, "broken", "not valid Python (line 1"), ("import sys\nsys.exit(3)\n", "ok", "SystemExit: 3")],
+    ids=["syntax error", "exits"],
+)
+def test_the_command_line_lists_and_checks_a_broken_plugin(
+    install: Install, site: Path, code: str, status: str, what: str
+) -> None:
     import json
     import subprocess
 
+    code += "Env = None\n" if status == "ok" else ""
     install("acme-env", {"gym": "acme_env:Env"}, code=code)
 
     def nemorl(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -276,12 +284,13 @@ def test_the_command_line_lists_and_checks_a_broken_plugin(install: Install, sit
 
     listed = nemorl("plugins", "list", "--json")
     assert listed.returncode == 0
-    assert "acme-env:gym" in [entry["id"] for entry in json.loads(listed.stdout)]
+    assert {e["id"]: e["status"] for e in json.loads(listed.stdout)}["acme-env:gym"] == status
     checked = nemorl("plugins", "check", "acme-env:gym", "--json")
     assert checked.returncode == 1
     (result,) = json.loads(checked.stdout)
     assert result["ok"] is False
-    assert "failed to load" in result["message"]
+    assert what in result["problems"][0]["what"]
+    assert "acme-env" in result["problems"][0]["fix"]
 
 
 def test_the_first_of_two_installations_wins_as_it_does_for_import(
@@ -315,7 +324,7 @@ def test_a_decorator_registers_next_to_the_installed() -> None:
         assert registry.load("environments", "local_env") is LocalEnv
         assert registry.name_of("environments", LocalEnv) == "local_env"
         # Found by module and name, as a worker process would find it, also under a run's plugin policy.
-        assert Registry(registry.index.with_policy(PluginPolicy())).load("environments", "local_env") is LocalEnv
+        assert Registry(registry.index.narrowed(PluginPolicy())).load("environments", "local_env") is LocalEnv
         assert registry.load("environments", "math").__name__ == "MathConfig"
     with pytest.raises(PluginNotFoundError):
         here().load("environments", "local_env")

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from nemorl import __version__
-from nemorl.cli import configs, evals, plugins, runs
+from nemorl.cli import configs, evals, plugin_installs, plugins, runs
 from nemorl.cli.doctor import doctor
 from nemorl.errors import NemorlError
 from nemorl.plugins import PluginEntry, registry
@@ -31,6 +31,8 @@ app.command("eval")(evals.evaluate)
 app.command("generate")(runs.generate)
 app.command("report")(runs.report)
 app.command("doctor")(doctor)
+plugins.app.command("install", context_settings=plugin_installs.PASS_ON)(plugin_installs.install)
+plugins.app.command("uninstall")(plugin_installs.uninstall)
 GROUPS = {"plugins": plugins.app, "config": configs.app}
 """Commands that have commands. Plugins may add to them: the entry ``config.migrate`` is `nemorl config migrate`."""
 for _name, _group in GROUPS.items():

@@ -1,28 +1,24 @@
-"""``nemorl doctor``: what this machine has, and whether two engines agree about a model.
+"""``nemorl doctor``: what this machine has, what is wrong with it, and whether two engines agree about a model.
 
-Without ``--model`` it reads metadata only; with it, it builds the engines and compares their log-probs.
+Without ``--model`` it reads metadata only (:mod:`nemorl.known_problems` does the judging, :mod:`nemorl.cli.examination`
+the layout); with it, it builds the engines and compares their log-probs.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
-import shutil
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console as RichConsole
 from rich.table import Table
 
-from nemorl.cli.plugins import as_dict
 from nemorl.cli.runs import AsJson, Overrides
 from nemorl.config import RunConfig
 from nemorl.config.load import apply_overrides, validate
 from nemorl.errors import UsageError
 from nemorl.observe.console import Console
-from nemorl.observe.provenance import describe_environment
-from nemorl.plugins import registry
 
 AUDIT_NEW_TOKENS = 32
 """Response length of an audit, unless overridden: errors show from the first token on."""
@@ -37,7 +33,10 @@ def doctor(
     init: Annotated[str | None, typer.Option(help="random: the model's architecture without its weights.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what this machine has: versions, devices, disk and plugins that cannot be used.
+    """Show what this machine has, and what is known to go wrong with it: versions, devices, disk, Ray, plugins.
+
+    Each finding has a code, what it is, why it matters and how to fix it. Exit 1 if one of them is a problem, 0 if
+    all are notes. Nothing is imported.
 
     With --model, sample with one engine, recompute the log-probs with another, update the weights and do it again.
     Exit 1 if they disagree by more than rollouts.mismatch_warning, or if the update did not arrive.
@@ -45,6 +44,8 @@ def doctor(
     Examples:
 
       nemorl doctor
+
+      nemorl doctor --json
 
       nemorl doctor --model Qwen/Qwen2.5-0.5B --generation vllm --precision bfloat16 generation.temperature=0.8
     """
@@ -64,25 +65,15 @@ def doctor(
 
 
 def _describe_machine(as_json: bool) -> None:
-    from nemorl.config.cluster import count_gpus
+    from nemorl.cli.examination import Examination
 
-    facts = describe_environment(registry())
-    stopped = [entry for entry in registry().index.entries if entry.diagnostics]
-    facts |= {
-        "gpus": count_gpus(),
-        "disk_free_gib": round(shutil.disk_usage(os.getcwd()).free / 2**30, 1),
-        "broken_plugins": [as_dict(entry) for entry in stopped],
-    }
+    examination = Examination.of_this_machine()
     if as_json:
-        typer.echo(json.dumps(facts, indent=2))
-        return
-    for name in ("python", "platform", "cpus", "gpus", "disk_free_gib", "threads"):
-        typer.echo(f"{name:>14}  {facts[name]}")
-    for library, version in facts["libraries"].items():
-        typer.echo(f"{library:>14}  {version}")
-    typer.echo(f"{'plugins':>14}  {len(facts['plugins'])} installed, {len(stopped)} cannot be used")
-    for entry in stopped:
-        typer.echo(f"  {entry.id}: {entry.diagnostics[0].message}\n    fix: {entry.diagnostics[0].fix}")
+        typer.echo(json.dumps(examination.as_dict(), indent=2))
+    else:
+        examination.show()
+    if not examination.ok:
+        raise typer.Exit(1)
 
 
 def _compare_engines(model: str, changes: list[str], as_json: bool) -> None:

@@ -15,7 +15,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 
 from nemorl.cli.runs import AsJson, Overrides
-from nemorl.config.load import apply_overrides, load_config, validate
 from nemorl.errors import DataError, UsageError
 from nemorl.observe.jsonl import JsonlWriter
 
@@ -94,6 +93,7 @@ def evaluate(
 
 def _load(config: Path | None, changes: Sequence[str], model: str | None, *, has_data: bool) -> RunConfig:
     """The config to evaluate: of a file, of a run with its exported model, or made of the command line alone."""
+    from nemorl.config.load import apply_overrides, load_config, validate
     from nemorl.config.run import RunConfig
 
     if config is None:

@@ -1,6 +1,6 @@
-"""``nemorl plugins list | show | check``.
+"""``nemorl plugins list | show | check``. ``install`` and ``uninstall`` are in ``plugin_installs``.
 
-``list`` reads metadata only; ``show`` imports one config module; ``check`` imports each plugin in a
+``list`` reads metadata and parses source; ``show`` imports one config module; ``check`` looks at each plugin in a
 process of its own, so that one that hangs, prints or exits disturbs nothing.
 """
 
@@ -9,28 +9,39 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from textwrap import shorten
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from nemorl.cli.runs import AsJson
-from nemorl.errors import PluginNotFoundError
-from nemorl.plugins import PluginEntry, registry
+from nemorl.errors import PluginNotFoundError, UsageError
+from nemorl.plugins import KINDS, Diagnostic, PluginEntry, registry
 from nemorl.plugins.index import singular
+from nemorl.plugins.source import read_source, template_text
+from nemorl.suggest import did_you_mean
 
-app = typer.Typer(no_args_is_help=True, help="See which plugins are installed, and whether they work.")
-CHECK_TIMEOUT_S = 60
-PIPE_COLUMNS = 160
-"""Width of the table where no terminal says one: wide enough that no line wraps."""
+app = typer.Typer(no_args_is_help=True, help="See which plugins are installed and whether they work; get more.")
+PIPE_COLUMNS = 200
+"""Width of the table where no terminal says one: wide enough that little is cut."""
+DEFAULT_CHARACTERS = 40
+"""Of a default, in a table; nested configs would fill it."""
+AT_ONCE = 2
+"""Processes of ``check`` that run at the same time: backends load models."""
+Kind = Annotated[str | None, typer.Option("--kind", help="Only this kind, e.g. algorithms.", show_default=False)]
 
 
 @app.command("list")
-def list_plugins(
-    kind: Annotated[str | None, typer.Option(help="Only this kind, e.g. algorithms.")] = None, as_json: AsJson = False
-) -> None:
-    """Show every installed plugin with its distribution, version and status. Imports none of them.
+def list_plugins(kind: Kind = None, as_json: AsJson = False) -> None:
+    """Show every installed plugin with its distribution, version, status and summary. Runs none of their code.
 
     Examples:
 
@@ -38,31 +49,35 @@ def list_plugins(
 
       nemorl plugins list --kind environments --json
     """
-    entries = [entry for entry in registry().index.entries if kind in (None, entry.kind)]
+    entries = [as_dict(entry) for entry in registry().index.entries if _is_wanted(entry, kind)]
     if as_json:
-        typer.echo(json.dumps([as_dict(entry) for entry in entries], indent=2))
+        typer.echo(json.dumps(entries, indent=2))
         return
     table = Table(box=None, pad_edge=False)
-    for column in ("KIND", "NAME", "DISTRIBUTION", "VERSION", "STATUS"):
-        # On a narrow terminal names take two lines; what is cut off would be missed.
-        table.add_column(column, no_wrap=column not in ("NAME", "DISTRIBUTION"), overflow="fold")
+    # On a narrow terminal names take two lines, since what is cut off would be missed; summaries may be cut.
+    for column in ("KIND", "NAME", "DISTRIBUTION", "VERSION", "STATUS", "SUMMARY"):
+        is_name = column in ("NAME", "DISTRIBUTION")
+        table.add_column(column, no_wrap=not is_name, overflow="fold" if is_name else "ellipsis")
     for entry in entries:
-        style = "green" if not entry.diagnostics else "red"
-        table.add_row(
-            singular(entry.kind), entry.name, entry.distribution, entry.version, f"[{style}]{entry.status}[/]"
-        )
+        style = "green" if entry["status"] == "ok" else "red"
+        where = f"{entry['distribution']}{' (isolated)' if entry['venv'] else ''}"
+        status = f"[{style}]{entry['status']}[/]"
+        table.add_row(singular(entry["kind"]), entry["name"], where, entry["version"], status, escape(entry["summary"]))
     console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
     console.print(table)
     for entry in entries:
-        for diagnostic in entry.diagnostics:
-            console.print(f"\n[red]{diagnostic.code}[/] {entry.id}: {diagnostic.message}\n  fix: {diagnostic.fix}")
+        for found in entry["diagnostics"]:
+            console.print(
+                f"\n[red]{found['code']}[/] {escape(entry['id'])}: {escape(found['message'])}\n  "
+                f"fix: {escape(found['fix'])}"
+            )
 
 
 @app.command()
 def show(
     name: Annotated[str, typer.Argument(help="Plugin name, or distribution:name.")], as_json: AsJson = False
 ) -> None:
-    """Show a plugin's options with their types, defaults and meaning, and what it can do.
+    """Show a plugin's options with their types, defaults and meaning, what it can do, and where it comes from.
 
     Example:
 
@@ -72,101 +87,176 @@ def show(
     if as_json:
         typer.echo(json.dumps(shown, indent=2, default=str))
         return
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
     for details in shown:
-        console.print(
-            f"[bold]{details['name']}[/] ({singular(details['kind'])}) from {details['distribution']} "
-            f"{details['version']}: {details['status']}"
-        )
-        console.print(f"{details['summary']}\n")
-        if details["supports"]:
-            console.print(f"can do: {', '.join(details['supports'])}\n")
-        table = Table("OPTION", "TYPE", "DEFAULT", "MEANING", box=None, pad_edge=False)
-        for option in details["options"]:
-            table.add_row(option["name"], option["type"], option["default"], option["meaning"])
-        console.print(table)
+        console.print(f"[bold]{details['name']}[/] ({singular(details['kind'])}): {details['status']}")
+        console.print(f"{escape(details['summary'])}\n")
+        facts = {
+            "provided by": f"{details['distribution']} {details['version']}",
+            "defined in": details["value"],
+            "installed in": details["venv"],
+            "can do": ", ".join(details["supports"]),
+            "weights travel by": ", ".join(details["weight_transports"]),
+            "needs": ", ".join(details["requires_modules"]),
+        }
+        for label, fact in facts.items():
+            if fact:
+                console.print(f"{label:>18}  {escape(fact)}")
+        for found in details["diagnostics"]:
+            console.print(f"[red]{found['code']}[/] {escape(found['message'])}\n  fix: {escape(found['fix'])}")
+        if details["options"]:
+            table = Table("OPTION", "TYPE", "DEFAULT", "MEANING", box=None, pad_edge=False)
+            for option in details["options"]:
+                default = "required" if option["required"] else shorten(repr(option["default"]), DEFAULT_CHARACTERS)
+                cells = (option["name"], option["type"], default, option["description"])
+                table.add_row(*(escape(cell) for cell in cells))
+            console.print("", table)
 
 
 @app.command()
 def check(
-    name: Annotated[str | None, typer.Argument(help="Plugin name. Unset: all.")] = None, as_json: AsJson = False
+    name: Annotated[str | None, typer.Argument(help="Plugin or distribution. Unset: all.", show_default=False)] = None,
+    kind: Kind = None,
+    full: Annotated[bool, typer.Option("--full", help="Every conformance check, not only the quick ones.")] = False,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds that one plugin may take.")] = 120.0,
+    as_json: AsJson = False,
 ) -> None:
-    """Import each plugin in its own process and report what fails. Exit 1 if any does.
+    """Import, build and try each plugin in its own process. Exit 1 if any does not keep its contract.
 
-    Example:
+    Quick checks take seconds for a plugin; --full runs the whole conformance kit, minutes for a backend.
+
+    Examples:
 
       nemorl plugins check grpo
+
+      nemorl plugins check --kind environments --full
     """
-    entries = [entry for entry in (_named(name) if name else registry().index.entries) if entry.kind != "templates"]
-    results = [_check(entry) for entry in entries]
+    entries = [e for e in (_named(name) if name else registry().index.entries) if _is_wanted(e, kind)]
+    with _counting(len(entries), quiet=as_json) as done, ThreadPoolExecutor(AT_ONCE) as threads:
+        results = list(threads.map(lambda entry: done(entry.id, _check(entry, full, timeout)), entries))
     if as_json:
         typer.echo(json.dumps(results, indent=2))
     else:
-        for result in results:
-            mark = typer.style("ok", fg="green") if result["ok"] else typer.style("FAILED", fg="red")
-            typer.echo(f"{mark:>6}  {result['id']}" + ("" if result["ok"] else f"\n{result['message']}"))
+        _print_results(results)
     if not all(result["ok"] for result in results):
         raise typer.Exit(1)
 
 
+def _print_results(results: Sequence[dict[str, Any]]) -> None:
+    for result in results:
+        mark = typer.style("    ok", fg="green") if result["ok"] else typer.style("FAILED", fg="red")
+        tried = f"{len(result['passed'])} checks" if result["passed"] else "loads"
+        typer.echo(f"{mark}  {result['id']} ({singular(result['kind'])}){f': {tried}' if result['ok'] else ''}")
+        for problem in result["problems"]:
+            typer.echo(f"        {problem['what']}\n        fix: {problem['fix']}")
+        for note in result["notes"]:
+            typer.echo(f"        note: {note}")
+    failed = sum(not result["ok"] for result in results)
+    typer.echo(
+        f"{len(results)} plugins, {failed} of them unusable" if failed else f"{len(results)} plugins, all usable"
+    )
+
+
+def _is_wanted(entry: PluginEntry, kind: str | None) -> bool:
+    if kind is not None and kind not in KINDS:
+        raise UsageError(
+            f"there is no plugin kind {kind!r}", fix=did_you_mean(kind, KINDS) or f"use one of {', '.join(KINDS)}"
+        )
+    return kind in (None, entry.kind)
+
+
 def _named(name: str) -> list[PluginEntry]:
-    found = [entry for entry in registry().index.entries if name in (entry.name, entry.id)]
+    entries = registry().index.entries
+    found = [entry for entry in entries if name in (entry.name, entry.id, entry.distribution)]
     if not found:
-        installed = ", ".join(sorted({entry.name for entry in registry().index.entries}))
-        raise PluginNotFoundError(f"no plugin named {name!r} is installed", fix=f"installed: {installed}")
+        names = sorted({entry.name for entry in entries})
+        fix = did_you_mean(name, names) or f"installed: {', '.join(names)}"
+        raise PluginNotFoundError(f"no plugin named {name!r} is installed", fix=fix)
     return found
 
 
 def as_dict(entry: PluginEntry) -> dict[str, Any]:
-    """What the index knows about an entry, as JSON."""
+    """What is known of an entry without running it, as JSON."""
+    facts = read_source(entry)
+    found = (*entry.diagnostics, *([facts.problem] if facts.problem else []))
     return {
         "kind": entry.kind,
         "name": entry.name,
         "id": entry.id,
         "distribution": entry.distribution,
         "version": entry.version,
-        "status": entry.status,
-        "diagnostics": [diagnostic.as_dict() for diagnostic in entry.diagnostics],
+        "value": entry.value,
+        "venv": str(entry.venv.folder) if entry.venv is not None else None,
+        "status": found[0].state if found else "ok",
+        "summary": facts.summary,
+        "diagnostics": [diagnostic.as_dict() for diagnostic in found],
     }
 
 
 def _details(entry: PluginEntry) -> dict[str, Any]:
+    from nemorl.config.base import Config  # pydantic takes 0.2 s, which `list` need not wait for
+    from nemorl.plugins.kinds import GenerationBackendConfig, PluginConfig, TrainingBackendConfig
+
+    known = as_dict(entry)
+    details = {**known, "supports": [], "weight_transports": [], "requires_modules": [], "options": []}
+    if entry.kind == "templates" and known["status"] == "ok":
+        return {**details, "text": template_text(entry)}
     diagnostic = registry().diagnose(entry)
-    details = {**as_dict(entry), "summary": "", "supports": [], "options": []}
-    if diagnostic is not None and diagnostic.state != "missing":
-        return {**details, "status": diagnostic.state, "summary": f"{diagnostic.message}\n  fix: {diagnostic.fix}"}
+    if diagnostic is not None:
+        details |= {"status": diagnostic.state, "diagnostics": [diagnostic.as_dict()]}
+        if diagnostic.state != "missing":
+            return details
     loaded = registry().load(entry.kind, entry.id)
-    fields = getattr(loaded, "model_fields", {})
-    return {
-        **details,
-        "status": diagnostic.state if diagnostic else "ok",
-        "summary": getattr(loaded, "summary", "") or (loaded.__doc__ or "").strip(),
-        "supports": sorted(getattr(loaded, "supports", ())),
-        "options": [
-            {
-                "name": option,
-                "type": str(getattr(field.annotation, "__name__", field.annotation)).replace("typing.", ""),
-                "default": "required" if field.is_required() else repr(field.get_default(call_default_factory=False)),
-                "meaning": " ".join((field.description or "").split()),
-            }
-            for option, field in fields.items()
-        ],
-    }
+    if not (isinstance(loaded, type) and issubclass(loaded, Config)):
+        return details
+    details["options"] = loaded.describe_options()
+    if issubclass(loaded, PluginConfig):
+        details |= {"supports": sorted(loaded.supports), "requires_modules": list(loaded.requires_modules)}
+    if issubclass(loaded, (TrainingBackendConfig, GenerationBackendConfig)):
+        details["weight_transports"] = list(loaded.weight_transports)
+    return details
 
 
-def _check(entry: PluginEntry) -> dict[str, Any]:
-    """Load one plugin in a fresh interpreter."""
-    code = (
-        "import sys; from nemorl.plugins import registry\n"
-        f"entry = registry().index.find({entry.kind!r}, {entry.id!r})\n"
-        "stop = registry().diagnose(entry)\n"
-        "sys.exit(f'{stop.message}\\n  fix: {stop.fix}' if stop else 0)\n"
-    )
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=CHECK_TIMEOUT_S, check=False
-        )
-        ok, message = done.returncode == 0, done.stderr.strip()
-    except subprocess.TimeoutExpired:
-        ok, message = False, f"importing it took more than {CHECK_TIMEOUT_S} s"
-    return {"id": entry.id, "kind": entry.kind, "ok": ok, "message": "" if ok else message}
+def _check(entry: PluginEntry, full: bool, timeout_s: float) -> dict[str, Any]:
+    """Look at one plugin in a fresh interpreter: its own where it is isolated."""
+    result = {"id": entry.id, "kind": entry.kind, "ok": False, "passed": [], "skipped": {}, "notes": []}
+    stop: Diagnostic | None = entry.diagnostics[0] if entry.diagnostics else read_source(entry).problem
+    if stop is not None:
+        return {**result, "problems": [{"what": stop.message, "fix": stop.fix}]}
+    python = [sys.executable] if entry.venv is None else [str(entry.venv.python), "-I"]
+    with tempfile.TemporaryDirectory(prefix="nemorl-check-") as folder:
+        answer = Path(folder) / "answer.json"
+        command = [*python, "-m", "nemorl.testing.smoke", entry.kind, entry.id, str(answer)]
+        try:
+            done = subprocess.run(
+                [*command, *(["--full"] if full else [])],
+                capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False,
+            )  # fmt: skip
+            what = f"its process ended (exit {done.returncode}) without an answer{_last_line(done.stderr)}"
+        except subprocess.TimeoutExpired:
+            what = f"loading and trying it took more than {timeout_s:.0f} s"
+        if not answer.is_file():
+            fix = f"a defect of {entry.distribution}: update it, or uninstall it"
+            return {**result, "problems": [{"what": what, "fix": fix}]}
+        found: dict[str, Any] = json.loads(answer.read_text())
+    return {**result, **found, "ok": not found["problems"]}
+
+
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return f": {lines[-1]}" if lines else ""
+
+
+@contextmanager
+def _counting(total: int, *, quiet: bool) -> Iterator[Any]:
+    """A status line on stderr that counts the plugins done."""
+    count = 0
+    with Console(stderr=True, quiet=quiet).status(f"checking {total} plugins") as status:
+
+        def done(name: str, result: Any) -> Any:
+            nonlocal count
+            count += 1
+            status.update(f"checked {count} of {total}: {name}")
+            return result
+
+        yield done

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from nemorl.config.load import load_config
 from nemorl.errors import UsageError
 from nemorl.observe.console import Console
 
@@ -27,6 +26,13 @@ def train(
             "--resume/--fresh", help="Demand a run to continue / start a new one. Neither: continue if there is one."
         ),
     ] = None,
+    locked: Annotated[
+        bool,
+        typer.Option("--locked", help="Refuse other plugins, or versions or files of them, than the run recorded."),
+    ] = False,
+    lock_file: Annotated[
+        Path | None, typer.Option(help="Hold a run to another run's plugins.lock.json.", show_default=False)
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, train nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -40,11 +46,19 @@ def train(
       nemorl train examples/grpo_arithmetic.yaml
 
       nemorl train grpo.yaml policy.optimizer.lr=1e-5 --run-dir runs/small-lr
+
+      nemorl train grpo.yaml --lock-file ../paper/plugins.lock.json
     """
+    from nemorl.config.load import load_config
+
     changes = [*(overrides or []), *([f"run_dir={run_dir}"] if run_dir else [])]
     loaded = load_config(config, changes, for_launch=True)
     from nemorl.run import run_path
 
+    if locked or lock_file is not None:
+        from nemorl.plugins.lock import FILE, refuse_other_plugins
+
+        refuse_other_plugins(loaded, lock_file or run_path(loaded) / FILE)
     if dry_run:
         typer.echo(f"{config}: ok, would run {type(loaded).__name__} in {run_path(loaded)}")
         return

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic_core import InitErrorDetails, PydanticCustomError, to_jsonable_python
 
 from nemorl.errors import Problem
 
@@ -35,6 +35,22 @@ class Config(BaseModel):
         protected_namespaces=(),
         ser_json_inf_nan="strings",
     )
+
+    @classmethod
+    def describe_options(cls) -> list[dict[str, Any]]:
+        """Each option as plain data: ``name``, ``type``, ``required``, ``default`` and ``description``."""
+        return [
+            {
+                "name": name,
+                "type": str(getattr(field.annotation, "__name__", field.annotation)).replace("typing.", ""),
+                "required": field.is_required(),
+                "default": None
+                if field.is_required()
+                else to_jsonable_python(field.get_default(call_default_factory=True, validated_data={}), fallback=repr),
+                "description": " ".join((field.description or "").split()),
+            }
+            for name, field in cls.model_fields.items()
+        ]
 
     def problems(self) -> Iterator[Problem]:
         """Mistakes that no single field can see. Override, and start with ``yield from super().problems()``."""

@@ -102,6 +102,11 @@ class PolicyConfig(Config):
     max_sequence_tokens: int = Field(4096, ge=2)
     """Longest prompt plus response that is trained or generated."""
 
+    @property
+    def interpreter(self) -> Path | None:
+        """The Python of its workers, where that is another one than this process's."""
+        return self.python or self.backend.interpreter
+
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
         yield from interpreter_problems("training_backends", self.backend, self.python)
@@ -156,6 +161,11 @@ class GenerationConfig(Config):
     """Texts that end a response (kept in it)."""
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end a response, besides the model's own end-of-sequence tokens."""
+
+    @property
+    def interpreter(self) -> Path | None:
+        """The Python of its workers, where that is another one than this process's."""
+        return self.python or self.backend.interpreter
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()

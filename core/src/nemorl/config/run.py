@@ -20,12 +20,12 @@ from nemorl.config.models import Companion, GenerationConfig, PolicyConfig
 from nemorl.contracts import Head
 from nemorl.errors import NemorlError, Problem, boundary
 from nemorl.plugins import registry
-from nemorl.plugins.index import PluginPolicy
 from nemorl.plugins.kinds import (
     DatasetConfig,
     EnvironmentConfig,
     LoggerConfig,
 )
+from nemorl.plugins.policy import PluginPolicy
 from nemorl.weights import choose_transport
 
 if TYPE_CHECKING:
@@ -110,6 +110,8 @@ class PluginsConfig(Config):
     """Who wins a name that several distributions provide: ``{"environments.math": "acme-math"}``."""
     hooks: tuple[str, ...] = ()
     """Hook plugins to enable, in call order."""
+    report_sections: tuple[str, ...] = ()
+    """Sections that plugins add to ``report.html``, in order."""
 
     def policy(self) -> PluginPolicy:
         return PluginPolicy(self.allow, self.block, self.prefer)
@@ -212,16 +214,20 @@ class RunConfig(Config):
                     )
         yield from self._capability_problems()
         for part in ("policy", "generation"):
-            if getattr(self, part).python is not None and not self.cluster.uses_ray:
-                yield Problem(f"{part}.python", "the local launcher has one interpreter", "set cluster.launcher: ray")
+            model = getattr(self, part)
+            if model.interpreter is not None and not self.cluster.uses_ray:
+                key = "python" if model.python is not None else "backend"
+                message = f"it runs under {model.interpreter}, and the local launcher has one interpreter"
+                yield Problem(f"{part}.{key}", message, "set cluster.launcher: ray")
         if self.needs_generation:
             yield from self._generation_problems()
-        index = registry().index.with_policy(self.plugins.policy())
-        for position, name in enumerate(self.plugins.hooks):
-            try:
-                index.find("hooks", name)
-            except NemorlError as error:
-                yield Problem(f"plugins.hooks.{position}", error.message, error.fix)
+        index = registry().index.narrowed(self.plugins.policy())
+        for kind in ("hooks", "report_sections"):
+            for position, name in enumerate(getattr(self.plugins, kind)):
+                try:
+                    index.find(kind, name)
+                except NemorlError as error:
+                    yield Problem(f"plugins.{kind}.{position}", error.message, error.fix)
 
     def _capability_problems(self) -> Iterator[Problem]:
         for role, model in self._models.items():

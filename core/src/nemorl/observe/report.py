@@ -17,8 +17,13 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from pydantic import ValidationError
+
+from nemorl.config.run import PluginsConfig
 from nemorl.observe import report_parts as parts
+from nemorl.observe.report_sections import Curves, Section, Table, Text, sections_of
 from nemorl.observe.run_data import RunData
+from nemorl.plugins.registry import Registry, restricted
 
 
 def write_report(run_dir: Path, output: Path | None = None) -> Path:
@@ -103,11 +108,41 @@ def _stage(key: str, name: str, run: RunData, data: dict[str, Any]) -> str:
         + _section(f"{key}-time", "Where the time goes",
                    f'<div class="split"><div>{parts.timing_bar(run)}</div><div data-timing="{key}"></div></div>')
         + samples
+        + "".join(
+            _plugin_section(f"{key}-x{number}", section, data)
+            for number, section in enumerate(sections_of(run, _admitted(run)))
+        )
         + _section(f"{key}-metrics", "All metrics", parts.metrics_table(run), folded=bool(name))
         + _section(f"{key}-config", "Config", parts.config(run), folded=True)
         + _section(f"{key}-events", events_title, parts.events(run), folded=not warnings)
     )  # fmt: skip
     return f'<div id="{key}">{top}{body}</div>'
+
+
+def _admitted(run: RunData) -> Registry:
+    """The plugins that the run allowed itself."""
+    try:
+        return restricted(PluginsConfig.model_validate(run.config.get("plugins") or {}).policy())
+    except ValidationError:
+        return restricted(PluginsConfig(allow=()).policy())  # an unreadable policy admits nobody
+
+
+def _plugin_section(key: str, section: Section, data: dict[str, Any]) -> str:
+    """A section of a plugin; its charts go to ``data``."""
+    body = []
+    for number, block in enumerate(section.blocks):
+        match block:
+            case Text(text):
+                body.append(f"<p>{parts.esc(text)}</p>")
+            case Table():
+                body.append(parts.table(block.columns, block.rows))
+            case Curves():
+                place = f"{key}-{number}"
+                data[place] = {"charts": [parts.chart_card(block.title, block.hint, block.smooth, block.series)]}
+                body.append(f'<div class="charts" data-charts="{place}"></div>')
+            case _:
+                body.append(f"<p>{parts.esc(f'not a Text, Table or Curves: {block!r:.80}')}</p>")
+    return _section(key, section.title, "".join(body))
 
 
 def _section(key: str, title: str, body: str, *, folded: bool | None = None) -> str:

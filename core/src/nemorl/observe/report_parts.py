@@ -115,9 +115,33 @@ def charts(run: RunData) -> list[dict[str, Any]]:
     for chart in CHARTS:
         names = sorted(name for name in run.metrics if re.fullmatch(chart.pattern, name))
         if names:
-            card = _columns(run, names)
-            cards.append({"title": chart.title, "hint": chart.hint, "smooth": chart.smooth, **card})
+            curves = {_label(name, names): run.metrics[name] for name in names}
+            cards.append(chart_card(chart.title, chart.hint, chart.smooth, curves))
     return cards
+
+
+def chart_card(title: str, hint: str, smooth: bool, curves: Mapping[str, Mapping[int, float]]) -> dict[str, Any]:
+    """One chart for report.js: label -> step -> value, thinned and rounded."""
+    return {"title": title, "hint": hint, "smooth": smooth, **_columns(curves)}
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A table of texts and numbers."""
+    head = "".join(f"<th>{esc(column)}</th>" for column in columns)
+    body = "".join("<tr>" + "".join(f"<td>{_cell(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f'<div class="scroll"><table class="plain"><tr>{head}</tr>{body}</table></div>'
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "–"
+    return number(float(value)) if is_number(value) else esc(value)
+
+
+def _label(name: str, names: Sequence[str]) -> str:
+    """Short enough for a legend: without the prefix where all curves of the chart share it."""
+    is_shared = len({other.partition("/")[0] for other in names}) == 1
+    return (name.partition("/")[2] if is_shared else name.replace("/", " ")).replace("_", " ")
 
 
 def timing_chart(run: RunData) -> dict[str, Any] | None:
@@ -246,16 +270,15 @@ def events(run: RunData) -> str:
     return f'{note}<div class="scroll"><table class="plain">{"".join(rows)}</table></div>'
 
 
-def _columns(run: RunData, names: Sequence[str]) -> dict[str, Any]:
+def _columns(curves: Mapping[str, Mapping[int, float]]) -> dict[str, Any]:
     # Thinned one by one: validation every 10 steps must survive beside a curve that keeps every 7th.
-    kept = {name: set(_thin(list(run.metrics[name]))) for name in names}
+    finite = {label: {step: v for step, v in curve.items() if is_number(v)} for label, curve in curves.items()}
+    kept = {label: set(_thin(sorted(curve))) for label, curve in finite.items()}
     steps = sorted(set().union(*kept.values()))
-    prefixes = {name.partition("/")[0] for name in names}
-    series = []
-    for name in names:
-        label = name.partition("/")[2] if len(prefixes) == 1 else name.replace("/", " ")
-        points = [_short(run.metrics[name][step]) if step in kept[name] else None for step in steps]
-        series.append({"label": label.replace("_", " "), "values": points})
+    series = [
+        {"label": label, "values": [_short(curve[step]) if step in kept[label] else None for step in steps]}
+        for label, curve in finite.items()
+    ]
     return {"steps": steps, "series": series}
 
 

@@ -1,7 +1,8 @@
 """Plugins: the index (metadata only), drivers (stevedore, by name), hooks (pluggy)."""
 
 from nemorl.plugins.diagnosis import Diagnostic
-from nemorl.plugins.index import KINDS, Index, PluginEntry, PluginPolicy
+from nemorl.plugins.index import KINDS, Index, PluginEntry
+from nemorl.plugins.policy import PluginPolicy
 from nemorl.plugins.registry import Registry, register, registry, use_registry
 
 __all__ = [

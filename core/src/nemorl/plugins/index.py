@@ -11,10 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import metadata
+from typing import TYPE_CHECKING
 
 from nemorl.errors import PluginError, PluginNotFoundError
 from nemorl.plugins.diagnosis import Diagnostic
+from nemorl.plugins.policy import PluginPolicy, machine_policy, normalize
+from nemorl.plugins.venvs import IsolatedPoint, PluginVenv, plugin_venvs
 from nemorl.suggest import did_you_mean
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 PREFIX = "nemorl."
 KINDS = (
@@ -28,8 +34,14 @@ KINDS = (
     "hooks",
     "commands",
     "templates",
+    "report_sections",
 )
 """Entry-point groups, without the ``nemorl.`` prefix."""
+
+CAN_BE_ISOLATED = frozenset(
+    {"training_backends", "generation_backends", "environments", "datasets", "loggers", "templates"}
+)
+"""Kinds that work from a virtual environment of their own: workers, whose calls carry plain data, and files."""
 
 STANDARD_PLUGINS: Mapping[str, str] = {
     "algorithms:grpo": "nemorl-grpo",
@@ -72,6 +84,7 @@ STANDARD_PLUGINS: Mapping[str, str] = {
     "weight_transports:nccl": "nemorl-transports",
     "commands:quickstart": "nemorl-quickstart",
     "commands:config.migrate": "nemorl-compat",
+    "commands:plugins.new": "nemorl-authoring",
 }
 """Which distribution provides a well-known name: used in install hints only, never to load anything."""
 
@@ -103,32 +116,22 @@ class PluginEntry:
         return f"{self.distribution}:{self.name}"
 
     @property
+    def venv(self) -> PluginVenv | None:
+        """The virtual environment of an isolated plugin."""
+        return self.point.home if isinstance(self.point, IsolatedPoint) else None
+
+    @property
+    def search_path(self) -> list[str] | None:
+        """Where its modules are looked for; ``None``: where this process imports from."""
+        return [str(self.venv.site_packages)] if self.venv is not None else None
+
+    @property
     def status(self) -> str:
         """``ok``, or the code of what stops it."""
         return self.diagnostics[0].state if self.diagnostics else "ok"
 
     def stopped_by(self, diagnostic: Diagnostic) -> PluginEntry:
         return replace(self, diagnostics=(*self.diagnostics, diagnostic))
-
-
-@dataclass(frozen=True)
-class PluginPolicy:
-    """Which distributions may be used (``plugins.allow``/``block``) and who wins a shared name (``prefer``)."""
-
-    allow: tuple[str, ...] | None = None
-    block: tuple[str, ...] = ()
-    prefer: Mapping[str, str] = field(default_factory=dict)
-
-    def admits(self, distribution: str) -> bool:
-        name = normalize(distribution)
-        if name in map(normalize, self.block):
-            return False
-        return self.allow is None or name in map(normalize, self.allow)
-
-
-def normalize(distribution: str) -> str:
-    """PEP 503 form: ``My_Plugin`` and ``my-plugin`` are one distribution."""
-    return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
 class Index:
@@ -143,10 +146,13 @@ class Index:
         """What pip has installed in this environment, in a stable order."""
         found = metadata.entry_points()  # a mapping by group before Python 3.12: ask by group
         points = [p for group in sorted(found.groups) if group.startswith(PREFIX) for p in found.select(group=group)]
-        return cls(points, policy)
+        # After this environment's own: a distribution that is in both is used from here.
+        points += [point for venv in plugin_venvs() for point in venv.points if point.group.startswith(PREFIX)]
+        return cls(points, machine_policy() if policy is None else policy)
 
-    def with_policy(self, policy: PluginPolicy) -> Index:
-        return Index(self._points, policy)
+    def narrowed(self, policy: PluginPolicy) -> Index:
+        """This index under a further policy: what either refuses is refused."""
+        return Index(self._points, policy.within(self.policy))
 
     def with_entry(self, point: metadata.EntryPoint) -> Index:
         """This index and one more entry (``register_*`` decorators), in place of one that reads the same."""
@@ -214,14 +220,26 @@ class Index:
                     "use letters, digits, '-', '_' and '.', starting with a letter or digit",
                 )
             )
-        if not self.policy.admits(entry.distribution):
+        refusal = self._refusal(entry)
+        if refusal is not None:
             return entry.stopped_by(
                 Diagnostic(
                     "blocked",
                     "NRL102",
                     entry.id,
-                    f"distribution {entry.distribution} is not allowed",
-                    "see plugins.allow and plugins.block in the config",
+                    f"distribution {entry.distribution} is not allowed: {refusal}",
+                    "change plugins.allow or plugins.block there, or use another plugin",
+                )
+            )
+        if entry.venv is not None and entry.kind not in CAN_BE_ISOLATED:
+            return entry.stopped_by(
+                Diagnostic(
+                    "not-isolable",
+                    "NRL112",
+                    entry.id,
+                    f"{singular(entry.kind)} {entry.name!r} runs in the driver's process, and {entry.distribution} is "
+                    f"installed in an environment of its own ({entry.venv.folder})",
+                    f"install it here: nemorl plugins install {entry.distribution}",
                 )
             )
         incompatible = _incompatibility(entry)
@@ -229,16 +247,20 @@ class Index:
             return entry.stopped_by(incompatible)
         return self._check_unique(entry, everyone)
 
+    def _refusal(self, entry: PluginEntry) -> str | None:
+        """Why the policy refuses an entry. What the running program registered is its own: no policy is asked."""
+        return self.policy.refusal(entry.distribution) if entry.point.dist is not None else None
+
     def _check_unique(self, entry: PluginEntry, everyone: Sequence[PluginEntry]) -> PluginEntry:
         rivals = [
             other
             for other in everyone
-            if (other.kind, other.name) == (entry.kind, entry.name) and self.policy.admits(other.distribution)
+            if (other.kind, other.name) == (entry.kind, entry.name) and self._refusal(other) is None
         ]
         if len(rivals) < 2:
             return entry
         key = f"{entry.kind}.{entry.name}"
-        preferred = self.policy.prefer.get(key)
+        preferred = self.policy.preferred(key)
         if preferred is not None and normalize(preferred) == normalize(entry.distribution):
             return entry
         names = " and ".join(sorted(rival.distribution for rival in rivals))
@@ -258,26 +280,31 @@ def _owner(point: metadata.EntryPoint) -> tuple[str, str]:
     return (dist.name, dist.version) if dist is not None else (f"registered in {point.value.partition(':')[0]}", "0")
 
 
-def _incompatibility(entry: PluginEntry) -> Diagnostic | None:
-    """The plugin's own requirement on nemorl-core, against the installed version."""
+def requirement_on_kernel(entry: PluginEntry) -> Requirement | None:
+    """What an entry's distribution requires of nemorl-core; ``None`` where it says nothing that applies here."""
     dist = entry.point.dist
     for text in (dist.requires or ()) if dist is not None else ():
-        match = _REQUIREMENT.match(text)
-        if match is None:
-            continue
-        # packaging costs 15 ms to import: only when a plugin states a requirement on the kernel.
-        from packaging.requirements import Requirement
+        if _REQUIREMENT.match(text) is not None:
+            # packaging costs 15 ms to import: only when a plugin states a requirement on the kernel.
+            from packaging.requirements import Requirement
 
-        from nemorl import __version__
-
-        requirement = Requirement(text)
-        applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-        if applies and not requirement.specifier.contains(__version__, prereleases=True):
-            return Diagnostic(
-                "incompatible",
-                "NRL104",
-                entry.id,
-                f"{entry.distribution} {entry.version} needs nemorl-core{requirement.specifier}, not {__version__}",
-                f"pip install -U {entry.distribution}, or install a matching nemorl-core",
-            )
+            requirement = Requirement(text)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                return requirement
     return None
+
+
+def _incompatibility(entry: PluginEntry) -> Diagnostic | None:
+    """The plugin's own requirement on nemorl-core, against the installed version."""
+    from nemorl import __version__
+
+    requirement = requirement_on_kernel(entry)
+    if requirement is None or requirement.specifier.contains(__version__, prereleases=True):
+        return None
+    return Diagnostic(
+        "incompatible",
+        "NRL104",
+        entry.id,
+        f"{entry.distribution} {entry.version} needs nemorl-core{requirement.specifier}, not {__version__}",
+        f"pip install -U {entry.distribution}, or install a matching nemorl-core",
+    )

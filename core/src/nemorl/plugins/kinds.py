@@ -53,6 +53,11 @@ class TrainingBackendConfig(PluginConfig):
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process",)
     """Ways it can hand weights to a generator, best first."""
 
+    @property
+    def interpreter(self) -> Path | None:
+        """The Python that its workers need; ``None``: one like this process's."""
+        return None
+
     def build(
         self, policy: PolicyConfig, worker: WorkerContext, *, reference: bool, head: Head = "language_model"
     ) -> TrainingBackend:
@@ -74,6 +79,11 @@ class GenerationBackendConfig(PluginConfig):
 
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process",)
     """Ways it can receive weights, best first."""
+
+    @property
+    def interpreter(self) -> Path | None:
+        """The Python that its workers need; ``None``: one like this process's."""
+        return None
 
     @property
     def devices_per_replica(self) -> int:

@@ -16,7 +16,8 @@ from stevedore import DriverManager
 
 from nemorl.errors import PluginError
 from nemorl.plugins.diagnosis import Diagnostic
-from nemorl.plugins.index import KINDS, PREFIX, Index, PluginEntry, PluginPolicy, singular
+from nemorl.plugins.index import KINDS, PREFIX, Index, PluginEntry, singular
+from nemorl.plugins.policy import PluginPolicy
 
 if TYPE_CHECKING:
     from nemorl.config.base import Config
@@ -203,8 +204,8 @@ class use_registry:  # noqa: N801  (reads as a statement: `with use_registry(…
 
 
 def restricted(policy: PluginPolicy) -> Registry:
-    """The registry in force, limited to what a run's policy admits."""
-    return Registry(registry().index.with_policy(policy))
+    """The registry in force, limited to what a run's policy admits as well."""
+    return Registry(registry().index.narrowed(policy))
 
 
 def register(kind: str, name: str) -> Callable[[type], type]:

@@ -17,6 +17,7 @@ from nemorl.config.models import Companion, GenerationConfig, PolicyConfig
 from nemorl.config.run import RunConfig
 from nemorl.contracts import Head, WorkerGroup
 from nemorl.errors import WorkerLostError
+from nemorl.plugins.kinds import TrainingBackendConfig
 from nemorl.policy import GenerationPolicy, TrainingPolicy
 from nemorl.resources.local import LocalWorkerGroup
 from nemorl.resources.worker import WorkerContext, WorkerFactory
@@ -138,7 +139,9 @@ class ResourceManager:
         """The policy that speaks: starts from the training policy's weights if there is one, else from disk."""
         config = self.config
         weights = self.weight_handle(version=0) if self._training is not None else None
-        factory = GenerationFactory(config.generation, config.policy, weights)
+        # Engines may live where the trainer's package is not installed: its config does not travel there.
+        policy = config.policy.model_copy(update={"backend": TrainingBackendConfig()})
+        factory = GenerationFactory(config.generation, policy, weights)
         group = self._launcher.generation_group(factory, f"generation backend {_name(config.generation.backend)}")
         self._stack.callback(group.shutdown)
 

@@ -47,7 +47,7 @@ class RayLauncher:
             log_folder=self._log_folder,
             name=name,
             ranks_per_shard=policy.tensor_parallel_size,
-            python=policy.python,
+            python=policy.interpreter,
             modules=policy.backend.requires_modules,
         )
         return RayWorkerGroup(self._training, factory, self._context, settings)
@@ -59,7 +59,7 @@ class RayLauncher:
             log_folder=self._log_folder,
             name=name,
             is_spmd=False,
-            python=generation.python,
+            python=generation.interpreter,
             modules=generation.backend.requires_modules,
             workers=self._config.cluster.generation_replicas(generation.backend.devices_per_replica),
             # An update must be able to reach an engine that is generating.

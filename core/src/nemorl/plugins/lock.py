@@ -1,0 +1,173 @@
+"""``plugins.lock.json``: which plugins a run uses, in which version, with a hash of their files.
+
+Written when a run starts and compared when it goes on. The hash covers every file below the plugin's top-level package,
+so an edited checkout shows as well as another release.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from nemorl.config.run import RunConfig
+from nemorl.errors import PluginError, UsageError
+from nemorl.plugins import PluginEntry, registry
+from nemorl.plugins.kinds import (
+    DatasetConfig,
+    EnvironmentConfig,
+    GenerationBackendConfig,
+    LoggerConfig,
+    PluginConfig,
+    TrainingBackendConfig,
+)
+from nemorl.plugins.source import module_folder
+
+FILE = "plugins.lock.json"
+KIND_OF: Mapping[type, str] = {
+    RunConfig: "algorithms",
+    TrainingBackendConfig: "training_backends",
+    GenerationBackendConfig: "generation_backends",
+    EnvironmentConfig: "environments",
+    DatasetConfig: "datasets",
+    LoggerConfig: "loggers",
+}
+
+
+@dataclass(frozen=True, order=True)
+class LockedPlugin:
+    """One distribution that a run takes parts from."""
+
+    distribution: str
+    version: str
+    files_sha256: str
+    """Of relative paths and contents; empty for parts that the running program registered."""
+    parts: tuple[str, ...] = ()
+    """``kind:name`` of each part that the run uses."""
+
+
+def locked_plugins(config: RunConfig) -> list[LockedPlugin]:
+    """What the run uses, the kernel included, by distribution."""
+    found: dict[str, list[PluginEntry]] = {}
+    for entry in plugins_of(config):
+        found.setdefault(entry.distribution, []).append(entry)
+    return sorted(
+        LockedPlugin(
+            distribution,
+            entries[0].version,
+            _hash_of(module_folder(entries[0])) if entries[0].point.dist is not None else "",
+            tuple(sorted({f"{entry.kind}:{entry.name}" for entry in entries})),
+        )
+        for distribution, entries in found.items()
+    )
+
+
+def plugins_of(config: RunConfig) -> Iterator[PluginEntry]:
+    """The entry of every part that a config selects, nested ones and hooks included, and of the kernel.
+
+    What the running program defined itself and never registered belongs to no plugin.
+    """
+    named = [("weight_transports", "in_process"), *_names_of(config)]
+    named += [("hooks", name) for name in config.plugins.hooks]
+    named += [("report_sections", name) for name in config.plugins.report_sections]
+    if config.needs_generation and config.weight_transport is not None:
+        named.append(("weight_transports", config.weight_transport))
+    yield from (registry().index.find(kind, name) for kind, name in dict.fromkeys(named))
+
+
+def _names_of(config: RunConfig) -> Iterator[tuple[str, str]]:
+    policies = [companion.policy for companion in config.companions.values()]
+    unused = config.generation.backend if not config.needs_generation else None
+    for part in (config, *_parts_in(config), *_parts_in(policies)):
+        if part is not unused:
+            with suppress(PluginError):  # defined by the running program
+                kind = next(kind for base, kind in KIND_OF.items() if isinstance(part, base))
+                yield kind, registry().name_of(kind, type(part))
+
+
+def refuse_other_plugins(config: RunConfig, record: Path) -> None:
+    """Hold a run to the plugins of a record.
+
+    Raises:
+        UsageError: there is no record, or the plugins differ; says how.
+    """
+    found = differences(read_lock(record), locked_plugins(config))
+    if found:
+        raise UsageError(
+            f"the plugins differ from {record}:\n" + "\n".join(f"  - {line}" for line in found),
+            fix="install what the record names, or run without --locked",
+        )
+
+
+def write_lock(folder: Path, plugins: Sequence[LockedPlugin]) -> None:
+    (folder / FILE).write_text(json.dumps({"plugins": [asdict(plugin) for plugin in plugins]}, indent=1))
+
+
+def read_lock(path: Path) -> list[LockedPlugin]:
+    """What a run recorded.
+
+    Raises:
+        UsageError: there is no record, or it cannot be read.
+    """
+    if not path.is_file():
+        raise UsageError(
+            f"no record of plugins in {path}", fix="start the run once without --locked, or give --lock-file"
+        )
+    try:
+        data = json.loads(path.read_text())["plugins"]
+        return [LockedPlugin(**{**plugin, "parts": tuple(plugin["parts"])}) for plugin in data]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}", fix="give the plugins.lock.json of a run") from error
+
+
+def differences(recorded: Sequence[LockedPlugin], present: Sequence[LockedPlugin]) -> list[str]:
+    """How two plugin sets differ, a line each; empty when they are the same."""
+    old, new = ({plugin.distribution: plugin for plugin in plugins} for plugins in (recorded, present))
+    lines = [f"{name} {old[name].version} is not used any more" for name in sorted(old.keys() - new.keys())]
+    lines += [f"{name} {new[name].version} was not used" for name in sorted(new.keys() - old.keys())]
+    for name in sorted(old.keys() & new.keys()):
+        before, after = old[name], new[name]
+        if before.version != after.version:
+            lines.append(f"{name} was {before.version}, is {after.version}")
+        elif before.files_sha256 != after.files_sha256:
+            lines.append(f"{name} {after.version}: its files have changed")
+        if before.parts != after.parts:
+            lines.append(f"{name}: the run used {', '.join(before.parts)}, now {', '.join(after.parts)}")
+    return lines
+
+
+def _parts_in(value: Any) -> Iterator[PluginConfig]:
+    """Plugin configs anywhere below a config."""
+    if isinstance(value, PluginConfig):
+        yield value
+    if isinstance(value, BaseModel):
+        for name in type(value).model_fields:
+            yield from _parts_in(getattr(value, name))
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _parts_in(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _parts_in(item)
+
+
+@cache
+def _hash_of(place: Path | None) -> str:
+    """One hash of a package folder or module file; what Python compiled does not count."""
+    if place is None:
+        return ""
+    files = [place] if place.is_file() else sorted(path for path in place.rglob("*") if path.is_file())
+    digest = hashlib.sha256()
+    for path in files:
+        if path.suffix != ".pyc":
+            name = path.relative_to(place.parent).as_posix()
+            content = hashlib.sha256(path.read_bytes()).hexdigest()
+            digest.update(f"{name}\0{content}\n".encode())
+    return digest.hexdigest()

@@ -1,0 +1,168 @@
+"""What a plugin's source says without running it: that it is there, that it parses, its one-line summary.
+
+``plugins list`` shows plugins that nobody has asked for yet, so none of their code may run: modules are located the way
+import would, but not even their parent packages are imported, and the file is parsed, not executed.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, PathFinder
+from itertools import accumulate
+from pathlib import Path
+
+from nemorl.errors import PluginError
+from nemorl.plugins.diagnosis import Diagnostic
+from nemorl.plugins.index import PluginEntry, singular
+
+DYNAMIC = "__getattr__"
+"""A module that defines it may offer any name."""
+
+
+@dataclass(frozen=True)
+class SourceFacts:
+    """What can be known of a plugin from its files."""
+
+    summary: str = ""
+    problem: Diagnostic | None = None
+    """Set where loading the plugin can only fail."""
+
+
+def read_source(entry: PluginEntry) -> SourceFacts:
+    """Summary and certain failures of one entry. Imports nothing."""
+    fallback = _distribution_summary(entry)
+    try:
+        if entry.kind == "templates":
+            return SourceFacts(_leading_comment(template_text(entry)) or fallback)
+        tree = _parsed(entry)
+    except PluginError as error:
+        problem = Diagnostic("broken", "NRL106", entry.id, error.message, error.fix or "")
+        return SourceFacts(fallback, problem)
+    attribute = entry.point.attr.partition(".")[0]
+    if tree is None or not attribute:
+        return SourceFacts(fallback)
+    names = dict(_bound_names(tree.body))
+    if attribute not in names and not names.keys() & {"*", DYNAMIC}:
+        message = f"{entry.point.module} defines no {attribute!r}, which its entry point names"
+        return SourceFacts(fallback, Diagnostic("broken", "NRL106", entry.id, message, _reinstall(entry)))
+    return SourceFacts(_summary(names.get(attribute)) or fallback)
+
+
+def template_text(entry: PluginEntry) -> str:
+    """The config file that an entry of ``nemorl.templates`` names as ``package.folder:file.yaml``.
+
+    Raises:
+        PluginError: there is no such file.
+    """
+    package, name = entry.point.module, entry.point.attr
+    spec = _located(entry)
+    for folder in spec.submodule_search_locations or ():
+        path = Path(folder) / name
+        if path.is_file():
+            return path.read_text(encoding="utf-8")
+    raise PluginError(f"package {package} of {entry.distribution} holds no file {name!r}", fix=_reinstall(entry))
+
+
+def module_folder(entry: PluginEntry) -> Path | None:
+    """The top-level package (or single file) that an entry's code is in; ``None`` where it cannot be found."""
+    spec = find_module(entry.point.module.partition(".")[0], entry.search_path)
+    if spec is None:
+        return None
+    locations = list(spec.submodule_search_locations or ())
+    place = locations[0] if locations else spec.origin
+    return Path(place) if place else None
+
+
+def find_module(name: str, path: Sequence[str] | None = None) -> ModuleSpec | None:
+    """Where import would find a module, in ``path`` or (unset) in this process. Imports no parent package."""
+    spec = None
+    for part in accumulate(name.split("."), "{}.{}".format):
+        if spec is not None:
+            if spec.submodule_search_locations is None:
+                return None  # a.b where a is a single file
+            path = list(spec.submodule_search_locations)
+        spec = _spec(part, path)
+        if spec is None:
+            return None
+    return spec
+
+
+def _spec(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
+    if path is not None:
+        return PathFinder.find_spec(name, path)
+    # Editable installs may have a finder of their own.
+    found = (finder.find_spec(name, None) for finder in sys.meta_path)
+    return next((spec for spec in found if spec is not None), None)
+
+
+def _located(entry: PluginEntry) -> ModuleSpec:
+    module = entry.point.module
+    try:
+        spec = find_module(module, entry.search_path)
+    except (KeyError, ImportError, ValueError) as error:  # nested namespace packages need their parent imported
+        raise PluginError(f"module {module} cannot be located: {error}", fix=_reinstall(entry)) from error
+    if spec is None:
+        raise PluginError(f"there is no module {module}, which its entry point names", fix=_reinstall(entry))
+    return spec
+
+
+def _parsed(entry: PluginEntry) -> ast.Module | None:
+    """The syntax tree of the entry's module; ``None`` where it is no Python source."""
+    origin = _located(entry).origin
+    if origin is None or not origin.endswith(".py"):
+        return None
+    try:
+        return ast.parse(Path(origin).read_bytes())
+    except (SyntaxError, ValueError) as error:
+        where = f"line {error.lineno}: {error.msg}" if isinstance(error, SyntaxError) else str(error)
+        message = f"{singular(entry.kind)} {entry.name!r}: {entry.point.module} is not valid Python ({where})"
+        raise PluginError(message, fix=_reinstall(entry)) from error
+
+
+def _bound_names(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
+    """Names that a module's top level binds, also inside ``if`` and ``try``, with the statement that does."""
+    for node in body:
+        match node:
+            case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
+                yield node.name, node
+            case ast.Import() | ast.ImportFrom():
+                yield from ((alias.asname or alias.name.partition(".")[0], node) for alias in node.names)
+            case ast.Assign():
+                found = (name for target in node.targets for name in ast.walk(target))
+                yield from ((name.id, node) for name in found if isinstance(name, ast.Name))
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                yield name, node
+            case ast.If() | ast.Try() | ast.With() | ast.For() | ast.While():
+                for block in ("body", "orelse", "finalbody"):
+                    yield from _bound_names(getattr(node, block, []))
+                for handler in getattr(node, "handlers", []):
+                    yield from _bound_names(handler.body)
+
+
+def _summary(node: ast.stmt | None) -> str:
+    """``summary = "…"`` of a class, else the first line of the docstring."""
+    if not isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+        return ""
+    for statement in node.body:
+        match statement:
+            case ast.AnnAssign(target=ast.Name(id="summary"), value=ast.Constant(value=str(text))):
+                return text
+            case ast.Assign(targets=[ast.Name(id="summary")], value=ast.Constant(value=str(text))):
+                return text
+    return (ast.get_docstring(node) or "").partition("\n")[0]
+
+
+def _leading_comment(text: str) -> str:
+    first = text.lstrip().partition("\n")[0]
+    return first.lstrip("# ").strip() if first.startswith("#") else ""
+
+
+def _distribution_summary(entry: PluginEntry) -> str:
+    return (entry.point.dist.metadata["Summary"] or "") if entry.point.dist is not None else ""
+
+
+def _reinstall(entry: PluginEntry) -> str:
+    return f"reinstall or update {entry.distribution}, or tell its authors"

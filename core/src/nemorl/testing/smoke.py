@@ -1,0 +1,93 @@
+"""One plugin, looked at in a process of its own: ``python -m nemorl.testing.smoke KIND ID ANSWER [--full]``.
+
+For ``nemorl plugins check``. The answer goes to a file, so a plugin may print what it likes; one that hangs or exits
+takes only this process with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from nemorl.errors import NemorlError
+from nemorl.plugins import PluginEntry, registry
+from nemorl.plugins.index import requirement_on_kernel
+from nemorl.testing.kit import checks_for, run_checks
+
+HEAVY_KINDS = frozenset({"algorithms", "training_backends", "generation_backends"})
+"""Kinds whose checks run models: one of theirs is enough to see that the plugin builds."""
+PRINTED_CHARACTERS = 200
+
+
+def look(kind: str, name: str, *, full: bool) -> dict[str, Any]:
+    """What is wrong with a plugin, and what was tried."""
+    problems: list[dict[str, str]] = []
+    notes: list[str] = []
+    answer: dict[str, Any] = {"problems": problems, "notes": notes, "passed": [], "skipped": {}, "import_s": None}
+    try:
+        entry = registry().index.find(kind, name)
+        answer["import_s"] = _load(entry, notes)
+    except NemorlError as error:
+        problems.append({"what": error.message, "fix": error.fix or ""})
+        return answer
+    if entry.point.dist is not None and requirement_on_kernel(entry) is None:
+        notes.append('states no requirement on nemorl-core: add e.g. "nemorl-core>=0.1.0,<0.2" to its dependencies')
+    stop = registry().diagnose(entry)
+    if stop is not None:
+        problems.append({"what": stop.message, "fix": stop.fix})
+        return answer
+    required = [
+        option
+        for option, field in getattr(registry().load(kind, name), "model_fields", {}).items()
+        if field.is_required() and kind != "algorithms"
+    ]
+    if required:
+        notes.append(f"not built: it needs a value for {', '.join(required)}")
+        return answer
+    report = run_checks(kind, name, only=_chosen(kind, full=full))
+    answer["passed"], answer["skipped"] = list(report.passed), dict(report.skipped)
+    fix = f"a defect of {entry.distribution}: update it, or tell its authors"
+    problems += [{"what": broken.message, "fix": fix} for broken in report.failed.values()]
+    return answer
+
+
+def _load(entry: PluginEntry, notes: list[str]) -> float:
+    """Seconds that loading took; what it printed is a note."""
+    printed = io.StringIO()
+    began = time.perf_counter()
+    with contextlib.redirect_stdout(printed):
+        registry().load(entry.kind, entry.id)
+    seconds = time.perf_counter() - began
+    if printed.getvalue().strip():
+        notes.append(f"prints on import: {printed.getvalue().strip()[:PRINTED_CHARACTERS]!r}")
+    return round(seconds, 3)
+
+
+def _chosen(kind: str, *, full: bool) -> list[str]:
+    checks = checks_for(kind)
+    if full:
+        return [check.name for check in checks]
+    own = [check for check in checks if check.function.__module__.rpartition(".")[2] == kind and not check.is_slow]
+    general = [check for check in checks if check not in own and not check.is_slow]
+    if kind not in HEAVY_KINDS:
+        return [check.name for check in (*general, *own)]
+    static = [check for check in general if check.function.__module__.endswith(("every_config", "entry_points"))]
+    return [check.name for check in (*static, *own[:1])]
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kind")
+    parser.add_argument("name")
+    parser.add_argument("answer", type=Path)
+    parser.add_argument("--full", action="store_true")
+    asked = parser.parse_args()
+    found = look(asked.kind, asked.name, full=asked.full)
+    asked.answer.write_text(json.dumps(found))
+    sys.exit(1 if found["problems"] else 0)
