@@ -1,0 +1,106 @@
+"""Scaled dot-product attention over the layouts that the policy uses: the place where a layout is added.
+
+# S = tokens of a row, B = rows, n = query heads of this rank, g = key-value heads of this rank, D = head size
+
+Layout ``sbhd``: rows of one sequence each, padded at the end. Attention is causal, so real tokens never see padding, and
+what padding computes is not read: no mask is needed. Heads divide over tensor-parallel ranks before they arrive here.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.utils import is_layer_window_attention
+from nemorl.errors import BackendError
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+if TYPE_CHECKING:
+    from megatron.core.packed_seq_params import PackedSeqParams
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+
+class CoreAttention(MegatronModule):  # type: ignore[misc]
+    """Queries, keys and values to context, as megatron-core's layers call it."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        layer_number: int,
+        *,
+        cap: float | None = None,
+        softmax_scale: float | None,
+        **_: Any,
+    ) -> None:
+        """
+        Args:
+            config: For the head size and which layers have a sliding window.
+            layer_number: Counted from 1.
+            cap: Scores s become cap * tanh(s / cap).
+            softmax_scale: Factor of the scores; ``None``: 1 / sqrt(D).
+        """
+        super().__init__(config=config)
+        if config.context_parallel_size > 1:
+            raise BackendError(
+                "PyTorch's attention sees the tokens of one rank only",
+                fix="set context_parallel_size: 1, or attention: transformer_engine",
+            )
+        self._scale = softmax_scale or 1 / math.sqrt(config.kv_channels)
+        self._cap = cap
+        windowed = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number)
+        self._window = config.window_size[0] + 1 if windowed else None
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        /,
+        *,
+        attn_mask_type: Any = None,
+        attention_bias: Tensor | None = None,
+        packed_seq_params: PackedSeqParams | None = None,
+    ) -> Tensor:
+        """[S, B, n, D], [S, B, g, D], [S, B, g, D] -> [S, B, n * D]."""
+        assert attention_mask is None, "the layout says what attends to what"
+        assert attention_bias is None, "attention has no bias"
+        assert packed_seq_params is None, "rows are one sequence each"
+        tokens, rows = query.shape[:2]
+        query, key, value = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
+        context = self._fused(query, key, value) if self._cap is None else self._capped(query, key, value, self._cap)
+        return context.permute(2, 0, 1, 3).reshape(tokens, rows, -1)
+
+    def _fused(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """[B, n, S, D] by one kernel."""
+        tokens = query.shape[2]
+        narrow = self._window is not None and self._window < tokens
+        return scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=self._visible(tokens, query.device) if narrow else None,
+            is_causal=not narrow,
+            scale=self._scale,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+
+    def _capped(self, query: Tensor, key: Tensor, value: Tensor, cap: float) -> Tensor:
+        """[B, n, S, D]; scores of all pairs exist, in float32 for the softmax."""
+        share = query.shape[1] // key.shape[1]
+        key, value = (tensor.repeat_interleave(share, 1) for tensor in (key, value))
+        scores = query @ key.transpose(2, 3) * self._scale
+        scores = cap * torch.tanh(scores / cap)
+        hidden = ~self._visible(query.shape[2], query.device)
+        scores = scores.masked_fill(hidden, float("-inf"))
+        return torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype) @ value
+
+    def _visible(self, tokens: int, device: torch.device) -> Tensor:
+        """[S, S] bool: whether the row's token sees the column's."""
+        place = torch.arange(tokens, device=device)
+        distance = place[:, None] - place[None, :]
+        visible = distance >= 0
+        return visible if self._window is None else visible & (distance < self._window)

@@ -1,0 +1,79 @@
+"""A policy's model from Hugging Face to megatron-core and back: which bridge builds, fills and reads it.
+
+NVIDIA's Megatron-Bridge where it is installed and knows the model (``megatron_bridge``), else the tables of this
+package (``own``). Both are a :class:`Bridge`, and this is the only place that chooses.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Literal
+
+from nemorl.errors import BackendError, boundary
+
+from nemorl_megatron.settings import ARCHITECTURES
+
+if TYPE_CHECKING:
+    from nemorl.config.models import PolicyConfig
+
+    from nemorl_megatron.bridge.contract import Bridge
+
+Maker = Literal["nemorl", "megatron_bridge"]
+
+
+def bridge_for(policy: PolicyConfig) -> Bridge:
+    """The bridge for a policy's model.
+
+    Raises:
+        BackendError: there is no such model, or neither bridge knows its architecture.
+    """
+    config = load_config(policy)
+    if choose(config.model_type, megatron_bridge=_known_to_megatron_bridge(config)) == "megatron_bridge":
+        from nemorl_megatron.bridge.megatron_bridge import MegatronBridge
+
+        return MegatronBridge(policy, config)
+    from nemorl_megatron.bridge.own import OwnBridge
+
+    return OwnBridge(policy, config)
+
+
+def choose(architecture: str, *, megatron_bridge: bool) -> Maker:
+    """Who maps an architecture (transformers' ``model_type``).
+
+    Args:
+        architecture: Of the policy's model.
+        megatron_bridge: Whether Megatron-Bridge is installed and knows it.
+
+    Raises:
+        BackendError: nobody does.
+    """
+    if megatron_bridge:
+        return "megatron_bridge"
+    if architecture in ARCHITECTURES:
+        return "nemorl"
+    raise BackendError(
+        f"architecture {architecture!r} has no megatron-core model here (there are: {', '.join(ARCHITECTURES)})",
+        fix="install megatron-bridge, which knows more, or use policy.backend: dtensor",
+    )
+
+
+def load_config(policy: PolicyConfig) -> Any:
+    """The model's transformers config."""
+    from transformers import AutoConfig
+
+    try:
+        with boundary(f"transformers, reading the config of model {policy.model_name!r},"):
+            return AutoConfig.from_pretrained(policy.model_name)
+    except Exception as error:
+        raise BackendError(
+            f"no model {policy.model_name!r} can be read: {error}",
+            fix="give a folder that holds config.json, or a Hugging Face name that is cached or can be downloaded",
+        ) from error
+
+
+def _known_to_megatron_bridge(config: Any) -> bool:
+    if find_spec("megatron.bridge") is None:
+        return False
+    from nemorl_megatron.bridge.megatron_bridge import is_supported
+
+    return is_supported(config)

@@ -1,0 +1,52 @@
+"""What the training backend asks of a bridge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+    from megatron.core.models.gpt import GPTModel
+    from torch import Tensor
+
+    from nemorl_megatron.config import AttentionName
+    from nemorl_megatron.parallel import Parallel
+
+
+class Bridge(Protocol):
+    """One model, from its Hugging Face config and weights to megatron-core and back."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids are below this; what the model has beyond it is padding."""
+        ...
+
+    @property
+    def logit_cap(self) -> float | None:
+        """Logits l become cap * tanh(l / cap) ; ``None`` leaves them."""
+        ...
+
+    def build(
+        self,
+        parallel: Parallel,
+        *,
+        dtype: torch.dtype,
+        attention: AttentionName,
+        activation_checkpointing: bool,
+        **changes: Any,
+    ) -> list[GPTModel]:
+        """This rank's pieces of the model, without weights: one, or one for each virtual pipeline stage.
+
+        ``piece(token_ids [B, S])`` gives hidden states as ``model.PolicyModel`` says. ``changes`` are fields of
+        megatron-core's ``TransformerConfig``.
+        """
+        ...
+
+    def load(self, model: Sequence[GPTModel], parallel: Parallel, seed: int) -> None:
+        """Give the pieces the policy's weights, from its files or random by ``seed``. Collective."""
+        ...
+
+    def export(self, model: Sequence[GPTModel], parallel: Parallel) -> Iterator[Mapping[str, Tensor]]:
+        """Buckets of whole tensors under Hugging Face names on rank 0, empty ones elsewhere. Collective."""
+        ...

@@ -1,0 +1,173 @@
+"""Between stored tensors and the parts that ranks hold of them: fill parameters, and put whole tensors together.
+
+Both work on any tensors that are divided as the parameters are (weights, gradients, optimizer state): a mapping from
+:func:`global_names` to this rank's part. So what one layout saved under Hugging Face names another can load.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+from nemorl.errors import BackendError
+from torch import Tensor, nn
+
+from nemorl_megatron.bridge.rules import Part, Rule, rules
+from nemorl_megatron.bridge.tables import HEAD, RuleName, Weight, tied_head, weights
+
+if TYPE_CHECKING:
+    from nemorl_megatron.bridge.sources import Source
+    from nemorl_megatron.model import PolicyModel
+    from nemorl_megatron.parallel import Parallel, Place
+    from nemorl_megatron.settings import Settings
+
+BUCKET_BYTES = 256 * 2**20
+"""Size of one bucket of whole tensors."""
+_EXPERT = re.compile(r"local_experts\.(\d+)\.")
+_LAYER = re.compile(r"decoder\.layers\.(\d+)\.")
+
+
+def global_names(model: Sequence[PolicyModel], settings: Settings, parallel: Parallel) -> dict[str, nn.Parameter]:
+    """This rank's parameters by the names in ``bridge.tables``, where layers and experts are counted over all ranks."""
+    named: dict[str, nn.Parameter] = {}
+    experts = settings.mixture.experts if settings.mixture else 0
+    first_expert = parallel.place.expert * experts // parallel.sizes.expert
+    for piece in model:
+        first_layer = get_transformer_layer_offset(piece.config, piece.vp_stage, parallel.place.pipeline)
+        for name, parameter in piece.named_parameters():
+            counted = _counted_from(_LAYER, first_layer, name)
+            named[_counted_from(_EXPERT, first_expert, counted)] = parameter
+    return named
+
+
+def _counted_from(number: re.Pattern[str], first: int, name: str) -> str:
+    """``name`` with ``first`` added to the number that the pattern's group finds in it."""
+    match = number.search(name)
+    return f"{name[: match.start(1)]}{int(match[1]) + first}{name[match.end(1) :]}" if match else name
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """The tensors of one model in one layout."""
+
+    settings: Settings
+    parallel: Parallel
+
+    @cached_property
+    def _rules(self) -> Mapping[RuleName, Rule]:
+        return rules(self.settings.head)
+
+    @torch.no_grad()
+    def fill(self, parts: Mapping[str, Tensor], source: Source) -> None:
+        """Copy into ``parts`` what this rank holds of the stored tensors, and read no more than that.
+
+        Raises:
+            BackendError: a stored tensor is missing or of another shape.
+        """
+        missing = dict(parts)
+        for weight in chain(weights(self.settings), [tied_head(self.settings)]):
+            part = missing.pop(weight.parameter, None)
+            if part is None:
+                continue
+            self._require_stored(weight, source)
+            here = self._part(weight, self.parallel.place)
+            part.copy_(self._rules[weight.rule].read(weight, here, source.read))
+        assert not missing, f"the tables say nothing of {sorted(missing)}"
+
+    def whole(
+        self, parts: Mapping[str, Tensor], dtype: torch.dtype, bucket_bytes: int = BUCKET_BYTES
+    ) -> Iterator[dict[str, Tensor]]:
+        """Stored tensors in buckets, on rank 0; empty buckets on the others. Collective: all ranks iterate together.
+
+        Rank 0 holds one bucket and what it received for the next tensor; every other rank only its own parts.
+
+        Args:
+            parts: This rank's, by global name.
+            dtype: Of all of them, on all ranks.
+            bucket_bytes: A bucket ends with the tensor that makes it this large.
+        """
+        bucket: dict[str, Tensor] = {}
+        size = 0
+        for weight in weights(self.settings):
+            received = self._on_rank_0(weight, parts, dtype)
+            if received:
+                bucket |= zip(weight.stored, self._rules[weight.rule].join(weight, received), strict=True)
+            size += sum(torch.Size(shape).numel() for shape in weight.shapes) * dtype.itemsize
+            if size >= bucket_bytes:
+                yield bucket
+                bucket, size = {}, 0
+        if size:
+            yield bucket
+
+    def _on_rank_0(self, weight: Weight, parts: Mapping[str, Tensor], dtype: torch.dtype) -> list[Tensor]:
+        """All parts of a parameter on rank 0, in order; nothing on the others. Each part is sent by one rank."""
+        rule = self._rules[weight.rule]
+        holders = self._holders(weight)
+        rank = self.parallel.rank
+        if rank > 0:
+            if rank in holders:
+                dist.send(parts[weight.parameter].detach().contiguous(), 0)
+            return []
+        received: list[Tensor] = []
+        for holder in holders:
+            if holder == 0:
+                received.append(parts[weight.parameter].detach())
+                continue
+            shape = rule.shape(weight, len(holders))
+            received.append(torch.empty(shape, dtype=dtype, device=self.parallel.device))
+            dist.recv(received[-1], holder)
+        return received
+
+    def _holders(self, weight: Weight) -> list[int]:
+        """Ranks that together hold a parameter, in the order of its parts: of copies the lowest rank."""
+        ways = self._part(weight, self.parallel.place).ways
+        return [
+            next(place.rank for place in self.parallel.places if self._holds(place, weight, number))
+            for number in range(ways)
+        ]
+
+    def _holds(self, place: Place, weight: Weight, number: int) -> bool:
+        if place.pipeline != self._stage(weight) or self._part(weight, place).number != number:
+            return False
+        if weight.expert is None:
+            return True
+        assert self.settings.mixture is not None
+        return place.expert == weight.expert * self.parallel.sizes.expert // self.settings.mixture.experts
+
+    def _stage(self, weight: Weight) -> int:
+        """Pipeline rank of a parameter. Layers are divided evenly, part by part of each stage."""
+        sizes = self.parallel.sizes
+        if weight.layer is not None:
+            stages = sizes.pipeline * (sizes.virtual_pipeline or 1)
+            return weight.layer * stages // self.settings.layers % sizes.pipeline
+        return 0 if weight.parameter.startswith("embedding") else sizes.pipeline - 1
+
+    def _part(self, weight: Weight, place: Place) -> Part:
+        sizes = self.parallel.sizes
+        if not self._rules[weight.rule].divided:
+            return Part(0, 1)
+        if weight.expert is not None:
+            return Part(place.expert_tensor, sizes.expert_tensor)
+        return Part(place.tensor, sizes.tensor)
+
+    def _require_stored(self, weight: Weight, source: Source) -> None:
+        for name, shape in zip(weight.stored, weight.shapes, strict=True):
+            found = source.shape(name)
+            if found is None:
+                hint = "an output head that is not the embedding" if weight.parameter == HEAD else "this parameter"
+                raise BackendError(
+                    f"the weights have no tensor {name!r}, which a {self.settings.architecture} model has for {hint}",
+                    fix="use a causal language model's folder as transformers saves it, or its right config.json",
+                )
+            if found != shape:
+                raise BackendError(
+                    f"{name!r} has shape {list(found)} in the weights, where config.json says {list(shape)}",
+                    fix="give the weights the config.json that they were saved with",
+                )

@@ -1,0 +1,71 @@
+"""The bridge of this package: its own tables, for the architectures of ``settings.ARCHITECTURES``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from nemorl_megatron.bridge.exchange import Exchange, global_names
+from nemorl_megatron.bridge.sources import RandomWeights, SafetensorsFolder, weights_folder
+from nemorl_megatron.model import PolicyModel, build_model
+from nemorl_megatron.settings import settings_of
+
+if TYPE_CHECKING:
+    import torch
+    from nemorl.config.models import PolicyConfig
+    from torch import Tensor
+
+    from nemorl_megatron.config import AttentionName
+    from nemorl_megatron.parallel import Parallel
+
+
+class OwnBridge:
+    """``contract.Bridge`` over ``exchange``, which see for tensors other than weights."""
+
+    def __init__(self, policy: PolicyConfig, config: Any) -> None:
+        """
+        Args:
+            policy: Where the weights are, or that they are random.
+            config: The model's transformers config.
+        """
+        self._policy = policy
+        self.settings = settings_of(config)
+
+    @property
+    def vocabulary(self) -> int:
+        return self.settings.vocabulary
+
+    @property
+    def logit_cap(self) -> float | None:
+        return self.settings.logit_cap
+
+    def build(
+        self,
+        parallel: Parallel,
+        *,
+        dtype: torch.dtype,
+        attention: AttentionName,
+        activation_checkpointing: bool,
+        **changes: Any,
+    ) -> list[PolicyModel]:
+        return build_model(
+            self.settings,
+            parallel,
+            dtype=dtype,
+            attention=attention,
+            activation_checkpointing=activation_checkpointing,
+            **changes,
+        )
+
+    def load(self, model: Sequence[PolicyModel], parallel: Parallel, seed: int) -> None:
+        exchange = Exchange(self.settings, parallel)
+        parameters = global_names(model, self.settings, parallel)
+        if self._policy.init == "random":
+            exchange.fill(parameters, RandomWeights(self.settings, seed))
+            return
+        with SafetensorsFolder(weights_folder(self._policy.model_name)) as folder:
+            exchange.fill(parameters, folder)
+
+    def export(self, model: Sequence[PolicyModel], parallel: Parallel) -> Iterator[Mapping[str, Tensor]]:
+        dtype = model[0].config.params_dtype
+        yield from Exchange(self.settings, parallel).whole(global_names(model, self.settings, parallel), dtype)

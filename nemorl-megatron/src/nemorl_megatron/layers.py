@@ -1,0 +1,173 @@
+"""The layers that megatron-core builds the model from, chosen so that one set of weight names serves every device.
+
+megatron-core's own parallel linear layers and mixtures of experts, with norms, attention and output norms of ours where
+its local layers lack something (sequence parallelism, norms that scale by 1 + weight, Gemma's output norms). With
+Transformer Engine only the attention kernel changes, so that no weight gets another name.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import torch
+from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.mlp import MLP, MLPSubmodules
+from megatron.core.transformer.moe import moe_utils
+from megatron.core.transformer.moe.experts import SequentialMLP
+from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import (
+    TransformerBlockSubmodules,
+    get_num_layers_to_build,
+)
+from megatron.core.transformer.transformer_layer import (
+    TransformerLayer,
+    TransformerLayerSubmodules,
+    get_transformer_layer_offset,
+)
+from nemorl.errors import BackendError
+from torch import Tensor, nn
+from torch.nn.functional import rms_norm
+
+from nemorl_megatron.attention import CoreAttention
+
+if TYPE_CHECKING:
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    from nemorl_megatron.config import AttentionName
+    from nemorl_megatron.settings import Settings
+
+FULL, WINDOWED = 0, 1
+"""Rows of the table of angles where there are two (``rope.Rotary``)."""
+
+
+class Norm(nn.Module):
+    """RMS norm of the last dimension, computed in float32."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float) -> None:
+        super().__init__()
+        device = None if config.use_cpu_initialization else torch.cuda.current_device()
+        self.weight = nn.Parameter(torch.empty(hidden_size, dtype=config.params_dtype, device=device))
+        # Tells megatron-core to add up the gradients of all parts of the sequence.
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+        self._centered = config.layernorm_zero_centered_gamma
+        self._eps = eps
+
+    def forward(self, states: Tensor) -> Tensor:
+        if self._centered:
+            return rms_norm(states.float(), self.weight.shape, 1 + self.weight.float(), self._eps).type_as(states)
+        # Rounded before it is scaled, as transformers does.
+        return self.weight * rms_norm(states.float(), self.weight.shape, None, self._eps).type_as(states)
+
+
+class NormedRowParallelLinear(RowParallelLinear):  # type: ignore[misc]
+    """A row-parallel linear layer with a norm of its output."""
+
+    def __init__(self, *args: Any, config: TransformerConfig, **kwargs: Any) -> None:
+        super().__init__(*args, config=config, **kwargs)
+        self.post_layernorm = Norm(config, config.hidden_size, config.layernorm_epsilon)
+
+    def forward(self, states: Tensor) -> tuple[Tensor, Tensor | None]:
+        output, bias = super().forward(states)
+        return self.post_layernorm(output), bias
+
+
+class LayerAttention(SelfAttention):  # type: ignore[misc]
+    """Self-attention that takes the angles of its layer where there are two tables of them."""
+
+    def __init__(self, *args: Any, angles: int, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._angles = angles
+
+    def forward(self, *args: Any, rotary_pos_emb: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        return super().forward(*args, rotary_pos_emb=rotary_pos_emb[self._angles], **kwargs)  # type: ignore[no-any-return]
+
+
+def block_spec(
+    settings: Settings, config: TransformerConfig, stage: int, virtual_stage: int | None, attention: AttentionName
+) -> TransformerBlockSubmodules:
+    """The layers of one pipeline stage.
+
+    Args:
+        settings: Of the whole model.
+        config: The same for megatron-core.
+        stage: Pipeline rank.
+        virtual_stage: Part of it, where stages have parts.
+        attention: Kernel.
+    """
+    first = get_transformer_layer_offset(config, virtual_stage, stage)
+    number = get_num_layers_to_build(config, virtual_stage, stage)
+    specs = [_layer_spec(settings, layer, attention, config) for layer in range(first, first + number)]
+    return TransformerBlockSubmodules(layer_specs=specs, layer_norm=Norm)
+
+
+def _layer_spec(settings: Settings, layer: int, attention: AttentionName, config: TransformerConfig) -> ModuleSpec:
+    head_norm = Norm if settings.qk_norm else IdentityOp
+    angles: dict[str, Any] = {}
+    if settings.windowed_rope is not None:
+        angles = {"angles": WINDOWED if settings.windowed[layer] else FULL}
+    return ModuleSpec(
+        module=TransformerLayer,
+        submodules=TransformerLayerSubmodules(
+            input_layernorm=Norm,
+            self_attention=ModuleSpec(
+                module=LayerAttention if angles else SelfAttention,
+                params={"attn_mask_type": AttnMaskType.causal, **angles},
+                submodules=SelfAttentionSubmodules(
+                    linear_qkv=ColumnParallelLinear,
+                    core_attention=_core_attention(settings, attention, config),
+                    linear_proj=_output_layer(settings),
+                    q_layernorm=head_norm,
+                    k_layernorm=head_norm,
+                ),
+            ),
+            self_attn_bda=get_bias_dropout_add,
+            pre_mlp_layernorm=Norm,
+            mlp=_mixture() if settings.is_mixture(layer) else _dense(settings),
+            mlp_bda=get_bias_dropout_add,
+        ),
+    )
+
+
+def _output_layer(settings: Settings) -> type:
+    return NormedRowParallelLinear if settings.post_norms else RowParallelLinear
+
+
+def _dense(settings: Settings) -> ModuleSpec:
+    return ModuleSpec(
+        module=MLP, submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=_output_layer(settings))
+    )
+
+
+def _mixture() -> ModuleSpec:
+    # megatron-core 0.16 tests this name against None, but defines it only beside Transformer Engine.
+    vars(moe_utils).setdefault("te_general_gemm", None)
+    experts = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
+    return ModuleSpec(
+        module=MoELayer, submodules=MoESubmodules(experts=ModuleSpec(module=SequentialMLP, submodules=experts))
+    )
+
+
+def _core_attention(settings: Settings, requested: AttentionName, config: TransformerConfig) -> Any:
+    """The module that turns queries, keys and values into context. Transformer Engine's is not tested here."""
+    installed = find_spec("transformer_engine") is not None
+    if requested == "transformer_engine" and (settings.attention_cap is not None or not installed):
+        raise BackendError(
+            "attention: transformer_engine cannot be used: "
+            + ("it has no cap on attention scores" if installed else "transformer_engine is not installed"),
+            fix="use attention: sdpa",
+        )
+    on_cuda = not config.use_cpu_initialization
+    if requested == "transformer_engine" or (
+        requested == "auto" and on_cuda and installed and settings.attention_cap is None
+    ):
+        from megatron.core.extensions.transformer_engine import TEDotProductAttention
+
+        return TEDotProductAttention
+    return partial(CoreAttention, cap=settings.attention_cap)

@@ -1,0 +1,216 @@
+"""Where one rank stands among the others: process groups of megatron-core, and who holds which part of the model.
+
+megatron-core keeps its groups in the process (``parallel_state``), so a process has one layout at a time; a second
+backend in the same process shares it. Ranks are numbered tensor parallel first, then context, data and pipeline:
+neighbours share layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+from nemorl.errors import BackendError
+
+from nemorl_megatron.cpu_shim import cuda_or_cpu
+
+if TYPE_CHECKING:
+    from nemorl.config.models import PolicyConfig
+    from nemorl.resources.worker import WorkerContext
+
+    from nemorl_megatron.config import MegatronConfig
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """In how many parts the model and the data are divided, by kind."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    virtual_pipeline: int | None = None
+    context: int = 1
+    expert: int = 1
+    expert_tensor: int = 1
+    sequence_parallel: bool = False
+
+    @classmethod
+    def of(cls, policy: PolicyConfig, config: MegatronConfig) -> Sizes:
+        """What a policy and its backend ask for."""
+        return cls(
+            tensor=policy.tensor_parallel_size,
+            pipeline=config.pipeline_parallel_size,
+            virtual_pipeline=config.virtual_pipeline_parallel_size,
+            context=config.context_parallel_size,
+            expert=config.expert_parallel_size,
+            expert_tensor=config.expert_tensor_parallel_size,
+            sequence_parallel=config.sequence_parallel and policy.tensor_parallel_size > 1,
+        )
+
+    def data(self, world_size: int) -> int:
+        """Data-parallel ranks among ``world_size``.
+
+        Raises:
+            BackendError: the parts do not divide the ranks.
+        """
+        dense = self.tensor * self.pipeline * self.context
+        sparse = self.expert_tensor * self.expert * self.pipeline
+        if world_size % dense:
+            raise BackendError(
+                f"{world_size} workers cannot be divided over {self.tensor} tensor-parallel * {self.pipeline} "
+                f"pipeline-parallel * {self.context} context-parallel ranks",
+                fix=f"make the number of workers a multiple of {dense}, or lower a parallel size",
+            )
+        if world_size % sparse:
+            raise BackendError(
+                f"{world_size} workers cannot be divided over {self.expert} expert-parallel * {self.expert_tensor} "
+                f"expert-tensor-parallel * {self.pipeline} pipeline-parallel ranks",
+                fix=f"make the number of workers a multiple of {sparse}, or lower a parallel size",
+            )
+        return world_size // dense
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which part of the model a rank holds, and which data it sees."""
+
+    rank: int
+    tensor: int
+    pipeline: int
+    context: int
+    data: int
+    expert: int
+    expert_tensor: int
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """This rank in the layout, and all places of it."""
+
+    sizes: Sizes
+    rank: int
+    device: str
+    places: tuple[Place, ...]
+    """By rank."""
+    _owns_groups: bool
+
+    @classmethod
+    def join(cls, worker: WorkerContext, sizes: Sizes) -> Parallel:
+        """Meet the other ranks and form the groups. Collective.
+
+        Raises:
+            BackendError: the sizes do not divide the ranks, somebody does not come in time, or this process already has
+                another layout.
+        """
+        sizes.data(worker.world_size)
+        owns_groups = not parallel_state.model_parallel_is_initialized()
+        with _explained(worker), cuda_or_cpu():
+            if owns_groups:
+                _form_groups(worker, sizes)
+            _require_same(sizes)
+            places = [_this_place(worker.rank)] * worker.world_size
+            dist.all_gather_object(places, places[worker.rank])
+        return cls(sizes, worker.rank, worker.device, tuple(places), owns_groups)
+
+    @property
+    def place(self) -> Place:
+        """Of this rank."""
+        return self.places[self.rank]
+
+    @property
+    def world_size(self) -> int:
+        return len(self.places)
+
+    @property
+    def data_parallel_size(self) -> int:
+        return self.sizes.data(self.world_size)
+
+    def leave(self) -> None:
+        """End the groups, if it was this one that formed them. Calling it twice is harmless."""
+        if self._owns_groups and parallel_state.model_parallel_is_initialized():
+            parallel_state.destroy_model_parallel()
+            dist.destroy_process_group()
+
+
+def _form_groups(worker: WorkerContext, sizes: Sizes) -> None:
+    kind = torch.device(worker.device).type
+    if kind == "cuda":
+        torch.cuda.set_device(worker.device)
+    alone = worker.world_size == 1
+    dist.init_process_group(
+        "nccl" if kind == "cuda" else "gloo",
+        init_method=None if alone else f"tcp://{worker.master_address}:{worker.master_port}",
+        store=dist.HashStore() if alone else None,  # type: ignore[attr-defined]
+        rank=worker.rank,
+        world_size=worker.world_size,
+        timeout=timedelta(seconds=worker.collective_timeout_s),
+    )
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=sizes.tensor,
+        pipeline_model_parallel_size=sizes.pipeline,
+        virtual_pipeline_model_parallel_size=sizes.virtual_pipeline,
+        context_parallel_size=sizes.context,
+        expert_model_parallel_size=sizes.expert,
+        expert_tensor_parallel_size=sizes.expert_tensor,
+        distributed_timeout_minutes=max(1, round(worker.collective_timeout_s / 60)),
+        create_gloo_process_groups=False,
+    )
+    # Layers ask for this state where they would drop out; nothing does.
+    model_parallel_cuda_manual_seed(worker.seed, force_reset_rng=True)
+
+
+def _require_same(sizes: Sizes) -> None:
+    present = (
+        parallel_state.get_tensor_model_parallel_world_size(),
+        parallel_state.get_pipeline_model_parallel_world_size(),
+        parallel_state.get_virtual_pipeline_model_parallel_world_size(),
+        parallel_state.get_context_parallel_world_size(),
+        parallel_state.get_expert_model_parallel_world_size(),
+        parallel_state.get_expert_tensor_parallel_world_size(),
+    )
+    wanted = (
+        sizes.tensor,
+        sizes.pipeline,
+        sizes.virtual_pipeline,
+        sizes.context,
+        sizes.expert,
+        sizes.expert_tensor,
+    )
+    if present != wanted:
+        raise BackendError(
+            f"this process already holds a megatron model divided as {present}, another cannot be divided as {wanted} "
+            "(tensor, pipeline, virtual pipeline, context, expert, expert tensor)",
+            fix="give all models of the run the same parallel sizes, or use cluster.launcher: ray",
+        )
+
+
+def _this_place(rank: int) -> Place:
+    return Place(
+        rank=rank,
+        tensor=parallel_state.get_tensor_model_parallel_rank(),
+        pipeline=parallel_state.get_pipeline_model_parallel_rank(),
+        context=parallel_state.get_context_parallel_rank(),
+        data=parallel_state.get_data_parallel_rank(),
+        expert=parallel_state.get_expert_model_parallel_rank(),
+        expert_tensor=parallel_state.get_expert_tensor_parallel_rank(),
+    )
+
+
+@contextmanager
+def _explained(worker: WorkerContext) -> Iterator[None]:
+    try:
+        yield
+    except BackendError:
+        raise
+    except (RuntimeError, ValueError) as error:
+        raise BackendError(
+            f"rank {worker.rank} of {worker.world_size} could not join the others at {worker.master_address}:"
+            f"{worker.master_port} within {worker.collective_timeout_s:.0f} s: {error}",
+            fix="look at the other ranks' logs: one of them did not start, or cannot reach that address",
+        ) from error
