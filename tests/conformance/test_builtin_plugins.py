@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from nemorl.plugins import registry
 from nemorl.testing import checks_for, conformance
-from nemorl.testing.kit import CONFIG_KINDS
+from nemorl.testing.kit import CHECKED_KINDS
 
 SUMS = [{"question": f"{a}+{b}=", "answer": str(a + b)} for a in range(10) for b in range(10)]
 FOLDER = tempfile.TemporaryDirectory(prefix="nemorl-sums-")
@@ -81,6 +81,9 @@ test_grpo_off_policy = conformance(
     only=["small_run_finishes", "killed_run_resumes_as_if_nothing_happened"],
 )
 test_sft = conformance("algorithms", {"name": "sft", "batch_size": 4})
+test_quickstart = conformance("commands", "quickstart")
+test_migrate = conformance("commands", "config.migrate")
+test_plugins_new = conformance("commands", "plugins.new")
 
 
 @pytest.mark.gpu
@@ -94,7 +97,7 @@ class TestOnGPU:
 def test_no_installed_plugin_is_left_out() -> None:
     source = "".join(path.read_text() for path in Path(__file__).parents[1].rglob("test_*conformance.py"))
     source += Path(__file__).read_text()
-    ours = [e for e in registry().index.entries if e.kind in CONFIG_KINDS and e.distribution.startswith("nemorl")]
+    ours = [e for e in registry().index.entries if e.kind in CHECKED_KINDS and e.distribution.startswith("nemorl")]
     untested = [
         e.id
         for e in ours
@@ -103,7 +106,7 @@ def test_no_installed_plugin_is_left_out() -> None:
     assert untested == []
 
 
-@pytest.mark.parametrize("kind", [*CONFIG_KINDS, "hooks"])
+@pytest.mark.parametrize("kind", CHECKED_KINDS)
 def test_every_check_states_its_clause_and_section(kind: str) -> None:
     names = [check.name for check in checks_for(kind)]
     assert len(set(names)) == len(names)

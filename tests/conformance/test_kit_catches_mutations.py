@@ -1,224 +1,139 @@
-"""The kit proves itself: each deliberate mistake fails the checks whose clause it breaks, and no other."""
+"""The kit proves itself: every check of every kind is failed by a plugin that breaks this clause and no other."""
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
-from typing import Any
+from importlib.metadata import EntryPoint
+from pathlib import Path
 
-import broken_plugins
 import pytest
+from mutants import ALONE, BASES, EXAMPLES, SOUND, TOGETHER, Mutant
 from nemorl.errors import UsageError
 from nemorl.plugins import Registry
+from nemorl.plugins.index import PREFIX, singular
 from nemorl.testing import ConformanceError, Report, check_plugin, checks_for, conformance, run_checks
+from nemorl.testing.kit import CHECKED_KINDS, CONFIG_KINDS
 
-MIXED = "requests_of_one_call_may_sample_differently"
-PAIR = "generator_speaks_for_the_trained_policy"
-PAIRS = "coupled_sequences_stay_together"
-CANDIDATES = "candidates_are_scored_in_place_of_tokens"
-STEP = "one_step_equals_transformers_and_adamw"
-CLIP = "gradient_is_clipped_and_its_norm_reported"
-COMPARING = {
-    "microbatching_changes_nothing",
-    "order_of_sequences_is_irrelevant",
-    "garbage_in_masked_fields_changes_nothing",
-    "gradient_that_is_not_finite_skips_the_update",
-}
-"""Checks that look at the exported weights before and after."""
-SCORING = {
-    "logprobs_equal_transformers",
-    "temperature_divides_the_logits",
-    "on_policy_ratio_is_one",
-    "export_is_the_model",
-    "save_pretrained_loads_with_transformers",
-    PAIR,
-}
-"""Checks that compare get_logprobs with something."""
-STATIC = {check.name for check in checks_for("datasets") if check.function.__module__.endswith("every_config")}
-"""Checks of the config class: the same for all mutants of a kind, and one of them starts an interpreter."""
+SHARED = {check.name for check in checks_for("datasets") if not check.function.__module__.endswith(".datasets")}
+"""Checks that are the same code for every config class: a mutant of one kind is enough."""
+USABLE = "entry_point_is_usable"
 
 
-def broken(registry: Registry, kind: str, name: str, mistake: str, **settings: Any) -> Report:
-    """What the behaviour checks find in a plugin of ``broken_plugins``."""
-    registry.register(kind, "broken", getattr(broken_plugins, name))
-    only = [check.name for check in checks_for(kind) if check.name not in STATIC]
-    return run_checks(kind, {"name": "broken", "mistake": mistake}, only=only, **settings)
+def cases(mutants: tuple[Mutant, ...]) -> list[object]:
+    return [
+        pytest.param(mutant, id=f"{mutant.kind}-{mutant.name}", marks=[pytest.mark.slow] if mutant.is_slow else [])
+        for mutant in mutants
+    ]
 
 
-@pytest.mark.parametrize(
-    ("mistake", "failing"),
-    [
-        ("DTensorBackend", set()),
-        ("Shifted", {*SCORING, "masked_and_first_tokens_score_zero"}),
-        ("IgnoresTemperature", {"temperature_divides_the_logits", PAIR}),
-        pytest.param(
-            "AveragesMicrobatches",
-            {"microbatching_changes_nothing", PAIRS, "values_can_be_learnt"},
-            marks=pytest.mark.slow,
-        ),
-        ("SpillsMaskedFields", {"garbage_in_masked_fields_changes_nothing"}),
-        ("IgnoresRequires", {"missing_loss_field_is_named", CANDIDATES}),
-        pytest.param("NeverClips", {CLIP}, marks=pytest.mark.slow),
-        (
-            "SortsByLength",
-            {*SCORING, "masked_and_first_tokens_score_zero", "order_of_sequences_is_irrelevant"},
-        ),
-        ("MovingReference", {"reference_stays_frozen", "reference_must_be_asked_for"}),
-        ("TearsPairs", {PAIRS}),
-        ("RenormalisesTopK", {"likeliest_tokens_are_those_of_transformers"}),
-        pytest.param("ScoresTokensAsCandidates", {CANDIDATES}, marks=pytest.mark.slow),
-        pytest.param("ValuesAfter", {"values_are_those_of_the_saved_model"}, marks=pytest.mark.slow),
-        pytest.param("ConstantCritic", {"values_can_be_learnt"}, marks=pytest.mark.slow),
-        pytest.param("AnswersWithAnyHead", {"each_head_answers_for_itself"}, marks=pytest.mark.slow),
-        ("ForgetsOptimizer", {"continuing_from_a_checkpoint_changes_nothing"}),
-        pytest.param("Pickles", {"continuing_from_a_checkpoint_changes_nothing"}, marks=pytest.mark.slow),
-        pytest.param("PrefixesNames", {"export_is_the_model", PAIR, STEP, CLIP}, marks=pytest.mark.slow),
-        ("ExportsFirstWeights", {"export_is_the_model", PAIR, PAIRS, CANDIDATES, STEP, CLIP, *COMPARING}),
-        pytest.param("ShutsDownOnce", {"shutdown_twice_is_harmless"}, marks=pytest.mark.slow),
-    ],
-)
-def test_training_backend(mistake: str, failing: set[str], nemorl_registry: Registry) -> None:
-    assert_caught(broken(nemorl_registry, "training_backends", "BrokenTraining", mistake), failing)
+def run(mutant: Mutant, registry: Registry) -> Report:
+    """All checks on a mutant, installed as ``broken``."""
+    registry.index = registry.index.with_entry(entry_point("broken", mutant))
+    settings = {"examples": EXAMPLES} if mutant.kind == "environments" else {}
+    return run_checks(mutant.kind, {"name": "broken", **mutant.options}, **settings)
+
+
+def entry_point(name: str, mutant: Mutant) -> EntryPoint:
+    return EntryPoint(name, f"broken.{mutant.value}", PREFIX + mutant.kind)
+
+
+@pytest.mark.parametrize("mutant", cases(SOUND))
+def test_what_the_mutants_derive_from_is_sound(mutant: Mutant, nemorl_registry: Registry) -> None:
+    report = run(mutant, nemorl_registry)
+    assert list(map(str, report.failed.values())) == []
+    assert report.skipped == {}
+
+
+@pytest.mark.parametrize("mutant", cases((*ALONE, *TOGETHER)))
+def test_mutant_fails_the_checks_whose_clause_it_breaks_and_no_other(mutant: Mutant, nemorl_registry: Registry) -> None:
+    report = run(mutant, nemorl_registry)
+    assert set(report.failed) == mutant.fails, "\n".join(error.message for error in report.failed.values())
+    checks = {check.name: check for check in checks_for(mutant.kind)}
+    for name, error in report.failed.items():
+        first, clause, seen, check = split(error.message)
+        assert first == f"{singular(mutant.kind)} 'broken' breaks a clause of its contract"
+        assert clause == checks[name].clause
+        assert clause.endswith(f"(DESIGN {checks[name].section})")
+        assert seen
+        assert check == f"{checks[name].function.__module__}.check_{name}"
+
+
+def split(message: str) -> list[str]:
+    """The parts of a failure message: headline, clause, what was seen, check."""
+    headline, rest = message.split("\n  clause: ")
+    clause, rest = rest.split("\n  seen:   ")
+    return [headline, clause, *rest.split("\n  check:  ")]
+
+
+@pytest.mark.parametrize("kind", CHECKED_KINDS)
+def test_every_check_has_a_mutant_that_breaks_it_alone(kind: str) -> None:
+    caught = {name for mutant in ALONE if mutant.kind == kind for name in mutant.fails}
+    if kind in CONFIG_KINDS:
+        caught |= SHARED & {name for mutant in ALONE for name in mutant.fails}
+    names = {check.name for check in checks_for(kind)} - {USABLE}  # of entry points: the next test
+    assert sorted(names - caught) == []
+    assert sorted(caught - names) == []
 
 
 @pytest.mark.parametrize(
-    ("mistake", "failing"),
-    [
-        ("HFGeneration", set()),
-        ("Renormalises", {"truncation_does_not_renormalise"}),
-        pytest.param("OneSeedForAll", {"seeds_decide_the_tokens"}, marks=pytest.mark.slow),
-        (
-            "SeedsByPlace",
-            {"rows_do_not_depend_on_their_batch", "stop_token_ids_end_a_response", MIXED},
-        ),
-        pytest.param("OneTemperatureForAll", {"stop_token_ids_end_a_response", MIXED}, marks=pytest.mark.slow),
-        (
-            "DropsStopTokens",
-            {
-                "length_limits_are_honoured",
-                "end_token_ends_a_response",
-                "stop_token_ids_end_a_response",
-                "stop_strings_end_a_response",
-            },
-        ),
-        ("IgnoresStopStrings", {"stop_strings_end_a_response"}),
-        ("OneTokenTooMany", {"length_limits_are_honoured", "greedy_takes_the_most_likely_token"}),
-        ("KeepsOldWeights", {"update_weights_takes_effect", PAIR, "weights_in_process_are_shared"}),
-        pytest.param("CopiesWeights", {"weights_in_process_are_shared"}, marks=pytest.mark.slow),
-        pytest.param("ForgetsVersion", {"update_weights_takes_effect", PAIR}, marks=pytest.mark.slow),
-    ],
+    ("kind", "value"),
+    [("environments", "configs:Twin"), ("hooks", "hooks:TwinHook"), ("commands", "commands:twin")],
 )
-def test_generation_backend(mistake: str, failing: set[str], nemorl_registry: Registry) -> None:
-    assert_caught(broken(nemorl_registry, "generation_backends", "BrokenGeneration", mistake), failing)
+def test_entry_point_that_is_not_usable_fails_that_check_alone(
+    kind: str, value: str, nemorl_registry: Registry
+) -> None:
+    # Two distributions have the name. The full id loads all the same, so that nothing else fails.
+    sound = next(mutant for mutant in SOUND if mutant.kind == kind)
+    points = [entry_point("twin", Mutant(kind, value, frozenset())), EntryPoint("twin", "os:path", PREFIX + kind)]
+    for point in points:
+        nemorl_registry.index = nemorl_registry.index.with_entry(point)
+    module = f"broken.{value.partition(':')[0]}"
+    name = next(e.id for e in nemorl_registry.index.of_kind(kind) if e.name == "twin" and e.value.startswith(module))
+    settings = {"examples": EXAMPLES} if kind == "environments" else {}
+    report = run_checks(kind, {"name": name, **sound.options}, **settings)
+    assert list(report.failed) == [USABLE]
+    assert "ambiguous" in report.failed[USABLE].message
 
 
-EXAMPLES = [({"text": "1+1=", "answer": "2"}, "2", 1.0), ({"text": "1+1=", "answer": "2"}, "3", 0.0)]
+def test_no_mistake_of_the_broken_package_is_left_out() -> None:
+    listed = {mutant.name for mutant in (*SOUND, *ALONE, *TOGETHER)}
+    for module in ("training", "generation", "environments", "algorithms", "hooks"):
+        found = importlib.import_module(f"broken.{module}")
+        written = {n for n, v in vars(found).items() if isinstance(v, type) and v.__module__ == found.__name__}
+        helpers = {"GoodEnvironment", "TwinHook"}
+        assert {n for n in written if not n.startswith("_")} - listed - helpers == set(), module
 
 
-@pytest.mark.parametrize(
-    ("mistake", "failing"),
-    [
-        ("GoodEnvironment", set()),
-        ("FailsOnEmpty", {"any_response_gets_a_finite_score"}),
-        ("DividesByLength", {"any_response_gets_a_finite_score"}),
-        (
-            "Moody",
-            {
-                "examples_get_their_reward",
-                "scores_are_repeatable",
-                "threads_do_not_change_scores",
-                "episode_answers",
-            },
-        ),
-        ("NotThreadSafe", {"threads_do_not_change_scores"}),
-        ("WrongWayRound", {"examples_get_their_reward"}),
-        ("ClosesOnce", {"close_twice_is_harmless"}),
-    ],
-)
-def test_environment(mistake: str, failing: set[str], nemorl_registry: Registry) -> None:
-    report = broken(nemorl_registry, "environments", "AnyEnvironment", mistake, examples=EXAMPLES)
-    assert_caught(report, failing)
+def test_exception_in_a_plugin_is_attributed_to_it(nemorl_registry: Registry) -> None:
+    mutant = Mutant("environments", BASES["environments"], frozenset(), {"mistake": "FailsOnEmpty"})
+    (error,) = run(mutant, nemorl_registry).failed.values()
+    seen = split(error.message)[2]
+    assert seen.startswith("the plugin raised environment 'environment' raised IndexError: list index out of range\n")
+    assert "at broken/environments.py:" in seen
+    assert seen.endswith("in score")
 
 
-@pytest.mark.parametrize(
-    ("name", "failing"),
-    [
-        ("AnyEnvironment", set()),
-        ("Undocumented", {"every_option_is_documented"}),
-        (
-            "Lenient",
-            {
-                "unknown_option_is_refused",
-                "config_is_frozen",
-                "summary_is_one_line",
-                "build_takes_what_the_kernel_gives",
-            },
-        ),
-    ],
-)
-def test_config_class(name: str, failing: set[str], nemorl_registry: Registry) -> None:
-    nemorl_registry.register("environments", "broken", getattr(broken_plugins, name))
-    assert_caught(run_checks("environments", "broken", only=sorted(STATIC)), failing)
+def test_exception_over_what_a_plugin_gave_says_so(nemorl_registry: Registry) -> None:
+    mutant = Mutant("datasets", "unusable:NoRows", frozenset())
+    report = run(mutant, nemorl_registry)
+    seen = split(report.failed["rows_are_the_same_every_time"].message)[2]
+    assert seen.startswith("what the plugin gave cannot be used: TypeError: object of type 'int' has no len()\n")
+    assert "at nemorl/testing/datasets.py:" in seen
 
 
-@pytest.mark.parametrize(
-    ("mistake", "failing"),
-    [
-        ("none", set()),
-        ("shuffles", {"rows_are_the_same_every_time", "validation_is_disjoint_from_training"}),
-        ("tuples", {"rows_are_plain_data"}),
-        ("no prompt", {"rows_have_a_usable_shape"}),
-        ("leaks", {"validation_is_disjoint_from_training"}),
-        ("any split", {"unknown_split_gives_no_rows"}),
-    ],
-)
-def test_dataset(mistake: str, failing: set[str], nemorl_registry: Registry) -> None:
-    assert_caught(broken(nemorl_registry, "datasets", "AnyDataset", mistake), failing)
-
-
-@pytest.mark.parametrize(
-    ("mistake", "failing"),
-    [
-        ("none", set()),
-        ("integers", {"every_number_is_accepted"}),
-        ("truncates", {"resumed_run_goes_on"}),
-        ("forgets", {"metrics_are_written", "resumed_run_goes_on"}),
-        ("closes once", {"close_twice_is_harmless"}),
-    ],
-)
-def test_logger(mistake: str, failing: set[str], nemorl_registry: Registry) -> None:
-    assert_caught(broken(nemorl_registry, "loggers", "AnyLogger", mistake), failing)
-
-
-@pytest.mark.parametrize(
-    ("name", "failing"),
-    [
-        ("GoodHook", set()),
-        ("UnknownEvent", {"every_method_is_an_event", "manager_accepts_it"}),
-        ("UnknownArgument", {"every_argument_is_the_events", "manager_accepts_it"}),
-    ],
-)
-def test_hook(name: str, failing: set[str], nemorl_registry: Registry) -> None:
-    nemorl_registry.register("hooks", "broken", getattr(broken_plugins, name))
-    assert_caught(run_checks("hooks", "broken"), failing)
-
-
-def test_algorithm_that_forgets_its_state(nemorl_registry: Registry) -> None:
-    nemorl_registry.register("algorithms", "grpo_broken", broken_plugins.ForgetfulGRPO)
-    given = {"name": "grpo_broken", "num_prompts_per_step": 2, "num_generations_per_prompt": 4}
-    only = ["small_run_finishes", "killed_run_resumes_as_if_nothing_happened"]
-    assert_caught(run_checks("algorithms", given, only=only), {"killed_run_resumes_as_if_nothing_happened"})
-
-
-def test_algorithm_that_ignores_the_seed(nemorl_registry: Registry) -> None:
-    nemorl_registry.register("algorithms", "sft_broken", broken_plugins.UnseededSFT)
-    only = ["small_run_finishes", "same_seed_gives_the_same_run"]
-    report = run_checks("algorithms", {"name": "sft_broken", "batch_size": 8}, only=only)
-    assert_caught(report, {"same_seed_gives_the_same_run"})
+def test_plugin_that_exits_does_not_end_the_checks(nemorl_registry: Registry) -> None:
+    report = run(Mutant("datasets", "unusable:Exits", frozenset()), nemorl_registry)
+    seen = split(report.failed["rows_are_plain_data"].message)[2]
+    assert seen.startswith("the plugin raised SystemExit: 3\n")
+    assert "at broken/unusable.py:" in seen
 
 
 def test_failure_names_clause_section_and_what_was_seen(nemorl_registry: Registry) -> None:
-    nemorl_registry.register("datasets", "broken", broken_plugins.AnyDataset)
+    nemorl_registry.index = nemorl_registry.index.with_entry(
+        EntryPoint("broken", "broken.datasets:AnyDataset", "nemorl.datasets")
+    )
     with pytest.raises(AssertionError) as raised:
         check_plugin("datasets", {"name": "broken", "mistake": "leaks"})
     assert isinstance(raised.value, ConformanceError)
@@ -244,7 +159,11 @@ def test_kit_imports_neither_torch_nor_its_friends() -> None:
     assert done.stdout.strip() == "set()"
 
 
-def assert_caught(report: Report, failing: set[str]) -> None:
-    """Exactly these checks fail."""
-    messages = "\n".join(error.message for error in report.failed.values())
-    assert set(report.failed) == failing, messages
+def test_modules_of_broken_configs_are_light() -> None:
+    names = sorted(path.stem for path in (Path(__file__).parent / "broken").glob("*.py"))
+    light = [name for name in names if name not in ("training", "generation", "trainers", "heavy", "loud")]
+    code = f"import {', '.join(f'broken.{name}' for name in light)}, sys; print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parent
+    )
+    assert done.stdout.strip() == "False"

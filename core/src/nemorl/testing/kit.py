@@ -22,6 +22,7 @@ from nemorl.errors import NemorlError, PluginError, UsageError
 from nemorl.plugins import KINDS, PluginEntry, registry
 from nemorl.plugins.index import singular
 from nemorl.suggest import did_you_mean
+from nemorl.testing.attribution import describe
 
 T = TypeVar("T")
 
@@ -37,11 +38,14 @@ CONFIG_KINDS = (
 """Kinds whose plugin is a config class."""
 
 _MODULES: Mapping[str, tuple[str, ...]] = {
-    **{kind: ("every_config", kind) for kind in CONFIG_KINDS},
-    "training_backends": ("every_config", "training_backends", "training_outputs", "pairs"),
-    "generation_backends": ("every_config", "generation_backends", "pairs"),
-    "hooks": ("hooks",),
+    **{kind: ("entry_points", "every_config", kind) for kind in CONFIG_KINDS},
+    "training_backends": ("entry_points", "every_config", "training_backends", "training_outputs", "pairs"),
+    "generation_backends": ("entry_points", "every_config", "generation_backends", "pairs"),
+    "hooks": ("entry_points", "hooks"),
+    "commands": ("entry_points", "commands"),
 }
+CHECKED_KINDS = tuple(_MODULES)
+"""Kinds that have checks."""
 
 
 class ConformanceError(NemorlError, AssertionError):
@@ -113,7 +117,7 @@ class Check:
         """Run it and release what it built.
 
         Raises:
-            ConformanceError: the clause does not hold, or the plugin raised something.
+            ConformanceError: the clause does not hold, or something raised (says what, and where in the plugin).
             NotApplicable: the check says nothing about this plugin.
         """
         __tracebackhide__ = True
@@ -124,8 +128,8 @@ class Check:
             raise self._broken(subject, error.message) from None
         except NotApplicable:
             raise
-        except Exception as error:
-            raise self._broken(subject, f"{type(error).__name__}: {error}") from error
+        except (Exception, SystemExit) as error:
+            raise self._broken(subject, describe(error, subject.module)) from error
 
     def _broken(self, subject: Subject, seen: str) -> ConformanceError:
         return ConformanceError(
@@ -167,6 +171,12 @@ class Subject:
     @property
     def entry(self) -> PluginEntry:
         return registry().index.find(self.kind, self.name)
+
+    @property
+    def module(self) -> str:
+        """Where its entry point leads; empty where there is no entry point."""
+        entries = registry().index.of_kind(self.kind)
+        return next((e.value.partition(":")[0] for e in entries if self.name in (e.name, e.id)), "")
 
     @cached_property
     def config_class(self) -> Any:

@@ -52,7 +52,8 @@ def check_temperature_divides_the_logits(subject: Subject) -> None:
     backend, batch = build_trainer(subject), ragged_batch(temperature=0.6)
     found = backend.get_logprobs(batch)
     expect_close(found, _plain(subject, batch), subject.settings.tolerance, "a log-prob at temperature 0.6")
-    _expect_ratio_one(backend, batch.with_tokens(old_logprobs=found.cpu()))
+    # A temperature that the loss did not see changes ratios by far more than this.
+    _expect_ratio_one(backend, batch.with_tokens(old_logprobs=found.cpu()), subject.settings.tolerance)
 
 
 def check_masked_and_first_tokens_score_zero(subject: Subject) -> None:
@@ -68,7 +69,7 @@ def check_masked_and_first_tokens_score_zero(subject: Subject) -> None:
 def check_on_policy_ratio_is_one(subject: Subject) -> None:
     """Before an update, the loss sees the very log-probs that get_logprobs returns. (DESIGN 7.12)"""
     backend, batch = build_trainer(subject), ragged_batch()
-    _expect_ratio_one(backend, batch.with_tokens(old_logprobs=backend.get_logprobs(batch).cpu()))
+    _expect_ratio_one(backend, batch.with_tokens(old_logprobs=backend.get_logprobs(batch).cpu()), 1e-6)
 
 
 def check_one_step_equals_transformers_and_adamw(subject: Subject) -> None:
@@ -217,10 +218,10 @@ def check_reference_must_be_asked_for(subject: Subject) -> None:
 
 
 def check_export_is_the_model(subject: Subject) -> None:
-    """export_weights yields the trained policy under Hugging Face names, tied heads included. (DESIGN 5)"""
+    """export_weights yields the trained policy under Hugging Face names, its head tied or not. (DESIGN 5)"""
     folders = [model_folder(subject)]
     if subject.settings.model is None:
-        folders.append(str(tiny_model(tie_word_embeddings=True)))
+        folders.append(str(tiny_model(tie_word_embeddings=False)))
     for folder in folders:
         backend, batch = build_trainer(subject, model_name=folder), ragged_batch()
         weights_of(backend)  # what is exported before the step must not be what is exported after it
@@ -263,9 +264,9 @@ def _plain(subject: Subject, batch: Any) -> Tensor:
     return plain_logprobs(reference(model_folder(subject)), batch).detach()
 
 
-def _expect_ratio_one(backend: TrainingBackend, batch: Any) -> None:
+def _expect_ratio_one(backend: TrainingBackend, batch: Any, tolerance: float) -> None:
     error = backend.train_step(batch, RatioProbe())["ratio_error"].value
-    expect(error <= 1e-6, f"the ratio is up to {error:.3g} away from 1")
+    expect(error <= tolerance, f"the ratio is up to {error:.3g} away from 1")
 
 
 def _update(subject: Subject, batch: Any = None, **policy: Any) -> tuple[dict[str, Tensor], Any]:

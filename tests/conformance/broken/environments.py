@@ -1,0 +1,86 @@
+"""Environments with a mistake each."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any, ClassVar
+
+from nemorl.environments import Environment
+from nemorl.plugins.kinds import EnvironmentConfig
+from nemorl.types import Prompt, Score, Step
+
+
+class GoodEnvironment(Environment):
+    """1 for exactly the answer."""
+
+    def score(self, prompt: Prompt, response: str) -> float:
+        return float(response == prompt.answer)
+
+
+class AnyEnvironment(EnvironmentConfig):
+    """``mistake`` names a class of this module."""
+
+    summary: ClassVar[str] = "an environment with a mistake"
+    mistake: str = "GoodEnvironment"
+    """Class name."""
+
+    def build(self) -> Any:
+        return globals()[self.mistake]()
+
+
+class FailsOnEmpty(GoodEnvironment):
+    def score(self, prompt: Prompt, response: str) -> float:
+        return float(response.rsplit(maxsplit=1)[-1] == prompt.answer)
+
+
+class DividesByLength(GoodEnvironment):
+    def score(self, prompt: Prompt, response: str) -> float:
+        return float("nan") if not response else super().score(prompt, response)
+
+
+class Moody(GoodEnvironment):
+    """Each instance finds another number for answers that it is not sure of."""
+
+    def __init__(self) -> None:
+        self._mood = random.random()
+
+    def score(self, prompt: Prompt, response: str) -> float:
+        return self._mood if "not know" in response else super().score(prompt, response)
+
+
+class NotThreadSafe(GoodEnvironment):
+    def score(self, prompt: Prompt, response: str) -> float:
+        self._prompt, self._response = prompt, response
+        time.sleep(0.001)
+        return float(self._response == self._prompt.answer)
+
+
+class WrongWayRound(GoodEnvironment):
+    def score(self, prompt: Prompt, response: str) -> Score:
+        return Score(1.0 - super().score(prompt, response))
+
+
+class _FallsSilent:
+    def __init__(self, environment: GoodEnvironment, prompt: Prompt) -> None:
+        self._environment, self._prompt = environment, prompt
+
+    def step(self, response: str) -> Step:
+        reward = self._environment.score(self._prompt, response)
+        return Step(Score(reward), observation=None, done=reward == 1.0)
+
+
+class FallsSilent(GoodEnvironment):
+    """A wrong answer may be corrected, but the policy is not told."""
+
+    def start(self, prompt: Prompt) -> Any:
+        return _FallsSilent(self, prompt)
+
+
+class ClosesOnce(GoodEnvironment):
+    is_open = True
+
+    def close(self) -> None:
+        if not self.is_open:
+            raise RuntimeError("already closed")
+        self.is_open = False

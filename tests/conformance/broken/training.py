@@ -1,0 +1,284 @@
+"""Training backends with one thing done wrong. Those under "In one clause" break a single clause of the contract."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from nemorl.contracts import Loss
+from nemorl.errors import BackendError
+from nemorl.observe.metrics import Last, Mean, Metrics, Sum
+from nemorl.tensors import TokenBatch
+from nemorl_dtensor.training import DTensorBackend
+from torch import Tensor
+
+__all__ = ["DTensorBackend"]
+
+
+@dataclass(frozen=True)
+class _Changed:
+    """A loss that sees a changed batch, asks for less, or is scaled."""
+
+    inner: Any
+    mistake: str
+    given: TokenBatch
+
+    @property
+    def requires(self) -> frozenset[str]:
+        if self.mistake == "requires":
+            return frozenset(name for name in self.inner.requires if name in self.given)
+        return self.inner.requires
+
+    def __call__(self, policy_logprobs: Tensor, batch: TokenBatch) -> tuple[Tensor, Metrics]:
+        if self.mistake == "spill" and "advantages" in batch:
+            batch = replace(batch, loss_weights=batch.loss_weights + 0 * batch["advantages"].sum())
+        value, metrics = self.inner(policy_logprobs, batch)
+        if self.mistake == "average":
+            value = value * (len(batch) / len(self.given))
+        return value, metrics
+
+
+# In one clause
+
+
+class ReturnsFloat64(DTensorBackend):
+    def get_logprobs(self, batch: TokenBatch, weights: Any = "policy") -> Tensor:
+        return super().get_logprobs(batch, weights).double()
+
+
+class TrainsAtTemperatureOne(DTensorBackend):
+    def train_step(self, batch: TokenBatch, loss: Loss) -> Metrics:
+        return super().train_step(replace(batch, temperature=1.0), loss)
+
+
+class ScoresFirstTokens(DTensorBackend):
+    """A short cut for batches without masked tokens, which forgets that nothing stands before the first."""
+
+    def get_logprobs(self, batch: TokenBatch, weights: Any = "policy") -> Tensor:
+        logprobs = super().get_logprobs(batch, weights)
+        return torch.where(logprobs == 0, -4.4, logprobs) if bool(batch.mask.all()) else logprobs
+
+
+class ScoresWithAnotherKernel(DTensorBackend):
+    """As exact as the one it trains with, but not the same."""
+
+    def get_logprobs(self, batch: TokenBatch, weights: Any = "policy") -> Tensor:
+        return super().get_logprobs(batch, weights) * (1 + 4e-6)
+
+
+class ReportsMeanLoss(DTensorBackend):
+    def train_step(self, batch: TokenBatch, loss: Loss) -> Metrics:
+        metrics = super().train_step(batch, loss)
+        return {**metrics, "loss": Sum(metrics["loss"].value / len(batch))}
+
+
+class ReportsNoLearningRate(DTensorBackend):
+    def train_step(self, batch: TokenBatch, loss: Loss) -> Metrics:
+        return {**super().train_step(batch, loss), "lr": Last(0.0)}
+
+
+class NeverClips(DTensorBackend):
+    """Its config drops the limit."""
+
+
+class ReportsClippedNorm(DTensorBackend):
+    def train_step(self, batch: TokenBatch, loss: Loss) -> Metrics:
+        metrics = super().train_step(batch, loss)
+        return {**metrics, "grad_norm": Mean(min(metrics["grad_norm"].value, self._policy.max_grad_norm))}
+
+
+class AveragesMicrobatches(DTensorBackend):
+    """Of token losses; pairs and values are added up."""
+
+    def train_step(self, batch: TokenBatch, loss: Loss) -> Metrics:
+        plain = self._head == "language_model" and batch.coupled == 1
+        return super().train_step(batch, _Changed(loss, "average", batch) if plain else loss)
+
+
+class TrustsOrder(DTensorBackend):
+    """Takes a batch that begins with its longest sequence for sorted: results come back in the order of computation."""
+
+    def get_logprobs(self, batch: TokenBatch, weights: Any = "policy") -> Tensor:
+        if batch.lengths[0] < batch.lengths.max():
+            return super().get_logprobs(batch, weights)
+        order = sorted(range(len(batch)), key=lambda index: -int(batch.lengths[index]))
+        return super().get_logprobs(batch.select(order), weights)
+
+
+class SpillsMaskedFields(DTensorBackend):
+    def train_step(self, batch: TokenBatch, loss: Loss) -> Metrics:
+        return super().train_step(batch, _Changed(loss, "spill", batch))
+
+
+class RefusesEmptyShards(DTensorBackend):
+    def train_step(self, batch: TokenBatch, loss: Loss) -> Metrics:
+        if not bool(batch.mask.any()):
+            raise BackendError("there is nothing to train on", fix="give a batch with trained tokens")
+        return super().train_step(batch, loss)
+
+
+class IgnoresMissingFields(DTensorBackend):
+    def train_step(self, batch: TokenBatch, loss: Loss) -> Metrics:
+        return super().train_step(batch, _Changed(loss, "requires", batch))
+
+
+class SkipsSilently(DTensorBackend):
+    def train_step(self, batch: TokenBatch, loss: Loss) -> Metrics:
+        return {**super().train_step(batch, loss), "skipped_updates": Sum(0.0)}
+
+
+class ForgetsOptimizer(DTensorBackend):
+    def load_checkpoint(self, path: Path) -> None:
+        super().load_checkpoint(path)
+        self._optimizer._adamw.state.clear()
+
+
+class Pickles(DTensorBackend):
+    def save_checkpoint(self, path: Path) -> None:
+        super().save_checkpoint(path)
+        torch.save({"steps": 1}, path / "extra.pt")
+
+
+class MovingReference(DTensorBackend):
+    """Keeps a reference and answers with the policy."""
+
+    def get_logprobs(self, batch: TokenBatch, weights: Any = "policy") -> Tensor:
+        return super().get_logprobs(batch, "policy" if self._has_reference else weights)
+
+
+class PolicyForReference(DTensorBackend):
+    """Has no reference and answers with the policy."""
+
+    def get_logprobs(self, batch: TokenBatch, weights: Any = "policy") -> Tensor:
+        return super().get_logprobs(batch, weights if self._has_reference else "policy")
+
+
+class TakesHeadsForTied(DTensorBackend):
+    """Exports the embedding, and never a head of its own."""
+
+    def export_weights(self) -> Iterator[Mapping[str, Tensor]]:
+        for bucket in super().export_weights():
+            yield {name: tensor for name, tensor in bucket.items() if name != "lm_head.weight"}
+
+
+class SavesNoTokenizer(DTensorBackend):
+    def save_pretrained(self, path: Path) -> None:
+        super().save_pretrained(path)
+        for file in path.glob("tokenizer*"):
+            file.unlink()
+
+
+class SavesFirstWeights(DTensorBackend):
+    """Writes the language model that it began with."""
+
+    def save_pretrained(self, path: Path) -> None:
+        from transformers import AutoModelForCausalLM
+
+        super().save_pretrained(path)
+        if self._head == "language_model":
+            AutoModelForCausalLM.from_pretrained(self._policy.model_name).save_pretrained(path)
+
+
+class ShutsDownOnce(DTensorBackend):
+    is_live = True
+
+    def shutdown(self) -> None:
+        assert self.is_live, "shut down twice"
+        self.is_live = False
+
+
+class TearsPairs(DTensorBackend):
+    def train_step(self, batch: TokenBatch, loss: Loss) -> Metrics:
+        return super().train_step(replace(batch, coupled=1), loss)
+
+
+class RenormalisesTopK(DTensorBackend):
+    def get_topk_logprobs(self, batch: TokenBatch, k: int) -> tuple[Tensor, Tensor]:
+        ids, logprobs = super().get_topk_logprobs(batch, k)
+        return ids, torch.where(batch.mask[:, None], torch.log_softmax(logprobs, 1), 0.0)
+
+
+class ScoresTokensAsCandidates(DTensorBackend):
+    """The candidates are scored one place too late."""
+
+    def train_step(self, batch: TokenBatch, loss: Loss) -> Metrics:
+        if "candidate_ids" in batch:
+            batch = batch.with_tokens(candidate_ids=batch["candidate_ids"].roll(1, 0))
+        return super().train_step(batch, loss)
+
+
+class ValuesAfter(DTensorBackend):
+    """Index t values the state after token t."""
+
+    def get_values(self, batch: TokenBatch) -> Tensor:
+        return super().get_values(batch).roll(-1)
+
+
+class ConstantCritic(DTensorBackend):
+    def train_step(self, batch: TokenBatch, loss: Loss) -> Metrics:
+        if self._head == "value":
+            batch = replace(batch, loss_weights=batch.loss_weights * 0)
+        return super().train_step(batch, loss)
+
+
+class AnswersWithAnyHead(DTensorBackend):
+    def _require_head(self, head: Any, what: str) -> None:
+        pass
+
+
+class GathersOnce(DTensorBackend):
+    """Gathers its weights once after training has begun, and hands these out ever after."""
+
+    has_moved = False
+    gathered: list[Mapping[str, Tensor]] | None = None
+
+    def train_step(self, batch: TokenBatch, loss: Loss) -> Metrics:
+        metrics = super().train_step(batch, loss)
+        self.has_moved |= not metrics["skipped_updates"].value
+        return metrics
+
+    def export_weights(self) -> Iterator[Mapping[str, Tensor]]:
+        if not self.has_moved:
+            yield from super().export_weights()
+            return
+        if self.gathered is None:
+            self.gathered = [{n: t.detach().clone() for n, t in b.items()} for b in super().export_weights()]
+        yield from self.gathered
+
+
+# In many: mistakes so plain that most of the kit sees them
+
+
+class Shifted(DTensorBackend):
+    """Log-probs stand one place too early: index t describes token t + 1."""
+
+    def get_logprobs(self, batch: TokenBatch, weights: Any = "policy") -> Tensor:
+        return super().get_logprobs(batch, weights).roll(-1)
+
+
+class SortsByLength(DTensorBackend):
+    """Results come back in the order of computation."""
+
+    def get_logprobs(self, batch: TokenBatch, weights: Any = "policy") -> Tensor:
+        order = sorted(range(len(batch)), key=lambda index: (int(batch.lengths[index]), int(batch.mask.sum())))
+        return super().get_logprobs(batch.select(order), weights)
+
+
+class PrefixesNames(DTensorBackend):
+    def export_weights(self) -> Iterator[Mapping[str, Tensor]]:
+        for bucket in super().export_weights():
+            yield {f"module.{name}": tensor for name, tensor in bucket.items()}
+
+
+class ExportsFirstWeights(DTensorBackend):
+    """What it exports is a copy from the beginning."""
+
+    first: list[Mapping[str, Tensor]] | None = None
+
+    def export_weights(self) -> Iterator[Mapping[str, Tensor]]:
+        if self.first is None:
+            self.first = [{name: t.clone() for name, t in bucket.items()} for bucket in super().export_weights()]
+        yield from self.first

@@ -1,0 +1,252 @@
+"""Which check each plugin of ``broken`` has to fail: one at least for every check of every kind, and no other check.
+
+``TOGETHER`` lists the mistakes so plain that several checks see them, with all that do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+EXAMPLES = [({"text": "1+1=", "answer": "2"}, "2", 1.0), ({"text": "1+1=", "answer": "2"}, "3", 0.0)]
+SMALL_BATCHES = {"batch_size": 4}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One broken plugin."""
+
+    kind: str
+    value: str
+    """Of its entry point, below the package ``broken``."""
+    fails: frozenset[str]
+    """Names of the checks."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return str(self.options.get("mistake") or self.value.partition(":")[2])
+
+    @property
+    def is_slow(self) -> bool:
+        return self.kind in ("training_backends", "algorithms")
+
+
+CONFIGS = {
+    "config_module_imports_nothing_heavy": "heavy:Heavy",
+    "summary_is_one_line": ("configs:NoSummary", "configs:LongSummary"),
+    "required_modules_say_how_to_install_them": ("configs:NeedsModulesOfUnknownOrigin", "configs:OneModuleAsText"),
+    "every_option_is_documented": (
+        "configs:UndocumentedOption",
+        "configs:UndocumentedClass",
+        "configs:UndocumentedPart",
+    ),
+    "unknown_option_is_refused": "configs:AcceptsAnything",
+    "config_is_frozen": "configs:CanBeChanged",
+    "config_pickles": "configs:HoldsALock",
+    "config_loads_again_from_its_dump": "configs:WritesWhatItCannotRead",
+    "json_schema_covers_every_option": "configs:WithoutSchema",
+}
+ENVIRONMENTS = {
+    "examples_get_their_reward": "WrongWayRound",
+    "any_response_gets_a_finite_score": ("FailsOnEmpty", "DividesByLength"),
+    "scores_are_repeatable": "Moody",
+    "threads_do_not_change_scores": "NotThreadSafe",
+    "episode_answers": "FallsSilent",
+    "close_twice_is_harmless": "ClosesOnce",
+}
+DATASETS = {
+    "rows_are_an_indexable_sequence": "endless",
+    "rows_have_a_usable_shape": "no prompt",
+    "rows_are_plain_data": "tuples",
+    "rows_are_the_same_every_time": "shuffles",
+    "validation_is_disjoint_from_training": "leaks",
+    "unknown_split_gives_no_rows": "any split",
+}
+LOGGERS = {
+    "metrics_are_written": "every fourth step",
+    "every_number_is_accepted": "integers",
+    "several_records_may_share_a_step": "one record per step",
+    "resumed_run_goes_on": "truncates",
+    "close_twice_is_harmless": "closes once",
+}
+TRANSPORTS = {
+    "what_is_published_is_fetched": "widens",
+    "the_version_before_stays_valid": "one place for all versions",
+    "a_payload_can_be_sent": "sends a function",
+}
+HOOKS = {
+    "it_answers_an_event": "hooks:NothingToCall",
+    "manager_accepts_it": ("hooks:UnknownEvent", "hooks:UnknownArgument"),
+    "essential_is_a_bool": "hooks:EssentialInWords",
+}
+COMMANDS = {
+    "it_is_a_command": "commands:by_hand",
+    "help_is_shown": "commands:help_fails",
+    "it_describes_itself": "commands:undescribed",
+    "wrong_option_is_refused": "commands:tolerant",
+    "import_is_silent": "loud:app",
+}
+ALGORITHMS = {
+    "unknown_option_is_refused": "configs:LenientAlgorithm",
+    "config_loads_again_from_its_dump": "configs:UnreadableAlgorithm",
+    "trainer_belongs_to_the_config": ("algorithms:BorrowedTrainer", "algorithms:OtherName"),
+    "small_run_finishes": "algorithms:Diverges",
+    "run_learns_something": "algorithms:OnlyLooks",
+    "killed_run_resumes_as_if_nothing_happened": "algorithms:Forgetful",
+    "same_seed_gives_the_same_run": "algorithms:FixedSeed",
+}
+TRAINING = {
+    "logprobs_equal_transformers": "ReturnsFloat64",
+    "temperature_divides_the_logits": "TrainsAtTemperatureOne",
+    "masked_and_first_tokens_score_zero": "ScoresFirstTokens",
+    "on_policy_ratio_is_one": "ScoresWithAnotherKernel",
+    "one_step_equals_transformers_and_adamw": ("ReportsMeanLoss", "ReportsNoLearningRate"),
+    "gradient_is_clipped_and_its_norm_reported": ("NeverClips", "ReportsClippedNorm"),
+    "microbatching_changes_nothing": "AveragesMicrobatches",
+    "order_of_sequences_is_irrelevant": "TrustsOrder",
+    "garbage_in_masked_fields_changes_nothing": "SpillsMaskedFields",
+    "batch_with_nothing_to_train_is_harmless": "RefusesEmptyShards",
+    "missing_loss_field_is_named": "IgnoresMissingFields",
+    "gradient_that_is_not_finite_skips_the_update": "SkipsSilently",
+    "continuing_from_a_checkpoint_changes_nothing": ("ForgetsOptimizer", "Pickles"),
+    "reference_stays_frozen": "MovingReference",
+    "reference_must_be_asked_for": "PolicyForReference",
+    "export_is_the_model": "TakesHeadsForTied",
+    "save_pretrained_loads_with_transformers": ("SavesNoTokenizer", "SavesFirstWeights"),
+    "shutdown_twice_is_harmless": "ShutsDownOnce",
+    "coupled_sequences_stay_together": "TearsPairs",
+    "likeliest_tokens_are_those_of_transformers": "RenormalisesTopK",
+    "candidates_are_scored_in_place_of_tokens": "ScoresTokensAsCandidates",
+    "values_are_those_of_the_saved_model": "ValuesAfter",
+    "values_can_be_learnt": "ConstantCritic",
+    "each_head_answers_for_itself": "AnswersWithAnyHead",
+    "generator_speaks_for_the_trained_policy": "GathersOnce",
+}
+GENERATION = {
+    "one_completion_per_seed": "RefusesEmptyCalls",
+    "logprobs_equal_transformers": "ForgetsTemperature",
+    "truncation_does_not_renormalise": "Renormalises",
+    "seeds_decide_the_tokens": "OneSeedForAll",
+    "rows_do_not_depend_on_their_batch": "PaddingChangesSeeds",
+    "greedy_takes_the_most_likely_token": "SeveralSeedsAreNeverGreedy",
+    "length_limits_are_honoured": "FullContextIsAnEnd",
+    "end_token_ends_a_response": "LongResponsesAreCut",
+    "stop_token_ids_end_a_response": "IgnoresStopTokens",
+    "stop_strings_end_a_response": "IgnoresStopStrings",
+    "requests_of_one_call_may_sample_differently": "OneMinPForAll",
+    "top_k_draws_from_the_k_most_likely": "TopKPlusOne",
+    "update_weights_takes_effect": "CountsUpdates",
+    "weights_in_process_are_shared": "CopiesWeights",
+    "bad_request_is_explained": "RaisesPlainErrors",
+    "shutdown_twice_is_harmless": "ShutsDownOnce",
+    "generator_speaks_for_the_trained_policy": "SeesNewTensorsOnly",
+}
+
+BASES = {
+    "environments": "environments:AnyEnvironment",
+    "datasets": "datasets:AnyDataset",
+    "loggers": "loggers:AnyLogger",
+    "weight_transports": "transports:AnyTransport",
+    "training_backends": "backends:BrokenTraining",
+    "generation_backends": "backends:BrokenGeneration",
+}
+"""Config classes whose option ``mistake`` says what is wrong; by default nothing is."""
+
+SOUND = (
+    *(Mutant(kind, value, frozenset()) for kind, value in BASES.items()),
+    Mutant("environments", "configs:Sound", frozenset()),
+    Mutant("hooks", "hooks:GoodHook", frozenset()),
+    Mutant("commands", "commands:good", frozenset()),
+    Mutant("algorithms", "algorithms:SoundSFT", frozenset(), SMALL_BATCHES),
+)
+"""What the mutants derive from: all checks pass, so what fails is the mistake."""
+
+
+def _by_value(kind: str, table: Mapping[str, str | tuple[str, ...]], **options: Any) -> Iterator[Mutant]:
+    for check, values in table.items():
+        for value in (values,) if isinstance(values, str) else values:
+            yield Mutant(kind, value, frozenset({check}), options)
+
+
+def _by_mistake(kind: str, table: Mapping[str, str | tuple[str, ...]]) -> Iterator[Mutant]:
+    for check, mistakes in table.items():
+        for mistake in (mistakes,) if isinstance(mistakes, str) else mistakes:
+            yield Mutant(kind, BASES[kind], frozenset({check}), {"mistake": mistake})
+
+
+ALONE = (
+    *_by_value("environments", CONFIGS),
+    Mutant("training_backends", "configs:TakesNoHead", frozenset({"build_takes_what_the_kernel_gives"})),
+    *_by_mistake("environments", ENVIRONMENTS),
+    *_by_mistake("datasets", DATASETS),
+    *_by_mistake("loggers", LOGGERS),
+    *_by_mistake("weight_transports", TRANSPORTS),
+    *_by_value("hooks", HOOKS),
+    *_by_value("commands", COMMANDS),
+    *_by_value("algorithms", ALGORITHMS, **SMALL_BATCHES),
+    *_by_mistake("training_backends", TRAINING),
+    *_by_mistake("generation_backends", GENERATION),
+)
+
+_COMPARING = {
+    "export_is_the_model",
+    "generator_speaks_for_the_trained_policy",
+    "one_step_equals_transformers_and_adamw",
+    "gradient_is_clipped_and_its_norm_reported",
+}
+_SCORING = {
+    "logprobs_equal_transformers",
+    "temperature_divides_the_logits",
+    "masked_and_first_tokens_score_zero",
+    "on_policy_ratio_is_one",
+    "export_is_the_model",
+    "save_pretrained_loads_with_transformers",
+    "generator_speaks_for_the_trained_policy",
+}
+TOGETHER = tuple(
+    Mutant(kind, BASES[kind], frozenset(fails), {"mistake": mistake})
+    for kind, mistake, fails in (
+        ("training_backends", "Shifted", _SCORING),
+        ("training_backends", "SortsByLength", {*_SCORING, "order_of_sequences_is_irrelevant"}),
+        ("training_backends", "PrefixesNames", _COMPARING),
+        (
+            "training_backends",
+            "ExportsFirstWeights",
+            {
+                *_COMPARING,
+                "coupled_sequences_stay_together",
+                "candidates_are_scored_in_place_of_tokens",
+                "microbatching_changes_nothing",
+                "order_of_sequences_is_irrelevant",
+                "garbage_in_masked_fields_changes_nothing",
+                "gradient_that_is_not_finite_skips_the_update",
+            },
+        ),
+        (
+            "generation_backends",
+            "DropsStopTokens",
+            {
+                "length_limits_are_honoured",
+                "end_token_ends_a_response",
+                "stop_token_ids_end_a_response",
+                "stop_strings_end_a_response",
+            },
+        ),
+        (
+            "generation_backends",
+            "OneTokenTooMany",
+            {"length_limits_are_honoured", "greedy_takes_the_most_likely_token"},
+        ),
+        (
+            "generation_backends",
+            "KeepsOldWeights",
+            {
+                "update_weights_takes_effect",
+                "generator_speaks_for_the_trained_policy",
+                "weights_in_process_are_shared",
+            },
+        ),
+    )
+)
