@@ -31,6 +31,7 @@ STANDARD = {
     ("algorithms", "rm", "nemorl-rm"),
     ("environments", "reward_model", "nemorl-rm"),
     ("commands", "config.migrate", "nemorl-compat"),
+    ("commands", "plugins.new", "nemorl-authoring"),
     ("commands", "quickstart", "nemorl-quickstart"),
     ("datasets", "arithmetic", "nemorl-math-env"),
     ("datasets", "file", "nemorl-datasets"),

@@ -1,0 +1,5 @@
+"""REINFORCE with a mean baseline for nemorl."""
+
+from nemorl_example.config import ExampleConfig
+
+__all__ = ["ExampleConfig"]

@@ -1,0 +1,5 @@
+"""An environment for nemorl."""
+
+from nemorl_example.config import ExampleConfig
+
+__all__ = ["ExampleConfig"]

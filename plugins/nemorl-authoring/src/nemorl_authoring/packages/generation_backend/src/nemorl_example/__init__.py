@@ -1,0 +1,5 @@
+"""A generation backend for nemorl."""
+
+from nemorl_example.config import ExampleConfig
+
+__all__ = ["ExampleConfig"]
