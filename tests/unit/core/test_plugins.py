@@ -2,77 +2,27 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from installed_plugins import GOOD, Install
 from nemorl.config.base import Config
 from nemorl.errors import PluginError, PluginNotFoundError
 from nemorl.plugins import Index, PluginPolicy, Registry, register, use_registry
 from nemorl.plugins.index import PREFIX
-from nemorl.plugins.policy import normalize
 from nemorl.plugins.kinds import EnvironmentConfig
+from nemorl.plugins.policy import normalize
 from nemorl.suggest import did_you_mean
 
-GOOD = """
-    from nemorl.plugins.kinds import EnvironmentConfig
-
-    class Env(EnvironmentConfig):
-        "A plugin of the tests."
-        summary = "made up"
-        strict: bool = False
-        "Whether to be strict."
-"""
 BAD_SYNTAX = "class Env(:\n"
-Install = Callable[..., None]
 
 
 class LocalEnv(EnvironmentConfig):
     """Defined in a test, registered by decorator."""
-
-
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty site-packages folder at the front of sys.path, forgotten afterwards."""
-    folder = tmp_path / "site"
-    folder.mkdir()
-    monkeypatch.syspath_prepend(str(folder))
-    before = set(sys.modules)
-    yield folder
-    for name in set(sys.modules) - before:
-        if name.startswith("acme"):
-            del sys.modules[name]
-
-
-@pytest.fixture
-def install(site: Path) -> Install:
-    def add(
-        distribution: str,
-        entries: dict[str, str],
-        *,
-        module: str | None = None,
-        code: str = GOOD,
-        group: str = "environments",
-        requires: tuple[str, ...] = (),
-        folder: Path = site,
-        version: str = "1.2",
-    ) -> None:
-        info = folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
-        info.mkdir(parents=True)
-        lines = ["Metadata-Version: 2.1", f"Name: {distribution}", f"Version: {version}"]
-        lines += [f"Requires-Dist: {requirement}" for requirement in requires]
-        (info / "METADATA").write_text("\n".join(lines) + "\n")
-        listed = "\n".join(f"{name} = {value}" for name, value in entries.items())
-        (info / "entry_points.txt").write_text(f"[{PREFIX}{group}]\n{listed}\n")
-        (folder / f"{module or distribution.replace('-', '_')}.py").write_text(dedent(code))
-        importlib.invalidate_caches()
-
-    return add
 
 
 def here(policy: PluginPolicy | None = None) -> Registry:

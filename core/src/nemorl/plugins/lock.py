@@ -28,7 +28,7 @@ from nemorl.plugins.kinds import (
     PluginConfig,
     TrainingBackendConfig,
 )
-from nemorl.plugins.source import module_folder
+from nemorl.plugins.source import module_place
 
 FILE = "plugins.lock.json"
 KIND_OF: Mapping[type, str] = {
@@ -62,7 +62,7 @@ def locked_plugins(config: RunConfig) -> list[LockedPlugin]:
         LockedPlugin(
             distribution,
             entries[0].version,
-            _hash_of(module_folder(entries[0])) if entries[0].point.dist is not None else "",
+            _hash_of(module_place(entries[0])) if entries[0].point.dist is not None else "",
             tuple(sorted({f"{entry.kind}:{entry.name}" for entry in entries})),
         )
         for distribution, entries in found.items()

@@ -58,64 +58,65 @@ def template_text(entry: PluginEntry) -> str:
         PluginError: there is no such file.
     """
     package, name = entry.point.module, entry.point.attr
-    spec = _located(entry)
-    for folder in spec.submodule_search_locations or ():
-        path = Path(folder) / name
+    for folder in locate(package, entry.search_path).folders if name else ():
+        path = folder / name
         if path.is_file():
             return path.read_text(encoding="utf-8")
     raise PluginError(f"package {package} of {entry.distribution} holds no file {name!r}", fix=_reinstall(entry))
 
 
-def module_folder(entry: PluginEntry) -> Path | None:
-    """The top-level package (or single file) that an entry's code is in; ``None`` where it cannot be found."""
-    spec = find_module(entry.point.module.partition(".")[0], entry.search_path)
-    if spec is None:
-        return None
-    locations = list(spec.submodule_search_locations or ())
-    place = locations[0] if locations else spec.origin
-    return Path(place) if place else None
+def module_place(entry: PluginEntry) -> Path | None:
+    """The top-level package folder, or single file, that an entry's code is in; ``None`` where it cannot be found."""
+    place = locate(entry.point.module.partition(".")[0], entry.search_path)
+    return place.folders[0] if place.folders else place.file
 
 
-def find_module(name: str, path: Sequence[str] | None = None) -> ModuleSpec | None:
+@dataclass(frozen=True)
+class Place:
+    """Where a module is. Neither file nor folders: nowhere."""
+
+    file: Path | None = None
+    """Its file, or a package's ``__init__.py``; a namespace package has none."""
+    folders: tuple[Path, ...] = ()
+    """Of a package: where its modules are."""
+
+
+def locate(module: str, path: Sequence[str] | None = None) -> Place:
     """Where import would find a module, in ``path`` or (unset) in this process. Imports no parent package."""
-    spec = None
-    for part in accumulate(name.split("."), "{}.{}".format):
-        if spec is not None:
-            if spec.submodule_search_locations is None:
-                return None  # a.b where a is a single file
-            path = list(spec.submodule_search_locations)
-        spec = _spec(part, path)
-        if spec is None:
-            return None
-    return spec
+    place = Place()
+    for name in accumulate(module.split("."), "{}.{}".format):
+        place = _locate_in(name, path)
+        path = [str(folder) for folder in place.folders]
+    return place
 
 
-def _spec(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
-    if path is not None:
-        return PathFinder.find_spec(name, path)
+def _locate_in(name: str, path: Sequence[str] | None) -> Place:
+    try:
+        spec = PathFinder.find_spec(name, path) if path is not None else _find_anywhere(name)
+    except KeyError:  # a namespace package in a package asks for its parent, which nobody has imported
+        folders = (Path(entry) / name.rpartition(".")[2] for entry in path or ())
+        return Place(None, tuple(folder for folder in folders if folder.is_dir()))
+    if spec is None:
+        return Place()
+    return Place(Path(spec.origin) if spec.origin else None, tuple(map(Path, spec.submodule_search_locations or ())))
+
+
+def _find_anywhere(name: str) -> ModuleSpec | None:
     # Editable installs may have a finder of their own.
     found = (finder.find_spec(name, None) for finder in sys.meta_path)
     return next((spec for spec in found if spec is not None), None)
 
 
-def _located(entry: PluginEntry) -> ModuleSpec:
-    module = entry.point.module
-    try:
-        spec = find_module(module, entry.search_path)
-    except (KeyError, ImportError, ValueError) as error:  # nested namespace packages need their parent imported
-        raise PluginError(f"module {module} cannot be located: {error}", fix=_reinstall(entry)) from error
-    if spec is None:
-        raise PluginError(f"there is no module {module}, which its entry point names", fix=_reinstall(entry))
-    return spec
-
-
 def _parsed(entry: PluginEntry) -> ast.Module | None:
     """The syntax tree of the entry's module; ``None`` where it is no Python source."""
-    origin = _located(entry).origin
-    if origin is None or not origin.endswith(".py"):
+    module = entry.point.module
+    place = locate(module, entry.search_path)
+    if place.file is None and not place.folders:
+        raise PluginError(f"there is no module {module}, which its entry point names", fix=_reinstall(entry))
+    if place.file is None or place.file.suffix != ".py":
         return None
     try:
-        return ast.parse(Path(origin).read_bytes())
+        return ast.parse(place.file.read_bytes())
     except (SyntaxError, ValueError) as error:
         where = f"line {error.lineno}: {error.msg}" if isinstance(error, SyntaxError) else str(error)
         message = f"{singular(entry.kind)} {entry.name!r}: {entry.point.module} is not valid Python ({where})"

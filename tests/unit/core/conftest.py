@@ -1,0 +1,32 @@
+"""Fixtures of the kernel's tests: plugins that are installed for the length of a test."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from installed_plugins import Install, write_distribution
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty site-packages folder at the front of sys.path, forgotten afterwards."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    before = set(sys.modules)
+    yield folder
+    for name in set(sys.modules) - before:
+        if name.startswith("acme"):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def install(site: Path) -> Install:
+    def add(distribution: str, entries: dict[str, str], *, folder: Path = site, **options: Any) -> None:
+        write_distribution(folder, distribution, entries, **options)
+
+    return add

@@ -1,0 +1,93 @@
+"""What is known of a plugin without running it: located as import would, parsed, never executed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from installed_plugins import GOOD, Install
+from nemorl.errors import PluginError
+from nemorl.plugins import Index, PluginEntry
+from nemorl.plugins.source import Place, locate, module_place, read_source, template_text
+
+EXPLODES = "raise RuntimeError('a module that must not run')\n"
+
+
+def entry(name: str, kind: str = "environments") -> PluginEntry:
+    return next(entry for entry in Index.installed().of_kind(kind) if entry.name == name)
+
+
+def test_a_summary_is_read_from_the_source_and_nothing_runs(install: Install) -> None:
+    install("acme-env", {"gym": "acme_env:Env"}, code=EXPLODES + "class Env:\n    summary: ClassVar[str] = 'a gym'\n")
+    facts = read_source(entry("gym"))
+    assert (facts.summary, facts.problem) == ("a gym", None)
+    assert "acme_env" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("code", "summary"),
+    [
+        ("class Env:\n    summary = 'plain'\n", "plain"),
+        ("class Env:\n    '''First line.\n\n    More.'''\n", "First line."),
+        ("def Env(run):\n    'A function.'\n", "A function."),
+        ("if True:\n    class Env:\n        summary = 'below an if'\n", "below an if"),
+        ("try:\n    import fast\nexcept ImportError:\n    class Env:\n        summary = 'fallback'\n", "fallback"),
+        ("from elsewhere import Env\n", ""),
+        ("Env = make()\n", ""),
+        ("from elsewhere import *\n", ""),
+        ("def __getattr__(name): ...\n", ""),
+    ],
+)
+def test_whatever_may_define_the_name_is_believed(install: Install, code: str, summary: str) -> None:
+    install("acme-env", {"gym": "acme_env:Env"}, code=code)
+    facts = read_source(entry("gym"))
+    assert (facts.summary, facts.problem) == (summary, None)
+
+
+@pytest.mark.parametrize(
+    ("value", "code", "message"),
+    [
+        ("acme_gone:Env", GOOD, "there is no module acme_gone"),
+        ("acme_env.inner:Env", GOOD, "there is no module acme_env.inner"),
+        ("acme_env:Environment", GOOD, "acme_env defines no 'Environment'"),
+        ("acme_env:Env", "x = 1\nclass Env(:\n", "not valid Python (line 2: "),
+        ("acme_env:Env", "class Env: ...\0", "not valid Python"),
+    ],
+)
+def test_what_can_only_fail_is_broken_before_anyone_asks(install: Install, value: str, code: str, message: str) -> None:
+    install("acme-env", {"gym": value}, code=code)
+    problem = read_source(entry("gym")).problem
+    assert problem is not None
+    assert (problem.state, problem.code, problem.plugin) == ("broken", "NRL106", "acme-env:gym")
+    assert message in problem.message
+    assert problem.fix == "reinstall or update acme-env, or tell its authors"
+
+
+def test_a_submodule_is_found_without_importing_its_package(site: Path) -> None:
+    (site / "acme_pkg").mkdir()
+    (site / "acme_pkg" / "__init__.py").write_text(EXPLODES)
+    (site / "acme_pkg" / "config.py").write_text("")
+    assert locate("acme_pkg.config") == Place(site / "acme_pkg" / "config.py")
+    assert locate("acme_pkg.config.deeper") == locate("acme_gone") == Place()
+    assert "acme_pkg" not in sys.modules
+
+
+def test_a_template_is_a_file_of_a_package_that_is_not_imported(install: Install, site: Path) -> None:
+    (site / "acme_pkg" / "templates").mkdir(parents=True)
+    (site / "acme_pkg" / "__init__.py").write_text(EXPLODES)
+    (site / "acme_pkg" / "templates" / "small.yaml").write_text("# A run for one GPU.\nalgorithm: grpo\n")
+    values = {"small": "acme_pkg.templates:small.yaml", "gone": "acme_pkg.templates:gone.yaml"}
+    install("acme-tpl", values, group="templates")
+    assert template_text(entry("small", "templates")) == "# A run for one GPU.\nalgorithm: grpo\n"
+    assert read_source(entry("small", "templates")).summary == "A run for one GPU."
+    with pytest.raises(PluginError, match=r"package acme_pkg.templates of acme-tpl holds no file 'gone.yaml'"):
+        template_text(entry("gone", "templates"))
+
+
+def test_the_folder_of_a_plugin_is_its_top_level_package(install: Install, site: Path) -> None:
+    install("acme-env", {"gym": "acme_env:Env"})
+    assert module_place(entry("gym")) == site / "acme_env.py"
+    math = module_place(entry("math"))
+    assert math is not None
+    assert (math / "config.py").is_file()
