@@ -88,6 +88,17 @@ COMMANDS = {
     "wrong_option_is_refused": "commands:tolerant",
     "import_is_silent": "loud:app",
 }
+TEMPLATES = {
+    "first_line_says_what_it_is": "templates:silent.yaml",
+    "it_is_a_valid_config": "templates:misspelt.yaml",
+    "it_can_be_launched": "templates:dataless.yaml",
+}
+REPORT_SECTIONS = {
+    "it_gives_a_section_or_nothing": "report_sections:gives_text",
+    "run_without_records_is_no_error": "report_sections:expects_rewards",
+    "records_are_left_as_they_are": "report_sections:takes_out",
+    "report_can_draw_it": ("report_sections:short_rows", "report_sections:curve_without_steps"),
+}
 ALGORITHMS = {
     "unknown_option_is_refused": "configs:LenientAlgorithm",
     "config_loads_again_from_its_dump": "configs:UnreadableAlgorithm",
@@ -159,6 +170,8 @@ SOUND = (
     Mutant("environments", "configs:Sound", frozenset()),
     Mutant("hooks", "hooks:GoodHook", frozenset()),
     Mutant("commands", "commands:good", frozenset()),
+    Mutant("templates", "templates:good.yaml", frozenset()),
+    Mutant("report_sections", "report_sections:good", frozenset()),
     Mutant("algorithms", "algorithms:SoundSFT", frozenset(), SMALL_BATCHES),
 )
 """What the mutants derive from: all checks pass, so what fails is the mistake."""
@@ -185,6 +198,8 @@ ALONE = (
     *_by_mistake("weight_transports", TRANSPORTS),
     *_by_value("hooks", HOOKS),
     *_by_value("commands", COMMANDS),
+    *_by_value("templates", TEMPLATES),
+    *_by_value("report_sections", REPORT_SECTIONS),
     *_by_value("algorithms", ALGORITHMS, **SMALL_BATCHES),
     *_by_mistake("training_backends", TRAINING),
     *_by_mistake("generation_backends", GENERATION),

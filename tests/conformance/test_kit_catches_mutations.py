@@ -79,7 +79,13 @@ def test_every_check_has_a_mutant_that_breaks_it_alone(kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "value"),
-    [("environments", "configs:Twin"), ("hooks", "hooks:TwinHook"), ("commands", "commands:twin")],
+    [
+        ("environments", "configs:Twin"),
+        ("hooks", "hooks:TwinHook"),
+        ("commands", "commands:twin"),
+        ("templates", "templates:good.yaml"),
+        ("report_sections", "report_sections:twin"),
+    ],
 )
 def test_entry_point_that_is_not_usable_fails_that_check_alone(
     kind: str, value: str, nemorl_registry: Registry

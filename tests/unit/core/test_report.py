@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from nemorl.observe import report_parts as parts
 from nemorl.observe.report import write_combined_report, write_report
+from nemorl.observe.report_sections import Curves, Section
 from nemorl.observe.run_data import RunData
+from nemorl.plugins import Registry
 
 ATTACK = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
@@ -193,3 +195,19 @@ def test_several_stages_share_one_page(tmp_path: Path) -> None:
 )
 def test_numbers_are_short(value: float | None, text: str) -> None:
     assert parts.number(value) == text
+
+
+def test_a_section_that_cannot_be_drawn_says_so_and_the_report_goes_on(
+    tmp_path: Path, nemorl_registry: Registry
+) -> None:
+    def listed(run: RunData) -> Section:
+        return Section("Rewards", [Curves("Reward", {"reward": [0.1, 0.2]})])  # type: ignore[dict-item]  # no steps
+
+    nemorl_registry.register("report_sections", "listed", listed)
+    folder = make_run(tmp_path / "run")
+    with (folder / "config.yaml").open("a") as file:
+        file.write("plugins: {report_sections: [listed]}\n")
+    page = write_report(folder).read_text()
+    assert "report section &#x27;Rewards&#x27; raised AttributeError" in page
+    assert "4 exactly" in page
+    assert list(embedded_data(page)) == ["s1"]

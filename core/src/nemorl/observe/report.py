@@ -20,6 +20,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from nemorl.config.run import PluginsConfig
+from nemorl.errors import NemorlError, boundary
 from nemorl.observe import report_parts as parts
 from nemorl.observe.report_sections import Curves, Section, Table, Text, sections_of
 from nemorl.observe.run_data import RunData
@@ -109,7 +110,7 @@ def _stage(key: str, name: str, run: RunData, data: dict[str, Any]) -> str:
                    f'<div class="split"><div>{parts.timing_bar(run)}</div><div data-timing="{key}"></div></div>')
         + samples
         + "".join(
-            _plugin_section(f"{key}-x{number}", section, data)
+            _drawn(f"{key}-x{number}", section, data)
             for number, section in enumerate(sections_of(run, _admitted(run)))
         )
         + _section(f"{key}-metrics", "All metrics", parts.metrics_table(run), folded=bool(name))
@@ -127,8 +128,21 @@ def _admitted(run: RunData) -> Registry:
         return restricted(PluginsConfig(allow=()).policy())  # an unreadable policy admits nobody
 
 
-def _plugin_section(key: str, section: Section, data: dict[str, Any]) -> str:
-    """A section of a plugin; its charts go to ``data``."""
+def _drawn(key: str, section: Section, data: dict[str, Any]) -> str:
+    """A section of a plugin, or why it cannot be drawn: a run must not fail over the looks of its report."""
+    charts: dict[str, Any] = {}
+    try:
+        with boundary(f"report section {section.title!r}"):
+            drawn = plugin_section(key, section, charts)
+            _embed(charts)
+    except NemorlError as error:
+        return _section(key, str(section.title), f"<p>{parts.esc(error)}</p>")
+    data.update(charts)
+    return drawn
+
+
+def plugin_section(key: str, section: Section, data: dict[str, Any]) -> str:
+    """The HTML of a section of a plugin; its charts go to ``data``. Raises what malformed blocks raise."""
     body = []
     for number, block in enumerate(section.blocks):
         match block:

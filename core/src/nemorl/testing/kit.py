@@ -41,8 +41,7 @@ _MODULES: Mapping[str, tuple[str, ...]] = {
     **{kind: ("entry_points", "every_config", kind) for kind in CONFIG_KINDS},
     "training_backends": ("entry_points", "every_config", "training_backends", "training_outputs", "pairs"),
     "generation_backends": ("entry_points", "every_config", "generation_backends", "pairs"),
-    "hooks": ("entry_points", "hooks"),
-    "commands": ("entry_points", "commands"),
+    **{kind: ("entry_points", kind) for kind in ("hooks", "commands", "templates", "report_sections")},
 }
 CHECKED_KINDS = tuple(_MODULES)
 """Kinds that have checks."""
@@ -87,6 +86,10 @@ class Settings:
     """Algorithms: scores responses. Unset: a deterministic score that varies with the text."""
     writes_files: bool = True
     """Loggers: whether something appears in the run directory."""
+    run_dir: Path | str | None = None
+    """Report sections: a run directory that the section has something to say about. Unset: made-up records."""
+    overrides: Sequence[str] = ()
+    """Templates: what its user fills in, e.g. ``["data.path=rows.jsonl"]``. A model is filled in where it has none."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import Any
 from nemorl.errors import NemorlError
 from nemorl.plugins import PluginEntry, registry
 from nemorl.plugins.index import requirement_on_kernel
-from nemorl.testing.kit import checks_for, run_checks
+from nemorl.testing.kit import CONFIG_KINDS, checks_for, run_checks
 
 HEAVY_KINDS = frozenset({"algorithms", "training_backends", "generation_backends"})
 """Kinds whose checks run models: one of theirs is enough to see that the plugin builds."""
@@ -32,21 +32,18 @@ def look(kind: str, name: str, *, full: bool) -> dict[str, Any]:
     answer: dict[str, Any] = {"problems": problems, "notes": notes, "passed": [], "skipped": {}, "import_s": None}
     try:
         entry = registry().index.find(kind, name)
-        answer["import_s"] = _load(entry, notes)
+        if kind != "templates":  # files
+            answer["import_s"] = _load(entry, notes)
     except NemorlError as error:
         problems.append({"what": error.message, "fix": error.fix or ""})
         return answer
     if entry.point.dist is not None and requirement_on_kernel(entry) is None:
         notes.append('states no requirement on nemorl-core: add e.g. "nemorl-core>=0.1.0,<0.2" to its dependencies')
-    stop = registry().diagnose(entry)
+    stop = registry().diagnose(entry) if kind in CONFIG_KINDS else None
     if stop is not None:
         problems.append({"what": stop.message, "fix": stop.fix})
         return answer
-    required = [
-        option
-        for option, field in getattr(registry().load(kind, name), "model_fields", {}).items()
-        if field.is_required() and kind != "algorithms"
-    ]
+    required = _required_options(entry)
     if required:
         notes.append(f"not built: it needs a value for {', '.join(required)}")
         return answer
@@ -55,6 +52,14 @@ def look(kind: str, name: str, *, full: bool) -> dict[str, Any]:
     fix = f"a defect of {entry.distribution}: update it, or tell its authors"
     problems += [{"what": broken.message, "fix": fix} for broken in report.failed.values()]
     return answer
+
+
+def _required_options(entry: PluginEntry) -> list[str]:
+    """Options without a default. The checks of algorithms give them values."""
+    if entry.kind not in CONFIG_KINDS or entry.kind == "algorithms":
+        return []
+    fields = registry().load(entry.kind, entry.id).model_fields
+    return [option for option, field in fields.items() if field.is_required()]
 
 
 def _load(entry: PluginEntry, notes: list[str]) -> float:

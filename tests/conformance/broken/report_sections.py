@@ -1,0 +1,52 @@
+"""Report sections with a mistake each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nemorl.observe.report_sections import Curves, Section, Table, Text
+from nemorl.observe.run_data import RunData
+
+REWARD = "train/reward"
+
+
+def good(run: RunData) -> Section | None:
+    """The rewards of the run."""
+    rewards = run.metrics.get(REWARD)
+    if not rewards:
+        return None
+    rows = [(str(step), reward) for step, reward in rewards.items()]
+    return Section("Rewards", [Text("By step."), Table(("step", "reward"), rows), Curves("Reward", {"": rewards})])
+
+
+def twin(run: RunData) -> Section | None:
+    """Installed under one name by two distributions."""
+    return good(run)
+
+
+def gives_text(run: RunData) -> Any:
+    """HTML of its own."""
+    return f"<p>{run.name}</p>"
+
+
+def expects_rewards(run: RunData) -> Section:
+    """Takes every run for one with rewards."""
+    return Section("Rewards", [Text(f"{max(run.metrics[REWARD].values())} at best")])
+
+
+def takes_out(run: RunData) -> Section | None:
+    """Nobody after it sees the first reward."""
+    section = good(run)
+    if section is not None:
+        run.metrics[REWARD].pop(1)
+    return section
+
+
+def short_rows(run: RunData) -> Section:
+    """Two columns, one cell."""
+    return Section("Rewards", [Table(("step", "reward"), [(str(step),) for step in run.metrics.get(REWARD, {})])])
+
+
+def curve_without_steps(run: RunData) -> Section:
+    """Values in a list."""
+    return Section("Rewards", [Curves("Reward", {"reward": list(run.metrics.get(REWARD, {}).values())})])  # type: ignore[dict-item]
