@@ -279,7 +279,7 @@ def test_plugins_check_builds_and_tries_a_plugin_in_another_process(nemorl: Comm
 
 def test_doctor_knows_the_machine(nemorl: Command) -> None:
     done = nemorl("doctor")
-    assert done.code == 0
+    assert done.code in (0, 1)  # 1 where this machine has a problem
     for fact in ("python", "gpus", "disk_free_gib", "torch", "plugins"):
         assert fact in done.out
 

