@@ -124,7 +124,7 @@ def distribution_named_by(name: str) -> str:
 
     path = Path(name).expanduser()
     try:
-        if path.is_dir():
+        if name and path.is_dir():
             return normalize(tomllib.loads((path / "pyproject.toml").read_text())["project"]["name"])
         if path.suffix == ".whl":
             return normalize(parse_wheel_filename(path.name)[0])
