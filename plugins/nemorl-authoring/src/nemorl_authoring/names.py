@@ -13,7 +13,7 @@ from nemorl.suggest import did_you_mean
 
 PACKAGES = Path(__file__).parent / "packages"
 COMMON = "common"
-MAX_CHARS = 40
+MAX_CHARS = 30
 """Longest name: with a longer one, lines of the package would have to be broken otherwise."""
 KERNEL = "core"
 """``nemorl-core`` is the kernel."""

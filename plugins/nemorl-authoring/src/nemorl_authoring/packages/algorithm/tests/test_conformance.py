@@ -10,9 +10,9 @@ from nemorl.testing import conformance
 from nemorl_example.loss import ExampleLoss
 from nemorl_example.trainer import centred
 
-test_conformance = conformance(
-    "algorithms", {"name": "example", "num_prompts_per_step": 4, "num_generations_per_prompt": 4}
-)
+SMALL = {"num_prompts_per_step": 4, "num_generations_per_prompt": 4}
+
+test_conformance = conformance("algorithms", {"name": "example", **SMALL})
 
 
 def test_credit_is_the_reward_minus_the_mean_of_its_prompt() -> None:
@@ -23,6 +23,7 @@ def test_credit_is_the_reward_minus_the_mean_of_its_prompt() -> None:
 def test_the_loss_weighs_log_probs_by_credit_and_skips_what_is_masked() -> None:
     batch = TokenBatch.from_sequences([[5, 6, 7], [5, 8]], [[False, True, True], [False, False]])
     batch = batch.with_tokens(advantages=torch.tensor([torch.nan, 2.0, -1.0, torch.nan, torch.nan]))
-    loss, _ = ExampleLoss()(torch.tensor([torch.nan, -0.5, -0.25, torch.nan, torch.nan]), batch)
+    logprobs = torch.tensor([torch.nan, -0.5, -0.25, torch.nan, torch.nan])
+    loss, _ = ExampleLoss()(logprobs, batch)
     # -(2 * -0.5 + -1 * -0.25) / 2 trained tokens = 0.375
     assert float(loss) == pytest.approx(0.375)

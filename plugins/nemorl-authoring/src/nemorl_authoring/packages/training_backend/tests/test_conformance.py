@@ -18,9 +18,9 @@ test_conformance = conformance("training_backends", "example")
 
 
 def test_what_it_cannot_do_is_refused(tiny_model: Path) -> None:
-    policy = PolicyConfig(model_name=str(tiny_model), backend=ExampleConfig(), precision="bfloat16")
+    policy = PolicyConfig(model_name=str(tiny_model), precision="bfloat16")
     with pytest.raises(BackendError, match="training in 2 processes, precision bfloat16"):
-        policy.backend.build(policy, WorkerContext(world_size=2), reference=False)
+        ExampleConfig().build(policy, WorkerContext(world_size=2), reference=False)
 
 
 def test_the_rate_rises_to_its_peak_and_falls_to_the_floor() -> None:

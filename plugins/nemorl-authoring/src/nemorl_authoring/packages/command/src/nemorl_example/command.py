@@ -1,4 +1,4 @@
-"""The command: ``nemorl example RUN_DIR``. nemorl imports this module when it is called, and not before."""
+"""``nemorl example RUN_DIR``. Imported when it is called, and not before."""
 
 from __future__ import annotations
 

@@ -120,5 +120,5 @@ def load_model(policy: PolicyConfig, worker: WorkerContext, *, with_weights: boo
     else:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(worker.seed)
-            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(name), dtype=dtype)  # type: ignore[no-untyped-call]
+            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(name), dtype=dtype)
     return model.to(worker.device).eval().requires_grad_(False)

@@ -1,4 +1,4 @@
-"""The hook. A run that lists it (``plugins: {hooks: [example]}``) makes one and calls its ``on_*`` methods."""
+"""The hook. A run that lists it in ``plugins.hooks`` makes one and calls its ``on_*`` methods."""
 
 from __future__ import annotations
 

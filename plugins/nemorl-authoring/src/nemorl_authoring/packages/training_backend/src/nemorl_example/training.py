@@ -125,7 +125,7 @@ def load_model(policy: PolicyConfig, worker: WorkerContext, attention: str) -> A
     if policy.init == "random":
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(worker.seed)
-            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(name), **options)  # type: ignore[no-untyped-call]
+            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(name), **options)
     else:
         model = AutoModelForCausalLM.from_pretrained(name, **options)
     return model.to(worker.device).eval()

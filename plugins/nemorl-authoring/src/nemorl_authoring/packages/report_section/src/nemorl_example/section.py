@@ -1,0 +1,35 @@
+"""The section: a function of what a run left behind. It returns plain data, which the report draws and escapes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from statistics import fmean
+from typing import Any
+
+from nemorl.observe.report_sections import Section, Table, Text
+from nemorl.observe.run_data import RunData
+
+SHOWN = 10
+"""Prompts in the table."""
+PROMPT_CHARS = 120
+
+
+def hardest_prompts(run: RunData) -> Section | None:
+    """The prompts with the lowest mean reward."""
+    rows = ranked(run.samples)
+    if not rows:
+        return None  # the run recorded no samples: the report leaves the section out
+    table = Table(["prompt", "responses", "mean reward"], [[p[:PROMPT_CHARS], n, mean] for p, n, mean in rows[:SHOWN]])
+    return Section("Hardest prompts", [Text(f"Of {len(rows)} prompts with recorded samples."), table])
+
+
+def ranked(samples: Iterable[Mapping[str, Any]]) -> list[tuple[str, int, float]]:
+    """(prompt, responses, mean reward), lowest first. Records of another shape are passed over: a file may be old."""
+    rewards: dict[str, list[float]] = defaultdict(list)
+    for sample in samples:
+        prompt, reward = sample.get("prompt"), sample.get("reward")
+        if isinstance(prompt, str) and isinstance(reward, int | float):
+            rewards[prompt].append(reward)
+    found = [(prompt, len(given), fmean(given)) for prompt, given in rewards.items()]
+    return sorted(found, key=lambda row: row[2])

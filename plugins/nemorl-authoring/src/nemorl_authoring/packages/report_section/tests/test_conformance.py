@@ -1,0 +1,27 @@
+"""The section is found, and says what it promises."""
+
+from __future__ import annotations
+
+from nemorl.observe.report_sections import Section, Table
+from nemorl.observe.run_data import RunData
+from nemorl.plugins import registry
+
+from nemorl_example.section import hardest_prompts
+
+
+def test_nemorl_finds_the_section() -> None:
+    assert registry().load("report_sections", "example") is hardest_prompts
+
+
+def test_the_prompt_with_the_lowest_mean_reward_comes_first() -> None:
+    scored = [("easy", 1.0), ("hard", 0.0), ("easy", 0.5), ("hard", 0.5)]
+    run = RunData("run", samples=tuple({"prompt": prompt, "reward": reward} for prompt, reward in scored))
+    section = hardest_prompts(run)
+    assert isinstance(section, Section)
+    table = section.blocks[-1]
+    assert isinstance(table, Table)
+    assert table.rows == [["hard", 2, 0.25], ["easy", 2, 0.75]]
+
+
+def test_a_run_without_samples_has_no_such_section() -> None:
+    assert hardest_prompts(RunData("run", samples=({"text": "of an older version"},))) is None

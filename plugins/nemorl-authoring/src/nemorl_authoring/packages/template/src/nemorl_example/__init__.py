@@ -1,0 +1,1 @@
+"""Config templates for nemorl."""

@@ -1,0 +1,1 @@
+"""The YAML files. nemorl reads them without importing anything."""

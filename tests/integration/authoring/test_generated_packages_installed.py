@@ -1,0 +1,164 @@
+"""What ``nemorl plugins new`` writes, as pip installs it: listed, its own tests pass, and real runs use it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from nemorl.observe.jsonl import read_jsonl
+from nemorl_authoring.names import Names, kinds
+from nemorl_authoring.writing import write_package
+
+pytestmark = pytest.mark.slow
+
+NAMES = {kind: Names.of(kind, f"own-{kind.replace('_', '-')}-1") for kind in kinds()}
+
+
+@dataclass(frozen=True)
+class World:
+    """An environment in which a package of every kind is installed."""
+
+    packages: Path
+    site: Path
+
+    def folder(self, kind: str) -> Path:
+        return self.packages / NAMES[kind].distribution
+
+    def run(self, *arguments: object, cwd: Path | None = None) -> str:
+        """A Python module as a command; its output."""
+        done = subprocess.run(
+            [sys.executable, "-m", *map(str, arguments)],
+            cwd=cwd or self.packages,
+            env={**os.environ, "PYTHONPATH": str(self.site), "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """The packages of all kinds, written and installed beside everything that is installed here."""
+    root = tmp_path_factory.mktemp("world")
+    found = World(root / "packages", root / "site")
+    for kind, names in NAMES.items():
+        write_package(names, found.folder(kind))
+    backend = found.folder("training_backend") / f"src/{NAMES['training_backend'].module}/config.py"
+    engine = found.folder("generation_backend") / f"src/{NAMES['generation_backend'].module}/config.py"
+    for file in (backend, engine):  # what the transport's README tells authors of backends to do
+        text = file.read_text()
+        assert text.count('("in_process",') == 1
+        file.write_text(text.replace('("in_process",', f'("in_process", "{NAMES["weight_transport"].entry}",'))
+    install = ["pip", "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--target", found.site]
+    found.run(*install, *map(found.folder, kinds()))
+    return found
+
+
+def test_every_package_is_listed_as_ok(world: World) -> None:
+    listed = json.loads(world.run("nemorl", "plugins", "list", "--json"))
+    ok = {(entry["kind"], entry["name"], entry["distribution"]) for entry in listed if entry["status"] == "ok"}
+    assert {(names.group, names.entry, names.distribution) for names in NAMES.values()} <= ok
+
+
+@pytest.mark.parametrize("kind", kinds())
+def test_the_tests_of_a_package_pass(kind: str, world: World) -> None:
+    shown = world.run("pytest", "-q", "-p", "no:cacheprovider", cwd=world.folder(kind))
+    assert " passed" in shown
+
+
+@pytest.fixture(scope="module")
+def mypy_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("mypy")
+
+
+@pytest.mark.parametrize("kind", kinds())
+def test_a_package_has_types_that_mypy_accepts(kind: str, world: World, mypy_cache: Path) -> None:
+    assert "no issues found" in world.run("mypy", "--cache-dir", mypy_cache, cwd=world.folder(kind))
+
+
+def train(world: World, tiny_model: Path, run_dir: Path, **changes: Any) -> Path:
+    """A short run of `nemorl train`; its directory."""
+    config: Mapping[str, Any] = {
+        "algorithm": "grpo",
+        "model": str(tiny_model),
+        "data": "arithmetic",
+        "environment": "exact_match",
+        "policy": {"init": "random", "max_sequence_tokens": 32, "optimizer": {"lr": 1e-3}},
+        "generation": {"max_new_tokens": 4},
+        "num_prompts_per_step": 2,
+        "num_generations_per_prompt": 4,
+        "max_steps": 2,
+        "cluster": {"gpus_per_node": 0},
+        "run_dir": str(run_dir),
+    }
+    file = run_dir.with_suffix(".yaml")
+    file.write_text(yaml.safe_dump(merged(config, changes)))
+    world.run("nemorl", "train", file)
+    rewards = [record for record in read_jsonl(run_dir / "metrics.jsonl") if "train/reward" in record]
+    assert len(rewards) == 2
+    return run_dir
+
+
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    both = {
+        key: merged(base[key], changes[key])
+        for key in base.keys() & changes.keys()
+        if isinstance(base[key], dict) and isinstance(changes[key], dict)
+    }
+    return {**base, **changes, **both}
+
+
+def test_a_run_of_the_generated_algorithm_environment_dataset_logger_hook_and_section(
+    world: World, tiny_model: Path, tmp_path: Path
+) -> None:
+    entry = {kind: names.entry for kind, names in NAMES.items()}
+    run_dir = train(
+        world,
+        tiny_model,
+        tmp_path / "run",
+        algorithm=entry["algorithm"],
+        data=entry["dataset"],
+        environment={"name": entry["environment"], "max_chars": 3},
+        loggers=[entry["logger"]],
+        plugins={"hooks": [entry["hook"]], "report_sections": [entry["report_section"]]},
+    )
+    with (run_dir / "metrics.csv").open(newline="") as file:
+        logged = {row["name"] for row in csv.DictReader(file)}
+    assert {"train/reward", "train/environment/too_long", "validation/accuracy"} <= logged
+    assert "Hardest prompts" in (run_dir / "report.html").read_text()
+    command = json.loads(
+        world.run("nemorl", entry["command"], run_dir, "--metric", "train/environment/too_long", "--json")
+    )
+    assert command["highest"] <= 1.0
+
+
+@pytest.mark.parametrize("transport", ["in_process", NAMES["weight_transport"].entry])
+def test_a_run_of_the_generated_backends(transport: str, world: World, tiny_model: Path, tmp_path: Path) -> None:
+    run_dir = train(
+        world,
+        tiny_model,
+        tmp_path / "run",
+        policy={"backend": NAMES["training_backend"].entry},
+        generation={"backend": NAMES["generation_backend"].entry},
+        cluster={"weight_transport": transport},
+    )
+    resolved = yaml.safe_load((run_dir / "config.yaml").read_text())
+    assert resolved["cluster"]["weight_transport"] == transport
+    assert (run_dir / "model/model.safetensors").is_file()
+
+
+def test_the_template_is_offered(world: World) -> None:
+    text = world.run("nemorl", "config", "templates", NAMES["template"].entry)
+    assert yaml.safe_load(text)["algorithm"] == "grpo"

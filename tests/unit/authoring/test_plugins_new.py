@@ -1,0 +1,138 @@
+"""``nemorl plugins new``: what it accepts, says and refuses."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+from nemorl.errors import UsageError
+from nemorl_authoring.command import app
+from nemorl_authoring.names import Names, kind_called, kinds
+from nemorl_authoring.writing import package_texts, write_package
+from typer.testing import CliRunner
+
+
+def test_kinds_may_be_plural_and_dashed() -> None:
+    assert kind_called("environment") == kind_called("environments") == "environment"
+    assert kind_called("training-backends") == kind_called("Training_Backend") == "training_backend"
+    assert kind_called("report-section") == "report_section"
+
+
+def test_there_is_a_package_for_every_kind_of_plugin() -> None:
+    from nemorl.plugins import KINDS
+
+    assert {f"{kind}s" for kind in kinds()} == set(KINDS)
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("enviroment", "environment"), ("algoritms", "algorithm")])
+def test_a_misspelt_kind_is_guessed(typed: str, meant: str) -> None:
+    with pytest.raises(UsageError, match=f"Did you mean '{meant}'"):
+        kind_called(typed)
+
+
+def test_a_kind_far_from_any_gets_the_list() -> None:
+    with pytest.raises(UsageError, match="use one of algorithm, command, dataset"):
+        kind_called("xyz")
+
+
+def test_one_name_takes_every_form() -> None:
+    names = Names.of("algorithm", "raft-2b_fast")
+    assert (names.distribution, names.module) == ("nemorl-raft-2b-fast", "nemorl_raft_2b_fast")
+    assert (names.stem, names.entry, names.group) == ("Raft2bFast", "raft_2b_fast", "algorithms")
+    assert Names.of("algorithm", "nemorl-raft-2b_fast") == names
+    assert Names.of("command", "raft-2b").entry == "raft-2b"
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("2fast", "cannot be a plugin's name.*\n.*e.g. fast"),
+        ("MyEnv", "cannot be a plugin's name.*\n.*e.g. my-env"),
+        ("a.b", "cannot be a plugin's name.*\n.*e.g. a-b"),
+        ("a--b", "cannot be a plugin's name.*\n.*e.g. a-b"),
+        ("ünicode", "cannot be a plugin's name"),
+        ("", "cannot be a plugin's name.*\n.*e.g. my-plugin"),
+        ("class", "keyword of Python.*\n.*my-class"),
+        ("core", "kernel"),
+        ("x" * 31, "has 31 characters"),
+    ],
+)
+def test_a_bad_name_is_refused_with_a_better_one(name: str, problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        Names.of("environment", name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "hidden"),
+    [("algorithm", "run", "RunConfig"), ("algorithm", "base", "BaseTrainer"), ("dataset", "dataset", "DatasetConfig")],
+)
+def test_a_name_whose_classes_would_hide_nemorls_own_is_refused(kind: str, name: str, hidden: str) -> None:
+    with pytest.raises(UsageError, match=hidden):
+        package_texts(Names.of(kind, name))
+
+
+def test_an_existing_folder_is_never_touched(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("keep")
+    with pytest.raises(UsageError, match="exists already"):
+        write_package(Names.of("hook", "quiet"), folder)
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+
+
+def test_nothing_is_written_when_the_author_is_not_understood(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"Ada Lovelace <ada@engine\.org>"):
+        write_package(Names.of("hook", "quiet"), tmp_path / "mine", author="<not an address>")
+    assert not (tmp_path / "mine").exists()
+
+
+@pytest.mark.parametrize(
+    ("author", "fields"),
+    [
+        ("Ada Lovelace <ada@engine.org>", {"name": "Ada Lovelace", "email": "ada@engine.org"}),
+        ('Zoë "Z" \\ O\'Neil', {"name": 'Zoë "Z" \\ O\'Neil'}),
+    ],
+)
+def test_the_author_is_in_the_project_file(author: str, fields: dict[str, str]) -> None:
+    texts = package_texts(Names.of("hook", "quiet"), author)
+    assert tomllib.loads(texts["pyproject.toml"])["project"]["authors"] == [fields]
+
+
+def test_a_taken_name_is_a_warning_that_says_what_follows(tmp_path: Path) -> None:
+    taken = write_package(Names.of("environment", "exact-match"), tmp_path / "environment").warnings
+    assert len(taken) == 1
+    assert "plugins.prefer: {environments.exact_match: nemorl-exact-match}" in taken[0]
+    replaced = write_package(Names.of("hook", "grpo"), tmp_path / "hook").warnings
+    assert len(replaced) == 1
+    assert "nemorl-grpo is installed: pip would replace it" in replaced[0]
+    assert not write_package(Names.of("hook", "quiet"), tmp_path / "free").warnings
+
+
+def test_the_command_writes_beside_and_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["environments", "word-count"])
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "nemorl-word-count/src/nemorl_word_count/environment.py").is_file()
+    assert done.output.splitlines()[-3:] == [
+        '  pip install -e "nemorl-word-count[dev]"',
+        "  nemorl plugins check nemorl-word-count:word_count",
+        "  pytest nemorl-word-count",
+    ]
+
+
+def test_the_command_answers_as_json(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["command", "look", "--folder", str(tmp_path / "here"), "--json"])
+    found = json.loads(done.stdout)
+    assert (found["kind"], found["name"], found["distribution"]) == ("commands", "look", "nemorl-look")
+    written = {path.relative_to(tmp_path / "here").as_posix() for path in (tmp_path / "here").rglob("*")}
+    assert set(found["files"]) <= written
+    assert {"LICENSE", "pyproject.toml"} & set(found["files"]) == {"pyproject.toml"}  # a licence is the author's choice
+    assert len(found["next"]) == 3
+
+
+def test_help_shows_the_kinds_and_examples() -> None:
+    shown = CliRunner().invoke(app, ["--help"]).output
+    assert "nemorl plugins new environment word-count" in shown
+    assert all(kind in shown for kind in kinds())
