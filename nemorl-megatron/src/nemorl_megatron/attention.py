@@ -2,8 +2,8 @@
 
 # S = tokens of a row, B = rows, n = query heads of this rank, g = key-value heads of this rank, D = head size
 
-Layout ``sbhd``: rows of one sequence each, padded at the end. Attention is causal, so real tokens never see padding, and
-what padding computes is not read: no mask is needed. Heads divide over tensor-parallel ranks before they arrive here.
+Layout ``sbhd``: rows of one sequence each, padded at the end. Attention is causal, so real tokens never see padding,
+and what padding computes is not read: no mask is needed. Heads have been divided over tensor-parallel ranks before.
 """
 
 from __future__ import annotations

@@ -78,8 +78,9 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
         """Rows to hidden states.
 
         Args:
-            token_ids: [B, S] padded at the end; with sequence parallelism S is a multiple of the tensor-parallel size.
-                Stages but the first read what ``set_input_tensor`` gave them instead.
+            token_ids: [B, S] padded at the end; with sequence parallelism S is a multiple of the tensor-parallel size,
+                with virtual pipeline stages every microbatch has the same shape. Stages but the first read what
+                ``set_input_tensor`` gave them instead.
 
         Returns:
             [S, B, H], of the last stage after its final norm, for ``head.OutputHead``; [S / tensor, B, H] with sequence
@@ -167,8 +168,11 @@ def transformer_config(
         "expert_model_parallel_size": sizes.expert,
         "expert_tensor_parallel_size": sizes.expert_tensor,
         "sequence_parallel": sizes.sequence_parallel,
-        # Microbatches hold rows of different lengths; mixtures then have to exchange tokens in this way.
-        "variable_seq_lengths": True,
+        # Stages tell each other the shape of each microbatch. Parts of stages do not: their messages cross, and those
+        # between two stages would be mistaken for one another.
+        "variable_seq_lengths": sizes.virtual_pipeline is None,
+        "batch_p2p_comm": sizes.virtual_pipeline is None,
+        "overlap_p2p_comm": sizes.virtual_pipeline is not None,
         "moe_token_dispatcher_type": "alltoall",
         "bias_activation_fusion": False,
         "bias_dropout_fusion": False,
@@ -242,7 +246,11 @@ def _scale(factor: float, _module: Any, _args: Any, embeddings: Tensor) -> Tenso
 
 
 def _mark_parts(model: GPTModel) -> None:
-    """Say of each divided weight that it is, for gradient norms. megatron-core does when it draws weights itself."""
+    """What the optimizer asks of each weight of a parallel layer: whether it is divided, and among which ranks copied.
+
+    megatron-core marks divided weights only where it draws them itself, and experts as such only where
+    ``expert_parallel_size`` exceeds 1; but under tensor parallelism whole experts have other copies than other layers.
+    """
     for module in model.modules():
         match module:
             case VocabParallelEmbedding() | ColumnParallelLinear():
@@ -251,5 +259,8 @@ def _mark_parts(model: GPTModel) -> None:
                 axis = 1
             case _:
                 continue
-        if module.weight is not None:  # an output layer may use the embedding's
-            set_tensor_model_parallel_attributes(module.weight, True, axis, 1)
+        if module.weight is None:  # an output layer that uses the embedding's
+            continue
+        set_tensor_model_parallel_attributes(module.weight, True, axis, 1)
+        if not isinstance(module, VocabParallelEmbedding):
+            module.weight.allreduce = not module.is_expert
