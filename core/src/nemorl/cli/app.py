@@ -14,6 +14,7 @@ from nemorl.cli import configs, evals, plugin_installs, plugins, runs
 from nemorl.cli.doctor import doctor
 from nemorl.errors import NemorlError
 from nemorl.plugins import PluginEntry, registry
+from nemorl.plugins.owner import described
 
 USER_ERROR = 2
 
@@ -58,7 +59,7 @@ def _add_plugin_commands() -> None:
     for entry in registry().index.of_kind("commands"):
         if entry.diagnostics:
             continue
-        summary = entry.point.dist.metadata["Summary"] if entry.point.dist is not None else f"from {entry.distribution}"
+        summary = described(entry.point.dist).summary if entry.point.dist is not None else f"from {entry.distribution}"
         group, _, name = entry.name.rpartition(".")
         GROUPS.get(group, app).command(
             name if group in GROUPS else entry.name,

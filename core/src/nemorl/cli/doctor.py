@@ -15,8 +15,6 @@ from rich.console import Console as RichConsole
 from rich.table import Table
 
 from nemorl.cli.runs import AsJson, Overrides
-from nemorl.config import RunConfig
-from nemorl.config.load import apply_overrides, validate
 from nemorl.errors import UsageError
 from nemorl.observe.console import Console
 
@@ -77,6 +75,9 @@ def _describe_machine(as_json: bool) -> None:
 
 
 def _compare_engines(model: str, changes: list[str], as_json: bool) -> None:
+    from nemorl.config.load import apply_overrides, validate
+    from nemorl.config.run import RunConfig
+
     data: dict[str, Any] = {"model": model, "generation": {"max_new_tokens": AUDIT_NEW_TOKENS}}
     config = validate(RunConfig, apply_overrides(data, changes, "doctor"), source="doctor")
     from nemorl.mismatch import likely_causes, measure_mismatch

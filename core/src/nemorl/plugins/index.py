@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import metadata
 from typing import TYPE_CHECKING
 
 from nemorl.errors import PluginError, PluginNotFoundError
 from nemorl.plugins.diagnosis import Diagnostic
+from nemorl.plugins.owner import described, owner_of
 from nemorl.plugins.policy import PluginPolicy, machine_policy, normalize
 from nemorl.plugins.venvs import IsolatedPoint, PluginVenv, plugin_venvs
 from nemorl.suggest import did_you_mean
@@ -87,6 +88,13 @@ STANDARD_PLUGINS: Mapping[str, str] = {
     "commands:plugins.new": "nemorl-authoring",
 }
 """Which distribution provides a well-known name: used in install hints only, never to load anything."""
+
+OWN_COMMANDS = frozenset(
+    {"train", "eval", "generate", "report", "doctor", "plugins", "config"}
+    | {f"plugins.{name}" for name in ("list", "show", "check", "install", "uninstall")}
+    | {f"config.{name}" for name in ("validate", "show", "schema", "templates")}
+)
+"""Commands of the kernel's own command line, which no plugin may take the place of."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _REQUIREMENT = re.compile(r"nemorl[-_.]core(?P<rest>.*)", re.IGNORECASE)
@@ -162,8 +170,9 @@ class Index:
     def entries(self) -> tuple[PluginEntry, ...]:
         found: dict[tuple[str, str, str], PluginEntry] = {}
         for point in self._points:
-            distribution, version = _owner(point)
+            distribution, version, damage = owner_of(point)
             entry = PluginEntry(point.group.removeprefix(PREFIX), point.name, distribution, version, point.value, point)
+            entry = entry if damage is None else entry.stopped_by(_unreadable(entry, damage))
             # The same distribution twice on sys.path: the first one wins, as it does for import.
             found.setdefault((entry.kind, entry.name, normalize(distribution)), entry)
         everyone = sorted(found.values(), key=lambda entry: (entry.kind, entry.name, entry.id))
@@ -187,7 +196,8 @@ class Index:
             return usable[0]
         if matches:
             diagnostic = matches[0].diagnostics[0]
-            raise PluginError(f"{singular(kind)} {name!r}: {diagnostic.message}", fix=diagnostic.fix)
+            what = f"{singular(kind)} {name!r} from {matches[0].distribution}"
+            raise PluginError(f"{what}: {diagnostic.message}", fix=diagnostic.fix)
         raise self._not_found(kind, name, entries)
 
     def _not_found(self, kind: str, name: str, entries: Sequence[PluginEntry]) -> PluginNotFoundError:
@@ -200,6 +210,8 @@ class Index:
         return PluginNotFoundError(f"no {singular(kind)} named {name!r} is installed (installed: {installed})", fix=fix)
 
     def _diagnose(self, entry: PluginEntry, everyone: Sequence[PluginEntry]) -> PluginEntry:
+        if entry.diagnostics:
+            return entry
         if entry.kind not in KINDS:
             return entry.stopped_by(
                 Diagnostic(
@@ -218,6 +230,16 @@ class Index:
                     entry.id,
                     f"{entry.name!r} is not a usable plugin name",
                     "use letters, digits, '-', '_' and '.', starting with a letter or digit",
+                )
+            )
+        if entry.kind == "commands" and entry.name in OWN_COMMANDS:
+            return entry.stopped_by(
+                Diagnostic(
+                    "taken",
+                    "NRL114",
+                    entry.id,
+                    f"`nemorl {entry.name.replace('.', ' ')}` is nemorl's own command",
+                    "rename the entry point",
                 )
             )
         refusal = self._refusal(entry)
@@ -275,30 +297,35 @@ class Index:
         )
 
 
-def _owner(point: metadata.EntryPoint) -> tuple[str, str]:
-    dist = point.dist
-    return (dist.name, dist.version) if dist is not None else (f"registered in {point.value.partition(':')[0]}", "0")
+def _unreadable(entry: PluginEntry, damage: str) -> Diagnostic:
+    fix = f"reinstall {entry.distribution}, or remove its .dist-info folder"
+    return Diagnostic("unreadable", "NRL113", entry.id, f"{entry.distribution} is damaged: {damage}", fix)
 
 
 def requirement_on_kernel(entry: PluginEntry) -> Requirement | None:
     """What an entry's distribution requires of nemorl-core; ``None`` where it says nothing that applies here."""
-    dist = entry.point.dist
-    for text in (dist.requires or ()) if dist is not None else ():
-        if _REQUIREMENT.match(text) is not None:
-            # packaging costs 15 ms to import: only when a plugin states a requirement on the kernel.
-            from packaging.requirements import Requirement
+    texts = described(entry.point.dist).requires if entry.point.dist is not None else ()
+    found = (_applicable(text) for text in texts if _REQUIREMENT.match(text))
+    return next((requirement for requirement in found if requirement is not None), None)
 
-            requirement = Requirement(text)
-            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-                return requirement
-    return None
+
+@cache
+def _applicable(text: str) -> Requirement | None:
+    """A requirement, if its marker admits this interpreter and no extra."""
+    from packaging.requirements import Requirement  # 15 ms: only where a plugin states a requirement on the kernel
+
+    requirement = Requirement(text)
+    return requirement if requirement.marker is None or requirement.marker.evaluate({"extra": ""}) else None
 
 
 def _incompatibility(entry: PluginEntry) -> Diagnostic | None:
     """The plugin's own requirement on nemorl-core, against the installed version."""
     from nemorl import __version__
 
-    requirement = requirement_on_kernel(entry)
+    try:
+        requirement = requirement_on_kernel(entry)
+    except ValueError as error:
+        return _unreadable(entry, f"it states a requirement that cannot be read ({' '.join(str(error).split())})")
     if requirement is None or requirement.specifier.contains(__version__, prereleases=True):
         return None
     return Diagnostic(

@@ -10,6 +10,7 @@ import ast
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from itertools import accumulate
 from pathlib import Path
@@ -17,6 +18,7 @@ from pathlib import Path
 from nemorl.errors import PluginError
 from nemorl.plugins.diagnosis import Diagnostic
 from nemorl.plugins.index import PluginEntry, singular
+from nemorl.plugins.owner import described
 
 DYNAMIC = "__getattr__"
 """A module that defines it may offer any name."""
@@ -33,6 +35,8 @@ class SourceFacts:
 
 def read_source(entry: PluginEntry) -> SourceFacts:
     """Summary and certain failures of one entry. Imports nothing."""
+    if entry.status == "unreadable":
+        return SourceFacts()
     fallback = _distribution_summary(entry)
     try:
         if entry.kind == "templates":
@@ -61,8 +65,15 @@ def template_text(entry: PluginEntry) -> str:
     for folder in locate(package, entry.search_path).folders if name else ():
         path = folder / name
         if path.is_file():
-            return path.read_text(encoding="utf-8")
+            return _text(path, entry)
     raise PluginError(f"package {package} of {entry.distribution} holds no file {name!r}", fix=_reinstall(entry))
+
+
+def _text(path: Path, entry: PluginEntry) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise PluginError(f"{path} is no UTF-8 text: {error}", fix=_reinstall(entry)) from error
 
 
 def module_place(entry: PluginEntry) -> Path | None:
@@ -116,11 +127,17 @@ def _parsed(entry: PluginEntry) -> ast.Module | None:
     if place.file is None or place.file.suffix != ".py":
         return None
     try:
-        return ast.parse(place.file.read_bytes())
-    except (SyntaxError, ValueError) as error:
-        where = f"line {error.lineno}: {error.msg}" if isinstance(error, SyntaxError) else str(error)
+        return _tree(place.file, place.file.stat().st_mtime_ns)
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:  # the last two: nested too deeply
+        where = f"line {error.lineno}: {error.msg}" if isinstance(error, SyntaxError) else repr(error)
         message = f"{singular(entry.kind)} {entry.name!r}: {entry.point.module} is not valid Python ({where})"
         raise PluginError(message, fix=_reinstall(entry)) from error
+
+
+@cache
+def _tree(file: Path, _modified_ns: int) -> ast.Module:
+    """A parsed file: a package often offers several parts from one."""
+    return ast.parse(file.read_bytes())
 
 
 def _bound_names(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
@@ -162,7 +179,7 @@ def _leading_comment(text: str) -> str:
 
 
 def _distribution_summary(entry: PluginEntry) -> str:
-    return (entry.point.dist.metadata["Summary"] or "") if entry.point.dist is not None else ""
+    return described(entry.point.dist).summary if entry.point.dist is not None else ""
 
 
 def _reinstall(entry: PluginEntry) -> str:
