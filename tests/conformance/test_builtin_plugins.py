@@ -85,6 +85,16 @@ test_quickstart = conformance("commands", "quickstart")
 test_migrate = conformance("commands", "config.migrate")
 test_plugins_new = conformance("commands", "plugins.new")
 
+OWN_ROWS = ("data=arithmetic", "cluster.gpus_per_node=0")
+"""In place of files and devices that the user of a template has."""
+test_grpo_template = conformance("templates", "grpo", overrides=OWN_ROWS)
+test_dapo_template = conformance("templates", "dapo_two_rewards", overrides=OWN_ROWS)
+test_ppo_template = conformance("templates", "ppo", overrides=OWN_ROWS)
+test_distillation_template = conformance("templates", "distillation", overrides=OWN_ROWS)
+test_sft_template = conformance("templates", "sft", overrides=("data=word_problems",))
+test_dpo_template = conformance("templates", "dpo", overrides=("data.path=examples/preferences.jsonl",))
+test_rm_template = conformance("templates", "rm", overrides=("data.path=examples/preferences.jsonl",))
+
 
 @pytest.mark.gpu
 class TestOnGPU:

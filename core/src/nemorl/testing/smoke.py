@@ -20,8 +20,8 @@ from nemorl.plugins import PluginEntry, registry
 from nemorl.plugins.index import requirement_on_kernel
 from nemorl.testing.kit import CONFIG_KINDS, checks_for, run_checks
 
-HEAVY_KINDS = frozenset({"algorithms", "training_backends", "generation_backends"})
-"""Kinds whose checks run models: one of theirs is enough to see that the plugin builds."""
+ONE_CHECK_KINDS = frozenset({"algorithms", "training_backends", "generation_backends", "templates"})
+"""Kinds whose checks run models, or need files of their user: the first of theirs shows that the plugin works."""
 PRINTED_CHARACTERS = 200
 
 
@@ -80,7 +80,7 @@ def _chosen(kind: str, *, full: bool) -> list[str]:
         return [check.name for check in checks]
     own = [check for check in checks if check.function.__module__.rpartition(".")[2] == kind and not check.is_slow]
     general = [check for check in checks if check not in own and not check.is_slow]
-    if kind not in HEAVY_KINDS:
+    if kind not in ONE_CHECK_KINDS:
         return [check.name for check in (*general, *own)]
     static = [check for check in general if check.function.__module__.endswith(("every_config", "entry_points"))]
     return [check.name for check in (*static, *own[:1])]
