@@ -145,6 +145,8 @@ MODELS_AND_PLUGINS = [
     ("blocked environment", {"plugins": {"block": ["nemorl-math-env"]}}, "environment", "not allowed", "plugins.block"),
     ("blocked algorithm", {"plugins": {"block": ["nemorl_grpo"]}}, "algorithm", "nemorl-grpo is not", "plugins.block"),
     ("default not allowed", {"plugins": {"allow": ["nemorl-grpo"]}}, "policy.backend", "not allowed", "plugins.allow"),
+    ("blocked, misspelt", {"plugins": {"block": ["nemorl-gpro"]}}, "plugins.block.0", "no distribution", "nemorl-grpo"),
+    ("allowed, misspelt", {"plugins": {"allow": ["nemorl_sfft"]}}, "plugins.allow.0", "no distribution", "nemorl-sft"),
     ("library missing", {"loggers": ["absent"]}, "loggers.0", "needs no_such_library", "pip install acme[absent]"),
     ("no common transport", {"generation": {"backend": "remote"}}, "generation.backend", "accepts pigeon", "another"),
     (

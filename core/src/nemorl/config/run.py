@@ -25,7 +25,8 @@ from nemorl.plugins.kinds import (
     EnvironmentConfig,
     LoggerConfig,
 )
-from nemorl.plugins.policy import PluginPolicy
+from nemorl.plugins.policy import PluginPolicy, normalize
+from nemorl.suggest import did_you_mean
 from nemorl.weights import choose_transport
 
 if TYPE_CHECKING:
@@ -99,6 +100,10 @@ class CheckpointConfig(Config):
     """Write the final policy as a Hugging Face folder ``model/`` in the run directory."""
 
 
+TYPO_LIKENESS = 0.85
+"""How alike two names of distributions are when one is taken for a slip of the other."""
+
+
 class PluginsConfig(Config):
     """Which installed plugins this run may use. Not a sandbox: what is allowed runs with your rights."""
 
@@ -115,6 +120,16 @@ class PluginsConfig(Config):
 
     def policy(self) -> PluginPolicy:
         return PluginPolicy(self.allow, self.block, self.prefer)
+
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        installed = {normalize(entry.distribution) for entry in registry().index.entries}
+        for key in ("allow", "block"):
+            for position, name in enumerate(getattr(self, key) or ()):
+                # A list may name what is not installed here; one letter off, it would silently not do its work.
+                guess = did_you_mean(normalize(name), installed, likeness=TYPO_LIKENESS)
+                if normalize(name) not in installed and guess:
+                    yield Problem(f"{key}.{position}", f"no distribution {name!r} is installed", guess)
 
 
 class RunConfig(Config):
