@@ -284,6 +284,55 @@ def test_doctor_knows_the_machine(nemorl: Command) -> None:
         assert fact in done.out
 
 
+def test_config_diff_shows_what_differs_once_defaults_are_filled_in(
+    nemorl: Command, config: Path, tmp_path: Path
+) -> None:
+    assert nemorl("config", "diff", config, config).out == "no difference\n"
+    other = tmp_path / "other.yaml"
+    other.write_text(config.read_text() + "kl_penalty: 0.5\nseed: 42\n")  # 42 is the default seed
+    done = nemorl("config", "diff", config, other, "--json")
+    assert (done.code, done.json) == (1, [{"path": "kl_penalty", "one": 0.01, "other": 0.5}])
+
+
+def test_config_docs_explains_a_section_and_guesses_a_misspelt_one(nemorl: Command) -> None:
+    options = {option["name"]: option for option in nemorl("config", "docs", "policy.optimizer", "--json").json}
+    assert options["lr"]["default"] == 1e-6
+    assert options["lr"]["description"].startswith("Peak learning rate.")
+    wrong = nemorl("config", "docs", "policy.optimzer")
+    assert wrong.code == 2
+    assert "Did you mean 'policy.optimizer'?" in wrong.err
+
+
+def test_runs_lists_runs_newest_first(nemorl: Command, tmp_path: Path) -> None:
+    for name, time, reward in (("old", 100.0, 0.25), ("new", 200.0, 0.5)):
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        (folder / "config.yaml").write_text("algorithm: grpo\nmodel: tiny\nmax_steps: 4\n")
+        record = {"step": 2, "time": time, "train/reward": reward}
+        (folder / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+    (tmp_path / "runs" / "not-a-run").mkdir()
+    listed = nemorl("runs", tmp_path / "runs", "--json").json
+    assert [(run["name"], run["step"], run["max_steps"], run["reward"], run["status"]) for run in listed] == [
+        ("new", 2, 4, 0.5, "incomplete"),
+        ("old", 2, 4, 0.25, "incomplete"),
+    ]
+    assert "new" in nemorl("runs", tmp_path / "runs").out
+    assert "no folder" in nemorl("runs", tmp_path / "gone").err
+
+
+def test_config_templates_are_listed_printed_and_written(nemorl: Command, tmp_path: Path) -> None:
+    listed = {entry["name"]: entry for entry in nemorl("config", "templates", "--json").json}
+    assert listed["grpo"]["summary"].startswith("GRPO on your own questions and answers")
+    printed = nemorl("config", "templates", "grpo").out
+    assert "algorithm: grpo\n" in printed
+    path = tmp_path / "mine.yaml"
+    nemorl("config", "templates", "grpo", "--output", path)
+    assert path.read_text() == printed
+    again = nemorl("config", "templates", "grpo", "--output", path)
+    assert (again.code, "exists" in again.err) == (2, True)
+    assert "Did you mean 'grpo'?" in nemorl("config", "templates", "gpro").err
+
+
 def test_config_validate_says_ok(nemorl: Command, config: Path) -> None:
     assert nemorl("config", "validate", config).out == f"{config}: ok (grpo)\n"
     assert nemorl("config", "validate", config, "--json").json == {"valid": True, "problems": []}

@@ -30,6 +30,7 @@ app = typer.Typer(
 app.command("train")(runs.train)
 app.command("eval")(evals.evaluate)
 app.command("generate")(runs.generate)
+app.command("runs")(runs.list_runs)
 app.command("report")(runs.report)
 app.command("doctor")(doctor)
 plugins.app.command("install", context_settings=plugin_installs.PASS_ON)(plugin_installs.install)

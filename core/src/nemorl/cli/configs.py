@@ -1,4 +1,4 @@
-"""``nemorl config validate | show | schema | templates``.
+"""``nemorl config validate | show | diff | docs | schema | templates``.
 
 Imports that need pydantic are inside the commands: it takes 0.2 s, which ``--help`` need not wait for.
 """
@@ -6,11 +6,14 @@ Imports that need pydantic are inside the commands: it takes 0.2 s, which ``--he
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from textwrap import shorten
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from nemorl.cli.plugins import as_dict
@@ -18,6 +21,7 @@ from nemorl.cli.runs import AsJson, ConfigPath, Overrides
 from nemorl.errors import ConfigError, UsageError
 from nemorl.plugins import registry
 from nemorl.plugins.source import template_text
+from nemorl.suggest import did_you_mean
 
 app = typer.Typer(no_args_is_help=True, help="Check, show and describe configs.")
 
@@ -56,6 +60,89 @@ def show(config: ConfigPath, overrides: Overrides = None, as_json: AsJson = Fals
 
     loaded = load_config(config, overrides or [])
     typer.echo(json.dumps(loaded.model_dump(mode="json")) if as_json else to_yaml(loaded), nl=as_json)
+
+
+@app.command()
+def diff(
+    one: Annotated[Path, typer.Argument(help="A config file, or a run's directory.", show_default=False)],
+    other: Annotated[Path, typer.Argument(help="Another one.", show_default=False)],
+    as_json: AsJson = False,
+) -> None:
+    """Show where two configs differ once every default is filled in. Exit 1 if they do.
+
+    Examples:
+
+      nemorl config diff grpo.yaml dapo.yaml
+
+      nemorl config diff runs/grpo-1a2b3c4d runs/grpo-5e6f7a8b --json
+    """
+    from nemorl.observe.run_data import flatten
+
+    left, right = (dict(flatten(_resolved(path))) for path in (one, other))
+    found: list[dict[str, Any]] = [
+        {"path": path, "one": left.get(path), "other": right.get(path)}
+        for path in dict.fromkeys([*left, *right])
+        if (path in left, left.get(path)) != (path in right, right.get(path))
+    ]
+    if as_json:
+        typer.echo(json.dumps(found))
+    elif not found:
+        typer.echo("no difference")
+    else:
+        _print_table(("PATH", str(one), str(other)), [(d["path"], *map(_shown, (d["one"], d["other"]))) for d in found])
+    if found:
+        raise typer.Exit(1)
+
+
+def _resolved(path: Path) -> dict[str, Any]:
+    from nemorl.config.load import load_config
+
+    loaded = load_config(path / "config.yaml" if path.is_dir() else path)
+    return loaded.model_dump(mode="json", exclude={"model"})
+
+
+def _shown(value: Any) -> str:
+    return "–" if value is None else str(value)
+
+
+@app.command()
+def docs(
+    path: Annotated[str, typer.Argument(help="Dotted path of a section, e.g. policy.optimizer.")] = "",
+    algorithm: Annotated[str, typer.Option(help="Whose config.")] = "grpo",
+    as_json: AsJson = False,
+) -> None:
+    """Explain the keys of a config, or of one section of it. Plugins have theirs in `nemorl plugins show`.
+
+    Examples:
+
+      nemorl config docs policy.optimizer
+
+      nemorl config docs --algorithm dpo
+    """
+    from nemorl.config.explain import config_at, field_paths
+
+    config_class = registry().load("algorithms", algorithm)
+    section = config_at(config_class, {}, path)
+    if section is None:
+        known = [known for known in field_paths(config_class) if config_at(config_class, {}, known) is not None]
+        fix = did_you_mean(path, known) or f"sections: {', '.join(known)}"
+        raise UsageError(f"{path!r} is no section of a {algorithm} config", fix=fix)
+    options = section.describe_options()
+    if as_json:
+        typer.echo(json.dumps(options, indent=2))
+        return
+    rows = [(o["name"], o["type"], "required" if o["required"] else _shown(o["default"]), o["description"])
+            for o in options]  # fmt: skip
+    _print_table(("KEY", "TYPE", "DEFAULT", "MEANING"), [(*row[:2], shorten(row[2], 40), row[3]) for row in rows])
+
+
+def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(escape(column), overflow="fold")
+    for row in rows:
+        table.add_row(*(escape(cell) for cell in row))
+    Console().print(table)
 
 
 @app.command()
@@ -99,12 +186,8 @@ def templates(
         if as_json:
             typer.echo(json.dumps(known, indent=2))
             return
-        table = Table(box=None, pad_edge=False)
-        for column in ("NAME", "DISTRIBUTION", "SUMMARY"):
-            table.add_column(column, overflow="fold")
-        for entry in known:
-            table.add_row(entry["name"], entry["distribution"], entry["summary"])
-        Console().print(table)
+        columns = ("name", "distribution", "summary")
+        _print_table([c.upper() for c in columns], [[entry[c] for c in columns] for entry in known])
         return
     text = template_text(index.find("templates", name))
     if as_json:

@@ -1,12 +1,14 @@
-"""``nemorl train | generate | report``. ``nemorl eval`` is in ``evals``."""
+"""``nemorl train | generate | runs | report``. ``nemorl eval`` is in ``evals``."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console as RichConsole
+from rich.table import Table
 
 from nemorl.errors import UsageError
 from nemorl.observe.console import Console
@@ -136,3 +138,50 @@ def report(
     if not (run_dir / "metrics.jsonl").is_file():
         raise UsageError(f"{run_dir} is not a run directory (no metrics.jsonl)", fix="give the path of a run")
     typer.echo(write_report(run_dir, output))
+
+
+def list_runs(
+    folder: Annotated[Path, typer.Argument(help="Where runs are.")] = Path("runs"), as_json: AsJson = False
+) -> None:
+    """List the runs below a folder, the newest first: how far each is, and how well it does.
+
+    Example:
+
+      nemorl runs
+    """
+    from nemorl.observe.console import clock_time
+    from nemorl.observe.run_data import RunData
+
+    if not folder.is_dir():
+        raise UsageError(f"no folder {str(folder)!r}", fix="give the folder that holds the runs' directories")
+    runs = [RunData.load(path.parent) for path in folder.glob("*/config.yaml")]
+    runs.sort(key=lambda run: run.times[0] if run.times else 0.0, reverse=True)
+    found: list[dict[str, Any]] = [
+        {
+            "name": run.name,
+            "status": run.status,
+            "algorithm": run.algorithm,
+            "model": run.model,
+            "step": run.last_step,
+            "max_steps": run.max_steps,
+            "reward": run.last("train/reward"),
+            "accuracy": run.last("validation/accuracy"),
+            "started": run.started,
+            "seconds": round(run.duration_s, 1),
+        }
+        for run in runs
+    ]
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in ("NAME", "STATUS", "MODEL", "STEP", "REWARD", "ACCURACY", "STARTED", "TOOK"):
+        table.add_column(column, overflow="fold")
+    for facts in found:
+        steps = f"{facts['step']}{f' of {most}' if (most := facts['max_steps']) else ''}"
+        numbers = ("–" if facts[key] is None else f"{facts[key]:.3f}" for key in ("reward", "accuracy"))
+        model, took = Path(facts["model"]).name, clock_time(facts["seconds"])
+        table.add_row(facts["name"], facts["status"], model, steps, *numbers, facts["started"], took)
+    RichConsole().print(table)
+    if not found:
+        typer.echo(f"no runs in {folder} yet: nemorl train CONFIG")

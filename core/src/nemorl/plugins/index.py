@@ -90,9 +90,9 @@ STANDARD_PLUGINS: Mapping[str, str] = {
 """Which distribution provides a well-known name: used in install hints only, never to load anything."""
 
 OWN_COMMANDS = frozenset(
-    {"train", "eval", "generate", "report", "doctor", "plugins", "config"}
+    {"train", "eval", "generate", "runs", "report", "doctor", "plugins", "config"}
     | {f"plugins.{name}" for name in ("list", "show", "check", "install", "uninstall")}
-    | {f"config.{name}" for name in ("validate", "show", "schema", "templates")}
+    | {f"config.{name}" for name in ("validate", "show", "diff", "docs", "schema", "templates")}
 )
 """Commands of the kernel's own command line, which no plugin may take the place of."""
 
