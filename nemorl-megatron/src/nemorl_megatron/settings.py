@@ -98,8 +98,10 @@ def settings_of(config: Any) -> Settings:
             f"architecture {name!r} has no megatron-core model here (there are: {', '.join(ARCHITECTURES)})",
             fix="use policy.backend: dtensor, which trains any transformers model",
         )
-    fields = {**_common(config), **ARCHITECTURES[name](config)}
-    return Settings(**fields)
+    found = Settings(**{**_common(config), **ARCHITECTURES[name](config)})
+    if found.mixture is not None and found.mixture.per_token == 1 and found.mixture.renormalized:
+        raise _unsupported(config, "one expert per token", "its probability would be scaled up to 1, with no gradient")
+    return found
 
 
 def _common(config: Any) -> dict[str, Any]:

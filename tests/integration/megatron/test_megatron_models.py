@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install nemorl-megatron")
+
 from megatron_models import Case, Found, compare, refuse, write_reference
 from nemorl_megatron.parallel import Sizes
 from spawned import run_calls

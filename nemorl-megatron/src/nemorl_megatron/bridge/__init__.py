@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
-from nemorl.errors import BackendError, boundary
+from nemorl.errors import BackendError
 
 from nemorl_megatron.settings import ARCHITECTURES
 
@@ -62,9 +62,8 @@ def load_config(policy: PolicyConfig) -> Any:
     from transformers import AutoConfig
 
     try:
-        with boundary(f"transformers, reading the config of model {policy.model_name!r},"):
-            return AutoConfig.from_pretrained(policy.model_name)
-    except Exception as error:
+        return AutoConfig.from_pretrained(policy.model_name)
+    except (OSError, ValueError) as error:
         raise BackendError(
             f"no model {policy.model_name!r} can be read: {error}",
             fix="give a folder that holds config.json, or a Hugging Face name that is cached or can be downloaded",

@@ -126,20 +126,23 @@ class Exchange:
         return received
 
     def _holders(self, weight: Weight) -> list[int]:
-        """Ranks that together hold a parameter, in the order of its parts: of copies the lowest rank."""
+        """Ranks that together hold a parameter, in the order of its parts."""
+        expert: int | None = None
+        if weight.expert is not None:
+            assert self.settings.mixture is not None
+            expert = weight.expert * self.parallel.sizes.expert // self.settings.mixture.experts
         ways = self._part(weight, self.parallel.place).ways
-        return [
-            next(place.rank for place in self.parallel.places if self._holds(place, weight, number))
-            for number in range(ways)
-        ]
+        return [self._first_ranks[self._stage(weight), expert, number] for number in range(ways)]
 
-    def _holds(self, place: Place, weight: Weight, number: int) -> bool:
-        if place.pipeline != self._stage(weight) or self._part(weight, place).number != number:
-            return False
-        if weight.expert is None:
-            return True
-        assert self.settings.mixture is not None
-        return place.expert == weight.expert * self.parallel.sizes.expert // self.settings.mixture.experts
+    @cached_property
+    def _first_ranks(self) -> dict[tuple[int, int | None, int], int]:
+        """Lowest rank of those that hold copies of a part, by pipeline rank, expert-parallel rank (``None``: parameters
+        that are no expert's) and number of the part."""
+        found: dict[tuple[int, int | None, int], int] = {}
+        for place in reversed(self.parallel.places):
+            found[place.pipeline, None, place.tensor] = place.rank
+            found[place.pipeline, place.expert, place.expert_tensor] = place.rank
+        return found
 
     def _stage(self, weight: Weight) -> int:
         """Pipeline rank of a parameter. Layers are divided evenly, part by part of each stage."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -64,6 +64,10 @@ class SafetensorsFolder:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._open.clear()
         self._stack.close()
+
+    def __iter__(self) -> Iterator[str]:
+        """Names of all tensors."""
+        return iter(self._files)
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         if name not in self._files:

@@ -1,0 +1,126 @@
+"""One process: a policy built, filled and read through its bridge, and a CPU that passes for CUDA."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from nemorl.config import PolicyConfig
+from nemorl.errors import BackendError
+from nemorl.resources.worker import WorkerContext
+from nemorl.tiny import write_tiny_model
+
+pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install nemorl-megatron")
+
+from nemorl_megatron import MegatronConfig
+from nemorl_megatron.bridge import bridge_for
+from nemorl_megatron.bridge.exchange import Exchange, global_names
+from nemorl_megatron.bridge.sources import Tensors
+from nemorl_megatron.cpu_shim import cuda_or_cpu
+from nemorl_megatron.head import OutputHead
+from nemorl_megatron.model import build_model
+from nemorl_megatron.parallel import Parallel, Sizes
+from nemorl_megatron.settings import settings_of
+
+pytestmark = pytest.mark.megatron
+
+
+@pytest.fixture
+def parallel() -> Iterator[Parallel]:
+    joined = Parallel.join(WorkerContext(), Sizes())
+    yield joined
+    joined.leave()
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    folder = write_tiny_model(tmp_path_factory.mktemp("model"), hidden_size=32, intermediate_size=64)
+    torch.manual_seed(1)
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+def test_a_bfloat16_policy_computes_and_exports_bfloat16(pretrained: Path, parallel: Parallel) -> None:
+    from transformers import AutoModelForCausalLM
+
+    bridge = bridge_for(PolicyConfig(model_name=str(pretrained)))
+    model = bridge.build(parallel, dtype=torch.bfloat16, attention="auto", activation_checkpointing=False)
+    bridge.load(model, parallel, seed=0)
+    expected = AutoModelForCausalLM.from_pretrained(pretrained, dtype=torch.bfloat16).eval()
+    ids = torch.randint(0, bridge.vocabulary, (2, 9), generator=torch.Generator().manual_seed(0))
+    head = OutputHead(model[0], parallel, bridge.vocabulary, bridge.logit_cap)
+    with torch.no_grad(), cuda_or_cpu():
+        logits = head.logits(head.whole(model[0](ids)))
+    torch.testing.assert_close(logits.transpose(0, 1), expected(ids).logits.float(), atol=0.02, rtol=0.02)
+
+    exported = {name: tensor for bucket in bridge.export(model, parallel) for name, tensor in bucket.items()}
+    for name, parameter in expected.named_parameters():
+        assert torch.equal(exported.pop(name), parameter)
+    assert not exported
+
+
+def test_random_policies_of_one_seed_are_equal(pretrained: Path, parallel: Parallel) -> None:
+    bridge = bridge_for(PolicyConfig(model_name=str(pretrained), init="random"))
+    found = []
+    for seed in (3, 3, 4):
+        model = bridge.build(parallel, dtype=torch.float32, attention="auto", activation_checkpointing=False)
+        bridge.load(model, parallel, seed)
+        (bucket,) = bridge.export(model, parallel)
+        found.append(bucket["model.layers.0.mlp.down_proj.weight"])
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
+
+
+def test_weights_that_do_not_fit_the_config_are_refused(pretrained: Path, parallel: Parallel) -> None:
+    from transformers import AutoConfig
+
+    settings = settings_of(AutoConfig.from_pretrained(pretrained))
+    model = build_model(settings, parallel)
+    names = global_names(model, settings, parallel)
+    exchange = Exchange(settings, parallel)
+    with pytest.raises(BackendError, match=r"no tensor 'model.embed_tokens.weight'"):
+        exchange.fill(names, Tensors({}))
+    with pytest.raises(BackendError, match=r"has shape \[3, 3\] in the weights"):
+        exchange.fill(names, Tensors({"model.embed_tokens.weight": torch.zeros(3, 3)}))
+
+
+def test_a_second_model_of_the_process_has_the_layout_of_the_first(parallel: Parallel) -> None:
+    second = Parallel.join(WorkerContext(), Sizes())
+    second.leave()  # which leaves the first one's groups alone
+    assert torch.distributed.is_initialized()
+    with pytest.raises(BackendError, match="already holds a megatron model"):
+        Parallel.join(WorkerContext(world_size=2), replace(Sizes(), tensor=2))
+
+
+def test_workers_that_the_sizes_do_not_divide_are_refused() -> None:
+    with pytest.raises(BackendError, match=r"8 workers .* 3 pipeline-parallel"):
+        Sizes(pipeline=3).data(8)
+    with pytest.raises(BackendError, match=r"8 workers .* 3 expert-parallel"):
+        Sizes(expert=3).data(8)
+    assert Sizes(tensor=2, pipeline=2, expert=2).data(8) == 2
+
+
+def test_parts_of_stages_need_stages() -> None:
+    with pytest.raises(ValueError, match="no pipeline whose stages could be divided"):
+        MegatronConfig(virtual_pipeline_parallel_size=2)
+    assert MegatronConfig(virtual_pipeline_parallel_size=2, pipeline_parallel_size=2)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA: nothing is replaced")
+def test_within_the_block_cuda_means_the_cpu_and_afterwards_nothing_has_changed() -> None:
+    before = {name: getattr(torch.cuda, name) for name in ("current_device", "synchronize", "Stream", "manual_seed")}
+    with cuda_or_cpu():
+        with cuda_or_cpu():
+            assert torch.zeros(2, device="cuda").device.type == "cpu"
+        assert torch.zeros(2).cuda().to("cuda").device == torch.cuda.current_device()
+        assert torch.zeros(2).type() == "torch.cuda.FloatTensor"
+        torch.cuda.synchronize()
+    assert {name: getattr(torch.cuda, name) for name in before} == before
+    assert torch.zeros(2).type() == "torch.FloatTensor"
+    with pytest.raises(AssertionError):
+        torch.zeros(2, device="cuda")
