@@ -89,6 +89,7 @@ COMMANDS = {
     "import_is_silent": "loud:app",
 }
 TEMPLATES = {
+    "it_is_a_mapping": "templates:unfinished.yaml",
     "first_line_says_what_it_is": "templates:silent.yaml",
     "it_is_a_valid_config": "templates:misspelt.yaml",
     "it_can_be_launched": "templates:dataless.yaml",

@@ -71,7 +71,7 @@ class Examination:
 
     def show(self) -> None:
         """Tables of facts, then what was found, on standard output."""
-        console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, highlight=False)
+        console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, highlight=False, emoji=False)
         facts = {name: self.environment[name] for name in ("python", "platform")} | self._numbers()
         facts["threads"] = self.environment["threads"]
         _table(console, "Machine", facts)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from textwrap import shorten
+from textwrap import indent, shorten
 from typing import Annotated, Any
 
 import typer
@@ -61,9 +61,9 @@ def list_plugins(kind: Kind = None, as_json: AsJson = False) -> None:
     for entry in entries:
         style = "green" if entry["status"] == "ok" else "red"
         where = f"{entry['distribution']}{' (isolated)' if entry['venv'] else ''}"
-        status = f"[{style}]{entry['status']}[/]"
-        table.add_row(singular(entry["kind"]), entry["name"], where, entry["version"], status, escape(entry["summary"]))
-    console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
+        texts = (singular(entry["kind"]), entry["name"], where, entry["version"])
+        table.add_row(*map(escape, texts), f"[{style}]{entry['status']}[/]", escape(entry["summary"]))
+    console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, emoji=False)  # `a:train:b` is no picture
     console.print(table)
     for entry in entries:
         for found in entry["diagnostics"]:
@@ -87,7 +87,7 @@ def show(
     if as_json:
         typer.echo(json.dumps(shown, indent=2, default=str))
         return
-    console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
+    console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, emoji=False)  # `a:train:b` is no picture
     for details in shown:
         console.print(f"[bold]{details['name']}[/] ({singular(details['kind'])}): {details['status']}")
         console.print(f"{escape(details['summary'])}\n")
@@ -115,7 +115,9 @@ def show(
 
 @app.command()
 def check(
-    name: Annotated[str | None, typer.Argument(help="Plugin or distribution. Unset: all.", show_default=False)] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Plugins or distributions. Unset: all.", show_default=False)
+    ] = None,
     kind: Kind = None,
     full: Annotated[bool, typer.Option("--full", help="Every conformance check, not only the quick ones.")] = False,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds that one plugin may take.")] = 120.0,
@@ -127,11 +129,13 @@ def check(
 
     Examples:
 
-      nemorl plugins check grpo
+      nemorl plugins check grpo my-environments
 
       nemorl plugins check --kind environments --full
     """
-    entries = [e for e in (_named(name) if name else registry().index.entries) if _is_wanted(e, kind)]
+    # By id: a plugin and its distribution may both be named.
+    named = {(e.kind, e.id): e for name in names or () for e in _named(name)}
+    entries = [e for e in (named.values() if names else registry().index.entries) if _is_wanted(e, kind)]
     with _counting(len(entries), quiet=as_json) as done, ThreadPoolExecutor(AT_ONCE) as threads:
         results = list(threads.map(lambda entry: done(entry.id, _check(entry, full, timeout)), entries))
     if as_json:
@@ -148,7 +152,7 @@ def _print_results(results: Sequence[dict[str, Any]]) -> None:
         tried = f"{len(result['passed'])} checks" if result["passed"] else "loads"
         typer.echo(f"{mark}  {result['id']} ({singular(result['kind'])}){f': {tried}' if result['ok'] else ''}")
         for problem in result["problems"]:
-            typer.echo(f"        {problem['what']}\n        fix: {problem['fix']}")
+            typer.echo(indent(f"{problem['what']}\nfix: {problem['fix']}", " " * 8))
         for note in result["notes"]:
             typer.echo(f"        note: {note}")
     failed = sum(not result["ok"] for result in results)
@@ -256,7 +260,7 @@ def _counting(total: int, *, quiet: bool) -> Iterator[Any]:
         def done(name: str, result: Any) -> Any:
             nonlocal count
             count += 1
-            status.update(f"checked {count} of {total}: {name}")
+            status.update(f"checked {count} of {total}: {escape(name)}")
             return result
 
         yield done

@@ -107,8 +107,11 @@ def applies(requirement: Requirement, extra: str = "") -> bool:
 
 
 def _read(distribution: metadata.Distribution) -> Package | None:
-    facts = distribution.metadata
-    name, version = facts["Name"], facts["Version"]
+    try:
+        facts = distribution.metadata
+        name, version = facts["Name"], facts["Version"]
+    except (ValueError, KeyError):  # no text, or without a name
+        return None
     if not name or not version:  # what an interrupted pip leaves behind
         return None
     requires = tuple(facts.get_all("Requires-Dist") or ())

@@ -23,7 +23,8 @@ def describe(error: BaseException, module: str) -> str:
     own = [place for place in frames if _package(place[0]) == package]
     if own:
         return f"the plugin raised {said}\n          at {_place(*own[-1])}"
-    place = f"\n          at {_place(*frames[-1])}" if frames else ""
+    last = list(traceback.walk_tb(error.__traceback__))[-1:]
+    place = f"\n          at {_place(*last[0])}" if last else ""
     return f"what the plugin gave cannot be used: {said}{place}"
 
 

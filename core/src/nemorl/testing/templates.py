@@ -13,6 +13,11 @@ MODEL = "a/model"
 """Filled in where a template leaves the model to its user. Loading a config does not look for it."""
 
 
+def check_it_is_a_mapping(subject: Subject) -> None:
+    """The file is YAML, a mapping that names its algorithm. (DESIGN 6)"""
+    expect("algorithm" in _read(subject), "there is no `algorithm:`")
+
+
 def check_first_line_says_what_it_is(subject: Subject) -> None:
     """The first line is a comment: `nemorl config templates` shows it as the summary. (DESIGN 4)"""
     first = template_text(subject.entry).partition("\n")[0]
@@ -34,10 +39,17 @@ def check_it_can_be_launched(subject: Subject) -> None:
     load_config(config, overrides, for_launch=True)
 
 
-def _filled_in(subject: Subject) -> dict[str, Any]:
+def _read(subject: Subject) -> dict[str, Any]:
     file = subject.folder / "template.yaml"
     file.write_text(template_text(subject.entry), encoding="utf-8")
-    config = read_source(file)
+    return read_source(file)
+
+
+def _filled_in(subject: Subject) -> dict[str, Any]:
+    try:
+        config = _read(subject)
+    except ConfigError as error:
+        raise NotApplicable("it is no mapping") from error
     policy = config.get("policy")
     has_model = config.get("model") or (isinstance(policy, dict) and policy.get("model_name"))
     return config if has_model else {**config, "model": str(subject.settings.model or MODEL)}
