@@ -52,10 +52,18 @@ def test_calls_reach_all_ranks_and_results_come_in_rank_order(group: RayWorkerGr
 
 
 def test_ranks_that_share_a_shard_answer_once(cluster: RayVirtualCluster) -> None:
-    group = RayWorkerGroup(cluster, Adder, settings=GroupSettings(ranks_per_shard=2))
+    group = RayWorkerGroup(cluster, Adder, settings=GroupSettings(shards=(0, 0)))
     assert group.data_parallel_size == 1
     assert group.scatter("add", [(7,)]) == [7]
     group.shutdown()
+
+
+def test_ranks_of_one_shard_need_not_be_neighbours() -> None:
+    # Pipeline stages of two copies, as megatron-core numbers them: ranks 0 and 2 hold one copy, 1 and 3 the other.
+    group = object.__new__(RayWorkerGroup)
+    group.settings, group._size = GroupSettings(shards=(0, 1, 0, 1)), 4
+    assert group._shards == [[0, 2], [1, 3]]
+    assert group.data_parallel_size == 2
 
 
 def test_a_worker_that_dies_is_named_with_its_last_words_and_replaced(group: RayWorkerGroup) -> None:

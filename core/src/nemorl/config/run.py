@@ -221,10 +221,11 @@ class RunConfig(Config):
             )
         else:
             for role, model in self._models.items():
-                if ranks % model.policy.tensor_parallel_size:
+                together = model.policy.backend.ranks_per_copy(model.policy)
+                if ranks % together:
                     yield Problem(
                         f"{role}.tensor_parallel_size",
-                        f"{model.policy.tensor_parallel_size} ranks per layer do not divide {ranks} training processes",
+                        f"{together} ranks per copy of the model do not divide {ranks} training processes",
                         "lower it, or raise cluster.gpus_per_node (workers_per_node on the CPU)",
                     )
         yield from self._capability_problems()

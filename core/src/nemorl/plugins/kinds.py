@@ -58,6 +58,18 @@ class TrainingBackendConfig(PluginConfig):
         """The Python that its workers need; ``None``: one like this process's."""
         return None
 
+    def ranks_per_copy(self, policy: PolicyConfig) -> int:
+        """Ranks that hold one copy of the model together: they get the same data and answer as one."""
+        return policy.tensor_parallel_size
+
+    def data_shards(self, policy: PolicyConfig, world_size: int) -> tuple[int, ...]:
+        """Which shard of the data each rank works on, by rank. The first rank of a shard answers for it.
+
+        By default the ranks of one copy are neighbours. ``world_size`` is a multiple of ``ranks_per_copy``.
+        """
+        width = self.ranks_per_copy(policy)
+        return tuple(rank // width for rank in range(world_size))
+
     def build(
         self, policy: PolicyConfig, worker: WorkerContext, *, reference: bool, head: Head = "language_model"
     ) -> TrainingBackend:

@@ -46,7 +46,7 @@ class RayLauncher:
             share=self._training_share,
             log_folder=self._log_folder,
             name=name,
-            ranks_per_shard=policy.tensor_parallel_size,
+            shards=policy.backend.data_shards(policy, self._training.world_size),
             python=policy.interpreter,
             modules=policy.backend.requires_modules,
         )

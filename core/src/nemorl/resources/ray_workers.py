@@ -41,8 +41,8 @@ class GroupSettings:
 
     name: str = "workers"
     """For messages and log files."""
-    ranks_per_shard: int = 1
-    """Neighbouring ranks that get the same data (tensor parallelism)."""
+    shards: tuple[int, ...] | None = None
+    """Which data-parallel shard each rank works on (tensor and pipeline parallelism); unset: each on its own."""
     is_spmd: bool = True
     """All ranks form one process group and live or die together. False: independent replicas."""
     share: float = 1.0
@@ -121,7 +121,7 @@ class RayWorkerGroup:
 
     @property
     def data_parallel_size(self) -> int:
-        return len(self._ranks) // self.settings.ranks_per_shard
+        return len(self._shards)
 
     @property
     def facts(self) -> list[WorkerFacts]:
@@ -137,17 +137,22 @@ class RayWorkerGroup:
 
     def scatter(self, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Call with ``shards[i]`` as arguments on data-parallel rank i; one result per shard."""
-        width = self.settings.ranks_per_shard
-        assert len(shards) == self.data_parallel_size, f"{len(shards)} shards for {self.data_parallel_size} ranks"
-        calls = {}
+        members = self._shards
+        assert len(shards) == len(members), f"{len(shards)} shards for {len(members)} data-parallel ranks"
+        calls: dict[int, Any] = {}
         with self._order:
-            for first, shard in zip(range(0, len(self._ranks), width), shards, strict=True):
+            for ranks, shard in zip(members, shards, strict=True):
                 # Ranks that share a shard read one copy of it.
-                sent = [ray.put(value) if width > 1 and _is_large(value) else value for value in shard]
-                for n in range(first, first + width):
-                    calls[n] = self._ranks[n].actor.invoke.remote(method, {}, *sent)
+                sent = [ray.put(value) if len(ranks) > 1 and _is_large(value) else value for value in shard]
+                calls |= {n: self._ranks[n].actor.invoke.remote(method, {}, *sent) for n in ranks}
         results = self._gather(method, calls)
-        return [results[n] for n in range(0, len(self._ranks), width)]
+        return [results[ranks[0]] for ranks in members]
+
+    @property
+    def _shards(self) -> list[list[int]]:
+        """The ranks of each data-parallel shard."""
+        shards = self.settings.shards or range(self._size)
+        return [[rank for rank in range(self._size) if shards[rank] == shard] for shard in range(max(shards) + 1)]
 
     def publish(self, transport: str, version: int) -> WeightHandle:
         """Rank 0's handle to the weights that all ranks hold together."""
