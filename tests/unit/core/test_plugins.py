@@ -328,6 +328,8 @@ def test_everything_that_ships_with_nemorl_loads() -> None:
     for entry in ours:
         diagnostic = registry.diagnose(entry)
         assert diagnostic is None or diagnostic.state == "missing", diagnostic
+        if entry.kind == "templates":  # files
+            continue
         loaded = registry.load(entry.kind, entry.id)
         if isinstance(loaded, type) and issubclass(loaded, Config):
             assert getattr(loaded, "summary", ""), f"{entry.id} has no summary"

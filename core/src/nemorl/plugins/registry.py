@@ -91,6 +91,10 @@ class Registry:
         """What stops an entry, importing its config module to find out."""
         if entry.diagnostics:
             return entry.diagnostics[0]
+        if entry.kind == "templates":  # files, which nobody imports
+            from nemorl.plugins.source import read_source
+
+            return read_source(entry).problem
         try:
             loaded = self._import(entry)
         except PluginError as error:

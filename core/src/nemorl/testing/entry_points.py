@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from nemorl.plugins import registry
-from nemorl.plugins.source import read_source
 from nemorl.testing.kit import Subject, expect
 
 
@@ -11,7 +10,6 @@ def check_entry_point_is_usable(subject: Subject) -> None:
     """The entry point is listed as ``ok``, loads, and is what its kind asks for. (DESIGN 4)"""
     entry = subject.entry
     expect(entry.status == "ok", f"{entry.id} is {entry.status}: {entry.diagnostics}")
-    # Templates are files, which nobody imports.
-    stop = read_source(entry).problem if entry.kind == "templates" else registry().diagnose(entry)
+    stop = registry().diagnose(entry)
     # What `build` needs may be absent here; checks that build say so.
     expect(stop is None or stop.state == "missing", f"{entry.id} is {stop and stop.state}: {stop and stop.message}")
