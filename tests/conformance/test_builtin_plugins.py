@@ -121,3 +121,12 @@ def test_every_check_states_its_clause_and_section(kind: str) -> None:
     names = [check.name for check in checks_for(kind)]
     assert len(set(names)) == len(names)
     assert [check.name for check in checks_for(kind) if not check.section] == []
+
+
+def test_every_section_that_a_check_names_is_published() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "design.md").read_text()
+    chapters = set(re.findall(r"^## (\d)\.", text, re.MULTILINE))
+    numbered = text.partition("## 7.")[2].partition("## 8.")[0]
+    sections = chapters | {f"7.{number}" for number in re.findall(r"^(\d+)\. ", numbered, re.MULTILINE)}
+    named = {check.section for kind in CHECKED_KINDS for check in checks_for(kind)}
+    assert named - sections == set()

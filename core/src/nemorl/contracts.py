@@ -110,7 +110,9 @@ class GenerationBackend(Protocol):
         """Generate from these weights from now on; caches computed with older ones are dropped."""
         ...
 
-    def shutdown(self) -> None: ...
+    def shutdown(self) -> None:
+        """Release memory and processes. Calling it twice is harmless."""
+        ...
 
 
 class Episode(Protocol):
@@ -124,11 +126,17 @@ class Episode(Protocol):
 class Environment(Protocol):
     """Scores responses. ``score`` for one turn; ``start`` for many. Each may be sync or async."""
 
-    def score(self, prompt: Prompt, response: str) -> float | Score | Awaitable[float | Score]: ...
+    def score(self, prompt: Prompt, response: str) -> float | Score | Awaitable[float | Score]:
+        """The reward of one response: finite, and the same for the same prompt and response."""
+        ...
 
-    def start(self, prompt: Prompt) -> Episode: ...
+    def start(self, prompt: Prompt) -> Episode:
+        """A fresh conversation; many run at the same time."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release what it holds. Calling it twice, or unused, is harmless."""
+        ...
 
 
 @runtime_checkable
@@ -152,9 +160,13 @@ class DataModule(Protocol):
 class Logger(Protocol):
     """A sink for metrics, already reduced to numbers."""
 
-    def log(self, metrics: Mapping[str, float], step: int) -> None: ...
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Numbers of a step, by full name. Several calls may belong to one step, and a resumed run repeats steps."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Write what is still to be written. Calling it twice, or unused, is harmless."""
+        ...
 
 
 class WeightTransport(Protocol):

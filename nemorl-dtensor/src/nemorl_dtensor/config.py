@@ -60,6 +60,7 @@ class HFGenerationConfig(GenerationBackendConfig):
     summary: ClassVar[str] = "Embedded generation with the Hugging Face model (the default, no server)"
     requires_modules: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors")
     install_hint: ClassVar[str] = "pip install nemorl-dtensor"
+    supports: ClassVar[frozenset[str]] = frozenset({"any_transport"})
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process", "shared_memory", "object_store")
 
     max_batch_rows: int = Field(256, ge=1)

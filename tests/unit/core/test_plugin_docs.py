@@ -150,11 +150,14 @@ def test_a_package_may_register_in_the_running_process() -> None:
         assert registry.load("environments", "always_one")().build() is not None
 
 
-def test_a_backend_may_list_another_transport() -> None:
-    (code,) = [text for text in blocks(KIND_PAGES["weight_transports"], "python") if "MyDTensorConfig" in text]
-    names: dict[str, Any] = {}
-    exec(code, names)
-    assert names["MyDTensorConfig"].weight_transports[:2] == ("by_value", "in_process")
+def test_a_run_may_ask_for_a_transport_that_no_backend_lists(
+    install: Callable[[str], Example], tiny_model: Path
+) -> None:
+    install("weight_transports")
+    (text,) = blocks(KIND_PAGES["weight_transports"], "yaml")
+    data = {"algorithm": "grpo", "model": str(tiny_model), "policy": {"init": "random"}, **yaml.safe_load(text)}
+    with use_registry(Registry(Index.installed())):
+        assert load_config(data).weight_transport == "by_value"
 
 
 def test_what_the_pages_take_from_the_code_is_up_to_date() -> None:

@@ -296,13 +296,12 @@ class RunConfig(Config):
     def weight_transport(self) -> str | None:
         """How weights get from training to generation; ``None`` where the backends have no way in common."""
         asked, cluster = self.cluster.weight_transport, self.cluster
-        offered = self.policy.backend.weight_transports
+        offered, accepted = self.policy.backend.weight_transports, self.generation.backend.weight_transports
+        if asked is not None:
+            offered = (asked,)  # every trainer can send by any: the kernel does it with what `export_weights` yields
+            accepted = (*accepted, asked) if "any_transport" in self.generation.backend.supports else accepted
         return choose_transport(
-            [name for name in offered if asked in (None, name)],
-            self.generation.backend.weight_transports,
-            cluster.weight_distance,
-            device=cluster.device,
-            colocated=cluster.colocated,
+            offered, accepted, cluster.weight_distance, device=cluster.device, colocated=cluster.colocated
         )
 
     def launch_problems(self) -> Iterator[Problem]:

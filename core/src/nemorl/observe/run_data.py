@@ -35,14 +35,19 @@ class RunData:
     """What a run left behind."""
 
     name: str
+    """Of its directory."""
     config_text: str = ""
     """``config.yaml`` as it stands."""
     config: Mapping[str, Any] = field(default_factory=dict)
+    """``config.yaml`` as data."""
     environment: Mapping[str, Any] = field(default_factory=dict)
+    """``environment.json``: versions, plugins, git state."""
     metrics: Mapping[str, dict[int, float]] = field(default_factory=dict)
     """Metric name -> step -> value, steps ascending; only finite numbers."""
     samples: tuple[Mapping[str, Any], ...] = ()
+    """Records of ``samples.jsonl``: step, split, prompt, response, reward, …"""
     events: tuple[Mapping[str, Any], ...] = ()
+    """Records of ``events.jsonl``: time, event, and facts about it."""
     times: tuple[float, ...] = ()
     """Epoch seconds of all metric lines and events."""
 

@@ -90,7 +90,8 @@ class GenerationBackendConfig(PluginConfig):
     """Base of generation backends (entry-point group ``nemorl.generation_backends``)."""
 
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process",)
-    """Ways it can receive weights, best first."""
+    """Ways it can receive weights, best first. One that supports ``any_transport`` also takes another that a run asks
+    for by name (``cluster.weight_transport``), if its class data fit."""
 
     @property
     def interpreter(self) -> Path | None:

@@ -1,7 +1,7 @@
 """``plugins.lock.json``: which plugins a run uses, in which version, with a hash of their files.
 
-Written when a run starts and compared when it goes on. The hash covers every file below the plugin's top-level package,
-so an edited checkout shows as well as another release.
+Written when a run starts and compared when it goes on. The hash covers every file below the top-level packages
+of its parts, so an edited checkout shows as well as another release.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def locked_plugins(config: RunConfig) -> list[LockedPlugin]:
         LockedPlugin(
             distribution,
             entries[0].version,
-            _hash_of(module_place(entries[0])) if entries[0].point.dist is not None else "",
+            _hash_of(_places_of(distribution)) if entries[0].point.dist is not None else "",
             tuple(sorted({f"{entry.kind}:{entry.name}" for entry in entries})),
         )
         for distribution, entries in found.items()
@@ -158,16 +158,20 @@ def _parts_in(value: Any) -> Iterator[PluginConfig]:
             yield from _parts_in(item)
 
 
+def _places_of(distribution: str) -> tuple[Path, ...]:
+    """The top-level packages and modules that a distribution's entry points lead into."""
+    entries = (entry for entry in registry().index.entries if entry.distribution == distribution)
+    return tuple(sorted({place for entry in entries if (place := module_place(entry)) is not None}))
+
+
 @cache
-def _hash_of(place: Path | None) -> str:
-    """One hash of a package folder or module file; what Python compiled does not count."""
-    if place is None:
-        return ""
-    files = [place] if place.is_file() else sorted(path for path in place.rglob("*") if path.is_file())
+def _hash_of(places: tuple[Path, ...]) -> str:
+    """One hash of package folders and module files; what Python compiled does not count."""
     digest = hashlib.sha256()
-    for path in files:
-        if path.suffix != ".pyc":
-            name = path.relative_to(place.parent).as_posix()
-            content = hashlib.sha256(path.read_bytes()).hexdigest()
-            digest.update(f"{name}\0{content}\n".encode())
+    for place in places:
+        for path in [place] if place.is_file() else sorted(path for path in place.rglob("*") if path.is_file()):
+            if path.suffix != ".pyc":
+                name = path.relative_to(place.parent).as_posix()
+                content = hashlib.sha256(path.read_bytes()).hexdigest()
+                digest.update(f"{name}\0{content}\n".encode())
     return digest.hexdigest()

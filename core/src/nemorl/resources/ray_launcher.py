@@ -48,7 +48,7 @@ class RayLauncher:
             name=name,
             shards=policy.backend.data_shards(policy, self._training.world_size),
             python=policy.interpreter,
-            modules=policy.backend.requires_modules,
+            modules=(*policy.backend.requires_modules, *self._algorithm_package()),
         )
         return RayWorkerGroup(self._training, factory, self._context, settings)
 
@@ -66,6 +66,11 @@ class RayLauncher:
             concurrent_calls=2 if "in_flight_updates" in generation.backend.supports else 1,
         )
         return RayWorkerGroup(self._generation, factory, self._context, settings)
+
+    def _algorithm_package(self) -> list[str]:
+        """Losses travel by name, so it must be where the trainer is. What a script defines travels by value."""
+        package = self._config.trainer.partition(":")[0].partition(".")[0]
+        return [package] if package not in ("", "__main__") else []
 
     def restart(self, group: WorkerGroup, factory: WorkerFactory | None = None) -> None:
         assert isinstance(group, RayWorkerGroup), "the group was made by another launcher"

@@ -1,7 +1,7 @@
 """From checks to tests: which checks a kind has, what they are run on, and how a failure reads.
 
 A check is a function ``check_xxx(subject)`` in the module of its kind. The first line of its docstring states the
-clause and ends with the section of DESIGN.md that it comes from. It calls :func:`expect`; what it raises becomes a
+clause and ends with the section of docs/design.md that it comes from. It calls :func:`expect`; what it raises becomes a
 :class:`ConformanceError` that names clause, section and what was seen.
 """
 
@@ -108,7 +108,7 @@ class Check:
 
     @property
     def section(self) -> str:
-        """Where DESIGN.md states it, e.g. ``7.2``."""
+        """Where docs/design.md states it, e.g. ``7.2``."""
         found = re.search(r"\(DESIGN ([\d.]+)\)", self.clause)
         return found[1] if found else ""
 
