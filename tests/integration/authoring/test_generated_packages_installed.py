@@ -20,6 +20,8 @@ from nemorl_authoring.writing import write_package
 
 pytestmark = pytest.mark.slow
 
+MYPY_CACHE = Path(__file__).parents[3] / ".mypy_cache/plugins"
+"""All packages have the same settings, so what torch says about its types is worked out once."""
 NAMES = {kind: Names.of(kind, f"own-{kind.replace('_', '-')}-1") for kind in kinds()}
 
 
@@ -78,14 +80,9 @@ def test_the_tests_of_a_package_pass(kind: str, world: World) -> None:
     assert " passed" in shown
 
 
-@pytest.fixture(scope="module")
-def mypy_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("mypy")
-
-
 @pytest.mark.parametrize("kind", kinds())
-def test_a_package_has_types_that_mypy_accepts(kind: str, world: World, mypy_cache: Path) -> None:
-    assert "no issues found" in world.run("mypy", "--cache-dir", mypy_cache, cwd=world.folder(kind))
+def test_a_package_has_types_that_mypy_accepts(kind: str, world: World) -> None:
+    assert "no issues found" in world.run("mypy", "--cache-dir", MYPY_CACHE, cwd=world.folder(kind))
 
 
 def train(world: World, tiny_model: Path, run_dir: Path, **changes: Any) -> Path:
