@@ -1,16 +1,14 @@
-"""The section is found, and says what it promises."""
+"""The contract of report sections, and what this one promises besides."""
 
 from __future__ import annotations
 
 from nemorl.observe.report_sections import Section, Table
 from nemorl.observe.run_data import RunData
-from nemorl.plugins import registry
+from nemorl.testing import conformance
 
 from nemorl_example.section import hardest_prompts
 
-
-def test_nemorl_finds_the_section() -> None:
-    assert registry().load("report_sections", "example") is hardest_prompts
+test_conformance = conformance("report_sections", "example")
 
 
 def test_the_prompt_with_the_lowest_mean_reward_comes_first() -> None:
