@@ -18,12 +18,13 @@ from nemorl.resources.ray_cluster import RayVirtualCluster
 from nemorl.resources.ray_launcher import split_devices
 from nemorl.resources.ray_session import RaySession
 from nemorl.resources.ray_workers import GroupSettings, RayWorkerGroup
+from nemorl.resources.worker import GuestGroup
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 sys.path.insert(0, str(Path(__file__).parent))
 os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
 
-from workers import Adder  # noqa: E402  (worker processes find it through PYTHONPATH)
+from workers import Adder, Doubler  # noqa: E402  (worker processes find it through PYTHONPATH)
 
 CPU = ClusterConfig(launcher="ray", workers_per_node=2, cpus_per_worker=0.5, placement_timeout_s=2, worker_timeout_s=60)
 
@@ -56,6 +57,18 @@ def test_ranks_that_share_a_shard_answer_once(cluster: RayVirtualCluster) -> Non
     assert group.data_parallel_size == 1
     assert group.scatter("add", [(7,)]) == [7]
     group.shutdown()
+
+
+def test_guests_live_and_die_with_their_hosts(group: RayWorkerGroup) -> None:
+    group.admit(Doubler)
+    guests = GuestGroup(group)
+    assert guests.data_parallel_size == 2
+    assert guests.call("double", 3) == [6, 8]  # twice what its host adds to 3
+    assert guests.scatter("double", [(1,), (5,)]) == [2, 12]
+    with pytest.raises(WorkerLostError):
+        group.call("fail", 1, "dies")
+    group.restart()
+    assert guests.call("double", 3) == [6, 8]
 
 
 def test_ranks_of_one_shard_need_not_be_neighbours() -> None:

@@ -47,3 +47,17 @@ class Adder:
 
     def shutdown(self) -> None:
         pass
+
+
+class Doubler:
+    """A guest of an adder."""
+
+    def __init__(self, host: Adder, context: WorkerContext) -> None:
+        assert host.context is context
+        self.host = host
+
+    def double(self, number: int) -> int:
+        return 2 * self.host.add(number)
+
+    def shutdown(self) -> None:
+        pass

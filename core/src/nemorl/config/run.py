@@ -259,8 +259,16 @@ class RunConfig(Config):
                     "choose another training backend (`nemorl plugins show NAME` lists capabilities)",
                 )
 
+    @property
+    def generation_lives_with_training(self) -> bool:
+        """Whether the generator is built in the trainer's processes, over its weights."""
+        host = self.generation.backend.lives_with
+        if not self.needs_generation or not self.cluster.colocated or host is None:
+            return False
+        return registry().name_of("training_backends", type(self.policy.backend)) == host
+
     def _generation_problems(self) -> Iterator[Problem]:
-        if self.weight_transport is None:
+        if self.weight_transport is None and not self.generation_lives_with_training:
             asked = self.cluster.weight_transport
             yield Problem(
                 "generation.backend" if asked is None else "cluster.weight_transport",

@@ -98,6 +98,10 @@ class GenerationBackendConfig(PluginConfig):
         """The Python that its workers need; ``None``: one like this process's."""
         return None
 
+    lives_with: ClassVar[str | None] = None
+    """Name of the training backend in whose processes it can live, over the trainer's own weights: colocated runs with
+    that backend then build it by ``build_in``. ``None``: it always has a model of its own."""
+
     @property
     def devices_per_replica(self) -> int:
         """Devices that one engine spreads over (its own tensor parallelism). The kernel reserves them."""
@@ -115,6 +119,13 @@ class GenerationBackendConfig(PluginConfig):
             weights: Start from these; ``None`` loads ``policy.model_name`` from disk.
         """
         raise NotImplementedError(f"{type(self).__name__} must define build()")
+
+    def build_in(
+        self, trainer: TrainingBackend, generation: GenerationConfig, policy: PolicyConfig, worker: WorkerContext
+    ) -> GenerationBackend:
+        """An engine in a trainer's process, over its live weights: ``update_weights`` is then given a handle without
+        payload, after each update. All ranks of the trainer run the same calls; the first of a data shard answers."""
+        raise NotImplementedError(f"{type(self).__name__} names a backend to live with and must define build_in()")
 
 
 class EnvironmentConfig(PluginConfig):

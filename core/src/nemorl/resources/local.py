@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nemorl.errors import boundary
-from nemorl.resources.worker import WorkerContext, WorkerFactory, WorkerHost
+from nemorl.resources.worker import GuestFactory, WorkerContext, WorkerFactory, WorkerHost
 from nemorl.weights import WeightHandle
 
 
@@ -17,6 +17,11 @@ class LocalWorkerGroup:
         self.name = name
         with boundary(name):
             self._host = WorkerHost(factory, context)
+
+    def admit(self, factory: GuestFactory) -> None:
+        """Build a guest beside the worker."""
+        with boundary(self.name):
+            self._host.admit(factory)
 
     @property
     def data_parallel_size(self) -> int:

@@ -20,8 +20,8 @@ from nemorl.errors import WorkerLostError
 from nemorl.plugins.kinds import TrainingBackendConfig
 from nemorl.policy import GenerationPolicy, TrainingPolicy
 from nemorl.resources.local import LocalWorkerGroup
-from nemorl.resources.worker import WorkerContext, WorkerFactory
-from nemorl.weights import WeightHandle
+from nemorl.resources.worker import GuestFactory, GuestGroup, WorkerContext, WorkerFactory
+from nemorl.weights import IN_PROCESS, WeightHandle
 
 if TYPE_CHECKING:
     from nemorl.contracts import GenerationBackend, TrainingBackend
@@ -51,12 +51,27 @@ class GenerationFactory:
         return self.generation.backend.build(self.generation, self.policy, context, self.weights)
 
 
+@dataclass(frozen=True)
+class GuestEngineFactory:
+    """Builds an engine in the process of a trainer, over its weights."""
+
+    generation: GenerationConfig
+    policy: PolicyConfig
+
+    def __call__(self, trainer: TrainingBackend, context: WorkerContext) -> GenerationBackend:
+        return self.generation.backend.build_in(trainer, self.generation, self.policy, context)
+
+
 class Launcher(Protocol):
     """Puts worker groups somewhere."""
 
     def training_group(self, factory: TrainingFactory, name: str) -> WorkerGroup: ...
 
     def generation_group(self, factory: GenerationFactory, name: str) -> WorkerGroup: ...
+
+    def guest_group(self, hosts: WorkerGroup, factory: GuestFactory) -> WorkerGroup:
+        """Guests in the processes of a group that this launcher made."""
+        ...
 
     def restart(self, group: WorkerGroup, factory: WorkerFactory | None = None) -> None:
         """Replace the lost workers of a group that this launcher made."""
@@ -76,6 +91,11 @@ class LocalLauncher:
 
     def generation_group(self, factory: GenerationFactory, name: str) -> WorkerGroup:
         return LocalWorkerGroup(factory, self._context, name)
+
+    def guest_group(self, hosts: WorkerGroup, factory: GuestFactory) -> WorkerGroup:
+        assert isinstance(hosts, LocalWorkerGroup), "the group was made by another launcher"
+        hosts.admit(factory)
+        return GuestGroup(hosts)
 
     def restart(self, group: WorkerGroup, factory: WorkerFactory | None = None) -> None:
         raise AssertionError("a worker in this process cannot be lost without it")
@@ -138,6 +158,10 @@ class ResourceManager:
     def generation_policy(self) -> GenerationPolicy:
         """The policy that speaks: starts from the training policy's weights if there is one, else from disk."""
         config = self.config
+        if config.generation_lives_with_training and self._training is not None:
+            guest = GuestEngineFactory(config.generation, config.policy)
+            # Lost with its trainer, and replaced with it: there is nothing to revive alone.
+            return GenerationPolicy(self._launcher.guest_group(self._training, guest))
         weights = self.weight_handle(version=0) if self._training is not None else None
         # Engines may live where the trainer's package is not installed: its config does not travel there.
         policy = config.policy.model_copy(update={"backend": TrainingBackendConfig()})
@@ -154,6 +178,8 @@ class ResourceManager:
     def weight_handle(self, version: int) -> WeightHandle:
         """The training policy's current weights, over the transport that both sides declare."""
         assert self._training is not None, "weights were asked for before the training policy was built"
+        if self.config.generation_lives_with_training:
+            return WeightHandle(IN_PROCESS, version, payload=None)  # nothing travels
         assert self._transport is not None, "the config checks that the backends share a transport"
         self._published = self._training.publish(self._transport, version)
         return self._published

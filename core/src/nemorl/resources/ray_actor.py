@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nemorl.errors import NemorlError
-from nemorl.resources.worker import WorkerContext, WorkerFactory, WorkerHost
+from nemorl.resources.worker import GuestFactory, WorkerContext, WorkerFactory, WorkerHost
 from nemorl.weights import WeightHandle
 
 
@@ -49,6 +49,9 @@ class RayWorker:
 
     def build(self, factory: WorkerFactory, context: WorkerContext) -> None:
         self._host = WorkerHost(factory, context)
+
+    def admit(self, factory: GuestFactory) -> None:
+        self._built.admit(factory)
 
     def invoke(self, method: str, kwargs: dict[str, Any], *args: Any) -> Any:
         """One method of the worker. Arguments stand at the top level, where Ray resolves references to shared ones."""

@@ -11,7 +11,7 @@ from nemorl.resources.manager import GenerationFactory, TrainingFactory
 from nemorl.resources.ray_cluster import RayVirtualCluster
 from nemorl.resources.ray_session import RaySession
 from nemorl.resources.ray_workers import GroupSettings, RayWorkerGroup
-from nemorl.resources.worker import WorkerContext, WorkerFactory
+from nemorl.resources.worker import GuestFactory, GuestGroup, WorkerContext, WorkerFactory
 
 
 class RayLauncher:
@@ -21,7 +21,7 @@ class RayLauncher:
         self._config, self._context = config, context
         self._stack = ExitStack()
         cluster, width = config.cluster, config.generation.backend.devices_per_replica
-        is_shared = cluster.colocated and config.needs_generation
+        is_shared = cluster.colocated and config.needs_generation and not config.generation_lives_with_training
         self._log_folder = log_folder
         # Groups on one place take turns: each reserves an equal part of it.
         self._training_share = 1.0 / (1 + len(config.companions) + is_shared)
@@ -29,7 +29,9 @@ class RayLauncher:
         with ExitStack() as undo:
             undo.callback(self.close)
             self._stack.callback(RaySession(cluster).close)
-            apart = 0 if is_shared or not config.needs_generation else cluster.generation_replicas(width) * width
+            apart = (
+                0 if cluster.colocated or not config.needs_generation else cluster.generation_replicas(width) * width
+            )
             training, generation = split_devices(cluster.num_nodes, cluster.devices_per_node, apart)
             self._training = RayVirtualCluster([count for count in training if count], cluster)
             self._stack.callback(self._training.shutdown)
@@ -71,6 +73,11 @@ class RayLauncher:
         """Losses travel by name, so it must be where the trainer is. What a script defines travels by value."""
         package = self._config.trainer.partition(":")[0].partition(".")[0]
         return [package] if package not in ("", "__main__") else []
+
+    def guest_group(self, hosts: WorkerGroup, factory: GuestFactory) -> WorkerGroup:
+        assert isinstance(hosts, RayWorkerGroup), "the group was made by another launcher"
+        hosts.admit(factory)
+        return GuestGroup(hosts)
 
     def restart(self, group: WorkerGroup, factory: WorkerFactory | None = None) -> None:
         assert isinstance(group, RayWorkerGroup), "the group was made by another launcher"

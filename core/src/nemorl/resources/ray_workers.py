@@ -23,7 +23,7 @@ from nemorl.errors import BackendError, ForeignError, NemorlError, WorkerHungErr
 from nemorl.resources.interpreters import require_interpreter
 from nemorl.resources.ray_actor import RayWorker, WorkerFacts
 from nemorl.resources.ray_cluster import Place, RayVirtualCluster
-from nemorl.resources.worker import WorkerContext, WorkerFactory
+from nemorl.resources.worker import GuestFactory, WorkerContext, WorkerFactory
 from nemorl.weights import WeightHandle
 
 BLAME_S = 5.0
@@ -109,6 +109,7 @@ class RayWorkerGroup:
         self._timeout_s = cluster.config.worker_timeout_s
         self._size = self.settings.workers or cluster.world_size
         self._ranks: list[_Rank] = []
+        self._guest: GuestFactory | None = None
         # Two threads that call an SPMD group must reach all its ranks in one order: a collective meets its like.
         self._order = threading.Lock()
         if self.settings.python is not None:
@@ -161,6 +162,11 @@ class RayWorkerGroup:
         handle: WeightHandle = self._gather("publish", calls)[0]
         return handle
 
+    def admit(self, factory: GuestFactory) -> None:
+        """Build a guest beside each worker. Restarted workers get theirs again."""
+        self._guest = factory
+        self._gather("admit", {n: rank.actor.admit.remote(factory) for n, rank in enumerate(self._ranks)})
+
     def restart(self, worker_class: WorkerFactory | None = None) -> None:
         """Replace the workers that were lost; in an SPMD group, all of them.
 
@@ -211,6 +217,8 @@ class RayWorkerGroup:
             self._ranks[n].facts = facts
         contexts = self._contexts()
         self._gather("build", {n: actor.build.remote(self._factory, contexts[n]) for n, actor in actors.items()})
+        if self._guest is not None:
+            self._gather("admit", {n: actor.admit.remote(self._guest) for n, actor in actors.items()})
 
     def _actor(self, number: int, place: Place) -> Any:
         settings, bundle = self.settings, self._cluster.bundle
