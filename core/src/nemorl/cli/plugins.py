@@ -152,13 +152,12 @@ def _print_results(results: Sequence[dict[str, Any]]) -> None:
         tried = f"{len(result['passed'])} checks" if result["passed"] else "loads"
         typer.echo(f"{mark}  {result['id']} ({singular(result['kind'])}){f': {tried}' if result['ok'] else ''}")
         for problem in result["problems"]:
-            typer.echo(indent(f"{problem['what']}\nfix: {problem['fix']}", " " * 8))
+            shown = (problem["what"], problem.get("traceback", ""), f"fix: {problem['fix']}")
+            typer.echo(indent("\n".join(filter(None, shown)), " " * 8))
         for note in result["notes"]:
             typer.echo(f"        note: {note}")
-    failed = sum(not result["ok"] for result in results)
-    typer.echo(
-        f"{len(results)} plugins, {failed} of them unusable" if failed else f"{len(results)} plugins, all usable"
-    )
+    failed, count = sum(not result["ok"] for result in results), f"{len(results)} plugin{'s' * (len(results) != 1)}"
+    typer.echo(f"{count}, {failed} of them unusable" if failed else f"{count}, all usable")
 
 
 def _is_wanted(entry: PluginEntry, kind: str | None) -> bool:

@@ -12,6 +12,7 @@ import io
 import json
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def look(kind: str, name: str, *, full: bool) -> dict[str, Any]:
         if kind != "templates":  # files
             answer["import_s"] = _load(entry, notes)
     except NemorlError as error:
-        problems.append({"what": error.message, "fix": error.fix or ""})
+        problems.append({"what": error.message, "fix": error.fix or "", "traceback": _traceback(error.__cause__)})
         return answer
     if entry.point.dist is not None and requirement_on_kernel(entry) is None:
         notes.append('states no requirement on nemorl-core: add e.g. "nemorl-core>=0.1.0,<0.2" to its dependencies')
@@ -52,6 +53,16 @@ def look(kind: str, name: str, *, full: bool) -> dict[str, Any]:
     fix = f"a defect of {entry.distribution}: update it, or tell its authors"
     problems += [{"what": broken.message, "fix": fix} for broken in report.failed.values()]
     return answer
+
+
+def _traceback(cause: BaseException | None) -> str:
+    """What the plugin's own code did, from its first frame on."""
+    if cause is None:
+        return ""
+    frames = traceback.extract_tb(cause.__traceback__)
+    loading = [n for n, frame in enumerate(frames) if "importlib" in frame.filename or "/nemorl/" in frame.filename]
+    own = frames[loading[-1] + 1 :] if loading else frames
+    return "".join([*traceback.format_list(own), *traceback.format_exception_only(cause)]).rstrip()
 
 
 def _required_options(entry: PluginEntry) -> list[str]:
