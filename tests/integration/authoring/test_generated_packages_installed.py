@@ -57,12 +57,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     found = World(root / "packages", root / "site")
     for kind, names in NAMES.items():
         write_package(names, found.folder(kind))
-    backend = found.folder("training_backend") / f"src/{NAMES['training_backend'].module}/config.py"
-    engine = found.folder("generation_backend") / f"src/{NAMES['generation_backend'].module}/config.py"
-    for file in (backend, engine):  # what the transport's README tells authors of backends to do
-        text = file.read_text()
-        assert text.count('("in_process",') == 1
-        file.write_text(text.replace('("in_process",', f'("in_process", "{NAMES["weight_transport"].entry}",'))
     install = ["pip", "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--target", found.site]
     found.run(*install, *map(found.folder, kinds()))
     return found
@@ -117,7 +111,7 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     return {**base, **changes, **both}
 
 
-def test_a_run_of_the_generated_algorithm_environment_dataset_logger_hook_and_section(
+def test_a_run_of_the_generated_parts_over_the_standard_backends(
     world: World, tiny_model: Path, tmp_path: Path
 ) -> None:
     entry = {kind: names.entry for kind, names in NAMES.items()}
@@ -128,6 +122,7 @@ def test_a_run_of_the_generated_algorithm_environment_dataset_logger_hook_and_se
         algorithm=entry["algorithm"],
         data=entry["dataset"],
         environment={"name": entry["environment"], "max_chars": 3},
+        cluster={"weight_transport": entry["weight_transport"]},
         loggers=[entry["logger"]],
         plugins={"hooks": [entry["hook"]], "report_sections": [entry["report_section"]]},
     )

@@ -20,6 +20,7 @@ class ExampleConfig(GenerationBackendConfig):
     summary: ClassVar[str] = "transformers in one process, prompt by prompt"
     requires_modules: ClassVar[tuple[str, ...]] = ("torch", "transformers")
     install_hint: ClassVar[str] = "pip install nemorl-example"
+    supports: ClassVar[frozenset[str]] = frozenset({"any_transport"})
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process", "shared_memory", "object_store")
 
     max_batch_rows: int = Field(64, ge=1)
