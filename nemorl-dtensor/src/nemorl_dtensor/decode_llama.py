@@ -10,16 +10,14 @@ else takes ``decode_hf``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 import torch
+from nemorl.tensors.kv_cache import KVCache, attend_newest
 from torch import Tensor
 from torch.nn import functional
-
-from nemorl_dtensor.decode_cache import KVCache
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, queries [N, Q, d], keys [N, H, d], values [N, H, d]) -> [N, Q * d]"""
@@ -39,9 +37,6 @@ FAMILY = {
     "qwen2": Features(),
     "qwen3": Features(qk_norm=True),
 }
-
-PREFILL_TOKENS = {"cpu": 2048, "cuda": 16384}
-"""Padded prompt tokens per forward pass: a CPU is fastest while the activations fit its cache."""
 
 ONEDNN_MIN_ROWS = 16
 """Below it the set-up of a oneDNN product costs more than it saves."""
@@ -159,24 +154,10 @@ class LlamaDecoder:
         )
         dtype, device = self._embedding.dtype, self._embedding.device
         self._cos, self._sin = _rotary_tables(body.rotary_emb, max_tokens, dtype, device)
-        self._prefill_tokens = PREFILL_TOKENS.get(device.type, 2048)
         self._cache = KVCache(len(self._layers), self._kv_heads, self._head_size, dtype, device)
 
     def admit(self, prompts: Sequence[tuple[int, ...]], reserve_tokens: int) -> Tensor:
-        first_row = self._cache.rows
-        self._cache.extend([len(prompt) for prompt in prompts], reserve_tokens)
-        rows_of: dict[tuple[int, ...], list[int]] = {}
-        for row, prompt in enumerate(prompts, first_row):
-            rows_of.setdefault(prompt, []).append(row)
-        logits = self._embedding.new_empty(len(prompts), self._head.weight.shape[0])
-        for batch in _prefill_batches(list(rows_of), self._prefill_tokens):
-            logits_UV, keys, values = self._prefill(batch)
-            for size, same in groupby(range(len(batch)), key=lambda index: len(batch[index])):
-                sources = [(index, row) for index in same for row in rows_of[batch[index]]]
-                picked, rows = [index for index, _ in sources], [row for _, row in sources]
-                self._cache.write(rows, keys[:, picked, :, :size], values[:, picked, :, :size])
-                logits[[row - first_row for row in rows]] = logits_UV[picked]
-        return logits
+        return self._cache.admit(prompts, reserve_tokens, self._prefill)
 
     def step(self, tokens: Tensor) -> Tensor:
         positions = self._cache.positions()
@@ -192,7 +173,7 @@ class LlamaDecoder:
             layer_keys[:, :, -1] = k
             layer_values[:, :, -1] = v
             q = q.reshape(rows * self._kv_heads, groups, -1)
-            return _attention(q, layer_keys, layer_values, mask, self._scale).reshape(rows, -1)
+            return attend_newest(q, layer_keys, layer_values, mask, self._scale).reshape(rows, -1)
 
         return self._forward(tokens, cos, sin, attend)
 
@@ -258,20 +239,6 @@ class LlamaDecoder:
         return x.view(x.shape[0], -1, self._head_size)
 
 
-def _attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """One query position per row: q [R * H, G, d], keys and values [R, H, T, d], mask [R, 1, 1, T] -> q's elements."""
-    rows, kv_heads, columns, size = values.shape
-    groups = q.shape[1]
-    if q.dtype != torch.float32:
-        # Fused attention keeps the scores in float32.
-        q = q.view(rows, kv_heads, groups, size)
-        return functional.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=scale)
-    scores = torch.baddbmm(q.new_empty(1), q, keys.flatten(0, 1).transpose(1, 2), beta=0, alpha=scale)
-    if mask is not None:
-        scores.view(rows, kv_heads, groups, columns).add_(mask)
-    return torch.bmm(torch.softmax(scores, -1), values.flatten(0, 1))
-
-
 def _rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
     """Rotary embedding: swapping the halves by a roll, with the minus sign moved into the table."""
     return torch.addcmul(x * cos, torch.roll(x, x.shape[-1] // 2, -1), signed_sin)
@@ -282,14 +249,3 @@ def _rotary_tables(rotary: Any, tokens: int, dtype: torch.dtype, device: torch.d
     cos, sin = rotary(torch.empty(0, dtype=dtype, device=device), torch.arange(tokens, device=device)[None])
     half = sin.shape[-1] // 2
     return cos[0], torch.cat((-sin[0, :, :half], sin[0, :, half:]), -1)
-
-
-def _prefill_batches(prompts: list[tuple[int, ...]], budget_tokens: int) -> Iterator[list[tuple[int, ...]]]:
-    """Prompts by length, in batches of at most ``budget_tokens`` padded tokens (or one prompt)."""
-    batch: list[tuple[int, ...]] = []
-    for prompt in sorted(prompts, key=len):
-        if batch and (len(batch) + 1) * len(prompt) > budget_tokens:
-            yield batch
-            batch = []
-        batch.append(prompt)
-    yield batch

@@ -1,10 +1,11 @@
-"""One response while it grows: its tokens, and when it ends. Plain Python on the host."""
+"""Responses while they grow: their tokens, and when they end. Plain Python on the host."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from nemorl.types import Completion, FinishReason, SamplingParams
+from nemorl.errors import BackendError
+from nemorl.types import Completion, FinishReason, GenerationRequest, SamplingParams
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -45,7 +46,7 @@ class StopStringMatcher:
         return any(string in searched for string in self._strings)
 
 
-class Row:
+class Response:
     """One sample of one request."""
 
     __slots__ = (
@@ -99,5 +100,60 @@ class Row:
             self.finish_reason = "length"
 
     def completion(self, weight_version: int) -> Completion:
-        assert self.finish_reason is not None, "the row has not ended"
+        assert self.finish_reason is not None, "the response has not ended"
         return Completion(tuple(self.token_ids), tuple(self.logprobs), self.finish_reason, (weight_version,))
+
+
+def begin_responses(
+    requests: Sequence[GenerationRequest],
+    *,
+    vocabulary: int,
+    max_sequence_tokens: int,
+    end_ids: frozenset[int],
+    decode: Decode,
+) -> list[list[Response]]:
+    """The empty responses to requests: one list per request, one response per seed.
+
+    Args:
+        requests: What to continue.
+        vocabulary: Token ids are below this.
+        max_sequence_tokens: Most tokens of prompt and response together.
+        end_ids: Tokens that end any response.
+        decode: Tokens to text, for stop strings.
+
+    Raises:
+        BackendError: A prompt is empty, too long or not of this vocabulary, or no token is asked for.
+    """
+    for index, request in enumerate(requests):
+        _require_possible(index, request, vocabulary, max_sequence_tokens)
+    return [
+        [
+            Response(
+                request.token_ids,
+                request.sampling,
+                seed,
+                limit=min(request.sampling.max_new_tokens, max_sequence_tokens - len(request.token_ids)),
+                stop_ids=end_ids.union(request.sampling.stop_token_ids),
+                decode=decode,
+            )
+            for seed in request.seeds
+        ]
+        for request in requests
+    ]
+
+
+def _require_possible(index: int, request: GenerationRequest, vocabulary: int, max_tokens: int) -> None:
+    prompt, asked = request.token_ids, request.sampling.max_new_tokens
+    problem = fix = None
+    if not prompt:
+        problem, fix = "has an empty prompt", "give at least one token, e.g. the beginning-of-sequence token"
+    elif len(prompt) >= max_tokens:
+        problem = f"has a prompt of {len(prompt)} tokens; policy.max_sequence_tokens = {max_tokens} leaves no room"
+        fix = "shorten the prompt, or raise policy.max_sequence_tokens"
+    elif min(prompt) < 0 or max(prompt) >= vocabulary:
+        problem = f"has token ids from {min(prompt)} to {max(prompt)}; the model knows 0 to {vocabulary - 1}"
+        fix = "tokenize with the tokenizer of policy.model_name"
+    elif asked < 1:
+        problem, fix = f"asks for {asked} new tokens", "ask for at least one"
+    if problem is not None:
+        raise BackendError(f"generation request {index} {problem}", fix=fix)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nemorl_dtensor.generation_rows import StopStringMatcher
+from nemorl.tensors.responses import StopStringMatcher
 
 
 def _bytes(ids: Sequence[int]) -> str:

@@ -5,14 +5,24 @@ each row is. A row shorter than the longest has *pad* columns at its left, maske
 moving the last rows into the holes (few copies); rows join by re-aligning the block.
 """
 
-# L = layers, R = rows, H = key-value heads, T = columns, d = head size
+# L = layers, R = rows, H = key-value heads, G = query heads per key-value head, T = columns, d = head size
+# U = distinct prompts, P = prompt tokens, V = vocabulary
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+Prompt = tuple[int, ...]
+Prefill = Callable[[list[Prompt]], tuple[Tensor, Tensor, Tensor]]
+"""Prompts to ([U, V] logits after each, their keys and values [L, U, H, P, d], padded at the end)."""
+
+PREFILL_TOKENS = {"cpu": 2048, "cuda": 16384}
+"""Padded prompt tokens per forward pass: a CPU is fastest while the activations fit its cache."""
 
 
 class KVCache:
@@ -47,6 +57,30 @@ class KVCache:
         keys = self.keys[:, :rows, :, first : self.length]
         values = self.values[:, :rows, :, first : self.length]
         return keys, values, None if self._mask is None else self._mask[..., first : self.length]
+
+    def admit(self, prompts: Sequence[Prompt], reserve_tokens: int, prefill: Prefill) -> Tensor:
+        """Append rows that begin with ``prompts``, each distinct one computed once, and make room for steps after them.
+
+        Returns:
+            [len(prompts), V] what ``prefill`` said after each.
+        """
+        rows_of: dict[Prompt, list[int]] = {}
+        for row, prompt in enumerate(prompts):
+            rows_of.setdefault(prompt, []).append(row)
+        first_row = self.rows
+        self.extend([len(prompt) for prompt in prompts], reserve_tokens)
+        logits: Tensor | None = None
+        for batch in _prefill_batches(list(rows_of), PREFILL_TOKENS.get(self._device.type, 2048)):
+            logits_UV, keys, values = prefill(batch)
+            for size, same in groupby(range(len(batch)), key=lambda index: len(batch[index])):
+                sources = [(index, row) for index in same for row in rows_of[batch[index]]]
+                picked, rows = [index for index, _ in sources], [row for _, row in sources]
+                self.write([first_row + row for row in rows], keys[:, picked, :, :size], values[:, picked, :, :size])
+                if logits is None:
+                    logits = logits_UV.new_empty(len(prompts), logits_UV.shape[1])
+                logits[rows] = logits_UV[picked]
+        assert logits is not None, "there are prompts"
+        return logits
 
     def extend(self, prompt_tokens: Sequence[int], reserve_tokens: int) -> None:
         """Make room for rows with prompts of these lengths, whose ``write`` is to follow, and for steps after them."""
@@ -98,3 +132,44 @@ class KVCache:
             hidden = torch.arange(self.keys.shape[3], device=self._device) < self._pads_R.unsqueeze(1)
             self._mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
             self._mask = self._mask.masked_fill_(hidden, float("-inf"))[:, None, None]
+
+
+def attend_newest(
+    q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, cap: float | None = None
+) -> Tensor:
+    """Attention of one new token per row over the cached ones, its own included.
+
+    Args:
+        q: [R * H, G, d]
+        keys: [R, H, T, d]
+        values: [R, H, T, d]
+        mask: [R, 1, 1, T] added to the scores, or ``None``.
+        scale: Factor of the scores.
+        cap: Scores s become cap * tanh(s / cap).
+
+    Returns:
+        As many elements as ``q`` has, in its order.
+    """
+    rows, kv_heads, columns, size = values.shape
+    groups = q.shape[1]
+    if q.dtype != torch.float32 and cap is None:
+        # Fused attention keeps the scores in float32.
+        q = q.view(rows, kv_heads, groups, size)
+        return scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=scale)
+    scores = torch.baddbmm(q.new_empty(1), q, keys.flatten(0, 1).transpose(1, 2), beta=0, alpha=scale)
+    if cap is not None:
+        scores = cap * torch.tanh(scores / cap)
+    if mask is not None:
+        scores.view(rows, kv_heads, groups, columns).add_(mask)
+    return torch.bmm(torch.softmax(scores, -1, dtype=torch.float32).to(q.dtype), values.flatten(0, 1))
+
+
+def _prefill_batches(prompts: list[Prompt], budget_tokens: int) -> Iterator[list[Prompt]]:
+    """Prompts by length, in batches of at most ``budget_tokens`` padded tokens (or one prompt)."""
+    batch: list[Prompt] = []
+    for prompt in sorted(prompts, key=len):
+        if batch and (len(batch) + 1) * len(prompt) > budget_tokens:
+            yield batch
+            batch = []
+        batch.append(prompt)
+    yield batch

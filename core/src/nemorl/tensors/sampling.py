@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from nemorl.types import SamplingParams
 from torch import Tensor
+
+from nemorl.types import SamplingParams
 
 CHUNK_POSITIONS = 64
 """Uniform numbers are computed for this many positions at a time: the hash is a dozen small operations."""
