@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from nemorl.observe import report_parts as parts
-from nemorl.observe.report import write_combined_report, write_report
+from nemorl.observe.report import plugin_section, write_combined_report, write_report
+from nemorl.observe.report_sections import Curves, Section, Table, Text
 from nemorl.observe.report_sections import Curves, Section
 from nemorl.observe.run_data import RunData
 from nemorl.plugins import Registry
@@ -211,3 +212,14 @@ def test_a_section_that_cannot_be_drawn_says_so_and_the_report_goes_on(
     assert "report section &#x27;Rewards&#x27; raised AttributeError" in page
     assert "4 exactly" in page
     assert list(embedded_data(page)) == ["s1"]
+
+
+def test_curves_of_a_plugin_in_a_row_share_a_line_and_text_is_escaped() -> None:
+    one, other = Curves("a", {"x": {1: 1.0}}), Curves("b", {"x": {1: 2.0}})
+    data: dict[str, Any] = {}
+    page = plugin_section("s", Section("<b>", [one, other, Text("1 < 2"), one, Table(["n"], [[0.5], [None]])]), data)
+    assert [[card["title"] for card in data[place]["charts"]] for place in ("s-0", "s-3")] == [["a", "b"], ["a"]]
+    assert "<h2>&lt;b&gt;</h2>" in page
+    assert "<p>1 &lt; 2</p>" in page
+    assert "<td>0.5</td>" in page
+    assert page.count("data-charts") == 2

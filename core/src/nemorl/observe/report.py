@@ -143,19 +143,24 @@ def _drawn(key: str, section: Section, data: dict[str, Any]) -> str:
 
 def plugin_section(key: str, section: Section, data: dict[str, Any]) -> str:
     """The HTML of a section of a plugin; its charts go to ``data``. Raises what malformed blocks raise."""
-    body = []
+    body: list[str] = []
+    cards: list[Any] | None = None  # of the charts that the block before belongs to
     for number, block in enumerate(section.blocks):
         match block:
+            case Curves():
+                if cards is None:  # those in a row stand side by side
+                    place, cards = f"{key}-{number}", []
+                    data[place] = {"charts": cards}
+                    body.append(f'<div class="charts" data-charts="{place}"></div>')
+                cards.append(parts.chart_card(block.title, block.hint, block.smooth, block.series))
+                continue
             case Text(text):
                 body.append(f"<p>{parts.esc(text)}</p>")
             case Table():
                 body.append(parts.table(block.columns, block.rows))
-            case Curves():
-                place = f"{key}-{number}"
-                data[place] = {"charts": [parts.chart_card(block.title, block.hint, block.smooth, block.series)]}
-                body.append(f'<div class="charts" data-charts="{place}"></div>')
             case _:
                 body.append(f"<p>{parts.esc(f'not a Text, Table or Curves: {block!r:.80}')}</p>")
+        cards = None
     return _section(key, section.title, "".join(body))
 
 
