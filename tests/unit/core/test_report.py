@@ -12,7 +12,6 @@ import pytest
 from nemorl.observe import report_parts as parts
 from nemorl.observe.report import plugin_section, write_combined_report, write_report
 from nemorl.observe.report_sections import Curves, Section, Table, Text
-from nemorl.observe.report_sections import Curves, Section
 from nemorl.observe.run_data import RunData
 from nemorl.plugins import Registry
 
