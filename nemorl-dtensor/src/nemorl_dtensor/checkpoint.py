@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 from nemorl.errors import CheckpointError
+from nemorl.tensors.random_state import random_state, restore_random_state
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
@@ -38,7 +39,7 @@ def save(path: Path, parameters: Mapping[str, nn.Parameter], optimizer: Optimize
     """Write everything that makes the next step into the existing folder ``path``. Collective."""
     _write(path / MODEL, {name: parameter.detach() for name, parameter in parameters.items()})
     _write(path / OPTIMIZER, optimizer.tensors())
-    save_file(_rng_states(), _rng_file(path, rank))
+    save_file(random_state(), _rng_file(path, rank))
     if rank == 0:
         (path / OPTIMIZER_JSON).write_text(json.dumps({"format": FORMAT, "steps": optimizer.steps}, indent=2) + "\n")
 
@@ -62,7 +63,7 @@ def load(path: Path, parameters: Mapping[str, nn.Parameter], optimizer: Optimize
     if state:
         _read(path / OPTIMIZER, state)
     file = _rng_file(path, rank)
-    _restore_rng(_load_file(file if file.is_file() else _rng_file(path, 0)))
+    restore_random_state(_load_file(file if file.is_file() else _rng_file(path, 0)))
 
 
 def _write(folder: Path, tensors: dict[str, Tensor]) -> None:
@@ -151,18 +152,3 @@ def _compare(path: Path, expected: Mapping[str, torch.Size], found: Mapping[str,
             f"the checkpoint {path} is of another model: {listed}",
             fix="resume with the model and lora settings it was saved with",
         )
-
-
-def _rng_states() -> dict[str, Tensor]:
-    states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        states |= {f"cuda.{index}": state for index, state in enumerate(torch.cuda.get_rng_state_all())}
-    return states
-
-
-def _restore_rng(states: Mapping[str, Tensor]) -> None:
-    torch.set_rng_state(states["cpu"].clone())
-    for name, state in states.items():
-        index = name.removeprefix("cuda.")
-        if index.isdecimal() and int(index) < torch.cuda.device_count():
-            torch.cuda.set_rng_state(state.clone(), int(index))

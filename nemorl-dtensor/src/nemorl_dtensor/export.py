@@ -1,30 +1,18 @@
-"""A policy as a Hugging Face folder: config, safetensors, tokenizer."""
+"""A policy as a Hugging Face folder: config and safetensors. The tokenizer is ``nemorl.tensors.model_folder``'s."""
 
 from __future__ import annotations
 
 import copy
-import json
-import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from nemorl.errors import BackendError
-from safetensors.torch import save_file
+from nemorl.tensors.model_folder import write_weights
 from torch import Tensor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-TOKENIZER_FILES = (
-    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model", "chat_template*",
-    "generation_config.json",
-)  # fmt: skip
-"""Copied rather than loaded and saved again: loading may guess another tokenizer class."""
-
-FILE_BYTES = 4 * 2**30
-"""Size of one file of a sharded model's weights, which rank 0 holds in memory until it is written."""
 
 
 def save_pretrained(path: Path, model: PreTrainedModel, tensors: Iterable[tuple[str, Tensor]] | None = None) -> None:
@@ -67,59 +55,4 @@ def save_sharded(path: Path, model: PreTrainedModel, tensors: Iterable[tuple[str
     config.save_pretrained(path)
     if model.can_generate() and model.generation_config is not None:
         model.generation_config.save_pretrained(path)
-    files: list[list[str]] = []
-    pending: dict[str, Tensor] = {}
-    size = 0
-    for name, tensor in tensors:
-        if pending and size + tensor.nbytes > FILE_BYTES:
-            files.append(_write_part(path, len(files), pending))
-            pending, size = {}, 0
-        pending[name] = tensor.detach().cpu().contiguous()
-        size += tensor.nbytes
-    files.append(_write_part(path, len(files), pending))
-    _name_parts(path, files)
-
-
-def save_tokenizer(path: Path, model_name: str) -> None:
-    """Give a folder that :func:`save_pretrained` wrote the tokenizer of the model that the policy was loaded from."""
-    source = Path(model_name).expanduser()
-    if source.is_dir():
-        for pattern in TOKENIZER_FILES:
-            for file in source.glob(pattern):
-                shutil.copyfile(file, path / file.name)
-        return
-    from transformers import AutoTokenizer
-
-    try:
-        AutoTokenizer.from_pretrained(model_name).save_pretrained(path)
-    except (OSError, ValueError) as error:
-        raise BackendError(
-            f"the weights were written to {path}, but the tokenizer of {model_name!r} cannot be loaded: {error}",
-            fix="copy the tokenizer files into the folder yourself",
-        ) from error
-
-
-def _write_part(path: Path, number: int, tensors: Mapping[str, Tensor]) -> list[str]:
-    """The names written. How many files there will be, and so their names, is known at the end."""
-    save_file(dict(tensors), path / _part(number), metadata={"format": "pt"})
-    return list(tensors)
-
-
-def _name_parts(path: Path, files: list[list[str]]) -> None:
-    """Rename the parts as transformers expects them, and say which tensor is in which."""
-    if len(files) == 1:
-        (path / _part(0)).rename(path / "model.safetensors")
-        return
-    places: dict[str, str] = {}
-    total = 0
-    for number, names in enumerate(files):
-        final = f"model-{number + 1:05}-of-{len(files):05}.safetensors"
-        (path / _part(number)).rename(path / final)
-        total += (path / final).stat().st_size
-        places.update(dict.fromkeys(names, final))
-    index = {"metadata": {"total_size": total}, "weight_map": places}
-    (path / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
-
-
-def _part(number: int) -> str:
-    return f"part-{number:05}.safetensors"
+    write_weights(path, tensors)

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from nemorl.errors import BackendError
 from nemorl.tensors import linear_logprobs, linear_topk_logprobs
+from nemorl.tensors.rows import Rows
 from torch import Tensor, nn
-
-from nemorl_dtensor.layout import Rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

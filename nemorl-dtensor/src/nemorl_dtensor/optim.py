@@ -1,4 +1,4 @@
-"""AdamW over named parameters: schedule, clipping, float32 state whatever the precision of the weights.
+"""AdamW over named parameters: clipping, float32 state whatever the precision of the weights.
 
 Weights of lower precision get a float32 master copy that the optimizer updates; the weights are its rounding. Without
 it, updates smaller than bfloat16's 8 bits are lost. Gradients of several microbatches add up in float32 too.
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from nemorl.errors import BackendError, CheckpointError
+from nemorl.errors import CheckpointError
+from nemorl.schedules import schedule_factor
+from nemorl.tensors.steps import StepResult
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -24,30 +25,6 @@ if TYPE_CHECKING:
 
 TotalNorm = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Tensor]
 """(parameters, this rank's gradients of them) -> L2 norm of the whole gradient"""
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """What one optimizer step did."""
-
-    grad_norm: float
-    """Global L2 norm before clipping"""
-    lr: float
-    skipped: bool
-    """The norm was not finite, so the weights did not change"""
-
-
-def require_end(schedule: ScheduleConfig) -> None:
-    """Refuse a decay whose length nobody knows.
-
-    Raises:
-        BackendError: ``decay_steps`` is unset.
-    """
-    if schedule.kind != "constant" and schedule.decay_steps is None:
-        raise BackendError(
-            f"the {schedule.kind} schedule does not know the number of optimizer steps",
-            fix="set policy.schedule.decay_steps; a trainer that plans its steps fills it in",
-        )
 
 
 class Optimizer:
@@ -163,18 +140,6 @@ class Optimizer:
         for name, parameter in self._parameters.items():
             if self._masters[name].dtype != parameter.dtype:
                 local(parameter).copy_(self._masters[name])
-
-
-def schedule_factor(schedule: ScheduleConfig, step: int) -> float:
-    """Fraction of the peak rate at optimizer step ``step`` (1 is the first): warm-up ends at 1, decay at the floor."""
-    if step < schedule.warmup_steps:
-        return step / schedule.warmup_steps
-    if schedule.kind == "constant" or schedule.decay_steps is None:
-        return 1.0
-    span = max(1, schedule.decay_steps - schedule.warmup_steps)
-    progress = min(1.0, (step - schedule.warmup_steps) / span)
-    shape = 1.0 - progress if schedule.kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
-    return schedule.min_lr_frac + (1.0 - schedule.min_lr_frac) * shape
 
 
 def _master(parameter: nn.Parameter) -> nn.Parameter:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from nemorl.tensors import linear_topk_logprobs, vocab_parallel_logprobs, vocab_parallel_topk_logprobs
+from nemorl.tensors.rows import PAD_ID, Rows
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
-from nemorl_dtensor.layout import PAD_ID, Rows
 from nemorl_dtensor.model_head import Scorer, decoder_states, predicting_states
 from nemorl_dtensor.ranks import local
 from nemorl_dtensor.sharding import SCORE, reshard, shard

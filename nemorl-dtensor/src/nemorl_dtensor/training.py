@@ -2,9 +2,9 @@
 
 # N = tokens of all sequences concatenated, B = sequences, M = scored tokens
 
-A step is: plan microbatches (``layout``), for each one rows -> hidden states -> log-probs (``model_head``) -> loss ->
-backward, then one optimizer step (``optim``). Losses are sums over tokens with weights that were normalised on the
-driver, so microbatches simply add up. The model stays in evaluation mode: dropout in the policy would make the
+A step is: plan microbatches (``nemorl.tensors.rows``), for each one rows -> hidden states -> log-probs (``model_head``)
+-> loss -> backward, then one optimizer step (``optim``). Losses are sums over tokens with weights that were normalised
+on the driver, so microbatches simply add up. The model stays in evaluation mode: dropout in the policy would make the
 log-probs of two passes differ; only adapters may have their own (``LoraConfig.dropout``).
 """
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,17 +19,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from nemorl.contracts import Head, Loss, WeightsName
 from nemorl.errors import BackendError, UsageError
-from nemorl.observe.metrics import Last, Mean, Metrics, Sum, merge
-from nemorl.tensors import TokenBatch, segment_sum
+from nemorl.observe.metrics import Metrics
+from nemorl.schedules import require_end
+from nemorl.tensors import TokenBatch
+from nemorl.tensors.model_folder import save_tokenizer
+from nemorl.tensors.rows import Rows, default_microbatch_tokens, plan_microbatches, to_rows
+from nemorl.tensors.steps import PLACE, require_fields, step_metrics, with_places
 from torch import Tensor
 
 from nemorl_dtensor import checkpoint, export
 from nemorl_dtensor.allocator import keep_freed_memory
 from nemorl_dtensor.assembly import AnyScorer, assemble
-from nemorl_dtensor.layout import Rows, default_microbatch_tokens, plan_microbatches, to_rows
 from nemorl_dtensor.model_head import Scorer
 from nemorl_dtensor.model_lora import plain_name
-from nemorl_dtensor.optim import Optimizer, require_end
+from nemorl_dtensor.optim import Optimizer
 from nemorl_dtensor.ranks import Ranks, whole
 from nemorl_dtensor.sharded_head import ShardedScorer
 from nemorl_dtensor.sharded_weights import saved_tensors
@@ -78,7 +80,7 @@ class DTensorBackend:
 
     def train_step(self, batch: TokenBatch, loss: Loss) -> Metrics:
         optimizer = self._optimizer
-        _require_fields(batch, loss)
+        require_fields(batch, loss)
         optimizer.clear_gradients()
         if self._adapters:
             self._adapters.train(True)
@@ -105,16 +107,7 @@ class DTensorBackend:
         if self._adapters:
             self._adapters.train(False)
         result = optimizer.step()
-        trained = batch.mask.sum()
-        return {
-            **merge(parts),
-            "loss": Sum(float(torch.stack(losses).sum()) if losses else 0.0),
-            "grad_norm": Mean(result.grad_norm),
-            "lr": Last(result.lr),
-            "skipped_updates": Sum(float(result.skipped)),
-            "global_valid_toks": Sum(float(trained)),
-            "global_valid_seqs": Sum(float((segment_sum(batch.mask.float(), batch.mask, batch.lengths) > 0).sum())),
-        }
+        return step_metrics(batch, parts, losses, result)
 
     def get_logprobs(self, batch: TokenBatch, weights: WeightsName = "policy") -> Tensor:
         self._require_head("language_model", "log-probs")
@@ -164,7 +157,7 @@ class DTensorBackend:
         else:
             export.save_sharded(path, self._model, self._named_tensors(), self._rank)
         if self._rank == 0:
-            export.save_tokenizer(path, self._policy.model_name)
+            save_tokenizer(path, self._policy.model_name)
 
     def shutdown(self) -> None:
         for name in ("_model", "_scorer", "_reference", "_adapters", "_trainable", "_optimizer"):
@@ -191,9 +184,7 @@ class DTensorBackend:
         self, batch: TokenBatch, scorer: AnyScorer, read: Callable[[Rows], Sequence[Tensor]], into: Sequence[Tensor]
     ) -> None:
         """Write what ``read`` says of the scored tokens ([M, …] each) to their places in ``into``, without gradient."""
-        # A microbatch reorders sequences; the field `place` says where in the batch each of its tokens belongs.
-        place = torch.arange(batch.num_tokens, device=batch.token_ids.device)
-        batch = replace(batch, token_fields={"place": place}, sequence_fields={}, coupled=1)
+        batch = with_places(batch)
         # FSDP2 keeps buffers between passes, which must not become inference tensors.
         with torch.no_grad() if self._ranks else torch.inference_mode():
             plan = plan_microbatches(batch, self._budget, padded=not self._packed)
@@ -204,7 +195,7 @@ class DTensorBackend:
                 if rows.targets.numel() == 0:
                     idle_passes += 1 if self._ranks else 0  # the other ranks may have something to score
                     continue
-                places = microbatch["place"][rows.targets]
+                places = microbatch[PLACE][rows.targets]
                 try:
                     for whole_batch, found in zip(into, read(rows), strict=True):
                         whole_batch[places.to(whole_batch.device)] = found.to(whole_batch.device)
@@ -264,14 +255,4 @@ class DTensorBackend:
         return BackendError(
             f"out of memory on {self._device} with microbatches of {self._budget} padded tokens: {error}",
             fix=f"set policy.microbatch_tokens: {max(1, self._budget // 2)} or policy.activation_checkpointing: true",
-        )
-
-
-def _require_fields(batch: TokenBatch, loss: Loss) -> None:
-    missing = sorted(name for name in loss.requires if name not in batch)
-    if missing:
-        have = ", ".join([*batch.token_fields, *batch.sequence_fields]) or "none"
-        raise UsageError(
-            f"{type(loss).__name__} reads {', '.join(missing)}, which this batch does not have (fields: {have})",
-            fix="compute them before train_step and add them with batch.with_tokens() or with_sequences()",
         )

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import torch
 from nemorl.errors import BackendError
+from nemorl.tensors.rows import Rows
 from torch import Tensor, nn
 
-from nemorl_dtensor.layout import Rows
 from nemorl_dtensor.model_head import PROBE_TOKENS, TOLERANCE, Score, decoder_states, predicting_states, probe_ids
 from nemorl_dtensor.sharding import VALUE_HEAD
 

@@ -14,9 +14,10 @@ from nemorl.config import PolicyConfig
 from nemorl.observe.metrics import Metrics, Sum
 from nemorl.resources.worker import WorkerContext
 from nemorl.tensors import TokenBatch
+from nemorl.tensors.model_folder import save_tokenizer
 from nemorl.tiny import write_tiny_model
 from nemorl_dtensor import DTensorConfig
-from nemorl_dtensor.export import save_pretrained, save_tokenizer
+from nemorl_dtensor.export import save_pretrained
 from nemorl_dtensor.model import load_model
 from nemorl_dtensor.training import DTensorBackend
 from torch import Tensor

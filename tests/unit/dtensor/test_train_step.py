@@ -13,9 +13,9 @@ import torch
 from nemorl.config import ScheduleConfig
 from nemorl.errors import BackendError, UsageError
 from nemorl.observe.metrics import Metrics
+from nemorl.schedules import schedule_factor
 from nemorl.tensors import TokenBatch
-from nemorl_dtensor.layout import plan_microbatches
-from nemorl_dtensor.optim import schedule_factor
+from nemorl.tensors.rows import plan_microbatches
 from nemorl_dtensor.training import DTensorBackend
 from torch import Tensor
 from transformers import AutoModelForCausalLM

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 from nemorl.tensors import TokenBatch
-from nemorl_dtensor.layout import fed_lengths, plan_microbatches, to_rows
+from nemorl.tensors.rows import fed_lengths, plan_microbatches, to_rows
+from nemorl.testing.batches import ragged_batch
 
 # tokens   10 11 12 | 20 21 22 23 | 30 31 | 40
 # mask      F  T  T |  F  T  F  F |  F  F |  F
@@ -36,7 +37,8 @@ def test_packed_rows_restart_positions_at_each_sequence() -> None:
     assert rows.predictors.tolist() == [0, 1, 2]
 
 
-def test_the_plan_holds_every_sequence_once_within_the_budget(batch: TokenBatch) -> None:
+def test_the_plan_holds_every_sequence_once_within_the_budget() -> None:
+    batch = ragged_batch()
     fed = fed_lengths(batch).tolist()
     for budget in (1, 20, 40, 1000):
         plan = plan_microbatches(batch, budget)
@@ -46,7 +48,8 @@ def test_the_plan_holds_every_sequence_once_within_the_budget(batch: TokenBatch)
             assert len(rows) <= 1 or len(rows) * max(rows) <= budget
 
 
-def test_a_packed_plan_counts_real_tokens(batch: TokenBatch) -> None:
+def test_a_packed_plan_counts_real_tokens() -> None:
+    batch = ragged_batch()
     fed = fed_lengths(batch).tolist()
     for part in plan_microbatches(batch, 40, padded=False):
         assert len(part) == 1 or sum(fed[index] for index in part) <= 40

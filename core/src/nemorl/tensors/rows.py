@@ -1,5 +1,7 @@
 """From ragged sequences to the rows that a model computes, and back to the positions that are scored.
 
+What training backends share of laying out a batch; how a model computes rows is theirs.
+
 # N = tokens of all sequences concatenated, B = sequences, M = scored tokens, R = rows, W = row width
 
 A model is fed only what scoring needs: of each sequence the tokens before its last scored one, and nothing of a
@@ -17,8 +19,11 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 import torch
-from nemorl.tensors import TokenBatch, next_token_targets, segment_ids
 from torch import Tensor
+
+from nemorl.tensors.batch import TokenBatch
+from nemorl.tensors.functional import segment_ids
+from nemorl.tensors.logprobs import next_token_targets
 
 PAD_ID = 0
 """Any valid token id: padding is never attended to by real tokens and never scored."""

@@ -1,0 +1,80 @@
+"""What every training backend does around an optimizer step: check what the loss reads, say what happened.
+
+# N = tokens of all sequences concatenated
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from nemorl.errors import UsageError
+from nemorl.observe.metrics import Last, Mean, Metrics, Sum, merge
+from nemorl.tensors.batch import TokenBatch
+from nemorl.tensors.functional import segment_sum
+
+if TYPE_CHECKING:
+    from nemorl.contracts import Loss
+
+PLACE = "place"
+"""Field of :func:`with_places`."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one optimizer step did."""
+
+    grad_norm: float
+    """Global L2 norm before clipping"""
+    lr: float
+    skipped: bool
+    """The norm was not finite, so the weights did not change"""
+
+
+def require_fields(batch: TokenBatch, loss: Loss) -> None:
+    """Refuse a batch that lacks what the loss reads.
+
+    Raises:
+        UsageError: names the fields.
+    """
+    missing = sorted(name for name in loss.requires if name not in batch)
+    if missing:
+        have = ", ".join([*batch.token_fields, *batch.sequence_fields]) or "none"
+        raise UsageError(
+            f"{type(loss).__name__} reads {', '.join(missing)}, which this batch does not have (fields: {have})",
+            fix="compute them before train_step and add them with batch.with_tokens() or with_sequences()",
+        )
+
+
+def step_metrics(batch: TokenBatch, parts: Sequence[Metrics], losses: Sequence[Tensor], result: StepResult) -> Metrics:
+    """What ``train_step`` returns.
+
+    Args:
+        batch: This rank's shard of the minibatch.
+        parts: The loss's metrics of each microbatch.
+        losses: Its value for each, float64 scalars.
+        result: The optimizer's part.
+    """
+    trained_B = segment_sum(batch.mask.float(), batch.mask, batch.lengths)
+    return {
+        **merge(parts),
+        "loss": Sum(float(torch.stack(list(losses)).sum()) if losses else 0.0),
+        "grad_norm": Mean(result.grad_norm),
+        "lr": Last(result.lr),
+        "skipped_updates": Sum(float(result.skipped)),
+        "global_valid_toks": Sum(float(batch.mask.sum())),
+        "global_valid_seqs": Sum(float((trained_B > 0).sum())),
+    }
+
+
+def with_places(batch: TokenBatch) -> TokenBatch:
+    """The bare sequences with one field, ``PLACE``: where in the batch each token stands.
+
+    A microbatch reorders sequences; this says where what was found of its tokens belongs.
+    """
+    place = torch.arange(batch.num_tokens, device=batch.token_ids.device)
+    return replace(batch, token_fields={PLACE: place}, sequence_fields={}, coupled=1)
