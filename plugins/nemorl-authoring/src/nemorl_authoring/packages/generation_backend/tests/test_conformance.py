@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import pytest
-import torch
-from nemorl.testing import conformance
-from nemorl.types import SamplingParams
+from pathlib import Path
 
-from nemorl_example.sampling import truncated
+from nemorl.config import GenerationConfig, PolicyConfig
+from nemorl.resources.worker import WorkerContext
+from nemorl.testing import conformance
+from nemorl.types import GenerationRequest, SamplingParams
+
+from nemorl_example.config import ExampleConfig
 
 test_conformance = conformance("generation_backends", "example")
 
 
-@pytest.mark.parametrize(
-    ("params", "kept"),
-    [
-        (SamplingParams(), [0.1, 0.5, 0.15, 0.25]),
-        (SamplingParams(top_k=2), [0.0, 0.5, 0.0, 0.25]),
-        (SamplingParams(top_p=0.6), [0.0, 0.5, 0.0, 0.25]),  # 0.5 is not enough, 0.5 + 0.25 is
-        (SamplingParams(top_k=2, top_p=0.6), [0.0, 0.5, 0.0, 0.0]),  # 0.5 of the 0.75 that top_k leaves is
-        (SamplingParams(min_p=0.4), [0.0, 0.5, 0.0, 0.25]),  # 0.4 * 0.5 = 0.2
-    ],
-)
-def test_truncation_keeps_the_likeliest(params: SamplingParams, kept: list[float]) -> None:
-    assert truncated(torch.tensor([[0.1, 0.5, 0.15, 0.25]]), params)[0].tolist() == pytest.approx(kept)
+def test_how_many_rows_grow_side_by_side_changes_no_token(tiny_model: Path) -> None:
+    policy = PolicyConfig(model_name=str(tiny_model), max_sequence_tokens=64)
+    request = GenerationRequest((9, 18, 10), SamplingParams(max_new_tokens=8), seeds=tuple(range(5)))
+    found = []
+    for rows in (5, 2):
+        config = ExampleConfig(max_batch_rows=rows)
+        engine = config.build(GenerationConfig(), policy, WorkerContext(), None)
+        found.append([completion.token_ids for completion in engine.generate([request])[0]])
+        engine.shutdown()
+    assert found[0] == found[1]

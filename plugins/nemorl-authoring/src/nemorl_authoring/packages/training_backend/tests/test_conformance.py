@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from nemorl.config import PolicyConfig
-from nemorl.config.models import ScheduleConfig
 from nemorl.errors import BackendError
+from nemorl.observe.metrics import Metrics
 from nemorl.resources.worker import WorkerContext
+from nemorl.tensors import TokenBatch
 from nemorl.testing import conformance
+from torch import Tensor
 
 from nemorl_example.config import ExampleConfig
-from nemorl_example.training import schedule_factor
+
+
+@dataclass(frozen=True)
+class ZeroLoss:
+    """A gradient of zero."""
+
+    requires: ClassVar[frozenset[str]] = frozenset()
+
+    def __call__(self, policy_logprobs: Tensor, batch: TokenBatch) -> tuple[Tensor, Metrics]:
+        return policy_logprobs.sum() * 0.0, {}
+
 
 test_conformance = conformance("training_backends", "example")
 
@@ -23,6 +37,12 @@ def test_what_it_cannot_do_is_refused(tiny_model: Path) -> None:
         ExampleConfig().build(policy, WorkerContext(world_size=2), reference=False)
 
 
-def test_the_rate_rises_to_its_peak_and_falls_to_the_floor() -> None:
-    schedule = ScheduleConfig(kind="linear", warmup_steps=2, decay_steps=6, min_lr_frac=0.5)
-    assert [schedule_factor(schedule, step) for step in (1, 2, 4, 6, 9)] == [0.5, 1.0, 0.75, 0.5, 0.5]
+def test_a_decay_is_followed(tiny_model: Path) -> None:
+    schedule = {"kind": "linear", "decay_steps": 4}
+    policy = PolicyConfig.model_validate(
+        {"model_name": str(tiny_model), "schedule": schedule, "optimizer": {"lr": 1e-3}}
+    )
+    backend = ExampleConfig().build(policy, WorkerContext(), reference=False)
+    batch = TokenBatch.from_sequences([[9, 18, 10]], [[False, True, True]])
+    rates = [backend.train_step(batch, ZeroLoss())["lr"].value for _ in range(3)]
+    assert rates == pytest.approx([0.75e-3, 0.5e-3, 0.25e-3])

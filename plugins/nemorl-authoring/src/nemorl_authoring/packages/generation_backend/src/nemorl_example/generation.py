@@ -1,9 +1,7 @@
 """The backend: ``nemorl.contracts.GenerationBackend`` is the specification, ``nemorl.testing`` its tests.
 
-# R = responses to one prompt, V = vocabulary
-
 All responses to a prompt grow side by side from one cache; as they begin with the same tokens, nothing is padded. How
-a token is drawn is in ``sampling``.
+tokens are drawn and when a response ends is the same in every backend: ``nemorl.tensors``.
 """
 
 from __future__ import annotations
@@ -14,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from nemorl.errors import BackendError
+from nemorl.tensors.responses import Response, begin_responses
+from nemorl.tensors.sampling import RowSampler
 from nemorl.tokenizer import Tokenizer
 from nemorl.types import Completion, GenerationRequest
 from nemorl.weights import WeightHandle
-
-from nemorl_example.sampling import draw
 
 if TYPE_CHECKING:
     from nemorl.config import PolicyConfig
@@ -43,21 +41,17 @@ class ExampleGeneration:
 
     @torch.inference_mode()
     def generate(self, requests: Sequence[GenerationRequest]) -> list[list[Completion]]:
-        for index, request in enumerate(requests):
-            if not 0 < len(request.token_ids) < self._limit:
-                raise BackendError(
-                    f"request {index} has a prompt of {len(request.token_ids)} tokens; with a response it must be "
-                    f"between 1 and policy.max_sequence_tokens = {self._limit}",
-                    fix="shorten the prompt, or raise policy.max_sequence_tokens",
-                )
-        return [
-            [
-                completion
-                for start in range(0, len(request.seeds), self._max_rows)
-                for completion in self._respond(request, request.seeds[start : start + self._max_rows])
-            ]
-            for request in requests
-        ]
+        groups = begin_responses(
+            requests,
+            vocabulary=self._model.get_input_embeddings().num_embeddings,
+            max_sequence_tokens=self._limit,
+            end_ids=self._end_ids,
+            decode=self._tokenizer.decode,
+        )
+        for group in groups:
+            for start in range(0, len(group), self._max_rows):
+                self._grow(group[start : start + self._max_rows])
+        return [[response.completion(self._version) for response in group] for group in groups]
 
     def update_weights(self, handle: WeightHandle, version: int) -> None:
         names = {name for name, _ in self._model.named_parameters()}
@@ -76,36 +70,20 @@ class ExampleGeneration:
     def shutdown(self) -> None:
         self._model = None
 
-    def _respond(self, request: GenerationRequest, seeds: Sequence[int]) -> list[Completion]:
-        """One completion per seed."""
-        params = request.sampling
-        limit = min(params.max_new_tokens, self._limit - len(request.token_ids))
-        stop_ids = self._end_ids.union(params.stop_token_ids)
-        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        ids: list[list[int]] = [[] for _ in seeds]
-        logprobs: list[list[float]] = [[] for _ in seeds]
-        stopped = [False] * len(seeds)
-        fed = torch.tensor([request.token_ids] * len(seeds), device=self._device)
+    def _grow(self, rows: Sequence[Response]) -> None:
+        """Let responses to one prompt grow until all have ended."""
+        sampler = RowSampler(torch.device(self._device))
+        sampler.add([row.sampling for row in rows], [row.seed for row in rows])
+        fed = torch.tensor([row.prompt for row in rows], device=self._device)
         cache: Any = None
-        for _ in range(limit):
+        while any(row.finish_reason is None for row in rows):
             output = self._model(input_ids=fed, past_key_values=cache, use_cache=True, logits_to_keep=1)
             cache = output.past_key_values
-            tokens_R, logprobs_R = draw(output.logits[:, -1].float().cpu(), params, generators)
-            for row, (token, logprob) in enumerate(zip(tokens_R.tolist(), logprobs_R.tolist(), strict=True)):
-                if not stopped[row]:  # a response that has ended draws on, and nobody reads it
-                    ids[row].append(token)
-                    logprobs[row].append(logprob)
-                    stopped[row] = token in stop_ids or self._says(ids[row], params.stop_strings)
-            if all(stopped):
-                break
-            fed = tokens_R[:, None].to(self._device)
-        return [
-            Completion(tuple(found), tuple(nats), "stop" if ended else "length", (self._version,))
-            for found, nats, ended in zip(ids, logprobs, stopped, strict=True)
-        ]
-
-    def _says(self, ids: Sequence[int], strings: Sequence[str]) -> bool:
-        return bool(strings) and any(string in self._tokenizer.decode(ids) for string in strings)
+            tokens, logprobs = sampler.sample(output.logits[:, -1])
+            for row, token, logprob in zip(rows, tokens.tolist(), logprobs.tolist(), strict=True):
+                if row.finish_reason is None:  # one that has ended draws on, and nobody reads it
+                    row.push(token, logprob)
+            fed = tokens[:, None]
 
 
 def load_model(policy: PolicyConfig, worker: WorkerContext, *, with_weights: bool) -> Any:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from nemorl.errors import CheckpointError
+from nemorl.tensors.random_state import random_state, restore_random_state
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -18,7 +19,7 @@ MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 def save(path: Path, parameters: Mapping[str, Tensor], optimizer: torch.optim.AdamW, steps: int) -> None:
     """Write everything that makes the next step into the existing folder ``path``."""
-    tensors = {"rng": torch.get_rng_state()}
+    tensors = {f"rng.{device}": state for device, state in random_state().items()}
     for name, parameter in parameters.items():
         tensors[f"model.{name}"] = parameter.detach()
         state = optimizer.state.get(parameter, {})
@@ -51,5 +52,7 @@ def load(path: Path, parameters: Mapping[str, Tensor], optimizer: torch.optim.Ad
             moments = {moment: tensors[f"{moment}.{name}"].clone() for moment in MOMENTS}
             device = parameter.device
             optimizer.state[parameter] = {m: t if m == "step" else t.to(device) for m, t in moments.items()}
-    torch.set_rng_state(tensors["rng"].clone())
+    restore_random_state(
+        {name.removeprefix("rng."): state for name, state in tensors.items() if name.startswith("rng.")}
+    )
     return steps

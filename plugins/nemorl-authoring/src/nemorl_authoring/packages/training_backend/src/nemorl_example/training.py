@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from nemorl.config.models import ScheduleConfig
 from nemorl.contracts import Loss, WeightsName
 from nemorl.errors import UsageError
-from nemorl.observe.metrics import Last, Mean, Metrics, Sum, merge
+from nemorl.observe.metrics import Metrics
+from nemorl.schedules import schedule_factor
 from nemorl.tensors import TokenBatch
-from nemorl.tokenizer import Tokenizer
+from nemorl.tensors.model_folder import save_tokenizer
+from nemorl.tensors.steps import StepResult, require_fields, step_metrics
 from torch import Tensor
 
 from nemorl_example import checkpoint
@@ -50,19 +51,18 @@ class ExampleBackend:
         """Optimizer steps so far: the position in the schedule."""
 
     def train_step(self, batch: TokenBatch, loss: Loss) -> Metrics:
-        for name in loss.requires:
-            _ = batch[name]  # a missing one is an error before anything has changed
+        require_fields(batch, loss)
 
         # 1. Gradients add up: a loss is a sum over tokens, whose weights were normalised before.
         self._optimizer.zero_grad()
         parts: list[Metrics] = []
-        total = 0.0
+        losses: list[Tensor] = []
         for start in range(0, len(batch), batch.coupled):  # sequences that a loss compares stay together
             part = batch.select(range(start, start + batch.coupled)).to(self._device)
             value, metrics = loss(self._logprobs(self._model, part), part)
             value.backward()  # type: ignore[no-untyped-call]
             parts.append(metrics)
-            total += float(value.detach())
+            losses.append(value.detach().double())
 
         # 2. One update, unless the gradient is not finite.
         self._steps += 1
@@ -72,8 +72,7 @@ class ExampleBackend:
             for group in self._optimizer.param_groups:
                 group["lr"] = lr
             self._optimizer.step()
-        skipped = Sum(float(not math.isfinite(norm)))
-        return {**merge(parts), "loss": Sum(total), "grad_norm": Mean(norm), "lr": Last(lr), "skipped_updates": skipped}
+        return step_metrics(batch, parts, losses, StepResult(norm, lr, skipped=not math.isfinite(norm)))
 
     @torch.no_grad()
     def get_logprobs(self, batch: TokenBatch, weights: WeightsName = "policy") -> Tensor:
@@ -99,7 +98,7 @@ class ExampleBackend:
 
     def save_pretrained(self, path: Path) -> None:
         self._model.save_pretrained(path)
-        Tokenizer.load(self._policy.model_name).save(path)
+        save_tokenizer(path, self._policy.model_name)
 
     def shutdown(self) -> None:
         self._model = self._reference = None
@@ -129,14 +128,3 @@ def load_model(policy: PolicyConfig, worker: WorkerContext, attention: str) -> A
     else:
         model = AutoModelForCausalLM.from_pretrained(name, **options)
     return model.to(worker.device).eval()
-
-
-def schedule_factor(schedule: ScheduleConfig, step: int) -> float:
-    """Fraction of the peak rate at optimizer step ``step`` (1 is the first)."""
-    if step < schedule.warmup_steps:
-        return step / schedule.warmup_steps
-    if schedule.kind == "constant" or schedule.decay_steps is None:
-        return 1.0
-    done = min(1.0, (step - schedule.warmup_steps) / max(1, schedule.decay_steps - schedule.warmup_steps))
-    shape = 1.0 - done if schedule.kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
-    return schedule.min_lr_frac + (1.0 - schedule.min_lr_frac) * shape
