@@ -33,6 +33,7 @@ STANDARD = {
     ("commands", "config.migrate", "nemorl-compat"),
     ("commands", "plugins.new", "nemorl-authoring"),
     ("commands", "quickstart", "nemorl-quickstart"),
+    ("commands", "doctor", "nemorl-doctor"),
     ("datasets", "arithmetic", "nemorl-math-env"),
     ("datasets", "file", "nemorl-datasets"),
     ("datasets", "huggingface", "nemorl-datasets"),

@@ -254,12 +254,15 @@ def test_every_package_is_typed_and_described() -> None:
     assert all(project.get("description") for project in projects().values())
 
 
-def test_entry_points_name_classes_that_exist() -> None:
+def test_entry_points_name_classes_and_files_that_exist() -> None:
     for package in PACKAGES.values():
         groups = tomllib.loads((package.parents[1] / "pyproject.toml").read_text())["project"].get("entry-points", {})
         for group, entries in groups.items():
             for value in entries.values():
-                module = value.partition(":")[0]
+                module, _, name = value.partition(":")
+                if group == "nemorl.templates":
+                    assert (package.parent / module.replace(".", "/") / name).is_file(), f"{group}: {value}"
+                    continue
                 source = package.parent / f"{module.replace('.', '/')}.py"
                 assert source.is_file() or (source.with_suffix("") / "__init__.py").is_file(), f"{group}: {value}"
 

@@ -11,7 +11,6 @@ import typer
 
 from nemorl import __version__
 from nemorl.cli import configs, evals, plugin_installs, plugins, runs
-from nemorl.cli.doctor import doctor
 from nemorl.errors import NemorlError
 from nemorl.plugins import PluginEntry, registry
 from nemorl.plugins.owner import described
@@ -32,7 +31,6 @@ app.command("eval")(evals.evaluate)
 app.command("generate")(runs.generate)
 app.command("runs")(runs.list_runs)
 app.command("report")(runs.report)
-app.command("doctor")(doctor)
 plugins.app.command("install", context_settings=plugin_installs.PASS_ON)(plugin_installs.install)
 plugins.app.command("uninstall")(plugin_installs.uninstall)
 GROUPS = {"plugins": plugins.app, "config": configs.app}

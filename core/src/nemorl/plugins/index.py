@@ -84,13 +84,14 @@ STANDARD_PLUGINS: Mapping[str, str] = {
     "weight_transports:cuda_ipc": "nemorl-transports",
     "weight_transports:nccl": "nemorl-transports",
     "commands:quickstart": "nemorl-quickstart",
+    "commands:doctor": "nemorl-doctor",
     "commands:config.migrate": "nemorl-compat",
     "commands:plugins.new": "nemorl-authoring",
 }
 """Which distribution provides a well-known name: used in install hints only, never to load anything."""
 
 OWN_COMMANDS = frozenset(
-    {"train", "eval", "generate", "runs", "report", "doctor", "plugins", "config"}
+    {"train", "eval", "generate", "runs", "report", "plugins", "config"}
     | {f"plugins.{name}" for name in ("list", "show", "check", "install", "uninstall")}
     | {f"config.{name}" for name in ("validate", "show", "diff", "docs", "schema", "templates")}
 )

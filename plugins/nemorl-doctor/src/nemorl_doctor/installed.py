@@ -8,11 +8,10 @@ from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 
+from nemorl.plugins.index import PREFIX
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
-
-from nemorl.plugins.index import PREFIX
 
 
 @dataclass(frozen=True)

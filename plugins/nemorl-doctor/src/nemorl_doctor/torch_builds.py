@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from nemorl.known_problems.finding import Finding, note, problem
-from nemorl.known_problems.installed import Installed, Package, applies
-from nemorl.known_problems.machine import Machine
+from nemorl_doctor.finding import Finding, note, problem
+from nemorl_doctor.installed import Installed, Package, applies
+from nemorl_doctor.machine import Machine
 
 COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 """Packages with compiled code that is linked against one build of torch."""

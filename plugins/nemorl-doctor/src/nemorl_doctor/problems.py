@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from nemorl.known_problems import packages, surroundings, torch_builds
-from nemorl.known_problems.finding import CODES, Finding, Severity
-from nemorl.known_problems.installed import Installed
-from nemorl.known_problems.machine import Machine
+from nemorl_doctor import packages, surroundings, torch_builds
+from nemorl_doctor.finding import CODES, Finding, Severity
+from nemorl_doctor.installed import Installed
+from nemorl_doctor.machine import Machine
 
 CHECKS: tuple[Callable[[Installed, Machine], Iterator[Finding]], ...] = (
     packages.check_python,

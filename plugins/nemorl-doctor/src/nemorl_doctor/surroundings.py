@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nemorl.known_problems.finding import Finding, note, problem
-from nemorl.known_problems.installed import Installed
-from nemorl.known_problems.machine import Machine
+from nemorl_doctor.finding import Finding, note, problem
+from nemorl_doctor.installed import Installed
+from nemorl_doctor.machine import Machine
 
 LOW_DISK_GIB = 5.0
 FULL_DISK_GIB = 0.5
