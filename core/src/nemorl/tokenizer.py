@@ -128,6 +128,24 @@ class Tokenizer:
         return self.encode_observation(text)
 
 
+def end_token_ids(model_name: str, tokenizer: Tokenizer, *declared: int | Sequence[int] | None) -> frozenset[int]:
+    """Every token that ends a response of a model.
+
+    Args:
+        model_name: Folder or hub name, for its generation config.
+        tokenizer: Of the model.
+        *declared: What the model's config says: a token, several, or nothing.
+    """
+    from transformers import GenerationConfig
+
+    try:
+        stored = GenerationConfig.from_pretrained(model_name).eos_token_id
+    except OSError:  # the file is optional
+        stored = None
+    ids = {token for value in (stored, *declared) for token in (value if isinstance(value, Sequence) else [value])}
+    return tokenizer.stop_token_ids.union(token for token in ids if token is not None)
+
+
 @contextmanager
 def _missing_model(model_name: str) -> Iterator[None]:
     try:

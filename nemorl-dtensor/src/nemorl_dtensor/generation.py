@@ -16,12 +16,12 @@ from nemorl.errors import BackendError
 from nemorl.tensors.decoding import BatchLimits, Decoder, decode_responses
 from nemorl.tensors.responses import begin_responses
 from nemorl.tensors.sampling import RowSampler
-from nemorl.tokenizer import Tokenizer
+from nemorl.tokenizer import Tokenizer, end_token_ids
 from nemorl.types import Completion, GenerationRequest
 
 from nemorl_dtensor.allocator import keep_freed_memory
 from nemorl_dtensor.decode import build_decoder
-from nemorl_dtensor.generation_weights import bind_weights, empty_model, end_token_ids
+from nemorl_dtensor.generation_weights import bind_weights, empty_model
 from nemorl_dtensor.model import load_model
 
 if TYPE_CHECKING:
@@ -55,7 +55,8 @@ class HFGeneration:
         else:
             self._model = empty_model(policy, worker.device)
             self.update_weights(weights, weights.version)
-        self._end_ids = end_token_ids(self._model, policy.model_name, self._tokenizer.stop_token_ids)
+        declared = (self._model.generation_config.eos_token_id, getattr(self._model.config, "eos_token_id", None))
+        self._end_ids = end_token_ids(policy.model_name, self._tokenizer, *declared)
         self._vocabulary: int = self._model.get_input_embeddings().num_embeddings
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[list[Completion]]:

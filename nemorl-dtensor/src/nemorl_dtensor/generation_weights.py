@@ -58,19 +58,6 @@ def bind_weights(model: PreTrainedModel, handle: WeightHandle) -> None:
         )
 
 
-def end_token_ids(model: PreTrainedModel, model_name: str, tokenizer_ids: frozenset[int]) -> frozenset[int]:
-    """Every token that ends a response, by the model's generation config, its config, and its tokenizer."""
-    from transformers import GenerationConfig
-
-    try:
-        stored = GenerationConfig.from_pretrained(model_name).eos_token_id
-    except OSError:  # the file is optional
-        stored = None
-    declared = (stored, model.generation_config.eos_token_id, getattr(model.config, "eos_token_id", None))
-    ids = {token for value in declared for token in (value if isinstance(value, (list, tuple)) else [value])}
-    return tokenizer_ids.union(token for token in ids if token is not None)
-
-
 def _bind(model: PreTrainedModel, name: str, tensor: Tensor) -> None:
     owner_name, _, leaf = name.rpartition(".")
     slots: Mapping[str, Any] = {}

@@ -1,5 +1,5 @@
-"""Training over megatron-core: tensor, pipeline, context and expert parallelism for Hugging Face models."""
+"""Training and generation over megatron-core: tensor, pipeline and expert parallelism for Hugging Face models."""
 
-from nemorl_megatron.config import MegatronConfig
+from nemorl_megatron.config import MegatronConfig, MegatronGenerationConfig
 
-__all__ = ["MegatronConfig"]
+__all__ = ["MegatronConfig", "MegatronGenerationConfig"]

@@ -4,6 +4,8 @@
 
 Layout ``sbhd``: rows of one sequence each, padded at the end. Attention is causal, so real tokens never see padding,
 and what padding computes is not read: no mask is needed. Heads have been divided over tensor-parallel ranks before.
+
+Fewer queries than keys: the newest token of each row over keys that ``inference`` kept, the newest last.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import torch
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.utils import is_layer_window_attention
 from nemorl.errors import BackendError
+from nemorl.tensors.kv_cache import attend_newest
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -65,14 +68,32 @@ class CoreAttention(MegatronModule):  # type: ignore[misc]
         attention_bias: Tensor | None = None,
         packed_seq_params: PackedSeqParams | None = None,
     ) -> Tensor:
-        """[S, B, n, D], [S, B, g, D], [S, B, g, D] -> [S, B, n * D]."""
-        assert attention_mask is None, "the layout says what attends to what"
+        """[S, B, n, D], [S, B, g, D], [S, B, g, D] -> [S, B, n * D].
+
+        While decoding [1, B, n, D], [T, B, g, D], [T, B, g, D] and a mask [B, 1, 1, T] to add to the scores, or none.
+        """
         assert attention_bias is None, "attention has no bias"
         assert packed_seq_params is None, "rows are one sequence each"
         tokens, rows = query.shape[:2]
+        if tokens < key.shape[0]:
+            return self._newest(query, key, value, attention_mask)
+        assert attention_mask is None, "the layout says what attends to what"
         query, key, value = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
         context = self._fused(query, key, value) if self._cap is None else self._capped(query, key, value, self._cap)
         return context.permute(2, 0, 1, 3).reshape(tokens, rows, -1)
+
+    def _newest(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        """[1, B, n * D] of one token per row."""
+        _, rows, heads, size = query.shape
+        groups = key.shape[2]
+        key, value = key.permute(1, 2, 0, 3), value.permute(1, 2, 0, 3)
+        if self._window is not None:
+            # The newest tokens stand last, so what a row sees is the end of its columns.
+            key, value = key[:, :, -self._window :], value[:, :, -self._window :]
+            mask = None if mask is None else mask[..., -self._window :]
+        query = query.reshape(rows * groups, heads // groups, size)
+        context = attend_newest(query, key, value, mask, self._scale, self._cap)
+        return context.reshape(1, rows, heads * size)
 
     def _fused(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """[B, n, S, D] by one kernel."""

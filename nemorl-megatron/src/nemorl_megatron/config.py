@@ -1,16 +1,23 @@
-"""What the training backend ``megatron`` can be told, readable where torch and megatron-core are absent.
+"""What the two backends of this package can be told, readable where torch and megatron-core are absent.
 
-Tensor parallelism, precision, optimizer and batching are ``policy`` settings, the same for every backend.
+``MegatronConfig`` is the training backend ``megatron``, ``MegatronGenerationConfig`` the generation backend of the same
+name. Tensor parallelism, precision, optimizer and batching are ``policy`` settings, the same for every backend.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
+from nemorl.config import GenerationConfig, PolicyConfig
 from nemorl.errors import Problem
-from nemorl.plugins.kinds import TrainingBackendConfig
+from nemorl.plugins.kinds import GenerationBackendConfig, TrainingBackendConfig
 from pydantic import Field
+
+if TYPE_CHECKING:
+    from nemorl.contracts import GenerationBackend, Head, TrainingBackend
+    from nemorl.resources.worker import WorkerContext
+    from nemorl.weights import WeightHandle
 
 AttentionName = Literal["auto", "sdpa", "transformer_engine"]
 
@@ -21,6 +28,7 @@ class MegatronConfig(TrainingBackendConfig):
     summary: ClassVar[str] = "megatron-core training: tensor, pipeline, context and expert parallelism"
     requires_modules: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors", "megatron.core")
     install_hint: ClassVar[str] = "pip install nemorl-megatron"
+    supports: ClassVar[frozenset[str]] = frozenset({"reference", "activation_checkpointing", "topk_logprobs"})
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process", "nccl", "cuda_ipc", "shared_memory", "object_store")
 
     pipeline_parallel_size: int = Field(1, ge=1)
@@ -52,3 +60,44 @@ class MegatronConfig(TrainingBackendConfig):
                 "there is no pipeline whose stages could be divided",
                 "raise pipeline_parallel_size, or remove virtual_pipeline_parallel_size",
             )
+
+    def ranks_per_copy(self, policy: PolicyConfig) -> int:
+        return policy.tensor_parallel_size * self.context_parallel_size * self.pipeline_parallel_size
+
+    def data_shards(self, policy: PolicyConfig, world_size: int) -> tuple[int, ...]:
+        # Ranks are numbered tensor, context, data, pipeline: a stage is a run of neighbours, a copy is not.
+        stage = world_size // self.pipeline_parallel_size
+        width = policy.tensor_parallel_size * self.context_parallel_size
+        return tuple(rank % stage // width for rank in range(world_size))
+
+    def build(
+        self, policy: PolicyConfig, worker: WorkerContext, *, reference: bool, head: Head = "language_model"
+    ) -> TrainingBackend:
+        from nemorl_megatron.training import MegatronBackend
+
+        return MegatronBackend(policy, worker, self, reference=reference, head=head)
+
+
+class MegatronGenerationConfig(GenerationBackendConfig):
+    """Generate with a megatron-core model: one of its own in one process, or the trainer's where both live together."""
+
+    summary: ClassVar[str] = "Embedded generation with the megatron-core model"
+    requires_modules: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors", "megatron.core")
+    install_hint: ClassVar[str] = "pip install nemorl-megatron"
+    supports: ClassVar[frozenset[str]] = frozenset({"any_transport"})
+    weight_transports: ClassVar[tuple[str, ...]] = ("in_process", "shared_memory", "object_store")
+    lives_with: ClassVar[str | None] = "megatron"
+
+    max_batch_rows: int = Field(256, ge=1)
+    """Most samples decoded at once; the rest wait for a place. Lower it when memory is short."""
+    kv_cache_tokens: int = Field(262144, ge=1)
+    """Most token positions held at once, over all samples, room for their longest response included. Each takes
+    4 * layers * key-value heads * head size bytes in bfloat16 (28 KiB for a 1.5B Qwen2), twice that in float32; over a
+    trainer's model each rank holds its layers' and its heads' part of that."""
+
+    def build(
+        self, generation: GenerationConfig, policy: PolicyConfig, worker: WorkerContext, weights: WeightHandle | None
+    ) -> GenerationBackend:
+        from nemorl_megatron.generation import MegatronGeneration
+
+        return MegatronGeneration.alone(policy, worker, weights, self)

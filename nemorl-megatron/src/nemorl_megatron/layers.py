@@ -36,11 +36,13 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
 from nemorl_megatron.attention import CoreAttention
+from nemorl_megatron.rope import rotate
 
 if TYPE_CHECKING:
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     from nemorl_megatron.config import AttentionName
+    from nemorl_megatron.inference import RowPass
     from nemorl_megatron.settings import Settings
 
 FULL, WINDOWED = 0, 1
@@ -79,14 +81,39 @@ class NormedRowParallelLinear(RowParallelLinear):  # type: ignore[misc]
 
 
 class LayerAttention(SelfAttention):  # type: ignore[misc]
-    """Self-attention that takes the angles of its layer where there are two tables of them."""
+    """Self-attention that takes the angles of its layer where there are two tables of them, and decodes by rows."""
 
-    def __init__(self, *args: Any, angles: int, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, angles: int | None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._angles = angles
 
-    def forward(self, *args: Any, rotary_pos_emb: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        return super().forward(*args, rotary_pos_emb=rotary_pos_emb[self._angles], **kwargs)  # type: ignore[no-any-return]
+    def forward(self, *args: Any, rotary_pos_emb: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        if self._angles is not None:
+            is_rotation = isinstance(rotary_pos_emb, tuple)
+            tables = rotary_pos_emb if is_rotation else (rotary_pos_emb,)
+            own = tuple(table[self._angles] for table in tables)
+            rotary_pos_emb = own if is_rotation else own[0]
+        return super().forward(*args, rotary_pos_emb=rotary_pos_emb, **kwargs)  # type: ignore[no-any-return]
+
+    def _adjust_key_value_for_inference(
+        self,
+        inference_context: RowPass | None,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        rotary_pos_emb: tuple[Tensor, Tensor],
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[Any, ...]:
+        """Where megatron-core's layers meet the cache. Its own caches hold keys before their rotation and turn all of
+        them again for every token; a ``RowPass`` is given them turned."""
+        if inference_context is None:
+            return super()._adjust_key_value_for_inference(  # type: ignore[no-any-return]
+                inference_context, query, key, value, rotary_pos_emb, *args, **kwargs
+            )
+        query, key = rotate(query, *rotary_pos_emb), rotate(key, *rotary_pos_emb)
+        key, value = inference_context.seen(self.layer_number, key, value)
+        return query, key, value, None, self.attn_mask_type, None
 
 
 def block_spec(
@@ -109,16 +136,16 @@ def block_spec(
 
 def _layer_spec(settings: Settings, layer: int, attention: AttentionName, config: TransformerConfig) -> ModuleSpec:
     head_norm = Norm if settings.qk_norm else IdentityOp
-    angles: dict[str, Any] = {}
+    angles = None
     if settings.windowed_rope is not None:
-        angles = {"angles": WINDOWED if settings.windowed[layer] else FULL}
+        angles = WINDOWED if settings.windowed[layer] else FULL
     return ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
             input_layernorm=Norm,
             self_attention=ModuleSpec(
-                module=LayerAttention if angles else SelfAttention,
-                params={"attn_mask_type": AttnMaskType.causal, **angles},
+                module=LayerAttention,
+                params={"attn_mask_type": AttnMaskType.causal, "angles": angles},
                 submodules=SelfAttentionSubmodules(
                     linear_qkv=ColumnParallelLinear,
                     core_attention=_core_attention(settings, attention, config),

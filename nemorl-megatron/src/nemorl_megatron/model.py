@@ -26,6 +26,7 @@ from nemorl_megatron.rope import Rotary
 
 if TYPE_CHECKING:
     from nemorl_megatron.config import AttentionName
+    from nemorl_megatron.inference import RowPass
     from nemorl_megatron.parallel import Parallel, Sizes
     from nemorl_megatron.settings import Activation, Settings
 
@@ -74,19 +75,31 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
             self.embedding.register_forward_hook(partial(_scale, settings.embedding_scale))
         _mark_parts(self)
 
-    def forward(self, token_ids: Tensor) -> Tensor:
+    def forward(self, token_ids: Tensor, row_pass: RowPass | None = None) -> Tensor:
         """Rows to hidden states.
 
         Args:
             token_ids: [B, S] padded at the end; with sequence parallelism S is a multiple of the tensor-parallel size,
                 with virtual pipeline stages every microbatch has the same shape. Stages but the first read what
                 ``set_input_tensor`` gave them instead.
+            row_pass: Generation: where the tokens stand and what they see, in evaluation mode.
 
         Returns:
             [S, B, H], of the last stage after its final norm, for ``head.OutputHead``; [S / tensor, B, H] with sequence
             parallelism.
         """
-        return super().forward(token_ids, None, None)  # type: ignore[no-any-return]
+        mask = None if row_pass is None else row_pass.mask
+        return super().forward(token_ids, None, mask, inference_context=row_pass)  # type: ignore[no-any-return]
+
+    def _preprocess(
+        self, input_ids: Tensor, *args: Any, inference_context: RowPass | None = None, **kwargs: Any
+    ) -> tuple[Any, ...]:
+        if inference_context is None:
+            return super()._preprocess(input_ids, *args, **kwargs)  # type: ignore[no-any-return]
+        # megatron-core has one position per column; here each row has its own.
+        embedded = self.embedding(input_ids=input_ids, position_ids=None) if self.pre_process else None
+        rotation = self.rotary_pos_emb.rotation(inference_context.positions, self.config.params_dtype)
+        return embedded, rotation, None, None, None, None
 
     def _postprocess(self, hidden_states: Tensor, **_: Any) -> Tensor:
         """In place of logits of every token and every entry of the vocabulary, which would not fit into memory."""

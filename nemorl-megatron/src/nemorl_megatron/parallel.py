@@ -11,13 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from nemorl.errors import BackendError
+from torch import Tensor
 
 from nemorl_megatron.cpu_shim import cuda_or_cpu
 
@@ -98,7 +99,6 @@ class Parallel:
     device: str
     places: tuple[Place, ...]
     """By rank."""
-    _owns_groups: bool
 
     @classmethod
     def join(cls, worker: WorkerContext, sizes: Sizes) -> Parallel:
@@ -109,14 +109,15 @@ class Parallel:
                 another layout.
         """
         sizes.data(worker.world_size)
-        owns_groups = not parallel_state.model_parallel_is_initialized()
         with _explained(worker), cuda_or_cpu():
-            if owns_groups:
+            if not parallel_state.model_parallel_is_initialized():
                 _form_groups(worker, sizes)
             _require_same(sizes)
             places = [_this_place(worker.rank)] * worker.world_size
             dist.all_gather_object(places, places[worker.rank])
-        return cls(sizes, worker.rank, worker.device, tuple(places), owns_groups)
+        joined = cls(sizes, worker.rank, worker.device, tuple(places))
+        _JOINED.append(joined)
+        return joined
 
     @property
     def place(self) -> Place:
@@ -131,11 +132,42 @@ class Parallel:
     def data_parallel_size(self) -> int:
         return self.sizes.data(self.world_size)
 
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether the model's output is on this rank."""
+        return self.place.pipeline == self.sizes.pipeline - 1
+
+    def largest(self, value: int) -> int:
+        """The maximum of a number over all ranks. Collective."""
+        found = torch.tensor(value, device=self.device)
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        return int(found)
+
+    def from_last_stage(self, value: Any) -> Any:
+        """What the last stage of this rank's pipeline holds: a tensor (of one shape on all of them, filled in place) or
+        a picklable object. Collective."""
+        if self.sizes.pipeline == 1:
+            return value
+        group = parallel_state.get_pipeline_model_parallel_group()
+        last = parallel_state.get_pipeline_model_parallel_last_rank()
+        if isinstance(value, Tensor):
+            dist.broadcast(value, last, group=group)
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, last, group=group, device=torch.device(self.device))
+        return box[0]
+
     def leave(self) -> None:
-        """End the groups, if it was this one that formed them. Calling it twice is harmless."""
-        if self._owns_groups and parallel_state.model_parallel_is_initialized():
+        """The last of this process to leave ends the groups. Calling it twice is harmless."""
+        was_here = any(other is self for other in _JOINED)
+        _JOINED[:] = [other for other in _JOINED if other is not self]
+        if was_here and not _JOINED:
             parallel_state.destroy_model_parallel()
             dist.destroy_process_group()
+
+
+_JOINED: list[Parallel] = []
+"""Whoever uses the groups that megatron-core keeps for this process: a trainer and a generator share them."""
 
 
 def _form_groups(worker: WorkerContext, sizes: Sizes) -> None:

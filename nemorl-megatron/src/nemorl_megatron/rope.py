@@ -73,7 +73,33 @@ class Rotary(RotaryEmbedding):  # type: ignore[misc]
             angles = [get_pos_emb_on_this_cp_rank(table, 0, group) for table in angles]
         return angles[0] if len(angles) == 1 else torch.stack(angles)
 
+    def rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """What turns a query or key by :func:`rotate`, for tokens that stand anywhere.
+
+        Args:
+            positions: [S, B], or what broadcasts to it.
+            dtype: Of the queries and keys.
+
+        Returns:
+            Cosines and sines [S, B, 1, head], the sines of the first half negated; [2, S, B, 1, head] each where there
+            are two tables.
+        """
+        found = []
+        for table in self._tables:
+            half = positions.to(table.dtype)[..., None, None] * table
+            sines = half.sin()
+            found.append((torch.cat((half.cos(),) * 2, -1).to(dtype), torch.cat((-sines, sines), -1).to(dtype)))
+        if len(found) == 1:
+            return found[0]
+        cosines, signed_sines = zip(*found, strict=True)
+        return torch.stack(cosines), torch.stack(signed_sines)
+
     def _angles(self, frequencies: Tensor, tokens: int, offset: int) -> Tensor:
         positions = torch.arange(offset, offset + tokens, device=frequencies.device, dtype=frequencies.dtype)
         half = torch.outer(positions, frequencies)
         return torch.cat((half, half), -1)[:, None, None, :]
+
+
+def rotate(states: Tensor, cosines: Tensor, signed_sines: Tensor) -> Tensor:
+    """Rotary embedding of [S, B, n, head], as megatron-core's with the minus sign moved into the table."""
+    return torch.addcmul(states * cosines, torch.roll(states, states.shape[-1] // 2, -1), signed_sines)

@@ -97,6 +97,15 @@ def test_a_second_model_of_the_process_has_the_layout_of_the_first(parallel: Par
         Parallel.join(WorkerContext(world_size=2), replace(Sizes(), tensor=2))
 
 
+def test_the_last_to_leave_ends_the_groups() -> None:
+    first, second = (Parallel.join(WorkerContext(), Sizes()) for _ in range(2))
+    first.leave()
+    first.leave()
+    assert torch.distributed.is_initialized()
+    second.leave()
+    assert not torch.distributed.is_initialized()
+
+
 def test_workers_that_the_sizes_do_not_divide_are_refused() -> None:
     with pytest.raises(BackendError, match=r"8 workers .* 3 pipeline-parallel"):
         Sizes(pipeline=3).data(8)

@@ -1,0 +1,180 @@
+"""The generation backend ``megatron``: samples from a megatron-core model, alone or over the weights of a trainer.
+
+The loop over the batch of live rows is the kernel's (``nemorl.tensors.decoding``). Here: whose model it is and when its
+weights change. Not here: passes through the model (``inference``), ranks (``inference_ranks``), names of new weights
+(``generation_weights``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from nemorl.errors import BackendError
+from nemorl.tensors.decoding import BatchLimits, decode_responses
+from nemorl.tensors.responses import begin_responses
+from nemorl.tokenizer import Tokenizer, end_token_ids
+from nemorl.types import Completion, GenerationRequest
+
+from nemorl_megatron.attention import CoreAttention
+from nemorl_megatron.bridge import load_config
+from nemorl_megatron.bridge.own import OwnBridge
+from nemorl_megatron.cpu_shim import cuda_or_cpu
+from nemorl_megatron.generation_weights import OwnWeights
+from nemorl_megatron.inference import CachedDecoder
+from nemorl_megatron.inference_ranks import Stages, generating
+from nemorl_megatron.model import PolicyModel
+from nemorl_megatron.parallel import Parallel, Sizes
+
+if TYPE_CHECKING:
+    from nemorl.config.models import PolicyConfig
+    from nemorl.resources.worker import WorkerContext
+    from nemorl.weights import WeightHandle
+
+    from nemorl_megatron.bridge.contract import Bridge
+    from nemorl_megatron.config import MegatronGenerationConfig
+
+
+class MegatronGeneration:
+    """Generates from this rank's pieces of a model (see ``GenerationBackend``)."""
+
+    def __init__(
+        self,
+        pieces: Sequence[PolicyModel],
+        parallel: Parallel,
+        bridge: Bridge,
+        policy: PolicyConfig,
+        options: MegatronGenerationConfig,
+        *,
+        receive: Callable[[WeightHandle], None] | None = None,
+        leave: Callable[[], None] | None = None,
+    ) -> None:
+        """
+        Args:
+            pieces: This rank's, not wrapped.
+            parallel: Its place.
+            bridge: What built the pieces.
+            policy: The model and its limits.
+            options: Of this backend.
+            receive: Puts new weights into the pieces; ``None``: somebody else does.
+            leave: Called once at shutdown.
+
+        Raises:
+            BackendError: The model cannot decode.
+        """
+        _require_decodable(pieces, parallel)
+        self._policy, self._options = policy, options
+        self._receive, self._leave = receive, leave
+        self._version = 0
+        self._stages: Stages | None = Stages(pieces, parallel, bridge.vocabulary, bridge.logit_cap)
+        """``None`` once shut down."""
+        self._vocabulary = bridge.vocabulary
+        declared = load_config(policy).to_dict().get("eos_token_id")
+        self._end_ids = end_token_ids(policy.model_name, self._tokenizer, declared)
+
+    @classmethod
+    def alone(
+        cls,
+        policy: PolicyConfig,
+        worker: WorkerContext,
+        weights: WeightHandle | None,
+        options: MegatronGenerationConfig,
+    ) -> Self:
+        """A generator with a model of its own in this process.
+
+        Args:
+            policy: The model.
+            worker: Device and seed of this process.
+            weights: Start from these; ``None``: from the policy's files.
+            options: Of this backend.
+        """
+        # Each replica is whole, whatever number it has among the others.
+        parallel = Parallel.join(replace(worker, rank=0, world_size=1), Sizes())
+        bridge = OwnBridge(policy, load_config(policy))
+        pieces = bridge.build(
+            parallel, dtype=getattr(torch, policy.precision), attention="sdpa", activation_checkpointing=False
+        )
+        own = OwnWeights(pieces, bridge.settings, parallel)
+        found = cls(pieces, parallel, bridge, policy, options, receive=own.fill, leave=parallel.leave)
+        if weights is None:
+            bridge.load(pieces, parallel, worker.seed)
+        else:
+            found.update_weights(weights, weights.version)
+        return found
+
+    @classmethod
+    def of(
+        cls,
+        pieces: Sequence[PolicyModel],
+        parallel: Parallel,
+        bridge: Bridge,
+        policy: PolicyConfig,
+        options: MegatronGenerationConfig,
+    ) -> Self:
+        """A generator over a model that is being trained in these processes: nothing is copied or converted.
+
+        All ranks make the same calls, those of one copy with the same requests; each is given all answers.
+        """
+        return cls(pieces, parallel, bridge, policy, options)
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[list[Completion]]:
+        """One list per request, one completion per seed.
+
+        Raises:
+            BackendError: A prompt is empty, too long or not of this vocabulary, or the model's logits are not finite.
+        """
+        if self._stages is None:
+            raise BackendError("this generator has been shut down", fix="build a new one")
+        groups = begin_responses(
+            requests,
+            vocabulary=self._vocabulary,
+            max_sequence_tokens=self._policy.max_sequence_tokens,
+            end_ids=self._end_ids,
+            decode=self._tokenizer.decode,
+        )
+        limits = BatchLimits(self._options.max_batch_rows, self._options.kv_cache_tokens)
+        with cuda_or_cpu(), generating(self._stages.pieces):
+            decode_responses(chain.from_iterable(groups), CachedDecoder(self._stages), self._stages.sampler(), limits)
+        return [[response.completion(self._version) for response in group] for group in groups]
+
+    def update_weights(self, handle: WeightHandle, version: int) -> None:
+        """Generate from these weights from now on; with a trainer's model only their number is new."""
+        if self._receive is not None:
+            self._receive(handle)
+        self._version = version
+
+    def shutdown(self) -> None:
+        """Let go of the model. Calling it twice is harmless."""
+        self._stages = None
+        leave, self._leave = self._leave, None
+        if leave is not None:
+            leave()
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        return Tokenizer.load(self._policy.model_name)
+
+
+def _require_decodable(pieces: Sequence[Any], parallel: Parallel) -> None:
+    sizes = parallel.sizes
+    if not all(isinstance(piece, PolicyModel) for piece in pieces):
+        raise BackendError(
+            "models that Megatron-Bridge built do not decode here: their attention keeps no rows of its own",
+            fix="use generation.backend: vllm, or hf where the model fits one device",
+        )
+    kernels = {type(layer.self_attention.core_attention).__name__ for piece in pieces for layer in piece.decoder.layers}
+    if kernels - {CoreAttention.__name__}:
+        raise BackendError(
+            f"generation decodes with PyTorch's attention, and the trainer's model has {', '.join(sorted(kernels))}",
+            fix="set policy.backend.attention: sdpa, or use another generation backend",
+        )
+    if sizes.context > 1 or sizes.expert > 1:
+        kind, ranks = ("context", sizes.context) if sizes.context > 1 else ("expert", sizes.expert)
+        raise BackendError(
+            f"{ranks} {kind}-parallel ranks cannot generate: those with different rows would have to keep step",
+            fix=f"set policy.backend.{kind}_parallel_size: 1, or use another generation backend",
+        )
