@@ -25,7 +25,7 @@ from nemorl_megatron.bridge.tables import HEAD, RuleName, Weight, tied_head, wei
 if TYPE_CHECKING:
     from nemorl_megatron.bridge.sources import Source
     from nemorl_megatron.model import PolicyModel
-    from nemorl_megatron.parallel import Parallel, Place
+    from nemorl_megatron.parallel import Parallel
     from nemorl_megatron.settings import Settings
 
 BUCKET_BYTES = 256 * 2**20
@@ -61,7 +61,8 @@ class Exchange:
     parallel: Parallel
 
     @cached_property
-    def _rules(self) -> Mapping[RuleName, Rule]:
+    def rules(self) -> Mapping[RuleName, Rule]:
+        """How tensors of this model lie in parameters."""
         return rules(self.settings.head)
 
     @torch.no_grad()
@@ -77,8 +78,8 @@ class Exchange:
             if part is None:
                 continue
             self._require_stored(weight, source)
-            here = self._part(weight, self.parallel.place)
-            part.copy_(self._rules[weight.rule].read(weight, here, source.read))
+            here = self.part(weight)
+            part.copy_(self.rules[weight.rule].read(weight, here, source.read))
         assert not missing, f"the tables say nothing of {sorted(missing)}"
 
     def whole(
@@ -98,7 +99,7 @@ class Exchange:
         for weight in weights(self.settings):
             received = self._on_rank_0(weight, parts, dtype)
             if received:
-                bucket |= zip(weight.stored, self._rules[weight.rule].join(weight, received), strict=True)
+                bucket |= zip(weight.stored, self.rules[weight.rule].join(weight, received), strict=True)
             size += sum(torch.Size(shape).numel() for shape in weight.shapes) * dtype.itemsize
             if size >= bucket_bytes:
                 yield bucket
@@ -108,7 +109,7 @@ class Exchange:
 
     def _on_rank_0(self, weight: Weight, parts: Mapping[str, Tensor], dtype: torch.dtype) -> list[Tensor]:
         """All parts of a parameter on rank 0, in order; nothing on the others. Each part is sent by one rank."""
-        rule = self._rules[weight.rule]
+        rule = self.rules[weight.rule]
         holders = self._holders(weight)
         rank = self.parallel.rank
         if rank > 0:
@@ -131,7 +132,7 @@ class Exchange:
         if weight.expert is not None:
             assert self.settings.mixture is not None
             expert = weight.expert * self.parallel.sizes.expert // self.settings.mixture.experts
-        ways = self._part(weight, self.parallel.place).ways
+        ways = self.part(weight).ways
         return [self._first_ranks[self._stage(weight), expert, number] for number in range(ways)]
 
     @cached_property
@@ -152,9 +153,10 @@ class Exchange:
             return weight.layer * stages // self.settings.layers % sizes.pipeline
         return 0 if weight.parameter.startswith("embedding") else sizes.pipeline - 1
 
-    def _part(self, weight: Weight, place: Place) -> Part:
-        sizes = self.parallel.sizes
-        if not self._rules[weight.rule].divided:
+    def part(self, weight: Weight) -> Part:
+        """Which part of a parameter this rank holds, where it holds one."""
+        sizes, place = self.parallel.sizes, self.parallel.place
+        if not self.rules[weight.rule].divided:
             return Part(0, 1)
         if weight.expert is not None:
             return Part(place.expert_tensor, sizes.expert_tensor)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from nemorl.errors import BackendError, boundary
 
 from nemorl_megatron.bridge.exchange import BUCKET_BYTES
+from nemorl_megatron.bridge.held import Held, held_as_it_is
 from nemorl_megatron.model import PolicyModel
 
 if TYPE_CHECKING:
@@ -109,6 +110,9 @@ class MegatronBridge:
                 bucket, size = {}, 0
         if size:
             yield bucket
+
+    def held(self, model: Sequence[GPTModel], parallel: Parallel) -> Iterator[Held]:
+        return held_as_it_is(model, parallel)
 
 
 def _states_only(piece: GPTModel) -> GPTModel:

@@ -1,0 +1,153 @@
+"""Gradients of all microbatches and ranks, and AdamW over them: megatron-core's, told to add and never to divide.
+
+Gradients add up in float32 buffers, masters and moments are float32 whatever the precision of the weights; with
+``distributed_optimizer`` each data-parallel rank keeps a range of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+from nemorl.schedules import schedule_factor
+from nemorl.tensors.steps import StepResult
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from megatron.core.models.gpt import GPTModel
+    from nemorl.config.models import PolicyConfig
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True)
+class Share:
+    """What this rank updates of one parameter: a range of its elements, counted in memory order."""
+
+    start: int
+    master: Tensor
+    """float32; the parameter's own memory where that is float32"""
+    _inner: Any
+    """The torch optimizer that updates it."""
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.master.numel()
+
+    def moments(self) -> dict[str, Tensor]:
+        """By name; nothing before the first update."""
+        state = self._inner.state.get(self.master, {})
+        return {name: state[name] for name in MOMENTS if name in state}
+
+    def allocate_moments(self, updates: int) -> dict[str, Tensor]:
+        """Moments to be filled in place, of an optimizer after this many updates."""
+        found = {name: torch.zeros_like(self.master, requires_grad=False) for name in MOMENTS}
+        # torch counts updates by parameter, NVIDIA's fused AdamW by group: each reads its own.
+        self._inner.state[self.master] = {"step": torch.tensor(float(updates)), **found}
+        for group in self._inner.param_groups:
+            group["step"] = updates
+        return found
+
+    def clear_moments(self) -> None:
+        """As before the first update."""
+        self._inner.state.pop(self.master, None)
+
+
+class Learner:
+    """The trained model's gradient buffers, optimizer and schedule. Making it is collective."""
+
+    def __init__(self, pieces: Sequence[GPTModel], policy: PolicyConfig, *, distributed: bool) -> None:
+        """
+        Args:
+            pieces: This rank's, whose weights are there.
+            policy: Optimizer, schedule, clipping, precision.
+            distributed: Divide masters and moments over data-parallel ranks.
+        """
+        self.steps = 0
+        """Optimizer steps so far, skipped ones included: the position in the schedule."""
+        self.updates = 0
+        """Steps that changed the weights."""
+        self._policy, self._distributed = policy, distributed
+        buffers = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=distributed)
+        self.pieces = [DistributedDataParallel(piece.config, buffers, piece) for piece in pieces]
+        for piece in pieces:
+            piece.config.finalize_model_grads_func = _add_up
+        settings = policy.optimizer
+        low = policy.precision == "bfloat16"
+        self._optimizer: Any = get_megatron_optimizer(
+            OptimizerConfig(
+                optimizer="adam",
+                lr=settings.lr,
+                weight_decay=settings.weight_decay,
+                adam_beta1=settings.betas[0],
+                adam_beta2=settings.betas[1],
+                adam_eps=settings.eps,
+                bf16=low,
+                params_dtype=torch.bfloat16 if low else torch.float32,
+                use_distributed_optimizer=distributed,
+            ),
+            self.pieces,
+            use_gloo_process_groups=False,
+        )
+
+    def clear_gradients(self) -> None:
+        """Forget gradients, e.g. those of a step that failed midway."""
+        for piece in self.pieces:
+            piece.zero_grad_buffer()
+        self._optimizer.zero_grad()
+
+    def step(self) -> StepResult:
+        """Clip, update, publish masters to weights on all data-parallel ranks. Collective."""
+        self.steps += 1
+        policy, optimizer = self._policy, self._optimizer
+        lr = policy.optimizer.lr * schedule_factor(policy.schedule, self.steps)
+        optimizer.prepare_grads()
+        norm = float(optimizer.get_grad_norm())
+        finite = math.isfinite(norm)
+        # Where nothing was trained on there is no gradient, and weights stay as they are: no decay, no momentum.
+        if finite and norm > 0:
+            if norm > policy.max_grad_norm:
+                clip_grad_by_total_norm_fp32(_masters(optimizer), policy.max_grad_norm, norm)
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+                group["weight_decay"] = policy.optimizer.weight_decay * group["wd_mult"]
+            optimizer.step_with_ready_grads()
+            self.updates += 1
+        self.clear_gradients()
+        return StepResult(norm, lr, skipped=not finite)
+
+    def share(self, parameter: nn.Parameter) -> Share | None:
+        """What this rank updates of ``parameter``, if anything."""
+        for part in self._optimizer.chained_optimizers:
+            inner = part.optimizer
+            if not self._distributed:
+                master = parameter if parameter.dtype == torch.float32 else parameter.main_param  # type: ignore[attr-defined]
+                if master in inner.state or any(master is found for found in _masters(part)):
+                    return Share(0, master, inner)
+            elif parameter in part.model_param_group_index_map:
+                group, place = part.model_param_group_index_map[parameter]
+                start = part._get_model_param_range_map(parameter)["param"].start
+                return Share(start, inner.param_groups[group]["params"][place], inner)
+        return None
+
+
+def _masters(optimizer: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    for part in optimizer.chained_optimizers:
+        found += part.get_parameters()
+    return found
+
+
+def _add_up(pieces: list[Any], _num_tokens: Tensor | None = None, *args: Any, **kwargs: Any) -> None:
+    """Gradients over data-parallel ranks, copies of shared weights and parts of sequences, divided by nothing."""
+    finalize_model_grads(pieces, None, *args, **kwargs)

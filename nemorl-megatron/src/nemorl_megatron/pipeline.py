@@ -1,0 +1,140 @@
+"""Microbatches through a model that is divided in any way, by megatron-core's schedules.
+
+# N = tokens of all sequences concatenated, M = scored tokens, R = rows, W = row width, S = W, H = hidden size
+
+megatron-core runs forward and backward passes in the order that keeps all pipeline stages busy and calls back on ranks
+of the last one. What is found there is known on the last stage only; ``Parallel.from_last_stage`` hands it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from nemorl.tensors import TokenBatch
+from nemorl.tensors.rows import PAD_ID, Rows, fed_lengths, plan_microbatches, to_rows
+from torch import Tensor
+from torch.nn.functional import pad
+
+from nemorl_megatron.head import OutputHead
+
+if TYPE_CHECKING:
+    from nemorl_megatron.parallel import Parallel
+
+LastStage = Callable[[Tensor, "Microbatch"], tuple[Tensor, Any]]
+"""(hidden states [S, R, H] of all tokens, what they are of) -> a loss to start the backward pass from, and a result"""
+
+
+@dataclass(frozen=True)
+class Microbatch:
+    """What one forward pass computes."""
+
+    batch: TokenBatch
+    rows: Rows
+    input_ids: Tensor
+    """[R, W] those of ``rows``, padded further where all microbatches must have one shape; a row of padding where
+    there is nothing to score, as every rank takes part in every pass"""
+
+    def predicting(self, states: Tensor) -> Tensor:
+        """[M, H] the states that predict the scored tokens, of [S, R, H]."""
+        width = max(1, self.rows.input_ids.shape[1])
+        predictors = self.rows.predictors
+        return states[predictors % width, predictors // width]
+
+
+def microbatches(
+    batch: TokenBatch, budget: int, parallel: Parallel, *, candidates: bool = False
+) -> Sequence[Microbatch]:
+    """A batch cut into forward passes, on this rank's device. Collective where experts are divided.
+
+    Args:
+        batch: This rank's shard; the ranks of one copy of the model have the same.
+        budget: Padded tokens of one pass.
+        parallel: This rank's place.
+        candidates: Score ``candidate_ids`` [N, K] in place of the tokens.
+    """
+    sizes = parallel.sizes
+    multiple = sizes.tensor if sizes.sequence_parallel else 1
+    same_shape = sizes.virtual_pipeline is not None
+    plan = _plan_equal(batch, budget) if same_shape else plan_microbatches(batch, budget)
+    parts = [batch.select(sequences).to(parallel.device) for sequences in plan]
+    # The number of passes is that of the rank with the most where ranks exchange tokens, and a multiple of the number
+    # of stages where these have parts. One pass at least: gradients are added up after the last.
+    count = parallel.largest(max(1, len(parts))) if sizes.expert > 1 else max(1, len(parts))
+    if same_shape:
+        count = -(-count // sizes.pipeline) * sizes.pipeline
+    parts += [batch.select([]).to(parallel.device)] * (count - len(parts))
+    rows = [to_rows(part, packed=False, width_multiple=multiple, candidates=candidates) for part in parts]
+    height, width = 1, multiple
+    if same_shape:
+        height = max(1, *(found.input_ids.shape[0] for found in rows))
+        width = max(multiple, *(found.input_ids.shape[1] for found in rows))
+    return [
+        Microbatch(part, found, _at_least(found.input_ids, height, width))
+        for part, found in zip(parts, rows, strict=True)
+    ]
+
+
+def _plan_equal(batch: TokenBatch, budget: int) -> list[list[int]]:
+    """Sequence indices per microbatch, as many in each as the budget allows of the longest."""
+    longest = max(1, int(fed_lengths(batch).max())) if len(batch) else 1
+    groups = max(1, budget // (longest * batch.coupled))
+    step = groups * batch.coupled
+    return [list(range(start, min(start + step, len(batch)))) for start in range(0, len(batch), step)]
+
+
+def _at_least(input_ids: Tensor, height: int, width: int) -> Tensor:
+    """[R, W] padded below and on the right to at least this shape; empty ones get it."""
+    rows, tokens = input_ids.shape
+    return pad(input_ids, (0, max(0, width - tokens), 0, max(0, height - rows)), value=PAD_ID)
+
+
+def run(
+    pieces: Sequence[torch.nn.Module],
+    parts: Sequence[Microbatch],
+    head: OutputHead | None,
+    on_last_stage: LastStage,
+    *,
+    backward: bool,
+) -> list[Any]:
+    """Forward passes over all microbatches, and backward passes. Collective.
+
+    Args:
+        pieces: This rank's part of the model: it computes hidden states of token ids.
+        parts: As many on every rank of a copy of the model.
+        head: Of the model, on ranks of the last stage.
+        on_last_stage: Makes a loss and a result of each microbatch. Losses add up; nothing divides them.
+        backward: Compute gradients, and add them up over data-parallel ranks at the end.
+
+    Returns:
+        The results, on ranks of the last stage; elsewhere nothing.
+    """
+
+    def finish(part: Microbatch, states: Tensor) -> tuple[Tensor, Tensor, Any]:
+        assert head is not None, "the last stage has the output head"
+        loss, result = on_last_stage(head.whole(states), part)
+        # The number stands for tokens that megatron-core would divide by, and does not (`calculate_per_token_loss`).
+        return loss, torch.zeros((), dtype=torch.int, device=loss.device), result
+
+    def forward(source: Iterator[Microbatch], piece: torch.nn.Module) -> tuple[Tensor, Any]:
+        part = next(source)
+        return piece(part.input_ids), lambda states: finish(part, states)
+
+    # Parts of a stage are visited independently: each reads the microbatches by itself.
+    sources = [iter(parts) for _ in pieces]
+    height, width = parts[0].input_ids.shape
+    with nullcontext() if backward else torch.no_grad():
+        found: list[Any] = get_forward_backward_func()(
+            forward_step_func=forward,
+            data_iterator=sources if len(pieces) > 1 else sources[0],
+            model=[*pieces] if len(pieces) > 1 else pieces[0],
+            num_microbatches=len(parts),
+            seq_length=width,
+            micro_batch_size=height,
+            forward_only=not backward,
+        )
+    return found

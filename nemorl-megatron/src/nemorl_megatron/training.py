@@ -1,0 +1,235 @@
+"""The training backend ``megatron``: one rank of a policy that learns over megatron-core.
+
+# N = tokens of all sequences concatenated, M = scored tokens, K = candidates of each
+
+A step is: plan microbatches and run them through megatron-core's schedule (``pipeline``), where the last stage turns
+hidden states into log-probs (``head``) and those into the loss; then one optimizer step (``optim``). Losses are sums
+over tokens with weights that were normalised on the driver, so microbatches and ranks simply add up. The ranks of one
+copy of the model are given the same shard of the data, and what the last stage finds all of them return.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from nemorl.contracts import Head, Loss, WeightsName
+from nemorl.errors import BackendError, UsageError
+from nemorl.observe.metrics import Metrics
+from nemorl.schedules import require_end
+from nemorl.tensors import TokenBatch, vocab_parallel_topk_logprobs
+from nemorl.tensors.rows import default_microbatch_tokens
+from nemorl.tensors.steps import PLACE, require_fields, step_metrics, with_places
+from torch import Tensor
+
+from nemorl_megatron import checkpoint, export
+from nemorl_megatron.bridge import bridge_for
+from nemorl_megatron.cpu_shim import cuda_or_cpu
+from nemorl_megatron.head import OutputHead
+from nemorl_megatron.optim import Learner
+from nemorl_megatron.parallel import Parallel, Sizes
+from nemorl_megatron.pipeline import LastStage, Microbatch, microbatches, run
+
+if TYPE_CHECKING:
+    from megatron.core.models.gpt import GPTModel
+    from nemorl.config.models import PolicyConfig
+    from nemorl.resources.worker import WorkerContext
+
+    from nemorl_megatron.config import MegatronConfig
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class MegatronBackend:
+    """``TrainingBackend`` over megatron-core: one process, or one rank of many that run the same calls."""
+
+    def __init__(
+        self, policy: PolicyConfig, worker: WorkerContext, config: MegatronConfig, *, reference: bool, head: Head
+    ) -> None:
+        require_end(policy.schedule)
+        self._policy, self._config, self._device = policy, config, worker.device
+        self._budget = policy.microbatch_tokens or default_microbatch_tokens(worker.device)
+        self._bridge = bridge_for(policy)
+        self._parallel = Parallel.join(worker, Sizes.of(policy, config))
+        with cuda_or_cpu():
+            self._pieces = self._build(worker.seed)
+            self._reference = self._build(worker.seed) if reference else None
+        for piece in self._reference or ():
+            piece.requires_grad_(False)
+
+    def _build(self, seed: int) -> list[GPTModel]:
+        pieces = self._bridge.build(
+            self._parallel,
+            dtype=DTYPES[self._policy.precision],
+            attention=self._config.attention,
+            activation_checkpointing=self._policy.activation_checkpointing,
+            calculate_per_token_loss=True,  # which is to say: gradients are sums
+        )
+        self._bridge.load(pieces, self._parallel, seed)
+        return pieces
+
+    @cached_property
+    def _learner(self) -> Learner:
+        """Made when first asked for: a teacher needs none, and float32 masters are twice a bfloat16 model's memory."""
+        return Learner(self._pieces, self._policy, distributed=self._config.distributed_optimizer)
+
+    def train_step(self, batch: TokenBatch, loss: Loss) -> Metrics:
+        require_fields(batch, loss)
+        candidates = "candidate_ids" in loss.requires
+        with cuda_or_cpu():
+            learner = self._learner
+            learner.clear_gradients()
+
+            # 1. Forward and backward, microbatch by microbatch: gradients add up, over ranks too.
+            parts = microbatches(batch, self._budget, self._parallel, candidates=candidates)
+            _train(self._pieces, True)
+            try:
+                found = self._run(learner.pieces, self._pieces, parts, self._evaluate(loss), backward=True)
+            finally:
+                _train(self._pieces, False)
+            found = self._parallel.from_last_stage(found)
+
+            # 2. One update.
+            result = learner.step()
+        return step_metrics(batch, [metrics for metrics, _ in found], [value for _, value in found], result)
+
+    def get_logprobs(self, batch: TokenBatch, weights: WeightsName = "policy") -> Tensor:
+        logprobs = torch.zeros(batch.num_tokens, dtype=torch.float32, device=self._device)
+        pieces = self._weights(weights)
+        head = self._head(pieces)
+
+        def score(states: Tensor, targets: Tensor) -> Sequence[Tensor]:
+            assert head is not None, "scoring happens on the last stage"
+            return [head.logprobs(states, targets, batch.temperature)]
+
+        self._measure(batch, pieces, score, [logprobs])
+        return logprobs.to(batch.token_ids.device)
+
+    def get_values(self, batch: TokenBatch) -> Tensor:
+        raise UsageError("this model has no values: it is a language model", fix="build it with head='value'")
+
+    def get_topk_logprobs(self, batch: TokenBatch, k: int) -> tuple[Tensor, Tensor]:
+        ids = torch.zeros((batch.num_tokens, k), dtype=torch.int64, device=self._device)
+        logprobs = torch.zeros((batch.num_tokens, k), dtype=torch.float32, device=self._device)
+        head = self._head(self._pieces)
+
+        def likeliest(states: Tensor, _targets: Tensor) -> Sequence[Tensor]:
+            assert head is not None, "scoring happens on the last stage"
+            return vocab_parallel_topk_logprobs(
+                states,
+                head.weight,
+                k,
+                first=head.first,
+                group=head.group,
+                temperature=batch.temperature,
+                softcap=head.cap,
+            )
+
+        self._measure(batch, self._pieces, likeliest, [ids, logprobs])
+        return ids.to(batch.token_ids.device), logprobs.to(batch.token_ids.device)
+
+    def export_weights(self) -> Iterator[Mapping[str, Tensor]]:
+        yield from self._bridge.export(self._pieces, self._parallel)
+
+    def save_checkpoint(self, path: Path) -> None:
+        with cuda_or_cpu():
+            checkpoint.save(path, self._bridge.held(self._pieces, self._parallel), self._learner, self._parallel)
+
+    def load_checkpoint(self, path: Path) -> None:
+        with cuda_or_cpu():
+            checkpoint.load(path, self._bridge.held(self._pieces, self._parallel), self._learner, self._parallel)
+
+    def save_pretrained(self, path: Path) -> None:
+        export.save_pretrained(path, self._policy, self.export_weights(), self._parallel.rank)
+
+    def shutdown(self) -> None:
+        for name in ("_pieces", "_reference", "_learner"):
+            self.__dict__.pop(name, None)
+        self._parallel.leave()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def _evaluate(self, loss: Loss) -> LastStage:
+        """The loss of a microbatch, and its metrics and value."""
+        head = self._head(self._pieces)
+
+        def of(states: Tensor, part: Microbatch) -> tuple[Tensor, tuple[Metrics, Tensor]]:
+            assert head is not None, "losses are computed on the last stage"
+            rows, batch = part.rows, part.batch
+            shape = (batch.num_tokens, *rows.target_ids.shape[1:])
+            outputs = torch.zeros(shape, dtype=torch.float32, device=states.device)
+            if rows.targets.numel():
+                logprobs = head.logprobs(part.predicting(states), rows.target_ids, batch.temperature)
+                outputs = outputs.index_copy(0, rows.targets, logprobs)
+            value, metrics = loss(outputs, batch)
+            if not value.requires_grad:
+                # Zero, and yet it leads back to all layers: every rank takes part in every backward pass.
+                value = value + states.sum() * 0.0
+            return value, (metrics, value.detach().double().cpu())
+
+        return of
+
+    def _measure(
+        self,
+        batch: TokenBatch,
+        pieces: Sequence[GPTModel],
+        read: Callable[[Tensor, Tensor], Sequence[Tensor]],
+        into: Sequence[Tensor],
+    ) -> None:
+        """Write what ``read`` says of scored tokens, from states [M, H] and ids [M], to their places in ``into``."""
+
+        def fill(states: Tensor, part: Microbatch) -> tuple[Tensor, None]:
+            rows = part.rows
+            if rows.targets.numel():
+                places = part.batch[PLACE][rows.targets]
+                for whole_batch, found in zip(into, read(part.predicting(states), rows.target_ids), strict=True):
+                    whole_batch[places] = found
+            return states.new_zeros(()), None
+
+        with cuda_or_cpu():
+            self._run(pieces, pieces, microbatches(with_places(batch), self._budget, self._parallel), fill)
+            for found in into:
+                self._parallel.from_last_stage(found)
+
+    def _run(
+        self,
+        called: Sequence[torch.nn.Module],
+        pieces: Sequence[GPTModel],
+        parts: Sequence[Microbatch],
+        on_last_stage: LastStage,
+        *,
+        backward: bool = False,
+    ) -> list[Any]:
+        try:
+            return run(called, parts, self._head(pieces), on_last_stage, backward=backward)
+        except torch.OutOfMemoryError as error:
+            raise BackendError(
+                f"out of memory on {self._device} with microbatches of {self._budget} padded tokens: {error}",
+                fix=f"set policy.microbatch_tokens: {max(1, self._budget // 2)} or policy.activation_checkpointing: "
+                "true",
+            ) from error
+
+    def _head(self, pieces: Sequence[GPTModel]) -> OutputHead | None:
+        """Of a model whose last stage is on this rank."""
+        if not self._parallel.is_last_stage:
+            return None
+        return OutputHead(pieces[-1], self._parallel, self._bridge.vocabulary, self._bridge.logit_cap)
+
+    def _weights(self, weights: WeightsName) -> Sequence[GPTModel]:
+        if weights == "policy":
+            return self._pieces
+        if self._reference is None:
+            raise UsageError(
+                "this policy keeps no reference weights: it was built with reference=False",
+                fix="build it with reference=True (a config does when its algorithm compares with the initial policy)",
+            )
+        return self._reference
+
+
+def _train(pieces: Sequence[GPTModel], on: bool) -> None:
+    """Layers recompute activations, and insist on what training needs, in training mode only. Nothing drops out."""
+    for piece in pieces:
+        piece.train(on)
