@@ -104,6 +104,6 @@ def test_the_command_line_shows_whose_rule_it_is(settings: tuple[Path, Path]) ->
     site.write_text("plugins: {block: [nemorl-sft]}\n")
     command = [sys.executable, "-m", "nemorl", "plugins", "list", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=dict(os.environ))
-    (sft,) = [e for e in json.loads(done.stdout) if e["id"] == "nemorl-sft:sft"]
+    (sft,) = [e for e in json.loads(done.stdout) if (e["kind"], e["id"]) == ("algorithms", "nemorl-sft:sft")]
     assert sft["status"] == "blocked"
     assert str(site) in sft["diagnostics"][0]["message"]
