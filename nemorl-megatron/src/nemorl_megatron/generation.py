@@ -129,16 +129,20 @@ class MegatronGeneration:
         """
         if self._stages is None:
             raise BackendError("this generator has been shut down", fix="build a new one")
-        groups = begin_responses(
-            requests,
-            vocabulary=self._vocabulary,
-            max_sequence_tokens=self._policy.max_sequence_tokens,
-            end_ids=self._end_ids,
-            decode=self._tokenizer.decode,
-        )
         limits = BatchLimits(self._options.max_batch_rows, self._options.kv_cache_tokens)
         with cuda_or_cpu(), generating(self._stages.pieces):
-            decode_responses(chain.from_iterable(groups), CachedDecoder(self._stages), self._stages.sampler(), limits)
+            try:
+                groups = begin_responses(
+                    requests,
+                    vocabulary=self._vocabulary,
+                    max_sequence_tokens=self._policy.max_sequence_tokens,
+                    end_ids=self._end_ids,
+                    decode=self._tokenizer.decode,
+                )
+                responses = chain.from_iterable(groups)
+                decode_responses(responses, CachedDecoder(self._stages), self._stages.sampler(), limits)
+            finally:
+                self._stages.keep_step()
         return [[response.completion(self._version) for response in group] for group in groups]
 
     def update_weights(self, handle: WeightHandle, version: int) -> None:
@@ -160,7 +164,6 @@ class MegatronGeneration:
 
 
 def _require_decodable(pieces: Sequence[Any], parallel: Parallel) -> None:
-    sizes = parallel.sizes
     if not all(isinstance(piece, PolicyModel) for piece in pieces):
         raise BackendError(
             "models that Megatron-Bridge built do not decode here: their attention keeps no rows of its own",
@@ -172,9 +175,8 @@ def _require_decodable(pieces: Sequence[Any], parallel: Parallel) -> None:
             f"generation decodes with PyTorch's attention, and the trainer's model has {', '.join(sorted(kernels))}",
             fix="set policy.backend.attention: sdpa, or use another generation backend",
         )
-    if sizes.context > 1 or sizes.expert > 1:
-        kind, ranks = ("context", sizes.context) if sizes.context > 1 else ("expert", sizes.expert)
+    if parallel.sizes.context > 1:
         raise BackendError(
-            f"{ranks} {kind}-parallel ranks cannot generate: those with different rows would have to keep step",
-            fix=f"set policy.backend.{kind}_parallel_size: 1, or use another generation backend",
+            "context-parallel ranks see parts of a sequence, and generation has whole ones",
+            fix="set policy.backend.context_parallel_size: 1, or use another generation backend",
         )

@@ -2,6 +2,9 @@
 
 Hidden states go from stage to stage, parts of the logits to the first tensor-parallel rank of the last stage, which
 draws, and the tokens from there to all. So every rank of a copy knows the same rows, tokens and ends of responses.
+
+Copies know nothing of each other's rows. Where they share experts, tokens travel between them in every pass, and a copy
+whose responses have ended makes passes of nothing until all have.
 """
 
 # S = tokens of a row in this pass, B = rows, H = hidden size, M = rows to draw for, V = vocabulary
@@ -23,6 +26,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from nemorl_megatron.head import OutputHead
+from nemorl_megatron.inference import Prompts
 
 if TYPE_CHECKING:
     from nemorl.tensors.decoding import Sampler
@@ -71,6 +75,24 @@ class Stages:
 
     def forward(self, token_ids: Tensor, row_pass: RowPass) -> Tensor:
         """[B, S] tokens to [S, B, H] hidden states, of this rank's last piece."""
+        self._meet(busy=True)
+        return self._forward(token_ids, row_pass)
+
+    def keep_step(self) -> None:
+        """Make passes of nothing as long as a copy that shares experts with this one is generating."""
+        device = torch.device(self.parallel.device)
+        while self._meet(busy=False):
+            self._forward(torch.zeros(1, 1, dtype=torch.int64, device=device), Prompts(1, device))
+
+    def _meet(self, *, busy: bool) -> bool:
+        """Whether any copy is about to make a pass for rows of its own."""
+        if self.parallel.sizes.expert == 1:
+            return False
+        found = torch.tensor(busy, dtype=torch.int64, device=self.parallel.device)
+        dist.all_reduce(found, dist.ReduceOp.MAX, group=parallel_state.get_tensor_and_data_parallel_group())
+        return bool(found)
+
+    def _forward(self, token_ids: Tensor, row_pass: RowPass) -> Tensor:
         rows, tokens = token_ids.shape
         config = self.pieces[0].config
         states = torch.empty(0)

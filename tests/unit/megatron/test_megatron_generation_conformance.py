@@ -9,9 +9,7 @@ pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip
 
 pytestmark = pytest.mark.megatron
 
-COPIED = {
-    "weights_in_process_are_shared": "megatron-core fuses queries, keys and values: a copy by nature"
-}
+COPIED = {"weights_in_process_are_shared": "megatron-core fuses queries, keys and values: a copy by nature"}
 test_megatron = conformance("generation_backends", "megatron", skip=COPIED)
 test_megatron_in_small_batches = conformance(
     "generation_backends", {"name": "megatron", "max_batch_rows": 2}, skip=COPIED
