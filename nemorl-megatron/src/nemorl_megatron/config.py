@@ -101,3 +101,11 @@ class MegatronGenerationConfig(GenerationBackendConfig):
         from nemorl_megatron.generation import MegatronGeneration
 
         return MegatronGeneration.alone(policy, worker, weights, self)
+
+    def build_in(
+        self, trainer: TrainingBackend, generation: GenerationConfig, policy: PolicyConfig, worker: WorkerContext
+    ) -> GenerationBackend:
+        from nemorl_megatron.training import MegatronBackend
+
+        assert isinstance(trainer, MegatronBackend), "the kernel builds it where ``lives_with`` trains"
+        return trainer.generator(self)

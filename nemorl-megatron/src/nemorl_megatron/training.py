@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from nemorl.config.models import PolicyConfig
     from nemorl.resources.worker import WorkerContext
 
-    from nemorl_megatron.config import MegatronConfig
+    from nemorl_megatron.config import MegatronConfig, MegatronGenerationConfig
+    from nemorl_megatron.generation import MegatronGeneration
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -144,6 +145,12 @@ class MegatronBackend:
 
     def save_pretrained(self, path: Path) -> None:
         export.save_pretrained(path, self._policy, self.export_weights(), self._parallel.rank)
+
+    def generator(self, options: MegatronGenerationConfig) -> MegatronGeneration:
+        """What speaks with this rank's pieces of the policy as they are at any time. All ranks make the same calls."""
+        from nemorl_megatron.generation import MegatronGeneration
+
+        return MegatronGeneration.of(self._pieces, self._parallel, self._bridge, self._policy, options)
 
     def shutdown(self) -> None:
         for name in ("_pieces", "_reference", "_learner"):
