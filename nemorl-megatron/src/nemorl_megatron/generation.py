@@ -8,6 +8,7 @@ weights change. Not here: passes through the model (``inference``), ranks (``inf
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain
@@ -94,16 +95,20 @@ class MegatronGeneration:
         """
         # Each replica is whole, whatever number it has among the others.
         parallel = Parallel.join(replace(worker, rank=0, world_size=1), Sizes())
-        bridge = OwnBridge(policy, load_config(policy))
-        pieces = bridge.build(
-            parallel, dtype=getattr(torch, policy.precision), attention="sdpa", activation_checkpointing=False
-        )
-        own = OwnWeights(pieces, bridge.settings, parallel)
-        found = cls(pieces, parallel, bridge, policy, options, receive=own.fill, leave=parallel.leave)
-        if weights is None:
-            bridge.load(pieces, parallel, worker.seed)
-        else:
-            found.update_weights(weights, weights.version)
+        with ExitStack() as stack:
+            stack.callback(parallel.leave)
+            bridge = OwnBridge(policy, load_config(policy))
+            pieces = bridge.build(
+                parallel, dtype=getattr(torch, policy.precision), attention="sdpa", activation_checkpointing=False
+            )
+            own = OwnWeights(pieces, bridge.settings, parallel)
+            if weights is None:
+                bridge.load(pieces, parallel, worker.seed)
+            else:
+                own.fill(weights)
+            found = cls(pieces, parallel, bridge, policy, options, receive=own.fill, leave=parallel.leave)
+            found._version = 0 if weights is None else weights.version
+            stack.pop_all()
         return found
 
     @classmethod
@@ -169,10 +174,11 @@ def _require_decodable(pieces: Sequence[Any], parallel: Parallel) -> None:
             "models that Megatron-Bridge built do not decode here: their attention keeps no rows of its own",
             fix="use generation.backend: vllm, or hf where the model fits one device",
         )
-    kernels = {type(layer.self_attention.core_attention).__name__ for piece in pieces for layer in piece.decoder.layers}
-    if kernels - {CoreAttention.__name__}:
+    kernels = {type(layer.self_attention.core_attention) for piece in pieces for layer in piece.decoder.layers}
+    others = sorted(kernel.__name__ for kernel in kernels - {CoreAttention})
+    if others:
         raise BackendError(
-            f"generation decodes with PyTorch's attention, and the trainer's model has {', '.join(sorted(kernels))}",
+            f"generation decodes with PyTorch's attention, and the trainer's model has {', '.join(others)}",
             fix="set policy.backend.attention: sdpa, or use another generation backend",
         )
     if parallel.sizes.context > 1:
