@@ -1,6 +1,6 @@
 """A training checkpoint: float32 masters and moments in safetensors files, one per rank, and JSON.
 
-No pickle, so reading one runs no code; megatron-core's own format (``torch_dist``) pickles its metadata and every tensor.
+No pickle, so reading one runs no code; megatron-core's own format (``torch_dist``) pickles metadata and tensors.
 
 ``megatron.json`` says how far training was and which file has which piece; ``state-<rank>.safetensors`` are the pieces,
 ``rng-<rank>.safetensors`` torch's generators. A piece is a range of a part of a parameter, written by the lowest rank

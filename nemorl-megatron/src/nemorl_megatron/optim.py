@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -99,6 +100,8 @@ class Learner:
             self.pieces,
             use_gloo_process_groups=False,
         )
+        self._masters = {part: {*part.get_parameters()} for part in self._optimizer.chained_optimizers}
+        """What each of megatron-core's optimizers updates: one has the experts, one all else."""
 
     def clear_gradients(self) -> None:
         """Forget gradients, e.g. those of a step that failed midway."""
@@ -117,7 +120,7 @@ class Learner:
         # Where nothing was trained on there is no gradient, and weights stay as they are: no decay, no momentum.
         if finite and norm > 0:
             if norm > policy.max_grad_norm:
-                clip_grad_by_total_norm_fp32(_masters(optimizer), policy.max_grad_norm, norm)
+                clip_grad_by_total_norm_fp32([*chain(*self._masters.values())], policy.max_grad_norm, norm)
             for group in optimizer.param_groups:
                 group["lr"] = lr
                 group["weight_decay"] = policy.optimizer.weight_decay * group["wd_mult"]
@@ -132,20 +135,13 @@ class Learner:
             inner = part.optimizer
             if not self._distributed:
                 master = parameter if parameter.dtype == torch.float32 else parameter.main_param  # type: ignore[attr-defined]
-                if master in inner.state or any(master is found for found in _masters(part)):
+                if master in self._masters[part]:
                     return Share(0, master, inner)
             elif parameter in part.model_param_group_index_map:
                 group, place = part.model_param_group_index_map[parameter]
                 start = part._get_model_param_range_map(parameter)["param"].start
                 return Share(start, inner.param_groups[group]["params"][place], inner)
         return None
-
-
-def _masters(optimizer: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    for part in optimizer.chained_optimizers:
-        found += part.get_parameters()
-    return found
 
 
 def _add_up(pieces: list[Any], _num_tokens: Tensor | None = None, *args: Any, **kwargs: Any) -> None:
