@@ -13,6 +13,8 @@ import pytest
 import yaml
 from nemorl import __version__
 from nemorl.cli import main
+from nemorl.cli.plugins import listed
+from rich.console import Console as RichConsole
 
 
 class Done(NamedTuple):
@@ -268,6 +270,25 @@ def test_plugins_show_explains_any_plugin(nemorl: Command, name: str) -> None:
     for details in nemorl("plugins", "show", name, "--json").json:  # an algorithm and a template may share a name
         assert details["status"] in ("ok", "missing")
         assert all(option["description"] for option in details["options"])
+
+
+@pytest.mark.parametrize(("width", "has_summary"), [(200, True), (110, True), (72, False)])
+def test_a_narrow_terminal_cuts_summaries_and_no_names(width: int, has_summary: bool) -> None:
+    entry = {"kind": "environments", "name": "sliding_puzzle", "distribution": "nemorl-environments"}
+    facts = {"version": "0.1.0", "status": "ok", "venv": None, "summary": "slide tiles " * 20}
+    with (console := RichConsole(width=width)).capture() as captured:
+        console.print(listed([{**entry, **facts}], console.width))
+    first, second = captured.get().rstrip().splitlines()
+    assert all(text in second for text in ("environment", "sliding_puzzle", "nemorl-environments", "0.1.0", "ok"))
+    assert ("SUMMARY" in first) == ("slide tiles" in second) == has_summary
+    assert len(second) <= width
+
+
+@pytest.mark.parametrize("kind", ["training_backends", "training-backend", "Training Backend"])
+def test_a_kind_may_be_named_as_people_do(nemorl: Command, kind: str) -> None:
+    names = [entry["name"] for entry in nemorl("plugins", "list", "--kind", kind, "--json").json]
+    assert "dtensor" in names
+    assert "grpo" not in names
 
 
 def test_plugins_check_builds_and_tries_a_plugin_in_another_process(nemorl: Command) -> None:

@@ -21,17 +21,21 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from nemorl.cli.runs import AsJson
-from nemorl.errors import PluginNotFoundError, UsageError
-from nemorl.plugins import KINDS, Diagnostic, PluginEntry, registry
-from nemorl.plugins.index import singular
+from nemorl.errors import PluginNotFoundError
+from nemorl.plugins import Diagnostic, PluginEntry, registry
+from nemorl.plugins.index import kind_called, singular
 from nemorl.plugins.source import read_source, template_text
 from nemorl.suggest import did_you_mean
 
 app = typer.Typer(no_args_is_help=True, help="See which plugins are installed and whether they work; get more.")
 PIPE_COLUMNS = 200
 """Width of the table where no terminal says one: wide enough that little is cut."""
+COLUMN_GAP = 2
+SUMMARY_CHARACTERS = 20
+"""Fewer say nothing: the column is left out."""
 DEFAULT_CHARACTERS = 40
 """Of a default, in a table; nested configs would fill it."""
 AT_ONCE = 2
@@ -53,24 +57,41 @@ def list_plugins(kind: Kind = None, as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps(entries, indent=2))
         return
-    table = Table(box=None, pad_edge=False)
-    # On a narrow terminal names take two lines, since what is cut off would be missed; summaries may be cut.
-    for column in ("KIND", "NAME", "DISTRIBUTION", "VERSION", "STATUS", "SUMMARY"):
-        is_name = column in ("NAME", "DISTRIBUTION")
-        table.add_column(column, no_wrap=not is_name, overflow="fold" if is_name else "ellipsis")
-    for entry in entries:
-        style = "green" if entry["status"] == "ok" else "red"
-        where = f"{entry['distribution']}{' (isolated)' if entry['venv'] else ''}"
-        texts = (singular(entry["kind"]), entry["name"], where, entry["version"])
-        table.add_row(*map(escape, texts), f"[{style}]{entry['status']}[/]", escape(entry["summary"]))
-    console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, emoji=False)  # `a:train:b` is no picture
-    console.print(table)
+    console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
+    console.print(listed(entries, console.width))
     for entry in entries:
         for found in entry["diagnostics"]:
             console.print(
                 f"\n[red]{found['code']}[/] {escape(entry['id'])}: {escape(found['message'])}\n  "
                 f"fix: {escape(found['fix'])}"
             )
+
+
+def listed(entries: Sequence[dict[str, Any]], width: int) -> Table:
+    """A row per plugin. Summaries get the room that is left, if it is worth while; nothing else is ever cut off."""
+    rows = [
+        (
+            singular(entry["kind"]),
+            entry["name"],
+            f"{entry['distribution']}{' (isolated)' if entry['venv'] else ''}",
+            entry["version"],
+            entry["status"],
+        )
+        for entry in entries
+    ]
+    columns = ("KIND", "NAME", "DISTRIBUTION", "VERSION", "STATUS")
+    used = sum(max(map(len, column)) + COLUMN_GAP for column in zip(columns, *rows, strict=True))
+    room = width - used
+    table = Table(box=None, pad_edge=False, padding=(0, COLUMN_GAP, 0, 0))
+    for column in columns:
+        # On a narrow terminal names take two lines.
+        table.add_column(column, no_wrap=column not in ("NAME", "DISTRIBUTION"), overflow="fold")
+    if room >= SUMMARY_CHARACTERS:
+        table.add_column("SUMMARY", no_wrap=True, overflow="ellipsis", width=room)
+    for row, entry in zip(rows, entries, strict=True):
+        status = Text(row[-1], style="green" if row[-1] == "ok" else "red")
+        table.add_row(*map(Text, row[:-1]), status, *([Text(entry["summary"])] if room >= SUMMARY_CHARACTERS else []))
+    return table
 
 
 @app.command()
@@ -161,11 +182,7 @@ def _print_results(results: Sequence[dict[str, Any]]) -> None:
 
 
 def _is_wanted(entry: PluginEntry, kind: str | None) -> bool:
-    if kind is not None and kind not in KINDS:
-        raise UsageError(
-            f"there is no plugin kind {kind!r}", fix=did_you_mean(kind, KINDS) or f"use one of {', '.join(KINDS)}"
-        )
-    return kind in (None, entry.kind)
+    return kind is None or entry.kind == kind_called(kind)
 
 
 def _named(name: str) -> list[PluginEntry]:

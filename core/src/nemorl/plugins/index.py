@@ -13,7 +13,7 @@ from functools import cache, cached_property
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from nemorl.errors import PluginError, PluginNotFoundError
+from nemorl.errors import PluginError, PluginNotFoundError, UsageError
 from nemorl.plugins.diagnosis import Diagnostic
 from nemorl.plugins.owner import described, owner_of
 from nemorl.plugins.policy import PluginPolicy, machine_policy, normalize
@@ -104,6 +104,19 @@ _REQUIREMENT = re.compile(r"nemorl[-_.]core(?P<rest>.*)", re.IGNORECASE)
 def singular(kind: str) -> str:
     """``training_backends`` -> ``training backend``, for messages."""
     return kind.removesuffix("s").replace("_", " ")
+
+
+def kind_called(text: str) -> str:
+    """``training_backends`` for ``training_backends``, ``Training-Backend`` or ``training backend``.
+
+    Raises:
+        UsageError: there is no such kind; says which one was probably meant.
+    """
+    wanted = re.sub(r"[-\s]", "_", text.strip().lower()).removesuffix("s") + "s"
+    if wanted not in KINDS:
+        guess = did_you_mean(wanted, KINDS) or f"use one of {', '.join(KINDS)}"
+        raise UsageError(f"there is no plugin kind {text!r}", fix=guess)
+    return wanted
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nemorl.errors import UsageError
-from nemorl.suggest import did_you_mean
+from nemorl.plugins import index
 
 PACKAGES = Path(__file__).parent / "packages"
 COMMON = "common"
@@ -35,13 +35,7 @@ def kind_called(text: str) -> str:
     Raises:
         UsageError: there is no such kind; says which one was probably meant.
     """
-    wanted = text.strip().lower().replace("-", "_").removesuffix("s")
-    known = kinds()
-    if wanted not in known:
-        raise UsageError(
-            f"there is no plugin kind {text!r}", fix=did_you_mean(wanted, known) or f"use one of {', '.join(known)}"
-        )
-    return wanted
+    return index.kind_called(text).removesuffix("s")
 
 
 @dataclass(frozen=True)
