@@ -28,12 +28,12 @@ def test_there_is_a_package_for_every_kind_of_plugin() -> None:
 
 @pytest.mark.parametrize(("typed", "meant"), [("enviroment", "environment"), ("algoritms", "algorithm")])
 def test_a_misspelt_kind_is_guessed(typed: str, meant: str) -> None:
-    with pytest.raises(UsageError, match=f"Did you mean '{meant}'"):
+    with pytest.raises(UsageError, match=f"Did you mean '{meant}s'"):
         kind_called(typed)
 
 
 def test_a_kind_far_from_any_gets_the_list() -> None:
-    with pytest.raises(UsageError, match="use one of algorithm, command, dataset"):
+    with pytest.raises(UsageError, match="use one of algorithms, training_backends"):
         kind_called("xyz")
 
 
