@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PACKAGES := core nemorl-dtensor nemorl-math-env nemorl-vllm $(sort $(wildcard plugins/nemorl-*))
+PACKAGES := core nemorl-dtensor nemorl-math-env nemorl-megatron nemorl-vllm $(sort $(wildcard plugins/nemorl-*))
 EDITABLE := $(foreach package,$(PACKAGES),-e ./$(package)) -e .
 STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev

@@ -18,6 +18,7 @@ PACKAGES = [
     "core",
     "nemorl-dtensor",
     "nemorl-math-env",
+    "nemorl-megatron",
     "nemorl-vllm",
     *sorted(f"plugins/{p.name}" for p in (ROOT / "plugins").iterdir()),
 ]
@@ -45,6 +46,8 @@ STANDARD = {
     ("weight_transports", "shared_memory", "nemorl-transports"),
     ("loggers", "tensorboard", "nemorl-loggers"),
     ("training_backends", "dtensor", "nemorl-dtensor"),
+    ("training_backends", "megatron", "nemorl-megatron"),
+    ("generation_backends", "megatron", "nemorl-megatron"),
 }
 
 

@@ -70,6 +70,17 @@ class MegatronConfig(TrainingBackendConfig):
         width = policy.tensor_parallel_size * self.context_parallel_size
         return tuple(rank % stage // width for rank in range(world_size))
 
+    def rank_problems(self, policy: PolicyConfig, world_size: int) -> Iterator[Problem]:
+        together = self.expert_parallel_size * self.expert_tensor_parallel_size * self.pipeline_parallel_size
+        if world_size % together:
+            yield Problem(
+                "backend.expert_parallel_size",
+                f"{self.expert_parallel_size} expert-parallel * {self.expert_tensor_parallel_size} "
+                f"expert-tensor-parallel * {self.pipeline_parallel_size} pipeline-parallel ranks do not divide "
+                f"{world_size} training processes",
+                "lower it, or raise cluster.gpus_per_node (workers_per_node on the CPU)",
+            )
+
     def build(
         self, policy: PolicyConfig, worker: WorkerContext, *, reference: bool, head: Head = "language_model"
     ) -> TrainingBackend:

@@ -7,6 +7,7 @@ setting; a config file says only what differs.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
@@ -211,23 +212,7 @@ class RunConfig(Config):
                 f"model is {self.model!r} but policy.model_name is {self.policy.model_name!r}",
                 "give the model once",
             )
-        width = self.generation.backend.devices_per_replica
-        ranks = self.cluster.training_workers(width) if self.needs_generation else self.cluster.world_size
-        if ranks < 1:
-            yield Problem(
-                "cluster.generation_workers",
-                f"generation apart takes all {self.cluster.world_size} devices, training has none",
-                "lower it, or give the cluster more devices",
-            )
-        else:
-            for role, model in self._models.items():
-                together = model.policy.backend.ranks_per_copy(model.policy)
-                if ranks % together:
-                    yield Problem(
-                        f"{role}.tensor_parallel_size",
-                        f"{together} ranks per copy of the model do not divide {ranks} training processes",
-                        "lower it, or raise cluster.gpus_per_node (workers_per_node on the CPU)",
-                    )
+        yield from self._rank_problems()
         yield from self._capability_problems()
         for part in ("policy", "generation"):
             model = getattr(self, part)
@@ -244,6 +229,28 @@ class RunConfig(Config):
                     index.find(kind, name)
                 except NemorlError as error:
                     yield Problem(f"plugins.{kind}.{position}", error.message, error.fix)
+
+    def _rank_problems(self) -> Iterator[Problem]:
+        width = self.generation.backend.devices_per_replica
+        ranks = self.cluster.training_workers(width) if self.needs_generation else self.cluster.world_size
+        if ranks < 1:
+            yield Problem(
+                "cluster.generation_workers",
+                f"generation apart takes all {self.cluster.world_size} devices, training has none",
+                "lower it, or give the cluster more devices",
+            )
+            return
+        for role, model in self._models.items():
+            together = model.policy.backend.ranks_per_copy(model.policy)
+            if ranks % together:
+                yield Problem(
+                    f"{role}.tensor_parallel_size",
+                    f"{together} ranks per copy of the model do not divide {ranks} training processes",
+                    "lower it, or raise cluster.gpus_per_node (workers_per_node on the CPU)",
+                )
+                continue
+            for problem in model.policy.backend.rank_problems(model.policy, ranks):
+                yield replace(problem, path=f"{role}.{problem.path}")
 
     def _capability_problems(self) -> Iterator[Problem]:
         for role, model in self._models.items():

@@ -8,11 +8,12 @@ rebuilds its part from the pickled config.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from nemorl.config.base import Config
+from nemorl.errors import Problem
 
 if TYPE_CHECKING:
     from nemorl.config.models import GenerationConfig, PolicyConfig
@@ -69,6 +70,10 @@ class TrainingBackendConfig(PluginConfig):
         """
         width = self.ranks_per_copy(policy)
         return tuple(rank // width for rank in range(world_size))
+
+    def rank_problems(self, policy: PolicyConfig, world_size: int) -> Iterator[Problem]:
+        """What cannot be on this many ranks, a multiple of ``ranks_per_copy``. Paths begin at the policy."""
+        yield from ()
 
     def build(
         self, policy: PolicyConfig, worker: WorkerContext, *, reference: bool, head: Head = "language_model"

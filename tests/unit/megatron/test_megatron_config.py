@@ -1,0 +1,50 @@
+"""What the config says of ranks, and what it refuses, where neither torch nor megatron-core is loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from nemorl.config import PolicyConfig
+from nemorl.config.load import load_config
+from nemorl.errors import ConfigError
+from nemorl_megatron import MegatronConfig
+
+RAY = {"launcher": "ray", "workers_per_node": 4}
+
+
+def test_ranks_of_one_stage_are_neighbours_and_those_of_one_copy_are_not() -> None:
+    # 8 ranks, tensor 2, pipeline 2, hence 2 copies. Stage 0 is ranks 0-3: copies 0 0 1 1; stage 1 is ranks 4-7.
+    config, policy = MegatronConfig(pipeline_parallel_size=2), PolicyConfig(tensor_parallel_size=2)
+    assert config.ranks_per_copy(policy) == 4
+    assert config.data_shards(policy, 8) == (0, 0, 1, 1, 0, 0, 1, 1)
+    assert MegatronConfig().data_shards(policy, 4) == (0, 0, 1, 1)
+
+
+def load(backend: dict[str, Any], policy: dict[str, Any]) -> None:
+    chosen = {"backend": {"name": "megatron", **backend}, **policy}
+    load_config({"algorithm": "grpo", "model": "Qwen/Qwen2.5-0.5B", "policy": chosen, "cluster": RAY})
+
+
+@pytest.mark.parametrize(
+    ("backend", "policy", "expected"),
+    [
+        ({"virtual_pipeline_parallel_size": 2}, {}, "there is no pipeline whose stages could be divided"),
+        ({"pipeline_parallel_size": 3}, {}, "3 ranks per copy of the model do not divide 4"),
+        ({"pipeline_parallel_size": 2}, {"tensor_parallel_size": 4}, "8 ranks per copy"),
+        ({"expert_parallel_size": 3}, {}, "do not divide 4 training processes"),
+        ({"expert_parallel_size": 2, "expert_tensor_parallel_size": 4}, {}, "do not divide 4 training processes"),
+        ({}, {"lora": {"rank": 4}}, "has no LoRA"),
+        ({"expert_paralel_size": 2}, {}, "expert_parallel_size"),
+    ],
+)
+def test_what_cannot_be_is_refused_when_the_config_loads(
+    backend: dict[str, Any], policy: dict[str, Any], expected: str
+) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        load(backend, policy)
+
+
+def test_sizes_that_divide_are_accepted() -> None:
+    load({"pipeline_parallel_size": 2, "virtual_pipeline_parallel_size": 2}, {"tensor_parallel_size": 2})
+    load({"expert_parallel_size": 4}, {})

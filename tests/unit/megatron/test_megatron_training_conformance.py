@@ -1,0 +1,28 @@
+"""The training backend against every clause of its contract, in one process."""
+
+from __future__ import annotations
+
+import pytest
+from nemorl.testing import conformance
+
+pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install nemorl-megatron")
+
+pytestmark = pytest.mark.megatron
+
+test_megatron = conformance("training_backends", "megatron")
+test_megatron_with_a_plain_optimizer = conformance(
+    "training_backends",
+    {"name": "megatron", "distributed_optimizer": False},
+    only=[
+        "one_step_equals_transformers_and_adamw",
+        "gradient_is_clipped_and_its_norm_reported",
+        "continuing_from_a_checkpoint_changes_nothing",
+        "gradient_that_is_not_finite_skips_the_update",
+    ],
+)
+test_megatron_recomputed = conformance(
+    "training_backends",
+    "megatron",
+    policy={"activation_checkpointing": True},
+    only=["one_step_equals_transformers_and_adamw", "on_policy_ratio_is_one"],
+)
