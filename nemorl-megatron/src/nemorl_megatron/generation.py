@@ -101,6 +101,8 @@ class MegatronGeneration:
             pieces = bridge.build(
                 parallel, dtype=getattr(torch, policy.precision), attention="sdpa", activation_checkpointing=False
             )
+            for piece in pieces:
+                piece.requires_grad_(False)
             own = OwnWeights(pieces, bridge.settings, parallel)
             if weights is None:
                 bridge.load(pieces, parallel, worker.seed)
@@ -135,7 +137,7 @@ class MegatronGeneration:
         if self._stages is None:
             raise BackendError("this generator has been shut down", fix="build a new one")
         limits = BatchLimits(self._options.max_batch_rows, self._options.kv_cache_tokens)
-        with cuda_or_cpu(), generating(self._stages.pieces):
+        with cuda_or_cpu(torch_functions=False), generating(self._stages.pieces):
             try:
                 groups = begin_responses(
                     requests,
