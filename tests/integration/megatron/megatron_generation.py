@@ -1,4 +1,4 @@
-"""What ``test_megatron_generation_layouts`` compares: what ranks that share a live model say, and what they leave behind."""
+"""What ``test_megatron_generation_layouts`` compares: what ranks that share a live model say and leave behind."""
 
 from __future__ import annotations
 
