@@ -341,6 +341,20 @@ def test_runs_lists_runs_newest_first(nemorl: Command, tmp_path: Path) -> None:
     assert "no folder" in nemorl("runs", tmp_path / "gone").err
 
 
+def test_export_writes_a_checkpoint_as_a_model_folder(nemorl: Command, config: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    nemorl("train", config, "--run-dir", run_dir, "max_steps=2", "checkpoint.every=1", "--json")
+    done = nemorl("export", run_dir, tmp_path / "last", "--json")
+    assert done.json["step"] == 2
+    exported = (tmp_path / "last" / "model.safetensors").read_bytes()
+    assert exported == (run_dir / "model" / "model.safetensors").read_bytes()
+    assert nemorl("export", run_dir, tmp_path / "first", "--step", "1", "--json").json["step"] == 1
+    assert (tmp_path / "first" / "config.json").is_file()
+    assert "there are 1, 2" in nemorl("export", run_dir, tmp_path / "third", "--step", "3").err
+    assert "exists" in nemorl("export", run_dir, tmp_path / "last").err
+    assert "not a run directory" in nemorl("export", tmp_path, tmp_path / "other").err
+
+
 def test_config_templates_are_listed_printed_and_written(nemorl: Command, tmp_path: Path) -> None:
     listed = {entry["name"]: entry for entry in nemorl("config", "templates", "--json").json}
     assert listed["grpo"]["summary"].startswith("GRPO on your own questions and answers")

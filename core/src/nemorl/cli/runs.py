@@ -1,4 +1,4 @@
-"""``nemorl train | generate | runs | report``. ``nemorl eval`` is in ``evals``."""
+"""``nemorl train | generate | runs | export | report``. ``nemorl eval`` is in ``evals``."""
 
 from __future__ import annotations
 
@@ -185,3 +185,30 @@ def list_runs(
     RichConsole().print(table)
     if not found:
         typer.echo(f"no runs in {folder} yet: nemorl train CONFIG")
+
+
+def export(
+    run_dir: Annotated[Path, typer.Argument(help="A run's directory.", show_default=False)],
+    output: Annotated[Path, typer.Argument(help="The model folder to write.", show_default=False)],
+    overrides: Overrides = None,
+    step: Annotated[int | None, typer.Option(help="Of the checkpoint. Unset: the latest.")] = None,
+    best: Annotated[bool, typer.Option("--best", help="The best checkpoint by the run's metric.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a checkpoint's policy as a Hugging Face folder, to start from with any training or generation backend.
+
+    A finished run has the last one in its folder model/ already.
+
+    Examples:
+
+      nemorl export runs/grpo-1a2b3c4d models/best --best
+
+      nemorl export runs/grpo-1a2b3c4d models/step-100 --step 100 cluster.launcher=local
+    """
+    from nemorl.exporting import export_model
+
+    with Console(quiet=as_json) as console:
+        console.message(f"reading a checkpoint of {run_dir}")
+        checkpoint = export_model(run_dir, output, step=step, best=best, overrides=overrides or [])
+    found = {"step": checkpoint.step, "checkpoint": str(checkpoint.path), "model": str(output)}
+    typer.echo(json.dumps(found) if as_json else f"wrote step {checkpoint.step} to {output}")

@@ -91,7 +91,7 @@ STANDARD_PLUGINS: Mapping[str, str] = {
 """Which distribution provides a well-known name: used in install hints only, never to load anything."""
 
 OWN_COMMANDS = frozenset(
-    {"train", "eval", "generate", "runs", "report", "plugins", "config"}
+    {"train", "eval", "generate", "runs", "export", "report", "plugins", "config"}
     | {f"plugins.{name}" for name in ("list", "show", "check", "install", "uninstall")}
     | {f"config.{name}" for name in ("validate", "show", "diff", "docs", "schema", "templates")}
 )
