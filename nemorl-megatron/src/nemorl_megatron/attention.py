@@ -5,6 +5,9 @@
 Layout ``sbhd``: rows of one sequence each, padded at the end. Attention is causal, so real tokens never see padding,
 and what padding computes is not read: no mask is needed. Heads have been divided over tensor-parallel ranks before.
 
+With context parallelism each rank has two chunks of every row (``context``); keys and values of all are brought
+together, and a chunk of queries sees those up to its own end.
+
 Fewer queries than keys: the newest token of each row over keys that ``inference`` kept, the newest last.
 """
 
@@ -14,12 +17,15 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import torch
+from megatron.core import parallel_state
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.utils import is_layer_window_attention
-from nemorl.errors import BackendError
 from nemorl.tensors.kv_cache import attend_newest
 from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
+
+from nemorl_megatron.context import ends, in_order
 
 if TYPE_CHECKING:
     from megatron.core.packed_seq_params import PackedSeqParams
@@ -46,11 +52,7 @@ class CoreAttention(MegatronModule):  # type: ignore[misc]
             softmax_scale: Factor of the scores; ``None``: 1 / sqrt(D).
         """
         super().__init__(config=config)
-        if config.context_parallel_size > 1:
-            raise BackendError(
-                "PyTorch's attention sees the tokens of one rank only",
-                fix="set context_parallel_size: 1, or attention: transformer_engine",
-            )
+        self._context_group = parallel_state.get_context_parallel_group()
         self._scale = softmax_scale or 1 / math.sqrt(config.kv_channels)
         self._cap = cap
         windowed = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number)
@@ -74,10 +76,21 @@ class CoreAttention(MegatronModule):  # type: ignore[misc]
         """
         assert attention_bias is None, "attention has no bias"
         assert packed_seq_params is None, "rows are one sequence each"
-        tokens, rows = query.shape[:2]
+        tokens = query.shape[0]
         if tokens < key.shape[0]:
             return self._newest(query, key, value, attention_mask)
         assert attention_mask is None, "the layout says what attends to what"
+        group = self._context_group
+        if group.size() == 1:
+            return self._causal(query, key, value)
+        key, value = in_order(key, group), in_order(value, group)
+        seen = ends(tokens, group.rank(), group.size())
+        chunks = zip(query.chunk(2), seen, strict=True)
+        return torch.cat([self._causal(chunk, key[:end], value[:end]) for chunk, end in chunks])
+
+    def _causal(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """[S, B, n * D] of queries [S, B, n, D] that are the last of the tokens [T, B, g, D]."""
+        tokens, rows = query.shape[:2]
         query, key, value = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
         context = self._fused(query, key, value) if self._cap is None else self._capped(query, key, value, self._cap)
         return context.permute(2, 0, 1, 3).reshape(tokens, rows, -1)
@@ -97,14 +110,18 @@ class CoreAttention(MegatronModule):  # type: ignore[misc]
 
     def _fused(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """[B, n, S, D] by one kernel."""
-        tokens = query.shape[2]
-        narrow = self._window is not None and self._window < tokens
+        tokens, seen = query.shape[2], key.shape[2]
+        mask = None
+        if self._window is not None and self._window < seen:
+            mask = self._visible(tokens, seen, query.device)
+        elif tokens < seen:
+            mask = causal_lower_right(tokens, seen)
         return scaled_dot_product_attention(
             query,
             key,
             value,
-            attn_mask=self._visible(tokens, query.device) if narrow else None,
-            is_causal=not narrow,
+            attn_mask=mask,
+            is_causal=mask is None,
             scale=self._scale,
             enable_gqa=query.shape[1] != key.shape[1],
         )
@@ -115,13 +132,13 @@ class CoreAttention(MegatronModule):  # type: ignore[misc]
         key, value = (tensor.repeat_interleave(share, 1) for tensor in (key, value))
         scores = query @ key.transpose(2, 3) * self._scale
         scores = cap * torch.tanh(scores / cap)
-        hidden = ~self._visible(query.shape[2], query.device)
+        hidden = ~self._visible(query.shape[2], key.shape[2], query.device)
         scores = scores.masked_fill(hidden, float("-inf"))
         return torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype) @ value
 
-    def _visible(self, tokens: int, device: torch.device) -> Tensor:
-        """[S, S] bool: whether the row's token sees the column's."""
-        place = torch.arange(tokens, device=device)
-        distance = place[:, None] - place[None, :]
+    def _visible(self, tokens: int, seen: int, device: torch.device) -> Tensor:
+        """[S, T] bool: whether the row's token, one of the last S of T, sees the column's."""
+        place = torch.arange(seen, device=device)
+        distance = place[seen - tokens :, None] - place[None, :]
         visible = distance >= 0
         return visible if self._window is None else visible & (distance < self._window)

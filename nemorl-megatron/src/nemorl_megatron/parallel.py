@@ -137,6 +137,12 @@ class Parallel:
         """Whether the model's output is on this rank."""
         return self.place.pipeline == self.sizes.pipeline - 1
 
+    @property
+    def context_group(self) -> dist.ProcessGroup:
+        """The ranks that share the tokens of this rank's rows."""
+        group: dist.ProcessGroup = parallel_state.get_context_parallel_group()
+        return group
+
     def largest(self, value: int) -> int:
         """The maximum of a number over all ranks. Collective."""
         found = torch.tensor(value, device=self.device)

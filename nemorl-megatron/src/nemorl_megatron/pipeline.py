@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +20,7 @@ from nemorl.tensors.rows import PAD_ID, Rows, fed_lengths, plan_microbatches, to
 from torch import Tensor
 from torch.nn.functional import pad
 
+from nemorl_megatron.context import own_part
 from nemorl_megatron.head import OutputHead
 
 if TYPE_CHECKING:
@@ -35,15 +36,13 @@ class Microbatch:
 
     batch: TokenBatch
     rows: Rows
-    input_ids: Tensor
-    """[R, W] those of ``rows``, padded further where all microbatches must have one shape; a row of padding where
-    there is nothing to score, as every rank takes part in every pass"""
+    """This rank's part of them; a row of padding where there is nothing to score, as every rank takes part in every
+    pass"""
 
     def predicting(self, states: Tensor) -> Tensor:
         """[M, H] the states that predict the scored tokens, of [S, R, H]."""
-        width = max(1, self.rows.input_ids.shape[1])
-        predictors = self.rows.predictors
-        return states[predictors % width, predictors // width]
+        width = self.rows.input_ids.shape[1]
+        return states[self.rows.predictors % width, self.rows.predictors // width]
 
 
 def microbatches(
@@ -58,7 +57,7 @@ def microbatches(
         candidates: Score ``candidate_ids`` [N, K] in place of the tokens.
     """
     sizes = parallel.sizes
-    multiple = sizes.tensor if sizes.sequence_parallel else 1
+    multiple = (sizes.tensor if sizes.sequence_parallel else 1) * (2 * sizes.context if sizes.context > 1 else 1)
     same_shape = sizes.virtual_pipeline is not None
     plan = _plan_equal(batch, budget) if same_shape else plan_microbatches(batch, budget)
     parts = [batch.select(sequences).to(parallel.device) for sequences in plan]
@@ -73,10 +72,10 @@ def microbatches(
     if same_shape:
         height = max(1, *(found.input_ids.shape[0] for found in rows))
         width = max(multiple, *(found.input_ids.shape[1] for found in rows))
-    return [
-        Microbatch(part, found, _at_least(found.input_ids, height, width))
-        for part, found in zip(parts, rows, strict=True)
-    ]
+    rows = [_at_least(found, height, width) for found in rows]
+    if sizes.context > 1:
+        rows = [own_part(found, parallel.place.context, sizes.context) for found in rows]
+    return [Microbatch(part, found) for part, found in zip(parts, rows, strict=True)]
 
 
 def _plan_equal(batch: TokenBatch, budget: int) -> list[list[int]]:
@@ -87,10 +86,13 @@ def _plan_equal(batch: TokenBatch, budget: int) -> list[list[int]]:
     return [list(range(start, min(start + step, len(batch)))) for start in range(0, len(batch), step)]
 
 
-def _at_least(input_ids: Tensor, height: int, width: int) -> Tensor:
-    """[R, W] padded below and on the right to at least this shape; empty ones get it."""
-    rows, tokens = input_ids.shape
-    return pad(input_ids, (0, max(0, width - tokens), 0, max(0, height - rows)), value=PAD_ID)
+def _at_least(rows: Rows, height: int, width: int) -> Rows:
+    """Rows padded below and on the right to at least this shape; where there are none they get it."""
+    found_height, found_width = rows.input_ids.shape
+    missing = (max(0, height - found_height), max(0, width - found_width))
+    input_ids = pad(rows.input_ids, (0, missing[1], 0, missing[0]), value=PAD_ID)
+    above, column = rows.predictors // max(1, found_width), rows.predictors % max(1, found_width)
+    return replace(rows, input_ids=input_ids, predictors=above * input_ids.shape[1] + column)
 
 
 def run(
@@ -98,6 +100,7 @@ def run(
     parts: Sequence[Microbatch],
     head: OutputHead | None,
     on_last_stage: LastStage,
+    parallel: Parallel,
     *,
     backward: bool,
 ) -> list[Any]:
@@ -108,6 +111,7 @@ def run(
         parts: As many on every rank of a copy of the model.
         head: Of the model, on ranks of the last stage.
         on_last_stage: Makes a loss and a result of each microbatch. Losses add up; nothing divides them.
+        parallel: This rank's place.
         backward: Compute gradients, and add them up over data-parallel ranks at the end.
 
     Returns:
@@ -122,18 +126,18 @@ def run(
 
     def forward(source: Iterator[Microbatch], piece: torch.nn.Module) -> tuple[Tensor, Any]:
         part = next(source)
-        return piece(part.input_ids), lambda states: finish(part, states)
+        return piece(part.rows.input_ids), lambda states: finish(part, states)
 
     # Parts of a stage are visited independently: each reads the microbatches by itself.
     sources = [iter(parts) for _ in pieces]
-    height, width = parts[0].input_ids.shape
+    height, width = parts[0].rows.input_ids.shape
     with nullcontext() if backward else torch.no_grad():
         found: list[Any] = get_forward_backward_func()(
             forward_step_func=forward,
             data_iterator=sources if len(pieces) > 1 else sources[0],
             model=[*pieces] if len(pieces) > 1 else pieces[0],
             num_microbatches=len(parts),
-            seq_length=width,
+            seq_length=width * parallel.sizes.context,
             micro_batch_size=height,
             forward_only=not backward,
         )

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from nemorl_megatron import checkpoint, export
 from nemorl_megatron.bridge import bridge_for
+from nemorl_megatron.context import added_up
 from nemorl_megatron.cpu_shim import cuda_or_cpu
 from nemorl_megatron.head import OutputHead
 from nemorl_megatron.optim import Learner
@@ -171,6 +172,8 @@ class MegatronBackend:
             if rows.targets.numel():
                 logprobs = head.logprobs(part.predicting(states), rows.target_ids, batch.temperature)
                 outputs = outputs.index_copy(0, rows.targets, logprobs)
+            if self._parallel.sizes.context > 1:
+                outputs = added_up(outputs, self._parallel.context_group)
             value, metrics = loss(outputs, batch)
             if not value.requires_grad:
                 # Zero, and yet it leads back to all layers: every rank takes part in every backward pass.
@@ -199,6 +202,8 @@ class MegatronBackend:
         with cuda_or_cpu():
             self._run(pieces, pieces, microbatches(with_places(batch), self._budget, self._parallel), fill)
             for found in into:
+                if self._parallel.sizes.context > 1:
+                    torch.distributed.all_reduce(found, group=self._parallel.context_group)
                 self._parallel.from_last_stage(found)
 
     def _run(
@@ -211,7 +216,7 @@ class MegatronBackend:
         backward: bool = False,
     ) -> list[Any]:
         try:
-            return run(called, parts, self._head(pieces), on_last_stage, backward=backward)
+            return run(called, parts, self._head(pieces), on_last_stage, self._parallel, backward=backward)
         except torch.OutOfMemoryError as error:
             raise BackendError(
                 f"out of memory on {self._device} with microbatches of {self._budget} padded tokens: {error}",

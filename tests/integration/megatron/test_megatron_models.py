@@ -160,7 +160,6 @@ def test_what_cannot_be_divided_is_refused_with_a_reason(tmp_path: Path) -> None
         "experts": (Case(mixtral, Sizes(expert=3)), "4 experts of this model do not divide"),
         "no experts": (Case(llama, Sizes(expert=3)), "has no experts"),
         "mixture": (Case(mixtral, Sizes(tensor=3)), "do not divide"),
-        "context": (Case(llama, Sizes(context=3)), "sees the tokens of one rank only"),
     }
     results = run_calls([(refuse, (case,)) for case, _ in expected.values()], 3)
     for (name, (_, wanted)), found in zip(expected.items(), results, strict=True):

@@ -31,6 +31,15 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen2": {"tie_word_embeddings": True},
     "llama": {"architecture": "llama", "tie_word_embeddings": False},
     "qwen3": {"architecture": "qwen3", "head_dim": 8},
+    "windows": {"architecture": "mistral", "sliding_window": 6},
+    "gemma2": {
+        "architecture": "gemma2",
+        "head_dim": 8,
+        "query_pre_attn_scalar": 8,
+        "attn_logit_softcapping": 1.5,
+        "final_logit_softcapping": 2.0,
+        "sliding_window": 6,
+    },
     "moe": {
         "architecture": "qwen3_moe",
         "head_dim": 8,
@@ -45,6 +54,7 @@ TP: dict[str, Any] = {"tensor_parallel_size": 2}
 LOW: dict[str, Any] = {"precision": "bfloat16"}
 PP = {"pipeline_parallel_size": 2}
 VPP = {**PP, "virtual_pipeline_parallel_size": 2}
+CP = {"context_parallel_size": 2}
 EP = {"expert_parallel_size": 2}
 PLAIN = {"distributed_optimizer": False}
 RECOMPUTED = {"activation_checkpointing": True}
@@ -72,6 +82,13 @@ CASES = (
     Case("tp2 llama", "llama", 2, TP, saves="tp2 llama"),
     Case("tp2 bfloat16", "qwen2", 2, {**TP, **LOW}),
     Case("tp2 moe", "moe", 2, TP),
+    Case("cp2", "qwen2", 2, {}, CP, saves="cp2"),
+    Case("cp2 dpo, plain optimizer", "llama", 2, {}, CP | PLAIN, "dpo"),
+    Case("cp2 sliding windows", "windows", 2, {}, CP),
+    Case("cp2 capped", "gemma2", 2, {}, CP),
+    Case("cp2 moe", "moe", 2, {}, CP),
+    Case("one sliding windows", "windows"),
+    Case("one capped", "gemma2"),
     Case("pp2, plain optimizer", "qwen2", 2, {}, PP | PLAIN),
     Case("pp2 llama dpo", "llama", 2, {}, PP, "dpo"),
     Case("pp2 qwen3, recomputed", "qwen3", 2, RECOMPUTED, PP),
@@ -82,6 +99,11 @@ CASES = (
     Case("ep2, one rank without data", "moe", 2, {}, EP, all_on_first=True),
     Case("tp2 ep2", "moe", 2, TP, EP),
     Case("tp2 pp2", "qwen2", 4, TP, PP),
+    Case("tp2 cp2", "qwen3", 4, TP, CP),
+    Case("pp2 cp2", "qwen2", 4, {}, PP | CP),
+    Case("pp2 vpp2 cp2", "qwen2", 4, {}, VPP | CP),
+    Case("dp2 cp2", "qwen2", 4, {}, CP, saves="dp2 cp2"),
+    Case("cp4", "qwen2", 4, {}, {"context_parallel_size": 4}),
     Case("dp2 tp2", "qwen2", 4, TP, saves="dp2 tp2"),
     Case("dp2 pp2", "qwen2", 4, {}, PP, saves="dp2 pp2"),
     Case("dp2 pp2, plain optimizer", "qwen2", 4, {}, PP | PLAIN),
@@ -96,7 +118,7 @@ RESUMED = (
         for layout, ranks, policy, options in ONE_LAYOUT_EACH
     ),
     *(Case(f"{layout} -> one", "qwen2", resumes=f"{layout} grpo") for layout in ("dp2", "tp2", "pp2")),
-    *(Case(f"{name} -> one", "qwen2", resumes=name) for name in ("pp2 vpp2", "dp2 tp2", "dp2 pp2")),
+    *(Case(f"{name} -> one", "qwen2", resumes=name) for name in ("pp2 vpp2", "dp2 tp2", "dp2 pp2", "dp2 cp2")),
     Case("one -> dp2", "qwen2", 2, resumes="one grpo"),
     Case("one -> tp2", "qwen2", 2, TP, resumes="one grpo"),
     Case("one -> pp2", "qwen2", 2, {}, PP, resumes="one grpo"),
