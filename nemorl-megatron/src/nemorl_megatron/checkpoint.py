@@ -167,8 +167,8 @@ def _read_index(path: Path) -> tuple[int, int, dict[str, list[tuple[Piece, int]]
     if not file.is_file():
         raise CheckpointError(
             f"{path} is no checkpoint of the training backend megatron: it has no {INDEX}",
-            fix="resume with the backend that wrote it, or start anew from the model it exported "
-            "(policy.model_name: the run's model folder)",
+            fix="resume with the backend that wrote it, or start anew from its weights: `nemorl export RUN FOLDER`, "
+            "then model: FOLDER",
         )
     with _damage_named(file):
         index = json.loads(file.read_text())

@@ -52,6 +52,8 @@ class MegatronBackend:
         self, policy: PolicyConfig, worker: WorkerContext, config: MegatronConfig, *, reference: bool, head: Head
     ) -> None:
         require_end(policy.schedule)
+        if head != "language_model":
+            raise _no_values()
         self._policy, self._config, self._device = policy, config, worker.device
         self._budget = policy.microbatch_tokens or default_microbatch_tokens(worker.device)
         self._bridge = bridge_for(policy)
@@ -111,7 +113,7 @@ class MegatronBackend:
         return logprobs.to(batch.token_ids.device)
 
     def get_values(self, batch: TokenBatch) -> Tensor:
-        raise UsageError("this model has no values: it is a language model", fix="build it with head='value'")
+        raise _no_values()
 
     def get_topk_logprobs(self, batch: TokenBatch, k: int) -> tuple[Tensor, Tensor]:
         ids = torch.zeros((batch.num_tokens, k), dtype=torch.int64, device=self._device)
@@ -245,3 +247,10 @@ def _train(pieces: Sequence[GPTModel], on: bool) -> None:
     """Layers recompute activations, and insist on what training needs, in training mode only. Nothing drops out."""
     for piece in pieces:
         piece.train(on)
+
+
+def _no_values() -> UsageError:
+    return UsageError(
+        "models of training backend megatron have no value head",
+        fix="train critics and reward models with backend: dtensor",
+    )
