@@ -6,7 +6,9 @@ name. Tensor parallelism, precision, optimizer and batching are ``policy`` setti
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from nemorl.config import GenerationConfig, PolicyConfig
@@ -84,9 +86,10 @@ class MegatronConfig(TrainingBackendConfig):
     def build(
         self, policy: PolicyConfig, worker: WorkerContext, *, reference: bool, head: Head = "language_model"
     ) -> TrainingBackend:
-        from nemorl_megatron.training import MegatronBackend
+        with _quietly():
+            from nemorl_megatron.training import MegatronBackend
 
-        return MegatronBackend(policy, worker, self, reference=reference, head=head)
+            return MegatronBackend(policy, worker, self, reference=reference, head=head)
 
 
 class MegatronGenerationConfig(GenerationBackendConfig):
@@ -109,9 +112,10 @@ class MegatronGenerationConfig(GenerationBackendConfig):
     def build(
         self, generation: GenerationConfig, policy: PolicyConfig, worker: WorkerContext, weights: WeightHandle | None
     ) -> GenerationBackend:
-        from nemorl_megatron.generation import MegatronGeneration
+        with _quietly():
+            from nemorl_megatron.generation import MegatronGeneration
 
-        return MegatronGeneration.alone(policy, worker, weights, self)
+            return MegatronGeneration.alone(policy, worker, weights, self)
 
     def build_in(
         self, trainer: TrainingBackend, generation: GenerationConfig, policy: PolicyConfig, worker: WorkerContext
@@ -120,3 +124,11 @@ class MegatronGenerationConfig(GenerationBackendConfig):
 
         assert isinstance(trainer, MegatronBackend), "the kernel builds it where ``lives_with`` trains"
         return trainer.generator(self)
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without what megatron-core says of optional libraries, whenever it is imported and a model is built."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=UserWarning, module=r"megatron\.core")
+        yield

@@ -16,6 +16,7 @@ Replacements are seen by the whole process, so only one thread at a time may be 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -57,7 +58,10 @@ def _on_cpu(torch_functions: bool) -> Iterator[None]:
         (random, "_set_cuda_rng_state", _set_rng_state),
         (token_dispatcher, "maybe_move_tensor_to_cpu", _moved_to_cpu),
     ]
-    with ExitStack() as stack:
+    with ExitStack() as stack, warnings.catch_warnings():
+        # The mode sees every question for a gradient, also where there is none; megatron-core calls torch by old names.
+        warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf", UserWarning)
+        warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
         for owner, name, value in replacements:
             stack.enter_context(_replaced(owner, name, value))
         if torch_functions:
