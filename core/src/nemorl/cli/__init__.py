@@ -1,6 +1,5 @@
 """The ``nemorl`` command. Importing it imports neither torch nor ray; commands do when they run."""
 
-import atexit
 import gc
 
 # Importing makes many objects and no garbage, yet looking for some takes a third of the time of `nemorl plugins list`.
@@ -8,8 +7,7 @@ gc.disable()
 
 from nemorl.cli.app import main  # noqa: E402
 
-gc.freeze()  # what is there now stays, and need not be looked at again
+gc.freeze()  # what is there now stays, and need not be looked at again, at exit either
 gc.enable()
-atexit.register(gc.freeze)  # nor what is there at the end: the process goes, and all with it
 
 __all__ = ["main"]
