@@ -22,7 +22,7 @@ from nemorl import contracts
 from nemorl.config import RunConfig
 from nemorl.environments import Environment
 from nemorl.observe import report_sections, run_data
-from nemorl.plugins import kinds
+from nemorl.plugins import KINDS, kinds
 from nemorl.testing.kit import Check, checks_for
 from nemorl.trainer import BaseTrainer
 
@@ -61,7 +61,7 @@ def parts() -> Mapping[str, Callable[[], str]]:
         base = getattr(kinds, f"{kind}Config")
         found[f"data of {kind}Config"] = lambda base=base: class_data(base)  # type: ignore[misc]
         found[f"build of {kind}Config"] = lambda base=base: verbs(base)  # type: ignore[misc]
-    for kind in _PAGES:
+    for kind in KINDS:
         found[f"checks of {kind}"] = lambda kind=kind: own_checks(kind)  # type: ignore[misc]
     return found
 
@@ -72,19 +72,6 @@ _REPORT_TYPES = (
     report_sections.Table,
     report_sections.Curves,
     run_data.RunData,
-)
-_PAGES = (
-    "algorithms",
-    "training_backends",
-    "generation_backends",
-    "environments",
-    "datasets",
-    "loggers",
-    "weight_transports",
-    "hooks",
-    "commands",
-    "templates",
-    "report_sections",
 )
 
 

@@ -15,9 +15,9 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from nemorl.config.run import CheckpointConfig
+from nemorl.config.run import CheckpointConfig, RunConfig
 from nemorl.errors import CheckpointError
 
 MANIFEST = "manifest.json"
@@ -73,6 +73,12 @@ class CheckpointManager:
         self.metric = config.metric or metric
         self.sign = 1.0 if (config.higher_is_better if config.metric else higher_is_better) else -1.0
         _put_back(folder)
+
+    @classmethod
+    def of_run(cls, run_dir: Path, config: RunConfig) -> Self:
+        """The checkpoints of a run, ranked as its config says."""
+        folder, metric = run_dir / "checkpoints", config.best_metric
+        return cls(folder, config.checkpoint, metric=metric, higher_is_better=config.best_is_highest)
 
     def save(
         self,

@@ -50,12 +50,7 @@ def export_model(
 
 
 def _chosen(run_dir: Path, config: RunConfig, step: int | None, best: bool) -> Checkpoint:
-    manager = CheckpointManager(
-        run_dir / "checkpoints",
-        config.checkpoint,
-        metric=config.best_metric,
-        higher_is_better=config.best_is_highest,
-    )
+    manager = CheckpointManager.of_run(run_dir, config)
     found = {checkpoint.step: checkpoint for checkpoint in manager.all()}
     if not found:
         raise UsageError(f"{run_dir} has no complete checkpoint", fix="let the run save one: checkpoint.every")

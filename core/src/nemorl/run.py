@@ -74,12 +74,7 @@ class Run:
         self.directory = RunDirectory(path)
         self._stack.callback(self.directory.close)
         self.timer = Timer(on_enter=self.console.phase)
-        self.checkpoints = CheckpointManager(
-            path / "checkpoints",
-            config.checkpoint,
-            metric=config.best_metric,
-            higher_is_better=config.best_is_highest,
-        )
+        self.checkpoints = CheckpointManager.of_run(path, config)
 
     @property
     def path(self) -> Path:

@@ -21,12 +21,11 @@ from nemorl.cli.plugins import as_dict
 from nemorl.cli.runs import AsJson
 from nemorl.errors import PluginError, PluginNotFoundError, UsageError
 from nemorl.plugins import Index
-from nemorl.plugins.index import singular
-from nemorl.plugins.policy import normalize
+from nemorl.plugins.index import PREFIX, singular
+from nemorl.plugins.policy import KERNEL, normalize
 from nemorl.plugins.venvs import RECORD, PluginVenv, venv_of
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
-KERNEL = "nemorl-core"
 
 
 def install(
@@ -108,7 +107,7 @@ def install_isolated(name: str, distribution: str, pip_args: Sequence[str], *, q
         subprocess.run([sys.executable, "-m", "venv", str(venv.folder)], check=True)
         same = [_same_kernel(), f"ray=={metadata.version('ray')}"]
         _pip(venv.python, ["install", *same, name, *pip_args], quiet=quiet)
-        if not any(point.group.startswith("nemorl.") for point in venv.points):
+        if not any(point.group.startswith(PREFIX) for point in venv.points):
             raise PluginError(f"{distribution} offers no plugin", fix="check the name; see `nemorl plugins install -h`")
         _write_record(venv, name)
     except BaseException:

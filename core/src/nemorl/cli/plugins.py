@@ -10,7 +10,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,7 +53,7 @@ def list_plugins(kind: Kind = None, as_json: AsJson = False) -> None:
 
       nemorl plugins list --kind environments --json
     """
-    entries = [as_dict(entry) for entry in registry().index.entries if _is_wanted(entry, kind)]
+    entries = [as_dict(entry) for entry in _of_kind(registry().index.entries, kind)]
     if as_json:
         typer.echo(json.dumps(entries, indent=2))
         return
@@ -156,7 +156,7 @@ def check(
     """
     # By id: a plugin and its distribution may both be named.
     named = {(e.kind, e.id): e for name in names or () for e in _named(name)}
-    entries = [e for e in (named.values() if names else registry().index.entries) if _is_wanted(e, kind)]
+    entries = _of_kind(named.values() if names else registry().index.entries, kind)
     with _counting(len(entries), quiet=as_json) as done, ThreadPoolExecutor(AT_ONCE) as threads:
         results = list(threads.map(lambda entry: done(entry.id, _check(entry, full, timeout)), entries))
     if as_json:
@@ -181,8 +181,9 @@ def _print_results(results: Sequence[dict[str, Any]]) -> None:
     typer.echo(f"{count}, {failed} of them unusable" if failed else f"{count}, all usable")
 
 
-def _is_wanted(entry: PluginEntry, kind: str | None) -> bool:
-    return kind is None or entry.kind == kind_called(kind)
+def _of_kind(entries: Iterable[PluginEntry], kind: str | None) -> list[PluginEntry]:
+    wanted = None if kind is None else kind_called(kind)
+    return [entry for entry in entries if wanted in (None, entry.kind)]
 
 
 def _named(name: str) -> list[PluginEntry]:

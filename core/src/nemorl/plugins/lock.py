@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -20,25 +20,11 @@ from pydantic import BaseModel
 from nemorl.config.run import RunConfig
 from nemorl.errors import PluginError, UsageError
 from nemorl.plugins import PluginEntry, registry
-from nemorl.plugins.kinds import (
-    DatasetConfig,
-    EnvironmentConfig,
-    GenerationBackendConfig,
-    LoggerConfig,
-    PluginConfig,
-    TrainingBackendConfig,
-)
+from nemorl.plugins.kinds import PluginConfig
+from nemorl.plugins.registry import config_bases
 from nemorl.plugins.source import module_place
 
 FILE = "plugins.lock.json"
-KIND_OF: Mapping[type, str] = {
-    RunConfig: "algorithms",
-    TrainingBackendConfig: "training_backends",
-    GenerationBackendConfig: "generation_backends",
-    EnvironmentConfig: "environments",
-    DatasetConfig: "datasets",
-    LoggerConfig: "loggers",
-}
 
 
 @dataclass(frozen=True, order=True)
@@ -88,7 +74,7 @@ def _names_of(config: RunConfig) -> Iterator[tuple[str, str]]:
     for part in (config, *_parts_in(config), *_parts_in(policies)):
         if part is not unused:
             with suppress(PluginError):  # defined by the running program
-                kind = next(kind for base, kind in KIND_OF.items() if isinstance(part, base))
+                kind = next(kind for kind, base in config_bases().items() if isinstance(part, base))
                 yield kind, registry().name_of(kind, type(part))
 
 
