@@ -22,6 +22,7 @@ from nemorl.errors import BackendError, UsageError
 from nemorl.observe.metrics import Metrics
 from nemorl.schedules import require_end
 from nemorl.tensors import TokenBatch
+from nemorl.tensors.buckets import in_buckets
 from nemorl.tensors.model_folder import save_tokenizer
 from nemorl.tensors.rows import Rows, default_microbatch_tokens, plan_microbatches, to_rows
 from nemorl.tensors.steps import PLACE, require_fields, step_metrics, with_places
@@ -42,9 +43,6 @@ if TYPE_CHECKING:
     from nemorl.resources.worker import WorkerContext
 
     from nemorl_dtensor.config import DTensorConfig
-
-BUCKET_BYTES = 256 * 2**20
-"""Size of one bucket of exported weights."""
 
 
 class DTensorBackend:
@@ -133,17 +131,8 @@ class DTensorBackend:
         return ids, logprobs
 
     def export_weights(self) -> Iterator[Mapping[str, Tensor]]:
-        bucket: dict[str, Tensor] = {}
-        size = 0
-        for name, tensor in self._named_tensors():
-            if self._rank == 0:
-                bucket[name] = tensor
-            size += tensor.nbytes
-            if size >= BUCKET_BYTES:
-                yield bucket
-                bucket, size = {}, 0
-        if size:
-            yield bucket
+        is_first = self._rank == 0
+        yield from in_buckets(({name: t} if is_first else {}, t.nbytes) for name, t in self._named_tensors())
 
     def save_checkpoint(self, path: Path) -> None:
         checkpoint.save(path, self._trainable, self._optimizer, self._rank)

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from nemorl.errors import BackendError
+from nemorl.tensors.buckets import BUCKET_BYTES, in_buckets
 from torch import Tensor, nn
 
 from nemorl_megatron.bridge.rules import Part, Rule, rules
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from nemorl_megatron.parallel import Parallel
     from nemorl_megatron.settings import Settings
 
-BUCKET_BYTES = 256 * 2**20
-"""Size of one bucket of whole tensors."""
 _EXPERT = re.compile(r"local_experts\.(\d+)\.")
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.")
 
@@ -94,18 +93,15 @@ class Exchange:
             dtype: Of all of them, on all ranks.
             bucket_bytes: A bucket ends with the tensor that makes it this large.
         """
-        bucket: dict[str, Tensor] = {}
-        size = 0
+        yield from in_buckets(self._joined(parts, dtype), bucket_bytes)
+
+    def _joined(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Iterator[tuple[dict[str, Tensor], int]]:
+        """The stored tensors of each parameter, on rank 0, and their bytes, on all ranks."""
         for weight in weights(self.settings):
             received = self._on_rank_0(weight, parts, dtype)
-            if received:
-                bucket |= zip(weight.stored, self.rules[weight.rule].join(weight, received), strict=True)
-            size += sum(torch.Size(shape).numel() for shape in weight.shapes) * dtype.itemsize
-            if size >= bucket_bytes:
-                yield bucket
-                bucket, size = {}, 0
-        if size:
-            yield bucket
+            joined = self.rules[weight.rule].join(weight, received) if received else ()
+            size = sum(torch.Size(shape).numel() for shape in weight.shapes) * dtype.itemsize
+            yield dict(zip(weight.stored if received else (), joined, strict=True)), size
 
     def _on_rank_0(self, weight: Weight, parts: Mapping[str, Tensor], dtype: torch.dtype) -> list[Tensor]:
         """All parts of a parameter on rank 0, in order; nothing on the others. Each part is sent by one rank."""

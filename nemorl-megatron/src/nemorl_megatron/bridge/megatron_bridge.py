@@ -11,8 +11,8 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from nemorl.errors import BackendError, boundary
+from nemorl.tensors.buckets import in_buckets
 
-from nemorl_megatron.bridge.exchange import BUCKET_BYTES
 from nemorl_megatron.bridge.held import Held, held_as_it_is
 from nemorl_megatron.model import PolicyModel
 
@@ -98,18 +98,9 @@ class MegatronBridge:
             self._bridge.load_hf_weights([*model])
 
     def export(self, model: Sequence[GPTModel], parallel: Parallel) -> Iterator[Mapping[str, Tensor]]:
-        bucket: dict[str, Tensor] = {}
-        size = 0
         # Every rank is given every tensor, one at a time.
-        for name, tensor in self._bridge.export_hf_weights([*model], cpu=False, show_progress=False):
-            if parallel.rank == 0:
-                bucket[name] = tensor
-            size += tensor.nbytes
-            if size >= BUCKET_BYTES:
-                yield bucket
-                bucket, size = {}, 0
-        if size:
-            yield bucket
+        found = self._bridge.export_hf_weights([*model], cpu=False, show_progress=False)
+        yield from in_buckets(({name: t} if parallel.rank == 0 else {}, t.nbytes) for name, t in found)
 
     def held(self, model: Sequence[GPTModel], parallel: Parallel) -> Iterator[Held]:
         return held_as_it_is(model, parallel)

@@ -1,0 +1,31 @@
+"""Weights on their way out, in buckets: as many tensors at a time as are worth a message, and no more in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from torch import Tensor
+
+BUCKET_BYTES = 256 * 2**20
+"""Size of one bucket of exported weights."""
+
+
+def in_buckets(
+    parts: Iterable[tuple[Mapping[str, Tensor], int]], bucket_bytes: int = BUCKET_BYTES
+) -> Iterator[dict[str, Tensor]]:
+    """Tensors as ``export_weights`` yields them. All ranks get as many buckets, whatever each puts into them.
+
+    Args:
+        parts: What this rank contributes, by Hugging Face name, and how many bytes that is on the rank that has it.
+        bucket_bytes: A bucket ends with the part that makes it this large.
+    """
+    bucket: dict[str, Tensor] = {}
+    size = 0
+    for tensors, nbytes in parts:
+        bucket |= tensors
+        size += nbytes
+        if size >= bucket_bytes:
+            yield bucket
+            bucket, size = {}, 0
+    if size:
+        yield bucket
