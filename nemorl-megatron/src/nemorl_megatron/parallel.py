@@ -164,12 +164,16 @@ class Parallel:
         return box[0]
 
     def leave(self) -> None:
-        """The last of this process to leave ends the groups. Calling it twice is harmless."""
+        """The last of this process to leave ends the groups. Calling it twice is harmless.
+
+        The default group of a process that is alone stays: an engine beside us may have made it, or use it by now.
+        """
         was_here = any(other is self for other in _JOINED)
         _JOINED[:] = [other for other in _JOINED if other is not self]
         if was_here and not _JOINED:
             parallel_state.destroy_model_parallel()
-            dist.destroy_process_group()
+            if self.world_size > 1:
+                dist.destroy_process_group()
 
 
 _JOINED: list[Parallel] = []
@@ -181,14 +185,15 @@ def _form_groups(worker: WorkerContext, sizes: Sizes) -> None:
     if kind == "cuda":
         torch.cuda.set_device(worker.device)
     alone = worker.world_size == 1
-    dist.init_process_group(
-        "nccl" if kind == "cuda" else "gloo",
-        init_method=None if alone else f"tcp://{worker.master_address}:{worker.master_port}",
-        store=dist.HashStore() if alone else None,  # type: ignore[attr-defined]
-        rank=worker.rank,
-        world_size=worker.world_size,
-        timeout=timedelta(seconds=worker.collective_timeout_s),
-    )
+    if not (alone and _is_in_group_of_one()):
+        dist.init_process_group(
+            "nccl" if kind == "cuda" else "gloo",
+            init_method=None if alone else f"tcp://{worker.master_address}:{worker.master_port}",
+            store=dist.HashStore() if alone else None,  # type: ignore[attr-defined]
+            rank=worker.rank,
+            world_size=worker.world_size,
+            timeout=timedelta(seconds=worker.collective_timeout_s),
+        )
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=sizes.tensor,
         pipeline_model_parallel_size=sizes.pipeline,
@@ -201,6 +206,11 @@ def _form_groups(worker: WorkerContext, sizes: Sizes) -> None:
     )
     # Layers ask for this state where they would drop out; nothing does.
     model_parallel_cuda_manual_seed(worker.seed, force_reset_rng=True)
+
+
+def _is_in_group_of_one() -> bool:
+    """Whether the default group of this process is there and holds nobody else. vLLM makes and leaves such a group."""
+    return dist.is_initialized() and dist.get_world_size() == 1
 
 
 def _require_same(sizes: Sizes) -> None:

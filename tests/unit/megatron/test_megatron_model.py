@@ -15,6 +15,7 @@ from nemorl.tiny import write_tiny_model
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install nemorl-megatron")
 
+from megatron.core import parallel_state
 from nemorl_megatron import MegatronConfig
 from nemorl_megatron.bridge import bridge_for
 from nemorl_megatron.bridge.exchange import Exchange, global_names
@@ -92,7 +93,7 @@ def test_weights_that_do_not_fit_the_config_are_refused(pretrained: Path, parall
 def test_a_second_model_of_the_process_has_the_layout_of_the_first(parallel: Parallel) -> None:
     second = Parallel.join(WorkerContext(), Sizes())
     second.leave()  # which leaves the first one's groups alone
-    assert torch.distributed.is_initialized()
+    assert parallel_state.model_parallel_is_initialized()
     with pytest.raises(BackendError, match="already holds a megatron model"):
         Parallel.join(WorkerContext(world_size=2), replace(Sizes(), tensor=2))
 
@@ -101,9 +102,19 @@ def test_the_last_to_leave_ends_the_groups() -> None:
     first, second = (Parallel.join(WorkerContext(), Sizes()) for _ in range(2))
     first.leave()
     first.leave()
-    assert torch.distributed.is_initialized()
+    assert parallel_state.model_parallel_is_initialized()
     second.leave()
-    assert not torch.distributed.is_initialized()
+    assert not parallel_state.model_parallel_is_initialized()
+
+
+def test_the_default_group_of_another_engine_is_used_and_left() -> None:
+    Parallel.join(WorkerContext(), Sizes()).leave()  # stands for vLLM, which makes one for itself and leaves it behind
+    others = torch.distributed.group.WORLD
+    assert others is not None
+    joined = Parallel.join(WorkerContext(), Sizes())
+    assert joined.largest(3) == 3
+    joined.leave()
+    assert torch.distributed.group.WORLD is others
 
 
 def test_workers_that_the_sizes_do_not_divide_are_refused() -> None:
