@@ -22,7 +22,7 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from nemorl.schedules import schedule_factor
 from nemorl.tensors.steps import StepResult
-from torch import Tensor, nn
+from torch import Tensor
 
 if TYPE_CHECKING:
     from megatron.core.models.gpt import GPTModel
@@ -78,7 +78,9 @@ class Learner:
         """Optimizer steps so far, skipped ones included: the position in the schedule."""
         self.updates = 0
         """Steps that changed the weights."""
-        self._policy, self._distributed = policy, distributed
+        self.distributed = distributed
+        """Masters and moments are divided over data-parallel ranks."""
+        self._policy = policy
         buffers = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=distributed)
         self.pieces = [DistributedDataParallel(piece.config, buffers, piece) for piece in pieces]
         for piece in pieces:
@@ -129,11 +131,11 @@ class Learner:
         self.clear_gradients()
         return StepResult(norm, lr, skipped=not finite)
 
-    def share(self, parameter: nn.Parameter) -> Share | None:
+    def share(self, parameter: Tensor) -> Share | None:
         """What this rank updates of ``parameter``, if anything."""
         for part in self._optimizer.chained_optimizers:
             inner = part.optimizer
-            if not self._distributed:
+            if not self.distributed:
                 master = parameter if parameter.dtype == torch.float32 else parameter.main_param  # type: ignore[attr-defined]
                 if master in self._masters[part]:
                     return Share(0, master, inner)

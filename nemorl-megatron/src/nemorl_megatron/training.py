@@ -140,11 +140,11 @@ class MegatronBackend:
 
     def save_checkpoint(self, path: Path) -> None:
         with cuda_or_cpu():
-            checkpoint.save(path, self._bridge.held(self._pieces, self._parallel), self._learner, self._parallel)
+            checkpoint.save(path, self._pieces, self._learner, self._parallel)
 
     def load_checkpoint(self, path: Path) -> None:
         with cuda_or_cpu():
-            checkpoint.load(path, self._bridge.held(self._pieces, self._parallel), self._learner, self._parallel)
+            checkpoint.load(path, self._pieces, self._learner, self._parallel)
 
     def save_pretrained(self, path: Path) -> None:
         export.save_pretrained(path, self._policy, self.export_weights(), self._parallel.rank)

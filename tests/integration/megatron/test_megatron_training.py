@@ -19,6 +19,7 @@ from megatron_runs import LOSSES, SAVED_AFTER, Case, Found, train, train_with_dt
 from nemorl.resources.worker import WorkerContext
 from nemorl.testing.batches import ragged_batch
 from nemorl.tiny import write_tiny_model
+from safetensors.torch import load_file
 from spawned import run_calls
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -312,7 +313,10 @@ def test_a_checkpoint_is_safetensors_and_json_and_holds_each_piece_once(name: st
     assert {path.suffix for path in files} == {".safetensors", ".json"}
     ranks = case_of(name).world_size
     assert len([path for path in files if path.name.startswith("rng-")]) == ranks
-    size = sum(path.stat().st_size for path in files if path.name.startswith("state-"))
     alone = "ep2" if case_of(name).model == "moe" else "one grpo"
-    expected = sum(path.stat().st_size for path in runs.saved(alone).glob("state-*"))
-    assert size == pytest.approx(expected, rel=0.02)
+    # A vocabulary that is padded to divide is a little larger.
+    assert stored_elements(runs.saved(name)) == pytest.approx(stored_elements(runs.saved(alone)), rel=0.02)
+
+
+def stored_elements(checkpoint: Path) -> int:
+    return sum(tensor.numel() for file in checkpoint.glob("state-*") for tensor in load_file(file).values())

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from megatron.core.models.gpt import GPTModel
     from torch import Tensor
 
-    from nemorl_megatron.bridge.held import Held
     from nemorl_megatron.config import AttentionName
     from nemorl_megatron.parallel import Parallel
 
@@ -50,8 +49,4 @@ class Bridge(Protocol):
 
     def export(self, model: Sequence[GPTModel], parallel: Parallel) -> Iterator[Mapping[str, Tensor]]:
         """Buckets of whole tensors under Hugging Face names on rank 0, empty ones elsewhere. Collective."""
-        ...
-
-    def held(self, model: Sequence[GPTModel], parallel: Parallel) -> Iterator[Held]:
-        """What this rank holds of each parameter, as checkpoints name it."""
         ...

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from nemorl.errors import BackendError, boundary
 from nemorl.tensors.buckets import in_buckets
 
-from nemorl_megatron.bridge.held import Held, held_as_it_is
 from nemorl_megatron.model import PolicyModel
 
 if TYPE_CHECKING:
@@ -101,9 +100,6 @@ class MegatronBridge:
         # Every rank is given every tensor, one at a time.
         found = self._bridge.export_hf_weights([*model], cpu=False, show_progress=False)
         yield from in_buckets(({name: t} if parallel.rank == 0 else {}, t.nbytes) for name, t in found)
-
-    def held(self, model: Sequence[GPTModel], parallel: Parallel) -> Iterator[Held]:
-        return held_as_it_is(model, parallel)
 
 
 def _states_only(piece: GPTModel) -> GPTModel:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nemorl_megatron.bridge.exchange import Exchange, global_names
-from nemorl_megatron.bridge.held import Held, held
 from nemorl_megatron.bridge.sources import RandomWeights, SafetensorsFolder, weights_folder
 from nemorl_megatron.model import PolicyModel, build_model
 from nemorl_megatron.settings import settings_of
@@ -70,6 +69,3 @@ class OwnBridge:
     def export(self, model: Sequence[PolicyModel], parallel: Parallel) -> Iterator[Mapping[str, Tensor]]:
         dtype = model[0].config.params_dtype
         yield from Exchange(self.settings, parallel).whole(global_names(model, self.settings, parallel), dtype)
-
-    def held(self, model: Sequence[PolicyModel], parallel: Parallel) -> Iterator[Held]:
-        return held(model, self.settings, parallel)
