@@ -58,6 +58,12 @@ class CoreAttention(MegatronModule):  # type: ignore[misc]
         windowed = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number)
         self._window = config.window_size[0] + 1 if windowed else None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is causal attention and no more, as every kernel computes it."""
+        plain_scale = math.isclose(self._scale, 1 / math.sqrt(self.config.kv_channels))
+        return self._window is None and self._cap is None and plain_scale
+
     def forward(
         self,
         query: Tensor,

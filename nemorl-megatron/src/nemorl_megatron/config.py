@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from nemorl.config import GenerationConfig, PolicyConfig
@@ -108,6 +109,39 @@ class MegatronGenerationConfig(GenerationBackendConfig):
     """Most token positions held at once, over all samples, room for their longest response included. Each takes
     4 * layers * key-value heads * head size bytes in bfloat16 (28 KiB for a 1.5B Qwen2), twice that in float32; over a
     trainer's model each rank holds its layers' and its heads' part of that."""
+
+    engine: Literal["rows", "megatron_core"] = "rows"
+    """What attends to the tokens so far and keeps them. ``rows``: PyTorch's attention over the kernel's cache, on any
+    device. ``megatron_core``: flash-attention over the paged cache of megatron-core's inference engine, on CUDA only:
+    rows take memory as they grow, joining and leaving copies nothing. Tested with stand-ins for its kernels, never run
+    on CUDA."""
+
+    def policy_problems(self, policy: PolicyConfig, *, device: str, as_guest: bool) -> Iterator[Problem]:
+        on_cuda = device.startswith("cuda")
+        if self.engine == "megatron_core" and not (on_cuda and find_spec("flash_attn")):
+            yield Problem(
+                "generation.backend.engine",
+                "megatron-core's inference engine computes attention with flash-attention on CUDA: "
+                + ("it is not installed here" if on_cuda else "the cluster has none"),
+                "set engine: rows",
+            )
+        host = policy.backend
+        if not (as_guest and isinstance(host, MegatronConfig)):
+            return
+        if host.context_parallel_size > 1:
+            yield Problem(
+                "policy.backend.context_parallel_size",
+                "its ranks see parts of a sequence, and generation in the trainer's processes has whole ones",
+                "set it to 1, or choose another generation.backend",
+            )
+        has_other_kernel = on_cuda and find_spec("transformer_engine") is not None
+        if host.attention == "transformer_engine" or (host.attention == "auto" and has_other_kernel):
+            yield Problem(
+                "policy.backend.attention",
+                "generation in the trainer's processes decodes with PyTorch's attention, and the trainer's model would "
+                "have Transformer Engine's",
+                "set it to sdpa, or choose another generation.backend",
+            )
 
     def build(
         self, generation: GenerationConfig, policy: PolicyConfig, worker: WorkerContext, weights: WeightHandle | None

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from nemorl.errors import BackendError
-from nemorl.tensors.decoding import BatchLimits, decode_responses
-from nemorl.tensors.responses import begin_responses
+from nemorl.tensors.decoding import BatchLimits, Decoder, decode_responses
+from nemorl.tensors.responses import Response, begin_responses
 from nemorl.tokenizer import Tokenizer, end_token_ids
 from nemorl.types import Completion, GenerationRequest
 
@@ -73,6 +73,10 @@ class MegatronGeneration:
         self._version = 0
         self._stages: Stages | None = Stages(pieces, parallel, bridge.vocabulary, bridge.logit_cap)
         """``None`` once shut down."""
+        if options.engine == "megatron_core":
+            from nemorl_megatron.paged import require_paged
+
+            require_paged(self._stages)
         self._vocabulary = bridge.vocabulary
         declared = load_config(policy).to_dict().get("eos_token_id")
         self._end_ids = end_token_ids(policy.model_name, self._tokenizer, declared)
@@ -146,8 +150,8 @@ class MegatronGeneration:
                     end_ids=self._end_ids,
                     decode=self._tokenizer.decode,
                 )
-                responses = chain.from_iterable(groups)
-                decode_responses(responses, CachedDecoder(self._stages), self._stages.sampler(), limits)
+                responses = [*chain.from_iterable(groups)]
+                decode_responses(responses, self._decoder(limits, responses), self._stages.sampler(), limits)
             finally:
                 self._stages.keep_step()
         return [[response.completion(self._version) for response in group] for group in groups]
@@ -164,6 +168,14 @@ class MegatronGeneration:
         leave, self._leave = self._leave, None
         if leave is not None:
             leave()
+
+    def _decoder(self, limits: BatchLimits, responses: Sequence[Response]) -> Decoder:
+        assert self._stages is not None
+        if self._options.engine == "rows":
+            return CachedDecoder(self._stages)
+        from nemorl_megatron.paged import PagedDecoder
+
+        return PagedDecoder(self._stages, limits, max((row.length + row.remaining for row in responses), default=1))
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:

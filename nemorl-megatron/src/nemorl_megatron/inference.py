@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from megatron.core.inference.contexts import BaseInferenceContext
@@ -23,8 +23,29 @@ if TYPE_CHECKING:
     from nemorl_megatron.inference_ranks import Stages
 
 
+class Pass(Protocol):
+    """What layers are told: this, and what megatron-core's own inference contexts say."""
+
+    mask: Tensor | None
+    """What core attention adds to its scores."""
+
+    @property
+    def positions(self) -> Tensor:
+        """[S, B] of the tokens within their rows, or what broadcasts to it."""
+        ...
+
+    def seen(self, layer_number: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """A layer's keys and values of the pass's tokens, after their rotation [S, B, g, D], to all that it attends to.
+
+        Layers come in their order. The third says which blocks of these are whose, where they lie in blocks.
+        """
+        ...
+
+
 class RowPass(BaseInferenceContext):  # type: ignore[misc]
     """One pass over rows, in evaluation mode and without sequence parallelism."""
+
+    positions: Tensor
 
     def __init__(self, positions: Tensor, mask: Tensor | None = None) -> None:
         """
@@ -37,11 +58,7 @@ class RowPass(BaseInferenceContext):  # type: ignore[misc]
         self.mask = mask
 
     @abstractmethod
-    def seen(self, layer_number: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """A layer's keys and values of the pass's tokens, after their rotation [S, B, g, D], to all that it attends to.
-
-        Layers come in their order.
-        """
+    def seen(self, layer_number: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, None]: ...
 
     def is_static_batching(self) -> bool:
         return True
@@ -62,9 +79,9 @@ class Prompts(RowPass):
         super().__init__(torch.arange(tokens, device=device)[:, None])
         self._seen: list[tuple[Tensor, Tensor]] = []
 
-    def seen(self, layer_number: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def seen(self, layer_number: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, None]:
         self._seen.append((key, value))
-        return key, value
+        return key, value, None
 
     def keys_and_values(self) -> tuple[Tensor, Tensor]:
         """[layers, B, g, S, D] each, as the cache has them."""
@@ -88,12 +105,12 @@ class NextTokens(RowPass):
         self._places = places
         super().__init__(at, mask)
 
-    def seen(self, layer_number: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def seen(self, layer_number: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, None]:
         place = self._places[layer_number]
         keys, values = self._keys[place], self._values[place]
         keys[:, :, -1] = key[0]
         values[:, :, -1] = value[0]
-        return keys.permute(2, 0, 1, 3), values.permute(2, 0, 1, 3)
+        return keys.permute(2, 0, 1, 3), values.permute(2, 0, 1, 3), None
 
 
 class CachedDecoder:

@@ -31,7 +31,7 @@ from nemorl_megatron.inference import Prompts
 if TYPE_CHECKING:
     from nemorl.tensors.decoding import Sampler
 
-    from nemorl_megatron.inference import RowPass
+    from nemorl_megatron.inference import Pass
     from nemorl_megatron.model import PolicyModel
     from nemorl_megatron.parallel import Parallel
 
@@ -73,7 +73,7 @@ class Stages:
             return RowSampler(device)
         return SharedSampler(RowSampler(device) if self.draws else None, self._drawing)
 
-    def forward(self, token_ids: Tensor, row_pass: RowPass) -> Tensor:
+    def forward(self, token_ids: Tensor, row_pass: Pass) -> Tensor:
         """[B, S] tokens to [S, B, H] hidden states, of this rank's last piece."""
         self._meet(busy=True)
         return self._forward(token_ids, row_pass)
@@ -92,7 +92,7 @@ class Stages:
         dist.all_reduce(found, dist.ReduceOp.MAX, group=parallel_state.get_tensor_and_data_parallel_group())
         return bool(found)
 
-    def _forward(self, token_ids: Tensor, row_pass: RowPass) -> Tensor:
+    def _forward(self, token_ids: Tensor, row_pass: Pass) -> Tensor:
         rows, tokens = token_ids.shape
         config = self.pieces[0].config
         states = torch.empty(0)

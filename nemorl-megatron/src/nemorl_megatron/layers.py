@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     from nemorl_megatron.config import AttentionName
-    from nemorl_megatron.inference import RowPass
+    from nemorl_megatron.inference import Pass
     from nemorl_megatron.settings import Settings
 
 FULL, WINDOWED = 0, 1
@@ -97,7 +97,7 @@ class LayerAttention(SelfAttention):  # type: ignore[misc]
 
     def _adjust_key_value_for_inference(
         self,
-        inference_context: RowPass | None,
+        inference_context: Pass | None,
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -106,14 +106,14 @@ class LayerAttention(SelfAttention):  # type: ignore[misc]
         **kwargs: Any,
     ) -> tuple[Any, ...]:
         """Where megatron-core's layers meet the cache. Its own caches hold keys before their rotation and turn all of
-        them again for every token; a ``RowPass`` is given them turned."""
+        them again for every token; a ``Pass`` is given them turned."""
         if inference_context is None:
             return super()._adjust_key_value_for_inference(  # type: ignore[no-any-return]
                 inference_context, query, key, value, rotary_pos_emb, *args, **kwargs
             )
         query, key = rotate(query, *rotary_pos_emb), rotate(key, *rotary_pos_emb)
-        key, value = inference_context.seen(self.layer_number, key, value)
-        return query, key, value, None, self.attn_mask_type, None
+        key, value, blocks = inference_context.seen(self.layer_number, key, value)
+        return query, key, value, None, self.attn_mask_type, blocks
 
 
 def block_spec(

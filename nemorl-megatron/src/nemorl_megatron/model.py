@@ -26,7 +26,7 @@ from nemorl_megatron.rope import Rotary
 
 if TYPE_CHECKING:
     from nemorl_megatron.config import AttentionName
-    from nemorl_megatron.inference import RowPass
+    from nemorl_megatron.inference import Pass
     from nemorl_megatron.parallel import Parallel, Sizes
     from nemorl_megatron.settings import Activation, Settings
 
@@ -75,7 +75,7 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
             self.embedding.register_forward_hook(partial(_scale, settings.embedding_scale))
         _mark_parts(self)
 
-    def forward(self, token_ids: Tensor, row_pass: RowPass | None = None) -> Tensor:
+    def forward(self, token_ids: Tensor, row_pass: Pass | None = None) -> Tensor:
         """Rows to hidden states.
 
         Args:
@@ -92,7 +92,7 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
         return super().forward(token_ids, None, mask, inference_context=row_pass)  # type: ignore[no-any-return]
 
     def _preprocess(
-        self, input_ids: Tensor, *args: Any, inference_context: RowPass | None = None, **kwargs: Any
+        self, input_ids: Tensor, *args: Any, inference_context: Pass | None = None, **kwargs: Any
     ) -> tuple[Any, ...]:
         if inference_context is None:
             return super()._preprocess(input_ids, *args, **kwargs)  # type: ignore[no-any-return]

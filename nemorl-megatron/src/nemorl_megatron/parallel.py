@@ -171,7 +171,7 @@ class Parallel:
         was_here = any(other is self for other in _JOINED)
         _JOINED[:] = [other for other in _JOINED if other is not self]
         if was_here and not _JOINED:
-            parallel_state.destroy_model_parallel()
+            _dissolve_groups()
             if self.world_size > 1:
                 dist.destroy_process_group()
 
@@ -206,6 +206,14 @@ def _form_groups(worker: WorkerContext, sizes: Sizes) -> None:
     )
     # Layers ask for this state where they would drop out; nothing does.
     model_parallel_cuda_manual_seed(worker.seed, force_reset_rng=True)
+
+
+def _dissolve_groups() -> None:
+    """megatron-core forgets its groups and leaves them, with three threads each."""
+    groups = [group for group in parallel_state._global_process_group_list if group is not None]
+    parallel_state.destroy_model_parallel()
+    for group in groups:
+        dist.destroy_process_group(group)
 
 
 def _is_in_group_of_one() -> bool:

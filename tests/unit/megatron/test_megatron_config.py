@@ -21,9 +21,9 @@ def test_ranks_of_one_stage_are_neighbours_and_those_of_one_copy_are_not() -> No
     assert MegatronConfig().data_shards(policy, 4) == (0, 0, 1, 1)
 
 
-def load(backend: dict[str, Any], policy: dict[str, Any]) -> None:
+def load(backend: dict[str, Any], policy: dict[str, Any], **more: Any) -> None:
     chosen = {"backend": {"name": "megatron", **backend}, **policy}
-    load_config({"algorithm": "grpo", "model": "Qwen/Qwen2.5-0.5B", "policy": chosen, "cluster": RAY})
+    load_config({"algorithm": "grpo", "model": "Qwen/Qwen2.5-0.5B", "policy": chosen, "cluster": RAY, **more})
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,24 @@ def test_what_cannot_be_is_refused_when_the_config_loads(
 ) -> None:
     with pytest.raises(ConfigError, match=expected):
         load(backend, policy)
+
+
+@pytest.mark.parametrize(
+    ("backend", "generation", "expected"),
+    [
+        ({"context_parallel_size": 2}, {}, r"(?s)policy.backend.context_parallel_size.*parts of a sequence"),
+        ({"attention": "transformer_engine"}, {}, r"(?s)policy.backend.attention.*decodes with PyTorch's attention"),
+        ({}, {"engine": "megatron_core"}, r"(?s)generation.backend.engine.*flash-attention on CUDA"),
+    ],
+)
+def test_what_a_generator_in_the_trainers_processes_cannot_is_refused_when_the_config_loads(
+    backend: dict[str, Any], generation: dict[str, Any], expected: str
+) -> None:
+    chosen = {"backend": {"name": "megatron", **generation}}
+    with pytest.raises(ConfigError, match=expected):
+        load(backend, {}, generation=chosen)
+    if backend:  # apart from the trainer it has a model of its own
+        load(backend, {}, generation=chosen, cluster={**RAY, "colocated": False, "generation_workers": 2})
 
 
 def test_sizes_that_divide_are_accepted() -> None:

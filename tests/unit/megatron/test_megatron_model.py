@@ -115,6 +115,7 @@ def test_the_default_group_of_another_engine_is_used_and_left() -> None:
     assert joined.largest(3) == 3
     joined.leave()
     assert torch.distributed.group.WORLD is others
+    assert [*torch.distributed.distributed_c10d._world.pg_map] == [others]  # each group has three threads
 
 
 def test_workers_that_the_sizes_do_not_divide_are_refused() -> None:

@@ -275,6 +275,9 @@ class RunConfig(Config):
         return registry().name_of("training_backends", type(self.policy.backend)) == host
 
     def _generation_problems(self) -> Iterator[Problem]:
+        yield from self.generation.backend.policy_problems(
+            self.policy, device=self.cluster.device, as_guest=self.generation_lives_with_training
+        )
         if self.weight_transport is None and not self.generation_lives_with_training:
             asked = self.cluster.weight_transport
             yield Problem(

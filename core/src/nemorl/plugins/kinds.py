@@ -112,6 +112,16 @@ class GenerationBackendConfig(PluginConfig):
         """Devices that one engine spreads over (its own tensor parallelism). The kernel reserves them."""
         return 1
 
+    def policy_problems(self, policy: PolicyConfig, *, device: str, as_guest: bool) -> Iterator[Problem]:
+        """What cannot be for this policy. Paths begin at the run's config.
+
+        Args:
+            policy: The model to generate with, and its training backend.
+            device: torch device of a worker, ``cpu`` or ``cuda:0``.
+            as_guest: It is built in the trainer's processes (``lives_with``).
+        """
+        yield from ()
+
     def build(
         self, generation: GenerationConfig, policy: PolicyConfig, worker: WorkerContext, weights: WeightHandle | None
     ) -> GenerationBackend:

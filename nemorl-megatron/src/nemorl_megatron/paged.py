@@ -1,0 +1,202 @@
+"""Decoding over the paged cache and the flash-attention kernels of megatron-core's inference engine, on CUDA.
+
+The engine's ``DynamicInferenceContext`` keeps keys and values in blocks, so a row takes what it needs and joining or
+leaving copies nothing; each pass is one sequence of all rows' tokens. The engine's scheduler and samplers are not used:
+they draw by one random state for all rows, and a response here depends on its own seed alone.
+"""
+
+# R = rows, S = tokens of all rows in a pass, g = key-value heads of this rank, D = head size, V = vocabulary
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import torch
+from megatron.core.inference.contexts.dynamic_context import DynamicInferenceContext
+from megatron.core.inference.inference_request import DynamicInferenceRequest
+from megatron.core.inference.sampling_params import SamplingParams
+from nemorl.errors import BackendError
+from nemorl.tensors.kv_cache import PREFILL_TOKENS
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from nemorl.tensors.decoding import BatchLimits
+
+    from nemorl_megatron.inference_ranks import Stages
+
+BLOCK_TOKENS = 256
+"""Tokens of a block, the least that flash-attention takes."""
+
+
+class PagedCache(DynamicInferenceContext):  # type: ignore[misc]
+    """A paged cache as ``layers.LayerAttention`` meets it: given rotated keys, of all rows' tokens in one sequence."""
+
+    mask = None
+
+    def __init__(self, stages: Stages, *, rows: int, tokens: int, longest: int) -> None:
+        """
+        Args:
+            stages: What decodes.
+            rows: Most at once.
+            tokens: Most of all rows together.
+            longest: Most of one row.
+        """
+        layers = [layer for piece in stages.pieces for layer in piece.decoder.layers]
+        config = stages.pieces[0].config
+        heads = layers[0].self_attention.num_query_groups_per_partition
+        self._places = {layer.layer_number: place for place, layer in enumerate(layers, 1)}
+        # A row may leave most of its last block empty; one block more is where padding is written.
+        blocks = -(-tokens // BLOCK_TOKENS) + rows + 1
+        block_bytes = 2 * len(layers) * BLOCK_TOKENS * heads * config.kv_channels * config.params_dtype.itemsize
+        rows = self.round_up_requests(rows)
+        super().__init__(
+            params_dtype=config.params_dtype,
+            num_layers=len(layers),
+            kv_channels=config.kv_channels,
+            num_attention_heads=heads,
+            tensor_model_parallel_size=1,  # heads are this rank's
+            max_sequence_length=longest,
+            buffer_size_gb=(blocks + 0.5) * block_bytes / 1024**3,
+            block_size_tokens=BLOCK_TOKENS,
+            max_requests=rows,
+            max_tokens=self.round_up_tokens(max(PREFILL_TOKENS["cuda"], longest, rows)),
+            materialize_only_last_token_logits=False,
+        )
+
+    @property
+    def positions(self) -> Tensor:
+        """[S, 1] of the tokens within their rows."""
+        return self.token_to_pos_ids[: self.padded_active_token_count, None]  # type: ignore[no-any-return]
+
+    def seen(self, layer_number: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """[S, 1, g, D] of a layer's new tokens to its [blocks, BLOCK_TOKENS, g, D], and which blocks are whose."""
+        place = self._places[layer_number]
+        self.append_key_value_cache(place, key, value)
+        return self.key_value_cache(place)  # type: ignore[no-any-return]
+
+
+class PagedDecoder:
+    """The kernel's ``Decoder`` over a :class:`PagedCache`. All ranks of a copy make the same calls."""
+
+    joins = True
+
+    def __init__(self, stages: Stages, limits: BatchLimits, longest: int) -> None:
+        """
+        Args:
+            stages: What decodes.
+            limits: Of rows and of their tokens.
+            longest: Most tokens of one row, its response included.
+        """
+        self._stages = stages
+        self._device = torch.device(stages.parallel.device)
+        tokens = min(limits.cache_tokens, limits.rows * longest)
+        self._cache = PagedCache(stages, rows=limits.rows, tokens=max(tokens, longest), longest=longest)
+        self._rows: list[int] = []
+        """Numbers that the cache knows rows by, in the caller's order; the cache has an order of its own."""
+        self._next = 0
+
+    def admit(self, prompts: Sequence[tuple[int, ...]], reserve_tokens: int) -> Tensor:
+        """[len(prompts), V] as ``Stages.logits`` has them. ``reserve_tokens`` is for caches that are not paged."""
+        cache = self._cache
+        place_of: dict[tuple[int, ...], int] = {}
+        found: list[Tensor] = []
+        for group in _passes([*dict.fromkeys(prompts)], cache.max_tokens):
+            # Rows that are there already wait: their next tokens are not known yet.
+            cache.paused_request_count = cache.total_request_count
+            cache.active_token_count = cache.num_prefill_requests = 0
+            for prompt in group:
+                place_of[prompt] = cache.total_request_count
+                self._add(prompt)
+            found.append(self._logits())
+        first = {prompt: row for row, prompt in enumerate(place_of)}
+        number_of = {prompt: self._number_at(place) for prompt, place in place_of.items()}
+        copies: list[tuple[Tensor, Tensor]] = []
+        for prompt in prompts:
+            if prompt in number_of:
+                self._rows.append(number_of.pop(prompt))
+                continue
+            cache.active_token_count = 0
+            blocks = -(-len(prompt) // BLOCK_TOKENS)
+            at = cache.total_request_count
+            self._add(prompt)
+            self._rows.append(self._number_at(at))
+            held = cache.request_to_kv_block_ids
+            copies.append((held[place_of[prompt], :blocks], held[at, :blocks]))
+        if copies:
+            source, target = (torch.cat(ids).long() for ids in zip(*copies, strict=True))
+            cache.memory_buffer[:, :, target] = cache.memory_buffer[:, :, source]
+        cache.paused_request_count = 0
+        return torch.cat(found)[[first[prompt] for prompt in prompts]]
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """[R, V] likewise."""
+        cache = self._cache
+        row_of = {number: row for row, number in enumerate(self._rows)}
+        present = self._present()
+        going = torch.tensor([int(number in row_of) for number in present], device=self._device)
+        cache.update_requests(going, tokens[[row_of.get(number, 0) for number in present]])
+        logits = self._logits()
+        place_of = {number: place for place, number in enumerate(self._present())}
+        return logits[[place_of[number] for number in self._rows]]
+
+    def keep(self, order: Sequence[int]) -> None:
+        """The blocks of the others are given back with the next step."""
+        self._rows = [self._rows[row] for row in order]
+        if not order:
+            self._cache.reset()
+
+    def _add(self, prompt: tuple[int, ...]) -> None:
+        request = DynamicInferenceRequest(
+            request_id=self._next,
+            prompt_tokens=torch.tensor(prompt, device=self._device),
+            sampling_params=SamplingParams(num_tokens_to_generate=1, termination_id=-1),
+        )
+        self._next += 1
+        self._cache.add_request(request)
+
+    def _logits(self) -> Tensor:
+        """One pass over the rows that do not wait, in the cache's order."""
+        cache = self._cache
+        cache.initialize_attention_state()
+        token_ids, _ = cache.current_input_and_position_ids()
+        states = self._stages.forward(token_ids, cache)
+        last = cache.request_query_lengths[cache.paused_request_count : cache.total_request_count].cumsum(0) - 1
+        return self._stages.logits(states[last, 0])
+
+    def _present(self) -> list[int]:
+        return self._cache.request_ids[: self._cache.total_request_count].tolist()  # type: ignore[no-any-return]
+
+    def _number_at(self, place: int) -> int:
+        return int(self._cache.request_ids[place])
+
+
+def require_paged(stages: Stages) -> None:
+    """Refuse models and devices that megatron-core's kernels do not serve.
+
+    Raises:
+        BackendError: Says which, and why.
+    """
+    attention = [layer.self_attention.core_attention for piece in stages.pieces for layer in piece.decoder.layers]
+    reason = None
+    if torch.device(stages.parallel.device).type != "cuda" or find_spec("flash_attn") is None:
+        reason = "runs flash-attention (2.7.3 or newer) on CUDA, and here there is none"
+    elif not all(kernel.is_plain for kernel in attention):
+        reason = "computes plain attention, and this model has sliding windows, capped scores or a scale of its own"
+    if reason is not None:
+        raise BackendError(f"megatron-core's paged cache {reason}", fix="set generation.backend.engine: rows")
+
+
+def _passes(prompts: Sequence[tuple[int, ...]], tokens: int) -> Iterator[list[tuple[int, ...]]]:
+    """Prompts in runs of at most so many tokens; each fits by itself."""
+    group: list[tuple[int, ...]] = []
+    size = 0
+    for prompt in prompts:
+        if group and size + len(prompt) > tokens:
+            yield group
+            group, size = [], 0
+        group.append(prompt)
+        size += len(prompt)
+    if group:
+        yield group
