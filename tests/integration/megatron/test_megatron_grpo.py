@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from nemorl.config import PolicyConfig
+from nemorl.exporting import export_model
 from nemorl.observe.console import Console
+from nemorl.resources.worker import WorkerContext
 from nemorl.results import TrainResult
 from nemorl.tiny import write_tiny_model
 from nemorl_grpo.config import GRPOConfig
@@ -83,6 +86,22 @@ def assert_same_run(found: TrainResult, expected: TrainResult) -> None:
 
 def test_a_run_in_one_process_is_that_of_dtensor(model: Path, expected: TrainResult, tmp_path: Path) -> None:
     assert_same_run(train(model, tmp_path / "run", "megatron", LOCAL), expected)
+
+
+@pytest.mark.parametrize(("first", "second"), [("dtensor", "megatron"), ("megatron", "dtensor")])
+def test_one_backend_starts_from_the_weights_in_a_checkpoint_of_the_other(
+    first: str, second: str, model: Path, tmp_path: Path
+) -> None:
+    result = train(model, tmp_path / "run", first, LOCAL, checkpoint={"every": 2}, max_steps=2)
+    export_model(tmp_path / "run", tmp_path / "exported")
+    policy = PolicyConfig.model_validate({"model_name": str(tmp_path / "exported"), "backend": second})
+    backend = policy.backend.build(policy, WorkerContext(), reference=False)
+    found = {name: tensor for bucket in backend.export_weights() for name, tensor in bucket.items()}
+    backend.shutdown()
+    expected = load_file(result.run_dir / "model" / "model.safetensors")
+    started = load_file(model / "model.safetensors")
+    assert not torch.equal(expected["model.norm.weight"], started["model.norm.weight"])
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
 def test_a_run_learns(model: Path, tmp_path: Path) -> None:

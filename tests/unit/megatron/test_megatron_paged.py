@@ -11,6 +11,7 @@ import torch
 from nemorl.config import GenerationConfig, PolicyConfig
 from nemorl.errors import BackendError
 from nemorl.resources.worker import WorkerContext
+from nemorl.testing import conformance
 from nemorl.testing.models import load_reference, response_logprobs, tiny_model
 from nemorl.types import GenerationRequest, SamplingParams
 from torch import Tensor
@@ -120,6 +121,15 @@ def test_rows_that_fill_a_block_get_another(engine: Any, monkeypatch: pytest.Mon
 def test_prompts_that_do_not_fit_one_pass_take_several(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paged, "PREFILL_TOKENS", {"cuda": 64})
     assert_like_rows(engine, requests([40, 41, 42, 43, 44], 4))
+
+
+test_the_contract = pytest.mark.usefixtures("_kernels")(
+    conformance(
+        "generation_backends",
+        {"name": "megatron", "engine": "megatron_core"},
+        skip={"weights_in_process_are_shared": "megatron-core fuses queries, keys and values: a copy by nature"},
+    )
+)
 
 
 def test_it_is_refused_where_there_is_no_cuda() -> None:
