@@ -99,36 +99,21 @@ class PagedDecoder:
 
     def admit(self, prompts: Sequence[tuple[int, ...]], reserve_tokens: int) -> Tensor:
         """[len(prompts), V] as ``Stages.logits`` has them. ``reserve_tokens`` is for caches that are not paged."""
-        cache = self._cache
-        place_of: dict[tuple[int, ...], int] = {}
-        found: list[Tensor] = []
-        for group in _passes([*dict.fromkeys(prompts)], cache.max_tokens):
-            # Rows that are there already wait: their next tokens are not known yet.
-            cache.paused_request_count = cache.total_request_count
-            cache.active_token_count = cache.num_prefill_requests = 0
-            for prompt in group:
-                place_of[prompt] = cache.total_request_count
-                self._add(prompt)
-            found.append(self._logits())
-        first = {prompt: row for row, prompt in enumerate(place_of)}
-        number_of = {prompt: self._number_at(place) for prompt, place in place_of.items()}
-        copies: list[tuple[Tensor, Tensor]] = []
+        first, logits = self._prefill([*dict.fromkeys(prompts)])
+        unused = dict(first)
+        copies: list[tuple[int, int]] = []
         for prompt in prompts:
-            if prompt in number_of:
-                self._rows.append(number_of.pop(prompt))
-                continue
-            cache.active_token_count = 0
-            blocks = -(-len(prompt) // BLOCK_TOKENS)
-            at = cache.total_request_count
-            self._add(prompt)
-            self._rows.append(self._number_at(at))
-            held = cache.request_to_kv_block_ids
-            copies.append((held[place_of[prompt], :blocks], held[at, :blocks]))
-        if copies:
-            source, target = (torch.cat(ids).long() for ids in zip(*copies, strict=True))
-            cache.memory_buffer[:, :, target] = cache.memory_buffer[:, :, source]
-        cache.paused_request_count = 0
-        return torch.cat(found)[[first[prompt] for prompt in prompts]]
+            if prompt in unused:
+                place = unused.pop(prompt)
+            else:
+                self._cache.active_token_count = 0  # it makes no pass
+                place = self._add(prompt)
+                copies.append((first[prompt], place))
+            self._rows.append(int(self._cache.request_ids[place]))
+        self._copy(copies)
+        self._cache.paused_request_count = 0
+        number_of = {prompt: number for number, prompt in enumerate(first)}
+        return logits[[number_of[prompt] for prompt in prompts]]
 
     def step(self, tokens: Tensor) -> Tensor:
         """[R, V] likewise."""
@@ -147,7 +132,21 @@ class PagedDecoder:
         if not order:
             self._cache.reset()
 
-    def _add(self, prompt: tuple[int, ...]) -> None:
+    def _prefill(self, prompts: Sequence[tuple[int, ...]]) -> tuple[dict[tuple[int, ...], int], Tensor]:
+        """Places in the cache of prompts that are all different, and the logits after each."""
+        cache = self._cache
+        places: dict[tuple[int, ...], int] = {}
+        logits: list[Tensor] = []
+        for group in _passes(prompts, cache.max_tokens):
+            # Rows that are there already wait: their next tokens are not known yet.
+            cache.paused_request_count = cache.total_request_count
+            cache.active_token_count = cache.num_prefill_requests = 0
+            places |= {prompt: self._add(prompt) for prompt in group}
+            logits.append(self._logits())
+        return places, torch.cat(logits)
+
+    def _add(self, prompt: tuple[int, ...]) -> int:
+        """A row more, and its place in the cache."""
         request = DynamicInferenceRequest(
             request_id=self._next,
             prompt_tokens=torch.tensor(prompt, device=self._device),
@@ -155,6 +154,16 @@ class PagedDecoder:
         )
         self._next += 1
         self._cache.add_request(request)
+        return int(self._cache.total_request_count) - 1
+
+    def _copy(self, places: Sequence[tuple[int, int]]) -> None:
+        """Keys and values of a whole prompt, from one place to another."""
+        if not places:
+            return
+        blocks, counts = self._cache.request_to_kv_block_ids, self._cache.request_kv_block_counts
+        pairs = [[blocks[place, : counts[place]].long() for place in pair] for pair in places]
+        source, target = (torch.cat(found) for found in zip(*pairs, strict=True))
+        self._cache.memory_buffer[:, :, target] = self._cache.memory_buffer[:, :, source]
 
     def _logits(self) -> Tensor:
         """One pass over the rows that do not wait, in the cache's order."""
@@ -167,9 +176,6 @@ class PagedDecoder:
 
     def _present(self) -> list[int]:
         return self._cache.request_ids[: self._cache.total_request_count].tolist()  # type: ignore[no-any-return]
-
-    def _number_at(self, place: int) -> int:
-        return int(self._cache.request_ids[place])
 
 
 def require_paged(stages: Stages) -> None:
