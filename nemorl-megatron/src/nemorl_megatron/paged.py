@@ -186,12 +186,17 @@ def require_paged(stages: Stages) -> None:
     """
     attention = [layer.self_attention.core_attention for piece in stages.pieces for layer in piece.decoder.layers]
     reason = None
-    if torch.device(stages.parallel.device).type != "cuda" or find_spec("flash_attn") is None:
+    if not has_kernels(torch.device(stages.parallel.device)):
         reason = "runs flash-attention (2.7.3 or newer) on CUDA, and here there is none"
     elif not all(kernel.is_plain for kernel in attention):
         reason = "computes plain attention, and this model has sliding windows, capped scores or a scale of its own"
     if reason is not None:
         raise BackendError(f"megatron-core's paged cache {reason}", fix="set generation.backend.engine: rows")
+
+
+def has_kernels(device: torch.device) -> bool:
+    """Whether flash-attention is there for this device."""
+    return device.type == "cuda" and find_spec("flash_attn") is not None
 
 
 def _passes(prompts: Sequence[tuple[int, ...]], tokens: int) -> Iterator[list[tuple[int, ...]]]:

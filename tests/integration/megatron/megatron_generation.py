@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from flash_kernels import flash_kernels_on_cpu
 from megatron_models import write_reference
 from nemorl.config import PolicyConfig
 from nemorl.resources.worker import WorkerContext
@@ -90,6 +91,12 @@ def generate_live(context: WorkerContext, case: LiveCase) -> Generated:
     found = Generated(given, completions, after_update, _state(pieces) == before)
     parallel.leave()
     return found
+
+
+def generate_live_paged(context: WorkerContext, case: LiveCase) -> Generated:
+    """The same over megatron-core's paged cache, without CUDA."""
+    with flash_kernels_on_cpu():
+        return generate_live(context, case)
 
 
 def generate_empty_shard(context: WorkerContext, model: str) -> list[int]:

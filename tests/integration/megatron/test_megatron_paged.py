@@ -1,9 +1,9 @@
-"""megatron-core's paged cache, with flash-attention's two kernels written out in PyTorch: they run on CUDA only."""
+"""megatron-core's paged cache gives what the kernel's cache gives. Without CUDA flash-attention is written out."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,58 +14,23 @@ from nemorl.resources.worker import WorkerContext
 from nemorl.testing import conformance
 from nemorl.testing.models import load_reference, response_logprobs, tiny_model
 from nemorl.types import GenerationRequest, SamplingParams
-from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
-from torch.nn.functional import scaled_dot_product_attention
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install nemorl-megatron")
 
-from megatron.core.inference.contexts import dynamic_context
-from megatron.core.transformer import attention
+from flash_kernels import flash_kernels_on_cpu
+from megatron_generation import REQUESTS, LiveCase, generate_live_paged, policy_of, write_model
 from nemorl_megatron import MegatronGenerationConfig, paged
+from nemorl_megatron.parallel import Sizes
+from spawned import run_calls
+from test_megatron_models import COMMON, MODELS, TP2
 
 pytestmark = pytest.mark.megatron
 
 
-def attend(query: Tensor, keys: Tensor, values: Tensor, blocks: Tensor, seen: int) -> Tensor:
-    """[S, n, D] of the last S of a row's ``seen`` tokens, whose keys [blocks, tokens, g, D] lie in ``blocks``."""
-    if not seen:
-        return torch.zeros_like(query)  # padding
-    key, value = (cache[blocks.long()].flatten(0, 1)[:seen].transpose(0, 1) for cache in (keys, values))
-    mask = causal_lower_right(len(query), seen)
-    return scaled_dot_product_attention(query.transpose(0, 1), key, value, mask, enable_gqa=True).transpose(0, 1)
-
-
-def flash_attn_varlen_func(
-    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, **named: Any
-) -> Tensor:
-    assert named["causal"]
-    assert named["softmax_scale"] == q.shape[-1] ** -0.5
-    found = torch.zeros_like(q)
-    spans = zip(pairwise(cu_q.tolist()), pairwise(cu_k.tolist()), named["block_table"], strict=True)
-    for (start, stop), (first, last), blocks in spans:
-        if start < stop:
-            assert stop - start <= max_q
-            assert last - first <= max_k
-            found[start:stop] = attend(q[start:stop], k, v, blocks, last - first)
-    return found
-
-
-def flash_attn_with_kvcache(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor, block_table: Tensor, **named: Any
-) -> Tensor:
-    assert named["causal"]
-    rows = zip(q, block_table, cache_seqlens.tolist(), strict=True)
-    return torch.stack([attend(query, k_cache, v_cache, blocks, seen) for query, blocks, seen in rows])
-
-
 @pytest.fixture
-def _kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "flash_attn_varlen_func", flash_attn_varlen_func)
-    monkeypatch.setattr(attention, "flash_attn_with_kvcache", flash_attn_with_kvcache)
-    monkeypatch.setattr(attention, "is_fa_min_version", lambda _: True)
-    monkeypatch.setattr(dynamic_context, "triton_append_key_value_cache", None)
-    monkeypatch.setattr(paged, "require_paged", lambda _: None)
+def _kernels() -> Iterator[None]:
+    with flash_kernels_on_cpu():
+        yield
 
 
 @pytest.fixture
@@ -121,6 +86,43 @@ def test_rows_that_fill_a_block_get_another(engine: Any, monkeypatch: pytest.Mon
 def test_prompts_that_do_not_fit_one_pass_take_several(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paged, "PREFILL_TOKENS", {"cuda": 64})
     assert_like_rows(engine, requests([40, 41, 42, 43, 44], 4))
+
+
+@pytest.mark.slow
+def test_ranks_that_share_a_model_say_what_one_process_says(tmp_path: Path) -> None:
+    models = {
+        name: str(write_model(tmp_path / name, MODELS[name][0], {**COMMON, **MODELS[name][1]}))
+        for name in ("qwen2", "qwen3 moe")
+    }
+    options = {"engine": "megatron_core", "max_batch_rows": 4}
+    cases = [
+        LiveCase(models["qwen2"], TP2, options),
+        LiveCase(models["qwen2"], Sizes(pipeline=2), options),
+        LiveCase(models["qwen2"], Sizes(pipeline=2, virtual_pipeline=2), options),
+        LiveCase(models["qwen3 moe"], Sizes(expert=2), options, shards=True),
+    ]
+    outcomes = run_calls([(generate_live_paged, (case,)) for case in cases], 2)
+    expected = {}
+    for folder in models.values():
+        alone = MegatronGenerationConfig().build(GenerationConfig(), policy_of(folder), WorkerContext(), None)
+        expected[folder] = alone.generate(REQUESTS)
+        alone.shutdown()
+    for case, ranks in zip(cases, outcomes, strict=True):
+        for found in ranks:
+            for number, group in zip(found.requests, found.completions, strict=True):
+                assert [one.token_ids for one in group] == [one.token_ids for one in expected[case.model][number]]
+            assert found.is_as_before
+
+
+@pytest.mark.usefixtures("_kernels")
+@pytest.mark.parametrize("name", ["mistral", "gemma2"])
+def test_models_with_more_than_plain_attention_are_refused(name: str, tmp_path: Path) -> None:
+    """Windows; these, capped scores and a scale that is not that of the head size."""
+    architecture, sizes = MODELS[name]
+    folder = write_model(tmp_path / "model", architecture, {**COMMON, **sizes})
+    config = MegatronGenerationConfig(engine="megatron_core")
+    with pytest.raises(BackendError, match="computes plain attention"):
+        config.build(GenerationConfig(), policy_of(str(folder)), WorkerContext(), None)
 
 
 test_the_contract = pytest.mark.usefixtures("_kernels")(
