@@ -41,10 +41,6 @@ class Share:
     _inner: Any
     """The torch optimizer that updates it."""
 
-    @property
-    def stop(self) -> int:
-        return self.start + self.master.numel()
-
     def moments(self) -> dict[str, Tensor]:
         """By name; nothing before the first update."""
         state = self._inner.state.get(self.master, {})
