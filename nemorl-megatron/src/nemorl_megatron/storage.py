@@ -54,6 +54,7 @@ def save(path: Path, tensors: ShardedStateDict, common: Mapping[str, Any]) -> No
     if dist.get_rank() == 0:
         (path / COMMON).write_text(json.dumps(common) + "\n")
         save_config(CheckpointingConfig(BACKEND, VERSION, COMMON_BACKEND, VERSION), str(path))
+    dist.barrier()
 
 
 def load(path: Path, tensors: ShardedStateDict) -> None:
