@@ -2,7 +2,7 @@
 
     python benchmarks/megatron_checkpoint.py --rounds 3
 
-Each round starts two processes per side, in turn. They train one step, save and load. Measured are wall seconds of saving
+Each round starts two processes per side, in turn. They train one step, save and load. Measured: wall seconds of saving
 and loading, and by how much a rank's peak of memory grows over both. megatron-core 0.16 cannot give what it read to
 torch's AdamW (``KeyError: 'step'``), so its side only reads.
 """
