@@ -390,3 +390,10 @@ def test_commands_of_plugins_are_part_of_the_tree(nemorl: Command) -> None:
     done = nemorl("quickstart", "--help")
     assert done.code == 0
     assert "nemorl quickstart" in done.out
+
+
+def test_the_quickstart_refuses_an_override_before_its_first_stage(nemorl: Command, tmp_path: Path) -> None:
+    done = nemorl("quickstart", "policy.optimizer.lr=-1", "--run-dir", tmp_path / "first")
+    assert done.code != 0
+    assert "policy.optimizer.lr" in done.err
+    assert not (tmp_path / "first" / "sft").exists()

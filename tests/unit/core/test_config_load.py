@@ -6,7 +6,7 @@ import copy
 import json
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jsonschema
 import nemorl
@@ -304,3 +304,13 @@ def test_a_config_can_be_made_in_python(name: str) -> None:
     cls = registry().load("algorithms", name)
     given = {key: value for key, value in MINIMAL[name].items() if key != "algorithm"}
     assert cls(**given) == load_config(MINIMAL[name])
+
+
+def test_options_show_their_choices() -> None:
+    class Options(Config):
+        engine: Literal["rows", "paged"] = "rows"
+        size: int | None = None
+        names: tuple[str, ...] = ()
+
+    shown = {option["name"]: option["type"] for option in Options.describe_options()}
+    assert shown == {"engine": "'rows' | 'paged'", "size": "int | None", "names": "tuple"}

@@ -7,7 +7,8 @@ yielded from :meth:`Config.problems`; they are reported together with the field 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Self
+from types import NoneType, UnionType
+from typing import Any, Literal, Self, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError, to_jsonable_python
@@ -42,7 +43,7 @@ class Config(BaseModel):
         return [
             {
                 "name": name,
-                "type": str(getattr(field.annotation, "__name__", field.annotation)).replace("typing.", ""),
+                "type": _shown_type(field.annotation),
                 "required": field.is_required(),
                 "default": None
                 if field.is_required()
@@ -72,3 +73,14 @@ def validation_error(title: str, problems: list[Problem]) -> ValidationError:
         context = {"message": problem.message, "fix": problem.fix or ""}
         details.append({"type": PydanticCustomError(PROBLEM, "{message}", context), "loc": location, "input": None})
     return ValidationError.from_exception_data(title, details)
+
+
+def _shown_type(annotation: Any) -> str:
+    """A field's type for a reader: ``int``, ``str | None``, the choices themselves."""
+    if get_origin(annotation) is Literal:
+        return " | ".join(map(repr, get_args(annotation)))
+    if get_origin(annotation) in (Union, UnionType):
+        return " | ".join(map(_shown_type, get_args(annotation)))
+    if annotation is NoneType:
+        return "None"
+    return str(getattr(annotation, "__name__", annotation)).replace("typing.", "")

@@ -62,6 +62,8 @@ def run(folder: Path, seed: int, console: Console, overrides: Sequence[str] = ()
     """Both stages and the report. A stage that is complete is not repeated."""
     started = time.monotonic()
     base = write_tiny_model(folder / "base", **recipe.MODEL_SIZE)
+    # A mistake in an override is said now, not after the first stage, whose model is not there yet.
+    load_config(recipe.grpo_config(base, folder / "grpo", seed), overrides)
     teacher = recipe.sloppy_rows(rows_of(recipe.problems(seed), "train") or [])
     stages = [
         ("SFT warm-up", recipe.sft_config(base, folder / "sft", seed), (), teacher),
