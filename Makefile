@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 SOURCES := $(foreach package,$(PACKAGES),$(package)/src)
 
-.PHONY: help setup quickstart test test-fast lint format wheels clean
+.PHONY: help setup quickstart test test-integration test-others test-fast lint format wheels clean
 
 help:
 	@echo "make quickstart   install, then train a tiny model with GRPO (a few minutes on a laptop)"
@@ -40,11 +40,18 @@ $(DEV_STAMP): $(STAMP) requirements-dev.txt
 quickstart: $(STAMP)
 	$(BIN)/nemorl quickstart
 
+# Two halves that take about as long, side by side: most tests keep one core busy.
 test: $(DEV_STAMP)
 	rm -f .coverage .coverage.*
-	$(BIN)/python -m coverage run -m pytest
+	$(MAKE) --no-print-directory --keep-going --jobs=2 test-integration test-others
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report --fail-under=85
+
+test-integration: $(DEV_STAMP)
+	$(BIN)/python -m coverage run -m pytest tests/integration
+
+test-others: $(DEV_STAMP)
+	$(BIN)/python -m coverage run -m pytest tests --ignore tests/integration
 
 test-fast: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m "not slow"
