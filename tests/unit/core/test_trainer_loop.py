@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -188,7 +187,7 @@ def test_a_signal_finishes_the_step_saves_and_returns(tiny_model: Path, tmp_path
     class Interrupt(Callback):
         def on_step_begin(self, step: int) -> None:
             if step == 2:
-                os.kill(os.getpid(), number)
+                signal.raise_signal(number)
 
     before = signal.getsignal(number)
     result = fit(config("sft", tiny_model, tmp_path / "run"), callbacks=[Interrupt()])
@@ -201,8 +200,8 @@ def test_a_signal_finishes_the_step_saves_and_returns(tiny_model: Path, tmp_path
 def test_a_second_signal_acts_at_once(tiny_model: Path, tmp_path: Path) -> None:
     class Twice(Callback):
         def on_step_begin(self) -> None:
-            os.kill(os.getpid(), signal.SIGINT)
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)  # acts before it returns: two that are pending would be one
+            signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
         fit(config("sft", tiny_model, tmp_path / "run"), callbacks=[Twice()])

@@ -107,15 +107,17 @@ def test_the_last_to_leave_ends_the_groups() -> None:
     assert not parallel_state.model_parallel_is_initialized()
 
 
-def test_the_default_group_of_another_engine_is_used_and_left() -> None:
+def test_the_default_group_of_another_engine_is_used_and_all_others_are_dissolved() -> None:
     Parallel.join(WorkerContext(), Sizes()).leave()  # stands for vLLM, which makes one for itself and leaves it behind
     others = torch.distributed.group.WORLD
-    assert others is not None
+    groups = [*torch.distributed.distributed_c10d._world.pg_map]
+    assert others in groups
     joined = Parallel.join(WorkerContext(), Sizes())
     assert joined.largest(3) == 3
+    assert len(torch.distributed.distributed_c10d._world.pg_map) > len(groups)
     joined.leave()
     assert torch.distributed.group.WORLD is others
-    assert [*torch.distributed.distributed_c10d._world.pg_map] == [others]  # each group has three threads
+    assert [*torch.distributed.distributed_c10d._world.pg_map] == groups  # each has three threads
 
 
 def test_workers_that_the_sizes_do_not_divide_are_refused() -> None:
