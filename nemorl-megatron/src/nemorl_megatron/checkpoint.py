@@ -113,7 +113,7 @@ def _ranges(
         if not part.data.is_contiguous():
             raise CheckpointError(
                 f"{part.key} lies scattered in the model's memory, and its optimizer state cannot be told apart",
-                fix="train this model with policy.backend.distributed_optimizer: false, and export its weights",
+                fix="set checkpoint.every: 0 for this model; its weights can be exported all the same",
             )
         first = part.data.storage_offset() - whole.storage_offset()
         low, high = max(start, first), min(start + len(values), first + part.data.numel())

@@ -203,8 +203,12 @@ def test_a_second_signal_acts_at_once(tiny_model: Path, tmp_path: Path) -> None:
             signal.raise_signal(signal.SIGINT)  # acts before it returns: two that are pending would be one
             signal.raise_signal(signal.SIGINT)
 
-    with pytest.raises(KeyboardInterrupt):
-        fit(config("sft", tiny_model, tmp_path / "run"), callbacks=[Twice()])
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell runs us in the background
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            fit(config("sft", tiny_model, tmp_path / "run"), callbacks=[Twice()])
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert lines(tmp_path / "run/events.jsonl")[-1]["event"] == "failed"
 
 
