@@ -8,7 +8,7 @@ it, and each rank writes and reads its own range without asking others. How the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -49,8 +49,7 @@ def save(path: Path, model: Sequence[GPTModel], learner: Learner, parallel: Para
         if not whole.requires_grad:
             tensors += parts
         elif (share := learner.share(whole)) is not None:
-            states = {"": share.master, **{f"{STATE}{name}.": moment for name, moment in share.moments().items()}}
-            for prefix, values in states.items():
+            for prefix, values in _states(share.master, share.moments()).items():
                 tensors += _ranges(whole, parts, share.start, values, prefix, alone=learner.distributed)
     storage.save(path, {"tensors": tensors}, {"steps": learner.steps, "updates": learner.updates})
     save_file(random_state(), _rng_file(path, parallel.rank))
@@ -72,12 +71,9 @@ def load(path: Path, model: Sequence[GPTModel], learner: Learner, parallel: Para
         share = learner.share(whole)
         if share is None:
             continue
-        wanted += _ranges(whole, parts, share.start, share.master, "")
-        if updates == 0:
-            share.clear_moments()
-            continue
-        for name, values in share.allocate_moments(updates).items():
-            wanted += _ranges(whole, parts, share.start, values, f"{STATE}{name}.")
+        moments = share.allocate_moments(updates)
+        for prefix, values in _states(share.master, moments).items():
+            wanted += _ranges(whole, parts, share.start, values, prefix)
     storage.load(path, {"tensors": wanted})
     learner.steps, learner.updates = steps, updates
     file = _rng_file(path, parallel.rank)
@@ -93,6 +89,11 @@ def _held(model: Sequence[GPTModel]) -> Iterator[tuple[Tensor, list[ShardedTenso
         found, _ = extract_sharded_tensors_and_factories(piece.sharded_state_dict(metadata=metadata))
         for entry in nested_values(found):
             yield entry.data, entry.build() if isinstance(entry, ShardedTensorFactory) else [entry]
+
+
+def _states(master: Tensor, moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What is kept for a weight, by what stands before its name."""
+    return {"": master, **{f"{STATE}{name}.": values for name, values in moments.items()}}
 
 
 def _ranges(

@@ -118,7 +118,7 @@ class MegatronGenerationConfig(GenerationBackendConfig):
 
     def policy_problems(self, policy: PolicyConfig, *, device: str, as_guest: bool) -> Iterator[Problem]:
         on_cuda = device.startswith("cuda")
-        if self.engine == "megatron_core" and not (on_cuda and find_spec("flash_attn")):
+        if self.engine == "megatron_core" and not has_flash_attention(device):
             yield Problem(
                 "generation.backend.engine",
                 "megatron-core's inference engine computes attention with flash-attention on CUDA: "
@@ -158,6 +158,11 @@ class MegatronGenerationConfig(GenerationBackendConfig):
 
         assert isinstance(trainer, MegatronBackend), "the kernel builds it where ``lives_with`` trains"
         return trainer.generator(self)
+
+
+def has_flash_attention(device: str) -> bool:
+    """Whether its kernels are there for a torch device. Looks for the package, imports nothing."""
+    return device.startswith("cuda") and find_spec("flash_attn") is not None
 
 
 @contextmanager

@@ -47,17 +47,16 @@ class Share:
         return {name: state[name] for name in MOMENTS if name in state}
 
     def allocate_moments(self, updates: int) -> dict[str, Tensor]:
-        """Moments to be filled in place, of an optimizer after this many updates."""
+        """Moments to be filled in place, of an optimizer after this many updates: none before the first."""
+        if updates == 0:
+            self._inner.state.pop(self.master, None)
+            return {}
         found = {name: torch.zeros_like(self.master, requires_grad=False) for name in MOMENTS}
         # torch counts updates by parameter, NVIDIA's fused AdamW by group: each reads its own.
         self._inner.state[self.master] = {"step": torch.tensor(float(updates)), **found}
         for group in self._inner.param_groups:
             group["step"] = updates
         return found
-
-    def clear_moments(self) -> None:
-        """As before the first update."""
-        self._inner.state.pop(self.master, None)
 
 
 class Learner:

@@ -10,7 +10,6 @@ they draw by one random state for all rows, and a response here depends on its o
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,6 +19,8 @@ from megatron.core.inference.sampling_params import SamplingParams
 from nemorl.errors import BackendError
 from nemorl.tensors.kv_cache import PREFILL_TOKENS
 from torch import Tensor
+
+from nemorl_megatron.config import has_flash_attention
 
 if TYPE_CHECKING:
     from nemorl.tensors.decoding import BatchLimits
@@ -94,7 +95,9 @@ class PagedDecoder:
         tokens = min(limits.cache_tokens, limits.rows * longest)
         self._cache = PagedCache(stages, rows=limits.rows, tokens=max(tokens, longest), longest=longest)
         self._rows: list[int] = []
-        """Numbers that the cache knows rows by, in the caller's order; the cache has an order of its own."""
+        """Numbers that the cache knows rows by, in the caller's order."""
+        self._order: list[int] = []
+        """The same in the cache's own order, with rows that have been dropped since the last step."""
         self._next = 0
 
     def admit(self, prompts: Sequence[tuple[int, ...]], reserve_tokens: int) -> Tensor:
@@ -109,7 +112,7 @@ class PagedDecoder:
                 self._cache.active_token_count = 0  # it makes no pass
                 place = self._add(prompt)
                 copies.append((first[prompt], place))
-            self._rows.append(int(self._cache.request_ids[place]))
+            self._rows.append(self._order[place])
         self._copy(copies)
         self._cache.paused_request_count = 0
         number_of = {prompt: number for number, prompt in enumerate(first)}
@@ -119,18 +122,19 @@ class PagedDecoder:
         """[R, V] likewise."""
         cache = self._cache
         row_of = {number: row for row, number in enumerate(self._rows)}
-        present = self._present()
-        going = torch.tensor([int(number in row_of) for number in present], device=self._device)
-        cache.update_requests(going, tokens[[row_of.get(number, 0) for number in present]])
-        logits = self._logits()
-        place_of = {number: place for place, number in enumerate(self._present())}
-        return logits[[place_of[number] for number in self._rows]]
+        going = torch.tensor([int(number in row_of) for number in self._order], device=self._device)
+        cache.update_requests(going, tokens[[row_of.get(number, 0) for number in self._order]])
+        # It fills the holes of rows that left, and moves those that take a new block to the front.
+        self._order = cache.request_ids[: cache.total_request_count].tolist()
+        place_of = {number: place for place, number in enumerate(self._order)}
+        return self._logits()[[place_of[number] for number in self._rows]]
 
     def keep(self, order: Sequence[int]) -> None:
         """The blocks of the others are given back with the next step."""
         self._rows = [self._rows[row] for row in order]
         if not order:
             self._cache.reset()
+            self._order = []
 
     def _prefill(self, prompts: Sequence[tuple[int, ...]]) -> tuple[dict[tuple[int, ...], int], Tensor]:
         """Places in the cache of prompts that are all different, and the logits after each."""
@@ -152,9 +156,10 @@ class PagedDecoder:
             prompt_tokens=torch.tensor(prompt, device=self._device),
             sampling_params=SamplingParams(num_tokens_to_generate=1, termination_id=-1),
         )
-        self._next += 1
         self._cache.add_request(request)
-        return int(self._cache.total_request_count) - 1
+        self._order.append(self._next)
+        self._next += 1
+        return len(self._order) - 1
 
     def _copy(self, places: Sequence[tuple[int, int]]) -> None:
         """Keys and values of a whole prompt, from one place to another."""
@@ -174,9 +179,6 @@ class PagedDecoder:
         last = cache.request_query_lengths[cache.paused_request_count : cache.total_request_count].cumsum(0) - 1
         return self._stages.logits(states[last, 0])
 
-    def _present(self) -> list[int]:
-        return self._cache.request_ids[: self._cache.total_request_count].tolist()  # type: ignore[no-any-return]
-
 
 def require_paged(stages: Stages) -> None:
     """Refuse models and devices that megatron-core's kernels do not serve.
@@ -186,17 +188,12 @@ def require_paged(stages: Stages) -> None:
     """
     attention = [layer.self_attention.core_attention for piece in stages.pieces for layer in piece.decoder.layers]
     reason = None
-    if not has_kernels(torch.device(stages.parallel.device)):
+    if not has_flash_attention(stages.parallel.device):
         reason = "runs flash-attention (2.7.3 or newer) on CUDA, and here there is none"
     elif not all(kernel.is_plain for kernel in attention):
         reason = "computes plain attention, and this model has sliding windows, capped scores or a scale of its own"
     if reason is not None:
         raise BackendError(f"megatron-core's paged cache {reason}", fix="set generation.backend.engine: rows")
-
-
-def has_kernels(device: torch.device) -> bool:
-    """Whether flash-attention is there for this device."""
-    return device.type == "cuda" and find_spec("flash_attn") is not None
 
 
 def _passes(prompts: Sequence[tuple[int, ...]], tokens: int) -> Iterator[list[tuple[int, ...]]]:

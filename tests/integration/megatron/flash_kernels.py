@@ -57,6 +57,6 @@ def flash_kernels_on_cpu() -> Iterator[None]:
         patch.object(attention, "flash_attn_with_kvcache", flash_attn_with_kvcache),
         patch.object(attention, "is_fa_min_version", lambda _: True),
         patch.object(dynamic_context, "triton_append_key_value_cache", None),
-        patch.object(paged, "has_kernels", lambda _: True),
+        patch.object(paged, "has_flash_attention", lambda _: True),
     ):
         yield
