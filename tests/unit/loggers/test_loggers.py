@@ -24,6 +24,12 @@ def run_dir(tmp_path: Path) -> Path:
     return folder
 
 
+def _import_anew(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+    """Have it imported beside a stub, and forgotten afterwards: whoever imports it next must not meet the stub."""
+    monkeypatch.setitem(sys.modules, module, ModuleType(module))  # so that there is something to take back
+    monkeypatch.delitem(sys.modules, module)
+
+
 @pytest.fixture
 def wandb_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
     calls: list[tuple[str, Any]] = []
@@ -44,7 +50,7 @@ def wandb_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
     stub = ModuleType("wandb")
     stub.init = init  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "wandb", stub)
-    monkeypatch.delitem(sys.modules, "nemorl_loggers.wandb", raising=False)
+    _import_anew(monkeypatch, "nemorl_loggers.wandb")
     return calls
 
 
@@ -81,7 +87,7 @@ def mlflow_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
     entities.Metric = lambda key, value, timestamp, step: (key, value, step)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "mlflow", stub)
     monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
-    monkeypatch.delitem(sys.modules, "nemorl_loggers.mlflow", raising=False)
+    _import_anew(monkeypatch, "nemorl_loggers.mlflow")
     return calls
 
 
