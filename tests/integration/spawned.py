@@ -10,6 +10,7 @@ import pickle
 import socket
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -102,6 +103,8 @@ def _dead(processes: Sequence[Any], results: Mapping[tuple[int, int], Any], call
 
 def _run(queue: Any, calls: Sequence[Call], ports: Sequence[Any], rank: int, world_size: int) -> None:
     torch.set_num_threads(1)
+    # FSDP2 warns of what would give wrong gradients after an in-place operation, at every forward pass.
+    warnings.filterwarnings("error", message=".*returned a view tensor")
     context = WorkerContext(rank=rank, world_size=world_size, collective_timeout_s=COLLECTIVE_TIMEOUT_S)
     for number, (function, arguments) in enumerate(calls):
         try:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from nemorl.contracts import Loss, WeightsName, WorkerGroup
 from nemorl.errors import WeightsLostError, WorkerLostError
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from nemorl.tensors import TokenBatch
+
+T = TypeVar("T")
 
 
 class TrainingPolicy:
@@ -122,12 +124,7 @@ class GenerationPolicy:
 
         When a replica is lost it is replaced and all requests are made again: their seeds give the same tokens.
         """
-        while True:
-            life = self._lives
-            try:
-                return self._generate(requests)
-            except WorkerLostError as error:
-                self._replace_lost(error, life)
+        return self._with_replacements(lambda: self._generate(requests))
 
     def _generate(self, requests: Sequence[GenerationRequest]) -> list[list[Completion]]:
         replicas = self.workers.data_parallel_size
@@ -140,14 +137,18 @@ class GenerationPolicy:
 
     def update_weights(self, handle: WeightHandle) -> None:
         """Every replica generates from these weights from now on."""
-        life = self._lives
-        try:
-            self.workers.call("update_weights", handle, handle.version)
-        except WeightsLostError:
-            raise  # it is the trainer who died
-        except WorkerLostError as error:
-            self._replace_lost(error, life)
-            self.workers.call("update_weights", handle, handle.version)
+        self._with_replacements(lambda: self.workers.call("update_weights", handle, handle.version))
+
+    def _with_replacements(self, call: Callable[[], T]) -> T:
+        """The result of ``call``, made again whenever a replica was lost and replaced."""
+        while True:
+            life = self._lives
+            try:
+                return call()
+            except WeightsLostError:
+                raise  # it is the trainer who died
+            except WorkerLostError as error:
+                self._replace_lost(error, life)
 
     def _replace_lost(self, error: WorkerLostError, life: int) -> None:
         """Once per loss, however many threads notice it; ``life`` is when the caller last saw the replicas."""

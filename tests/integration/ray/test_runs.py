@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import random
 import signal
-import threading
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kills import KillAtRandom
 from nemorl.callbacks import Callback
 from nemorl.errors import WorkerLostError
 from nemorl.observe.console import Console
@@ -126,39 +123,6 @@ def speaks_algebra(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("algebra"), alphabet="012x+*=^", **sizes)
 
 
-class KillAtRandom(Callback):
-    """At most one kill per step, at a random moment of it, of a random process."""
-
-    ROLES = ("trainer", "generator", "grader")
-
-    def __init__(self, kills: int, every: int, seed: int) -> None:
-        self.left, self.every, self.random = kills, every, random.Random(seed)
-        self.done: list[str] = []
-        self.last = 0
-
-    def on_step_begin(self, trainer: Any, step: int) -> None:
-        if self.left == 0 or step < self.last + self.every:
-            return
-        self.left, self.last = self.left - 1, step
-        role = self.random.choice(self.ROLES)
-        pid = self._pid(trainer, role)
-        self.done.append(role)
-        threading.Timer(self.random.uniform(0.0, 0.1), self._kill, (pid,)).start()
-
-    def _pid(self, trainer: Any, role: str) -> int:
-        if role == "grader":  # the environment lives in this process, its graders are children of it
-            pids = [child.pid for child in multiprocessing.active_children() if child.pid is not None]
-            return self.random.choice(sorted(pids))
-        workers = (trainer.run.policy if role == "trainer" else trainer.run.generation).workers
-        pid: int = workers.facts[0].pid
-        return pid
-
-    @staticmethod
-    def _kill(pid: int) -> None:
-        with suppress(ProcessLookupError):  # it may have ended since
-            os.kill(pid, signal.SIGKILL)
-
-
 def test_random_kills_lose_and_repeat_nothing(speaks_algebra: Path, tmp_path: Path) -> None:
     kills = int(os.environ.get("NEMORL_TEST_KILLS", "5"))
     changes: dict[str, Any] = {
@@ -172,7 +136,7 @@ def test_random_kills_lose_and_repeat_nothing(speaks_algebra: Path, tmp_path: Pa
     killer = KillAtRandom(kills, every=2, seed=2)
     result = train(speaks_algebra, tmp_path / "run", {**SHARED, "max_restarts": 2 * kills}, killer, **changes)
     assert len(killer.done) == kills
-    assert set(killer.done) == set(KillAtRandom.ROLES)
+    assert set(killer.done) == set(killer.roles)
     assert outcome(result) == outcome(quiet)
     rewards = [record["train/reward"] for record in result.history if "train/reward" in record]
     assert 0.0 < sum(rewards) < len(rewards), "nothing was right, or everything: kills of graders would not show"

@@ -51,6 +51,8 @@ PLAIN = {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_USE_TLS"
 def environment() -> dict[str, str]:
     """This one without settings of an earlier session in this process, and a Ray that gives up soon."""
     kept = {key: value for key, value in os.environ.items() if key not in PLAIN and not key.startswith("RAY_TLS")}
+    # A private cluster listens on the loopback only, where Ray looks for one in this mode alone.
+    kept |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     return kept | {"RAY_gcs_server_request_timeout_seconds": "5", "RAY_gcs_rpc_server_reconnect_timeout_s": "5"}
 
 

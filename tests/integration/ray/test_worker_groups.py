@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -24,7 +26,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 sys.path.insert(0, str(Path(__file__).parent))
 os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
 
-from workers import Adder, Doubler  # noqa: E402  (worker processes find it through PYTHONPATH)
+from workers import Adder, Doubler, SlowStarter  # noqa: E402  (worker processes find it through PYTHONPATH)
 
 CPU = ClusterConfig(launcher="ray", workers_per_node=2, cpus_per_worker=0.5, placement_timeout_s=2, worker_timeout_s=60)
 
@@ -120,6 +122,57 @@ def test_only_the_lost_replica_is_replaced(cluster: RayVirtualCluster) -> None:
     group.shutdown()
 
 
+def test_no_call_enters_a_group_that_is_being_revived(cluster: RayVirtualCluster) -> None:
+    group = RayWorkerGroup(cluster, SlowStarter, settings=GroupSettings(is_spmd=False))
+    os.kill(group.facts[1].pid, signal.SIGKILL)
+    revival = threading.Thread(target=group.restart)
+    revival.start()
+    answers: list[object] = []
+    while revival.is_alive():
+        try:
+            answers.append(group.call("add", 10))
+        except WorkerLostError:  # the one of before: whoever called waits for the new one and calls again
+            answers.append(None)
+    revival.join()
+    # Contexts of replicas are all of rank 0.
+    assert group.call("add", 10) == [10, 10]
+    assert None in answers
+    assert all(answer in (None, [10, 10]) for answer in answers)
+    assert not any(rank.is_lost for rank in group._ranks), "the loss of the old one was put down to the new one"
+    group.shutdown()
+
+
+def nap(group: RayWorkerGroup) -> None:
+    with suppress(WorkerLostError):
+        group.scatter("nap", [(3.0,), (0.0,)])
+
+
+def test_a_busy_replica_is_not_taken_for_a_lost_one(
+    cluster: RayVirtualCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nemorl.resources.ray_workers.BLAME_S", 0.2)
+    group = RayWorkerGroup(cluster, Adder, settings=GroupSettings(is_spmd=False))
+    busy, lost = group.call("process")
+    sleeper = threading.Thread(target=nap, args=(group,))
+    sleeper.start()
+    os.kill(lost, signal.SIGKILL)
+    group.restart()
+    assert group.call("process")[0] == busy
+    sleeper.join()
+    group.shutdown()
+
+
+def test_variables_and_ray_s_runtime_environment_reach_the_workers(
+    cluster: RayVirtualCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {"env_vars": {"NCCL_SOCKET_IFNAME": "lo"}, "runtime_env": {"config": {"setup_timeout_seconds": 60}}}
+    monkeypatch.setattr(cluster, "config", CPU.model_copy(update=changes))
+    group = RayWorkerGroup(cluster, SlowStarter)
+    assert group.call("variable", "NCCL_SOCKET_IFNAME") == ["lo", "lo"]
+    assert "NCCL_SOCKET_IFNAME" not in os.environ
+    group.shutdown()
+
+
 def test_more_than_the_cluster_has_is_refused_at_once(cluster: RayVirtualCluster) -> None:
     with pytest.raises(ResourceError, match=r"asked for 1 node with 64 workers with 0.5 CPU each; .* which holds"):
         RayVirtualCluster([64], CPU)
@@ -158,9 +211,14 @@ def test_workers_run_under_another_interpreter(cluster: RayVirtualCluster, tmp_p
     theirs.shutdown()
 
 
-def test_a_session_joins_ray_where_it_runs_and_leaves_it_running(cluster: RayVirtualCluster) -> None:
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "{own}"])
+def test_a_session_joins_ray_where_it_runs_and_leaves_it_running(cluster: RayVirtualCluster, host: str) -> None:
+    own, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
     RaySession(CPU).close()
+    RaySession(CPU.model_copy(update={"address": f"{host.format(own=own)}:{port}"})).close()
     assert ray.is_initialized()
+    with pytest.raises(ResourceError, match="already connected to"):
+        RaySession(CPU.model_copy(update={"address": f"{own}:{int(port) + 1}"}))
 
 
 @pytest.mark.parametrize(

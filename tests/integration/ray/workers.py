@@ -27,6 +27,9 @@ class Adder:
     def process(self) -> int:
         return os.getpid()
 
+    def nap(self, seconds: float) -> None:
+        time.sleep(seconds)
+
     def interpreter(self) -> str:
         return sys.executable
 
@@ -61,3 +64,14 @@ class Doubler:
 
     def shutdown(self) -> None:
         pass
+
+
+class SlowStarter(Adder):
+    """Takes a while to be built, like an engine that loads a model."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        time.sleep(1.0)
+        super().__init__(context)
+
+    def variable(self, name: str) -> str | None:
+        return os.environ.get(name)

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field
 
@@ -66,15 +66,24 @@ class ClusterConfig(Config):
     cpus_per_worker: float = Field(1.0, gt=0)
     """CPU cores reserved for each worker process."""
     address: str | None = None
-    """Existing Ray cluster to join: ``auto`` or ``host:port``. Unset: a private one on this machine, torn down at the
-    end."""
+    """Existing Ray cluster to join: ``auto``, ``host:port`` or ``host`` (port 6379). Unset: a private one on this
+    machine, which nothing beyond it can reach, torn down at the end."""
+    env_vars: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of worker processes, e.g. ``NCCL_SOCKET_IFNAME: eth0``. They stand in the run's
+    ``config.yaml``: keep secrets out."""
+    runtime_env: dict[str, Any] = Field(default_factory=dict)
+    """Ray's runtime environment for worker processes (``working_dir``, ``pip``, ...), as Ray documents it. Variables
+    belong into ``env_vars``, another interpreter into the backend's ``python``."""
     placement_timeout_s: float = Field(300.0, gt=0)
     """Longest wait for devices that other jobs hold."""
     worker_timeout_s: float = Field(1800.0, gt=0)
     """Longest time for one call on a worker (a training step, a rollout, loading the model). On expiry the run says who
     did not answer."""
     max_restarts: int = Field(3, ge=0)
-    """How many times a run replaces workers that died or hang before it gives up."""
+    """How many times within ``restart_window_s`` a run replaces workers that died or hang before it gives up."""
+    restart_window_s: float = Field(3600.0, gt=0)
+    """Seconds after which a replaced worker no longer counts against ``max_restarts``: a run of weeks survives a rare
+    loss again and again, and one whose workers always die ends soon."""
     weight_transport: str | None = None
     """How weights get from training to generation, e.g. ``shared_memory``. Unset: the best that both backends, the
     distance between them and the devices allow."""
@@ -146,12 +155,26 @@ class ClusterConfig(Config):
                 f"{self.num_nodes} nodes need a Ray cluster that spans them",
                 "start one (`ray start --head`, `ray start --address …`) and set cluster.address: auto",
             )
+        yield from self._worker_environment_problems()
         if self.address is None and (self.gpus_per_node or 0) > count_gpus():
             yield Problem(
                 "gpus_per_node",
                 f"asked for {self.gpus_per_node} GPUs, this machine has {count_gpus()}",
                 "lower it, or leave it out",
             )
+
+    def _worker_environment_problems(self) -> Iterator[Problem]:
+        if not self.uses_ray:
+            for name in ("env_vars", "runtime_env"):
+                if getattr(self, name):
+                    yield Problem(
+                        name,
+                        "is for worker processes, and this run has one process",
+                        "set the variables in the shell that starts the run, or set launcher: ray",
+                    )
+        for key, instead in {"env_vars": "cluster.env_vars", "py_executable": "the backend's python"}.items():
+            if key in self.runtime_env:
+                yield Problem("runtime_env", f"has {key!r}", f"use {instead}")
 
     def _local_problems(self) -> Iterator[Problem]:
         text = "the local launcher runs one process"

@@ -6,6 +6,9 @@ process, a node or nothing at all (REQ-1.2.2, REQ-2.2.5).
 
 from __future__ import annotations
 
+import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -116,7 +119,9 @@ class ResourceManager:
         """
         self.config = config
         self._on_restart = on_restart
-        self._restarts = 0
+        self._restarts: deque[float] = deque()
+        """When workers were replaced: moments of ``time.monotonic()`` within the last ``restart_window_s``."""
+        self._counting = threading.Lock()
         self._training: WorkerGroup | None = None
         self._companions: list[WorkerGroup] = []
         self._published: WeightHandle | None = None
@@ -202,10 +207,15 @@ class ResourceManager:
         self._stack.close()
 
     def _count_restart(self, error: WorkerLostError) -> None:
-        if self._restarts >= self.config.cluster.max_restarts:
-            raise error
-        self._restarts += 1
-        self._on_restart(f"{error.message} (restart {self._restarts} of {self.config.cluster.max_restarts})")
+        cluster = self.config.cluster
+        with self._counting:  # the trainer and the rollouts may each notice a loss
+            now = time.monotonic()
+            while self._restarts and self._restarts[0] <= now - cluster.restart_window_s:
+                self._restarts.popleft()
+            if len(self._restarts) >= cluster.max_restarts:
+                raise error
+            self._restarts.append(now)
+            self._on_restart(f"{error.message} (restart {len(self._restarts)} of {cluster.max_restarts})")
 
 
 def standalone_generation(generation: GenerationConfig, policy: PolicyConfig) -> GenerationPolicy:

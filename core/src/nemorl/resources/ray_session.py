@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
+import socket
+import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 from nemorl.config.cluster import ClusterConfig, SecurityConfig
 from nemorl.errors import ResourceError
+from nemorl.resources import ray_guard
 
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -18,7 +24,16 @@ QUIET = {
     "RAY_DEDUP_LOGS": "0",
 }
 """Environment of Ray's own processes."""
+LOOPBACK = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}),
+}
+"""Environment of a private cluster: it and its workers talk over this machine's loopback only. Ray has one switch for
+that, which is on by default where it supports one node only, and named after those systems."""
 NAMESPACE = "nemorl"
+DEFAULT_PORT = 6379
+LONGEST_PARENT = 18
+"""Characters of the path that a private cluster's folder is made in: Ray's sockets, 89 further down, may have 107."""
 
 
 class RaySession:
@@ -31,55 +46,84 @@ class RaySession:
         """
         import ray
 
-        self._owned = not ray.is_initialized()
-        self._before: dict[str, str | None] = {}
-        if not self._owned:
+        self._stack = ExitStack()
+        if ray.is_initialized():
             _require_same_cluster(cluster.address)
             return
-        self._set(_environment(cluster) | {key: value for key, value in QUIET.items() if key not in os.environ})
-        is_private = cluster.address is None
-        try:
-            ray.init(
-                address="local" if is_private else cluster.address,
-                num_cpus=_cores() if is_private else None,
-                namespace=NAMESPACE,
-                include_dashboard=False if is_private else None,
-                configure_logging=False,
-                log_to_driver=False,
-            )
-        except (ConnectionError, ValueError, RuntimeError, OSError) as error:
-            self._restore()
-            where = "a private Ray cluster" if is_private else f"the Ray cluster at {cluster.address!r}"
-            raise ResourceError(
-                f"cannot connect to {where}: {_first_line(error)}",
-                fix="check `ray status` there, and that its token and certificates are those of cluster.security"
-                if not is_private
-                else "end left-over Ray processes (`ray stop`) and check free memory and disk space in /tmp",
-            ) from error
+        with ExitStack() as undo:
+            undo.callback(self.close)
+            self._set(_environment(cluster) | {key: value for key, value in QUIET.items() if key not in os.environ})
+            try:
+                self._connect_private() if cluster.address is None else self._connect(cluster.address)
+            except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+                is_private = cluster.address is None
+                where = "a private Ray cluster" if is_private else f"the Ray cluster at {cluster.address!r}"
+                raise ResourceError(
+                    f"cannot connect to {where}: {_first_line(error)}",
+                    fix="check `ray status` there, and that its token and certificates are those of cluster.security"
+                    if not is_private
+                    else "end left-over Ray processes (`ray stop`) and check free memory and disk space in /tmp",
+                ) from error
+            undo.pop_all()
 
     def close(self) -> None:
+        self._stack.close()
+
+    def _connect(self, address: str) -> None:
         import ray
 
-        if self._owned:
-            if ray.is_initialized():
-                ray.shutdown()
-            self._restore()
-        self._owned = False
+        ray.init(address=_with_port(address), namespace=NAMESPACE, configure_logging=False, log_to_driver=False)
+        self._stack.callback(ray.shutdown)
+
+    def _connect_private(self) -> None:
+        """A cluster of this user on this machine, which nobody else can reach and which ends with this process."""
+        import ray
+        from ray._private import ray_constants
+
+        parent = tempfile.gettempdir() if len(tempfile.gettempdir()) <= LONGEST_PARENT else "/tmp"
+        folder = Path(tempfile.mkdtemp(prefix="nemorl-ray-", dir=parent))  # mode 0700; Ray opens up what is below
+        self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        command = [sys.executable, "-I", "-S", ray_guard.__file__, str(os.getpid()), str(folder)]
+        guard = subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        self._stack.callback(guard.wait)
+        self._stack.callback(guard.terminate)
+        variables = {key: value for key, value in LOOPBACK.items() if key not in os.environ}
+        with ExitStack() as meanwhile:
+            meanwhile.callback(_replace_environment({**variables, ray_guard.MARK: str(folder)}))
+            # This process has read the variable already, when it imported Ray.
+            meanwhile.callback(setattr, ray_constants, "ENABLE_RAY_CLUSTER", ray_constants.ENABLE_RAY_CLUSTER)
+            ray_constants.ENABLE_RAY_CLUSTER = False
+            self._stack.callback(ray.shutdown)
+            ray.init(
+                address="local",
+                num_cpus=_cores(),
+                namespace=NAMESPACE,
+                include_dashboard=False,
+                configure_logging=False,
+                log_to_driver=False,
+                _temp_dir=str(folder / "ray"),
+            )
 
     def _set(self, variables: Mapping[str, str]) -> None:
-        self._before = {name: os.environ.get(name) for name in variables}
-        os.environ.update(variables)
+        """Ray's settings while this session lasts: the next one may have another token, or none."""
+        self._stack.callback(_reread_environment)
+        self._stack.callback(_replace_environment(variables))
         _reread_environment()
 
-    def _restore(self) -> None:
-        """The environment as it was: the next session may have another token, or none."""
-        for name, value in self._before.items():
+
+def _replace_environment(variables: Mapping[str, str]) -> Callable[[], None]:
+    """Set environment variables; the result puts back what was there."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+
+    def put_back() -> None:
+        for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-        self._before = {}
-        _reread_environment()
+
+    return put_back
 
 
 def _require_same_cluster(address: str | None) -> None:
@@ -87,12 +131,35 @@ def _require_same_cluster(address: str | None) -> None:
     import ray
 
     connected = ray.get_runtime_context().gcs_address
-    if address in (None, "auto", connected):
+    if address in (None, "auto") or _is_same(_with_port(address), connected):
         return
     raise ResourceError(
         f"Ray is already connected to {connected}, and cluster.address asks for {address}",
         fix="call ray.shutdown() first, or leave out cluster.address to use the connection there is",
     )
+
+
+def _with_port(address: str) -> str:
+    """``host`` -> ``host:6379``, Ray's default port; ``auto`` and what has a port stay as they are."""
+    return address if address == "auto" or ":" in address else f"{address}:{DEFAULT_PORT}"
+
+
+def _is_same(address: str, connected: str) -> bool:
+    """Whether two ``host:port`` are one place, by whatever names."""
+    (host, _, port), (connected_host, _, connected_port) = address.rpartition(":"), connected.rpartition(":")
+    return port == connected_port and bool(_addresses(host) & _addresses(connected_host))
+
+
+def _addresses(host: str) -> set[str]:
+    """The IP addresses of a host; this machine's own and its loopback are one."""
+    import ray
+
+    try:
+        found = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
+    except OSError:
+        return {host}
+    own = {"127.0.0.1", "::1", ray.util.get_node_ip_address()}  # type: ignore[no-untyped-call]
+    return found | own if found & own else found
 
 
 def _environment(cluster: ClusterConfig) -> dict[str, str]:

@@ -19,6 +19,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
+from nemorl.config.cluster import ClusterConfig
 from nemorl.errors import BackendError, ForeignError, NemorlError, WorkerHungError, WorkerLostError
 from nemorl.resources.interpreters import require_interpreter
 from nemorl.resources.ray_actor import RayWorker, WorkerFacts
@@ -63,10 +64,11 @@ class GroupSettings:
         return self.name.replace(" ", "-")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Rank:
-    """One worker process."""
+    """One worker process. Its replacement is another object: what is found out of one is never said of the other."""
 
+    number: int
     actor: Any
     facts: WorkerFacts
     is_lost: bool = False
@@ -109,16 +111,13 @@ class RayWorkerGroup:
         self._timeout_s = cluster.config.worker_timeout_s
         self._size = self.settings.workers or cluster.world_size
         self._ranks: list[_Rank] = []
+        """Workers that are built; replaced as a whole, so that no call reaches one that is not."""
         self._guest: GuestFactory | None = None
         # Two threads that call an SPMD group must reach all its ranks in one order: a collective meets its like.
         self._order = threading.Lock()
         if self.settings.python is not None:
             require_interpreter(self.settings.python, self.settings.modules)
-        try:
-            self._start(range(self._size))
-        except BaseException:
-            self.kill()
-            raise
+        self._start(range(self._size))
 
     @property
     def data_parallel_size(self) -> int:
@@ -133,21 +132,22 @@ class RayWorkerGroup:
         """Call on all ranks; results in rank order."""
         shared = [ray.put(value) if _is_large(value) else value for value in args]
         with self._order:
-            calls = {n: rank.actor.invoke.remote(method, kwargs, *shared) for n, rank in enumerate(self._ranks)}
+            calls = {rank: rank.actor.invoke.remote(method, kwargs, *shared) for rank in self._ranks}
         return list(self._gather(method, calls).values())
 
     def scatter(self, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Call with ``shards[i]`` as arguments on data-parallel rank i; one result per shard."""
         members = self._shards
         assert len(shards) == len(members), f"{len(shards)} shards for {len(members)} data-parallel ranks"
-        calls: dict[int, Any] = {}
+        calls: dict[_Rank, Any] = {}
         with self._order:
-            for ranks, shard in zip(members, shards, strict=True):
+            workers = self._ranks
+            for numbers, shard in zip(members, shards, strict=True):
                 # Ranks that share a shard read one copy of it.
-                sent = [ray.put(value) if len(ranks) > 1 and _is_large(value) else value for value in shard]
-                calls |= {n: self._ranks[n].actor.invoke.remote(method, {}, *sent) for n in ranks}
+                sent = [ray.put(value) if len(numbers) > 1 and _is_large(value) else value for value in shard]
+                calls |= {workers[n]: workers[n].actor.invoke.remote(method, {}, *sent) for n in numbers}
         results = self._gather(method, calls)
-        return [results[ranks[0]] for ranks in members]
+        return [results[numbers[0]] for numbers in members]
 
     @property
     def _shards(self) -> list[list[int]]:
@@ -158,32 +158,29 @@ class RayWorkerGroup:
     def publish(self, transport: str, version: int) -> WeightHandle:
         """Rank 0's handle to the weights that all ranks hold together."""
         with self._order:
-            calls = {n: rank.actor.publish.remote(transport, version) for n, rank in enumerate(self._ranks)}
+            calls = {rank: rank.actor.publish.remote(transport, version) for rank in self._ranks}
         handle: WeightHandle = self._gather("publish", calls)[0]
         return handle
 
     def admit(self, factory: GuestFactory) -> None:
         """Build a guest beside each worker. Restarted workers get theirs again."""
         self._guest = factory
-        self._gather("admit", {n: rank.actor.admit.remote(factory) for n, rank in enumerate(self._ranks)})
+        self._gather("admit", {rank: rank.actor.admit.remote(factory) for rank in self._ranks})
 
     def restart(self, worker_class: WorkerFactory | None = None) -> None:
         """Replace the workers that were lost; in an SPMD group, all of them.
+
+        Calls that are made meanwhile reach the workers of before: a lost one still answers with ``WorkerLostError``.
 
         Args:
             worker_class: What to build from now on. Unset: the same again.
         """
         self._factory = worker_class or self._factory
-        if self.settings.is_spmd:
-            lost = list(range(len(self._ranks)))
-        else:
-            lost = [n for n, rank in enumerate(self._ranks) if rank.is_lost or not self._answers(rank)]
-        self._end(lost)
-        try:
-            self._start(lost)
-        except BaseException:
-            self._end(lost)  # what is half built must not be taken for whole
-            raise
+        lost = [rank for rank in self._ranks if self.settings.is_spmd or rank.is_lost or _is_dead(rank)]
+        for rank in lost:
+            ray.kill(rank.actor)
+            rank.is_lost = True
+        self._start([rank.number for rank in lost])
 
     def shutdown(self) -> None:
         """Ask every worker to shut down, then end the processes. Never raises, never hangs."""
@@ -199,31 +196,33 @@ class RayWorkerGroup:
                 ray.kill(rank.actor)
         self._ranks = []
 
-    def _end(self, numbers: Sequence[int]) -> None:
-        for n in numbers:
-            ray.kill(self._ranks[n].actor)
-            self._ranks[n].is_lost = True
-
     # Starting
 
     def _start(self, numbers: Sequence[int]) -> None:
-        """Start processes for these ranks, then build the workers in them, all at the same time."""
-        actors = {n: self._actor(n, self._cluster.places[n]) for n in numbers}
+        """Start processes for these ranks and build the workers in them, all at the same time; then let calls in."""
         unknown = WorkerFacts("a node yet to be chosen", "", 0)
-        starting = {n: _Rank(actor, unknown) for n, actor in actors.items()}
-        ranks = {n: starting.get(n) or self._ranks[n] for n in range(self._size)}
-        self._ranks = [ranks[n] for n in sorted(ranks)]
-        for n, facts in self._gather("start", {n: actor.facts.remote() for n, actor in actors.items()}).items():
-            self._ranks[n].facts = facts
-        contexts = self._contexts()
-        self._gather("build", {n: actor.build.remote(self._factory, contexts[n]) for n, actor in actors.items()})
-        if self._guest is not None:
-            self._gather("admit", {n: actor.admit.remote(self._guest) for n, actor in actors.items()})
+        started = [_Rank(n, self._actor(n, self._cluster.places[n]), unknown) for n in numbers]
+        ranks = sorted([*(rank for rank in self._ranks if rank.number not in numbers), *started], key=_number)
+        try:
+            facts = self._gather("start", {rank: rank.actor.facts.remote() for rank in started})
+            for rank in started:
+                rank.facts = facts[rank.number]
+            contexts = self._contexts(ranks)
+            build = {rank: rank.actor.build.remote(self._factory, contexts[rank.number]) for rank in started}
+            self._gather("build", build)
+            if self._guest is not None:
+                self._gather("admit", {rank: rank.actor.admit.remote(self._guest) for rank in started})
+        except BaseException:
+            for rank in started:
+                ray.kill(rank.actor)
+            raise
+        self._ranks = ranks
 
     def _actor(self, number: int, place: Place) -> Any:
         settings, bundle = self.settings, self._cluster.bundle
-        cores = self._cluster.config.cpus_per_worker
-        log = settings.log_folder and settings.log_folder / f"{settings.log_stem}-{number}.log"
+        cluster = self._cluster.config
+        cores = cluster.cpus_per_worker
+        log = self._log(number)
         threads = int(os.environ.get("OMP_NUM_THREADS") or max(1, int(cores)))
         return (
             ray.remote(RayWorker)
@@ -232,40 +231,40 @@ class RayWorkerGroup:
                 num_gpus=bundle.get("GPU", 0.0) * settings.share,
                 scheduling_strategy=place.strategy,
                 max_concurrency=settings.concurrent_calls,
-                runtime_env={"py_executable": str(settings.python)} if settings.python else None,
+                runtime_env=_runtime_env(cluster, settings.python),
             )
             .remote(log and log.resolve(), Path.cwd(), threads)
         )
 
-    def _contexts(self) -> list[WorkerContext]:
-        count = len(self._ranks)
+    def _contexts(self, ranks: Sequence[_Rank]) -> list[WorkerContext]:
+        count = len(ranks)
         if not self.settings.is_spmd or count == 1:
             return [self._context] * count
-        address = self._ranks[0].facts.address
-        port = self._gather("free_port", {0: self._ranks[0].actor.free_port.remote()})[0]
-        shared = replace(self._context, world_size=count, master_address=address, master_port=port)
+        first = ranks[0]
+        port = self._gather("free_port", {first: first.actor.free_port.remote()})[first.number]
+        shared = replace(self._context, world_size=count, master_address=first.facts.address, master_port=port)
         return [replace(shared, rank=n) for n in range(count)]
 
     # Waiting
 
-    def _gather(self, what: str, calls: Mapping[int, Any]) -> dict[int, Any]:
+    def _gather(self, what: str, calls: Mapping[_Rank, Any]) -> dict[int, Any]:
         """Results by rank number, in the order of ``calls``; the first failure ends the wait."""
         deadline = time.monotonic() + self._timeout_s
-        pending = {reference: n for n, reference in calls.items()}
+        pending = {reference: rank for rank, reference in calls.items()}
         results: dict[int, Any] = {}
         while pending:
             ready, _ = ray.wait(list(pending), timeout=max(0.0, deadline - time.monotonic()))
             if not ready:
-                raise self._hung(what, sorted(pending.values()))
-            number = pending.pop(ready[0])
-            results[number] = self._get(what, number, ready[0], pending)
-        return {n: results[n] for n in calls}
+                raise self._hung(what, sorted(pending.values(), key=_number))
+            rank = pending.pop(ready[0])
+            results[rank.number] = self._get(what, rank, ready[0], pending)
+        return {rank.number: results[rank.number] for rank in calls}
 
-    def _get(self, what: str, number: int, reference: Any, others: Mapping[Any, int]) -> Any:
+    def _get(self, what: str, rank: _Rank, reference: Any, others: Mapping[Any, _Rank]) -> Any:
         try:
             return ray.get(reference)
         except RayActorError as error:
-            raise self._lost(what, number) from error
+            raise self._lost(what, rank) from error
         except RayTaskError as error:
             cause = error.cause if isinstance(error.cause, Exception) else error
             if isinstance(cause, NemorlError):
@@ -273,17 +272,17 @@ class RayWorkerGroup:
             missing = _MISSING_MODULE.search(str(cause))
             if missing and find_spec(missing[1]) is not None:
                 raise BackendError(
-                    f"{self._who(number)} cannot import {missing[1]!r}, which this process can",
+                    f"{self._who(rank)} cannot import {missing[1]!r}, which this process can",
                     fix="install it as a package on every node, or put it beside the script that starts the run",
                 ) from error
             # A rank whose peer has died fails with whatever its communication library says: find the peer.
             self._raise_if_lost(what, others)
             raise ForeignError(
-                f"{self._who(number)} raised {type(cause).__name__} in {what}: {cause}",
-                fix=f"the original traceback is below (--debug){self._where_log(number)}",
+                f"{self._who(rank)} raised {type(cause).__name__} in {what}: {cause}",
+                fix=f"the original traceback is below (--debug){self._where_log(rank)}",
             ) from error
 
-    def _raise_if_lost(self, what: str, others: Mapping[Any, int]) -> None:
+    def _raise_if_lost(self, what: str, others: Mapping[Any, _Rank]) -> None:
         deadline = time.monotonic() + BLAME_S
         waiting = list(others)
         while waiting:
@@ -297,52 +296,70 @@ class RayWorkerGroup:
             except RayTaskError:
                 continue
 
-    def _answers(self, rank: _Rank) -> bool:
-        try:
-            ray.get(rank.actor.facts.remote(), timeout=BLAME_S)
-        except ray.exceptions.RayError:
-            return False
-        return True
-
     # Words
 
-    def _who(self, number: int) -> str:
-        facts = self._ranks[number].facts
+    def _who(self, rank: _Rank) -> str:
+        facts = rank.facts
         process = f" (process {facts.pid} on {facts.host})" if facts.pid else f" ({facts.host})"
-        return f"{self.settings.name} rank {number}{process}"
+        return f"{self.settings.name} rank {rank.number}{process}"
 
-    def _lost(self, what: str, number: int) -> WorkerLostError:
-        self._ranks[number].is_lost = True
+    def _lost(self, what: str, rank: _Rank) -> WorkerLostError:
+        rank.is_lost = True
         return WorkerLostError(
-            f"{self._who(number)} died during {what}{self._last_words(number)}",
+            f"{self._who(rank)} died during {what}{self._last_words(rank)}",
             fix="if it was killed for memory, lower policy.microbatch_tokens or generation limits; "
-            f"the run replaces lost workers up to cluster.max_restarts times{self._where_log(number)}",
+            f"the run replaces lost workers up to cluster.max_restarts times{self._where_log(rank)}",
         )
 
-    def _hung(self, what: str, numbers: Sequence[int]) -> WorkerHungError:
-        for n in numbers:
-            self._ranks[n].is_lost = True
-        who = ", ".join(self._who(n) for n in numbers)
+    def _hung(self, what: str, ranks: Sequence[_Rank]) -> WorkerHungError:
+        for rank in ranks:
+            rank.is_lost = True
+        who = ", ".join(self._who(rank) for rank in ranks)
         return WorkerHungError(
-            f"the driver waited {self._timeout_s:.0f} s for {what} on {who}{self._last_words(numbers[0])}",
+            f"the driver waited {self._timeout_s:.0f} s for {what} on {who}{self._last_words(ranks[0])}",
             fix="raise cluster.worker_timeout_s if the work takes that long; else look at the log for what it waits "
-            f"for{self._where_log(numbers[0])}",
+            f"for{self._where_log(ranks[0])}",
         )
 
     def _log(self, number: int) -> Path | None:
         folder = self.settings.log_folder
         return folder and folder / f"{self.settings.log_stem}-{number}.log"
 
-    def _last_words(self, number: int) -> str:
-        log = self._log(number)
+    def _last_words(self, rank: _Rank) -> str:
+        log = self._log(rank.number)
         if log is None or not log.is_file():
             return ""
         lines = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
         return "; its last output:\n" + "\n".join(f"    | {line}" for line in lines) if lines else ""
 
-    def _where_log(self, number: int) -> str:
-        log = self._log(number)
+    def _where_log(self, rank: _Rank) -> str:
+        log = self._log(rank.number)
         return f"; log: {log}" if log is not None and log.is_file() else ""
+
+
+def _runtime_env(cluster: ClusterConfig, python: Path | None) -> dict[str, Any] | None:
+    """Ray's description of a worker process; ``None`` where it is like any other."""
+    found = dict(cluster.runtime_env)
+    if cluster.env_vars:
+        found["env_vars"] = cluster.env_vars
+    if python is not None:
+        found["py_executable"] = str(python)
+    return found or None
+
+
+def _number(rank: _Rank) -> int:
+    return rank.number
+
+
+def _is_dead(rank: _Rank) -> bool:
+    """Ray knows that the process is gone. One that is busy does not answer in time, and is not lost for it."""
+    try:
+        ray.get(rank.actor.facts.remote(), timeout=BLAME_S)
+    except ray.exceptions.GetTimeoutError:
+        return False
+    except ray.exceptions.RayError:
+        return True
+    return False
 
 
 def _is_large(value: Any) -> bool:
