@@ -9,12 +9,13 @@ STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 SOURCES := $(foreach package,$(PACKAGES),$(package)/src)
 
-.PHONY: help setup quickstart test test-integration test-others test-fast lint format wheels clean
+.PHONY: help setup quickstart test test-integration test-others test-fast test-full lint format wheels clean
 
 help:
 	@echo "make quickstart   install, then train a tiny model with GRPO (a few minutes on a laptop)"
 	@echo "make test         install, then the whole test suite with coverage"
 	@echo "make test-fast    the tests that take seconds"
+	@echo "make test-full    everything, also what proves the tests themselves"
 	@echo "make lint         ruff and mypy"
 	@echo "make format       ruff format and import order"
 	@echo "make wheels       build every package into dist/"
@@ -54,7 +55,10 @@ test-others: $(DEV_STAMP)
 	$(BIN)/python -m coverage run -m pytest tests --ignore tests/integration
 
 test-fast: $(DEV_STAMP)
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow and not full"
+
+test-full: $(DEV_STAMP)
+	$(BIN)/python -m pytest -m "full or not full"
 
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check .

@@ -13,6 +13,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    from nemorl.testing.plugin import why_no_gpu
+
+    reason = why_no_gpu() if item.get_closest_marker("gpu") else None
+    if reason is not None:
+        pytest.skip(reason)
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Qwen2 folder with a character tokenizer and no weights: use ``policy.init: random``."""

@@ -11,6 +11,9 @@ from typing import Any
 
 EXAMPLES = [({"text": "1+1=", "answer": "2"}, "2", 1.0), ({"text": "1+1=", "answer": "2"}, "3", 0.0)]
 SMALL_BATCHES = {"batch_size": 4}
+SMALL_GROUPS = {"num_prompts_per_step": 2, "num_generations_per_prompt": 4}
+SILENT = frozenset({"generator_has_the_weights_of_each_step", "garbage_in_masked_slots_changes_nothing"})
+"""Checks that say nothing about algorithms that sample nothing."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,8 @@ class Mutant:
     fails: frozenset[str]
     """Names of the checks."""
     options: Mapping[str, Any] = field(default_factory=dict)
+    skips: frozenset[str] = frozenset()
+    """Names of checks that say nothing about it."""
 
     @property
     def name(self) -> str:
@@ -53,6 +58,7 @@ ENVIRONMENTS = {
     "any_response_gets_a_finite_score": ("FailsOnEmpty", "DividesByLength"),
     "scores_are_repeatable": "Moody",
     "threads_do_not_change_scores": "NotThreadSafe",
+    "async_code_never_blocks": "SleepsOnTheLoop",
     "episode_answers": "FallsSilent",
     "close_twice_is_harmless": "ClosesOnce",
 }
@@ -105,9 +111,14 @@ ALGORITHMS = {
     "config_loads_again_from_its_dump": "configs:UnreadableAlgorithm",
     "trainer_belongs_to_the_config": ("algorithms:BorrowedTrainer", "algorithms:OtherName"),
     "small_run_finishes": "algorithms:Diverges",
+    "microbatches_change_nothing": "algorithms:OwnNormalisation",
     "run_learns_something": "algorithms:OnlyLooks",
     "killed_run_resumes_as_if_nothing_happened": "algorithms:Forgetful",
     "same_seed_gives_the_same_run": "algorithms:FixedSeed",
+}
+SAMPLING_ALGORITHMS = {
+    "garbage_in_masked_slots_changes_nothing": "algorithms:SpillsMaskedSlots",
+    "generator_has_the_weights_of_each_step": "algorithms:ForgetsToSync",
 }
 TRAINING = {
     "logprobs_equal_transformers": "ReturnsFloat64",
@@ -173,7 +184,10 @@ SOUND = (
     Mutant("commands", "commands:good", frozenset()),
     Mutant("templates", "templates:good.yaml", frozenset()),
     Mutant("report_sections", "report_sections:good", frozenset()),
-    Mutant("algorithms", "algorithms:SoundSFT", frozenset(), SMALL_BATCHES),
+    Mutant("datasets", BASES["datasets"], frozenset(), {"mistake": "none: prompts with several answers"}),
+    Mutant("loggers", BASES["loggers"], frozenset(), {"mistake": "none: a database"}),
+    Mutant("algorithms", "algorithms:SoundSFT", frozenset(), SMALL_BATCHES, SILENT),
+    Mutant("algorithms", "algorithms:SoundGRPO", frozenset(), SMALL_GROUPS),
 )
 """What the mutants derive from: all checks pass, so what fails is the mistake."""
 
@@ -202,6 +216,7 @@ ALONE = (
     *_by_value("templates", TEMPLATES),
     *_by_value("report_sections", REPORT_SECTIONS),
     *_by_value("algorithms", ALGORITHMS, **SMALL_BATCHES),
+    *_by_value("algorithms", SAMPLING_ALGORITHMS, **SMALL_GROUPS),
     *_by_mistake("training_backends", TRAINING),
     *_by_mistake("generation_backends", GENERATION),
 )

@@ -53,7 +53,7 @@ class ShardedScorer:
         def run(_model: PreTrainedModel, rows: Rows, factor: float, read: Read) -> Any:
             states_MD = predicting_states(_states(scorer, rows, ranks, parts), rows)
             found = read(states_MD if factor == 1.0 else states_MD * factor, rows)
-            # What leaves a sharded module must not be a view: FSDP2's hook on it would be lost to an in-place operation.
+            # What leaves a sharded module must be no view: FSDP2's hook on it would be lost to an in-place operation.
             return found.clone() if isinstance(found, Tensor) else found
 
         setattr(model, SCORE, MethodType(run, model))

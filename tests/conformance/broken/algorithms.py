@@ -1,9 +1,10 @@
-"""Algorithms with a mistake each: supervised fine-tuning, as it is fast."""
+"""Algorithms with a mistake each: supervised fine-tuning, as it is fast, and GRPO where responses are sampled."""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
+from nemorl_grpo import GRPOConfig
 from nemorl_sft import SFTConfig
 
 
@@ -52,3 +53,29 @@ class FixedSeed(SoundSFT):
 
     def build(self) -> Any:
         return SoundSFT.build(self.model_copy(update={"seed": 1}))
+
+
+class OwnNormalisation(SoundSFT):
+    """Averages over the tokens that it is shown, instead of weighing them by ``loss_weights``."""
+
+    trainer: ClassVar[str] = "broken.trainers:OwnNormalisationTrainer"
+
+
+class SoundGRPO(GRPOConfig):
+    """Nothing is wrong with it either."""
+
+    trainer: ClassVar[str] = "broken.trainers:SoundGRPOTrainer"
+    algorithm: Literal["broken"] = "broken"  # type: ignore[assignment]
+    """Name of the algorithm."""
+
+
+class SpillsMaskedSlots(SoundGRPO):
+    """Multiplies by the mask, and NaN times zero is NaN."""
+
+    trainer: ClassVar[str] = "broken.trainers:SpillingTrainer"
+
+
+class ForgetsToSync(SoundGRPO):
+    """Samples from the initial policy for ever."""
+
+    trainer: ClassVar[str] = "broken.trainers:ForgetsToSyncTrainer"

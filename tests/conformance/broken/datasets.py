@@ -31,6 +31,8 @@ class AnyDataset(DatasetConfig):
 
     def build(self, split: str) -> Sequence[Mapping[str, Any]] | None:
         rows: list[dict[str, Any]] = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(40)]
+        if self.mistake == "none: prompts with several answers":
+            rows = [{"prompt": f"{n % 5}+1=", "answer": str(n)} for n in range(40)]
         if self.mistake == "tuples":
             rows = [{**row, "options": (1, 2)} for row in rows]
         if self.mistake == "no prompt":

@@ -84,3 +84,11 @@ class ClosesOnce(GoodEnvironment):
         if not self.is_open:
             raise RuntimeError("already closed")
         self.is_open = False
+
+
+class SleepsOnTheLoop(GoodEnvironment):
+    """Waits for a slow grader, and all episodes with it."""
+
+    async def score(self, prompt: Prompt, response: str) -> float:  # type: ignore[override]
+        time.sleep(0.001)
+        return super().score(prompt, response)

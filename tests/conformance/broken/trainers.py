@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 from nemorl.observe.metrics import Mean, Metrics, Sum
+from nemorl.tensors import TokenBatch
 from nemorl.types import Row
+from nemorl_grpo.trainer import GRPOTrainer
 from nemorl_sft.trainer import SFTTrainer
+from torch import Tensor
 
 from broken import algorithms, configs
 
@@ -58,3 +63,46 @@ class ForgetfulTrainer(SFTTrainer):
 
 class FixedSeedTrainer(SFTTrainer):
     config_class = algorithms.FixedSeed
+
+
+@dataclass(frozen=True)
+class MeanOverWhatIsShown:
+    requires: ClassVar[frozenset[str]] = frozenset()
+
+    def __call__(self, policy_logprobs: Tensor, batch: TokenBatch) -> tuple[Tensor, Metrics]:
+        return -policy_logprobs[batch.mask].sum() / batch.mask.sum().clamp(min=1), {}
+
+
+class OwnNormalisationTrainer(SFTTrainer):
+    config_class = algorithms.OwnNormalisation
+    loss = MeanOverWhatIsShown()  # type: ignore[assignment]
+
+
+class SoundGRPOTrainer(GRPOTrainer):
+    config_class = algorithms.SoundGRPO
+
+
+@dataclass(frozen=True)
+class TimesMask:
+    requires: ClassVar[frozenset[str]] = frozenset({"advantages"})
+
+    def __call__(self, policy_logprobs: Tensor, batch: TokenBatch) -> tuple[Tensor, Metrics]:
+        per_token = policy_logprobs * batch["advantages"] * batch.mask
+        return -(per_token * batch.loss_weights).sum(), {}
+
+
+class SpillingTrainer(GRPOTrainer):
+    config_class = algorithms.SpillsMaskedSlots
+
+    def setup(self) -> None:
+        self.loss = TimesMask()  # type: ignore[assignment]
+
+
+class ForgetsToSyncTrainer(GRPOTrainer):
+    """Its train_step ends without ``self.sync_weights()``."""
+
+    config_class = algorithms.ForgetsToSync
+
+    def sync_weights(self) -> None:
+        if self.step == 0:
+            super().sync_weights()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from nemorl.callbacks import Callback
 from nemorl.config.load import validate
 from nemorl.config.run import RunConfig
 from nemorl.observe.console import Console
-from nemorl.testing.kit import Subject, expect, slow
+from nemorl.testing.kit import NotApplicable, Subject, expect, slow
 
 STEPS = 3
 ROWS = [
@@ -26,6 +28,8 @@ ROWS = [
     for b in range(2, 6)
 ]
 """Sums with every column that a text algorithm may want."""
+STEP_TOLERANCE = 1e-4
+"""Relative difference of losses and gradient norms of one step that are sums in another order."""
 SMALL: Mapping[str, Any] = {
     "max_steps": STEPS,
     "policy": {"optimizer": {"lr": 1e-3}, "max_sequence_tokens": 64},
@@ -47,6 +51,54 @@ class _KillAt(Callback):
     def on_step_begin(self, trainer: Any, step: int) -> None:
         if step == self.step:
             raise _Killed
+
+
+class _Versions(Callback):
+    """Notes which weights the generator has at the end of each step."""
+
+    def __init__(self) -> None:
+        self.version = -1
+        self.at_end: dict[int, int] = {}
+
+    def on_weights_synced(self, trainer: Any, step: int, version: int) -> None:
+        self.version = version
+
+    def on_step_end(self, trainer: Any, step: int, metrics: Any) -> None:
+        self.at_end[step] = self.version
+
+
+class _Spiller(Callback):
+    """Has every update of a run see NaN wherever a field of its batch is masked."""
+
+    def __init__(self) -> None:
+        self.fields: set[str] = set()
+
+    def on_fit_begin(self, trainer: Any) -> None:
+        for policy in trainer.run.learners.values():
+            policy.train_step = partial(self._train_step, policy.train_step)
+
+    def _train_step(self, train_step: Callable[..., Any], batch: Any, loss: Any) -> Any:
+        import torch
+
+        spoilt = {}
+        for name, values in batch.token_fields.items():
+            if values.is_floating_point():
+                mask = batch.mask.reshape(-1, *[1] * (values.ndim - 1))
+                spoilt[name] = torch.where(mask, values, torch.nan)
+        self.fields |= spoilt.keys()
+        return train_step(batch.with_tokens(**spoilt), loss)
+
+
+@dataclass
+class _SmallRun:
+    """A finished run that several checks look at."""
+
+    result: Any
+    versions: dict[int, int]
+    """Step -> version of the weights that the generator had when it ended."""
+
+    def shutdown(self) -> None:
+        """Nothing is alive in it."""
 
 
 def run_config(subject: Subject, **changes: Any) -> RunConfig:
@@ -71,7 +123,7 @@ def check_trainer_belongs_to_the_config(subject: Subject) -> None:
 
 def check_small_run_finishes(subject: Subject) -> None:
     """Three steps on a tiny model end with finite metrics and a complete run directory. (DESIGN 8)"""
-    result = _fit(subject, subject.folder / "run")
+    result = _small_run(subject).result
     expect(result.steps == STEPS and result.stopped is None, f"{result.steps} steps, stopped: {result.stopped}")
     records = [record for record in result.history if any(name.startswith("train/") for name in record)]
     expect(len(records) == STEPS, f"{len(records)} records of training metrics for {STEPS} steps")
@@ -86,10 +138,47 @@ def check_run_learns_something(subject: Subject) -> None:
     """The weights after three steps are not the weights before. (DESIGN 9)"""
     from nemorl.testing.models import load_reference
 
-    run_dir = _fit(subject, subject.folder / "run").run_dir
+    run_dir = _small_run(subject).result.run_dir
     before = load_reference(subject.config.policy.model_name).state_dict()
     after = load_reference(run_dir / "model").state_dict()
     expect(any(not after[name].equal(before[name]) for name in before), "no weight changed")
+
+
+def check_generator_has_the_weights_of_each_step(subject: Subject) -> None:
+    """``train_step`` ends with ``sync_weights()``: the next rollout samples from the new weights. (DESIGN 7.8)"""
+    if not subject.config.needs_generation:
+        raise NotApplicable("this algorithm samples nothing")
+    for step, version in _small_run(subject).versions.items():
+        expect(
+            version == step,
+            f"step {step} ended and the generator still had the weights of step {version}: "
+            "call self.sync_weights() after the last update of train_step",
+        )
+
+
+def check_microbatches_change_nothing(subject: Subject) -> None:
+    """Loss and gradient of a step are the same whole or one sequence at a time: the loss only adds what
+    ``loss_weights`` weigh, and divides by nothing of its own. (DESIGN 7.5)"""
+    whole = _one_step(subject, "whole", policy={"microbatch_tokens": 1_000_000})
+    parts = _one_step(subject, "parts", policy={"microbatch_tokens": 1})
+    for name in whole.keys() & {"train/loss", "train/grad_norm"}:
+        close = math.isclose(whole[name], parts[name], rel_tol=STEP_TOLERANCE, abs_tol=STEP_TOLERANCE)
+        expect(close, f"{name} is {whole[name]} in one microbatch and {parts[name]} with one sequence in each")
+
+
+def check_garbage_in_masked_slots_changes_nothing(subject: Subject) -> None:
+    """What the batch's fields hold where the mask is False, NaN say, reaches neither loss nor gradient. (DESIGN 7.6)"""
+    spiller = _Spiller()
+    clean = _one_step(subject, "clean")
+    dirty = _one_step(subject, "dirty", callbacks=[spiller])
+    if not spiller.fields:
+        raise NotApplicable("its batches have no fields of numbers")
+    for name in clean.keys() & {"train/loss", "train/grad_norm"}:
+        expect(
+            math.isclose(clean[name], dirty[name], rel_tol=STEP_TOLERANCE, abs_tol=STEP_TOLERANCE),
+            f"with NaN in the masked slots of {', '.join(sorted(spiller.fields))}, {name} is {dirty[name]}, "
+            f"without {clean[name]}: choose with torch.where(batch.mask, …) before any arithmetic",
+        )
 
 
 @slow
@@ -120,6 +209,21 @@ def check_same_seed_gives_the_same_run(subject: Subject) -> None:
     first, second, third = (_results(run.history[-1]) for run in (*runs, other))
     expect(first == second, f"the last step's metrics differ: {_changes(first, second)}")
     expect(first != third, "seed 7 gives exactly the metrics of the default seed: the seed is not used")
+
+
+def _small_run(subject: Subject) -> _SmallRun:
+    if "small run" not in subject.shared:
+        versions = _Versions()
+        result = _fit(subject, subject.folder / "run", callbacks=[versions])
+        subject.shared["small run"] = _SmallRun(result, versions.at_end)
+    found: _SmallRun = subject.shared["small run"]
+    return found
+
+
+def _one_step(subject: Subject, name: str, **changes: Any) -> dict[str, float]:
+    """What the first step of a run computed."""
+    result = _fit(subject, subject.folder / name, **{"max_steps": 1, "checkpoint": {"every": 0}, **changes})
+    return _results(next(record for record in result.history if "train/loss" in record))
 
 
 def _fit(subject: Subject, run_dir: Path, *, resume: bool = False, callbacks: Any = (), **changes: Any) -> Any:

@@ -11,6 +11,8 @@ from nemorl.testing.kit import NotApplicable, Subject, expect
 
 LOOKED_AT = 200
 """Rows that are read one by one; comparisons of splits take all."""
+CONTENT = ("prompt", "messages", "answer", "response", "chosen", "rejected")
+"""Columns that make a row what it is. Rows may share a prompt: with another answer they are other rows."""
 
 
 def check_rows_are_an_indexable_sequence(subject: Subject) -> None:
@@ -82,9 +84,9 @@ def _rows(subject: Subject) -> Sequence[Mapping[str, Any]]:
 
 
 def _identity(row: Mapping[str, Any]) -> str:
-    """What is asked; the whole row where nothing is."""
-    asked = {key: row[key] for key in ("prompt", "messages", "chosen") if key in row}
-    return json.dumps(asked or dict(row), sort_keys=True, default=str)
+    """What is asked and what is right; the whole row where it says neither."""
+    said = {key: row[key] for key in CONTENT if key in row}
+    return json.dumps(said or dict(row), sort_keys=True, default=str)
 
 
 def _shape_problem(row: Mapping[str, Any]) -> str | None:

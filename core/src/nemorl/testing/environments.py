@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from nemorl.environments import Environment, EnvironmentPool
+from nemorl.testing.blocking import blocking_calls
 from nemorl.testing.kit import NotApplicable, Subject, expect
 from nemorl.types import Prompt, Score, Step
 
@@ -69,6 +70,13 @@ def check_threads_do_not_change_scores(subject: Subject) -> None:
         found = list(threads.map(lambda case: _step_in(pool, case).score, cases * THREADS))
     for index, score in enumerate(found):
         expect(score == wanted[index % len(cases)], f"{score} from a thread, {wanted[index % len(cases)]} alone")
+
+
+def check_async_code_never_blocks(subject: Subject) -> None:
+    """An ``async def`` shares its event loop: it awaits instead of sleeping or asking a server in place. (DESIGN 5)"""
+    with blocking_calls() as seen:
+        _steps(subject, _cases(subject))
+    expect(not seen, f"it calls {', '.join(sorted(seen))} on the event loop: await, or leave out async")
 
 
 def check_episode_answers(subject: Subject) -> None:

@@ -1,7 +1,7 @@
 """pytest plugin of nemorl (loaded by pytest itself, so it must stay free of heavy imports).
 
-Markers ``slow`` and ``gpu``; fixtures for tests of plugins. A test marked ``gpu`` is skipped, with the reason, where
-PyTorch has no CUDA device.
+The marker ``slow``, which conformance tests carry, and fixtures for tests of plugins. The names of fixtures begin with
+``nemorl_``, and nothing is done to tests that use none: the environment's other packages have theirs.
 """
 
 from __future__ import annotations
@@ -15,21 +15,11 @@ import pytest
 if TYPE_CHECKING:
     from nemorl.plugins import Registry
 
-MARKERS = (
-    "slow: takes more than a few seconds; left out of the fast tier",
-    "gpu: needs a CUDA device; skips with a reason elsewhere",
-)
+MARKER = "slow: takes more than a few seconds; left out of the fast tier"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    for marker in MARKERS:
-        config.addinivalue_line("markers", marker)
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    reason = why_no_gpu() if item.get_closest_marker("gpu") else None
-    if reason is not None:
-        pytest.skip(reason)
+    config.addinivalue_line("markers", MARKER)
 
 
 def why_no_gpu() -> str | None:
@@ -44,7 +34,7 @@ def why_no_gpu() -> str | None:
 
 
 @pytest.fixture
-def requires_gpu() -> None:
+def nemorl_requires_gpu() -> None:
     """Skips the test where PyTorch has no CUDA device, and says so."""
     reason = why_no_gpu()
     if reason is not None:
@@ -52,7 +42,7 @@ def requires_gpu() -> None:
 
 
 @pytest.fixture(scope="session")
-def tiny_model() -> Path:
+def nemorl_tiny_model() -> Path:
     """A Hugging Face folder with a Qwen2 of 100k parameters, its weights and a character tokenizer. Read only."""
     from nemorl.testing.models import tiny_model
 

@@ -14,8 +14,8 @@ from nemorl_example.config import ExampleConfig
 test_conformance = conformance("generation_backends", "example")
 
 
-def test_how_many_rows_grow_side_by_side_changes_no_token(tiny_model: Path) -> None:
-    policy = PolicyConfig(model_name=str(tiny_model), max_sequence_tokens=64)
+def test_how_many_rows_grow_side_by_side_changes_no_token(nemorl_tiny_model: Path) -> None:
+    policy = PolicyConfig(model_name=str(nemorl_tiny_model), max_sequence_tokens=64)
     request = GenerationRequest((9, 18, 10), SamplingParams(max_new_tokens=8), seeds=tuple(range(5)))
     found = []
     for rows in (5, 2):

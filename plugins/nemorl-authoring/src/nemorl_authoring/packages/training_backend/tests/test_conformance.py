@@ -31,16 +31,16 @@ class ZeroLoss:
 test_conformance = conformance("training_backends", "example")
 
 
-def test_what_it_cannot_do_is_refused(tiny_model: Path) -> None:
-    policy = PolicyConfig(model_name=str(tiny_model), precision="bfloat16")
+def test_what_it_cannot_do_is_refused(nemorl_tiny_model: Path) -> None:
+    policy = PolicyConfig(model_name=str(nemorl_tiny_model), precision="bfloat16")
     with pytest.raises(BackendError, match="training in 2 processes, precision bfloat16"):
         ExampleConfig().build(policy, WorkerContext(world_size=2), reference=False)
 
 
-def test_a_decay_is_followed(tiny_model: Path) -> None:
+def test_a_decay_is_followed(nemorl_tiny_model: Path) -> None:
     schedule = {"kind": "linear", "decay_steps": 4}
     policy = PolicyConfig.model_validate(
-        {"model_name": str(tiny_model), "schedule": schedule, "optimizer": {"lr": 1e-3}}
+        {"model_name": str(nemorl_tiny_model), "schedule": schedule, "optimizer": {"lr": 1e-3}}
     )
     backend = ExampleConfig().build(policy, WorkerContext(), reference=False)
     batch = TokenBatch.from_sequences([[9, 18, 10]], [[False, True, True]])
