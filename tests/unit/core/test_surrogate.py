@@ -10,8 +10,9 @@ import math
 import pytest
 import torch
 from nemorl.observe.metrics import values
-from nemorl.tensors import KLType
-from nemorl.tensors.surrogate import clipped_surrogate, masked_kl, masked_log_ratio, ratio_metrics, sampler_metrics
+from nemorl.tensors import KLTerm, KLType
+from nemorl.tensors.ratios import masked_log_ratio, probability_ratio
+from nemorl.tensors.surrogate import clipped_surrogate, ratio_metrics, sampler_metrics
 
 NAN = float("nan")
 
@@ -19,7 +20,7 @@ NAN = float("nan")
 def test_masked_slots_have_ratio_one_and_no_gradient() -> None:
     policy = torch.tensor([NAN, -0.5, -math.inf], requires_grad=True)
     mask = torch.tensor([False, True, False])
-    ratio = torch.exp(masked_log_ratio(policy, torch.tensor([-1.0, -1.0, NAN]), mask))
+    ratio = probability_ratio(masked_log_ratio(policy, torch.tensor([-1.0, -1.0, NAN]), mask))
     ratio.sum().backward()
     assert ratio.tolist() == pytest.approx([1.0, math.exp(0.5), 1.0])
     assert policy.grad is not None
@@ -57,7 +58,7 @@ def test_dual_clip_bounds_negative_advantages_only() -> None:
 def test_the_kl_of_a_masked_slot_is_zero(kind: KLType, expected: float) -> None:
     # policy log(1/2), reference log(1/4): log r = -log 2 = -0.693147. k2 = 0.480453 / 2, k3 = 1/2 - 1 + 0.693147.
     policy = torch.tensor([math.log(1 / 2), NAN], requires_grad=True)
-    kl = masked_kl(policy, torch.tensor([math.log(1 / 4), math.inf]), torch.tensor([True, False]), kind)
+    kl = KLTerm(kind)(policy, torch.tensor([math.log(1 / 4), math.inf]), torch.tensor([True, False]))
     kl.sum().backward()
     assert kl.tolist() == pytest.approx([expected, 0.0], abs=1e-6)
     assert policy.grad is not None

@@ -9,7 +9,7 @@ import nemorl
 import pytest
 from nemorl.config.load import load_config
 from nemorl.errors import ConfigError, UsageError
-from nemorl.tensors import TokenBatch
+from nemorl.tensors import KLTerm, TokenBatch
 from nemorl.types import Prompt, Sample, Samples, Score
 from nemorl_grpo.advantages import batch_normalized, mean_normalized
 from nemorl_grpo.config import CORRECTION_BOUNDS
@@ -343,9 +343,9 @@ def test_every_variant_takes_every_correction(algorithm: str, kind: str) -> None
         ("dr_grpo", ClippedPolicyGradientLoss(on_policy=True)),
         ("gspo", SequenceRatioLoss(on_policy=True)),
         ("cispo", CappedWeightLoss(on_policy=True)),
-        ("rloo", ClippedPolicyGradientLoss(kl_penalty=0.01, kl_type="k2", on_policy=True)),
+        ("rloo", ClippedPolicyGradientLoss(kl_penalty=0.01, kl=KLTerm("k2"), on_policy=True)),
         ("reinforce_plus_plus", ClippedPolicyGradientLoss(on_policy=False)),
-        ("reinforce_plus_plus_baseline", ClippedPolicyGradientLoss(kl_penalty=0.01, kl_type="k2", on_policy=True)),
+        ("reinforce_plus_plus_baseline", ClippedPolicyGradientLoss(kl_penalty=0.01, kl=KLTerm("k2"), on_policy=True)),
         ("gdpo", ClippedPolicyGradientLoss(kl_penalty=0.01, on_policy=True)),
         ("maxrl", ClippedPolicyGradientLoss(on_policy=True)),
     ],

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from nemorl.observe.metrics import merge, values
-from nemorl.tensors import TokenBatch, standardized
+from nemorl.tensors import KLTerm, TokenBatch, standardized
 from nemorl.testing.batches import ragged_batch
 from nemorl_grpo.correction import Correction, IcePop, Plain, SequenceMask, Truncated
 from nemorl_grpo.loss import ClippedPolicyGradientLoss
@@ -140,7 +140,7 @@ def test_a_kl_penalty_adds_to_any_of_them(kind: type) -> None:
     # policy -1, reference -1.5: k2 = 0.5^2 / 2 = 0.125, slope 0.5, both times 0.1 and the loss weight.
     policy, batch = torch.tensor([NAN, -1.0, -1.0, NAN, -1.0]), two_responses()
     plain = graded(kind(), policy, batch)
-    penalized = graded(kind(kl_penalty=0.1, kl_type="k2"), policy, batch)
+    penalized = graded(kind(kl_penalty=0.1, kl=KLTerm("k2")), policy, batch)
     assert penalized[0] - plain[0] == pytest.approx(0.0125, abs=1e-6)
     slopes = [after - before for after, before in zip(penalized[1], plain[1], strict=True)]
     assert slopes == pytest.approx([0, 0.0125, 0.0125, 0, 0.025], abs=1e-6)
@@ -206,14 +206,14 @@ REFERENCE = torch.tensor([NAN, -1.5, NAN, -1.0, NAN, -1.1, -1.4])
 
 def test_a_token_answers_for_its_kl_and_all_that_follows() -> None:
     # old - reference: 0.5 and -0.2 in the first (an observation between them), 0.1 and 0.4 in the second.
-    to_go = kl_to_go(OLD, REFERENCE, SHAPE.mask, SHAPE.lengths)
+    to_go = kl_to_go(OLD - REFERENCE, SHAPE.mask, SHAPE.lengths)
     assert to_go.tolist() == pytest.approx([0, 0.3, 0, -0.2, 0, 0.5, 0.4], abs=1e-6)
 
 
 def test_advantages_are_normalized_over_tokens_by_hand() -> None:
     # Rewards 1 and 0 less the KL to go: 0.7, 1.2, -0.5, -0.4. Mean 0.25, deviations 0.45, 0.95, -0.75, -0.65,
     # variance (0.2025 + 0.9025 + 0.5625 + 0.4225) / 4 = 0.5225, std 0.722842.
-    returns = torch.tensor([1.0, 1, 1, 1, 0, 0, 0]) - kl_to_go(OLD, REFERENCE, SHAPE.mask, SHAPE.lengths)
+    returns = torch.tensor([1.0, 1, 1, 1, 0, 0, 0]) - kl_to_go(OLD - REFERENCE, SHAPE.mask, SHAPE.lengths)
     returns = torch.where(SHAPE.mask, returns, NAN)
     normalized = standardized(returns, SHAPE.mask, unbiased=False)
     assert normalized.tolist() == pytest.approx([0, 0.622543, 0, 1.314257, 0, -1.037571, -0.899228], abs=1e-5)
@@ -231,4 +231,4 @@ def test_a_long_batch_keeps_the_digits_of_its_last_sequence() -> None:
     old = torch.zeros(200_002)
     reference = torch.where(mask, -1000.0, 0.0)
     reference[-1] = -0.1
-    assert float(kl_to_go(old, reference, mask, lengths)[-1]) == pytest.approx(0.1, abs=1e-6)
+    assert float(kl_to_go(old - reference, mask, lengths)[-1]) == pytest.approx(0.1, abs=1e-6)

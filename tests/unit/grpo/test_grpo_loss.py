@@ -13,7 +13,7 @@ import pytest
 import torch
 from nemorl.errors import UsageError
 from nemorl.observe.metrics import values
-from nemorl.tensors import TokenBatch
+from nemorl.tensors import KLTerm, TokenBatch
 from nemorl_grpo.loss import ClippedPolicyGradientLoss
 from torch import Tensor
 
@@ -80,7 +80,7 @@ def test_dual_clip_bounds_the_loss_of_a_bad_token() -> None:
 )
 def test_the_kl_penalty_by_hand(kind: Any, kl: float, slope: float) -> None:
     policy, reference = math.log(1 / 2), math.log(1 / 4)
-    loss = ClippedPolicyGradientLoss(kl_penalty=0.1, kl_type=kind, on_policy=True)
+    loss = ClippedPolicyGradientLoss(kl_penalty=0.1, kl=KLTerm(kind), on_policy=True)
     value, gradient = evaluate(loss, policy, one_token(2.0, reference=reference))
     assert value == pytest.approx(-2.0 + 0.1 * kl, abs=1e-6)
     assert gradient == pytest.approx(-2.0 + 0.1 * slope, abs=1e-6)
@@ -141,7 +141,7 @@ def fields(batch: TokenBatch, fill: float) -> TokenBatch:
 @pytest.mark.parametrize("fill", [NAN, math.inf, -math.inf, 1e30])
 def test_masked_slots_may_hold_anything(on_policy: bool, kind: Any, dual_clip: float | None, fill: float) -> None:
     shape = three_and_one("sequence")
-    loss = ClippedPolicyGradientLoss(dual_clip=dual_clip, kl_penalty=0.1, kl_type=kind, on_policy=on_policy)
+    loss = ClippedPolicyGradientLoss(dual_clip=dual_clip, kl_penalty=0.1, kl=KLTerm(kind), on_policy=on_policy)
     results: list[tuple[Tensor, Tensor, dict[str, float]]] = []
     for held in (0.0, fill):
         drawn = torch.randn(6, generator=torch.Generator().manual_seed(4))
@@ -203,5 +203,5 @@ def test_a_missing_field_is_named() -> None:
 
 
 def test_a_loss_travels_by_value() -> None:
-    loss = ClippedPolicyGradientLoss(clip_high=0.28, kl_type="k2")
+    loss = ClippedPolicyGradientLoss(clip_high=0.28, kl=KLTerm("k2"))
     assert pickle.loads(pickle.dumps(loss)) == loss

@@ -11,7 +11,7 @@ import pickle
 import pytest
 import torch
 from nemorl.observe.metrics import merge, values
-from nemorl.tensors import TokenBatch
+from nemorl.tensors import KLTerm, TokenBatch
 from nemorl_ppo.loss import PPOLoss, ValueLoss
 from torch import Tensor
 
@@ -156,6 +156,6 @@ def test_masked_slots_may_hold_anything(fill: float) -> None:
     )
 
 
-@pytest.mark.parametrize("loss", [PPOLoss(dual_clip=3.0, kl_type="k2"), ValueLoss(0.2)])
+@pytest.mark.parametrize("loss", [PPOLoss(dual_clip=3.0, kl=KLTerm("k2")), ValueLoss(0.2)])
 def test_losses_travel_and_compare_by_value(loss: PPOLoss | ValueLoss) -> None:
     assert pickle.loads(pickle.dumps(loss)) == loss

@@ -13,13 +13,14 @@ from nemorl.tensors.functional import (
     segment_sum,
     standardized,
 )
-from nemorl.tensors.kl import KL_ESTIMATORS, KLType, kl_k1, kl_k2, kl_k3
+from nemorl.tensors.kl import KL_ESTIMATORS, KLTerm, KLType, kl_k1, kl_k2, kl_k3
 from nemorl.tensors.logprobs import linear_logprobs, linear_topk_logprobs, next_token_targets
 from nemorl.tensors.pairs import pair_batch, pair_weights, preference_metrics, split_pairs
 from nemorl.tensors.parallel_logprobs import vocab_parallel_logprobs, vocab_parallel_topk_logprobs
 
 __all__ = [
     "KL_ESTIMATORS",
+    "KLTerm",
     "KLType",
     "NormalizationLevel",
     "TokenBatch",

@@ -14,9 +14,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from nemorl.observe.metrics import Histogram, Max, Mean, Metric, Metrics
+from nemorl.observe.metrics import Histogram, Max, Mean, Metric, Metrics, Sum
 from nemorl.tensors.batch import TokenBatch
 from nemorl.tensors.kl import kl_k3
+from nemorl.tensors.ratios import probability_ratio
 
 
 def mismatch_metrics(old_logprobs: Tensor, generation_logprobs: Tensor, mask: Tensor) -> dict[str, Metric]:
@@ -27,6 +28,9 @@ def mismatch_metrics(old_logprobs: Tensor, generation_logprobs: Tensor, mask: Te
     token_mult_prob_error = mean exp(|gap|)                       1.0 when the engines agree
     gen_kl_error = mean exp(gap) - 1 - gap                        k3 estimate of KL(generation || old)
     logprob_error/mean, /max, /p50, /p99, /p999                   mean, maximum and quantiles of |gap|
+    nonfinite_sampler_logprobs                                    tokens that the sampler gives probability 0, or NaN
+
+    In ``exp`` a gap counts as 20 nats at most.
 
     Args:
         old_logprobs: [N] the training backend's, float32 nats.
@@ -36,20 +40,22 @@ def mismatch_metrics(old_logprobs: Tensor, generation_logprobs: Tensor, mask: Te
     generation_logprobs = torch.where(mask, generation_logprobs, 0.0)
     old_logprobs = torch.where(mask, old_logprobs.detach(), 0.0)
     error = (old_logprobs - generation_logprobs).abs()
-    per_token = torch.stack([torch.exp(error), kl_k3(generation_logprobs, old_logprobs), error])
+    per_token = torch.stack([probability_ratio(error), kl_k3(generation_logprobs, old_logprobs), error])
     sums = torch.where(mask, per_token, 0.0).sum(1)
+    nonfinite = (~generation_logprobs.isfinite()).sum().reshape(1)
     nothing = error.new_full((1,), -torch.inf)
     largest = torch.cat([torch.where(mask, error, -torch.inf), nothing]).amax(0, keepdim=True)
 
     # Everything crosses to the CPU in one transfer: on a GPU each crossing waits for all work before it.
-    numbers = torch.cat([part.double() for part in (sums, largest, _counts(error, mask))]).tolist()
-    count = sum(numbers[4:])
+    numbers = torch.cat([part.double() for part in (sums, largest, nonfinite, _counts(error, mask))]).tolist()
+    count = sum(numbers[5:])
     return {
         "token_mult_prob_error": Mean(numbers[0], count),
         "gen_kl_error": Mean(numbers[1], count),
         "logprob_error/mean": Mean(numbers[2], count),
         "logprob_error/max": Max(numbers[3]),
-        "logprob_error": Histogram(tuple(int(number) for number in numbers[4:])),
+        "logprob_error": Histogram(tuple(int(number) for number in numbers[5:])),
+        "nonfinite_sampler_logprobs": Sum(numbers[4]),
     }
 
 

@@ -1,8 +1,9 @@
-"""What losses on reused samples are made of: the probability ratio, PPO's clipping, a KL term, and their metrics.
+"""What losses on reused samples are made of: PPO's clipping, and the metrics of a probability ratio.
 
 # N = tokens of all sequences concatenated, B = sequences
 
-Pure functions of tensors, shared by the algorithms that clip a ratio. Not here: losses, their weights, advantages.
+Pure functions of tensors, shared by the algorithms that clip a ratio. Not here: the ratio itself (``ratios.py``), the
+KL term (``kl.py``), losses, their weights, advantages.
 """
 
 from __future__ import annotations
@@ -12,16 +13,8 @@ from torch import Tensor
 
 from nemorl.observe.metrics import Metric
 from nemorl.tensors.functional import masked_max, masked_mean, masked_min
-from nemorl.tensors.kl import KL_ESTIMATORS, KLType
 from nemorl.tensors.mismatch import mismatch_metrics
-
-
-def masked_log_ratio(logprobs: Tensor, base_logprobs: Tensor, mask: Tensor) -> Tensor:
-    """[N] log of the probability ratio, 0 in masked slots.
-
-    They are emptied before anyone takes ``exp``: whatever stands there must reach neither loss nor gradient.
-    """
-    return torch.where(mask, logprobs - base_logprobs, 0.0)
+from nemorl.tensors.ratios import probability_ratio
 
 
 def clipped_surrogate(
@@ -50,13 +43,6 @@ def clipped_surrogate(
     if dual_clip is not None:
         surrogate = torch.where(advantages < 0, torch.maximum(surrogate, dual_clip * advantages), surrogate)
     return surrogate, clipped_ratio
-
-
-def masked_kl(policy_logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor, kind: KLType) -> Tensor:
-    """[N] estimate of KL(policy || reference) per token, 0 in masked slots; differentiable in the policy's."""
-    return KL_ESTIMATORS[kind](
-        torch.where(mask, policy_logprobs, 0.0), torch.where(mask, reference_logprobs, 0.0)
-    )  # of two zeros every estimator gives 0
 
 
 def ratio_metrics(ratio: Tensor, clipped_ratio: Tensor, mask: Tensor) -> dict[str, Metric]:
@@ -89,9 +75,9 @@ def sampler_metrics(
     policy_logprobs = torch.where(mask, policy_logprobs.detach(), 0.0)
     old_logprobs = torch.where(mask, old_logprobs.detach(), 0.0)
     generation_logprobs = torch.where(mask, generation_logprobs, 0.0)
-    entropy = -torch.exp(policy_logprobs - generation_logprobs) * policy_logprobs
+    entropy = -probability_ratio(policy_logprobs - generation_logprobs) * policy_logprobs
     return {
         **mismatch_metrics(old_logprobs, generation_logprobs, mask),
-        "sampling_importance_ratio": masked_mean(torch.exp(old_logprobs - generation_logprobs), mask),
+        "sampling_importance_ratio": masked_mean(probability_ratio(old_logprobs - generation_logprobs), mask),
         "approx_entropy": masked_mean(entropy, mask),
     }

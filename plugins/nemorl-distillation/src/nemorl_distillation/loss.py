@@ -11,7 +11,8 @@ from typing import ClassVar
 import torch
 from nemorl.observe.metrics import Mean, Metrics
 from nemorl.tensors import TokenBatch, masked_mean
-from nemorl.tensors.surrogate import clipped_surrogate, masked_log_ratio, ratio_metrics, sampler_metrics
+from nemorl.tensors.ratios import masked_log_ratio, probability_ratio
+from nemorl.tensors.surrogate import clipped_surrogate, ratio_metrics, sampler_metrics
 from torch import Tensor
 
 from nemorl_distillation.config import KLType, OutsideTopK
@@ -94,7 +95,7 @@ def kl_divergence(p: Tensor, q: Tensor) -> Tensor:
 class SampledReverseKLLoss:
     """Policy gradient of the reverse KL: a sampled token is worth what the teacher finds it likelier than the student.
 
-    A = teacher_logprobs - old_logprobs                                                     (no gradient)
+    A = max(teacher_logprobs, -100) - old_logprobs                                          (no gradient)
     ratio = exp(policy_logprobs - old_logprobs)
     loss = -sum(loss_weights * min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A))
 
@@ -117,8 +118,8 @@ class SampledReverseKLLoss:
     def __call__(self, policy_logprobs: Tensor, batch: TokenBatch) -> tuple[Tensor, Metrics]:
         mask = batch.mask
         old_logprobs = policy_logprobs.detach() if self.on_policy else batch["old_logprobs"]
-        advantages = torch.where(mask, batch["teacher_logprobs"] - old_logprobs, 0.0)
-        ratio = torch.exp(masked_log_ratio(policy_logprobs, old_logprobs, mask))
+        advantages = torch.where(mask, batch["teacher_logprobs"].clamp(min=FLOOR) - old_logprobs, 0.0)
+        ratio = probability_ratio(masked_log_ratio(policy_logprobs, old_logprobs, mask))
         surrogate, clipped_ratio = clipped_surrogate(ratio, advantages, self.clip_low, self.clip_high)
         metrics: Metrics = {
             "reverse_kl": masked_mean(-advantages, mask),

@@ -8,7 +8,9 @@ expectation, and the kinds differ in what they do about weights that are too lar
 
 A correction multiplies the policy-gradient term of a loss, never the KL term, and carries no gradient. It does not
 touch ``loss_weights``: a token or sequence that is left out contributes 0, as in the reference system, and the others
-weigh no more for it. Where both engines agree, every kind gives exactly 1.
+weigh no more for it. Where both engines agree, every kind gives exactly 1. Log ratios count as ±20 at most. One that
+is not finite, of a token which the sampler says it cannot have drawn, gives weight 0 (``nemorl.tensors.ratios``), and
+the metric ``nonfinite_sampler_logprobs`` counts it.
 """
 
 from __future__ import annotations
@@ -19,12 +21,10 @@ from dataclasses import dataclass
 import torch
 from nemorl.observe.metrics import Mean, Metric
 from nemorl.tensors import TokenBatch, masked_mean, segment_mean, segment_sum
+from nemorl.tensors.ratios import importance_weight, probability_ratio
 from torch import Tensor
 
 from nemorl_grpo.config import ImportanceCorrection
-
-LOG_RATIO_LIMIT = 20.0
-"""Nats. A weight of exp(20) = 4.9e8 has long lost its meaning; beyond it float32 overflows at 88."""
 
 Correction = Callable[[Tensor, TokenBatch], tuple[Tensor, dict[str, Metric]]]
 """``(log_ratio [N], batch) -> (weights [N], metrics)``; ``log_ratio`` is 0 where ``batch.mask`` is False."""
@@ -37,12 +37,10 @@ class Plain:
     w_t = exp(log_ratio_t)
 
     Unbiased, of unbounded variance (https://fengyao.notion.site/off-policy-rl).
-
-    Differs from the source: log ratios are clamped to ±20.
     """
 
     def __call__(self, log_ratio: Tensor, batch: TokenBatch) -> tuple[Tensor, dict[str, Metric]]:
-        return _measured(_ratio(log_ratio), batch)
+        return _measured(importance_weight(log_ratio), batch)
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ class Truncated:
     cap: float = 2.0
 
     def __call__(self, log_ratio: Tensor, batch: TokenBatch) -> tuple[Tensor, dict[str, Metric]]:
-        ratio = _ratio(log_ratio)
+        ratio = importance_weight(log_ratio)
         return _measured(ratio.clamp(max=self.cap), batch, out_of_bounds=masked_mean(ratio > self.cap, batch.mask))
 
 
@@ -74,7 +72,7 @@ class IcePop:
     high: float = 5.0
 
     def __call__(self, log_ratio: Tensor, batch: TokenBatch) -> tuple[Tensor, dict[str, Metric]]:
-        ratio = _ratio(log_ratio)
+        ratio = importance_weight(log_ratio)
         kept = (ratio >= self.low) & (ratio <= self.high)
         return _measured(torch.where(kept, ratio, 0.0), batch, out_of_bounds=masked_mean(~kept, batch.mask))
 
@@ -88,18 +86,16 @@ class SequenceMask:
 
     From "When Speed Kills Stability" (https://yingru.notion.site); ``seq-mask-tis`` in NeMo RL. The bounds are tight
     because a mean over many tokens is: one token off by 2 nats moves that of a thousand by 0.2 %.
-
-    Differs from the source: log ratios of the kept tokens are clamped to ±20.
     """
 
     low: float = 0.999
     high: float = 1.002
 
     def __call__(self, log_ratio: Tensor, batch: TokenBatch) -> tuple[Tensor, dict[str, Metric]]:
-        mean_ratio = torch.exp(segment_mean(log_ratio, batch.mask, batch.lengths))
+        mean_ratio = probability_ratio(segment_mean(log_ratio, batch.mask, batch.lengths))
         kept = (mean_ratio >= self.low) & (mean_ratio <= self.high)
         trained = segment_sum(batch.mask.float(), batch.mask, batch.lengths) > 0
-        weights = torch.where(kept[batch.sequence_ids], _ratio(log_ratio), 0.0)
+        weights = torch.where(kept[batch.sequence_ids], importance_weight(log_ratio), 0.0)
         return _measured(weights, batch, out_of_bounds=masked_mean(~kept, trained))
 
 
@@ -115,10 +111,6 @@ def build_correction(config: ImportanceCorrection | None) -> Correction | None:
         "sequence_mask": SequenceMask,
     }
     return kinds[config.kind](**bounds)
-
-
-def _ratio(log_ratio: Tensor) -> Tensor:
-    return torch.exp(log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
 
 
 def _measured(

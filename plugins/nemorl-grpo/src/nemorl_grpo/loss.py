@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from nemorl.observe.metrics import Metric
 from nemorl.tensors import TokenBatch
-from nemorl.tensors.surrogate import clipped_surrogate, masked_log_ratio, ratio_metrics
+from nemorl.tensors.ratios import masked_log_ratio, probability_ratio
+from nemorl.tensors.surrogate import clipped_surrogate, ratio_metrics
 from torch import Tensor
 
 from nemorl_grpo.loss_base import PolicyGradientLoss
@@ -36,6 +36,6 @@ class ClippedPolicyGradientLoss(PolicyGradientLoss):
     def surrogate(
         self, policy_logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, batch: TokenBatch
     ) -> tuple[Tensor, dict[str, Metric]]:
-        ratio = torch.exp(masked_log_ratio(policy_logprobs, old_logprobs, batch.mask))
+        ratio = probability_ratio(masked_log_ratio(policy_logprobs, old_logprobs, batch.mask))
         surrogate, clipped_ratio = clipped_surrogate(ratio, advantages, self.clip_low, self.clip_high, self.dual_clip)
         return surrogate, ratio_metrics(ratio, clipped_ratio, batch.mask)

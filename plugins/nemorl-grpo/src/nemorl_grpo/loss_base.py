@@ -8,12 +8,13 @@ them (``nemorl.tensors.surrogate``).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from nemorl.observe.metrics import Metric, Metrics
-from nemorl.tensors import KLType, TokenBatch, masked_mean
-from nemorl.tensors.surrogate import masked_kl, masked_log_ratio, sampler_metrics
+from nemorl.tensors import KLTerm, TokenBatch, masked_mean
+from nemorl.tensors.ratios import masked_log_ratio
+from nemorl.tensors.surrogate import sampler_metrics
 from torch import Tensor
 
 from nemorl_grpo.correction import Correction
@@ -29,7 +30,8 @@ class PolicyGradientLoss:
     """
 
     kl_penalty: float = 0.0
-    kl_type: KLType = "k3"
+    kl: KLTerm = field(default_factory=KLTerm)
+    """How the KL is estimated and bounded."""
     on_policy: bool = False
     """One update per batch: the old policy is the one at hand, the ratio is exactly 1."""
     correction: Correction | None = None
@@ -74,7 +76,7 @@ class PolicyGradientLoss:
             per_token = weights * per_token
             metrics |= correction_metrics
         if self.kl_penalty > 0:
-            kl = masked_kl(policy_logprobs, batch["reference_logprobs"], mask, self.kl_type)
+            kl = self.kl(policy_logprobs, batch["reference_logprobs"], mask)
             per_token = per_token + self.kl_penalty * kl
             metrics["kl_penalty"] = masked_mean(kl, mask)
         return (per_token * batch.loss_weights).sum(), metrics

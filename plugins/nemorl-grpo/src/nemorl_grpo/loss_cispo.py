@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 from nemorl.observe.metrics import Metric
 from nemorl.tensors import TokenBatch
-from nemorl.tensors.surrogate import masked_log_ratio, ratio_metrics
+from nemorl.tensors.ratios import masked_log_ratio, probability_ratio
+from nemorl.tensors.surrogate import ratio_metrics
 from torch import Tensor
 
 from nemorl_grpo.loss_base import PolicyGradientLoss
@@ -35,7 +36,7 @@ class CappedWeightLoss(PolicyGradientLoss):
         self, policy_logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, batch: TokenBatch
     ) -> tuple[Tensor, dict[str, Metric]]:
         mask = batch.mask
-        ratio = torch.exp(masked_log_ratio(policy_logprobs.detach(), old_logprobs, mask))
+        ratio = probability_ratio(masked_log_ratio(policy_logprobs.detach(), old_logprobs, mask))
         weight = ratio.clamp(max=self.ratio_cap)
         surrogate = weight * advantages * torch.where(mask, policy_logprobs, 0.0)
         return surrogate, ratio_metrics(ratio, weight, mask)

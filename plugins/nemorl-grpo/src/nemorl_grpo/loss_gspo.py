@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 from nemorl.observe.metrics import Metric
 from nemorl.tensors import TokenBatch, segment_mean, segment_sum
-from nemorl.tensors.surrogate import clipped_surrogate, masked_log_ratio, ratio_metrics
+from nemorl.tensors.ratios import masked_log_ratio, probability_ratio
+from nemorl.tensors.surrogate import clipped_surrogate, ratio_metrics
 from torch import Tensor
 
 from nemorl_grpo.loss_base import PolicyGradientLoss
@@ -40,7 +41,8 @@ class SequenceRatioLoss(PolicyGradientLoss):
         self, policy_logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, batch: TokenBatch
     ) -> tuple[Tensor, dict[str, Metric]]:
         mask, lengths = batch.mask, batch.lengths
-        ratio_B = torch.exp(segment_mean(masked_log_ratio(policy_logprobs, old_logprobs, mask), mask, lengths))
+        log_ratio = masked_log_ratio(policy_logprobs, old_logprobs, mask)
+        ratio_B = probability_ratio(segment_mean(log_ratio, mask, lengths))
         surrogate, _ = clipped_surrogate(_to_tokens(ratio_B, batch), advantages, self.clip_low, self.clip_high)
         clipped_ratio_B = ratio_B.clamp(1 - self.clip_low, 1 + self.clip_high)
         trained_B = segment_sum(mask.float(), mask, lengths) > 0

@@ -10,19 +10,18 @@ from nemorl.tensors import segment_sum
 from torch import Tensor
 
 
-def kl_to_go(old_logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
-    """[N] float32: the KL (k1) of each trained token and all trained ones after it in its sequence.
+def kl_to_go(kl: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
+    """[N] float32: the KL of each trained token and all trained ones after it in its sequence.
 
-    kl_to_go_t = sum over s >= t of old_logprobs_s - reference_logprobs_s                arXiv:2501.03262, eq. 8 and 9
+    kl_to_go_t = sum over s >= t of kl_s                                                 arXiv:2501.03262, eq. 8 and 9
 
     Args:
-        old_logprobs: [N] nats, of the policy before the update.
-        reference_logprobs: [N] nats.
+        kl: [N] nats, of the policy before the update from the reference.
         mask: [N] bool. Other slots may hold anything and are 0 in the result.
         lengths: [B], sums to N.
     """
     # float64: one running sum over all N tokens would leave float32 few digits for the last sequences.
-    kl = torch.where(mask, old_logprobs - reference_logprobs, 0.0).double()
+    kl = torch.where(mask, kl, 0.0).double()
     until_here = torch.cumsum(kl, 0)
     until_the_end = torch.cumsum(segment_sum(kl, mask, lengths), 0)
     to_go = torch.repeat_interleave(until_the_end, lengths) - until_here + kl

@@ -18,7 +18,7 @@ from nemorl.trainer import BaseTrainer
 from nemorl.types import Row, Sample, Samples
 
 from nemorl_grpo.advantages import clip_advantages, group_advantages
-from nemorl_grpo.config import ClippedConfig, GroupConfig, GroupCredit, GRPOConfig, PolicyGradientConfig
+from nemorl_grpo.config import ClippedConfig, GroupConfig, GroupCredit, GRPOConfig, KLPenalty, PolicyGradientConfig
 from nemorl_grpo.rewards import shaped_rewards
 
 if TYPE_CHECKING:
@@ -152,8 +152,7 @@ class ClippedTrainer(GroupTrainer[K]):
             config.clip_low,
             config.clip_high,
             config.dual_clip,
-            kl_penalty=config.kl_penalty,
-            kl_type=config.kl_type,
+            **kl_settings(config),
             **self.loss_settings,
         )
 
@@ -169,6 +168,16 @@ class GRPOTrainer(ClippedTrainer[GRPOConfig]):
 
     def credit(self, samples: Samples) -> list[float]:
         return group_credit(samples, self.config)
+
+
+def kl_settings(config: KLPenalty) -> dict[str, Any]:
+    """What a loss with a KL term is told of it."""
+    from nemorl.tensors import KLTerm
+
+    return {
+        "kl_penalty": config.kl_penalty,
+        "kl": KLTerm(config.kl_type, config.kl_input_clamp, config.kl_output_clamp),
+    }
 
 
 def group_credit(samples: Samples, config: GroupCredit) -> list[float]:

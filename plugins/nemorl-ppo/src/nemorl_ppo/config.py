@@ -97,6 +97,11 @@ class PPOConfig(RunConfig):
     share the blame. ``loss``: as a term of its own, as in GRPO."""
     kl_type: Literal["k1", "k2", "k3"] | None = None
     """Estimator of the KL (http://joschu.net/blog/kl-approx.html). Unset: ``k1`` in the reward, ``k3`` in the loss."""
+    kl_input_clamp: float = Field(20.0, gt=0, le=40)
+    """Nats between policy and initial policy that count at most; in the loss a token beyond has no gradient."""
+    kl_output_clamp: float | None = Field(10.0, gt=0)
+    """Largest KL of a token, in nats; in the loss one beyond has no gradient. null: no bound, and a single token far
+    off can outweigh all others."""
     positive_nll_weight: float = Field(0.0, ge=0)
     """Weight of a further term that imitates the right responses (VAPO: 0.1). Right is what the environment calls so,
     or a reward above 0 where it does not say."""

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from nemorl.observe.metrics import Metric, Metrics, Sum
-from nemorl.tensors import KLType, TokenBatch, masked_mean
-from nemorl.tensors.surrogate import clipped_surrogate, masked_kl, masked_log_ratio, ratio_metrics, sampler_metrics
+from nemorl.tensors import KLTerm, TokenBatch, masked_mean
+from nemorl.tensors.ratios import masked_log_ratio, probability_ratio
+from nemorl.tensors.surrogate import clipped_surrogate, ratio_metrics, sampler_metrics
 from torch import Tensor
 
 
@@ -31,7 +32,8 @@ class PPOLoss:
     clip_high: float = 0.2
     dual_clip: float | None = None
     kl_penalty: float = 0.0
-    kl_type: KLType = "k3"
+    kl: KLTerm = field(default_factory=KLTerm)
+    """How the KL is estimated and bounded."""
     positive_nll_weight: float = 0.0
     on_policy: bool = False
     """One update per batch: the old policy is the one at hand, the ratio is exactly 1."""
@@ -52,7 +54,7 @@ class PPOLoss:
         advantages = torch.where(mask, batch["advantages"], 0.0)
         old_logprobs = policy_logprobs.detach() if self.on_policy else batch["old_logprobs"]
 
-        ratio = torch.exp(masked_log_ratio(policy_logprobs, old_logprobs, mask))
+        ratio = probability_ratio(masked_log_ratio(policy_logprobs, old_logprobs, mask))
         surrogate, clipped_ratio = clipped_surrogate(ratio, advantages, self.clip_low, self.clip_high, self.dual_clip)
         metrics: dict[str, Metric] = {
             **ratio_metrics(ratio, clipped_ratio, mask),
@@ -60,12 +62,13 @@ class PPOLoss:
         }
         per_token = -surrogate
         if self.kl_penalty > 0:
-            kl = masked_kl(policy_logprobs, batch["reference_logprobs"], mask, self.kl_type)
+            kl = self.kl(policy_logprobs, batch["reference_logprobs"], mask)
             per_token = per_token + self.kl_penalty * kl
             metrics["kl_penalty"] = masked_mean(kl, mask)
         loss = (per_token * batch.loss_weights).sum()
         if self.positive_nll_weight > 0:
-            nll = -(torch.where(mask, policy_logprobs, 0.0) * batch["positive_weights"]).sum()
+            weights = torch.where(mask, batch["positive_weights"], 0.0)
+            nll = -(torch.where(mask, policy_logprobs, 0.0) * weights).sum()
             loss = loss + self.positive_nll_weight * nll
             metrics["positive_nll_loss"] = Sum(float(nll.detach()))
         return loss, metrics

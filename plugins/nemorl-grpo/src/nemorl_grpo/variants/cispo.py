@@ -15,7 +15,7 @@ from nemorl.types import Samples
 from pydantic import Field
 
 from nemorl_grpo.config import GroupConfig, GroupCredit, KLPenalty
-from nemorl_grpo.trainer import GroupTrainer, group_credit
+from nemorl_grpo.trainer import GroupTrainer, group_credit, kl_settings
 
 
 class CISPOConfig(GroupCredit, KLPenalty, GroupConfig):
@@ -45,8 +45,7 @@ class CISPOTrainer(GroupTrainer[CISPOConfig]):
         config = self.config
         self.loss = CappedWeightLoss(
             config.ratio_cap,
-            kl_penalty=config.kl_penalty,
-            kl_type=config.kl_type,
+            **kl_settings(config),
             **self.loss_settings,
         )
 

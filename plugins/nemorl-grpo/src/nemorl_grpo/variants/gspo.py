@@ -15,7 +15,7 @@ from nemorl.types import Samples
 from pydantic import Field
 
 from nemorl_grpo.config import GroupConfig, GroupCredit, KLPenalty
-from nemorl_grpo.trainer import GroupTrainer, group_credit
+from nemorl_grpo.trainer import GroupTrainer, group_credit, kl_settings
 
 if TYPE_CHECKING:
     from nemorl.tensors import NormalizationLevel
@@ -51,8 +51,7 @@ class GSPOTrainer(GroupTrainer[GSPOConfig]):
         self.loss = SequenceRatioLoss(
             config.clip_low,
             config.clip_high,
-            kl_penalty=config.kl_penalty,
-            kl_type=config.kl_type,
+            **kl_settings(config),
             **self.loss_settings,
         )
 

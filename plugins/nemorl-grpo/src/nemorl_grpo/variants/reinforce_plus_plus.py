@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from nemorl.types import Samples
 from pydantic import Field
 
-from nemorl_grpo.config import ClippedRatio, PolicyGradientConfig, RewardShaping
+from nemorl_grpo.config import ClippedRatio, KLCharge, PolicyGradientConfig, RewardShaping
 from nemorl_grpo.rewards import shaped_rewards
 from nemorl_grpo.trainer import PolicyGradientTrainer
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from nemorl.tensors import NormalizationLevel, TokenBatch
 
 
-class ReinforcePlusPlusConfig(RewardShaping, ClippedRatio, PolicyGradientConfig):
+class ReinforcePlusPlusConfig(RewardShaping, ClippedRatio, KLCharge, PolicyGradientConfig):
     """REINFORCE with PPO's clipping, a KL in the reward and batch normalisation (arXiv:2501.03262)."""
 
     summary: ClassVar[str] = "REINFORCE with a KL in the reward and advantages normalised over the batch"
@@ -40,10 +40,6 @@ class ReinforcePlusPlusConfig(RewardShaping, ClippedRatio, PolicyGradientConfig)
     """How much of the reward a nat of KL(policy || initial policy) costs. 0 needs no reference model."""
     loss_level: Literal["token", "sequence"] = "token"
     """Average over all response tokens, or over responses of their own averages."""
-
-    @property
-    def needs_reference(self) -> bool:
-        return self.kl_penalty > 0
 
 
 class ReinforcePlusPlusTrainer(PolicyGradientTrainer[ReinforcePlusPlusConfig]):
@@ -75,12 +71,13 @@ class ReinforcePlusPlusTrainer(PolicyGradientTrainer[ReinforcePlusPlusConfig]):
         return self.config.loss_level
 
     def credit_tokens(self, batch: TokenBatch) -> TokenBatch:
-        from nemorl.tensors import standardized
+        from nemorl.tensors import KLTerm, standardized
 
         from nemorl_grpo.token_credit import kl_to_go
 
-        returns = batch["advantages"]
-        if self.config.needs_reference:
-            kl = kl_to_go(batch["old_logprobs"], batch["reference_logprobs"], batch.mask, batch.lengths)
-            returns = returns - self.config.kl_penalty * kl
+        config, returns = self.config, batch["advantages"]
+        if config.needs_reference:
+            price = KLTerm("k1", config.kl_input_clamp, config.kl_output_clamp)
+            kl = price(batch["old_logprobs"], batch["reference_logprobs"], batch.mask)
+            returns = returns - config.kl_penalty * kl_to_go(kl, batch.mask, batch.lengths)
         return batch.with_tokens(advantages=standardized(returns, batch.mask, unbiased=False))

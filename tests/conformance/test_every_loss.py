@@ -1,0 +1,251 @@
+"""Every loss of every installed algorithm, on log ratios that no sane run has: loss and gradient stay finite.
+
+# N = tokens of all sequences concatenated, B = sequences, K = candidates
+
+One token whose gradient is NaN costs the whole optimizer step, so this holds for whatever a batch may contain.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import itertools
+import math
+import pkgutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from nemorl.observe.metrics import values
+from nemorl.plugins import registry
+from nemorl.tensors import KLTerm, TokenBatch
+from nemorl_distillation.loss import SampledReverseKLLoss, TopKDistillationLoss
+from nemorl_dpo.hinge import HingeLoss
+from nemorl_dpo.ipo import IPOLoss
+from nemorl_dpo.preference import PreferenceLoss
+from nemorl_dpo.sigmoid import SigmoidLoss
+from nemorl_grpo.correction import IcePop, Plain, SequenceMask, Truncated
+from nemorl_grpo.loss import ClippedPolicyGradientLoss
+from nemorl_grpo.loss_base import PolicyGradientLoss
+from nemorl_grpo.loss_cispo import CappedWeightLoss
+from nemorl_grpo.loss_gspo import SequenceRatioLoss
+from nemorl_ppo.loss import PPOLoss, ValueLoss
+from nemorl_rm.loss import BradleyTerryLoss
+from nemorl_sft.loss import NLLLoss
+from torch import Tensor
+
+NAN, INF = math.nan, math.inf
+LOG_RATIOS = (0.0, 0.3, -0.3, 19.0, 20.0, 21.0, -21.0, 87.0, 88.0, 89.0, 90.0, 200.0, 1e3, -90.0, -200.0, -1e3)
+"""Nats. ``exp`` overflows float32 at 88.7, and in the gradient of a square or a product earlier."""
+ADVANTAGES = (0.0, 1.0, -1.0, 5.0, -5.0)
+SAMPLER = (-1.0, -50.0, -1e3, INF, -INF)
+
+CORRECTIONS = (None, Plain(), Truncated(), IcePop(), SequenceMask(), SequenceMask(0.0, 1e30))
+TERMS = tuple(itertools.starmap(KLTerm, itertools.product(("k1", "k2", "k3"), (20.0, 40.0), (10.0, None))))
+FAMILY: tuple[type[PolicyGradientLoss], ...] = (ClippedPolicyGradientLoss, SequenceRatioLoss, CappedWeightLoss)
+LOSSES: list[Any] = [
+    *(kind(kl_penalty=0.1, correction=correction) for kind in FAMILY for correction in CORRECTIONS),
+    *(kind(kl_penalty=0.1, kl=term) for kind in FAMILY for term in TERMS),
+    *(kind(kl_penalty=0.1, on_policy=True, correction=Plain()) for kind in FAMILY),
+    ClippedPolicyGradientLoss(dual_clip=3.0),
+    *(PPOLoss(dual_clip=3.0, kl_penalty=0.1, kl=term, positive_nll_weight=0.1) for term in TERMS),
+    PPOLoss(kl_penalty=0.1),
+    ValueLoss(),
+    ValueLoss(clip=0.2),
+    SampledReverseKLLoss(),
+    SampledReverseKLLoss(on_policy=False),
+    *(
+        TopKDistillationLoss(kind, 0.5, outside)  # type: ignore[arg-type]
+        for kind in ("forward", "reverse", "mixed")
+        for outside in ("tail", "renormalize", "zero")
+    ),
+    SigmoidLoss(beta=0.1, label_smoothing=0.1, sft_weight=1.0),
+    SigmoidLoss(beta=10.0, average=True),
+    HingeLoss(beta=0.1),
+    IPOLoss(beta=0.1, average=True),
+    BradleyTerryLoss(center_weight=0.1),
+    NLLLoss(),
+]
+ABSTRACT = {PolicyGradientLoss, PreferenceLoss}
+
+
+def shipped_losses() -> Iterator[type]:
+    """Every class that reads batch fields and can be called, in the packages of the installed algorithms."""
+    for name in dict.fromkeys(entry.name for entry in registry().index.of_kind("algorithms")):
+        package = registry().load("algorithms", name).trainer.partition(".")[0]
+        root = importlib.import_module(package)
+        for module in pkgutil.walk_packages(root.__path__, f"{package}."):
+            for _, found in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):
+                if found.__module__ == module.name and "requires" in dir(found) and callable(found):
+                    yield found
+
+
+def test_every_shipped_loss_is_tried_here() -> None:
+    shipped = set(shipped_losses()) - ABSTRACT
+    assert shipped
+    assert shipped == {type(loss) for loss in LOSSES}
+
+
+def picked(choices: tuple[float, ...], shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    return torch.tensor(choices)[torch.randint(len(choices), shape, generator=generator)]
+
+
+def extreme_batch(seed: int, level: Any = "token") -> tuple[Tensor, TokenBatch]:
+    """Policy log-probs [N] and a batch of 4 pairs whose fields are far from them; masked slots hold NaN."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(2, 7, (8,), generator=generator).tolist()
+    shape = TokenBatch.from_sequences(
+        [[1] * n for n in lengths], [[t > 0 and t % 3 != 0 for t in range(n)] for n in lengths], level=level, coupled=2
+    )
+    size = (shape.num_tokens,)
+    policy = -torch.rand(size, generator=generator) - 0.1
+
+    def away() -> Tensor:
+        return policy - picked(LOG_RATIOS, size, generator)
+
+    fields = {
+        "advantages": picked(ADVANTAGES, size, generator),
+        "old_logprobs": away(),
+        "reference_logprobs": away(),
+        "generation_logprobs": picked(SAMPLER, size, generator),
+        "teacher_logprobs": torch.where(picked((0.0, 1.0), size, generator) > 0, away(), -INF),
+        "returns": picked(LOG_RATIOS, size, generator),
+        "old_values": picked(LOG_RATIOS, size, generator),
+        "positive_weights": shape.loss_weights,
+    }
+    batch = shape.with_tokens(**{name: torch.where(shape.mask, field, NAN) for name, field in fields.items()})
+    of_sequences = {
+        "reference_response_logprobs": picked((0.0, -1e3, -1e5, 1e4), (8,), generator),
+        "margins": picked((0.0, 1.0, -1e3), (4,), generator).repeat_interleave(2),
+    }
+    return torch.where(shape.mask, policy, NAN), batch.with_sequences(**of_sequences)
+
+
+def with_candidates(batch: TokenBatch, seed: int) -> tuple[Tensor, TokenBatch]:
+    """Log-probs of the student for 3 candidates [N, K]; the teacher knows some of them not at all."""
+    generator, shape = torch.Generator().manual_seed(seed), (batch.num_tokens, 3)
+    student, teacher = (
+        torch.log_softmax(picked((0.0, 1.0, 5.0, 90.0, -200.0, -1e3), (*shape[:1], 5), generator), 1)[:, :3]
+        for _ in range(2)
+    )
+    teacher = torch.where(picked((0.0, 0.0, 1.0), shape, generator) > 0, -INF, teacher)
+    mask = batch.mask[:, None]
+    ids = torch.zeros(shape, dtype=torch.int64)
+    batch = batch.with_tokens(candidate_ids=ids, teacher_logprobs=torch.where(mask, teacher, NAN))
+    return torch.where(mask, student, NAN), batch
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: type(loss).__name__)
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_no_log_ratio_makes_a_loss_or_its_gradient_nan(loss: Any, level: str) -> None:
+    for seed in range(10):
+        outputs, batch = extreme_batch(seed, level)
+        if "candidate_ids" in loss.requires:
+            outputs, batch = with_candidates(batch, seed)
+        outputs = outputs.requires_grad_()
+        value, metrics = loss(outputs, batch)
+        value.backward()
+        assert outputs.grad is not None
+        assert math.isfinite(float(value.detach()))
+        assert bool(outputs.grad.isfinite().all())
+        assert bool((outputs.grad[~batch.mask] == 0).all())
+        assert not any(math.isnan(number) for number in values(metrics).values())
+
+
+def one_token(advantage: float, log_ratio: float, **fields: float) -> tuple[Tensor, TokenBatch]:
+    """A prompt token and a response token whose policy log-prob is -1."""
+    shape = TokenBatch.from_sequences([[5, 6]], [[False, True]])
+    held = {"advantages": advantage, "old_logprobs": -1.0 - log_ratio, "generation_logprobs": -1.0, **fields}
+    batch = shape.with_tokens(**{name: torch.tensor([NAN, value]) for name, value in held.items()})
+    return torch.tensor([NAN, -1.0], requires_grad=True), batch
+
+
+@pytest.mark.parametrize(
+    ("loss", "advantage", "log_ratio", "expected"),
+    [
+        (ClippedPolicyGradientLoss(), 1.0, 90.0, -1.2),  # clipped at 1 + 0.2
+        (ClippedPolicyGradientLoss(dual_clip=3.0), -1.0, 90.0, 3.0),
+        (ClippedPolicyGradientLoss(), 0.0, 200.0, 0.0),
+        (SequenceRatioLoss(), 1.0, 89.0, -1.0004),
+        (CappedWeightLoss(), 1.0, 200.0, 5.0),  # -cap * A * policy
+        (PPOLoss(), 1.0, 90.0, -1.2),
+        (ClippedPolicyGradientLoss(), -1.0, 90.0, math.exp(20.0)),  # pushed back with the largest ratio there is
+    ],
+)
+def test_a_token_beyond_the_range_of_exp_is_clipped_like_any_other(
+    loss: Any, advantage: float, log_ratio: float, expected: float
+) -> None:
+    policy, batch = one_token(advantage, log_ratio)
+    value, _ = loss(policy, batch)
+    value.backward()
+    assert float(value.detach()) == pytest.approx(expected, rel=1e-6)
+    assert policy.grad is not None
+    slope = -5.0 if isinstance(loss, CappedWeightLoss) else 0.0
+    assert policy.grad.tolist() == [0.0, slope]
+
+
+@pytest.mark.parametrize("correction", CORRECTIONS[1:], ids=lambda kind: type(kind).__name__)
+@pytest.mark.parametrize("kind", FAMILY)
+@pytest.mark.parametrize("sampled", [-INF, INF])
+def test_a_token_that_the_sampler_cannot_have_drawn_weighs_nothing_and_is_counted(
+    correction: Any, kind: type[PolicyGradientLoss], sampled: float
+) -> None:
+    policy, batch = one_token(1.0, 0.0, generation_logprobs=sampled)
+    value, metrics = kind(correction=correction)(policy, batch)
+    value.backward()
+    assert float(value.detach()) == 0.0
+    assert policy.grad is not None
+    assert policy.grad.tolist() == [0.0, 0.0]
+    assert values(metrics)["nonfinite_sampler_logprobs"] == 1.0
+    assert values(metrics)["sampling_importance_ratio"] == 0.0
+
+
+def test_one_token_far_from_the_reference_does_not_decide_the_step() -> None:
+    # k3 at 18 nats is e^18 = 65,659,969: its slope, times 0.1 and a weight of 1/2, was 3.3e6. Bounded: none.
+    shape = TokenBatch.from_sequences([[5, 6, 7]], [[False, True, True]])
+    batch = shape.with_tokens(
+        advantages=torch.zeros(3),
+        generation_logprobs=torch.full((3,), -1.0),
+        reference_logprobs=torch.tensor([NAN, 17.0, -1.5]),
+    )
+    norms = {}
+    for bound in (10.0, None):
+        policy = torch.tensor([NAN, -1.0, -1.0], requires_grad=True)
+        loss = ClippedPolicyGradientLoss(kl_penalty=0.1, kl=KLTerm(output_clamp=bound), on_policy=True)
+        value, metrics = loss(policy, batch)
+        value.backward()
+        assert policy.grad is not None
+        norms[bound] = policy.grad.tolist()
+        if bound:
+            # (10 + k3(-0.5)) / 2, and k3 = e^-0.5 - 1 + 0.5 = 0.106531
+            assert values(metrics)["kl_penalty"] == pytest.approx(5.053265, abs=1e-5)
+    assert norms[10.0][1] == 0.0
+    assert norms[10.0][2] == norms[None][2] != 0.0
+    assert abs(norms[None][1]) > 3e6
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_within_the_bounds_nothing_changes_by_a_bit(level: str) -> None:
+    """The equations as they are printed, without any bound."""
+    for seed in range(20):
+        outputs, batch = extreme_batch(seed, level)
+        mask, generator = batch.mask, torch.Generator().manual_seed(100 + seed)
+        near = {
+            name: torch.where(mask, outputs + torch.randn(outputs.shape, generator=generator), NAN)
+            for name in ("old_logprobs", "generation_logprobs")
+        }
+        batch = batch.with_tokens(**near)
+        for loss in (ClippedPolicyGradientLoss(), ClippedPolicyGradientLoss(correction=Plain())):
+            found, plain = outputs.clone().requires_grad_(), outputs.clone().requires_grad_()
+            loss(found, batch)[0].backward()
+            ratio = torch.exp(torch.where(mask, plain - batch["old_logprobs"], 0.0))
+            advantages = torch.where(mask, batch["advantages"], 0.0)
+            per_token = -torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
+            if loss.correction is not None:
+                gap = torch.where(mask, batch["old_logprobs"] - batch["generation_logprobs"], 0.0)
+                per_token = torch.exp(gap) * per_token
+            (per_token * batch.loss_weights).sum().backward()
+            assert found.grad is not None
+            assert plain.grad is not None
+            assert torch.equal(found.grad, plain.grad)
