@@ -42,7 +42,12 @@ ADVANTAGES = (0.0, 1.0, -1.0, 5.0, -5.0)
 SAMPLER = (-1.0, -50.0, -1e3, INF, -INF)
 
 CORRECTIONS = (None, Plain(), Truncated(), IcePop(), SequenceMask(), SequenceMask(0.0, 1e30))
-TERMS = tuple(itertools.starmap(KLTerm, itertools.product(("k1", "k2", "k3"), (20.0, 40.0), (10.0, None))))
+TERMS = tuple(
+    itertools.starmap(
+        KLTerm,
+        itertools.product(("k1", "k2", "k3"), (20.0, 40.0), (10.0, None), ("unbiased", "estimator"), (False, True)),
+    )
+)
 FAMILY: tuple[type[PolicyGradientLoss], ...] = (ClippedPolicyGradientLoss, SequenceRatioLoss, CappedWeightLoss)
 LOSSES: list[Any] = [
     *(kind(kl_penalty=0.1, correction=correction) for kind in FAMILY for correction in CORRECTIONS),
@@ -212,7 +217,8 @@ def test_one_token_far_from_the_reference_does_not_decide_the_step() -> None:
     norms = {}
     for bound in (10.0, None):
         policy = torch.tensor([NAN, -1.0, -1.0], requires_grad=True)
-        loss = ClippedPolicyGradientLoss(kl_penalty=0.1, kl=KLTerm(output_clamp=bound), on_policy=True)
+        term = KLTerm(output_clamp=bound, gradient="estimator")
+        loss = ClippedPolicyGradientLoss(kl_penalty=0.1, kl=term, on_policy=True)
         value, metrics = loss(policy, batch)
         value.backward()
         assert policy.grad is not None

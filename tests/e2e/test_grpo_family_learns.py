@@ -19,7 +19,7 @@ FAMILY: dict[str, dict[str, Any]] = {
     "dr_grpo": {},
     "gspo": {"num_minibatches": 4, "clip_low": 0.02, "clip_high": 0.03},  # wide: responses are short
     "cispo": {"num_minibatches": 4, "ratio_cap": 1.1},
-    "rloo": {},
+    "rloo": {"kl_in": "reward"},
     "reinforce_plus_plus": {"num_prompts_per_step": 32, "num_generations_per_prompt": 1},
     "reinforce_plus_plus_baseline": {},
     "gdpo": {"reward_weights": {"digits": 1.0, "even": 0.5}},
@@ -54,6 +54,7 @@ def test_a_random_model_learns_to_write_digits(algorithm: str, tiny_model: Path,
     history = config.build().fit(rows, share_of_digits, console=Console(quiet=True)).history
     rewards = [record["train/reward/digits"] for record in history if "train/reward/digits" in record]
     assert len(rewards) == STEPS
+    assert ("train/kl_penalty" in history[0]) == config.needs_reference
     first, last = (sum(part) / len(part) for part in (rewards[:3], rewards[-3:]))
     assert first < 0.3  # 10 of 89 tokens are digits
     assert last > 0.75

@@ -86,8 +86,8 @@ def test_the_loss_by_hand() -> None:
     value.backward()
     assert float(value.detach()) == pytest.approx(-0.208 + 0.0106531, abs=1e-6)
     assert policy.grad is not None
-    # d/d policy of the surrogate is w * A / 6, that of k3 is 1 - e^-0.5 = 0.393469.
-    slope = 0.0393469 / 6
+    # d/d policy of the surrogate is w * A / 6, that of k3 with its score-function term is -1 - -1.5 = 0.5.
+    slope = 0.05 / 6
     expected = [0, *(slope - w / 6 for w in (1, 0.25, 2, 2)), 0, *(slope + 2 * w / 6 for w in (1, 1.001))]
     assert policy.grad.tolist() == pytest.approx(expected, abs=1e-6)
     assert values(metrics)["is_oob_ratio"] == pytest.approx(2 / 6)

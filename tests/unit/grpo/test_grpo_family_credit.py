@@ -172,13 +172,104 @@ def test_reinforce_plus_plus_charges_the_kl_before_it_normalizes(kl_penalty: flo
     samples = Samples([sample(1, 2), sample(0, 1, index=1)])
     batch = algorithm.to_batch(samples, algorithm.advantages(samples))
     batch = batch.with_tokens(old_logprobs=torch.full((5,), -1.0), reference_logprobs=torch.full((5,), -1.5))
-    found = algorithm.credit_tokens(batch)["advantages"][batch.mask].tolist()
+    found = algorithm.credit_tokens(batch, samples)["advantages"][batch.mask].tolist()
     if kl_penalty:
         # KL 0.5 a token: returns 1 - 1, 1 - 0.5, 0 - 0.5. Mean 0, variance (0 + 0.25 + 0.25) / 3, std 0.408248.
         assert found == pytest.approx([0.0, 1.224742, -1.224742], abs=1e-5)
     else:
         # 1, 1, 0: mean 2/3, std sqrt((1/9 + 1/9 + 4/9) / 3) = 0.471405.
         assert found == pytest.approx([0.707105, 0.707105, -1.414211], abs=1e-5)
+
+
+# A KL in the reward
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "dapo", "gspo", "cispo", "rloo", "maxrl"])
+def test_a_kl_in_the_reward_is_charged_against_the_group(algorithm: str) -> None:
+    import torch
+
+    built = trainer(algorithm, kl_penalty=0.1, kl_in="reward")
+    assert built.loss.kl_penalty == 0.0
+    assert built.config.needs_reference
+    assert "old_logprobs" in built.loss.requires
+    samples = Samples([sample(1, 2), sample(0, 1), sample(1, 3), sample(1, 1, index=1), sample(1, 1, index=1)])
+    batch = built.to_batch(samples, [0.0] * 5)
+    old = torch.full((batch.num_tokens,), -1.0)
+    departed = torch.tensor([0, 1, 0, 0, 0.5, 0, 0, 0, 4, 0, 0, 0, -0.5])
+    batch = built.credit_tokens(batch.with_tokens(old_logprobs=old, reference_logprobs=old - departed), samples)
+    # KL of the responses: 1, 0.5, 4 and 0, -0.5. Against the others: 1 - 2.25, 0.5 - 2.5, 4 - 0.75; 0.5, -0.5.
+    charged = [0.125, 0.125, 0.2, -0.325, -0.325, -0.325, -0.05, 0.05]
+    assert batch["advantages"][batch.mask].tolist() == pytest.approx(charged, abs=1e-6)
+    assert batch["kl"][batch.mask].tolist() == [1.0, 0.0, 0.5, 0.0, 0.0, 4.0, 0.0, -0.5]
+
+
+def test_a_kl_in_the_reward_has_the_gradient_of_the_kl_of_whole_responses() -> None:
+    """All pairs of two-token responses over a vocabulary of two, each weighed by how likely the policy draws it."""
+    import itertools
+
+    import torch
+
+    theta = torch.tensor([[0.3, -0.2], [0.5, 0.0], [-0.4, 0.1]], requires_grad=True)  # first token; second after 0; 1
+    reference = torch.log_softmax(torch.tensor([[0.0, 0.4], [-0.3, 0.2], [0.6, 0.0]]), 1)
+    responses = list(itertools.product(range(2), repeat=2))
+
+    def tokens_of(table: Any, response: tuple[int, int]) -> Any:
+        return torch.stack([table[0, response[0]], table[1 + response[0], response[1]]])
+
+    logprobs = torch.log_softmax(theta, 1)
+    probability = {response: tokens_of(logprobs, response).sum().exp() for response in responses}
+    kl = sum(p * (p.log() - tokens_of(reference, y).sum()) for y, p in probability.items())
+    (closed_form,) = torch.autograd.grad(kl, theta, retain_graph=True)
+
+    built = trainer("rloo", kl_penalty=1.0, kl_in="reward")
+    expected = torch.zeros(3, 2)
+    for pair in itertools.product(responses, repeat=2):
+        samples = Samples([sample(0.0), sample(0.0)])
+        fields = {
+            name: torch.cat([torch.cat([torch.zeros(1), tokens_of(table, y)]) for y in pair])
+            for name, table in (("old_logprobs", logprobs.detach()), ("reference_logprobs", reference))
+        }
+        batch = built.credit_tokens(built.to_batch(samples, [0.0, 0.0]).with_tokens(**fields), samples)
+        policy = torch.cat([torch.cat([torch.zeros(1), tokens_of(logprobs, y)]) for y in pair])
+        loss = built.loss(policy, batch)[0] * 2  # the mean over four tokens, as a mean over two responses
+        (slope,) = torch.autograd.grad(loss, theta, retain_graph=True)
+        expected += (probability[pair[0]] * probability[pair[1]]).detach() * slope
+    assert expected.tolist() == [pytest.approx(row, abs=1e-6) for row in closed_form.tolist()]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "knobs", "path", "words"),
+    [
+        ("grpo", {"kl_type": "k1", "kl_gradient": "estimator"}, "kl_type", "zero in expectation"),
+        ("ppo", {"kl_in": "loss", "kl_type": "k1", "kl_gradient": "estimator"}, "kl_type", "zero in expectation"),
+        ("grpo", {"kl_in": "reward", "kl_type": "k3"}, "kl_type", "next to no gradient"),
+        ("ppo", {"kl_type": "k2"}, "kl_type", "next to no gradient"),
+        ("rloo", {"kl_in": "reward", "kl_gradient": "estimator"}, "kl_gradient", "no effect"),
+        ("gspo", {"kl_in": "reward", "kl_importance_weights": True}, "kl_importance_weights", "no effect"),
+        ("cispo", {"kl_input_clamp": 50.0}, "kl_input_clamp", "at most 40"),
+        ("reinforce_plus_plus", {"kl_output_clamp": 0.0}, "kl_output_clamp", "greater than 0"),
+    ],
+)
+def test_a_kl_without_effect_is_refused_when_the_config_loads(
+    algorithm: str, knobs: dict[str, Any], path: str, words: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config({"algorithm": algorithm, "model": "some/model", **knobs})
+    assert [(problem.path, words in str(problem)) for problem in caught.value.problems] == [(path, True)]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "knobs", "term"),
+    [
+        ("grpo", {"kl_type": "k1"}, KLTerm("k1")),
+        ("grpo", {"kl_gradient": "estimator"}, KLTerm("k3", gradient="estimator")),
+        ("rloo", {"kl_importance_weights": True}, KLTerm("k2", importance_weighted=True)),
+        ("rloo", {"kl_in": "reward"}, KLTerm("k1")),
+        ("gspo", {"kl_output_clamp": None, "kl_input_clamp": 5}, KLTerm("k3", 5.0, None)),
+    ],
+)
+def test_the_knobs_of_the_kl_reach_its_term(algorithm: str, knobs: dict[str, Any], term: KLTerm) -> None:
+    assert trainer(algorithm, **knobs).config.kl_term() == term
 
 
 # GDPO

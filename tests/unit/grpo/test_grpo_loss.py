@@ -74,13 +74,21 @@ def test_dual_clip_bounds_the_loss_of_a_bad_token() -> None:
     assert evaluate(bounded, 1.0, one_token(1.0))[0] == pytest.approx(-1.2)
 
 
-# policy log(1/2), reference log(1/4): r = 1/2, log r = -0.693147; slopes d/d policy are 1, -log r and 1 - r.
+# policy log(1/2), reference log(1/4): r = 1/2, log r = -0.693147; derivatives d/d policy are 1, -log r and 1 - r. The
+# score-function term adds the KL itself to those of k1 and k3.
 @pytest.mark.parametrize(
-    ("kind", "kl", "slope"), [("k1", 0.693147, 1.0), ("k2", 0.240227, 0.693147), ("k3", 0.193147, 0.5)]
+    ("kind", "gradient", "kl", "slope"),
+    [
+        ("k2", "estimator", 0.240227, 0.693147),
+        ("k3", "estimator", 0.193147, 0.5),
+        ("k1", "unbiased", 0.693147, 1.693147),
+        ("k2", "unbiased", 0.240227, 0.693147),
+        ("k3", "unbiased", 0.193147, 0.693147),
+    ],
 )
-def test_the_kl_penalty_by_hand(kind: Any, kl: float, slope: float) -> None:
+def test_the_kl_penalty_by_hand(kind: Any, gradient: Any, kl: float, slope: float) -> None:
     policy, reference = math.log(1 / 2), math.log(1 / 4)
-    loss = ClippedPolicyGradientLoss(kl_penalty=0.1, kl=KLTerm(kind), on_policy=True)
+    loss = ClippedPolicyGradientLoss(kl_penalty=0.1, kl=KLTerm(kind, gradient=gradient), on_policy=True)
     value, gradient = evaluate(loss, policy, one_token(2.0, reference=reference))
     assert value == pytest.approx(-2.0 + 0.1 * kl, abs=1e-6)
     assert gradient == pytest.approx(-2.0 + 0.1 * slope, abs=1e-6)

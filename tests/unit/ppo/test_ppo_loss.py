@@ -57,11 +57,11 @@ def test_bounds_and_dual_clip_reach_the_surrogate() -> None:
 
 
 def test_the_kl_term_is_added_per_token() -> None:
-    # ratio 1 on policy; policy - reference = log 2: k3 = 1/2 - 1 + log 2 = 0.193147, slope 1 - 1/2.
+    # ratio 1 on policy; policy - reference = log 2: k3 = 1/2 - 1 + log 2 = 0.193147, slope (1 - 1/2) + k3.
     batch = answers(2.0).with_tokens(reference_logprobs=torch.tensor([NAN, -1.0 - math.log(2)]))
     value, slopes = evaluate(PPOLoss(kl_penalty=0.1, on_policy=True), [-1.0], batch)
     assert value == pytest.approx(-2.0 + 0.0193147, abs=1e-6)
-    assert slopes == pytest.approx([-2.0 + 0.05], abs=1e-6)
+    assert slopes == pytest.approx([-2.0 + 0.0693147], abs=1e-6)
 
 
 def test_right_responses_are_imitated() -> None:

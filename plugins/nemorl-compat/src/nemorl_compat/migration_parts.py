@@ -224,7 +224,20 @@ def rewards(keys: Keys, section: str) -> Pieces:
         # One bound on the weight of a token, where GRPO clips a ratio on both sides.
         cap = 1 + keys.take("loss_fn.ratio_clip_max", 0.2)
         found |= {"ratio_cap": cap, "clip_low": None, "clip_high": None}
-    return found | _correction(keys) | _minibatches(keys)
+    return found | _kl(keys) | _correction(keys) | _minibatches(keys)
+
+
+def _kl(keys: Keys) -> Pieces:
+    default = "k2" if algorithm(keys, "grpo") == "reinforce_plus_plus_baseline" else "k3"
+    kind = keys.take("loss_fn.reference_policy_kl_type", default)
+    bound = keys.take("loss_fn.kl_output_clamp_value", 10)
+    return {
+        "kl_type": None if kind == default else kind,
+        "kl_input_clamp": keys.take("loss_fn.kl_input_clamp_value", 20) or 40,  # none is further than there is here
+        "kl_output_clamp": bound,
+        "kl_importance_weights": keys.take("loss_fn.use_on_policy_kl_approximation", False),
+        **({} if bound else {"?loss_fn.kl_output_clamp_value": "add kl_output_clamp: null for no bound"}),
+    }
 
 
 def _correction(keys: Keys) -> Pieces:

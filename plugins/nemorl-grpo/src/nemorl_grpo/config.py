@@ -4,8 +4,9 @@ A variant is made of the blocks whose knobs mean something to it, so that none e
 
     PolicyGradientConfig    prompts, responses, updates, importance correction        every variant
     GroupConfig             the same, with responses compared within a group          all but reinforce_plus_plus
-    ClippedConfig           the same, with a clipped ratio, a KL penalty, a level     those that train with GRPO's loss
-    RewardShaping, GroupCredit, ClippedRatio, KLCharge, KLPenalty                     blocks to combine with these
+    PenalizedConfig         the same, with a KL penalty                               all but those and dr_grpo
+    ClippedConfig           the same, with a clipped ratio and a level                those that train with GRPO's loss
+    RewardShaping, GroupCredit, ClippedRatio                                          blocks to combine with these
 
 The variants themselves are in ``variants/``, one file each.
 """
@@ -16,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 from nemorl.config import Config, RunConfig
+from nemorl.config.kl import KLPenalty
 from nemorl.errors import Problem
 from pydantic import Field, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema
@@ -139,29 +141,6 @@ class ClippedRatio(Config):
     """Bound on the loss of negative advantages, as a multiple of the advantage (arXiv:1912.09729; 3 is typical)."""
 
 
-class KLCharge(Config):
-    """A block of knobs: what it costs to leave the initial policy, and at most per token."""
-
-    kl_penalty: float = Field(0.01, ge=0)
-    """Weight of KL(policy || initial policy). 0 needs no reference model."""
-    kl_input_clamp: float = Field(20.0, gt=0, le=40)
-    """Nats between policy and initial policy that count at most; a token beyond has no gradient."""
-    kl_output_clamp: float | None = Field(10.0, gt=0)
-    """Largest KL of a token, in nats; one beyond has no gradient. null: no bound, and a single token far off can
-    outweigh all others."""
-
-    @property
-    def needs_reference(self) -> bool:
-        return self.kl_penalty > 0
-
-
-class KLPenalty(KLCharge):
-    """A block of knobs: a term of the loss that keeps the policy near the initial one."""
-
-    kl_type: Literal["k1", "k2", "k3"] = "k3"
-    """Estimator of the KL (http://joschu.net/blog/kl-approx.html)."""
-
-
 class PolicyGradientConfig(RunConfig):
     """What every variant has: how much is sampled, how often it is learnt from, and what it is worth by then."""
 
@@ -223,7 +202,11 @@ class GroupConfig(PolicyGradientConfig):
             )
 
 
-class ClippedConfig(ClippedRatio, KLPenalty, GroupConfig):
+class PenalizedConfig(KLPenalty, GroupConfig):
+    """A variant that compares responses and charges the KL from the initial policy."""
+
+
+class ClippedConfig(ClippedRatio, PenalizedConfig):
     """A variant that differs from GRPO in the credit of a response, and trains with GRPO's loss."""
 
     loss_level: Literal["token", "sequence"] = "token"

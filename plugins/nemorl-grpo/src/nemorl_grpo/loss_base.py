@@ -31,7 +31,7 @@ class PolicyGradientLoss:
 
     kl_penalty: float = 0.0
     kl: KLTerm = field(default_factory=KLTerm)
-    """How the KL is estimated and bounded."""
+    """How the KL is estimated and bounded, and which gradient it has."""
     on_policy: bool = False
     """One update per batch: the old policy is the one at hand, the ratio is exactly 1."""
     correction: Correction | None = None
@@ -76,7 +76,7 @@ class PolicyGradientLoss:
             per_token = weights * per_token
             metrics |= correction_metrics
         if self.kl_penalty > 0:
-            kl = self.kl(policy_logprobs, batch["reference_logprobs"], mask)
+            kl = self.kl.loss_term(policy_logprobs, batch["reference_logprobs"], batch["generation_logprobs"], mask)
             per_token = per_token + self.kl_penalty * kl
             metrics["kl_penalty"] = masked_mean(kl, mask)
         return (per_token * batch.loss_weights).sum(), metrics

@@ -1,13 +1,17 @@
-"""Credit that differs from token to token of one response: a KL charged to the reward.
+"""Credit that depends on log-probs: a KL charged to the reward.
 
 # N = tokens of all sequences concatenated, B = sequences
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
-from nemorl.tensors import segment_sum
+from nemorl.tensors import TokenBatch, segment_sum
 from torch import Tensor
+
+from nemorl_grpo.advantages import group_advantages
 
 
 def kl_to_go(kl: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
@@ -26,3 +30,22 @@ def kl_to_go(kl: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
     until_the_end = torch.cumsum(segment_sum(kl, mask, lengths), 0)
     to_go = torch.repeat_interleave(until_the_end, lengths) - until_here + kl
     return torch.where(mask, to_go, 0.0).float()
+
+
+def group_kl(kl: Tensor, batch: TokenBatch, group_ids: Sequence[int]) -> Tensor:
+    """[N] float32: how much more KL the response of each token has than the others of its group.
+
+    group_kl_i = KL_i - mean of KL over the other responses of the group          KL_i = sum over t of kl_t
+
+    What is charged for it is not divided by the spread of rewards: where these are all equal, the spread is nothing but
+    the KL's own noise, and dividing by it would blow that up.
+
+    Args:
+        kl: [N] nats per token, 0 in masked slots.
+        batch: B responses.
+        group_ids: Prompt index of each response.
+    """
+    of_responses = segment_sum(kl.double(), batch.mask, batch.lengths).tolist()
+    excess = group_advantages(of_responses, group_ids, normalize_std=False, leave_one_out=True)
+    per_token = torch.tensor(excess, dtype=torch.float32)[batch.sequence_ids]
+    return torch.where(batch.mask, per_token, 0.0)

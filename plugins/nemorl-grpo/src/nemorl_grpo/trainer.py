@@ -1,7 +1,8 @@
 """The step of the policy-gradient family: sample, credit each response, update, publish. GRPO is its plainest member.
 
-``PolicyGradientTrainer`` is the step, ``GroupTrainer`` adds what comparing within groups takes, ``ClippedTrainer``
-GRPO's loss. A variant (``variants/``) overrides the credit of a response, the loss, or what a token owes beyond it.
+``PolicyGradientTrainer`` is the step, ``GroupTrainer`` adds what comparing within groups takes, ``PenalizedTrainer``
+the KL from the initial policy, ``ClippedTrainer`` GRPO's loss. A variant (``variants/``) overrides the credit of a
+response, the loss, or what a token owes beyond it.
 
 torch is imported where it is used: a variant's file holds config and trainer, and loading a config needs no torch.
 """
@@ -18,7 +19,14 @@ from nemorl.trainer import BaseTrainer
 from nemorl.types import Row, Sample, Samples
 
 from nemorl_grpo.advantages import clip_advantages, group_advantages
-from nemorl_grpo.config import ClippedConfig, GroupConfig, GroupCredit, GRPOConfig, KLPenalty, PolicyGradientConfig
+from nemorl_grpo.config import (
+    ClippedConfig,
+    GroupConfig,
+    GroupCredit,
+    GRPOConfig,
+    PenalizedConfig,
+    PolicyGradientConfig,
+)
 from nemorl_grpo.rewards import shaped_rewards
 
 if TYPE_CHECKING:
@@ -28,6 +36,7 @@ if TYPE_CHECKING:
 
 P = TypeVar("P", bound=PolicyGradientConfig)
 G = TypeVar("G", bound=GroupConfig)
+L = TypeVar("L", bound=PenalizedConfig)
 K = TypeVar("K", bound=ClippedConfig)
 
 
@@ -49,7 +58,7 @@ class PolicyGradientTrainer(BaseTrainer[P]):
             batch = self.with_old_logprobs(batch)
         if self.config.needs_reference:
             batch = self.with_reference_logprobs(batch)
-        batch = self.credit_tokens(batch)
+        batch = self.credit_tokens(batch, samples)
 
         # 4. Update, then publish: the next rollout must come from the new weights.
         with self.run.timer.phase("policy_training"):
@@ -59,7 +68,12 @@ class PolicyGradientTrainer(BaseTrainer[P]):
                 for minibatch in batch.minibatches(self.config.num_minibatches)
             ]
         self.sync_weights()
-        return {**rollout_metrics(samples), **group_metrics(samples, advantages), **average(updates)}
+        return {
+            **rollout_metrics(samples),
+            **group_metrics(samples, advantages),
+            **kl_metrics(batch),
+            **average(updates),
+        }
 
     # What a variant defines
 
@@ -72,8 +86,8 @@ class PolicyGradientTrainer(BaseTrainer[P]):
         """What the loss averages over."""
         return "token"
 
-    def credit_tokens(self, batch: TokenBatch) -> TokenBatch:
-        """The batch with ``advantages`` that may differ within a response, now that log-probs are known."""
+    def credit_tokens(self, batch: TokenBatch, samples: Samples) -> TokenBatch:
+        """The batch with ``advantages`` that depend on log-probs, now that these are known, and perhaps with ``kl``."""
         return batch
 
     # What follows from the config
@@ -141,7 +155,30 @@ class GroupTrainer(PolicyGradientTrainer[G]):
         return replace(super().rollout_plan, keep=self.teaches if self.config.dynamic_sampling else None)
 
 
-class ClippedTrainer(GroupTrainer[K]):
+class PenalizedTrainer(GroupTrainer[L]):
+    """A variant that charges the KL from the initial policy, in the loss or in the reward."""
+
+    @property
+    def loss_settings(self) -> dict[str, Any]:
+        return {**super().loss_settings, "kl_penalty": self.config.loss_kl_penalty, "kl": self.config.kl_term()}
+
+    @property
+    def needs_old_logprobs(self) -> bool:
+        """The KL that is charged to the reward is theirs."""
+        return super().needs_old_logprobs or self.config.charges_kl
+
+    def credit_tokens(self, batch: TokenBatch, samples: Samples) -> TokenBatch:
+        from nemorl_grpo.token_credit import group_kl
+
+        config = self.config
+        if not config.charges_kl:
+            return batch
+        kl = config.kl_term().estimate(batch["old_logprobs"], batch["reference_logprobs"], batch.mask)
+        charge = config.kl_penalty * group_kl(kl, batch, samples.group_ids)
+        return batch.with_tokens(kl=kl, advantages=batch["advantages"] - charge)
+
+
+class ClippedTrainer(PenalizedTrainer[K]):
     """A variant with GRPO's loss. It defines ``credit``."""
 
     def setup(self) -> None:
@@ -152,7 +189,6 @@ class ClippedTrainer(GroupTrainer[K]):
             config.clip_low,
             config.clip_high,
             config.dual_clip,
-            **kl_settings(config),
             **self.loss_settings,
         )
 
@@ -170,16 +206,6 @@ class GRPOTrainer(ClippedTrainer[GRPOConfig]):
         return group_credit(samples, self.config)
 
 
-def kl_settings(config: KLPenalty) -> dict[str, Any]:
-    """What a loss with a KL term is told of it."""
-    from nemorl.tensors import KLTerm
-
-    return {
-        "kl_penalty": config.kl_penalty,
-        "kl": KLTerm(config.kl_type, config.kl_input_clamp, config.kl_output_clamp),
-    }
-
-
 def group_credit(samples: Samples, config: GroupCredit) -> list[float]:
     """GRPO's credit of each response: shaped rewards against mean and spread of their group."""
     return group_advantages(
@@ -193,6 +219,13 @@ def group_credit(samples: Samples, config: GroupCredit) -> list[float]:
 def has_spread(group: Sequence[Sample]) -> bool:
     """Whether a group teaches anything: rewards that are all equal give advantage 0 (DAPO, arXiv:2503.14476)."""
     return len({sample.reward for sample in group}) > 1
+
+
+def kl_metrics(batch: TokenBatch) -> dict[str, Metric]:
+    """The KL that rewards were charged, where they were."""
+    from nemorl.tensors import masked_mean
+
+    return {"kl_penalty": masked_mean(batch["kl"], batch.mask)} if "kl" in batch else {}
 
 
 def group_metrics(samples: Samples, advantages: Sequence[float]) -> dict[str, Metric]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, ClassVar, Literal
 
 from nemorl.config import Config, OptimizerConfig, PolicyConfig, RunConfig, ScheduleConfig
+from nemorl.config.kl import KLPenalty
 from nemorl.config.models import TRAINING_BACKEND, Companion
 from nemorl.errors import Problem
 from nemorl.plugins.kinds import TrainingBackendConfig
@@ -40,7 +41,7 @@ class CriticConfig(Config):
         return policy.model_copy(update={**own, "init": init, "lora": None})
 
 
-class PPOConfig(RunConfig):
+class PPOConfig(KLPenalty, RunConfig):
     """Proximal policy optimisation with a critic (arXiv:1707.06347), VAPO's refinements (arXiv:2504.05118) included."""
 
     summary: ClassVar[str] = "Proximal policy optimisation: a critic says what each token was worth"
@@ -90,18 +91,9 @@ class PPOConfig(RunConfig):
     """The probability ratio is clipped above at 1 + this. VAPO uses 0.28."""
     dual_clip: float | None = Field(None, gt=1)
     """Bound on the loss of negative advantages, as a multiple of the advantage (arXiv:1912.09729; 3 is typical)."""
-    kl_penalty: float = Field(0.01, ge=0)
-    """What a nat of KL(policy || initial policy) costs. 0 needs no reference model."""
-    kl_in: Literal["reward", "loss"] = "reward"
+    kl_in: Literal["loss", "reward"] = "reward"
     """Where it is charged. ``reward``: at the token that departs, so that the critic foresees it and the tokens before
     share the blame. ``loss``: as a term of its own, as in GRPO."""
-    kl_type: Literal["k1", "k2", "k3"] | None = None
-    """Estimator of the KL (http://joschu.net/blog/kl-approx.html). Unset: ``k1`` in the reward, ``k3`` in the loss."""
-    kl_input_clamp: float = Field(20.0, gt=0, le=40)
-    """Nats between policy and initial policy that count at most; in the loss a token beyond has no gradient."""
-    kl_output_clamp: float | None = Field(10.0, gt=0)
-    """Largest KL of a token, in nats; in the loss one beyond has no gradient. null: no bound, and a single token far
-    off can outweigh all others."""
     positive_nll_weight: float = Field(0.0, ge=0)
     """Weight of a further term that imitates the right responses (VAPO: 0.1). Right is what the environment calls so,
     or a reward above 0 where it does not say."""
@@ -133,19 +125,6 @@ class PPOConfig(RunConfig):
         head_start = self.critic_warmup_steps * self.updates_per_step
         critic = self.critic.resolved(self.policy)
         return {"critic": Companion(critic, head="value", learns=True, extra_updates=head_start)}
-
-    @property
-    def needs_reference(self) -> bool:
-        return self.kl_penalty > 0
-
-    @property
-    def charges_kl(self) -> bool:
-        """Whether the KL is part of the reward."""
-        return self.kl_penalty > 0 and self.kl_in == "reward"
-
-    @property
-    def kl_estimator(self) -> Literal["k1", "k2", "k3"]:
-        return self.kl_type or ("k1" if self.kl_in == "reward" else "k3")
 
     @property
     def updates_per_step(self) -> int:

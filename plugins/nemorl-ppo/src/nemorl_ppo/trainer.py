@@ -10,7 +10,7 @@ from nemorl.errors import BackendError
 from nemorl.observe.metrics import Mean, Metric, Metrics, average
 from nemorl.policy import TrainingPolicy
 from nemorl.rollouts import RolloutPlan, accuracy_of, rollout_metrics
-from nemorl.tensors import KLTerm, TokenBatch, loss_weights, masked_max, masked_mean, masked_min, standardized
+from nemorl.tensors import TokenBatch, loss_weights, masked_max, masked_mean, masked_min, standardized
 from nemorl.tokenizer import Tokenizer
 from nemorl.trainer import BaseTrainer
 from nemorl.types import Row, Samples
@@ -27,12 +27,12 @@ class PPOTrainer(BaseTrainer[PPOConfig]):
 
     def setup(self) -> None:
         config = self.config
-        self.kl = KLTerm(config.kl_estimator, config.kl_input_clamp, config.kl_output_clamp)
+        self.kl = config.kl_term()
         self.policy_loss = PPOLoss(
             config.clip_low,
             config.clip_high,
             config.dual_clip,
-            0.0 if config.charges_kl else config.kl_penalty,
+            config.loss_kl_penalty,
             self.kl,
             config.positive_nll_weight,
             on_policy=config.updates_per_step == 1,
@@ -126,7 +126,8 @@ class PPOTrainer(BaseTrainer[PPOConfig]):
         """
         rewards = terminal_rewards(batch["episode_rewards"], batch.mask, batch.lengths)
         if self.config.charges_kl:
-            batch = batch.with_tokens(kl=self.kl(batch["old_logprobs"], batch["reference_logprobs"], batch.mask))
+            kl = self.kl.estimate(batch["old_logprobs"], batch["reference_logprobs"], batch.mask)
+            batch = batch.with_tokens(kl=kl)
             rewards = rewards - self.config.kl_penalty * batch["kl"]
         return batch.with_tokens(rewards=rewards)
 

@@ -14,11 +14,11 @@ from typing import ClassVar, Literal
 from nemorl.types import Samples
 from pydantic import Field
 
-from nemorl_grpo.config import GroupConfig, GroupCredit, KLPenalty
-from nemorl_grpo.trainer import GroupTrainer, group_credit, kl_settings
+from nemorl_grpo.config import GroupCredit, PenalizedConfig
+from nemorl_grpo.trainer import PenalizedTrainer, group_credit
 
 
-class CISPOConfig(GroupCredit, KLPenalty, GroupConfig):
+class CISPOConfig(GroupCredit, PenalizedConfig):
     """Clipped importance-sampling-weight policy optimisation (arXiv:2506.13585)."""
 
     summary: ClassVar[str] = "REINFORCE with capped importance weights: every token keeps its gradient"
@@ -34,7 +34,7 @@ class CISPOConfig(GroupCredit, KLPenalty, GroupConfig):
     """Weight of KL(policy || initial policy). 0 needs no reference model."""
 
 
-class CISPOTrainer(GroupTrainer[CISPOConfig]):
+class CISPOTrainer(PenalizedTrainer[CISPOConfig]):
     """Clipped importance-sampling-weight policy optimisation (arXiv:2506.13585)."""
 
     config_class = CISPOConfig
@@ -45,7 +45,6 @@ class CISPOTrainer(GroupTrainer[CISPOConfig]):
         config = self.config
         self.loss = CappedWeightLoss(
             config.ratio_cap,
-            **kl_settings(config),
             **self.loss_settings,
         )
 

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from nemorl.types import Samples
 from pydantic import Field
 
-from nemorl_grpo.config import GroupConfig, GroupCredit, KLPenalty
-from nemorl_grpo.trainer import GroupTrainer, group_credit, kl_settings
+from nemorl_grpo.config import GroupCredit, PenalizedConfig
+from nemorl_grpo.trainer import PenalizedTrainer, group_credit
 
 if TYPE_CHECKING:
     from nemorl.tensors import NormalizationLevel
 
 
-class GSPOConfig(GroupCredit, KLPenalty, GroupConfig):
+class GSPOConfig(GroupCredit, PenalizedConfig):
     """Group sequence policy optimisation (arXiv:2507.18071)."""
 
     summary: ClassVar[str] = "GRPO with one clipped ratio per response"
@@ -39,7 +39,7 @@ class GSPOConfig(GroupCredit, KLPenalty, GroupConfig):
     """Weight of KL(policy || initial policy). 0 needs no reference model."""
 
 
-class GSPOTrainer(GroupTrainer[GSPOConfig]):
+class GSPOTrainer(PenalizedTrainer[GSPOConfig]):
     """Group sequence policy optimisation (arXiv:2507.18071)."""
 
     config_class = GSPOConfig
@@ -51,7 +51,6 @@ class GSPOTrainer(GroupTrainer[GSPOConfig]):
         self.loss = SequenceRatioLoss(
             config.clip_low,
             config.clip_high,
-            **kl_settings(config),
             **self.loss_settings,
         )
 

@@ -17,10 +17,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from nemorl.config.kl import KLCharge
 from nemorl.types import Samples
 from pydantic import Field
 
-from nemorl_grpo.config import ClippedRatio, KLCharge, PolicyGradientConfig, RewardShaping
+from nemorl_grpo.config import ClippedRatio, PolicyGradientConfig, RewardShaping
 from nemorl_grpo.rewards import shaped_rewards
 from nemorl_grpo.trainer import PolicyGradientTrainer
 
@@ -70,14 +71,14 @@ class ReinforcePlusPlusTrainer(PolicyGradientTrainer[ReinforcePlusPlusConfig]):
     def level(self) -> NormalizationLevel:
         return self.config.loss_level
 
-    def credit_tokens(self, batch: TokenBatch) -> TokenBatch:
-        from nemorl.tensors import KLTerm, standardized
+    def credit_tokens(self, batch: TokenBatch, samples: Samples) -> TokenBatch:
+        from nemorl.tensors import standardized
 
         from nemorl_grpo.token_credit import kl_to_go
 
         config, returns = self.config, batch["advantages"]
         if config.needs_reference:
-            price = KLTerm("k1", config.kl_input_clamp, config.kl_output_clamp)
-            kl = price(batch["old_logprobs"], batch["reference_logprobs"], batch.mask)
+            kl = config.kl_term().estimate(batch["old_logprobs"], batch["reference_logprobs"], batch.mask)
             returns = returns - config.kl_penalty * kl_to_go(kl, batch.mask, batch.lengths)
+            batch = batch.with_tokens(kl=kl)
         return batch.with_tokens(advantages=standardized(returns, batch.mask, unbiased=False))

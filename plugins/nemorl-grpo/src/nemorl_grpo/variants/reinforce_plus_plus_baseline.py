@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+from nemorl.config.kl import KLType
 from nemorl.types import Samples
 
 from nemorl_grpo.advantages import batch_normalized, group_advantages
@@ -28,8 +29,7 @@ class ReinforcePlusPlusBaselineConfig(RewardShaping, ClippedConfig):
 
     algorithm: Literal["reinforce_plus_plus_baseline"] = "reinforce_plus_plus_baseline"
     """Name of the algorithm."""
-    kl_type: Literal["k1", "k2", "k3"] = "k2"
-    """Estimator of the KL (http://joschu.net/blog/kl-approx.html)."""
+    loss_estimator: ClassVar[KLType] = "k2"
 
 
 class ReinforcePlusPlusBaselineTrainer(ClippedTrainer[ReinforcePlusPlusBaselineConfig]):

@@ -5,15 +5,17 @@ arXiv:2402.14740.
 A_i = r_i - mean of the other rewards of its group
 
 Differs from the paper: it sums log-probs over a response, here they are averaged over all tokens of the step (one
-common factor) or, with ``loss_level: sequence``, within each response first. Its KL is part of the reward; here it is a
-term of the loss, with the estimator k2, whose gradient is that of charging each token's KL to its own reward. With
-several updates per step the ratio is clipped as in GRPO; with one, this is plain REINFORCE.
+common factor) or, with ``loss_level: sequence``, within each response first. Its KL is part of the reward
+(``kl_in: reward``); by default here it is a term of the loss, with the estimator k2, whose gradient is that of charging
+each token's KL to its own reward. With several updates per step the ratio is clipped as in GRPO; with one, this is
+plain REINFORCE.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+from nemorl.config.kl import KLType
 from nemorl.types import Samples
 
 from nemorl_grpo.advantages import group_advantages
@@ -30,8 +32,7 @@ class RLOOConfig(RewardShaping, ClippedConfig):
 
     algorithm: Literal["rloo"] = "rloo"
     """Name of the algorithm."""
-    kl_type: Literal["k1", "k2", "k3"] = "k2"
-    """Estimator of the KL (http://joschu.net/blog/kl-approx.html)."""
+    loss_estimator: ClassVar[KLType] = "k2"
 
 
 class RLOOTrainer(ClippedTrainer[RLOOConfig]):
