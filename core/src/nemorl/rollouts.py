@@ -191,7 +191,8 @@ def _total(scores: Sequence[Score]) -> Score:
         components.update(score.components)
         metrics.update(score.metrics)
     last = scores[-1]
-    return Score(sum(score.reward for score in scores), dict(components), dict(metrics), last.correct, last.answer)
+    reward, valid = sum(score.reward for score in scores), all(score.valid for score in scores)
+    return Score(reward, dict(components), dict(metrics), last.correct, last.answer, valid)
 
 
 def rollout_metrics(samples: Samples) -> dict[str, Metric]:
@@ -204,7 +205,7 @@ def rollout_metrics(samples: Samples) -> dict[str, Metric]:
         "mean_gen_tokens_per_sample": Mean.of(lengths),
         "max_gen_tokens_per_sample": Max(max(lengths)),
         "mean_total_tokens_per_sample": Mean.of(len(sample.token_ids) for sample in samples),
-        "num_valid_samples": Mean(len(samples)),
+        "num_valid_samples": Mean(sum(sample.score.valid for sample in samples)),
         "total_num_tokens": Mean(sum(len(sample.token_ids) for sample in samples)),
         "natural_termination_rate": Mean.of(float(not sample.truncated) for sample in samples),
         "truncation_rate": Mean.of(float(sample.truncated) for sample in samples),

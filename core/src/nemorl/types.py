@@ -97,6 +97,9 @@ class Score:
     answer: str | None = None
     """What the response answers, in a form that is equal for equal answers: what majority votes count. ``None``: no
     answer was found, or answers are not this environment's matter."""
+    valid: bool = True
+    """False: the environment could not judge the response, which is not its fault (a grader that is down). It trains
+    nothing and counts in no baseline, whatever the reward."""
 
 
 @dataclass(frozen=True, slots=True)

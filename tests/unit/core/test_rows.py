@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from nemorl.tensors import TokenBatch
-from nemorl.tensors.rows import fed_lengths, plan_microbatches, to_rows
+from nemorl.tensors.rows import fed_lengths, first_fit_decreasing, plan_microbatches, to_rows
 from nemorl.testing.batches import ragged_batch
 
 # tokens   10 11 12 | 20 21 22 23 | 30 31 | 40
@@ -68,3 +68,21 @@ def test_a_long_sequence_does_not_pad_the_short_ones() -> None:
     lengths = [21, 21, 401, 21, 21, 21, 21, 21, 21]  # the last token of each is predicted, never fed
     batch = TokenBatch.from_sequences([[5] * n for n in lengths], [[True] * n for n in lengths])
     assert plan_microbatches(batch, 10_000) == [[2], [0, 1, 3, 4, 5, 6, 7, 8]]
+
+
+def test_packing_puts_each_sequence_into_the_first_row_that_has_room() -> None:
+    # Filling one row after the other takes five: 8 | 7 | 6 | 5 4 | 3 2 1.
+    lengths = [8, 7, 6, 5, 4, 3, 2, 1]
+    found = [[lengths[index] for index in members] for members in first_fit_decreasing(lengths, 10)]
+    assert found == [[8, 2], [7, 3], [6, 4], [5, 1]]
+    assert first_fit_decreasing([12, 3], 10) == [[0], [1]]
+    assert first_fit_decreasing([], 10) == []
+
+
+def test_packed_microbatches_keep_pairs_together_and_lose_nothing() -> None:
+    lengths = [5, 9, 2, 2, 7, 4, 1, 1]
+    batch = TokenBatch.from_sequences(
+        [[1] * n for n in lengths], [[False] + [True] * (n - 1) for n in lengths], coupled=2
+    )
+    # Fed tokens of a pair, the last not being fed: 4 + 8, 1 + 1, 6 + 3, and nothing.
+    assert plan_microbatches(batch, 14, padded=False) == [[0, 1, 2, 3], [4, 5, 6, 7]]

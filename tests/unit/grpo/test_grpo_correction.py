@@ -244,7 +244,7 @@ def test_a_resolved_correction_loads_to_the_same(kind: str) -> None:
         ({"kind": "icepop", "cap": 2.0}, "importance_correction.cap", "icepop has no cap"),
         ({"kind": "plain", "low": 0.5}, "importance_correction.low", "plain has no low"),
         ({"kind": "icepop", "low": 1.5}, "importance_correction.low", "at most 1"),
-        ({"cap": 0.5}, "importance_correction.cap", "at least 1"),
+        ({"cap": 0.0}, "importance_correction.cap", "greater than 0"),
         ({"cpa": 2.0}, "importance_correction.cpa", "Did you mean 'cap'?"),
         (3, "importance_correction", "expected a mapping"),
     ],

@@ -25,8 +25,9 @@ from nemorl.errors import DataError, UsageError
 from nemorl.tensors.functional import segment_ids, segment_sum
 from nemorl.types import Samples
 
-NormalizationLevel = Literal["token", "sequence"]
-"""``token``: every trained token weighs the same. ``sequence``: every sequence does, shared among its tokens."""
+NormalizationLevel = Literal["token", "sequence", "sequence_sum"]
+"""``token``: every trained token weighs the same. ``sequence``: every sequence does, shared among its tokens.
+``sequence_sum``: every token weighs one over the number of sequences; the one level whose weights do not sum to 1."""
 
 SPAN_TOKENS = 512
 """Mean length from which sequences are copied span by span. Shorter ones are gathered token by token: a span costs a
@@ -266,11 +267,14 @@ def loss_weights(mask: Tensor, lengths: Tensor, level: NormalizationLevel) -> Te
     """[N] float32 weights that sum to 1 over the masked-in tokens (all zeros when there are none).
 
     ``token``: 1 / T for each of T trained tokens. ``sequence``: 1 / (S * t_b) for each of the t_b trained tokens of
-    sequence b, where S sequences have any.
+    sequence b, where S sequences have any. ``sequence_sum``: 1 / S for each, so that they sum to T / S
+    (``seq-mean-token-sum`` in verl).
     """
     ones = mask.float()
     if level == "token":
         return ones / ones.sum().clamp(min=1)
     per_sequence = segment_sum(ones, mask, lengths)
+    if level == "sequence_sum":
+        return ones / (per_sequence > 0).sum().clamp(min=1)
     scale = 1.0 / (per_sequence.clamp(min=1) * (per_sequence > 0).sum().clamp(min=1))
     return ones * torch.repeat_interleave(scale, lengths)

@@ -15,9 +15,10 @@ sequence without any. Two layouts, same numbers:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -62,16 +63,16 @@ def plan_microbatches(batch: TokenBatch, budget: int, *, padded: bool = True) ->
     fed_GK = fed_lengths(batch).view(-1, coupled)
     costs: list[int] = (fed_GK.amax(1) * coupled if padded else fed_GK.sum(1)).tolist()
     order = sorted(range(len(costs)), key=costs.__getitem__, reverse=True)
-    fed = [costs[group] for group in order if costs[group] > 0]
-    sizes = _padded_sizes(fed, budget) if padded else _packed_sizes(fed, budget)
-    bounds = [0, *accumulate(sizes or [0])]
-    bounds[-1] = len(order)
-    groups = [order[low:high] for low, high in pairwise(bounds) if high > low]
-    return [[group * coupled + i for group in members for i in range(coupled)] for members in groups]
+    fed = [group for group in order if costs[group] > 0]
+    widths = [costs[group] for group in fed]
+    places = _padded_bins(widths, budget) if padded else first_fit_decreasing(widths, budget)
+    groups = [[fed[place] for place in members] for members in places] or [[]]
+    groups[-1] += order[len(fed) :]
+    return [[group * coupled + i for group in members for i in range(coupled)] for members in groups if members]
 
 
-def _padded_sizes(widths: list[int], budget: int) -> list[int]:
-    """Groups of rows per microbatch that minimise the computed tokens plus ``MICROBATCH_COST_TOKENS`` each.
+def _padded_bins(widths: list[int], budget: int) -> list[list[int]]:
+    """Indices per microbatch that minimise the computed tokens plus ``MICROBATCH_COST_TOKENS`` each.
 
     ``widths`` are those of a group's rows together. They descend, so a microbatch of groups i … j-1 computes
     ``widths[i] * (j - i)``, and the best cut of the first j follows from the best cuts of fewer. Filling each up to the
@@ -87,25 +88,31 @@ def _padded_sizes(widths: list[int], budget: int) -> list[int]:
             cost = best[start] + computed + MICROBATCH_COST_TOKENS
             if cost < best[end]:
                 best[end], first[end] = cost, start
-    sizes: list[int] = []
+    bins: list[list[int]] = []
     end = len(widths)
     while end > 0:
-        sizes.append(end - first[end])
+        bins.append(list(range(first[end], end)))
         end = first[end]
-    return sizes[::-1]
+    return bins[::-1]
 
 
-def _packed_sizes(lengths: list[int], budget: int) -> list[int]:
-    """Sequences per microbatch, each filled up to the budget."""
-    sizes: list[int] = []
-    used = budget
-    for length in lengths:
-        if used + length > budget:
-            sizes.append(0)
-            used = 0
-        sizes[-1] += 1
-        used += length
-    return sizes
+def first_fit_decreasing(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Indices of ``lengths``, which descend, per bin: each goes to the first bin that has room for it.
+
+    At most 11/9 of the fewest possible bins and 6/9 of one (Johnson 1973; Dosa 2007). What exceeds the budget has a
+    bin to itself.
+    """
+    bins: list[list[int]] = []
+    room = numpy.empty(len(lengths), dtype=numpy.int64)
+    for index, length in enumerate(lengths):
+        fits = room[: len(bins)] >= length
+        place = int(fits.argmax()) if fits.any() else len(bins)
+        if place == len(bins):
+            bins.append([])
+            room[place] = budget
+        bins[place].append(index)
+        room[place] -= length
+    return bins
 
 
 def fed_lengths(batch: TokenBatch) -> Tensor:

@@ -60,7 +60,7 @@ class OverlongPenalty(Config):
 CorrectionKind = Literal["plain", "truncated", "icepop", "sequence_mask"]
 CORRECTION_BOUNDS: Mapping[CorrectionKind, Mapping[str, float]] = {
     "plain": {},
-    "truncated": {"cap": 2.0},
+    "truncated": {"cap": 2.0, "low": 0.0},
     "icepop": {"low": 0.5, "high": 5.0},
     "sequence_mask": {"low": 0.999, "high": 1.002},
 }
@@ -73,12 +73,16 @@ class ImportanceCorrection(Config):
     kind: CorrectionKind = "truncated"
     """``plain``: the ratio itself. ``truncated``: at most ``cap``. ``icepop``: tokens with a ratio out of bounds train
     nothing. ``sequence_mask``: responses whose geometric mean ratio is out of bounds train nothing."""
-    cap: float | None = Field(None, ge=1)
-    """Largest weight of a token, for ``truncated``. Unset: 2."""
+    cap: float | None = Field(None, gt=0)
+    """Largest weight of a token, for ``truncated``. Unset: 2. Below 1, tokens of an exact sampler weigh less too."""
     low: float | None = Field(None, ge=0, le=1)
-    """Smallest ratio that trains. Unset: 0.5 for ``icepop``, 0.999 for ``sequence_mask``."""
+    """Smallest ratio that trains. Unset: 0.5 for ``icepop``, 0.999 for ``sequence_mask``. For ``truncated``: the
+    smallest weight, to which smaller ratios are raised. Unset: 0."""
     high: float | None = Field(None, ge=1)
     """Largest ratio that trains. Unset: 5 for ``icepop``, 1.002 for ``sequence_mask``."""
+    per: Literal["token", "sequence"] = "token"
+    """``token``: each token by its own ratio. ``sequence``: all tokens of a response by the product of their ratios,
+    which is the ratio of the response: exact, and soon far from 1 where responses are long."""
 
     @model_validator(mode="before")
     @classmethod
@@ -103,6 +107,12 @@ class ImportanceCorrection(Config):
         for name in ("cap", "low", "high"):
             if getattr(self, name) is not None and name not in bounds:
                 yield Problem(name, f"{self.kind} has no {name}", f"its bounds: {', '.join(bounds) or 'none'}")
+        top = "cap" if self.kind == "truncated" else "high"
+        low, high = self.low, getattr(self, top)
+        if low is not None and high is not None and low > high:
+            yield Problem("low", f"{low:g} is above {top} = {high:g}", "swap or widen them")
+        if self.kind == "sequence_mask" and self.per == "sequence":
+            yield Problem("per", "sequence_mask keeps or drops responses and weighs tokens", "leave it out")
 
 
 class RewardShaping(Config):
@@ -161,6 +171,10 @@ class PolicyGradientConfig(RunConfig):
     importance_correction: ImportanceCorrection | None = None
     """Correct for a sampler that is not quite the policy (another engine or precision, older weights in asynchronous
     rollouts): the name of a kind, or a mapping. Unset: treat its samples as the policy's own."""
+    max_sequence_error: float | None = Field(None, ge=1)
+    """Responses train nothing on which trainer and sampler disagree too much: their mean of exp(|old - generation
+    log-prob|), 1 where both agree exactly, is above this. 1.05 is typical. Costs a forward pass where there is one
+    update per step."""
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
@@ -209,8 +223,9 @@ class PenalizedConfig(KLPenalty, GroupConfig):
 class ClippedConfig(ClippedRatio, PenalizedConfig):
     """A variant that differs from GRPO in the credit of a response, and trains with GRPO's loss."""
 
-    loss_level: Literal["token", "sequence"] = "token"
-    """Average over all response tokens, or over responses of their own averages."""
+    loss_level: Literal["token", "sequence", "sequence_sum"] = "token"
+    """Average over all response tokens, over responses of their own averages, or over responses of their sums (a long
+    response then counts as often as it has tokens; lower the learning rate by about its length)."""
 
 
 class GRPOConfig(GroupCredit, ClippedConfig):

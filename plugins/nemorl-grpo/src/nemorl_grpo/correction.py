@@ -45,18 +45,21 @@ class Plain:
 
 @dataclass(frozen=True)
 class Truncated:
-    """Truncated importance sampling, TIS: no token weighs more than the cap.
+    """Truncated importance sampling, TIS: no token weighs more than the cap, nor less than ``low``.
 
-    w_t = min(exp(log_ratio_t), cap)                      (https://fengyao.notion.site/off-policy-rl).
+    w_t = clamp(exp(log_ratio_t), low, cap)               (https://fengyao.notion.site/off-policy-rl)
 
-    Differs from the source: not at all. The reference system can also raise weights to a lower bound; this one cannot.
+    Differs from the source: the lower bound, which is NeMo RL's; a token that the sampler cannot have drawn stays at 0.
     """
 
     cap: float = 2.0
+    low: float = 0.0
 
     def __call__(self, log_ratio: Tensor, batch: TokenBatch) -> tuple[Tensor, dict[str, Metric]]:
         ratio = importance_weight(log_ratio)
-        return _measured(ratio.clamp(max=self.cap), batch, out_of_bounds=masked_mean(ratio > self.cap, batch.mask))
+        weights = torch.where(log_ratio.isfinite(), ratio.clamp(self.low, self.cap), 0.0)
+        out_of_bounds = (ratio < self.low) | (ratio > self.cap)
+        return _measured(weights, batch, out_of_bounds=masked_mean(out_of_bounds, batch.mask))
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,23 @@ class SequenceMask:
         return _measured(weights, batch, out_of_bounds=masked_mean(~kept, trained))
 
 
+@dataclass(frozen=True)
+class OfSequences:
+    """Another correction, told of each token the ratio of its whole response.
+
+    log_ratio_t = sum of log_ratio over the trained tokens of its sequence
+
+    The weight of a response under importance sampling, as in NeMo RL with ``sequence_level_importance_ratios``.
+    """
+
+    correction: Correction
+
+    def __call__(self, log_ratio: Tensor, batch: TokenBatch) -> tuple[Tensor, dict[str, Metric]]:
+        per_sequence = segment_sum(log_ratio, batch.mask, batch.lengths)
+        spread = torch.where(batch.mask, per_sequence[batch.sequence_ids], 0.0)
+        return self.correction(spread, batch)
+
+
 def build_correction(config: ImportanceCorrection | None) -> Correction | None:
     """The correction that a config asks for."""
     if config is None:
@@ -110,7 +130,8 @@ def build_correction(config: ImportanceCorrection | None) -> Correction | None:
         "icepop": IcePop,
         "sequence_mask": SequenceMask,
     }
-    return kinds[config.kind](**bounds)
+    correction = kinds[config.kind](**bounds)
+    return OfSequences(correction) if config.per == "sequence" else correction
 
 
 def _measured(

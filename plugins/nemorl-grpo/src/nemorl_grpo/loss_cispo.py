@@ -21,22 +21,23 @@ from nemorl_grpo.loss_base import PolicyGradientLoss
 class CappedWeightLoss(PolicyGradientLoss):
     """REINFORCE with a capped importance weight: the cap bounds a token's gradient and never removes it.
 
-    weight = min(exp(policy_logprobs - old_logprobs), ratio_cap), without gradient
+    weight = clamp(exp(policy_logprobs - old_logprobs), ratio_floor, ratio_cap), without gradient
     loss = sum(loss_weights * (-w * weight * A * policy_logprobs + kl_penalty * KL))     arXiv:2506.13585, eq. 4 and 5
 
     The value is not that of GRPO's loss even where the gradients agree (on policy): read the reward, not the loss.
 
-    Differs from the paper: there is no lower bound, which the paper sets so low that it has no effect; ``ratio_cap`` is
-    its 1 + epsilon_high; w is 1 unless there is a ``correction``; a KL term can be added.
+    Differs from the paper: ``ratio_cap`` is its 1 + epsilon_high and ``ratio_floor`` its 1 - epsilon_low, which it sets
+    so low that it has no effect; w is 1 unless there is a ``correction``; a KL term can be added.
     """
 
     ratio_cap: float = 5.0
+    ratio_floor: float = 0.0
 
     def surrogate(
         self, policy_logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, batch: TokenBatch
     ) -> tuple[Tensor, dict[str, Metric]]:
         mask = batch.mask
         ratio = probability_ratio(masked_log_ratio(policy_logprobs.detach(), old_logprobs, mask))
-        weight = ratio.clamp(max=self.ratio_cap)
+        weight = ratio.clamp(self.ratio_floor, self.ratio_cap)
         surrogate = weight * advantages * torch.where(mask, policy_logprobs, 0.0)
         return surrogate, ratio_metrics(ratio, weight, mask)

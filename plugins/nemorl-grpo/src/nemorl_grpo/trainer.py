@@ -9,7 +9,7 @@ torch is imported where it is used: a variant's file holds config and trainer, a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -50,12 +50,13 @@ class PolicyGradientTrainer(BaseTrainer[P]):
         samples = self.collect(rows)
 
         # 2. Credit: each reward against the other responses to the same prompt.
-        advantages = self.advantages(samples)
+        advantages = over_valid(samples, self.advantages)
 
         # 3. Freeze the policies the loss compares against, before any update moves the weights.
         batch = self.to_batch(samples, advantages)
         if "old_logprobs" in self.loss.requires:
             batch = self.with_old_logprobs(batch)
+        batch, disagreement = self.without_disagreement(batch)
         if self.config.needs_reference:
             batch = self.with_reference_logprobs(batch)
         batch = self.credit_tokens(batch, samples)
@@ -72,6 +73,7 @@ class PolicyGradientTrainer(BaseTrainer[P]):
             **rollout_metrics(samples),
             **group_metrics(samples, advantages),
             **kl_metrics(batch),
+            **disagreement,
             **average(updates),
         }
 
@@ -95,7 +97,7 @@ class PolicyGradientTrainer(BaseTrainer[P]):
     @property
     def needs_old_logprobs(self) -> bool:
         """Whether the old policy is not simply the one at hand, as it is where one update follows a rollout."""
-        return self.config.updates_per_step > 1
+        return self.config.updates_per_step > 1 or self.config.max_sequence_error is not None
 
     @property
     def loss_settings(self) -> dict[str, Any]:
@@ -119,8 +121,17 @@ class PolicyGradientTrainer(BaseTrainer[P]):
         return RolloutPlan(config.num_generations_per_prompt, config.generation.sampling(), config.max_turns)
 
     def is_dropped(self, sample: Sample) -> bool:
-        """With overlong filtering, truncated responses train nothing."""
-        return self.config.overlong_filtering and sample.truncated
+        """Truncated responses with overlong filtering, and those that nobody could score, train nothing."""
+        return not sample.score.valid or (self.config.overlong_filtering and sample.truncated)
+
+    def without_disagreement(self, batch: TokenBatch) -> tuple[TokenBatch, dict[str, Metric]]:
+        """The batch without what trainer and sampler disagree on too much, where ``max_sequence_error`` asks for it."""
+        limit = self.config.max_sequence_error
+        if limit is None:
+            return batch, {}
+        from nemorl_grpo.disagreement import drop_disagreeing
+
+        return drop_disagreeing(batch, limit)
 
     def to_batch(self, samples: Samples, advantages: Sequence[float]) -> TokenBatch:
         """The samples as tensors, each token with the advantage of its response."""
@@ -148,7 +159,7 @@ class GroupTrainer(PolicyGradientTrainer[G]):
 
     def teaches(self, group: Sequence[Sample]) -> bool:
         """Whether dynamic sampling keeps a group."""
-        return has_spread(group)
+        return has_spread([sample for sample in group if sample.score.valid])
 
     @property
     def rollout_plan(self) -> RolloutPlan:
@@ -214,6 +225,17 @@ def group_credit(samples: Samples, config: GroupCredit) -> list[float]:
         normalize_std=config.normalize_std,
         leave_one_out=config.leave_one_out,
     )
+
+
+def over_valid(samples: Samples, credit: Callable[[Samples], list[float]]) -> list[float]:
+    """The credit of the responses that could be scored, among themselves; 0 for the others.
+
+    An environment that cannot judge a response says so with ``Score.valid``: its reward is in no baseline.
+    """
+    if all(sample.score.valid for sample in samples):
+        return credit(samples)
+    found = iter(credit(Samples([sample for sample in samples if sample.score.valid])))
+    return [next(found) if sample.score.valid else 0.0 for sample in samples]
 
 
 def has_spread(group: Sequence[Sample]) -> bool:

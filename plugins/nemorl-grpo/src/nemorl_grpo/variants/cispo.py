@@ -28,6 +28,8 @@ class CISPOConfig(GroupCredit, PenalizedConfig):
     """Name of the algorithm."""
     ratio_cap: float = Field(5.0, ge=1)
     """Largest weight of a token, policy over old policy. No effect with a single update per step."""
+    ratio_floor: float = Field(0.0, ge=0, le=1)
+    """Smallest weight of a token. Above 0, tokens that have become unlikely keep more of their gradient."""
     leave_one_out: bool = False
     """Baseline and spread of a response come from the *other* responses of its group."""
     kl_penalty: float = Field(0.0, ge=0)
@@ -45,6 +47,7 @@ class CISPOTrainer(PenalizedTrainer[CISPOConfig]):
         config = self.config
         self.loss = CappedWeightLoss(
             config.ratio_cap,
+            config.ratio_floor,
             **self.loss_settings,
         )
 

@@ -1,0 +1,43 @@
+"""Responses on which trainer and sampler disagree are left out of a batch.
+
+# N = tokens of all sequences concatenated, B = sequences
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from nemorl.observe.metrics import Max, Mean, Metric, Sum
+from nemorl.tensors import TokenBatch, loss_weights, segment_mean, segment_sum
+from nemorl.tensors.ratios import masked_log_ratio, probability_ratio
+from torch import Tensor
+
+
+def sequence_errors(batch: TokenBatch) -> Tensor:
+    """[B] mean of exp(|old - generation log-prob|) over the trained tokens of each sequence; 0 where there are none.
+
+    ``token_mult_prob_error`` of a sequence. A log-prob of the sampler that is not finite counts as 20 nats off.
+    """
+    gap = masked_log_ratio(batch["old_logprobs"], batch["generation_logprobs"], batch.mask)
+    gap = torch.nan_to_num(gap, nan=torch.inf, posinf=torch.inf, neginf=-torch.inf).abs()
+    return segment_mean(probability_ratio(gap), batch.mask, batch.lengths)
+
+
+def drop_disagreeing(batch: TokenBatch, limit: float) -> tuple[TokenBatch, dict[str, Metric]]:
+    """The batch in which sequences above ``limit`` train nothing and the others share their weight.
+
+    As ``seq_logprob_error_threshold`` of NeMo RL does, after advantages: a response that is dropped still counts in the
+    baseline of its group.
+    """
+    errors = sequence_errors(batch)
+    trained = segment_sum(batch.mask.float(), batch.mask, batch.lengths) > 0
+    kept = errors <= limit
+    mask = batch.mask & kept[batch.sequence_ids]
+    measured = errors[trained].tolist()
+    metrics: dict[str, Metric] = {
+        "sequence_mult_prob_error": Mean.of(measured),
+        "max_sequence_mult_prob_error": Max(max(measured, default=0.0)),
+        "dropped_disagreeing": Sum(float((trained & ~kept).sum())),
+    }
+    return replace(batch, mask=mask, loss_weights=loss_weights(mask, batch.lengths, batch.level)), metrics
