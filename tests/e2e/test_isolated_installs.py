@@ -142,7 +142,7 @@ def test_two_plugins_that_exclude_each_other_work_in_one_run(tiny_model: Path, t
     assert {"acme-shout", "acme-words"} <= {plugin["distribution"] for plugin in locked}
     nemorl(home, "train", home / "run.json", "max_steps=3", "--locked", "--json")
 
-    nemorl(home, "plugins", "uninstall", "acme-shout")
+    nemorl(home, "plugins", "uninstall", "acme-shout", "--yes")
     names = {entry["name"] for entry in json.loads(nemorl(home, "plugins", "list", "--json"))}
     assert "pinned_words" in names
     assert "shout" not in names

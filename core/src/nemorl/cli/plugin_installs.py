@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
+import os
 import subprocess
 import sys
 import tomllib
@@ -23,7 +23,7 @@ from nemorl.errors import PluginError, PluginNotFoundError, UsageError
 from nemorl.plugins import Index
 from nemorl.plugins.index import PREFIX, singular
 from nemorl.plugins.policy import KERNEL, normalize
-from nemorl.plugins.venvs import RECORD, PluginVenv, venv_of
+from nemorl.plugins.venvs import distribution_name, remove_venv, venv_of, write_record
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -66,23 +66,44 @@ def install(
         typer.echo(f"{distribution} is installed, and offers no plugin")
 
 
-def uninstall(name: Annotated[str, typer.Argument(help="Name of the distribution.")]) -> None:
-    """Remove a plugin: its own virtual environment if it has one, else with pip.
+def uninstall(
+    name: Annotated[str, typer.Argument(help="Name of the distribution.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Remove a plugin: its own virtual environment if it has one, else with pip. Asks first.
 
-    Example:
+    Examples:
 
       nemorl plugins uninstall acme-grader
+
+      nemorl plugins uninstall acme-grader --yes
     """
-    venv = venv_of(name)
-    if venv.folder.is_dir():
-        shutil.rmtree(venv.folder)
+    distribution = distribution_name(name)
+    venv = venv_of(distribution)
+    if os.path.lexists(venv.folder):
+        _ask(f"remove {venv.folder}", yes=yes)
+        remove_venv(venv)
         typer.echo(f"removed {venv.folder}")
         return
     try:
-        metadata.distribution(name)
+        version = metadata.version(distribution)
     except metadata.PackageNotFoundError as error:
         raise PluginNotFoundError(f"no distribution {name!r} is installed", fix="nemorl plugins list") from error
-    _pip(Path(sys.executable), ["uninstall", "--yes", name], quiet=False)
+    _ask(f"pip uninstall {distribution} {version} from {sys.prefix}", yes=yes)
+    _pip(Path(sys.executable), ["uninstall", "--yes", distribution], quiet=False)
+
+
+def _ask(what: str, *, yes: bool) -> None:
+    """Go on only with a person's consent, or with ``--yes``.
+
+    Raises:
+        UsageError: nobody can be asked.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError(f"nothing was removed: {what} needs a yes, and no terminal can be asked", fix="add --yes")
+    typer.confirm(f"{what}?", abort=True)
 
 
 def install_isolated(name: str, distribution: str, pip_args: Sequence[str], *, quiet: bool) -> Index:
@@ -101,17 +122,19 @@ def install_isolated(name: str, distribution: str, pip_args: Sequence[str], *, q
             fix=f"nemorl plugins uninstall {distribution}, then install it isolated",
         )
     venv = venv_of(distribution)
-    if venv.folder.exists():
-        shutil.rmtree(venv.folder)
+    if os.path.lexists(venv.folder):
+        remove_venv(venv)
+    facts = {"requirement": name, "nemorl-core": __version__}
+    write_record(venv, complete=False, **facts)
     try:
         subprocess.run([sys.executable, "-m", "venv", str(venv.folder)], check=True)
         same = [_same_kernel(), f"ray=={metadata.version('ray')}"]
         _pip(venv.python, ["install", *same, name, *pip_args], quiet=quiet)
         if not any(point.group.startswith(PREFIX) for point in venv.points):
             raise PluginError(f"{distribution} offers no plugin", fix="check the name; see `nemorl plugins install -h`")
-        _write_record(venv, name)
+        write_record(venv, complete=True, **facts)
     except BaseException:
-        shutil.rmtree(venv.folder, ignore_errors=True)
+        remove_venv(venv)
         raise
     return Index.installed()
 
@@ -124,11 +147,14 @@ def distribution_named_by(name: str) -> str:
     path = Path(name).expanduser()
     try:
         if name and path.is_dir():
-            return normalize(tomllib.loads((path / "pyproject.toml").read_text())["project"]["name"])
+            text = (path / "pyproject.toml").read_text(encoding="utf-8")
+            return distribution_name(tomllib.loads(text)["project"]["name"])
         if path.suffix == ".whl":
-            return normalize(parse_wheel_filename(path.name)[0])
-        return normalize(Requirement(name).name)
-    except (InvalidRequirement, InvalidWheelFilename, OSError, KeyError, tomllib.TOMLDecodeError) as error:
+            return distribution_name(parse_wheel_filename(path.name)[0])
+        return distribution_name(Requirement(name).name)
+    except (InvalidRequirement, InvalidWheelFilename, OSError, LookupError, TypeError, ValueError) as error:
+        if isinstance(error, UsageError):
+            raise
         raise UsageError(
             f"{name!r} is no package: {error}", fix="give a name, name==version, a .whl file or a project's folder"
         ) from error
@@ -141,11 +167,6 @@ def _same_kernel() -> str:
     if address is not None and address.scheme == "file":
         return unquote(address.path)
     return f"{KERNEL}=={__version__}"
-
-
-def _write_record(venv: PluginVenv, requirement: str) -> None:
-    facts = {"distribution": venv.distribution, "requirement": requirement, "nemorl-core": __version__}
-    (venv.folder / RECORD).write_text(json.dumps(facts, indent=1))
 
 
 def _pip(python: Path, arguments: Sequence[str], *, quiet: bool) -> None:

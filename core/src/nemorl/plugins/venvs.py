@@ -1,24 +1,30 @@
 """Virtual environments of isolated plugins: where they are, and what each offers. Read from metadata, imported never.
 
 ``nemorl plugins install NAME --isolated`` makes one folder per plugin, with an interpreter of its own. Its record
-(``nemorl-plugin.json``) is written last, so a folder without one is half made and is ignored.
+(``nemorl-plugin.json``) is written first and completed last: a folder whose record is incomplete is half made and is
+ignored, and one without a record is not nemorl's and is never removed.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from nemorl.errors import PluginError, UsageError
 from nemorl.plugins.policy import normalize
 
 HOME = "NEMORL_HOME"
 """Environment variable: the folder that holds isolated plugins. Unset: the user's data folder."""
 RECORD = "nemorl-plugin.json"
+_DISTRIBUTION = re.compile(r"[A-Z0-9]|[A-Z0-9][A-Z0-9._-]*[A-Z0-9]", re.IGNORECASE | re.ASCII)
+"""A name by PEP 508: no path, no option, nothing empty."""
 
 
 @dataclass(frozen=True)
@@ -72,17 +78,69 @@ def venvs_folder() -> Path:
     return user_data_path("nemorl") / "plugins"
 
 
+def distribution_name(text: str) -> str:
+    """The normalised form of a distribution's name.
+
+    Raises:
+        UsageError: it is no name by PEP 508, for example a path.
+    """
+    if not isinstance(text, str) or not _DISTRIBUTION.fullmatch(text):
+        raise UsageError(
+            f"{text!r} is no package: no distribution can have this name",
+            fix="give a name of letters, digits, '.', '-' and '_', as `nemorl plugins list` shows it",
+        )
+    return normalize(text)
+
+
 def venv_of(distribution: str) -> PluginVenv:
     """The environment that a distribution has, or would have."""
-    return PluginVenv(venvs_folder() / normalize(distribution), normalize(distribution))
+    name = distribution_name(distribution)
+    return PluginVenv(venvs_folder() / name, name)
 
 
 def plugin_venvs() -> Iterator[PluginVenv]:
     """Every environment that is complete, by name."""
     folder = venvs_folder()
     for record in sorted(folder.glob(f"*/{RECORD}")) if folder.is_dir() else ():
-        try:
-            distribution = json.loads(record.read_text(encoding="utf-8"))["distribution"]
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-        yield PluginVenv(record.parent, str(distribution))
+        facts = _read_record(record.parent)
+        if facts is not None and facts.get("complete", True):
+            yield PluginVenv(record.parent, record.parent.name)
+
+
+def write_record(venv: PluginVenv, *, complete: bool, **facts: str) -> None:
+    """Mark a folder as the environment of a plugin; while it is not complete, nothing uses it."""
+    venv.folder.mkdir(parents=True, exist_ok=True)
+    data = {"distribution": venv.distribution, "complete": complete, **facts}
+    written = venv.folder / f".{RECORD}"
+    written.write_text(json.dumps(data, indent=1), encoding="utf-8")
+    written.replace(venv.folder / RECORD)
+
+
+def remove_venv(venv: PluginVenv) -> None:
+    """Delete the folder of an isolated plugin, and nothing else.
+
+    Raises:
+        PluginError: it is not a folder that ``plugins install --isolated`` made: another place, a link, no record.
+    """
+    folder, home = venv.folder, venvs_folder()
+    why = None
+    if folder.parent != home or folder.name != distribution_name(venv.distribution):
+        why = f"it is not a plugin's folder in {home}"
+    elif home.is_symlink() or folder.is_symlink():
+        why = f"{home if home.is_symlink() else folder} is a link"
+    elif _read_record(folder) is None:
+        why = f"it has no {RECORD} of {venv.distribution}, so nemorl did not make it"
+    if why is not None:
+        raise PluginError(f"{folder} is not removed: {why}", fix="look at it, and remove it by hand")
+    shutil.rmtree(folder)
+
+
+def _read_record(folder: Path) -> dict[str, Any] | None:
+    """The record of a folder; ``None`` where it has none, or one of another distribution."""
+    path = folder / RECORD
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8")) if path.is_file() and not path.is_symlink() else None
+    except (OSError, ValueError, RecursionError):
+        return None
+    ours = isinstance(facts, dict) and normalize(str(facts.get("distribution"))) == folder.name
+    return facts if ours else None
