@@ -7,6 +7,7 @@ installed algorithm plugins are found here too: ``nemorl.GRPOConfig``, ``nemorl.
 from __future__ import annotations
 
 import importlib
+from importlib.machinery import PathFinder
 from typing import Any
 
 __version__ = "0.1.0"
@@ -50,6 +51,16 @@ _EXPORTS = {
 }
 
 __all__ = ["__version__", *_EXPORTS]  # noqa: PLE0604
+
+
+def _find_distributions(*args: Any, **kwargs: Any) -> Any:
+    from nemorl.distributions import find_distributions  # importlib.metadata takes as long as all of `import nemorl`
+
+    return find_distributions(*args, **kwargs)
+
+
+# Before pydantic or torch is imported, which one damaged distribution would prevent: see nemorl.distributions.
+PathFinder.find_distributions = staticmethod(_find_distributions)  # type: ignore[method-assign]
 
 
 def __getattr__(name: str) -> Any:

@@ -23,7 +23,7 @@ from nemorl.errors import PluginError, PluginNotFoundError, UsageError
 from nemorl.plugins import Index
 from nemorl.plugins.index import PREFIX, singular
 from nemorl.plugins.policy import KERNEL, normalize
-from nemorl.plugins.venvs import distribution_name, remove_venv, venv_of, write_record
+from nemorl.plugins.venvs import IsolatedPoint, distribution_name, remove_venv, venv_of, write_record
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -130,7 +130,7 @@ def install_isolated(name: str, distribution: str, pip_args: Sequence[str], *, q
         subprocess.run([sys.executable, "-m", "venv", str(venv.folder)], check=True)
         same = [_same_kernel(), f"ray=={metadata.version('ray')}"]
         _pip(venv.python, ["install", *same, name, *pip_args], quiet=quiet)
-        if not any(point.group.startswith(PREFIX) for point in venv.points):
+        if not any(isinstance(point, IsolatedPoint) for point in venv.points(PREFIX)):
             raise PluginError(f"{distribution} offers no plugin", fix="check the name; see `nemorl plugins install -h`")
         write_record(venv, complete=True, **facts)
     except BaseException:

@@ -36,6 +36,8 @@ PIPE_COLUMNS = 200
 COLUMN_GAP = 2
 SUMMARY_CHARACTERS = 20
 """Fewer say nothing: the column is left out."""
+MAX_ROWS = 2000
+"""Of the table: laying out a row takes a millisecond."""
 DEFAULT_CHARACTERS = 40
 """Of a default, in a table; nested configs would fill it."""
 AT_ONCE = 2
@@ -58,8 +60,11 @@ def list_plugins(kind: Kind = None, as_json: AsJson = False) -> None:
         typer.echo(json.dumps(entries, indent=2))
         return
     console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
-    console.print(listed(entries, console.width))
-    for entry in entries:
+    shown = entries[:MAX_ROWS]
+    console.print(listed(shown, console.width))
+    if len(entries) > len(shown):
+        console.print(f"and {len(entries) - len(shown)} more: choose with --kind, or see them all with --json")
+    for entry in shown:
         for found in entry["diagnostics"]:
             console.print(
                 f"\n[red]{found['code']}[/] {escape(entry['id'])}: {escape(found['message'])}\n  "

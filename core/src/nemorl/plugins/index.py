@@ -11,11 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from importlib import metadata
+from itertools import groupby
 from typing import TYPE_CHECKING
 
+from nemorl.distributions import RECORD, InstalledDistribution, installed, points_of
 from nemorl.errors import PluginError, PluginNotFoundError, UsageError
 from nemorl.plugins.diagnosis import Diagnostic
-from nemorl.plugins.owner import described, owner_of
+from nemorl.plugins.owner import DAMAGED, DamagedPoint, described, owner_of
 from nemorl.plugins.policy import PluginPolicy, machine_policy, normalize
 from nemorl.plugins.venvs import IsolatedPoint, PluginVenv, plugin_venvs
 from nemorl.suggest import did_you_mean
@@ -166,10 +168,16 @@ class Index:
     @classmethod
     def installed(cls, policy: PluginPolicy | None = None) -> Index:
         """What pip has installed in this environment, in a stable order."""
-        found = metadata.entry_points()  # a mapping by group before Python 3.12: ask by group
-        points = [p for group in sorted(found.groups) if group.startswith(PREFIX) for p in found.select(group=group)]
+        points: list[metadata.EntryPoint] = []
+        for dist in installed():
+            offered, damage = points_of(dist, PREFIX)
+            points += offered
+            if offered and damage is None and isinstance(dist, InstalledDistribution):
+                damage = next(filter(None, map(dist.damage_of, (RECORD, "top_level.txt"))), None)
+            if damage is not None:
+                points.append(DamagedPoint(PREFIX + DAMAGED, dist, damage))
         # After this environment's own: a distribution that is in both is used from here.
-        points += [point for venv in plugin_venvs() for point in venv.points if point.group.startswith(PREFIX)]
+        points += [point for venv in plugin_venvs() for point in venv.points(PREFIX)]
         return cls(points, machine_policy() if policy is None else policy)
 
     def narrowed(self, policy: PluginPolicy) -> Index:
@@ -190,10 +198,16 @@ class Index:
             # The same distribution twice on sys.path: the first one wins, as it does for import.
             found.setdefault((entry.kind, entry.name, normalize(distribution)), entry)
         everyone = sorted(found.values(), key=lambda entry: (entry.kind, entry.name, entry.id))
-        return tuple(self._diagnose(entry, everyone) for entry in everyone)
+        named = groupby(everyone, key=lambda entry: (entry.kind, entry.name))
+        groups = (list(group) for _, group in named)
+        return tuple(self._diagnose(entry, group) for group in groups for entry in group)
 
     def of_kind(self, kind: str) -> tuple[PluginEntry, ...]:
-        return tuple(entry for entry in self.entries if entry.kind == kind)
+        return self._by_kind.get(kind, ())
+
+    @cached_property
+    def _by_kind(self) -> dict[str, tuple[PluginEntry, ...]]:
+        return {kind: tuple(group) for kind, group in groupby(self.entries, key=lambda entry: entry.kind)}
 
     def find(self, kind: str, name: str) -> PluginEntry:
         """The usable entry called ``name`` (or ``distribution:name``).
@@ -223,7 +237,7 @@ class Index:
             fix = f"pip install {provider}"
         return PluginNotFoundError(f"no {singular(kind)} named {name!r} is installed (installed: {installed})", fix=fix)
 
-    def _diagnose(self, entry: PluginEntry, everyone: Sequence[PluginEntry]) -> PluginEntry:
+    def _diagnose(self, entry: PluginEntry, namesakes: Sequence[PluginEntry]) -> PluginEntry:
         if entry.diagnostics:
             return entry
         if entry.kind not in KINDS:
@@ -281,18 +295,14 @@ class Index:
         incompatible = _incompatibility(entry)
         if incompatible:
             return entry.stopped_by(incompatible)
-        return self._check_unique(entry, everyone)
+        return self._check_unique(entry, namesakes)
 
     def _refusal(self, entry: PluginEntry) -> str | None:
         """Why the policy refuses an entry. What the running program registered is its own: no policy is asked."""
         return self.policy.refusal(entry.distribution) if entry.point.dist is not None else None
 
-    def _check_unique(self, entry: PluginEntry, everyone: Sequence[PluginEntry]) -> PluginEntry:
-        rivals = [
-            other
-            for other in everyone
-            if (other.kind, other.name) == (entry.kind, entry.name) and self._refusal(other) is None
-        ]
+    def _check_unique(self, entry: PluginEntry, namesakes: Sequence[PluginEntry]) -> PluginEntry:
+        rivals = [other for other in namesakes if self._refusal(other) is None]
         if len(rivals) < 2:
             return entry
         key = f"{entry.kind}.{entry.name}"

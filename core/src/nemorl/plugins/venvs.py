@@ -17,7 +17,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from nemorl.distributions import points_of
 from nemorl.errors import PluginError, UsageError
+from nemorl.plugins.owner import DAMAGED, DamagedPoint
 from nemorl.plugins.policy import normalize
 
 HOME = "NEMORL_HOME"
@@ -42,12 +44,13 @@ class PluginVenv:
     def site_packages(self) -> Path:
         return next(self.folder.glob("lib/python*/site-packages"), self.folder / "lib")
 
-    @property
-    def points(self) -> Iterator[IsolatedPoint]:
-        """The entry points of its distribution; what else is installed there is not offered."""
+    def points(self, prefix: str) -> Iterator[metadata.EntryPoint]:
+        """The entry points of its distribution, of groups that start with ``prefix``; what else is installed there is not offered."""
         for dist in metadata.distributions(name=self.distribution, path=[str(self.site_packages)]):
-            for point in dist.entry_points:
-                yield IsolatedPoint(point, dist, self)
+            offered, damage = points_of(dist, prefix)
+            yield from (IsolatedPoint(point, dist, self) for point in offered)
+            if damage is not None:
+                yield DamagedPoint(prefix + DAMAGED, dist, damage)
             return
 
 
@@ -72,7 +75,7 @@ class IsolatedPoint(metadata.EntryPoint):
 def venvs_folder() -> Path:
     """Where isolated plugins live."""
     if home := os.environ.get(HOME):
-        return Path(home).expanduser() / "plugins"
+        return Path(os.path.expanduser(home)) / "plugins"  # which never raises
     from platformdirs import user_data_path
 
     return user_data_path("nemorl") / "plugins"
@@ -100,8 +103,11 @@ def venv_of(distribution: str) -> PluginVenv:
 
 def plugin_venvs() -> Iterator[PluginVenv]:
     """Every environment that is complete, by name."""
-    folder = venvs_folder()
-    for record in sorted(folder.glob(f"*/{RECORD}")) if folder.is_dir() else ():
+    try:
+        records = sorted(venvs_folder().glob(f"*/{RECORD}"))
+    except OSError:  # a folder of somebody else's
+        return
+    for record in records:
         facts = _read_record(record.parent)
         if facts is not None and facts.get("complete", True):
             yield PluginVenv(record.parent, record.parent.name)

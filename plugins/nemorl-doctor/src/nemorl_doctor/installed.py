@@ -66,7 +66,10 @@ class Package:
             return ""
 
     def admits(self, requirement: Requirement) -> bool:
-        return requirement.specifier.contains(self.version, prereleases=True)
+        try:
+            return requirement.specifier.contains(self.version, prereleases=True)
+        except InvalidVersion:
+            return False
 
     def __str__(self) -> str:
         return f"{self.name} {self.version}"
@@ -102,7 +105,10 @@ class Installed:
 
 def applies(requirement: Requirement, extra: str = "") -> bool:
     """Whether a requirement holds on this machine, for an extra or for the package alone."""
-    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+    try:
+        return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+    except ValueError:  # a marker that names or compares what does not exist
+        return False
 
 
 def _read(distribution: metadata.Distribution) -> Package | None:

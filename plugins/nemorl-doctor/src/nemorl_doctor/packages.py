@@ -197,18 +197,19 @@ def _quoted(requirement: str) -> str:
 
 
 def _editable_folder(package: Package) -> Path | None:
-    text = package.distribution.read_text("direct_url.json")
-    origin = json.loads(text) if text else {}
-    if not origin.get("dir_info", {}).get("editable"):
+    try:
+        origin = json.loads(package.distribution.read_text("direct_url.json") or "{}")
+        is_editable = origin.get("dir_info", {}).get("editable")
+        return Path(unquote(urlsplit(origin["url"]).path)) if is_editable else None
+    except (ValueError, AttributeError, KeyError, TypeError, RecursionError):  # damaged: pip made nothing of it either
         return None
-    return Path(unquote(urlsplit(origin["url"]).path))
 
 
 def _project(folder: Path) -> Mapping[str, object] | None:
     """The ``[project]`` table of a folder; None if there is none to read."""
     try:
         table = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8")).get("project")
-    except (OSError, tomllib.TOMLDecodeError):
+    except (OSError, ValueError, RecursionError):
         return None
     return table if isinstance(table, dict) else None
 

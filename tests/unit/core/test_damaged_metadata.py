@@ -1,0 +1,239 @@
+"""Damaged distributions: each metadata file spoiled in each way, all in one environment, which goes on working.
+
+An interrupted pip, a full disk, a hard reset or a stranger's package can leave any of them. Every distribution here
+offers one environment that works, as long as its files can be read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from installed_plugins import GOOD, write_distribution
+from nemorl.distributions import InstalledDistribution
+from nemorl.plugins import Index
+
+TIMEOUT_S = 100
+"""A command that reads a pipe or a device waits for ever."""
+
+
+def put(content: Callable[[bytes], bytes]) -> Callable[[Path], None]:
+    return lambda path: void(path.write_bytes(content(path.read_bytes())))
+
+
+def instead(make: Callable[[Path], Any]) -> Callable[[Path], None]:
+    return lambda path: void(path.unlink(), make(path))
+
+
+def void(*_: object) -> None: ...
+
+
+WAYS: dict[str, Callable[[Path], None]] = {
+    "empty": put(lambda _: b""),
+    "half": put(lambda old: old[: len(old) // 2]),
+    "cut": put(lambda old: old[:-4]),
+    "zeros": put(lambda old: bytes(len(old))),
+    "bad-end": put(lambda old: old + b"\xff"),
+    "bad-start": put(lambda old: b"\xff" + old),
+    "utf16": put(lambda old: old.decode().encode("utf-16")),
+    "bom": put(lambda old: b"\xef\xbb\xbf" + old),
+    "noise": put(lambda old: random.Random(len(old)).randbytes(4096)),
+    "brackets": put(lambda _: b"[" * 100_000),
+    "no-equals": put(lambda old: old + b"\nneither name nor value\n"),
+    "one-line": put(lambda old: old.replace(b"\n", b" ")),
+    "long": put(lambda old: old + b"x" * 1_000_000),
+    "commas": put(lambda old: b'a,b,c,d,e,f\n"' + old),
+    "absent": lambda path: path.unlink(),
+    "folder": instead(Path.mkdir),
+    "pipe": instead(os.mkfifo),
+    "loop": instead(lambda path: path.symlink_to(path)),
+    "dangling": instead(lambda path: path.symlink_to("nowhere")),
+    "endless": instead(lambda path: path.symlink_to("/dev/zero")),
+    "forbidden": lambda path: path.chmod(0),
+}
+FILES = ("METADATA", "entry_points.txt", "RECORD", "top_level.txt", "direct_url.json", "WHEEL")
+HEADERS = {
+    "no-name": "Metadata-Version: 2.1\nVersion: 1.2\n",
+    "no-version": "Metadata-Version: 2.1\nName: {name}\n",
+    "odd-version": "Name: {name}\nVersion: one point two\n",
+    "odd-requirement": "Name: {name}\nVersion: 1.2\nRequires-Dist: ?? nothing ??\nRequires-Dist: nemorl-core ?? 1\n",
+    "odd-marker": 'Name: {name}\nVersion: 1.2\nRequires-Dist: nemorl-core; moon == "full"\n',
+    "odd-comparison": 'Name: {name}\nVersion: 1.2\nRequires-Dist: nemorl-core; python_version ~= "x"\n',
+    "colours": "Name: {name}\nVersion: \x1b[31m1.2\x1b[0m\nSummary: [bold]a[/] [/nothing]\n",
+    "path": "Name: ../../{name}\nVersion: ../..\n",
+}
+REMAINS: dict[str, Callable[[Path], Any]] = {
+    "acme_a_file-1.2.dist-info": lambda path: path.write_text("Name: acme-a-file\n"),
+    "acme_a_pipe-1.2.dist-info": os.mkfifo,
+    "acme_a_loop-1.2.dist-info": lambda path: path.symlink_to(path),
+    "acme_a_zero-1.2.dist-info": lambda path: path.symlink_to("/dev/zero"),
+    "acme_an_empty-1.2.dist-info": Path.mkdir,
+    ".dist-info": Path.mkdir,
+    "-.dist-info": Path.mkdir,
+    ".egg-info": Path.mkdir,
+    "acme_egg.egg-info": lambda path: path.write_bytes(b"Name: acme-egg\n\xff\xfe"),
+    "acme_old_egg-1.2-py3.11.egg-info": Path.mkdir,
+    "acme_pipe_egg.egg-info": os.mkfifo,
+    os.fsdecode(b"acme_\xff-1.2.dist-info"): Path.mkdir,
+    "acme_\nnewline-1.2.dist-info": Path.mkdir,
+}
+"""What lies beside the packages and is no folder of metadata, or an empty one."""
+CASES = [f"acme-{file.lower().replace('.', '-').replace('_', '-')}-{way}" for file in FILES for way in WAYS]
+
+
+def write_all(site: Path) -> None:
+    """One distribution per file and way, named after both, and all kinds of remains."""
+    for file in FILES:
+        for way, spoil in WAYS.items():
+            name = f"acme-{file.lower().replace('.', '-').replace('_', '-')}-{way}"
+            spoil(complete(site, name) / file)
+    for what, text in HEADERS.items():
+        info = complete(site, f"acme-header-{what}")
+        (info / "METADATA").write_text(text.format(name=f"acme-header-{what}"))
+    for name, make in REMAINS.items():
+        make(site / name)
+    # Asked for by a plugin, so that `doctor` compares the versions of all.
+    write_distribution(site, "acme-asks", {"asks": "acme_asks:Env"}, requires=tuple(f"{name}>=1" for name in CASES))
+
+
+def complete(site: Path, name: str) -> Path:
+    """A distribution with every file that pip writes."""
+    module = name.replace("-", "_")
+    write_distribution(site, name, {name: f"{module}:Env"}, requires=("nemorl-core>=0.1",))
+    info = site / f"{module}-1.2.dist-info"
+    (info / "RECORD").write_text(f"{module}.py,sha256=abc,{len(GOOD)}\n{info.name}/METADATA,,\n")
+    (info / "top_level.txt").write_text(f"{module}\n")
+    (info / "direct_url.json").write_text('{"url": "file:///nowhere", "dir_info": {"editable": true}}')
+    (info / "WHEEL").write_text("Wheel-Version: 1.0\n")
+    return info
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("damaged")
+    write_all(folder)
+    yield folder
+    for path in folder.rglob("*"):
+        if not path.is_symlink() and path.is_file():
+            path.chmod(0o600)
+
+
+def nemorl(site: Path | None, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": "200"} | ({"PYTHONPATH": str(site)} if site is not None else {})
+    return subprocess.run(
+        [sys.executable, "-m", "nemorl", *arguments],
+        capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=environment, cwd=folder,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def listed(site: Path) -> list[dict[str, Any]]:
+    done = nemorl(site, site, "plugins", "list", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    found: list[dict[str, Any]] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_damaged_plugin_works_or_says_what_is_wrong_with_it(listed: list[dict[str, Any]], name: str) -> None:
+    ours = [entry for entry in listed if name in (entry["name"], entry["distribution"].replace("_", "-"))]
+    usable = [entry for entry in ours if entry["status"] == "ok" and entry["name"] == name]
+    said = [found for entry in ours for found in entry["diagnostics"]]
+    silent = re.search("-(empty|absent|dangling)$", name)  # a distribution without a list offers nothing
+    assert usable or said or (silent and "entry-points" in name), ours
+    assert {found["code"] for found in said} <= {"NRL113"}
+    assert all(found["fix"] for found in said)
+
+
+@pytest.mark.parametrize(
+    ("distribution", "said"),
+    [
+        ("acme-entry-points-txt-bad-start", "its entry_points.txt cannot be read (invalid start byte)"),
+        ("acme-entry-points-txt-no-equals", "is no entry point: 'neither name nor value'"),
+        ("acme-entry-points-txt-pipe", "its entry_points.txt is no file"),
+        ("acme-entry-points-txt-endless", "its entry_points.txt is no file"),
+        ("acme-entry-points-txt-loop", "its entry_points.txt cannot be read"),
+        ("acme-metadata-utf16", "its METADATA cannot be read (invalid start byte)"),
+        ("acme-metadata-pipe", "its METADATA is no file"),
+        ("acme-metadata-absent", "its METADATA has no name"),
+        ("acme-header-no-version", "its METADATA has no version"),
+        ("acme-record-noise", "its RECORD cannot be read"),
+        ("acme-top-level-txt-bad-end", "its top_level.txt cannot be read (invalid start byte)"),
+        ("acme-a-file", "acme_a_file-1.2.dist-info is no folder"),
+        ("acme-a-pipe", "acme_a_pipe-1.2.dist-info is no folder"),
+        ("acme-a-loop", "cannot be read ([Errno 40] Too many levels of symbolic links"),
+    ],
+)
+def test_the_damage_is_named(listed: list[dict[str, Any]], distribution: str, said: str) -> None:
+    messages = [
+        found["message"]
+        for entry in listed
+        if entry["distribution"].replace("_", "-") == distribution
+        for found in entry["diagnostics"]
+    ]
+    assert any(said in message for message in messages), messages
+
+
+def test_sound_plugins_are_listed_as_without_the_damaged_ones(listed: list[dict[str, Any]], tmp_path: Path) -> None:
+    alone = json.loads(nemorl(None, tmp_path, "plugins", "list", "--json").stdout)
+    assert [entry for entry in listed if not entry["distribution"].startswith(("acme", "..", "unknown"))] == alone
+
+
+def test_a_damaged_record_stops_no_plugin(listed: list[dict[str, Any]]) -> None:
+    states = {entry["name"]: entry["status"] for entry in listed if entry["kind"] == "environments"}
+    assert {states[f"acme-record-{way}"] for way in WAYS} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "codes"),
+    [("--help", {0}), ("plugins list", {0}), ("doctor --json", {1}), ("config templates", {0})],
+)
+def test_commands_work_beside_damaged_distributions(
+    site: Path, tmp_path: Path, arguments: str, codes: set[int]
+) -> None:
+    done = nemorl(site, tmp_path, *arguments.split())
+    assert done.returncode in codes, done.stderr
+    assert "Traceback" not in done.stderr
+    if "--json" in arguments:
+        assert any("acme-record-noise" in finding["what"] for finding in json.loads(done.stdout)["findings"])
+
+
+@pytest.mark.slow
+def test_a_run_trains_beside_damaged_distributions(site: Path, tmp_path: Path, tiny_model: Path) -> None:
+    config = {
+        "algorithm": "grpo",
+        "model": str(tiny_model),
+        "run_dir": str(tmp_path / "run"),
+        "data": "arithmetic",
+        "environment": "math",
+        "max_steps": 1,
+        "num_prompts_per_step": 2,
+        "num_generations_per_prompt": 2,
+        "policy": {"init": "random", "max_sequence_tokens": 32},
+        "generation": {"max_new_tokens": 3},
+        "checkpoint": {"export": False},
+    }
+    (tmp_path / "run.json").write_text(json.dumps(config))
+    done = nemorl(site, tmp_path, "train", "run.json", "--json")  # imports pydantic, torch and transformers
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["steps"] == 1
+
+
+def test_many_entry_points_are_indexed_and_found(site: Path, tmp_path: Path) -> None:
+    """Each against each would be 2.5 billion comparisons: minutes; this takes half a second."""
+    many = tmp_path / "acme_many-1.2.dist-info"
+    many.mkdir()
+    (many / "METADATA").write_text("Name: acme-many\nVersion: 1.2\n")
+    lines = (f"e{number} = acme_many:Env" for number in range(50_000))
+    (many / "entry_points.txt").write_text("[nemorl.environments]\n" + "\n".join(lines))
+    index = Index(list(InstalledDistribution(many).entry_points))  # no policy of this machine
+    assert len(index.entries) == 50_000
+    assert index.find("environments", "e49999").id == "acme-many:e49999"
