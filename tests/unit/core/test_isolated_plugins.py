@@ -87,6 +87,15 @@ class Engine(kinds.GenerationBackendConfig):
         return self.width
 
 
+class Trainer(kinds.TrainingBackendConfig):
+    """A trainer."""
+
+    summary: ClassVar[str] = "a trainer"
+
+    def ranks_per_copy(self, policy):
+        return 2 * policy.tensor_parallel_size
+
+
 class Hook:
     def on_step_end(self, step): ...
 '''
@@ -153,6 +162,8 @@ iso_sums = acme_iso.config:Sums
 iso_lines = acme_iso.config:Lines
 [nemorl.generation_backends]
 iso_engine = acme_iso.config:Engine
+[nemorl.training_backends]
+iso_trainer = acme_iso.config:Trainer
 [nemorl.hooks]
 iso_hook = acme_iso.config:Hook
 """
@@ -292,7 +303,7 @@ def test_another_kernel_version_is_refused(registry: Registry, monkeypatch: pyte
     venv = registry.index.find("environments", "length").venv
     assert venv is not None
     monkeypatch.setattr(isolated_process, "__version__", "9.9")
-    with pytest.raises(PluginError, match=r"has nemorl-core 0\.\S+, this process 9.9") as caught:
+    with pytest.raises(PluginError, match=r"has nemorl-core '0\.\S+', this process 9.9") as caught:
         isolated_process.IsolatedProcess(venv).call("describe", "acme_iso.config:Length")
     assert caught.value.fix == "nemorl plugins install acme-iso --isolated"
 
@@ -302,6 +313,37 @@ def test_an_option_that_cannot_travel_is_refused(registry: Registry) -> None:
     assert venv is not None
     with pytest.raises(PluginError, match="takes plain data only"):
         process_of(venv).call("check", "acme_iso.config:Length", {"scale": lambda: 1})
+
+
+def test_what_cannot_be_isolated_says_so_when_the_config_loads(registry: Registry, tiny_model: Path) -> None:
+    config = {"algorithm": "grpo", "model": str(tiny_model), "data": "arithmetic"}
+    with pytest.raises(ConfigError) as caught:
+        load_config({**config, "environment": {"name": "length", "scale": object()}, "policy": {"init": "random"}})
+    (problem,) = caught.value.problems
+    assert (problem.path, problem.fix) == ("environment.scale", "install it here: nemorl plugins install acme-iso")
+    assert "only text, numbers, lists and mappings" in problem.message
+    # A driver that did not know of these two ranks would send each the data of another.
+    with pytest.raises(
+        ConfigError, match=r"policy\.backend: it has a ranks_per_copy of its own, which cannot be asked"
+    ):
+        load_config({**config, "environment": "math", "policy": {"init": "random", "backend": "iso_trainer"}})
+
+
+def test_rows_travel_in_pages(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    from nemorl.plugins import isolated_process
+
+    asked: list[str] = []
+    real = isolated_process.IsolatedProcess.call
+
+    def counted(self: isolated_process.IsolatedProcess, verb: str, *args: object, **options: object) -> object:
+        asked.append(verb)
+        return real(self, verb, *args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(isolated_process.IsolatedProcess, "call", counted)
+    # A row has some 35 bytes: 60,000 of them are 2 MiB, so three pages of a MiB each at most.
+    rows = Component("datasets").resolve({"name": "iso_sums", "count": 60_000}).build("train")
+    assert [row["prompt"] for row in rows] == [f"{n}+{n}=" for n in range(60_000)]
+    assert asked.count("rows") == 3
 
 
 def test_a_run_uses_isolated_parts_and_records_them(registry: Registry, tiny_model: Path, tmp_path: Path) -> None:

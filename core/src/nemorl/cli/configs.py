@@ -16,8 +16,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from nemorl.cli.answers import AsJson, echo_json, reserved_stdout
 from nemorl.cli.plugins import as_dict
-from nemorl.cli.runs import AsJson, ConfigPath, Overrides
+from nemorl.cli.runs import ConfigPath, Overrides
 from nemorl.errors import ConfigError, UsageError
 from nemorl.plugins import registry
 from nemorl.plugins.source import template_text
@@ -42,9 +43,12 @@ def validate(config: ConfigPath, overrides: Overrides = None, as_json: AsJson = 
         if not as_json:
             raise
         problems = [{"path": p.path, "message": p.message, "fix": p.fix} for p in error.problems]
-        typer.echo(json.dumps({"valid": False, "problems": problems}))
+        echo_json({"valid": False, "problems": problems})
         raise typer.Exit(2) from error
-    typer.echo(json.dumps({"valid": True, "problems": []}) if as_json else f"{config}: ok ({loaded.algorithm})")
+    if as_json:
+        echo_json({"valid": True, "problems": []})
+    else:
+        typer.echo(f"{config}: ok ({loaded.algorithm})")
 
 
 @app.command()
@@ -59,7 +63,10 @@ def show(config: ConfigPath, overrides: Overrides = None, as_json: AsJson = Fals
     from nemorl.run import to_yaml
 
     loaded = load_config(config, overrides or [])
-    typer.echo(json.dumps(loaded.model_dump(mode="json")) if as_json else to_yaml(loaded), nl=as_json)
+    if as_json:
+        echo_json(loaded.model_dump(mode="json"))
+    else:
+        typer.echo(to_yaml(loaded), nl=False)
 
 
 @app.command()
@@ -85,7 +92,7 @@ def diff(
         if (path in left, left.get(path)) != (path in right, right.get(path))
     ]
     if as_json:
-        typer.echo(json.dumps(found))
+        echo_json(found)
     elif not found:
         typer.echo("no difference")
     else:
@@ -129,7 +136,7 @@ def docs(
         raise UsageError(f"{path!r} is no section of a {algorithm} config", fix=fix)
     options = section.describe_options()
     if as_json:
-        typer.echo(json.dumps(options, indent=2))
+        echo_json(options, indent=2)
         return
     rows = [(o["name"], o["type"], "required" if o["required"] else _shown(o["default"]), o["description"])
             for o in options]  # fmt: skip
@@ -158,11 +165,12 @@ def schema(
 
       nemorl config schema grpo --output grpo.schema.json
     """
-    text = json.dumps(registry().load("algorithms", algorithm).model_json_schema(), indent=2)
-    if output is None:
-        typer.echo(text)
-    else:
-        output.write_text(text + "\n")
+    with reserved_stdout():
+        found = registry().load("algorithms", algorithm).model_json_schema()
+        if output is None:
+            echo_json(found, indent=2)
+    if output is not None:
+        output.write_text(json.dumps(found, indent=2) + "\n")
         typer.echo(f"wrote {output}")
 
 
@@ -184,14 +192,14 @@ def templates(
     if name is None:
         known = [as_dict(entry) for entry in index.of_kind("templates")]
         if as_json:
-            typer.echo(json.dumps(known, indent=2))
+            echo_json(known, indent=2)
             return
         columns = ("name", "distribution", "summary")
         _print_table([c.upper() for c in columns], [[entry[c] for c in columns] for entry in known])
         return
     text = template_text(index.find("templates", name))
     if as_json:
-        typer.echo(json.dumps({"name": name, "text": text}))
+        echo_json({"name": name, "text": text})
     elif output is None:
         typer.echo(text, nl=False)
     elif output.exists():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -14,7 +13,8 @@ from rich.console import Console as RichConsole
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from nemorl.cli.runs import AsJson, Overrides
+from nemorl.cli.answers import AsJson, echo_json
+from nemorl.cli.runs import Overrides
 from nemorl.errors import DataError, UsageError
 from nemorl.observe.jsonl import JsonlWriter
 
@@ -86,7 +86,7 @@ def evaluate(
 
             results[dataset] = evaluator.evaluate(rows, seeds=seeds, batch_size=batch_size, on_group=on_group)
     if as_json:
-        typer.echo(json.dumps(_summary(name, results, seeds)))
+        echo_json(_summary(name, results, seeds))
     else:
         RichConsole().print(_table(results))
 

@@ -17,8 +17,8 @@ from urllib.parse import unquote, urlparse
 import typer
 
 from nemorl import __version__
+from nemorl.cli.answers import AsJson, echo_json
 from nemorl.cli.plugins import as_dict
-from nemorl.cli.runs import AsJson
 from nemorl.errors import PluginError, PluginNotFoundError, UsageError
 from nemorl.plugins import Index
 from nemorl.plugins.index import PREFIX, singular
@@ -34,6 +34,12 @@ def install(
     isolated: Annotated[
         bool, typer.Option("--isolated", help="In a virtual environment of its own, beside the rest.")
     ] = False,
+    pass_env: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--pass-env", help="A variable that an isolated plugin may read, such as a key.", show_default=False
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Install a plugin with pip. What follows `--` goes to pip.
@@ -52,13 +58,15 @@ def install(
     """
     distribution = distribution_named_by(name)
     if isolated:
-        found = install_isolated(name, distribution, ctx.args, quiet=as_json)
+        found = install_isolated(name, distribution, ctx.args, variables=pass_env or (), quiet=as_json)
+    elif pass_env:
+        raise UsageError("--pass-env is for isolated plugins: others share this environment", fix="add --isolated")
     else:
         _pip(Path(sys.executable), ["install", name, *ctx.args], quiet=as_json)
         found = Index.installed()
     entries = [as_dict(entry) for entry in found.entries if normalize(entry.distribution) == distribution]
     if as_json:
-        typer.echo(json.dumps(entries, indent=2))
+        echo_json(entries, indent=2)
         return
     for entry in entries:
         typer.echo(f"{singular(entry['kind'])} {entry['name']}: {entry['status']}  {entry['summary']}")
@@ -106,8 +114,17 @@ def _ask(what: str, *, yes: bool) -> None:
     typer.confirm(f"{what}?", abort=True)
 
 
-def install_isolated(name: str, distribution: str, pip_args: Sequence[str], *, quiet: bool) -> Index:
+def install_isolated(
+    name: str, distribution: str, pip_args: Sequence[str], *, variables: Sequence[str] = (), quiet: bool
+) -> Index:
     """Make the virtual environment of a plugin, in place of one that it has.
+
+    Args:
+        name: What pip is asked for.
+        distribution: The name that it has, normalised.
+        pip_args: Further arguments for pip.
+        variables: Environment variables that its process gets besides the harmless ones.
+        quiet: Keep standard output free.
 
     Returns:
         What is installed now.
@@ -124,7 +141,8 @@ def install_isolated(name: str, distribution: str, pip_args: Sequence[str], *, q
     venv = venv_of(distribution)
     if os.path.lexists(venv.folder):
         remove_venv(venv)
-    facts = {"requirement": name, "nemorl-core": __version__}
+    facts: dict[str, str | list[str]] = {"requirement": name, "nemorl-core": __version__}
+    facts["environment"] = list(variables)
     write_record(venv, complete=False, **facts)
     try:
         subprocess.run([sys.executable, "-m", "venv", str(venv.folder)], check=True)

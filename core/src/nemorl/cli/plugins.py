@@ -23,7 +23,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from nemorl.cli.runs import AsJson
+from nemorl.cli.answers import AsJson, echo_json
 from nemorl.errors import PluginNotFoundError
 from nemorl.plugins import Diagnostic, PluginEntry, registry
 from nemorl.plugins.index import kind_called, singular
@@ -57,7 +57,7 @@ def list_plugins(kind: Kind = None, as_json: AsJson = False) -> None:
     """
     entries = [as_dict(entry) for entry in _of_kind(registry().index.entries, kind)]
     if as_json:
-        typer.echo(json.dumps(entries, indent=2))
+        echo_json(entries, indent=2)
         return
     console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
     shown = entries[:MAX_ROWS]
@@ -111,7 +111,7 @@ def show(
     """
     shown = [_details(entry) for entry in _named(name)]
     if as_json:
-        typer.echo(json.dumps(shown, indent=2, default=str))
+        echo_json(shown, indent=2, default=str)
         return
     console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, emoji=False)  # `a:train:b` is no picture
     for details in shown:
@@ -165,7 +165,7 @@ def check(
     with _counting(len(entries), quiet=as_json) as done, ThreadPoolExecutor(AT_ONCE) as threads:
         results = list(threads.map(lambda entry: done(entry.id, _check(entry, full, timeout)), entries))
     if as_json:
-        typer.echo(json.dumps(results, indent=2))
+        echo_json(results, indent=2)
     else:
         _print_results(results)
     if not all(result["ok"] for result in results):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,12 +9,12 @@ import typer
 from rich.console import Console as RichConsole
 from rich.table import Table
 
+from nemorl.cli.answers import AsJson, echo_json
 from nemorl.errors import UsageError
 from nemorl.observe.console import Console
 
 ConfigPath = Annotated[Path, typer.Argument(help="Config file (.yaml or .json).", show_default=False)]
 Overrides = Annotated[list[str] | None, typer.Argument(help="path=value, e.g. policy.precision=bfloat16")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, no progress display.")]
 
 
 def train(
@@ -77,7 +76,7 @@ def train(
         "metrics": dict(result.metrics),
     }
     if as_json:
-        typer.echo(json.dumps(summary))
+        echo_json(summary)
         return
     typer.echo(f"{result.steps} steps{f', stopped: {result.stopped}' if result.stopped else ''}")
     for name in ("validation/accuracy", "validation/val_loss", "train/reward"):
@@ -116,7 +115,7 @@ def generate(
             temperature=temperature, max_new_tokens=max_new_tokens,
         )  # fmt: skip
     if as_json:
-        typer.echo(json.dumps([{"prompt": prompt, "responses": texts} for prompt, texts in answers]))
+        echo_json([{"prompt": prompt, "responses": texts} for prompt, texts in answers])
         return
     for prompt, texts in answers:
         for text in texts:
@@ -172,7 +171,7 @@ def list_runs(
         for run in runs
     ]
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        echo_json(found, indent=2)
         return
     table = Table(box=None, pad_edge=False)
     for column in ("NAME", "STATUS", "MODEL", "STEP", "REWARD", "ACCURACY", "STARTED", "TOOK"):
@@ -211,4 +210,7 @@ def export(
         console.message(f"reading a checkpoint of {run_dir}")
         checkpoint = export_model(run_dir, output, step=step, best=best, overrides=overrides or [])
     found = {"step": checkpoint.step, "checkpoint": str(checkpoint.path), "model": str(output)}
-    typer.echo(json.dumps(found) if as_json else f"wrote step {checkpoint.step} to {output}")
+    if as_json:
+        echo_json(found)
+    else:
+        typer.echo(f"wrote step {checkpoint.step} to {output}")

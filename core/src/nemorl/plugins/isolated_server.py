@@ -1,19 +1,19 @@
 """The process of an isolated plugin: describes, checks and runs its parts for a driver that cannot import them.
 
 Runs under the plugin's own interpreter (``python -I -m nemorl.plugins.isolated_server FD``) and talks through one
-socket. Messages are pickles of plain data: numbers, texts, JSON and nemorl's own types. Calls run in threads, so a slow
-one holds nobody up; the process ends when the driver does.
+socket, in the messages of :mod:`nemorl.plugins.isolated_wire`; what it prints goes elsewhere. Calls run in threads, so
+a slow one holds nobody up; the process ends when the driver does.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from importlib import metadata
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,23 @@ from nemorl.config.load import validate
 from nemorl.environments.base import as_score
 from nemorl.environments.threads import LoopThread
 from nemorl.errors import ConfigError
+from nemorl.plugins import kinds
+from nemorl.plugins.isolated_wire import (
+    ERROR,
+    MAX_ERROR_CHARACTERS,
+    PAGE_BYTES,
+    REPLIES,
+    RESULT,
+    ClassData,
+    WireError,
+    packed,
+    receive,
+    send,
+)
 from nemorl.types import Prompt, Score, Step
+
+NOT_ASKED = ("ranks_per_copy", "data_shards")
+"""Methods of training backends with which a driver lays out its data. They take objects that do not travel."""
 
 
 class Server:
@@ -35,15 +51,20 @@ class Server:
         self.loop = LoopThread("isolated-plugin-loop")
 
     def describe(self, value: str) -> dict[str, Any]:
-        """What the stand-in of a config class must know, as plain data."""
+        """What the stand-in of a config class must know."""
         plugin = _config_class(value)
-        data = ("summary", "install_hint", "requires_modules", "supports", "weight_transports")
         return {
             "doc": plugin.__doc__ or "",
             "missing_modules": plugin.missing_modules(),
-            "class_data": {name: getattr(plugin, name) for name in data if name in dir(plugin)},
+            "class_data": {name: getattr(plugin, name) for name in ClassData.model_fields if name in dir(plugin)},
             "schema": plugin.model_json_schema(),
             "options": plugin.describe_options(),
+            "not_asked": [
+                name
+                for name in NOT_ASKED
+                if issubclass(plugin, kinds.TrainingBackendConfig)
+                and getattr(plugin, name) is not getattr(kinds.TrainingBackendConfig, name)
+            ],
         }
 
     def check(self, value: str, options: Mapping[str, Any]) -> list[tuple[str, str, str | None]]:
@@ -56,14 +77,23 @@ class Server:
             return [("", str(error), None)]
         return []
 
-    def ask(self, value: str, options: Mapping[str, Any], attribute: str) -> Any:
-        """A property of the config, e.g. ``devices_per_replica``."""
-        return getattr(_config_class(value).model_validate(options), attribute)
+    def devices_per_replica(self, value: str, options: Mapping[str, Any]) -> int:
+        return int(_config_class(value).model_validate(options).devices_per_replica)
 
-    def rows(self, value: str, options: Mapping[str, Any], split: str) -> str:
-        """The rows of a dataset's split as JSON: rows are plain data."""
+    def dataset(self, value: str, options: Mapping[str, Any], split: str) -> tuple[int, int] | None:
+        """Build a dataset: its number and how many rows it has; ``None`` where it has no such split."""
         rows = _config_class(value).model_validate(options).build(split)
-        return json.dumps(None if rows is None else [dict(rows[index]) for index in range(len(rows))])
+        return None if rows is None else (self._keep(rows), len(rows))
+
+    def rows(self, dataset: int, first: int) -> list[dict[str, Any]]:
+        """Rows from one on, as many as fit a message well."""
+        rows, page, size = self._objects[dataset], [], 0
+        for index in range(first, len(rows)):
+            page.append(dict(rows[index]))
+            size += len(packed(page[-1]))
+            if size > PAGE_BYTES and len(page) > 1:
+                return page[:-1]
+        return page
 
     def environment(self, value: str, options: Mapping[str, Any]) -> tuple[int, str, bool]:
         """Build an environment: its number, name and whether it is batched."""
@@ -73,8 +103,9 @@ class Server:
     def logger(self, value: str, options: Mapping[str, Any], run_dir: str) -> int:
         return self._keep(_config_class(value).model_validate(options).build(Path(run_dir)))
 
-    def start(self, environment: int, prompt: Prompt) -> int:
-        return self._keep(self._objects[environment].start(prompt))
+    def start(self, environment: int, prompt: Mapping[str, Any]) -> int:
+        lists = {name: tuple(prompt[name]) for name in ("token_ids", "messages")}
+        return self._keep(self._objects[environment].start(Prompt(**{**prompt, **lists})))
 
     def step(self, episode: int, response: str) -> Any:
         """One turn; awaitable where the environment's is."""
@@ -98,37 +129,49 @@ class Server:
         return number
 
 
-def serve(connection: Connection) -> None:
+def serve(connection: socket.socket) -> None:
     """Answer calls until the other side is gone."""
     server, sending = Server(), threading.Lock()
 
-    def reply(call: int, ok: bool, result: Any) -> None:
+    def reply(call: int, result: Any) -> None:
+        try:
+            kind, body = RESULT, packed(result)
+        except WireError as error:
+            kind, body = ERROR, f"this plugin {error}".encode()
         with sending:
-            connection.send((call, ok, result))
+            send(connection, call, kind, body)
 
-    def run(call: int, verb: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    def refuse(call: int, error: BaseException) -> None:
+        text = f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARACTERS]
+        with sending:
+            send(connection, call, ERROR, text.encode(errors="replace"))
+
+    def run(call: int, body: bytes) -> None:
         try:
-            result = verb(*args)
+            verb, *args = json.loads(body)
+            if verb not in REPLIES:
+                raise WireError(f"there is no verb {verb!r}")
+            result = getattr(server, verb)(*args)
             if isinstance(result, Awaitable):
-                server.loop.loop.call_soon_threadsafe(lambda: server.loop.loop.create_task(_settle(call, result)))
+                server.loop.loop.call_soon_threadsafe(lambda: server.loop.loop.create_task(settle(call, result)))
             else:
-                reply(call, True, result)
+                reply(call, result)
         except BaseException as error:
-            reply(call, False, f"{type(error).__name__}: {error}")
+            refuse(call, error)
 
-    async def _settle(call: int, awaited: Awaitable[Any]) -> None:
+    async def settle(call: int, awaited: Awaitable[Any]) -> None:
         try:
-            reply(call, True, await awaited)
+            reply(call, await awaited)
         except BaseException as error:
-            reply(call, False, f"{type(error).__name__}: {error}")
+            refuse(call, error)
 
-    reply(0, True, metadata.version("nemorl-core"))
+    reply(0, metadata.version("nemorl-core"))
     while True:
         try:
-            call, verb, args = connection.recv()
-        except (EOFError, OSError):
+            call, _, body = receive(connection)
+        except (EOFError, OSError, WireError):
             os._exit(0)  # threads that are stuck must not keep the process
-        threading.Thread(target=run, args=(call, getattr(server, verb), args), daemon=True).start()
+        threading.Thread(target=run, args=(call, body), daemon=True).start()
 
 
 async def _later(answer: Awaitable[Step]) -> Step:
@@ -153,4 +196,5 @@ def _config_class(value: str) -> Any:
 
 
 if __name__ == "__main__":
-    serve(Connection(int(sys.argv[1])))
+    os.set_inheritable(int(sys.argv[1]), False)  # programs that the plugin starts are none of the driver's
+    serve(socket.socket(fileno=int(sys.argv[1])))

@@ -44,8 +44,14 @@ class PluginVenv:
     def site_packages(self) -> Path:
         return next(self.folder.glob("lib/python*/site-packages"), self.folder / "lib")
 
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """Environment variables that were granted to it when it was installed."""
+        granted = (_read_record(self.folder) or {}).get("environment")
+        return tuple(map(str, granted)) if isinstance(granted, list) else ()
+
     def points(self, prefix: str) -> Iterator[metadata.EntryPoint]:
-        """The entry points of its distribution, of groups that start with ``prefix``; what else is installed there is not offered."""
+        """The entry points of its distribution whose groups start with ``prefix``, of no other that is installed."""
         for dist in metadata.distributions(name=self.distribution, path=[str(self.site_packages)]):
             offered, damage = points_of(dist, prefix)
             yield from (IsolatedPoint(point, dist, self) for point in offered)
@@ -113,7 +119,7 @@ def plugin_venvs() -> Iterator[PluginVenv]:
             yield PluginVenv(record.parent, record.parent.name)
 
 
-def write_record(venv: PluginVenv, *, complete: bool, **facts: str) -> None:
+def write_record(venv: PluginVenv, *, complete: bool, **facts: str | list[str]) -> None:
     """Mark a folder as the environment of a plugin; while it is not complete, nothing uses it."""
     venv.folder.mkdir(parents=True, exist_ok=True)
     data = {"distribution": venv.distribution, "complete": complete, **facts}

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from nemorl.cli.answers import AsJson, echo_json
 
 from nemorl_compat.migration import Migration, migrate_file
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 INCOMPLETE = 3
 
 
@@ -19,7 +19,7 @@ def migrate(
     old: Annotated[Path, typer.Argument(help="Config of the reference system (YAML).")],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write here instead of to stdout.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help=f"Exit {INCOMPLETE} if anything found no place.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print config and report as one JSON line.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Translate a config of the reference system (grpo, sft, dpo), with its parents and interpolations.
 
@@ -34,7 +34,7 @@ def migrate(
     if output is not None:
         output.write_text(migration.to_yaml())
     if as_json:
-        typer.echo(json.dumps(_report(migration)))
+        echo_json(_report(migration))
     else:
         _tell(migration, output)
     if strict and migration.unmapped:

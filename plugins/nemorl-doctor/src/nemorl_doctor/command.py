@@ -6,12 +6,12 @@ Without ``--model`` it reads metadata only (:mod:`nemorl_doctor.problems` does t
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Annotated, Any
 
 import typer
-from nemorl.cli.runs import AsJson, Overrides
+from nemorl.cli.answers import AsJson, echo_json
+from nemorl.cli.runs import Overrides
 from nemorl.errors import UsageError
 from nemorl.observe.console import Console
 from rich.console import Console as RichConsole
@@ -21,7 +21,12 @@ AUDIT_NEW_TOKENS = 32
 """Response length of an audit, unless overridden: errors show from the first token on."""
 
 
-app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 
 @app.command()
@@ -70,7 +75,7 @@ def _describe_machine(as_json: bool) -> None:
 
     examination = Examination.of_this_machine()
     if as_json:
-        typer.echo(json.dumps(examination.as_dict(), indent=2))
+        echo_json(examination.as_dict(), indent=2)
     else:
         examination.show()
     if not examination.ok:
@@ -89,7 +94,7 @@ def _compare_engines(model: str, changes: list[str], as_json: bool) -> None:
         console.message(f"comparing engines on {model}")
         report = measure_mismatch(config)
     if as_json:
-        typer.echo(json.dumps({"model": model, **report.as_dict()}))
+        echo_json({"model": model, **report.as_dict()})
     else:
         table = Table("", "BEFORE THE UPDATE", "AFTER IT", box=None, pad_edge=False)
         for name, label in _ROWS.items():

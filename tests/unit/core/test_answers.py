@@ -1,0 +1,80 @@
+"""Standard output of `--json` holds JSON and nothing else, whatever a plugin prints and however."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from installed_plugins import GOOD, Install
+from nemorl.cli.answers import echo_json, reserved_stdout
+from nemorl.plugins import registry
+
+NOISE = """
+import os, subprocess, sys
+print("NOISE by print")
+os.write(1, b"NOISE by number\\n")
+sys.__stdout__.write("NOISE by the original\\n"); sys.__stdout__.flush()
+subprocess.run(["echo", "NOISE by a program"])
+"""
+
+
+def nemorl(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(site), "COLUMNS": "100"}
+    command = [sys.executable, "-m", "nemorl", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment, cwd=site)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "plugins show gym --json",
+        "plugins check gym --json",
+        "config validate run.json --json",
+        "config show run.json --json",
+    ],
+)
+def test_what_a_plugin_prints_is_not_part_of_an_answer(install: Install, site: Path, arguments: str) -> None:
+    install("acme-env", {"gym": "acme_env:Env"}, code=f"{NOISE}\n{_dedented()}")
+    config = {"algorithm": "grpo", "model": "a/model", "data": "arithmetic", "environment": "gym"}
+    (site / "run.json").write_text(json.dumps(config))
+    done = nemorl(site, *arguments.split())
+    json.loads(done.stdout)
+    if "check" not in arguments:  # which looks at it in another process
+        assert [line.split()[-1] for line in done.stderr.splitlines() if "NOISE" in line] == [
+            "print",
+            "number",
+            "original",
+            "program",
+        ]
+    without = nemorl(site, *arguments.removesuffix(" --json").split())
+    assert without.returncode == done.returncode
+
+
+def test_an_answer_goes_where_output_went_before(capfd: pytest.CaptureFixture[str]) -> None:
+    with reserved_stdout():
+        print("said meanwhile")
+        echo_json({"a": 1})
+    print("said after")
+    out, err = capfd.readouterr()
+    assert out == '{"a": 1}\nsaid after\n'
+    assert "said meanwhile" in err
+
+
+@pytest.mark.parametrize("entry", registry().index.of_kind("commands"), ids=lambda entry: str(entry.name))
+def test_commands_of_plugins_explain_themselves_like_all_others(site: Path, entry: object) -> None:
+    words = str(entry.name).split(".")  # type: ignore[attr-defined]
+    long, short = nemorl(site, *words, "--help"), nemorl(site, *words, "-h")
+    assert (long.returncode, short.returncode) == (0, 0), short.stderr
+    assert short.stdout == long.stdout
+    assert long.stdout.lstrip().startswith(f"Usage: nemorl {' '.join(words)} ")
+    assert "─ Options ─" in long.stdout
+
+
+def _dedented() -> str:
+    from textwrap import dedent
+
+    return dedent(GOOD)
