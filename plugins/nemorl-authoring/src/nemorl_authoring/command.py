@@ -2,43 +2,47 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from nemorl.cli.answers import AsJson, echo_json
 
 from nemorl_authoring.names import Names, kind_called, kinds
 from nemorl_authoring.writing import Written, write_package
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
-
-
-@app.command(
-    epilog="\n\n".join(
-        [
-            "Examples:",
-            "  nemorl plugins new environment word-count",
-            '  nemorl plugins new algorithm raft --author "Ada Lovelace <ada@engine.org>"',
-            "  nemorl plugins new training-backend mine --folder ../mine --json",
-        ]
-    )
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+@app.command()
 def new(
     kind: Annotated[str, typer.Argument(help=f"One of {', '.join(kinds())}.")],
     name: Annotated[str, typer.Argument(help="What configs call it: lower-case words joined by '-' or '_'.")],
     folder: Annotated[Path | None, typer.Option(help="Where to write it. Unset: ./nemorl-NAME.")] = None,
     author: Annotated[str | None, typer.Option(help='For pyproject.toml: "Ada Lovelace <ada@engine.org>".')] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write a plugin package that works: code, options, tests, README, settings of ruff, mypy and pytest.
 
     It is small and complete; change it into what you want. An existing folder is never touched.
+
+    Examples:
+
+      nemorl plugins new environment word-count
+
+      nemorl plugins new algorithm raft --author "Ada Lovelace <ada@engine.org>"
+
+      nemorl plugins new training-backend mine --folder ../mine --json
     """
     names = Names.of(kind_called(kind), name)
     written = write_package(names, folder or Path(names.distribution), author)
     if as_json:
-        typer.echo(json.dumps(_as_dict(written)))
+        echo_json(_as_dict(written))
     else:
         _tell(written)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from nemorl.cli.answers import AsJson, echo_json
 from nemorl.config.load import load_config
 from nemorl.observe.console import Console
 from nemorl.observe.jsonl import read_jsonl
@@ -21,7 +21,7 @@ from nemorl_quickstart import recipe
 
 ACCURACY = "validation/accuracy"
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
 
 @app.command()
@@ -29,7 +29,7 @@ def quickstart(
     overrides: Annotated[list[str] | None, typer.Argument(help="Fields of the GRPO stage, as path=value.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seeds everything: weights, data, sampling.")] = 0,
     run_dir: Annotated[Path | None, typer.Option(help="Where to write. Unset: runs/quickstart-seedN.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="End with one JSON line on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train a tiny model with reinforcement learning, start to finish. No download, no GPU.
 
@@ -50,7 +50,7 @@ def quickstart(
     with Console() as console:
         summary = run(folder, seed, console, overrides or [])
     if as_json:
-        typer.echo(json.dumps(summary))
+        echo_json(summary)
         return
     before, after = summary["accuracy_before"], summary["accuracy_after"]
     typer.echo(f"\nheld-out accuracy: {before:.0%} before GRPO, {after:.0%} after ({summary['seconds']:.0f} s)")

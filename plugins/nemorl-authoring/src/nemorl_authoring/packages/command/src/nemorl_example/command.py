@@ -11,7 +11,7 @@ from nemorl.errors import UsageError
 from nemorl.observe.jsonl import read_jsonl
 from nemorl.suggest import did_you_mean
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
 
 @app.command()
