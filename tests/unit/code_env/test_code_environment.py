@@ -119,9 +119,9 @@ for fd in range(10):
     assert score(share, ASSERTS, code(program))[0].reward == 0.0
 
 
-def test_tests_see_the_names_of_the_program_and_of_tests_before_them(share: CodeEnvironment) -> None:
+def test_tests_use_objects_of_the_program_and_names_of_tests_before_them(share: CodeEnvironment) -> None:
     program = "from dataclasses import dataclass\n@dataclass\nclass Point:\n    x: 'int'\n_hidden = 3"
-    tests = ["p = Point(2)\nassert p.x == 2", "assert p == Point(_hidden - 1)", "assert missing", "assert p.x + 1 == 3"]
+    tests = ["p = Point(2)\nassert p.x == 2", "assert p.x == _hidden - 1", "assert missing", "assert p.x + 1 == 3"]
     assert score(share, tests, code(program))[0].reward == 0.75
 
 

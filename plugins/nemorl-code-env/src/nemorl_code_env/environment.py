@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import secrets
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nemorl.environments import Environment
-from nemorl.errors import BackendError, UsageError
+from nemorl.errors import BackendError, DataError, UsageError
 from nemorl.types import Prompt, Score
 
+from nemorl_code_env.asserts import Test, analyze
 from nemorl_code_env.cases import Pair, last_program, read_tests
 from nemorl_code_env.probe import best_sandbox
 from nemorl_code_env.sandbox import Limits, Result, Sandbox
@@ -22,9 +20,11 @@ from nemorl_code_env.sandbox import Limits, Result, Sandbox
 if TYPE_CHECKING:
     from nemorl_code_env.config import CodeConfig
 
-DRIVER = Path(__file__).with_name("driver.py")
-EVENTS = ("code_missing", "code_timeout", "code_output_limit", "code_error")
-"""Metrics, each 1 when it happened to a response at all: no program; stopped; ended with an error."""
+EVENTS = ("code_missing", "code_timeout", "code_output_limit", "code_error", "code_tampered", "code_sandbox_died")
+"""Metrics, each 1 when it happened to a response at all: no program; stopped; ended with an error; spoke to its judge
+out of turn; its sandbox ended although others do not."""
+CONTROL = "print(6 * 7)"
+"""A program that every working sandbox survives."""
 
 
 @dataclass
@@ -36,7 +36,11 @@ class _Tally:
     events: Counter[str] = field(default_factory=Counter)
 
     def note(self, result: Result) -> None:
-        if result.outcome == "timeout":
+        if result.outcome == "broken":
+            self.events["code_sandbox_died"] = 1
+        elif result.tampered:
+            self.events["code_tampered"] = 1
+        elif result.outcome == "timeout":
             self.events["code_timeout"] = 1
         elif result.outcome == "output":
             self.events["code_output_limit"] = 1
@@ -59,59 +63,70 @@ class CodeEnvironment(Environment):
         )
         python = None if config.python is None else str(config.python.expanduser())
         self._config = config
-        self._driver = DRIVER.read_text()
         self.sandbox: Sandbox = best_sandbox(limits, python, allow_weaker=config.allow_weaker_sandbox)
         self._workers = ThreadPoolExecutor(config.workers, thread_name_prefix="environment-code")
         self._closed = False
 
     async def score(self, prompt: Prompt, response: str) -> Score:  # type: ignore[override]
         column = self._config.tests_column
-        tests = read_tests(prompt.row.get(column), f"prompt {prompt.text[:60]!r}, column {column!r},")
+        where = f"prompt {prompt.text[:60]!r}, column {column!r},"
+        pairs, asserts = _split(read_tests(prompt.row.get(column), where), where)
+        total = len(pairs) + sum(test.counts for test in asserts)
         program = last_program(response)
         if program is None:
-            return self._score(_Tally(len(tests), events=Counter(code_missing=1)))
+            return self._score(_Tally(total, events=Counter(code_missing=1)))
         if self._closed:
             raise UsageError("the code environment is closed", fix="build a new one from its config")
-        return self._score(await asyncio.wrap_future(self._workers.submit(self._judge, program, tests)))
+        tally = _Tally(total)
+        await asyncio.wrap_future(self._workers.submit(self._judge, program, pairs, asserts, where, tally))
+        return self._score(tally)
 
     def close(self) -> None:
-        """Begin nothing more. What runs ends by its own limits."""
+        """Begin nothing more, and end what runs."""
         self._closed = True
         self._workers.shutdown(wait=False, cancel_futures=True)
+        self.sandbox.close()
 
-    def _judge(self, program: str, tests: list[Pair] | list[str]) -> _Tally:
-        tally = _Tally(len(tests))
-        asserts = [test for test in tests if isinstance(test, str)]
+    def _judge(self, program: str, pairs: list[Pair], asserts: tuple[Test, ...], where: str, tally: _Tally) -> None:
         if asserts:
-            self._run_asserts(program, asserts, tally)
-        for test in tests:
-            if isinstance(test, Pair) and not self._run_pair(program, test, tally) and self._config.all_or_nothing:
+            self._run_asserts(program, asserts, where, tally)
+        for pair in pairs:
+            if not self._run_pair(program, pair, tally) and self._config.all_or_nothing:
                 break  # one failure decides
-        return tally
 
     def _run_pair(self, program: str, test: Pair, tally: _Tally) -> bool:
-        result = self._run({"solution.py": program}, ["solution.py"], test.input)
+        result = self._survived(self.sandbox.run({"solution.py": program}, ["solution.py"], test.input))
         tally.note(result)
         is_right = result.outcome == "done" and result.returncode == 0 and test.accepts(result.stdout)
         tally.passed += is_right
         return is_right
 
-    def _run_asserts(self, program: str, tests: list[str], tally: _Tally) -> None:
-        nonce = secrets.token_hex(16)
-        files = {"solution.py": program, "driver.py": self._driver}
-        files |= {f"test_{index}.py": test for index, test in enumerate(tests)}
-        result = self._run(files, ["driver.py"], json.dumps({"nonce": nonce, "count": len(tests)}))
+    def _run_asserts(self, program: str, tests: tuple[Test, ...], where: str, tally: _Tally) -> None:
+        result = self._survived(self.sandbox.judge(program, tests))
         tally.note(result)
-        told = set(result.stdout.splitlines())
-        tally.passed += sum(f"{nonce} {index}" in told for index in range(len(tests)))
+        for test, verdict in zip(tests, result.verdicts, strict=False):
+            if verdict.startswith("refused "):
+                raise DataError(
+                    f"{where} a test cannot be judged: {verdict.removeprefix('refused ')}: {test.source!r:.200}",
+                    fix="pass plain data (numbers, strings, bytes, lists, tuples, dicts, sets, None) to the program's "
+                    "functions, and test nothing that the sandbox lacks",
+                )
+            tally.passed += test.counts and verdict == "passed"
 
-    def _run(self, files: dict[str, str], arguments: list[str], stdin: str) -> Result:
-        result = self.sandbox.run(files, arguments, stdin)
-        if result.outcome == "broken":  # not the policy's fault: a zero would teach the wrong lesson
-            raise BackendError(
-                f"the code sandbox ({self.sandbox.mode}) could not run a program: {result.stderr.strip()[-500:]}",
-                fix="raise environment.memory_mib or max_processes, or check the machine's memory and process limits",
-            )
+    def _survived(self, result: Result) -> Result:
+        """The same, unless the sandbox died and so does one that a harmless program runs in.
+
+        A program that brings its sandbox down scores nothing; where none can be run, a zero would teach the wrong
+        lesson.
+        """
+        if result.outcome == "broken" and not self._closed:
+            control = self.sandbox.run({"solution.py": CONTROL}, ["solution.py"])
+            if (control.outcome, control.stdout) != ("done", "42\n"):
+                raise BackendError(
+                    f"the code sandbox ({self.sandbox.mode}) runs no program, not even {CONTROL!r}: "
+                    f"{(control.stderr or result.stderr).strip()[-500:]}",
+                    fix="raise environment.memory_mib or max_processes, or check what the machine has left of both",
+                )
         return result
 
     def _score(self, tally: _Tally) -> Score:
@@ -120,3 +135,9 @@ class CodeEnvironment(Environment):
         metrics = {name: float(tally.events[name]) for name in EVENTS}
         reward = float(correct) if self._config.all_or_nothing else share
         return Score(reward, metrics={**metrics, "tests_passed": share}, correct=correct)
+
+
+def _split(tests: list[Pair] | list[str], where: str) -> tuple[list[Pair], tuple[Test, ...]]:
+    """A row has tests of one kind."""
+    asserts = tuple(test for test in tests if isinstance(test, str))
+    return [test for test in tests if isinstance(test, Pair)], analyze(asserts, where) if asserts else ()

@@ -1,7 +1,7 @@
 """Sandbox: runs a Python program with nothing but its own folder, within limits of time, memory, processes and output.
 
-The isolation itself happens inside, in a fresh interpreter (``inside/``). What it achieves is not assumed but tried
-(``probe.py``), since it depends on the kernel and on what a container permits.
+The isolation itself happens inside, in processes that a server of its own forks (``inside/``, ``server.py``). What it
+achieves is not assumed but tried (``probe.py``), since it depends on the kernel and on what a container permits.
 """
 
 from __future__ import annotations
@@ -9,31 +9,42 @@ from __future__ import annotations
 import json
 import os
 import selectors
-import signal
-import subprocess
+import socket
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
+
+from nemorl_code_env.asserts import Test
+from nemorl_code_env.server import ENVIRONMENT, INSIDE, Server
 
 Mode = Literal["namespaces", "landlock", "limits"]
 Outcome = Literal["done", "timeout", "output", "broken"]
 
-INSIDE = Path(__file__).parent / "inside"
 SYSTEM_PATHS = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/localtime")
 """What an interpreter needs besides its own folders. No ``/proc``, no ``/home``, no ``/var``."""
-ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1"}
-"""All that a program sees of the environment: no tokens, no keys."""
+DRIVER = (
+    "import sys, types\n"
+    "sys.modules['wire'] = wire = types.ModuleType('wire')\n"
+    f"exec({(INSIDE / 'wire.py').read_text()!r}, vars(wire))\n"
+    f"exec({(INSIDE / 'driver.py').read_text()!r})\n"
+)
+"""The program's side of a judgement, as one text: no file of ours lies in the program's folder."""
+PEER_IS_GONE, TAMPERED = 3, 4
+JUDGE_CODES = (0, PEER_IS_GONE, TAMPERED)
+"""Exit codes of ``inside/judge.py``."""
+NO_WORD = "the sandbox ended without a word"
 STDERR_BYTES = 4096
 GRACE_S = 5.0
-"""For the interpreter to start and to end, on top of the program's time."""
+"""For the run to be set up and to end, on top of the program's and the judge's time."""
 MIB = 2**20
 WAITING_PROCESSES = 2
 """Those that wait for the program have its user, hence count."""
+OPEN_FILES = 64
+"""Of one process. A pair of sockets holds up to 416 KiB of the kernel's memory, which is not the program's own."""
 
 
 @dataclass(frozen=True)
@@ -54,54 +65,87 @@ class Result:
     """What became of a program."""
 
     outcome: Outcome
-    """``broken``: it could not be started, see ``stderr``."""
+    """``broken``: the sandbox itself ended, or could not be set up, see ``stderr``."""
     returncode: int = -1
     stdout: str = ""
     stderr: str = ""
     """The beginning of it."""
+    verdicts: tuple[str, ...] = ()
+    """The judge's, one per test that it came to: ``passed``, ``failed``, or ``refused`` and why."""
+    tampered: bool = False
+    """The program spoke to its judge out of turn."""
 
 
 class Sandbox:
-    """Safe to use from many threads: every run is a process of its own."""
+    """Safe to use from many threads: every run has processes of its own."""
 
-    def __init__(self, limits: Limits, *, mode: Mode, python: str, readable: Sequence[str]) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        mode: Mode,
+        python: str,
+        readable: Sequence[str],
+        filters_calls: bool = True,
+        server: Server | None = None,
+    ) -> None:
         """
         Args:
             limits: Of every program.
             mode: How it is isolated.
             python: The interpreter.
             readable: The interpreter's folders.
+            filters_calls: Only the system calls of a list are answered.
+            server: Where runs are started. Unset: one of its own.
         """
-        self._limits, self.mode, self._python = limits, mode, python
+        self._limits, self.mode, self._python, self.filters_calls = limits, mode, python, filters_calls
         self._readable = list(dict.fromkeys([*SYSTEM_PATHS, *readable]))
+        self._server = server or Server(python)
 
     def within(self, limits: Limits) -> Sandbox:
         """The same isolation with other limits."""
-        return Sandbox(limits, mode=self.mode, python=self._python, readable=self._readable)
+        return Sandbox(
+            limits,
+            mode=self.mode,
+            python=self._python,
+            readable=self._readable,
+            filters_calls=self.filters_calls,
+            server=self._server,
+        )
+
+    def close(self) -> None:
+        """End the server, and with it what runs."""
+        self._server.close()
 
     def run(self, files: Mapping[str, str], arguments: Sequence[str], stdin: str = "") -> Result:
         """Run ``python <arguments>`` in a folder that holds ``files``; nothing of it remains afterwards."""
-        with tempfile.TemporaryDirectory(prefix="nemorl-code-", ignore_cleanup_errors=True) as work:
-            return self._run_in(work, files, arguments, stdin)
+        return self._run(files, arguments, stdin, None)
 
-    def _run_in(self, work: str, files: Mapping[str, str], arguments: Sequence[str], stdin: str) -> Result:
-        status_read, status_write = os.pipe()
-        with os.fdopen(status_read, "rb", buffering=0) as status, tempfile.TemporaryFile() as source:
-            source.write(json.dumps(dict(files)).encode())
-            source.seek(0)
+    def judge(self, program: str, tests: Sequence[Test]) -> Result:
+        """Run ``program`` and, in another sandbox beside it, ``tests``, which call its functions."""
+        return self._run({"solution.py": program}, ["-c", DRIVER], "", [asdict(test) for test in tests])
+
+    def _run(self, files: Mapping[str, str], arguments: Sequence[str], stdin: str, tests: Any) -> Result:
+        with (
+            tempfile.TemporaryDirectory(prefix="nemorl-code-", ignore_cleanup_errors=True) as work,
+            ExitStack() as stack,
+        ):
+            ours, theirs = _pipes(stack)
             try:
-                process = _start(self._spec(work, arguments, status_write, source.fileno()), status_write, source)
+                self._server.start(theirs)
             finally:
-                os.close(status_write)
-            return _Conversation(process, status, self._limits).hold(stdin.encode("utf-8", "replace"))
+                for fd in theirs:
+                    os.close(fd)
+            spec = self._spec(work, files, arguments, tests)
+            return _Conversation(ours, self._limits, is_judged=tests is not None).hold(spec, stdin)
 
-    def _spec(self, work: str, arguments: Sequence[str], status_fd: int, files_fd: int) -> str:
+    def _spec(self, work: str, files: Mapping[str, str], arguments: Sequence[str], tests: Any) -> bytes:
         limits = self._limits
         rlimits = {
             "RLIMIT_AS": limits.memory_mib * MIB,
             "RLIMIT_CPU": max(1, round(limits.wall_s + 0.5)),
             "RLIMIT_FSIZE": limits.disk_mib * MIB,
-            "RLIMIT_NOFILE": 256,
+            "RLIMIT_NOFILE": OPEN_FILES,
             "RLIMIT_NPROC": limits.processes + WAITING_PROCESSES,
             "RLIMIT_CORE": 0,
         }
@@ -109,60 +153,80 @@ class Sandbox:
             rlimits.pop("RLIMIT_AS")
         spec = {
             "mode": self.mode,
+            "filters_calls": self.filters_calls,
             "work": work,
-            "status_fd": status_fd,
-            "files_fd": files_fd,
+            "files": dict(files),
             "wall_s": limits.wall_s,
             "readable": self._readable,
             "disk_bytes": limits.disk_mib * MIB,
             "rlimits": rlimits,
             "environment": ENVIRONMENT,
             "command": [self._python, "-I", "-B", "-X", "utf8", *arguments],
+            "tests": tests,
         }
-        return json.dumps(spec)
+        text = json.dumps(spec).encode()
+        return len(text).to_bytes(8, "big") + text
 
 
-def _start(spec: str, status_fd: int, source: Any) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-I", "-S", "-B", str(INSIDE), spec],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        pass_fds=(status_fd, source.fileno()),
-        start_new_session=True,
-        env=ENVIRONMENT,
-    )
+def _pipes(stack: ExitStack) -> tuple[list[Any], list[int]]:
+    """Our ends as files, which ``stack`` closes, and theirs: standard input, output, error, and the control socket."""
+    stdin_read, stdin_write = os.pipe()
+    stdout_read, stdout_write = os.pipe()
+    stderr_read, stderr_write = os.pipe()
+    control, their_control = socket.socketpair()
+    ours = [
+        stack.enter_context(os.fdopen(stdin_write, "wb", buffering=0)),
+        stack.enter_context(os.fdopen(stdout_read, "rb", buffering=0)),
+        stack.enter_context(os.fdopen(stderr_read, "rb", buffering=0)),
+        stack.enter_context(control),
+    ]
+    return ours, [stdin_read, stdout_write, stderr_write, their_control.detach()]
 
 
 class _Conversation:
     """Feeds a program and reads what it says, until it has ended or is too loud or too late; then nothing is left."""
 
-    def __init__(self, process: subprocess.Popen[bytes], status: Any, limits: Limits) -> None:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
-        self._process, self._limits = process, limits
-        self._stdin, self._stdout, self._stderr, self._status = process.stdin, process.stdout, process.stderr, status
-        self._said: dict[Any, bytearray] = {pipe: bytearray() for pipe in (self._stdout, self._stderr, status)}
+    def __init__(self, pipes: Sequence[Any], limits: Limits, *, is_judged: bool) -> None:
+        self._stdin, self._stdout, self._stderr, self._control = pipes
+        self._limits, self._is_judged = limits, is_judged
+        self._said: dict[Any, bytearray] = {pipe: bytearray() for pipe in pipes[1:]}
 
-    def hold(self, stdin: bytes) -> Result:
-        try:
-            outcome = self._listen(stdin)
-        finally:
-            _kill(self._process)
+    def hold(self, spec: bytes, stdin: str) -> Result:
+        outcome: Outcome = "broken"
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self._control.sendall(spec)
+            outcome = self._listen(stdin.encode("utf-8", "replace"))
+            self._end()
         stdout, stderr, lines = (bytes(part) for part in self._said.values())
-        for pipe in (self._stdin, self._stdout, self._stderr):
-            with suppress(BrokenPipeError):
-                pipe.close()
-        status: dict[str, Any] = {}
-        for line in lines.splitlines():
-            status.update(json.loads(line))
+        ends: dict[str, dict[str, Any]] = {}
+        for said in map(json.loads, lines.splitlines()):
+            ends.setdefault(said["who"], {}).update(said)
         error = stderr[:STDERR_BYTES].decode("utf-8", "replace")
-        if outcome == "done" and status.get("timed_out"):
-            outcome = "timeout"
-        if outcome == "done" and ("error" in status or "returncode" not in status):
-            return Result("broken", stderr=status.get("error") or error or "the sandbox ended without a word")
-        return Result(outcome, status.get("returncode", -1), stdout.decode("utf-8", "replace"), error)
+        if outcome != "done":
+            return Result(outcome, stdout=stdout.decode("utf-8", "replace"), stderr=error)
+        return self._judged(ends, stdout, error) if self._is_judged else _alone(ends, stdout, error)
+
+    def _judged(self, ends: Mapping[str, dict[str, Any]], stdout: bytes, stderr: str) -> Result:
+        """The judge's end decides; how the program ended matters where the judge says that it was gone."""
+        judge, program = ends.get("judge", {}), ends.get("program", {})
+        code = judge.get("returncode")
+        verdicts = tuple(map(json.loads, stdout.splitlines()))
+        if judge.get("timed_out") or program.get("timed_out"):
+            return Result("timeout", stderr=stderr, verdicts=verdicts)
+        errors = [end["error"] for end in ends.values() if "error" in end]
+        if errors or code not in JUDGE_CODES or (code == PEER_IS_GONE and "returncode" not in program):
+            return Result("broken", stderr="; ".join(errors) or stderr or NO_WORD)
+        returncode = program["returncode"] if code == PEER_IS_GONE else 0
+        return Result("done", returncode, stderr=stderr, verdicts=verdicts, tampered=code == TAMPERED)
+
+    def _end(self) -> None:
+        """Everything inside ends, if it has not; returns when it has."""
+        with suppress(OSError):
+            self._control.shutdown(socket.SHUT_WR)
+        self._control.settimeout(GRACE_S)
+        with suppress(OSError):
+            while chunk := self._control.recv(65536):
+                self._said[self._control] += chunk
 
     def _listen(self, stdin: bytes) -> Outcome:
         deadline = time.monotonic() + self._limits.wall_s + GRACE_S
@@ -172,7 +236,7 @@ class _Conversation:
                 selector.register(pipe, selectors.EVENT_READ)
             os.set_blocking(self._stdin.fileno(), False)
             selector.register(self._stdin, selectors.EVENT_WRITE)
-            while self._status in selector.get_map():  # its end is the end of the sandbox
+            while self._control in selector.get_map():  # its end is the end of the sandbox
                 if (left_s := deadline - time.monotonic()) <= 0:
                     return "timeout"
                 for key, _ in selector.select(left_s):
@@ -189,13 +253,13 @@ class _Conversation:
         return "done"
 
     def _is_too_loud(self) -> bool:
-        return len(self._said[self._stdout]) > self._limits.output_kib * 1024
+        return not self._is_judged and len(self._said[self._stdout]) > self._limits.output_kib * 1024
 
     def _read(self, pipe: Any) -> bool:
         """Whether there was something to read."""
         try:
             chunk = os.read(pipe.fileno(), 65536)
-        except BlockingIOError:
+        except (BlockingIOError, ConnectionResetError):
             return False
         if pipe is not self._stderr or len(self._said[pipe]) < STDERR_BYTES:
             self._said[pipe] += chunk
@@ -216,8 +280,10 @@ class _Conversation:
         return stdin
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """The whole group, always: a program may leave children behind. In a namespace all others end with the first."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+def _alone(ends: Mapping[str, dict[str, Any]], stdout: bytes, stderr: str) -> Result:
+    errors = [end["error"] for end in ends.values() if "error" in end]
+    program = ends.get("program", {})
+    if errors or "returncode" not in program:
+        return Result("broken", stderr="; ".join(errors) or stderr or NO_WORD)
+    outcome: Outcome = "timeout" if program["timed_out"] else "done"
+    return Result(outcome, program["returncode"], stdout.decode("utf-8", "replace"), stderr)

@@ -1,102 +1,73 @@
-"""Runs one program in isolation: ``python -I -S inside '<json>'``, its files on a descriptor, its status on another.
+"""The server of a sandbox: ``python -I -B inside <descriptor>``. Forks a keeper for every run that it is sent.
 
-Order: namespaces (root is needed to mount), then Landlock (paths are those of the new root), then a process that waits
-for the program and with whose end everything inside ends, then limits and the program itself.
+It runs no foreign code and knows no program; a request is one byte with four descriptors: standard input, output and
+error of the run, and the socket that its description comes from and its end is told to. Starting an interpreter and its
+imports once, instead of once per run, makes up for the second process that judging takes.
 """
 
 from __future__ import annotations
 
+import array
 import json
 import os
-import resource
 import signal
+import socket
 import sys
-from typing import Any, NoReturn
 
-if sys.platform == "linux":  # at once: after the move into a new root, this folder is out of sight
-    import landlock
-    import libc
-    import namespaces
+import keeper
+import wire
+from supervisor import report
+
+DESCRIPTORS = 4
 
 
 def main() -> None:
-    spec = json.loads(sys.argv[1])
-    with os.fdopen(spec["files_fd"]) as source:
-        files = json.load(source)
-    os.set_inheritable(spec["status_fd"], False)
-    try:
-        work = _isolate(spec)
-        for name, text in files.items():
-            with open(os.path.join(work, name), "w", encoding="utf-8", errors="surrogatepass") as file:
-                file.write(text)
-    except Exception as error:
-        _report(spec, error=f"{type(error).__name__}: {error}")
-        sys.exit(1)
-    _wait_for(spec, work)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers are not waited for
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _be_the_first_to_go()
+    with socket.socket(fileno=int(sys.argv[1])) as requests:
+        while fds := _receive(requests):
+            if os.fork() == 0:
+                requests.close()
+                _keep(fds)
+                os._exit(0)
+            for fd in fds:
+                os.close(fd)
 
 
-def _isolate(spec: dict[str, Any]) -> str:
-    """Give up rights; the folder to work in."""
-    readable, work = spec["readable"], spec["work"]
-    if spec["mode"] == "namespaces":
-        namespaces.enter(work, readable, spec["disk_bytes"])
-        readable, work = ["/"], namespaces.WORK
-    os.chdir(work)
-    if spec["mode"] != "limits":
-        libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1)
-        landlock.restrict([*readable, "/dev/urandom", "/dev/zero"], [work, "/dev/null"])
-    return str(work)
+def _receive(requests: socket.socket) -> list[int]:
+    """The descriptors of the next run; none when nobody is there to ask any more."""
+    said, ancillary, _, _ = requests.recvmsg(1, socket.CMSG_SPACE(DESCRIPTORS * array.array("i").itemsize))
+    fds = array.array("i")
+    for _, _, data in ancillary if said else ():
+        fds.frombytes(data)
+    for fd in fds:
+        os.set_inheritable(fd, False)
+    return fds.tolist()
 
 
-def _wait_for(spec: dict[str, Any], work: str) -> None:
-    """This process waits for a supervisor, the first process of its namespace, and that one for the program."""
-    supervisor = os.fork()
-    if supervisor:
-        _, status = os.waitpid(supervisor, 0)
-        os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
-    _die_with_parent()
-    program = os.fork()
-    if program == 0:
-        _run(spec, work)
-    for fd in (0, 1, 2):
+def _keep(fds: list[int]) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    *standard, control = fds
+    for target, fd in enumerate(standard):
+        os.dup2(fd, target)
         os.close(fd)
-    timed_out = False
-
-    def too_late(*_: Any) -> None:
-        nonlocal timed_out
-        timed_out = True
-        os.kill(program, signal.SIGKILL)
-
-    signal.signal(signal.SIGALRM, too_late)
-    signal.setitimer(signal.ITIMER_REAL, spec["wall_s"])
-    found = -1
-    while found != program:  # orphans become children of the first process
-        found, status = os.waitpid(-1, 0)
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    _report(spec, returncode=os.waitstatus_to_exitcode(status), timed_out=timed_out)
-    os._exit(0)
-
-
-def _die_with_parent() -> None:
-    """The program cannot look into the supervisor, and nothing outlives the one who started it."""
-    if sys.platform == "linux":
-        libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
-        libc.prctl(libc.PR_SET_DUMPABLE, 0)
-
-
-def _run(spec: dict[str, Any], work: str) -> NoReturn:
     try:
-        for name, value in spec["rlimits"].items():
-            resource.setrlimit(getattr(resource, name), (value, value))
-        environment = {**spec["environment"], "HOME": work, "TMPDIR": work}
-        os.execve(spec["command"][0], spec["command"], environment)
-    except Exception as error:
-        _report(spec, error=f"{type(error).__name__}: {error}")
-    os._exit(127)
+        read = wire.reader(control)
+        spec = json.loads(read(int.from_bytes(read(8), "big")))
+    except EOFError:
+        return
+    try:
+        keeper.keep(control, spec)
+    except OSError as error:  # no process, no descriptor
+        report(control, who="keeper", error=f"{type(error).__name__}: {error}")
 
 
-def _report(spec: dict[str, Any], **fields: Any) -> None:
-    os.write(spec["status_fd"], json.dumps(fields).encode() + b"\n")
+def _be_the_first_to_go() -> None:
+    """Where memory runs out, the kernel takes a program rather than the trainer. Inherited."""
+    if sys.platform == "linux":
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")
 
 
 main()

@@ -16,7 +16,8 @@ MS_RDONLY, MS_NOSUID, MS_NODEV = 1, 2, 4
 MS_REMOUNT, MS_NOATIME, MS_NODIRATIME, MS_BIND, MS_REC = 32, 1024, 2048, 4096, 16384
 MS_PRIVATE, MS_RELATIME = 1 << 18, 1 << 21
 ST_RELATIME = 4096
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
+CAPABILITIES_VERSION_3 = 0x20080522
 SYS_LANDLOCK_CREATE, SYS_LANDLOCK_ADD, SYS_LANDLOCK_RESTRICT = 444, 445, 446  # the same on every architecture
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -42,8 +43,14 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str =
     )
 
 
-def prctl(option: int, value: int) -> None:
-    _checked(f"prctl {option}", _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0))
+def prctl(option: int, value: int, other: int = 0) -> None:
+    _checked(f"prctl {option}", _libc.prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(other), 0, 0))
+
+
+def drop_capabilities() -> None:
+    """A root without powers. With ``PR_SET_NO_NEW_PRIVS`` they do not come back when a program is executed."""
+    header = (ctypes.c_uint32 * 2)(CAPABILITIES_VERSION_3, 0)
+    _checked("capset", _libc.capset(header, (ctypes.c_uint32 * 6)()))
 
 
 def syscall(what: str, number: int, *arguments: Any) -> int:

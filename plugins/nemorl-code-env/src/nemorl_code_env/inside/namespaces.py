@@ -13,6 +13,8 @@ import libc
 
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 WORK = "/work"
+INODES = 8192
+"""Files of the new root. Each takes about 1 KiB of the kernel's memory, which is not counted as disk."""
 FIRST_USER = 0x70000000
 """User ids from here on belong to nobody. One per sandbox, since the process limit counts by user."""
 _APART = libc.CLONE_NEWNS | libc.CLONE_NEWIPC | libc.CLONE_NEWPID | libc.CLONE_NEWNET | libc.CLONE_NEWUTS
@@ -40,7 +42,7 @@ def enter(root: str, readable: Sequence[str], disk_bytes: int) -> None:
         _write("/proc/self/uid_map", f"{uid} {uid} 1")
         _write("/proc/self/gid_map", f"{gid} {gid} 1")
     libc.mount("none", "/", None, libc.MS_REC | libc.MS_PRIVATE)
-    options = f"size={disk_bytes},nr_inodes=65536,mode=0755"
+    options = f"size={disk_bytes},nr_inodes={INODES},mode=0755"
     libc.mount("tmpfs", root, "tmpfs", libc.MS_NOSUID | libc.MS_NODEV, options)
     for path in readable:
         _bind(path, root, is_device=False)

@@ -1,0 +1,78 @@
+"""The process that starts runs: an interpreter of its own (``inside/``) that forks and runs no program itself."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import threading
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+
+INSIDE = Path(__file__).parent / "inside"
+ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1"}
+"""All that a program sees of the environment: no tokens, no keys."""
+
+
+class Server:
+    """Started at the first run, and again when it has died. Safe to use from many threads."""
+
+    def __init__(self, python: str) -> None:
+        self._python = python
+        self._lock = threading.Lock()
+        self._process: _Process | None = None
+
+    def start(self, fds: Sequence[int]) -> None:
+        """Begin a run that gets these descriptors.
+
+        Raises:
+            OSError: no process can be started.
+        """
+        with self._lock:
+            if self._process is None or not self._process.is_alive():
+                self.close()
+                self._process = _Process(self._python)
+            self._process.send(fds)
+
+    def close(self) -> None:
+        """End it and all that it runs. The next run starts a new one."""
+        if self._process is not None:
+            self._process.end()
+            self._process = None
+
+
+class _Process:
+    def __init__(self, python: str) -> None:
+        self._requests, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen(
+                [python, "-I", "-B", "-X", "utf8", str(INSIDE), str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+                env=ENVIRONMENT,
+            )
+        self._process = process
+        self.end = weakref.finalize(self, _end, process, self._requests, os.getpid())
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def send(self, fds: Sequence[int]) -> None:
+        try:
+            socket.send_fds(self._requests, [b"r"], list(fds))
+        except (
+            BrokenPipeError,
+            ConnectionResetError,
+        ):  # it died just now: this run ends without a word
+            self._process.wait()
+
+
+def _end(process: subprocess.Popen[bytes], requests: socket.socket, owner: int) -> None:
+    requests.close()
+    if os.getpid() == owner:  # not in a fork of the trainer
+        process.kill()
+        process.wait()
