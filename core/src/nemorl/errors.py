@@ -11,9 +11,12 @@ Four rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import inspect
+import signal
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
+from types import TracebackType
 
 
 class NemorlError(Exception):
@@ -112,18 +115,52 @@ class ForeignError(NemorlError, RuntimeError):
     """An exception that escaped code which is not nemorl's. The original is ``__cause__``."""
 
 
-@contextmanager
-def boundary(owner: str) -> Iterator[None]:
+class Interrupted(KeyboardInterrupt):
+    """A signal that asks the process to end now; its name is the message. Passes every :class:`boundary`."""
+
+
+class boundary:  # noqa: N801  (reads as a statement: `with boundary("environment math"):`)
     """Attribute whatever escapes the block to ``owner``, e.g. ``boundary("environment math")``.
 
-    nemorl's own errors pass unchanged, so nested boundaries attribute to the innermost owner.
+    nemorl's own errors pass unchanged, so nested boundaries attribute to the innermost owner; so does what a person or
+    the event loop asks for. ``SystemExit``, and a ``KeyboardInterrupt`` that nobody's Ctrl-C caused, are errors of the
+    owner: code that is called by a run does not decide that the run is over, still less that all went well.
+
+    A class and not ``@contextmanager``, which takes a RuntimeError caused by ``StopIteration`` for the StopIteration.
     """
-    try:
-        yield
-    except NemorlError:
-        raise
-    except Exception as error:
-        raise ForeignError(
-            f"{owner} raised {type(error).__name__}: {error}",
-            fix=f"the traceback of the original error (--debug shows it) points into {owner}",
-        ) from error
+
+    def __init__(self, owner: str, *, passing: tuple[type[Exception], ...] = ()) -> None:
+        """
+        Args:
+            owner: Whose code runs in the block.
+            passing: Errors that the caller wants as they are.
+        """
+        self._owner, self._passing = owner, (NemorlError, *passing)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or isinstance(error, self._passing) or _is_asked_for(error, trace):
+            return
+        fix = f"the traceback of the original error (--debug shows it) points into {self._owner}"
+        if not isinstance(error, Exception):
+            fix = 'raise an Exception to end a run with an error, call trainer.stop("reason") to end it well'
+        raise ForeignError(f"{self._owner} raised {type(error).__name__}: {error}", fix=fix) from error
+
+
+def _is_asked_for(error: BaseException, trace: TracebackType | None) -> bool:
+    """Whether a person, the machine or the event loop wants the end, and not the code that was called."""
+    if isinstance(error, Exception):
+        return False
+    is_main = threading.current_thread() is threading.main_thread()
+    if isinstance(error, KeyboardInterrupt):
+        by_default = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        return isinstance(error, Interrupted) or by_default
+    if isinstance(error, SystemExit):
+        return is_main and error.code == signal.SIGTERM  # Ray's handler raises it wherever the program happens to be
+    # Closing a generator and cancelling a coroutine throw into it. Nothing throws into a plain function.
+    suspends = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+    return trace is not None and bool(trace.tb_frame.f_code.co_flags & suspends)

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from nemorl.contracts import Head, Loss, WeightsName
-from nemorl.errors import BackendError, UsageError
+from nemorl.errors import BackendError, UsageError, boundary
 from nemorl.observe.metrics import Metrics
 from nemorl.schedules import require_end
 from nemorl.tensors import TokenBatch
 from nemorl.tensors.buckets import in_buckets
 from nemorl.tensors.model_folder import save_tokenizer
 from nemorl.tensors.rows import Rows, default_microbatch_tokens, plan_microbatches, to_rows
-from nemorl.tensors.steps import PLACE, require_fields, step_metrics, with_places
+from nemorl.tensors.steps import PLACE, evaluate_loss, loss_owner, require_fields, step_metrics, with_places
 from torch import Tensor
 
 from nemorl_dtensor import checkpoint, export
@@ -91,9 +91,13 @@ class DTensorBackend:
         for sequences in plan:
             microbatch = batch.select(sequences).to(self._device)
             outputs = self._outputs(microbatch, candidates="candidate_ids" in loss.requires)
-            value, metrics = loss(outputs, microbatch)
+            try:
+                value, metrics = evaluate_loss(loss, outputs, microbatch)
+            except torch.OutOfMemoryError as error:
+                raise self._out_of_memory(error) from error
             if value.requires_grad:  # it does not where no token of the microbatch is trained on
-                self._backward(value)
+                with boundary(f"the backward pass of {loss_owner(loss)}"):
+                    self._backward(value)
                 optimizer.accumulate()
             losses.append(value.detach().double())
             parts.append(metrics)

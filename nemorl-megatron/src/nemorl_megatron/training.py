@@ -22,7 +22,7 @@ from nemorl.observe.metrics import Metrics
 from nemorl.schedules import require_end
 from nemorl.tensors import TokenBatch, vocab_parallel_topk_logprobs
 from nemorl.tensors.rows import default_microbatch_tokens
-from nemorl.tensors.steps import PLACE, require_fields, step_metrics, with_places
+from nemorl.tensors.steps import PLACE, evaluate_loss, require_fields, step_metrics, with_places
 from torch import Tensor
 
 from nemorl_megatron import checkpoint, export
@@ -176,7 +176,7 @@ class MegatronBackend:
                 outputs = outputs.index_copy(0, rows.targets, logprobs)
             if self._parallel.sizes.context > 1:
                 outputs = added_up(outputs, self._parallel.context_group)
-            value, metrics = loss(outputs, batch)
+            value, metrics = evaluate_loss(loss, outputs, batch)
             if not value.requires_grad:
                 # Zero, and yet it leads back to all layers: every rank takes part in every backward pass.
                 value = value + states.sum() * 0.0

@@ -73,6 +73,12 @@ def test_guests_live_and_die_with_their_hosts(group: RayWorkerGroup) -> None:
     assert guests.call("double", 3) == [6, 8]
 
 
+def test_an_error_in_a_loss_names_the_loss_and_its_worker_lives_on(group: RayWorkerGroup) -> None:
+    with pytest.raises(ForeignError, match=r"^loss Faulty \(workers\) raised SystemExit: 0"):
+        group.call("fail", 1, "loses")
+    assert group.call("add", 1) == [1, 2]
+
+
 def test_ranks_of_one_shard_need_not_be_neighbours() -> None:
     # Pipeline stages of two copies, as megatron-core numbers them: ranks 0 and 2 hold one copy, 1 and 3 the other.
     group = object.__new__(RayWorkerGroup)

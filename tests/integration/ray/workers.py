@@ -6,9 +6,23 @@ import os
 import signal
 import sys
 import time
+from typing import ClassVar
 
+import torch
 from nemorl.errors import BackendError
+from nemorl.observe.metrics import Metrics
 from nemorl.resources.worker import WorkerContext
+from nemorl.tensors import TokenBatch
+from nemorl.tensors.steps import evaluate_loss
+
+
+class Faulty:
+    """A loss that exits, as if all were well."""
+
+    requires: ClassVar[frozenset[str]] = frozenset()
+
+    def __call__(self, outputs: torch.Tensor, batch: TokenBatch) -> tuple[torch.Tensor, Metrics]:
+        sys.exit(0)
 
 
 class Adder:
@@ -45,6 +59,8 @@ class Adder:
             raise BackendError("out of memory", fix="use less")
         if mine and kind == "breaks":
             raise ZeroDivisionError("division by zero")
+        if mine and kind == "loses":
+            evaluate_loss(Faulty(), torch.zeros(2), TokenBatch.from_sequences([[1, 2]], [[False, True]]))
         if mine and kind == "sleeps":
             time.sleep(60)
 

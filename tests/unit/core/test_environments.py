@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import threading
 import time
@@ -96,8 +97,24 @@ def test_a_reward_that_is_no_number_names_its_function(result: Any) -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_a_reward_that_is_not_finite_is_refused(value: float) -> None:
     # One NaN would turn its whole group's advantages, and with them the update, into NaN.
-    with pytest.raises(ForeignError, match=r"the reward of 'x' is .*, not a finite number"):
+    with pytest.raises(ForeignError, match=r"the reward of 'x' to prompt 0 .* is .*, not a finite number"):
         step(RewardFunction(lambda prompt, response: value), ["x"])
+
+
+@pytest.mark.parametrize(
+    "value", [float("nan"), float("-inf"), None, "much", 10**400], ids=lambda value: f"{value!r:.6}"
+)
+@pytest.mark.parametrize("part", ["components", "metrics"])
+def test_a_part_of_a_score_that_is_not_finite_names_environment_part_and_row(part: str, value: Any) -> None:
+    def grade(prompt: str, response: str) -> Score:
+        return Score(1.0, **{part: {"right": 1.0, "format": value if response == "y" else 0.5}})
+
+    with contextlib.closing(EnvironmentPool(RewardFunction(grade))) as pool:
+        episodes = [pool.start(Prompt(index, f"{index}+1=", (), row={})) for index in range(2)]
+        with pytest.raises(ForeignError) as caught:
+            pool.step(episodes, ["x", "y"])
+    for word in ("environment 'grade'", f"{part[:-1]} 'format'", "'y' to prompt 1 ('1+1=')", "not a finite number"):
+        assert word in caught.value.message
 
 
 def test_a_function_of_all_columns_gets_them_but_for_the_names_it_takes_itself() -> None:

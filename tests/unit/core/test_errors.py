@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
+import signal
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from nemorl import errors
-from nemorl.errors import ConfigError, DataError, ForeignError, NemorlError, Problem, UsageError, boundary
+from nemorl.errors import ConfigError, DataError, ForeignError, Interrupted, NemorlError, Problem, UsageError, boundary
 
 CLASSES = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, NemorlError)]
 SIMPLE = [cls for cls in CLASSES if cls is not ConfigError]
@@ -51,8 +55,93 @@ def test_the_innermost_boundary_wins() -> None:
         raise ValueError("x")
 
 
-def test_our_own_errors_and_interrupts_pass_a_boundary_unchanged() -> None:
-    for error in (DataError("row 3"), KeyboardInterrupt(), SystemExit(3)):
+def test_our_own_errors_and_ctrl_c_pass_a_boundary_unchanged() -> None:
+    for error in (DataError("row 3"), KeyboardInterrupt(), Interrupted("SIGTERM"), SystemExit(int(signal.SIGTERM))):
         with pytest.raises(type(error)) as caught, boundary("someone"):
             raise error
         assert caught.value is error
+
+
+class Odd(BaseException):
+    """What a library may derive from, to pass every ``except Exception``."""
+
+
+ODD = [
+    SystemExit(0),
+    SystemExit(),
+    SystemExit("bye"),
+    GeneratorExit(),
+    StopIteration(7),
+    StopAsyncIteration(),
+    Odd("!"),
+]
+
+
+@pytest.mark.parametrize("error", ODD, ids=repr)
+def test_nothing_that_is_raised_leaves_a_boundary_without_the_name_of_its_owner(error: BaseException) -> None:
+    with pytest.raises(ForeignError, match=rf"^someone raised {type(error).__name__}: ") as caught, boundary("someone"):
+        raise error
+    assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize("error", [*ODD, KeyboardInterrupt(), SystemExit(15)], ids=repr)
+def test_no_thread_but_the_main_one_is_told_to_end_by_anybody(error: BaseException) -> None:
+    caught: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            with boundary("someone"):
+                raise error
+        except BaseException as raised:
+            caught.append(raised)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert [type(raised) for raised in caught] == [ForeignError]
+
+
+def test_ctrl_c_that_nobody_pressed_is_the_owners() -> None:
+    before = signal.signal(signal.SIGINT, lambda *_: None)  # as while a run is listening: Ctrl-C raises nothing
+    try:
+        with pytest.raises(ForeignError, match="someone raised KeyboardInterrupt"), boundary("someone"):
+            raise KeyboardInterrupt
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_boundary_lets_generators_close_and_coroutines_be_cancelled() -> None:
+    ends: list[str] = []
+
+    def numbers() -> Iterator[int]:
+        try:
+            with boundary("someone"):
+                yield 1
+        except BaseException as error:
+            ends.append(type(error).__name__)
+            raise
+
+    async def waits() -> None:
+        try:
+            with boundary("someone"):
+                await asyncio.sleep(60)
+        except BaseException as error:
+            ends.append(type(error).__name__)
+            raise
+
+    async def cancels() -> None:
+        task = asyncio.ensure_future(waits())
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+
+    opened = numbers()
+    next(opened)
+    opened.close()  # type: ignore[attr-defined]
+    asyncio.run(cancels())
+    assert ends == ["GeneratorExit", "CancelledError"]
+
+
+def test_a_boundary_may_let_named_errors_pass() -> None:
+    with pytest.raises(KeyError), boundary("someone", passing=(KeyError,)):
+        raise KeyError("a")

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from nemorl.config import ScheduleConfig
-from nemorl.errors import BackendError, UsageError
+from nemorl.errors import BackendError, ForeignError, UsageError
 from nemorl.observe.metrics import Metrics
 from nemorl.schedules import schedule_factor
 from nemorl.tensors import TokenBatch
@@ -210,3 +210,26 @@ def test_the_learning_rate_follows_the_schedule(
     backend = build(schedule={"kind": "linear", "warmup_steps": 2, "decay_steps": 4})
     rates = [backend.train_step(batch, weighted_nll)["lr"].value for _ in range(4)]
     assert rates == pytest.approx([0.005, 0.01, 0.005, 0.0])
+
+
+@dataclass(frozen=True)
+class _Faulty:
+    """A loss that fails in its forward or in its backward pass."""
+
+    backward: bool
+    requires: ClassVar[frozenset[str]] = frozenset()
+
+    def __call__(self, outputs: Tensor, batch: TokenBatch) -> tuple[Tensor, Metrics]:
+        if not self.backward:
+            raise ZeroDivisionError("no advantages")
+        ratio = outputs.exp()
+        total = (ratio * ratio).sum()
+        ratio += 1.0  # autograd needs the value that this overwrites
+        return total, {}
+
+
+@pytest.mark.parametrize(("backward", "said"), [(False, "loss _Faulty"), (True, "the backward pass of loss _Faulty")])
+def test_an_error_in_a_loss_names_the_loss(build: Build, backward: bool, said: str) -> None:
+    batch = TokenBatch.from_sequences([[1, 2, 3]], [[False, True, True]])
+    with pytest.raises(ForeignError, match=rf"^{said} .*raised (ZeroDivision|Runtime)Error"):
+        build().train_step(batch, _Faulty(backward))

@@ -69,7 +69,7 @@ class EnvironmentPool:
 
     def start(self, prompt: Prompt) -> Episode:
         with boundary(f"environment {self.environment.name!r}"):
-            return TimedEpisode(self.environment.start(prompt))
+            return TimedEpisode(self.environment.start(prompt), prompt=prompt)
 
     def step(self, episodes: Sequence[Episode], responses: Sequence[str]) -> list[Step]:
         """One turn of each episode; results in order."""

@@ -20,7 +20,7 @@ from nemorl.contracts import Episode
 from nemorl.environments.base import Environment
 from nemorl.environments.threads import LoopThread
 from nemorl.errors import boundary
-from nemorl.types import Score, Step
+from nemorl.types import Prompt, Score, Step
 
 
 @dataclass
@@ -29,6 +29,12 @@ class TimedEpisode:
 
     inner: Episode
     spent_s: float = 0.0
+    prompt: Prompt | None = None
+
+    @property
+    def row(self) -> str:
+        """Which row it plays, for messages."""
+        return "" if self.prompt is None else f" to prompt {self.prompt.index} ({self.prompt.text[:50]!r})"
 
     def step(self, response: str) -> Step | Awaitable[Step]:
         return self.inner.step(response)
@@ -137,8 +143,7 @@ class Turn:
                 raise RuntimeError(f"{type(answer).__name__}: {answer}") from answer
             if not isinstance(answer, Step):
                 raise TypeError(f"step() returned {answer!r:.80}, not a nemorl.types.Step")
-            if not math.isfinite(answer.score.reward):
-                raise ValueError(f"the reward of {job.response[:50]!r} is {answer.score.reward}, not a finite number")
+            _require_finite(answer.score, f"{job.response[:50]!r}{job.episode.row}")
         return answer
 
     # Deadlines, in the caller's thread
@@ -291,6 +296,19 @@ class Turn:
                 return
             job.over = True
         self._answers.put((job, answer))
+
+
+def _require_finite(score: Score, response: str) -> None:
+    """Refuse what cannot be added up: one NaN makes a whole step's mean, and the advantages of its group, NaN."""
+    named = {f"component {name!r} of the score of": value for name, value in score.components.items()}
+    named |= {f"metric {name!r} of the score of": value for name, value in score.metrics.items()}
+    for what, value in {"the reward of": score.reward, **named}.items():
+        try:
+            is_finite = math.isfinite(value)
+        except (TypeError, OverflowError):
+            is_finite = False
+        if not is_finite:
+            raise ValueError(f"{what} {response} is {value!r:.80}, not a finite number")
 
 
 def _close(awaitable: Awaitable[Step]) -> None:

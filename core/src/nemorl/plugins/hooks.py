@@ -5,7 +5,7 @@ implementation may take any subset of the arguments, by name; :mod:`nemorl.plugi
 
 Each spec is either *observer* (an implementation that raises is reported once with its plugin id, counted, and
 disabled) or *control* (it is re-raised, attributed, and ends the run). A plugin or callback with ``essential = True``
-is always treated as control. ``SystemExit`` counts as raising; Ctrl-C does not, it belongs to the person.
+is always treated as control. ``SystemExit`` counts as raising; a person's Ctrl-C does not.
 
 Call order: wrappers, then ``tryfirst``, then the rest, then ``trylast``; within each, the config's ``plugins.hooks``
 order, then callbacks in the order given.
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import signal
 import types
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
@@ -185,7 +184,7 @@ class _Guard:
         where = f"hook {self.found.event} of {self.name}"
         try:
             with boundary(where):
-                _without_exiting(action, where)
+                action()
         except NemorlError as error:
             self.failures[self.name] = self.failures.get(self.name, 0) + 1
             if self.is_essential and not is_ending and self.found.event != "on_exception":
@@ -194,19 +193,6 @@ class _Guard:
             self.report(what if self.is_essential else f"{what}; it is disabled for the rest of this run")
             return False
         return True
-
-
-def _without_exiting(action: Callable[[], object], where: str) -> None:
-    """A hook that exits has failed: a library deep inside it must not end a run as if all were well."""
-    try:
-        action()
-    except SystemExit as error:
-        if error.code == signal.SIGTERM:  # Ray's handler of SIGTERM raises it wherever the program happens to be
-            raise
-        raise ForeignError(
-            f"{where} raised SystemExit: {error.code}",
-            fix='a hook ends a run with trainer.stop("reason"), or by raising an exception and being essential',
-        ) from error
 
 
 def _enter(running: Generator[Any, Any, Any]) -> None:
@@ -256,8 +242,9 @@ def _created(hook_class: type, name: str) -> object:
     what = f"hook plugin {name!r} could not be created"
     fix = f"{hook_class.__name__}() must work without arguments; to run without it, remove it from plugins.hooks"
     try:
-        return hook_class()
+        with boundary(what):
+            return hook_class()
+    except ForeignError as error:
+        raise PluginError(f"{what}: {type(error.__cause__).__name__}: {error.__cause__}", fix=fix) from error.__cause__
     except NemorlError as error:
         raise PluginError(f"{what}: {error.message}", fix=error.fix or fix) from error
-    except (Exception, SystemExit) as error:
-        raise PluginError(f"{what}: {type(error).__name__}: {error}", fix=fix) from error

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from stevedore import DriverManager
 
-from nemorl.errors import PluginError
+from nemorl.errors import ForeignError, NemorlError, PluginError, boundary
 from nemorl.plugins.diagnosis import Diagnostic
 from nemorl.plugins.index import KINDS, PREFIX, Index, PluginEntry, singular
 from nemorl.plugins.policy import PluginPolicy
@@ -138,19 +138,19 @@ class Registry:
         self._loaded[(kind, entry.id)] = target
 
     def _import(self, entry: PluginEntry) -> Any:
+        owner = f"{singular(entry.kind)} {entry.name!r} from {entry.distribution} {entry.version}"
         try:
-            loaded = _IndexedDriver(entry).driver
+            with boundary(owner):
+                loaded = _IndexedDriver(entry).driver
         except PluginError:
             raise
-        except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
-                raise
+        except NemorlError as error:
+            cause = error.__cause__ if isinstance(error, ForeignError) else error
             raise PluginError(
-                f"{singular(entry.kind)} {entry.name!r} from {entry.distribution} {entry.version} failed to load: "
-                f"{type(error).__name__}: {error}",
+                f"{owner} failed to load: {type(cause).__name__}: {cause}",
                 fix=f"reinstall or update {entry.distribution}, or ask its authors; `nemorl plugins check {entry.id}` "
                 "shows the traceback",
-            ) from error
+            ) from cause
         return _checked(entry.kind, entry.id, loaded)
 
 

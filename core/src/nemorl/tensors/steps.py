@@ -5,15 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from nemorl.errors import UsageError
-from nemorl.observe.metrics import Last, Mean, Metrics, Sum, merge
+from nemorl.errors import UsageError, boundary
+from nemorl.observe.metrics import Last, Mean, Metric, Metrics, Sum, merge
 from nemorl.tensors.batch import TokenBatch
 from nemorl.tensors.functional import segment_sum
 
@@ -48,6 +48,44 @@ def require_fields(batch: TokenBatch, loss: Loss) -> None:
             f"{type(loss).__name__} reads {', '.join(missing)}, which this batch does not have (fields: {have})",
             fix="compute them before train_step and add them with batch.with_tokens() or with_sequences()",
         )
+
+
+def evaluate_loss(loss: Loss, outputs: Tensor, batch: TokenBatch) -> tuple[Tensor, Metrics]:
+    """The loss of one microbatch and its metrics; what is wrong with either is said in the loss's name.
+
+    Args:
+        loss: The objective.
+        outputs: [N] or [N, K] what the model says of the tokens.
+        batch: The microbatch.
+
+    Raises:
+        ForeignError: it raised, or returned something else than a scalar tensor and a mapping.
+        torch.OutOfMemoryError: unchanged, since the batch is to blame.
+    """
+    out_of_memory: torch.OutOfMemoryError | None = None
+    with boundary(loss_owner(loss)):
+        try:
+            answer: Any = loss(outputs, batch)
+        except torch.OutOfMemoryError as error:
+            out_of_memory = error
+        else:
+            is_pair = isinstance(answer, tuple) and len(answer) == 2
+            if not is_pair or not isinstance(answer[0], Tensor) or not isinstance(answer[1], Mapping):
+                raise TypeError(f"returned {answer!r:.80}, not (scalar tensor, metrics)")
+            if answer[0].numel() != 1:
+                raise TypeError(f"returned a tensor of shape {tuple(answer[0].shape)}, not a scalar")
+            for name, metric in answer[1].items():
+                if not isinstance(metric, Metric):
+                    raise TypeError(f"its metric {name!r} is {metric!r:.80}, which does not say how it adds up")
+    if out_of_memory is not None:
+        raise out_of_memory
+    value, metrics = answer
+    return value, metrics
+
+
+def loss_owner(loss: Loss) -> str:
+    """What errors call a loss: its class and where that is defined."""
+    return f"loss {type(loss).__name__} ({type(loss).__module__})"
 
 
 def step_metrics(batch: TokenBatch, parts: Sequence[Metrics], losses: Sequence[Tensor], result: StepResult) -> Metrics:

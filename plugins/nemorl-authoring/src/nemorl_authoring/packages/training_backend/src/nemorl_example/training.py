@@ -20,7 +20,7 @@ from nemorl.observe.metrics import Metrics
 from nemorl.schedules import schedule_factor
 from nemorl.tensors import TokenBatch
 from nemorl.tensors.model_folder import save_tokenizer
-from nemorl.tensors.steps import StepResult, require_fields, step_metrics
+from nemorl.tensors.steps import StepResult, evaluate_loss, require_fields, step_metrics
 from torch import Tensor
 
 from nemorl_example import checkpoint
@@ -59,7 +59,7 @@ class ExampleBackend:
         losses: list[Tensor] = []
         for start in range(0, len(batch), batch.coupled):  # sequences that a loss compares stay together
             part = batch.select(range(start, start + batch.coupled)).to(self._device)
-            value, metrics = loss(self._logprobs(self._model, part), part)
+            value, metrics = evaluate_loss(loss, self._logprobs(self._model, part), part)
             value.backward()  # type: ignore[no-untyped-call]
             parts.append(metrics)
             losses.append(value.detach().double())

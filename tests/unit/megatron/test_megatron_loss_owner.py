@@ -1,0 +1,39 @@
+"""An error in a loss names the loss, through the schedules of megatron-core as well."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+
+pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install nemorl-megatron")
+
+from nemorl.config import PolicyConfig
+from nemorl.errors import ForeignError
+from nemorl.observe.metrics import Metrics
+from nemorl.resources.worker import WorkerContext
+from nemorl.tensors import TokenBatch
+from nemorl.testing.batches import ragged_batch
+from nemorl.testing.models import tiny_model
+from torch import Tensor
+
+pytestmark = pytest.mark.megatron
+
+
+@dataclass(frozen=True)
+class Faulty:
+    requires: ClassVar[frozenset[str]] = frozenset()
+
+    def __call__(self, outputs: Tensor, batch: TokenBatch) -> tuple[Tensor, Metrics]:
+        raise ZeroDivisionError("no advantages")
+
+
+def test_an_error_in_a_loss_names_the_loss() -> None:
+    config = PolicyConfig.model_validate({"model_name": str(tiny_model()), "backend": "megatron"})
+    backend = config.backend.build(config, WorkerContext(), reference=False)
+    try:
+        with pytest.raises(ForeignError, match=r"^loss Faulty \(.*\) raised ZeroDivisionError: no advantages"):
+            backend.train_step(ragged_batch(), Faulty())
+    finally:
+        backend.shutdown()
