@@ -18,6 +18,7 @@ from nemorl_dtensor.model import load_model, skeleton
 from nemorl_dtensor.model_head import Scorer, verify
 from nemorl_dtensor.model_kernels import use_fast_kernels
 from nemorl_dtensor.model_lora import Adapters
+from nemorl_dtensor.published_names import PublishedNames
 from nemorl_dtensor.sharded_head import ShardedScorer
 from nemorl_dtensor.sharded_weights import fill, hollow
 from nemorl_dtensor.sharding import reshard
@@ -42,6 +43,7 @@ class Assembly:
     """A policy's model and the ways to use it."""
 
     model: PreTrainedModel
+    names: PublishedNames
     scorer: AnyScorer
     reference: AnyScorer | None
     """The frozen initial weights, where they are asked for and no adapter can be turned off to get them"""
@@ -93,12 +95,13 @@ def _whole(
         initial = copy.deepcopy(model).requires_grad_(False)
         use_fast_kernels(initial)
         frozen = score(initial)
+    names = PublishedNames(model)
     model.requires_grad_(True)
     adapters = Adapters(model, policy.lora, worker.seed) if policy.lora is not None else None
     use_fast_kernels(model)
     if policy.activation_checkpointing:
         _checkpoint_activations(model)
-    return Assembly(model, score(model), frozen, adapters, packed)
+    return Assembly(model, names, score(model), frozen, adapters, packed)
 
 
 def _sharded(
@@ -114,6 +117,7 @@ def _sharded(
 ) -> Assembly:
     """This rank's part of it: the policy, or its frozen copy."""
     model = skeleton(policy, attn_implementation=attention, head=head).requires_grad_(trained)
+    names = PublishedNames(model)
     adapters: Adapters | None = None
     drawn: dict[str, Tensor] = {}
     if trained and policy.lora is not None:
@@ -131,7 +135,7 @@ def _sharded(
     else:
         verify(model, found, scorer.score, width_multiple=scorer.width_multiple, packed=packed)
     reshard(model)
-    return Assembly(model, scorer, None, adapters, packed)
+    return Assembly(model, names, scorer, None, adapters, packed)
 
 
 def _use_packed(config: DTensorConfig, device: str) -> bool:

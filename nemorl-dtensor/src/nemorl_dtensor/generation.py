@@ -23,6 +23,7 @@ from nemorl_dtensor.allocator import keep_freed_memory
 from nemorl_dtensor.decode import build_decoder
 from nemorl_dtensor.generation_weights import bind_weights, empty_model
 from nemorl_dtensor.model import load_model
+from nemorl_dtensor.published_names import PublishedNames
 
 if TYPE_CHECKING:
     from nemorl.config.models import GenerationConfig, PolicyConfig
@@ -82,13 +83,17 @@ class HFGeneration:
 
     def update_weights(self, handle: WeightHandle, version: int) -> None:
         """Generate from these weights from now on. ``in_process`` shares the trainer's tensors."""
-        bind_weights(self._model, handle)
+        bind_weights(self._model, self._names, handle)
         self._version = version
         self._decoder = None
 
     def shutdown(self) -> None:
         """Let go of the weights. Calling it twice is harmless."""
         self._model = self._decoder = None
+
+    @cached_property
+    def _names(self) -> PublishedNames:
+        return PublishedNames(self._model)
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:

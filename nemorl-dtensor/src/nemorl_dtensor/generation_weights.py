@@ -1,7 +1,8 @@
 """The model a generator runs: an empty shell whose parameters are the trainer's live tensors.
 
-Nothing is copied: an update in place by the trainer is already visible, and tensors that are new each time (merged
-adapters) replace the previous ones.
+Nothing is copied where model and checkpoint have the same form: an update in place by the trainer is already visible,
+and tensors that are new each time (merged adapters) replace the previous ones. Experts of mixtures, which come one by
+one and are held together, are copied.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from nemorl.weights import WeightHandle
 from torch import Tensor, nn
 
 from nemorl_dtensor.model import load_config
+from nemorl_dtensor.published_names import PublishedNames
 
 if TYPE_CHECKING:
     from nemorl.config.models import PolicyConfig
@@ -39,15 +41,14 @@ def empty_model(policy: PolicyConfig, device: str) -> PreTrainedModel:
     return model.eval()  # type: ignore[no-any-return]
 
 
-def bind_weights(model: PreTrainedModel, handle: WeightHandle) -> None:
-    """Point the parameters of ``model`` at the tensors of ``handle``, sharing their memory.
+def bind_weights(model: PreTrainedModel, names: PublishedNames, handle: WeightHandle) -> None:
+    """Point the parameters of ``model`` at the tensors of ``handle``, sharing their memory where the form is the same.
 
     Raises:
         BackendError: Names or shapes are not those of the model.
     """
-    for bucket in handle.buckets():
-        for name, tensor in bucket.items():
-            _bind(model, name, tensor)
+    for name, tensor in names.in_memory(item for bucket in handle.buckets() for item in bucket.items()):
+        _bind(model, name, tensor.detach())
     # An output head tied to the embedding may travel under one name only.
     model.tie_weights()
     missing = [name for name, parameter in model.named_parameters() if parameter.is_meta]
@@ -73,8 +74,7 @@ def _bind(model: PreTrainedModel, name: str, tensor: Tensor) -> None:
             f"the trainer sent {name!r} of shape {tuple(tensor.shape)}, but the model {problem}",
             fix="train and generate with the same model_name, and export Hugging Face names",
         )
-    live = tensor.detach()
-    slots[leaf] = nn.Parameter(live, requires_grad=False) if slots is owner._parameters else live  # type: ignore[index]
+    slots[leaf] = nn.Parameter(tensor, requires_grad=False) if slots is owner._parameters else tensor  # type: ignore[index]
 
 
 @contextmanager

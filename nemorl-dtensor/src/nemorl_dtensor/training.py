@@ -63,7 +63,7 @@ class DTensorBackend:
         self._budget = policy.microbatch_tokens or default_microbatch_tokens(worker.device)
         assembly = assemble(policy, worker, config, self._ranks, reference=reference, head=head)
         self._model, self._scorer, self._reference = assembly.model, assembly.scorer, assembly.reference
-        self._adapters, self._packed = assembly.adapters, assembly.is_packed
+        self._adapters, self._packed, self._names = assembly.adapters, assembly.is_packed, assembly.names
         self._has_reference, self._head = reference, head
         if self._adapters:
             # Their dropout draws from the global generator, which checkpoints carry; on each rank for other sequences.
@@ -145,10 +145,7 @@ class DTensorBackend:
         checkpoint.load(path, self._trainable, self._optimizer, self._rank)
 
     def save_pretrained(self, path: Path) -> None:
-        if self._ranks is None:
-            export.save_pretrained(path, self._model, self._named_tensors() if self._adapters else None)
-        else:
-            export.save_sharded(path, self._model, self._named_tensors(), self._rank)
+        export.save_pretrained(path, self._model, self._named_tensors(), self._rank)
         if self._rank == 0:
             save_tokenizer(path, self._policy.model_name)
 
@@ -235,10 +232,13 @@ class DTensorBackend:
         return self._reference, nullcontext()
 
     def _named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """The plain model's tensors under Hugging Face names; a tensor shared by two names appears under the first.
+        """The plain model's tensors as its published checkpoints have them; one that has two names has the first.
 
         Collective where the model is sharded: each tensor is put together as it is asked for.
         """
+        return self._names.published(self._tensors_in_memory())
+
+    def _tensors_in_memory(self) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in saved_tensors(self._model):
             found = self._adapters.merged(name, tensor) if self._adapters else whole(tensor)
             if found is not None:

@@ -17,8 +17,8 @@ from nemorl.resources.worker import WorkerContext
 from nemorl.tensors.model_folder import save_tokenizer
 from nemorl.testing.batches import ragged_batch
 from nemorl.tiny import write_tiny_model
-from nemorl_dtensor.export import save_pretrained
 from nemorl_dtensor.model import load_model
+from safetensors import safe_open
 from sharded_runs import Case, Found, build, train
 from spawned import run_calls
 from torch import Tensor
@@ -33,6 +33,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3": {"architecture": "qwen3", "head_dim": 8},
     "mistral": {"architecture": "mistral", "sliding_window": 6},
     "gpt2": {"architecture": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4},
+    "mixtral": {"architecture": "mixtral", "num_local_experts": 3, "num_experts_per_tok": 2},
 }
 TP: dict[str, Any] = {"tensor_parallel_size": 2}
 LORA: dict[str, Any] = {"lora": {"rank": 4}}
@@ -46,6 +47,7 @@ CASES = (
     Case("dp2 packed", "qwen2", 2, options={"layout": "packed"}),
     Case("dp2 random", "random", 2, {"init": "random"}),
     Case("dp2 gpt2", "gpt2", 2),
+    Case("dp2 mixtral", "mixtral", 2, saves="dp2 mixtral"),
     Case("dp2 lora", "qwen2", 2, LORA, saves="dp2 lora"),
     Case("dp2 bfloat16", "qwen2", 2, LOW, saves="dp2 bfloat16"),
     Case("dp2 bfloat16 lora", "qwen2", 2, {**LOW, **LORA}),
@@ -131,7 +133,7 @@ def write_model(folder: Path, sizes: Mapping[str, Any]) -> Path:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(4) if parameter.ndim > 1 else parameter.add_(0.1 * torch.randn_like(parameter))
-    save_pretrained(folder, model)
+    model.save_pretrained(folder)
     save_tokenizer(folder, str(folder / "tiny"))
     return folder
 
@@ -221,6 +223,17 @@ def test_a_saved_policy_is_a_plain_model_with_the_exported_weights(name: str, ru
     assert weights.keys() == dict(model.named_parameters()).keys()
     assert all(torch.equal(parameter, weights[key]) for key, parameter in model.named_parameters())
     assert (folder / "tokenizer.json").is_file()
+
+
+def test_a_saved_mixture_has_the_names_of_published_checkpoints(runs: Runs) -> None:
+    folder = runs.saved("dp2 mixtral") / "exported"
+    weights = runs.ranks["dp2 mixtral"][0].weights
+    assert "model.layers.1.block_sparse_moe.experts.2.w3.weight" in weights
+    with safe_open(folder / "model.safetensors", framework="pt") as file:
+        assert set(file.keys()) == weights.keys()
+    _, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
 
 
 @pytest.mark.parametrize("name", ["dp2", "tp2", "fsdp2 x tp2", "replicas2"])

@@ -17,7 +17,6 @@ from nemorl.tensors import TokenBatch
 from nemorl.tensors.model_folder import save_tokenizer
 from nemorl.tiny import write_tiny_model
 from nemorl_dtensor import DTensorConfig
-from nemorl_dtensor.export import save_pretrained
 from nemorl_dtensor.model import load_model
 from nemorl_dtensor.training import DTensorBackend
 from torch import Tensor
@@ -54,7 +53,7 @@ def pretrained(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             if parameter.ndim > 1:
                 parameter.mul_(6)
     folder = tmp_path_factory.mktemp("pretrained")
-    save_pretrained(folder, model)
+    model.save_pretrained(folder)
     save_tokenizer(folder, str(tiny))
     return folder
 

@@ -1,0 +1,108 @@
+"""The weights of a model under the names of published checkpoints, which other programs read, and back.
+
+transformers 5 holds some weights in another form than checkpoints do: all experts of a layer in two tensors, or under
+other names. Its own table of these conversions (``transformers.conversion_mapping``) is applied here to weights that
+come one by one, so that only what belongs together is in memory together. transformers 4 has no such table, and its
+models have the checkpoints' names.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Named = tuple[str, Tensor]
+
+
+class PublishedNames:
+    """Both directions for one architecture. Tensors that need no change are passed on as they are."""
+
+    def __init__(self, model: PreTrainedModel, shapes: Mapping[str, torch.Size] | None = None) -> None:
+        """
+        Args:
+            model: The architecture. Made before FSDP2 wraps it: conversions are found by the names of classes.
+            shapes: Of the tensors that will be exported. Unset: the model's own.
+        """
+        shapes = {name: tensor.shape for name, tensor in model.state_dict().items()} if shapes is None else shapes
+        loading = _transforms(model)
+        saving = [transform.reverse_transform() for transform in reversed(loading)]
+        self._to_published = _Conversion(model, saving, shapes, reverse=True)
+        meta = ((name, torch.empty(shape, device="meta")) for name, shape in shapes.items())
+        published = {name: tensor.shape for name, tensor in self._to_published.apply(meta)}
+        self._from_published = _Conversion(model, loading, published, reverse=False)
+
+    def published(self, tensors: Iterable[Named]) -> Iterator[Named]:
+        """Weights of the model under the names and in the form of its checkpoints."""
+        return self._to_published.apply(tensors)
+
+    def in_memory(self, tensors: Iterable[Named]) -> Iterator[Named]:
+        """Weights of a checkpoint under the names and in the form of the model; those that have it stay as they are."""
+        return self._from_published.apply(tensors)
+
+
+class _Conversion:
+    """One direction: which tensors make which."""
+
+    def __init__(
+        self, model: PreTrainedModel, transforms: Sequence[Any], shapes: Mapping[str, torch.Size], *, reverse: bool
+    ) -> None:
+        self._model, self._reverse = model, reverse
+        self._renamings = [transform for transform in transforms if not hasattr(transform, "operations")]
+        self._converters = [transform for transform in transforms if hasattr(transform, "operations")]
+        self._sizes: dict[str, int] = defaultdict(int)
+        """Tensors that a conversion waits for, by the name it gives its first result."""
+        for name in shapes:
+            key, pattern = self._renamed(name)
+            if pattern is not None:
+                self._sizes[key] += 1
+
+    def apply(self, tensors: Iterable[Named]) -> Iterator[Named]:
+        """Each group of tensors becomes its counterpart as soon as its last one has come; without that it is lost."""
+        waiting: dict[str, list[tuple[str, str, Tensor]]] = defaultdict(list)
+        for name, tensor in tensors:
+            key, pattern = self._renamed(name)
+            if pattern is None:
+                yield key, tensor
+                continue
+            waiting[key].append((name, pattern, tensor))
+            if len(waiting[key]) == self._sizes[key]:
+                yield from self._converted(key, waiting.pop(key))
+
+    def _renamed(self, name: str) -> tuple[str, str | None]:
+        if not self._renamings and not self._converters:
+            return name, None
+        from transformers.core_model_loading import rename_source_key
+
+        return rename_source_key(name, self._renamings, self._converters, reverse=self._reverse)
+
+    def _converted(self, key: str, group: Sequence[tuple[str, str, Tensor]]) -> Iterator[Named]:
+        from transformers.core_model_loading import dot_natural_key
+
+        pattern = group[0][1]
+        converter = copy.deepcopy(next(c for c in self._converters if pattern in c.source_patterns))
+        # Lists of experts are in the order in which they come.
+        for name, found, tensor in sorted(group, key=lambda entry: dot_natural_key(entry[0])):
+            converter.add_tensor(key, name, found, tensor)
+        for name, made in converter.convert(key, model=self._model, config=self._model.config).items():
+            yield name, made[0] if isinstance(made, list) else made
+
+
+def _transforms(model: PreTrainedModel) -> list[Any]:
+    """transformers' conversions from checkpoints of the architecture to its model in memory."""
+    if importlib.util.find_spec("transformers.core_model_loading") is None:
+        return []
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import PrefixChange
+
+    # Neither names of old files nor prefixes that some checkpoints have: what is written has the usual ones.
+    found = get_model_conversion_mapping(model, add_legacy=False)
+    return [transform for transform in found if not isinstance(transform, PrefixChange)]
