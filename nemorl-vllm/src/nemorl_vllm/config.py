@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from nemorl.errors import Problem
@@ -43,6 +45,10 @@ SET_ELSEWHERE = {
 """Arguments of the engine that ``engine_args`` may not give, and what to do instead."""
 
 
+LATENT_ATTENTION = "vLLM 0.32 on the CPU cannot exchange the weights of models with multi-head latent attention (MLA)"
+USE_HF = "set generation.backend: hf"
+
+
 class VLLMConfig(GenerationBackendConfig):
     """Generate with vLLM: continuous batching, paged and shared prefixes, tensor parallelism."""
 
@@ -78,9 +84,24 @@ class VLLMConfig(GenerationBackendConfig):
         for name in sorted(self.engine_args.keys() & SET_ELSEWHERE.keys()):
             yield Problem(f"engine_args.{name}", f"{name!r} is not for engine_args to set", SET_ELSEWHERE[name])
 
+    def policy_problems(self, policy: PolicyConfig, *, device: str, as_guest: bool) -> Iterator[Problem]:
+        yield from super().policy_problems(policy, device=device, as_guest=as_guest)
+        stored = _stored_config(policy.model_name)
+        if device == "cpu" and stored.get("kv_lora_rank"):
+            yield Problem("generation.backend", f"{stored.get('model_type')}: {LATENT_ATTENTION}", USE_HF)
+
     def build(
         self, generation: GenerationConfig, policy: PolicyConfig, worker: WorkerContext, weights: WeightHandle | None
     ) -> GenerationBackend:
         from nemorl_vllm.generation import VLLMGeneration
 
         return VLLMGeneration(policy, worker, weights, self)
+
+
+def _stored_config(model_name: str) -> dict[str, Any]:
+    """The ``config.json`` of a local model folder; empty where there is none that can be read."""
+    try:
+        stored = json.loads((Path(model_name).expanduser() / "config.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return stored if isinstance(stored, dict) else {}

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from nemorl.errors import BackendError
 
-from nemorl_vllm.environment import as_guest, import_vllm
+from nemorl_vllm.config import LATENT_ATTENTION, USE_HF
+from nemorl_vllm.environment import as_guest, import_vllm, undecorated_transformers
 
 if TYPE_CHECKING:
     from nemorl.config.models import PolicyConfig
@@ -48,16 +49,19 @@ def build_engine(
         from vllm.v1.executor import Executor
 
         config = engine_args(policy, worker, options, max_model_len=max_model_len, empty=empty).create_engine_config()
+        if worker.device == "cpu" and config.model_config.use_mla:
+            raise BackendError(f"model {policy.model_name!r}: {LATENT_ATTENTION}", fix=USE_HF)
         if worker.device.startswith("cuda:"):
             import torch
 
             config.device_config.device = torch.device(worker.device)
-        engine = LLMEngine(
-            vllm_config=config,
-            executor_class=Executor.get_class(config),
-            log_stats=False,
-            multiprocess_mode=False,
-        )
+        with undecorated_transformers(compiles=not config.model_config.enforce_eager):
+            engine = LLMEngine(
+                vllm_config=config,
+                executor_class=Executor.get_class(config),
+                log_stats=False,
+                multiprocess_mode=False,
+            )
         engine.collective_rpc("nemorl_install_sampler")
     return engine
 

@@ -89,6 +89,39 @@ def as_guest(device: str) -> Iterator[None]:
             logging.getLogger(name).setLevel(level)
 
 
+@contextmanager
+def undecorated_transformers(*, compiles: bool) -> Iterator[None]:
+    """Within it vLLM leaves the classes of transformers as they are.
+
+    Of architectures that vLLM has no code of its own for (OLMo 2, SmolLM3, GPT-NeoX, …) it runs transformers' own, and
+    prepares the class for compilation: no such model can be built or called after that, least of all the trainer's. An
+    engine that does not compile needs nothing of it.
+
+    Args:
+        compiles: The engine compiles its model.
+
+    Raises:
+        BackendError: vLLM wants to prepare a class and compiles.
+    """
+    from vllm.model_executor.models.transformers.base import Base
+
+    decorate = Base._decorate_for_torch_compile
+
+    def refuse_or_skip(model: Base) -> None:
+        if compiles:
+            name = model._pre_trained_model_classes.decoder.__name__
+            raise BackendError(
+                f"vLLM would compile transformers' own class {name}, which others in this process use",
+                fix="set generation.backend.enforce_eager: true, or generation.backend: hf",
+            )
+
+    Base._decorate_for_torch_compile = refuse_or_skip
+    try:
+        yield
+    finally:
+        Base._decorate_for_torch_compile = decorate
+
+
 def _explained(error: Exception, verb: str) -> BackendError:
     """What to do about an exception of vLLM."""
     chain: list[str] = []

@@ -19,11 +19,21 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+from vllm.model_executor.model_loader.reload.meta import materialize_layer
+from vllm.platforms import current_platform
 
 from nemorl_vllm.engine import WEIGHT_TRANSFER
 
 Buckets = Iterable[Mapping[str, torch.Tensor]]
+
+WRITES_PAST_LOADERS = frozenset({"gpt_oss"})
+"""Architectures whose ``load_weights`` copies experts and attention sinks into place by itself: a reload, which waits
+for the loaders of each parameter, sees nothing of it."""
 
 
 @dataclass
@@ -55,6 +65,12 @@ class HandleTransfer(WeightTransferEngine[Nothing, FetchedWeights]):
         # Weights that were repacked for the CPU, fused or quantised have lost their loaders. This brings each layer
         # back to what its checkpoint looks like, and repacks into the same memory once the layer is complete.
         initialize_layerwise_reload(self.model)
+        if current_platform.is_cpu():
+            for layer in filter(_has_experts, self.model.modules()):
+                # Its kernel multiplies with padded and repacked experts, which vLLM makes together with the kernel.
+                layer.quant_method.moe_kernel = None
+        for layer in self._written_past_loaders():
+            materialize_layer(layer, get_layerwise_info(layer))
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         self.receive_weights(self.parse_update_info(update_info))
@@ -81,6 +97,24 @@ class HandleTransfer(WeightTransferEngine[Nothing, FetchedWeights]):
                 f"the trainer sent no weights for {len(missing)} parameters: {', '.join(missing[:5])}",
                 fix="export every parameter under its Hugging Face name",
             )
+        for layer in self._written_past_loaders():
+            get_layerwise_info(layer).load_numel = 1  # something was loaded: it is packed when the update is finished
+        stale = _not_reached(model)
+        if stale:
+            raise BackendError(
+                f"vLLM took weights for {len(stale)} parameters and did not load them: {', '.join(stale[:5])}",
+                fix=f"vLLM cannot exchange weights of {self._architecture} in place: use generation.backend: hf",
+            )
+
+    @property
+    def _architecture(self) -> str:
+        """transformers' ``model_type``."""
+        return str(self.model_config.hf_text_config.model_type)
+
+    def _written_past_loaders(self) -> list[Any]:
+        if self._architecture not in WRITES_PAST_LOADERS:
+            return []
+        return [layer for layer in self.model.modules() if _has_experts(layer) or "sinks" in layer._parameters]
 
     @torch.no_grad()
     def finish_weight_update(self) -> None:
@@ -100,16 +134,27 @@ def _named_tensors(buckets: Buckets) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, tensor.detach()
 
 
+def _has_experts(layer: Any) -> bool:
+    return isinstance(getattr(layer, "quant_method", None), UnquantizedFusedMoEMethod)
+
+
+def _not_reached(model: torch.nn.Module) -> list[str]:
+    """Parameters of the layers none of whose loaders was called: vLLM would go on with what they held before."""
+    heads = {name for name, layer in model.named_modules() if isinstance(layer, VocabParallelEmbedding)}
+    found = []
+    for name, layer in model.named_modules():
+        info = get_layerwise_info(layer)
+        if info.can_load() and info.load_numel == 0 and name not in heads:
+            found += [f"{name}.{leaf}" for leaf, tensor in layer._parameters.items() if tensor is not None]
+    return found
+
+
 def _repack_tied_heads(model: torch.nn.Module) -> None:
     """Pack output heads again from the embeddings that they share.
 
     On the CPU a head multiplies with a packed copy. The reload renews that of a layer which received weights itself; a
     tied head receives none, and would go on with the copy of the weights before.
     """
-    from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
-    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
-    from vllm.platforms import current_platform
-
     if not current_platform.is_cpu():
         return
     for module in model.modules():

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from nemorl.config import PolicyConfig
 from pydantic import ValidationError
 
 config = pytest.importorskip("nemorl_vllm.config", reason="nemorl-vllm is not installed")
@@ -42,6 +43,17 @@ def test_other_engine_args_pass() -> None:
 def test_options_out_of_range_and_unknown_ones_are_refused(options: dict[str, float]) -> None:
     with pytest.raises(ValidationError):
         config.VLLMConfig(**options)
+
+
+def test_models_that_vllm_cannot_update_on_the_cpu_are_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "deepseek_v3", "kv_lora_rank": 512}')
+    policy = PolicyConfig(model_name=str(tmp_path))
+    (problem,) = config.VLLMConfig().policy_problems(policy, device="cpu", as_guest=False)
+    assert problem.path == "generation.backend"
+    assert "deepseek_v3" in problem.message
+    assert not [*config.VLLMConfig().policy_problems(policy, device="cuda:0", as_guest=False)]
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    assert not [*config.VLLMConfig().policy_problems(policy, device="cpu", as_guest=False)]
 
 
 def test_the_config_imports_neither_torch_nor_vllm() -> None:
