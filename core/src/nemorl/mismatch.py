@@ -1,4 +1,4 @@
-"""When trainer and sampler disagree about the same tokens: the warning of a run, and the audit of ``nemorl doctor``.
+"""When trainer and sampler disagree about the same tokens: what a run does then, and the audit of ``nemorl doctor``.
 
 Gradients assume that what was sampled came from the policy that is trained. A sampler in another precision, with older
 weights or a stale copy of some tensor answers fluently all the same; only its log-probs tell. The distances are defined
@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from nemorl.config.run import RunConfig
-from nemorl.errors import boundary
+from nemorl.errors import BackendError, boundary
 from nemorl.observe.metrics import Metrics, values
 from nemorl.plugins import registry
 from nemorl.resources.worker import WorkerContext
@@ -39,6 +39,7 @@ CAUSES = (
     "the temperature applied on one side only",
     "log-probs that the sampler renormalised over top-p, top-k or min-p",
     "another revision of the model or its tokenizer in the sampler",
+    "an architecture that the sampler computes otherwise or cannot update: docs/backends/architectures.md",
 )
 """What has been seen to cause a mismatch, most frequent first."""
 
@@ -72,29 +73,43 @@ def audit_command(config: RunConfig) -> str:
 
 
 class MismatchWatch:
-    """A hook object that warns when trainer and sampler drift apart: once, and again only after they had recovered.
+    """A hook object for trainer and sampler that disagree: ends a run whose first step shows it; later warns once, and
+    again only after they had recovered.
 
     It judges steps all of whose samples are from the newest weights: any step of a synchronous run; of an asynchronous
     one, the first step at least. Where a sample is older, weights differ as well as engines, and the metric of the step
     does not tell how much is due to which.
     """
 
+    essential = True
+
     def __init__(self, config: RunConfig, warn: Callable[[str], None]) -> None:
         self._config, self._warn = config, warn
-        self._is_past = False
+        self._is_first, self._is_past = True, False
 
     def on_step_end(self, step: int, metrics: Mapping[str, float]) -> None:
-        value, threshold = metrics.get(MISMATCH), self._config.rollouts.mismatch_warning
+        settings, value = self._config.rollouts, metrics.get(MISMATCH)
         if value is None or metrics.get("max_trajectory_age", 0.0) > 0:
             return
-        was_past, self._is_past = self._is_past, not value <= threshold  # NaN is past it
+        was_first, self._is_first = self._is_first, False
+        if was_first and settings.mismatch_limit is not None and not value <= settings.mismatch_limit:  # NaN is past it
+            raise BackendError(
+                self._finding(step, value, "mismatch_limit", settings.mismatch_limit),
+                fix="remove the cause, raise rollouts.mismatch_limit, or set it to null to be warned only",
+            )
+        was_past, self._is_past = self._is_past, not value <= settings.mismatch_warning
         if self._is_past and not was_past:
             self._warn(
-                f"trainer and sampler disagree about the tokens of step {step}: {MISMATCH} is {value:.4g}, above "
-                f"rollouts.mismatch_warning = {threshold:g}. {likely_causes()}\nTo measure the engines alone: "
-                f"{audit_command(self._config)}\nWhat cannot be removed, `importance_correction` can weigh in "
-                "algorithms that have it."
+                f"{self._finding(step, value, 'mismatch_warning', settings.mismatch_warning)}\nWhat cannot be removed, "
+                "`importance_correction` can weigh in algorithms that have it."
             )
+
+    def _finding(self, step: int, value: float, key: str, bound: float) -> str:
+        return (
+            f"trainer and sampler disagree about the tokens of step {step}: {MISMATCH} is {value:.4g}, above "
+            f"rollouts.{key} = {bound:g}. {likely_causes()}\nTo measure the engines alone: "
+            f"{audit_command(self._config)}"
+        )
 
 
 # The audit

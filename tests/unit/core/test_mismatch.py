@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import torch
 from nemorl.config import RunConfig
 from nemorl.config.load import validate
-from nemorl.errors import ConfigError
+from nemorl.errors import BackendError, ConfigError
 from nemorl.mismatch import MismatchWatch, measure_mismatch
 from nemorl.observe.console import Console
 from nemorl.observe.metrics import Histogram, merge, values
@@ -101,6 +102,35 @@ def test_only_steps_whose_samples_are_all_fresh_are_judged() -> None:
     for step, (value, age) in enumerate([(1.0, 0), (1.5, 1), (1.5, 2), (1.5, 0), (1.0, 1), (1.5, 0), (1.0, 0)]):
         watcher.on_step_end(step, {"token_mult_prob_error": value, "max_trajectory_age": float(age)})
     assert [text.split(": ")[0] for text in told] == ["trainer and sampler disagree about the tokens of step 3"]
+
+
+@pytest.mark.parametrize("value", [1.301, 2.0, math.inf, NAN])
+def test_a_first_step_past_the_limit_ends_the_run(value: float) -> None:
+    told = Told()
+    watcher = watch(told, rollouts={"mismatch_limit": 1.3})
+    watcher.on_step_end(1, {"loss": 1.0})  # a step without the metric is not the first that is judged
+    watcher.on_step_end(2, {"token_mult_prob_error": 9.0, "max_trajectory_age": 1.0})  # nor one with older samples
+    with pytest.raises(BackendError, match=r"above\s+rollouts.mismatch_limit = 1.3") as caught:
+        watcher.on_step_end(3, {"token_mult_prob_error": value})
+    assert "output head" in str(caught.value)
+    assert "nemorl doctor --model some/model" in str(caught.value)
+    assert told == []
+
+
+@pytest.mark.parametrize("value", [2.0, NAN])
+def test_after_a_sound_first_step_or_without_a_limit_it_only_warns(value: float) -> None:
+    for limit, steps in ((1.3, [1.3, value]), (None, [value])):
+        told = Told()
+        watcher = watch(told, rollouts={"mismatch_limit": limit, "mismatch_warning": 1.3})
+        for step, found in enumerate(steps):
+            watcher.on_step_end(step, {"token_mult_prob_error": found})
+        assert len(told) == 1
+
+
+def test_a_limit_below_the_warning_is_refused() -> None:
+    rollouts = {"mismatch_warning": 1.5, "mismatch_limit": 1.4}
+    with pytest.raises(ConfigError, match="raise mismatch_limit as well"):
+        validate(RunConfig, {"model": "some/model", "rollouts": rollouts})
 
 
 def test_steps_without_the_metric_say_nothing() -> None:
@@ -227,8 +257,8 @@ def test_a_fault_of_the_sampler_is_found_and_told_apart(precision: str, fault: s
     assert all(text.startswith(start) for text, start in zip(report.findings, findings, strict=True))
 
 
-@pytest.mark.usefixtures("faulty")
-def test_a_run_with_a_faulty_sampler_warns(tmp_path: Path) -> None:
+def run_with_a_faulty_sampler(folder: Path, **rollouts: Any) -> list[dict[str, Any]]:
+    """The events of two steps, or of fewer."""
     from nemorl_grpo import GRPOConfig
 
     data = {
@@ -237,13 +267,26 @@ def test_a_run_with_a_faulty_sampler_warns(tmp_path: Path) -> None:
         "num_prompts_per_step": 2,
         "num_generations_per_prompt": 2,
         "generation": {"backend": {"name": "faulty", "fault": "SamplesAtOne"}, "temperature": 0.7, "max_new_tokens": 8},
-        "run_dir": tmp_path / "run",
+        "rollouts": rollouts,
+        "run_dir": folder,
     }
-    config = validate(GRPOConfig, data)
+    trainer = validate(GRPOConfig, data).build()
     rows = [{"prompt": "1+1="}, {"prompt": "2+2="}]
-    config.build().fit(rows, lambda prompt, response: float(len(response)), console=Console(quiet=True))
-    events = [json.loads(line) for line in (tmp_path / "run/events.jsonl").read_text().splitlines()]
-    warnings = [event["message"] for event in events if event["event"] == "warning"]
+    with suppress(BackendError):
+        trainer.fit(rows, lambda prompt, response: float(len(response)), console=Console(quiet=True))
+    return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.usefixtures("faulty")
+def test_a_run_with_a_faulty_sampler_warns_or_ends(tmp_path: Path) -> None:
+    warned = run_with_a_faulty_sampler(tmp_path / "warned", mismatch_limit=None)
+    warnings = [event["message"] for event in warned if event["event"] == "warning"]
     assert len(warnings) == 1  # it never recovered
     assert "trainer and sampler disagree about the tokens of step 1" in warnings[0]
     assert "--generation faulty" in warnings[0]
+    assert warned[-1]["event"] == "finished"
+
+    ended = run_with_a_faulty_sampler(tmp_path / "ended", mismatch_warning=1.01, mismatch_limit=1.02)
+    assert (ended[-1]["event"], ended[-1]["step"]) == ("failed", 1)
+    assert "BackendError: trainer and sampler disagree about the tokens of step 1" in ended[-1]["error"]
+    assert not (tmp_path / "ended/checkpoints").exists() or not [*(tmp_path / "ended/checkpoints").iterdir()]

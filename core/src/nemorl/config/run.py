@@ -54,6 +54,18 @@ class RolloutConfig(Config):
     mismatch_warning: float = Field(1.05, gt=1)
     """Warn when ``token_mult_prob_error`` exceeds this: the mean factor by which trainer and sampler differ in the
     probability of a sampled token. 1 is agreement. Raise it where a larger one is expected and corrected for."""
+    mismatch_limit: float | None = Field(1.3, gt=1)
+    """End the run when ``token_mult_prob_error`` exceeds this in its first step, or the first after it was resumed: the
+    sampler then runs another model. Rounding to bfloat16 gives up to about 1.05. Unset (``null``): only warn."""
+
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        if self.mismatch_limit is not None and self.mismatch_limit < self.mismatch_warning:
+            yield Problem(
+                "mismatch_limit",
+                f"{self.mismatch_limit:g} is below mismatch_warning = {self.mismatch_warning:g}, which only warns",
+                "raise mismatch_limit as well, or set it to null to be warned only",
+            )
 
 
 class ValidationConfig(Config):
