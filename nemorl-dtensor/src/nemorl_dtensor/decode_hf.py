@@ -1,4 +1,4 @@
-"""Decoding through the forward pass and cache of a transformers model: any causal language model, nothing assumed.
+"""Decoding through the forward pass and cache of a transformers model, of attention or of a recurrent state.
 
 Prompts are left-padded into one batch, computed once each, and their cache rows are then repeated per sample.
 """
@@ -15,6 +15,17 @@ import torch
 from torch import Tensor
 
 
+ATTENTION, STATE = "past_key_values", "cache_params"
+CACHE_NAMES = (ATTENTION, STATE)
+"""Under which forward passes take and return a cache: attention's, and that of state-space models (Mamba)."""
+
+
+def cache_name(model: Any) -> str:
+    """The name that ``model.forward`` has for its cache; empty where there is none of transformers' ``Cache`` kind."""
+    accepted = inspect.signature(model.forward).parameters
+    return next((name for name in CACHE_NAMES if name in accepted), "")
+
+
 class HFDecoder:
     """Rows of one batch, decoded by ``model.forward``. Rows join only once all others have left."""
 
@@ -24,6 +35,9 @@ class HFDecoder:
         self._model = model
         accepted = inspect.signature(model.forward).parameters
         self._takes_positions = "position_ids" in accepted
+        self._cache_name = cache_name(model)
+        self._mask_grows = self._cache_name == ATTENTION
+        """Attention asks at every step which cached columns are padding; a recurrent state has none in it."""
         self._head_options = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
         self._cache: Any = None
         self._mask: Tensor | None = None
@@ -47,7 +61,9 @@ class HFDecoder:
         return logits_UV[row_prompts]
 
     def step(self, tokens: Tensor) -> Tensor:
-        if self._mask is not None:
+        if not self._mask_grows:
+            self._mask = None
+        elif self._mask is not None:
             self._mask = torch.cat((self._mask, self._mask.new_ones(len(tokens), 1)), 1)
         logits = self._forward(tokens.unsqueeze(1), self._lengths.unsqueeze(1))
         self._lengths = self._lengths + 1
@@ -65,8 +81,8 @@ class HFDecoder:
             options["position_ids"] = positions
         if self._mask is not None:
             options["attention_mask"] = self._mask.long()
-        output = self._model(input_ids=ids, past_key_values=self._cache, use_cache=True, **options)
-        self._cache = output.past_key_values
+        output = self._model(input_ids=ids, use_cache=True, **{self._cache_name: self._cache}, **options)
+        self._cache = output[self._cache_name]
         logits: Tensor = output.logits[:, -1]
         return logits
 

@@ -97,7 +97,7 @@ def load_config(policy: PolicyConfig, head: Head = "language_model") -> Any:
 
     name = name_or_path(policy)
     try:
-        return AutoConfig.from_pretrained(name, **({"num_labels": 1} if head == "value" else {}))
+        config = AutoConfig.from_pretrained(name, **({"num_labels": 1} if head == "value" else {}))
     except OSError as error:
         raise BackendError(
             f"no model {policy.model_name!r}: {_first_line(error)}",
@@ -108,6 +108,10 @@ def load_config(policy: PolicyConfig, head: Head = "language_model") -> Any:
             f"model {policy.model_name!r} cannot be used: {_first_line(error)}",
             fix="use a causal language model whose architecture the installed transformers knows",
         ) from error
+    if config.model_type == "rwkv":
+        # In evaluation mode it would divide weights in place at its first forward pass, those of the trainer as well.
+        config.rescale_every = 0
+    return config
 
 
 def name_or_path(policy: PolicyConfig) -> str:

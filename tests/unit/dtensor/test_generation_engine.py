@@ -18,6 +18,7 @@ from nemorl.types import Completion, GenerationRequest, SamplingParams
 from nemorl.weights import WeightHandle, in_process_handle
 from nemorl_dtensor import HFGenerationConfig
 from nemorl_dtensor.decode import build_decoder
+from nemorl_dtensor.decode_again import RecomputingDecoder
 from nemorl_dtensor.decode_llama import FAMILY, LlamaDecoder
 from nemorl_dtensor.generation import HFGeneration
 from nemorl_dtensor.model import load_model
@@ -28,12 +29,19 @@ GREEDY = SamplingParams(temperature=0, max_new_tokens=12)
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
 GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256}
 GEMMA3 = {**SIZES, "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
+STATES = {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}
+MAMBA2 = {**STATES, "num_heads": 4, "head_dim": 16, "n_groups": 1, "expand": 2, "chunk_size": 8}
+# Left to itself it divides the weights of every second layer at its first forward pass.
+RWKV = {**SIZES, "attention_hidden_size": 32, "num_hidden_layers": 3, "rescale_every": 1}
 ARCHITECTURES: list[tuple[str, dict[str, Any]]] = [
     *((name, SIZES) for name in FAMILY),
     ("llama", {**SIZES, "tie_word_embeddings": False, "attention_bias": True}),
     ("qwen2", {**SIZES, "use_sliding_window": True, "sliding_window": 6, "max_window_layers": 0}),
     ("gpt2", GPT2),
     ("gemma3_text", GEMMA3),
+    ("mamba", STATES),
+    ("mamba2", MAMBA2),
+    ("rwkv", RWKV),
 ]
 
 
@@ -113,7 +121,7 @@ def test_greedy_tokens_equal_transformers_generate(folder: Folder, architecture:
 @pytest.mark.parametrize(("architecture", "sizes"), ARCHITECTURES)
 def test_logprobs_equal_a_full_forward_pass(folder: Folder, architecture: str, sizes: dict[str, Any]) -> None:
     policy = _policy(folder(architecture, **sizes))
-    model = _model(policy)
+    model = _model(policy, spread=2.0 if architecture == "mamba" else 4.0)  # it exponentiates weights
     sampling = SamplingParams(temperature=0.7, top_p=0.9, max_new_tokens=30)
     prompts = _prompts(6)
     # 5 rows at once: rows leave, others join, prompts of different lengths share the cache.
@@ -132,6 +140,7 @@ def test_the_family_is_decoded_by_hand_and_others_by_transformers(folder: Folder
     for architecture, sizes in (("gpt2", GPT2), ("qwen2", sliding)):
         model = load_model(_policy(folder(architecture, **sizes)))
         assert not isinstance(build_decoder(model, 128), LlamaDecoder)
+    assert isinstance(build_decoder(load_model(_policy(folder("rwkv", **RWKV))), 128), RecomputingDecoder)
 
 
 def test_bfloat16_logprobs_are_close_to_a_full_forward_pass(folder: Folder) -> None:

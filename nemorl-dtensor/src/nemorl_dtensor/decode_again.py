@@ -1,0 +1,44 @@
+"""Decoding without a cache: every token takes a forward pass over all before it. Slow, and right for any causal model."""
+
+# R = rows, T = tokens of the longest row, V = vocabulary
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class RecomputingDecoder:
+    """Rows of one batch, padded on the right, where a causal model's earlier positions do not see it."""
+
+    joins = True
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._rows: list[list[int]] = []
+        """Tokens so far"""
+
+    def admit(self, prompts: Sequence[tuple[int, ...]], reserve_tokens: int) -> Tensor:
+        unique = {prompt: place for place, prompt in enumerate(dict.fromkeys(prompts))}
+        self._rows += map(list, prompts)
+        return self._next_logits(list(unique))[[unique[prompt] for prompt in prompts]]
+
+    def step(self, tokens: Tensor) -> Tensor:
+        for row, token in zip(self._rows, tokens.tolist(), strict=True):
+            row.append(token)
+        return self._next_logits(self._rows)
+
+    def keep(self, order: Sequence[int]) -> None:
+        self._rows = [list(self._rows[place]) for place in order]
+
+    def _next_logits(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """[R, V] after the last token of each row."""
+        device = self._model.device
+        lengths = torch.tensor([len(row) for row in rows], device=device)
+        padded = [torch.tensor(row, device=device) for row in rows]
+        ids_RT = torch.nn.utils.rnn.pad_sequence(padded, batch_first=True)
+        logits_RTV: Tensor = self._model(input_ids=ids_RT, use_cache=False).logits
+        return logits_RTV[torch.arange(len(rows), device=device), lengths - 1]
