@@ -1,4 +1,4 @@
-"""Decoding without a cache: every token takes a forward pass over all before it. Slow, and right for any causal model."""
+"""Decoding without a cache: a forward pass over all before it for every token. Slow, and right for any causal model."""
 
 # R = rows, T = tokens of the longest row, V = vocabulary
 

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-
 ATTENTION, STATE = "past_key_values", "cache_params"
 CACHE_NAMES = (ATTENTION, STATE)
 """Under which forward passes take and return a cache: attention's, and that of state-space models (Mamba)."""
