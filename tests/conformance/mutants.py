@@ -118,7 +118,7 @@ ALGORITHMS = {
 }
 SAMPLING_ALGORITHMS = {
     "garbage_in_masked_slots_changes_nothing": "algorithms:SpillsMaskedSlots",
-    "generator_has_the_weights_of_each_step": "algorithms:ForgetsToSync",
+    "generator_has_the_weights_of_each_step": "algorithms:SyncsNowAndThen",
 }
 TRAINING = {
     "logprobs_equal_transformers": "ReturnsFloat64",

@@ -135,7 +135,8 @@ class boundary:  # noqa: N801  (reads as a statement: `with boundary("environmen
             owner: Whose code runs in the block.
             passing: Errors that the caller wants as they are.
         """
-        self._owner, self._passing = owner, (NemorlError, *passing)
+        self._owner = owner
+        self._passing: tuple[type[Exception], ...] = (NemorlError, *passing)
 
     def __enter__(self) -> None:
         pass

@@ -75,7 +75,7 @@ class SpillsMaskedSlots(SoundGRPO):
     trainer: ClassVar[str] = "broken.trainers:SpillingTrainer"
 
 
-class ForgetsToSync(SoundGRPO):
-    """Samples from the initial policy for ever."""
+class SyncsNowAndThen(SoundGRPO):
+    """Samples from an older policy every other step."""
 
-    trainer: ClassVar[str] = "broken.trainers:ForgetsToSyncTrainer"
+    trainer: ClassVar[str] = "broken.trainers:SyncsNowAndThenTrainer"

@@ -98,11 +98,11 @@ class SpillingTrainer(GRPOTrainer):
         self.loss = TimesMask()  # type: ignore[assignment]
 
 
-class ForgetsToSyncTrainer(GRPOTrainer):
-    """Its train_step ends without ``self.sync_weights()``."""
+class SyncsNowAndThenTrainer(GRPOTrainer):
+    """Every other train_step ends without ``self.sync_weights()``."""
 
-    config_class = algorithms.ForgetsToSync
+    config_class = algorithms.SyncsNowAndThen
 
     def sync_weights(self) -> None:
-        if self.step == 0:
+        if self.step % 2 == 0:  # what resumes from step 2 has the weights of step 2 either way
             super().sync_weights()

@@ -12,6 +12,7 @@ from typing import Any
 from nemorl.callbacks import Callback
 from nemorl.config.load import validate
 from nemorl.config.run import RunConfig
+from nemorl.errors import NemorlError
 from nemorl.observe.console import Console
 from nemorl.testing.kit import NotApplicable, Subject, expect, slow
 
@@ -40,17 +41,19 @@ SMALL: Mapping[str, Any] = {
 }
 
 
-class _Killed(BaseException):
-    """Like SIGKILL: not an Exception, so that nothing but ``finally`` runs."""
+class _KilledError(NemorlError):
+    """Ends a run in the middle of a step: nothing is saved, as if the process had been killed."""
 
 
 class _KillAt(Callback):
+    essential = True  # its error ends the run
+
     def __init__(self, step: int) -> None:
         self.step = step
 
     def on_step_begin(self, trainer: Any, step: int) -> None:
         if step == self.step:
-            raise _Killed
+            raise _KilledError("killed by the check")
 
 
 class _Versions(Callback):
@@ -188,7 +191,7 @@ def check_killed_run_resumes_as_if_nothing_happened(subject: Subject) -> None:
     folder = subject.folder / "killed"
     try:
         _fit(subject, folder, callbacks=[_KillAt(STEPS)])
-    except _Killed:
+    except _KilledError:
         pass
     else:
         expect(False, "on_step_begin was not called for the last step")
