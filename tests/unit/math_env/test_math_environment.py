@@ -36,7 +36,7 @@ def math():
 
 @pytest.fixture(scope="module")
 def moody():
-    environment = MathEnvironment(MathConfig(timeout_s=0.5, workers=2), grader=moody_grader)
+    environment = MathEnvironment(MathConfig(timeout_s=2, workers=2), grader=moody_grader)
     yield environment
     environment.close()
 
