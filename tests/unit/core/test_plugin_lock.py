@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from installed_plugins import GOOD, Install
 from nemorl.config.load import load_config
 from nemorl.config.run import RunConfig
 from nemorl.errors import UsageError
-from nemorl.plugins import Index, Registry, use_registry
 from nemorl.plugins.lock import (
     LockedPlugin,
     differences,
@@ -61,24 +59,6 @@ def test_a_lock_names_every_part_that_a_config_selects(tiny_model: Path) -> None
     assert locked["nemorl-dtensor"].parts == ("generation_backends:hf", "training_backends:dtensor")
     assert locked["nemorl-core"].parts == ("weight_transports:in_process",)
     assert all(len(plugin.files_sha256) == 64 for plugin in locked.values())
-
-
-def test_the_hash_follows_the_files_and_nothing_else(install: Install, site: Path, tiny_model: Path) -> None:
-    from nemorl.plugins import lock
-
-    def hashed() -> str:
-        lock._hash_of.cache_clear()
-        with use_registry(Registry(Index.installed())):
-            plugins = locked_plugins(run_config(tiny_model, environment="gym"))
-        return next(plugin.files_sha256 for plugin in plugins if plugin.distribution == "acme-env")
-
-    install("acme-env", {"gym": "acme_env:Env"})
-    first = hashed()
-    (site / "__pycache__").mkdir(exist_ok=True)
-    (site / "__pycache__" / "acme_env.pyc").write_bytes(b"compiled")
-    assert hashed() == first
-    (site / "acme_env.py").write_text(GOOD + "\n# edited\n")
-    assert hashed() != first
 
 
 def test_a_lock_is_read_as_it_was_written(tmp_path: Path) -> None:

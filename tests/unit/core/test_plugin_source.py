@@ -9,7 +9,7 @@ import pytest
 from installed_plugins import GOOD, Install
 from nemorl.errors import PluginError
 from nemorl.plugins import Index, PluginEntry
-from nemorl.plugins.source import Place, locate, module_place, read_source, template_text
+from nemorl.plugins.source import Place, locate, read_source, template_text
 
 EXPLODES = "raise RuntimeError('a module that must not run')\n"
 
@@ -83,11 +83,3 @@ def test_a_template_is_a_file_of_a_package_that_is_not_imported(install: Install
     assert read_source(entry("small", "templates")).summary == "A run for one GPU."
     with pytest.raises(PluginError, match=r"package acme_pkg.templates of acme-tpl holds no file 'gone.yaml'"):
         template_text(entry("gone", "templates"))
-
-
-def test_the_folder_of_a_plugin_is_its_top_level_package(install: Install, site: Path) -> None:
-    install("acme-env", {"gym": "acme_env:Env"})
-    assert module_place(entry("gym")) == site / "acme_env.py"
-    math = module_place(entry("math"))
-    assert math is not None
-    assert (math / "config.py").is_file()

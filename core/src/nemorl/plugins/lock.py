@@ -1,17 +1,15 @@
 """``plugins.lock.json``: which plugins a run uses, in which version, with a hash of their files.
 
-Written when a run starts and compared when it goes on. The hash covers every file below the top-level packages
-of its parts, so an edited checkout shows as well as another release.
+Written when a run starts and compared when it goes on. The hash covers every file of a distribution (see
+:mod:`nemorl.plugins.lock_files`), so an edited checkout shows as well as another release.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +19,8 @@ from nemorl.config.run import RunConfig
 from nemorl.errors import PluginError, UsageError
 from nemorl.plugins import PluginEntry, registry
 from nemorl.plugins.kinds import PluginConfig
+from nemorl.plugins.lock_files import files_of, foreign_bytecode, hash_of
 from nemorl.plugins.registry import config_bases
-from nemorl.plugins.source import module_place
 
 FILE = "plugins.lock.json"
 
@@ -48,7 +46,7 @@ def locked_plugins(config: RunConfig) -> list[LockedPlugin]:
         LockedPlugin(
             distribution,
             entries[0].version,
-            _hash_of(_places_of(distribution)) if entries[0].point.dist is not None else "",
+            hash_of(files_of(_entries_of(distribution))) if entries[0].point.dist is not None else "",
             tuple(sorted({f"{entry.kind}:{entry.name}" for entry in entries})),
         )
         for distribution, entries in found.items()
@@ -79,17 +77,29 @@ def _names_of(config: RunConfig) -> Iterator[tuple[str, str]]:
 
 
 def refuse_other_plugins(config: RunConfig, record: Path) -> None:
-    """Hold a run to the plugins of a record.
+    """Hold a run to the plugins of a record, and those to their sources.
 
     Raises:
-        UsageError: there is no record, or the plugins differ; says how.
+        UsageError: there is no record, the plugins differ, or compiled files do not come from the sources; says how.
     """
-    found = differences(read_lock(record), locked_plugins(config))
+    present = locked_plugins(config)
+    found = [*differences(read_lock(record), present), *bytecode_problems(present)]
     if found:
         raise UsageError(
             f"the plugins differ from {record}:\n" + "\n".join(f"  - {line}" for line in found),
-            fix="install what the record names, or run without --locked",
+            fix="install what the record names and remove foreign bytecode, or run without --locked",
         )
+
+
+def bytecode_problems(plugins: Sequence[LockedPlugin]) -> list[str]:
+    """Compiled files of these plugins that Python would run in the place of their sources, a line each."""
+    lines = []
+    for plugin in plugins:
+        entries = _entries_of(plugin.distribution) if plugin.files_sha256 else ()
+        if entries:
+            foreign = foreign_bytecode(files_of(entries), entries[0].point.dist)
+            lines += [f"{plugin.distribution}: {path} does not come from the source beside it" for path in foreign]
+    return lines
 
 
 def write_lock(folder: Path, plugins: Sequence[LockedPlugin]) -> None:
@@ -144,20 +154,5 @@ def _parts_in(value: Any) -> Iterator[PluginConfig]:
             yield from _parts_in(item)
 
 
-def _places_of(distribution: str) -> tuple[Path, ...]:
-    """The top-level packages and modules that a distribution's entry points lead into."""
-    entries = (entry for entry in registry().index.entries if entry.distribution == distribution)
-    return tuple(sorted({place for entry in entries if (place := module_place(entry)) is not None}))
-
-
-@cache
-def _hash_of(places: tuple[Path, ...]) -> str:
-    """One hash of package folders and module files; what Python compiled does not count."""
-    digest = hashlib.sha256()
-    for place in places:
-        for path in [place] if place.is_file() else sorted(path for path in place.rglob("*") if path.is_file()):
-            if path.suffix != ".pyc":
-                name = path.relative_to(place.parent).as_posix()
-                content = hashlib.sha256(path.read_bytes()).hexdigest()
-                digest.update(f"{name}\0{content}\n".encode())
-    return digest.hexdigest()
+def _entries_of(distribution: str) -> tuple[PluginEntry, ...]:
+    return tuple(entry for entry in registry().index.entries if entry.distribution == distribution and entry.value)

@@ -76,12 +76,6 @@ def _text(path: Path, entry: PluginEntry) -> str:
         raise PluginError(f"{path} is no UTF-8 text: {error}", fix=_reinstall(entry)) from error
 
 
-def module_place(entry: PluginEntry) -> Path | None:
-    """The top-level package folder, or single file, that an entry's code is in; ``None`` where it cannot be found."""
-    place = locate(entry.point.module.partition(".")[0], entry.search_path)
-    return place.folders[0] if place.folders else place.file
-
-
 @dataclass(frozen=True)
 class Place:
     """Where a module is. Neither file nor folders: nowhere."""
