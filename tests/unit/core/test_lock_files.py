@@ -238,6 +238,13 @@ def test_a_compiled_file_that_is_damaged_is_foreign_or_passed_by(site: Path, con
     assert foreign(site) == ([compiled.name] if content[:4] == importlib.util.MAGIC_NUMBER else [])
 
 
+def test_bytecode_on_which_python_crashes_is_foreign_and_harms_nobody(site: Path) -> None:
+    source = installed(site) / "acme_second/deep/other.py"
+    compiled = plant(source, PycInvalidationMode.UNCHECKED_HASH)
+    compiled.write_bytes(compiled.read_bytes()[:16] + b")\xff" * 40_000)  # tuples in tuples
+    assert foreign(site) == [compiled.name]
+
+
 def test_a_module_without_source_is_foreign_unless_pip_installed_it(site: Path) -> None:
     hidden = installed(site) / "acme_second/hidden.pyc"
     hidden.write_bytes(b"compiled")

@@ -6,23 +6,27 @@ A record of a run hashes them. They are found anew each time: a cache would not 
 from __future__ import annotations
 
 import hashlib
-import marshal
+import json
 import os
 import stat
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import Distribution
-from importlib.util import MAGIC_NUMBER, cache_from_source, source_hash
-from itertools import accumulate
+from importlib.util import cache_from_source
+from itertools import accumulate, zip_longest
 from pathlib import Path, PurePosixPath
 
 from nemorl.distributions import InstalledDistribution
+from nemorl.plugins import bytecode
 from nemorl.plugins.index import PluginEntry
 from nemorl.plugins.source import locate
 
 OF_THIS_MACHINE = frozenset({"RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json", "uv_build.json"})
 """Files of a ``.dist-info`` that say how it came here; two installations of one release differ in them."""
 CACHE = "__pycache__"
+COMPARE_S = 300.0
+"""Longest time that compiling a distribution's sources may take; nemorl-core's take half a second."""
 NAMESPACE_DEPTH = 2
 """Of the namespace packages that an editable install is searched for: ``acme.plugins.grader`` has two."""
 
@@ -60,16 +64,28 @@ def hash_of(files: Mapping[str, Path]) -> str:
     return digest.hexdigest()
 
 
-def foreign_bytecode(files: Mapping[str, Path], recorded: Distribution | None) -> Iterator[Path]:
+def foreign_bytecode(files: Mapping[str, Path], dist: Distribution | None) -> Iterator[Path]:
     """Compiled files that Python would run, and that do not come from the source beside them."""
-    known = set(_recorded(recorded).values()) if recorded is not None else set()
-    for file in files.values():
-        if file.suffix == ".pyc" and file not in known:
-            yield file
-        elif file.suffix == ".py":
-            compiled = Path(cache_from_source(file))
-            if compiled.is_file() and not _comes_from(compiled, file):
-                yield compiled
+    recorded = set(_recorded(dist).values()) if dist is not None else set()
+    yield from (file for file in files.values() if file.suffix == ".pyc" and file not in recorded)
+    sources = {Path(cache_from_source(file)): file for file in files.values() if file.suffix == ".py"}
+    pairs = [(str(compiled), str(source)) for compiled, source in sources.items() if compiled.is_file()]
+    verdicts = _compared(pairs) if pairs else []
+    for (compiled, _), verdict in zip_longest(pairs, verdicts):
+        if verdict != bytecode.OWN:
+            yield Path(compiled)
+        if verdict is None:  # which ended the comparison
+            return
+
+
+def _compared(pairs: Sequence[tuple[str, str]]) -> list[str]:
+    """A verdict per pair of compiled file and source, up to one that cannot even be read."""
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", bytecode.__file__],
+        input=json.dumps({"pairs": pairs, "optimize": sys.flags.optimize}),
+        capture_output=True, text=True, check=False, timeout=COMPARE_S,
+    )  # fmt: skip
+    return done.stdout.split()[: len(pairs)]
 
 
 def _recorded(dist: Distribution) -> dict[str, Path]:
@@ -167,22 +183,3 @@ def _content(file: Path, *, whole: bool = False) -> bytes:
     if file.parent.name in ("bin", "Scripts") and content.startswith(b"#!"):
         return content.partition(b"\n")[2]
     return content
-
-
-def _comes_from(compiled: Path, source: Path) -> bool:
-    """Whether Python would pass a compiled file by, or it is what the source compiles to.
-
-    Dates, sizes and hashes in its head decide the first. Whoever plants code can copy them, so the code is compared.
-    """
-    try:
-        content, text, status = compiled.read_bytes(), source.read_bytes(), source.stat()
-        flags, word, size = (int.from_bytes(content[at : at + 4], "little") for at in (4, 8, 12))
-        if content[:4] != MAGIC_NUMBER or (
-            flags == 0 and (word, size) != (int(status.st_mtime) & 0xFFFFFFFF, status.st_size & 0xFFFFFFFF)
-        ):
-            return True
-        if flags == 0b11 and content[8:16] != source_hash(text):
-            return True
-        return bool(marshal.loads(content[16:]) == compile(text, str(source), "exec", dont_inherit=True))
-    except (OSError, ValueError, EOFError, TypeError, SyntaxError, RecursionError, MemoryError):
-        return False
