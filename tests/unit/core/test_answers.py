@@ -78,3 +78,27 @@ def _dedented() -> str:
     from textwrap import dedent
 
     return dedent(GOOD)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "",
+        "[]",
+        "{}",
+        "null",
+        '{"problems": 1}',
+        "[" * 100_000,
+        '{"problems": [{}], "notes": [], "passed": [], "skipped": {}}',
+    ],
+)
+def test_check_takes_no_answer_that_a_plugin_made_up(install: Install, site: Path, answer: str) -> None:
+    # Its module runs in the process that answers, and knows where the answer goes.
+    code = (
+        f"import os, sys\nif 'smoke' in sys.argv[0]:\n    open(sys.argv[3], 'w').write({answer!r})\n    os._exit(0)\n"
+    )
+    install("acme-env", {"gym": "acme_env:Env"}, code=f"{code}\n{_dedented()}")
+    done = nemorl(site, "plugins", "check", "gym", "--json")
+    assert done.returncode == 1, done.stderr
+    (result,) = json.loads(done.stdout)
+    assert "without an answer" in result["problems"][0]["what"]

@@ -6,7 +6,7 @@ process of its own, so that one that hangs, prints or exits disturbs nothing.
 
 from __future__ import annotations
 
-import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -40,6 +40,8 @@ MAX_ROWS = 2000
 """Of the table: laying out a row takes a millisecond."""
 DEFAULT_CHARACTERS = 40
 """Of a default, in a table; nested configs would fill it."""
+MAX_ANSWER_BYTES = 4 << 20
+"""Of the file in which the process of ``check`` says what it found."""
 AT_ONCE = 2
 """Processes of ``check`` that run at the same time: backends load models."""
 Kind = Annotated[str | None, typer.Option("--kind", help="Only this kind, e.g. algorithms.", show_default=False)]
@@ -256,16 +258,42 @@ def _check(entry: PluginEntry, full: bool, timeout_s: float) -> dict[str, Any]:
         try:
             done = subprocess.run(
                 [*command, *(["--full"] if full else [])],
-                capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False,
+                capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False, env=_variables(entry),
             )  # fmt: skip
             what = f"its process ended (exit {done.returncode}) without an answer{_last_line(done.stderr)}"
         except subprocess.TimeoutExpired:
             what = f"loading and trying it took more than {timeout_s:.0f} s"
-        if not answer.is_file():
+        found = _read_answer(answer)
+        if found is None:
             fix = f"a defect of {entry.distribution}: update it, or uninstall it"
             return {**result, "problems": [{"what": what, "fix": fix}]}
-        found: dict[str, Any] = json.loads(answer.read_text())
     return {**result, **found, "ok": not found["problems"]}
+
+
+def _variables(entry: PluginEntry) -> dict[str, str] | None:
+    """The environment of the process that looks at a plugin: an isolated one's, or all of this process's."""
+    if entry.venv is None:
+        return None
+    from nemorl.plugins.isolated_process import environment_for
+
+    return environment_for(entry.venv, os.environ)
+
+
+def _read_answer(path: Path) -> dict[str, Any] | None:
+    """What a process found out; ``None`` where it left nothing that can be used, which the plugin may have caused."""
+    from pydantic import TypeAdapter, ValidationError
+
+    lines = list[dict[str, str]]
+    shapes: dict[str, Any] = {"problems": lines, "notes": list[str], "passed": list[str], "skipped": dict[str, str]}
+    if not path.is_file() or path.stat().st_size > MAX_ANSWER_BYTES:
+        return None
+    try:
+        found = TypeAdapter(dict[str, Any]).validate_json(path.read_bytes())
+        usable = {name: TypeAdapter(shape).validate_python(found.get(name)) for name, shape in shapes.items()}
+    except ValidationError:
+        return None
+    complete = all({"what", "fix"} <= problem.keys() for problem in usable["problems"])
+    return {**usable, "import_s": found.get("import_s")} if complete else None
 
 
 def _last_line(text: str) -> str:
