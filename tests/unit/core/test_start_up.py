@@ -19,6 +19,7 @@ CHECKOUT = [path for pattern in ("*/", "plugins/*/") for path in sorted(ROOT.glo
 PACKAGES = {path.parent.name: source for path in CHECKOUT for source in (path.parent / "src").glob("nemorl*")}
 PLUGINS = {path.name: path for path in PACKAGES.values() if path.name != "nemorl"}
 KERNEL = ROOT / "core/src/nemorl"
+SANDBOXED = ROOT / "plugins/nemorl-code-env/src/nemorl_code_env/inside"
 COMPARES_BYTECODE = KERNEL / "plugins/bytecode.py"
 """A program of its own, which never runs what it loads."""
 HEAVY = ("torch", "ray", "transformers", "vllm", "megatron", "datasets", "numpy", "pyarrow")
@@ -196,6 +197,8 @@ def test_no_code_that_runs_uses_pickle_or_eval() -> None:
                 for node in ast.walk(ast.parse(path.read_text()))
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
             }
+            if path.parent == SANDBOXED:
+                continue  # runs programs, and the tests of rows, in a sandbox: that is what it is for
             assert not calls & {"eval", "exec"}, f"{path} calls eval or exec"
 
 
