@@ -25,12 +25,17 @@ def require_end(schedule: ScheduleConfig) -> None:
 
 
 def schedule_factor(schedule: ScheduleConfig, step: int) -> float:
-    """Fraction of the peak rate at optimizer step ``step`` (1 is the first): warm-up ends at 1, decay at the floor."""
-    if step < schedule.warmup_steps:
-        return step / schedule.warmup_steps
+    """Fraction of the peak rate at optimizer step ``step`` (1 is the first), as transformers' schedules have it.
+
+    They count completed steps: the first step of a warm-up has rate 0, the first after it the peak, and a decay would
+    reach its floor in the step after the last.
+    """
+    done = step - 1
+    if done < schedule.warmup_steps:
+        return done / schedule.warmup_steps
     if schedule.kind == "constant" or schedule.decay_steps is None:
         return 1.0
     span = max(1, schedule.decay_steps - schedule.warmup_steps)
-    progress = min(1.0, (step - schedule.warmup_steps) / span)
+    progress = min(1.0, (done - schedule.warmup_steps) / span)
     shape = 1.0 - progress if schedule.kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
     return schedule.min_lr_frac + (1.0 - schedule.min_lr_frac) * shape

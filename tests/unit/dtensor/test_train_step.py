@@ -188,15 +188,15 @@ def test_training_lowers_the_loss(build: Build, batch: TokenBatch, weighted_nll:
     ("kind", "factors"),
     [
         # warm-up 2 of 6 steps, floor 0.1: linear falls by 0.9 / 4 a step
-        ("constant", [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]),
-        ("linear", [0.5, 1.0, 0.775, 0.55, 0.325, 0.1, 0.1]),
+        ("constant", [0.0, 0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]),
+        ("linear", [0.0, 0.5, 1.0, 0.775, 0.55, 0.325, 0.1, 0.1]),
         # 0.1 + 0.9 * (1 + cos(pi * x)) / 2 at x = 1/4, 1/2, 3/4, 1
-        ("cosine", [0.5, 1.0, 0.8681981, 0.55, 0.2318019, 0.1, 0.1]),
+        ("cosine", [0.0, 0.5, 1.0, 0.8681981, 0.55, 0.2318019, 0.1, 0.1]),
     ],
 )
-def test_schedules_warm_up_and_end_at_the_floor(kind: Any, factors: list[float]) -> None:
+def test_schedules_warm_up_and_fall_to_the_floor(kind: Any, factors: list[float]) -> None:
     schedule = ScheduleConfig(kind=kind, warmup_steps=2, decay_steps=6, min_lr_frac=0.1)
-    assert [schedule_factor(schedule, step) for step in range(1, 8)] == pytest.approx(factors)
+    assert [schedule_factor(schedule, step) for step in range(1, 9)] == pytest.approx(factors)
 
 
 def test_a_decay_without_an_end_is_refused(build: Build) -> None:
@@ -209,7 +209,7 @@ def test_the_learning_rate_follows_the_schedule(
 ) -> None:
     backend = build(schedule={"kind": "linear", "warmup_steps": 2, "decay_steps": 4})
     rates = [backend.train_step(batch, weighted_nll)["lr"].value for _ in range(4)]
-    assert rates == pytest.approx([0.005, 0.01, 0.005, 0.0])
+    assert rates == pytest.approx([0.0, 0.005, 0.01, 0.005])
 
 
 @dataclass(frozen=True)

@@ -47,9 +47,10 @@ class ScheduleConfig(Config):
     """Learning-rate schedule: linear warm-up, then decay."""
 
     kind: Literal["constant", "linear", "cosine"] = "constant"
-    """Shape after the warm-up; linear and cosine reach ``min_lr_frac`` at the last optimizer step."""
+    """Shape after the warm-up, step by step as in transformers; linear and cosine fall towards ``min_lr_frac``, which
+    the step after the last would have."""
     warmup_steps: int = Field(0, ge=0)
-    """Optimizer steps of linear warm-up from 0."""
+    """Optimizer steps of linear warm-up. The first of them has rate 0, the first after them the peak rate."""
     min_lr_frac: float = Field(0.0, ge=0, le=1)
     """Floor of the decay, as a fraction of the peak rate."""
     decay_steps: int | None = Field(None, ge=1)
