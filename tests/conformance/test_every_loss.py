@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from nemorl.observe.metrics import values
+from nemorl.observe.metrics import merge, values
 from nemorl.plugins import registry
 from nemorl.tensors import KLTerm, TokenBatch
 from nemorl_distillation.loss import SampledReverseKLLoss, TopKDistillationLoss
@@ -38,6 +38,7 @@ from torch import Tensor
 NAN, INF = math.nan, math.inf
 LOG_RATIOS = (0.0, 0.3, -0.3, 19.0, 20.0, 21.0, -21.0, 87.0, 88.0, 89.0, 90.0, 200.0, 1e3, -90.0, -200.0, -1e3)
 """Nats. ``exp`` overflows float32 at 88.7, and in the gradient of a square or a product earlier."""
+NEAR = (0.0, 0.3, -0.3, 1.0, -2.0)
 ADVANTAGES = (0.0, 1.0, -1.0, 5.0, -5.0)
 SAMPLER = (-1.0, -50.0, -1e3, INF, -INF)
 
@@ -51,11 +52,12 @@ TERMS = tuple(
 FAMILY: tuple[type[PolicyGradientLoss], ...] = (ClippedPolicyGradientLoss, SequenceRatioLoss, CappedWeightLoss)
 LOSSES: list[Any] = [
     *(kind(kl_penalty=0.1, correction=correction) for kind in FAMILY for correction in CORRECTIONS),
-    *(kind(kl_penalty=0.1, kl=term) for kind in FAMILY for term in TERMS),
+    *(ClippedPolicyGradientLoss(kl_penalty=0.1, kl=term) for term in TERMS),
+    *(kind(kl_penalty=0.1, kl=KLTerm(importance_weighted=True)) for kind in FAMILY[1:]),
     *(kind(kl_penalty=0.1, on_policy=True, correction=Plain()) for kind in FAMILY),
     ClippedPolicyGradientLoss(dual_clip=3.0),
-    *(PPOLoss(dual_clip=3.0, kl_penalty=0.1, kl=term, positive_nll_weight=0.1) for term in TERMS),
-    PPOLoss(kl_penalty=0.1),
+    PPOLoss(dual_clip=3.0, kl_penalty=0.1, positive_nll_weight=0.1),
+    PPOLoss(kl_penalty=0.1, kl=KLTerm("k2", importance_weighted=True)),
     ValueLoss(),
     ValueLoss(clip=0.2),
     SampledReverseKLLoss(),
@@ -96,8 +98,10 @@ def picked(choices: tuple[float, ...], shape: tuple[int, ...], generator: torch.
     return torch.tensor(choices)[torch.randint(len(choices), shape, generator=generator)]
 
 
-def extreme_batch(seed: int, level: Any = "token") -> tuple[Tensor, TokenBatch]:
-    """Policy log-probs [N] and a batch of 4 pairs whose fields are far from them; masked slots hold NaN."""
+def drawn_batch(
+    seed: int, level: Any = "token", log_ratios: tuple[float, ...] = LOG_RATIOS, sampler: tuple[float, ...] = SAMPLER
+) -> tuple[Tensor, TokenBatch]:
+    """Policy log-probs [N] and a batch of 4 pairs whose fields are that far from them; masked slots hold NaN."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(2, 7, (8,), generator=generator).tolist()
     shape = TokenBatch.from_sequences(
@@ -107,16 +111,16 @@ def extreme_batch(seed: int, level: Any = "token") -> tuple[Tensor, TokenBatch]:
     policy = -torch.rand(size, generator=generator) - 0.1
 
     def away() -> Tensor:
-        return policy - picked(LOG_RATIOS, size, generator)
+        return policy - picked(log_ratios, size, generator)
 
     fields = {
         "advantages": picked(ADVANTAGES, size, generator),
         "old_logprobs": away(),
         "reference_logprobs": away(),
-        "generation_logprobs": picked(SAMPLER, size, generator),
+        "generation_logprobs": picked(sampler, size, generator),
         "teacher_logprobs": torch.where(picked((0.0, 1.0), size, generator) > 0, away(), -INF),
-        "returns": picked(LOG_RATIOS, size, generator),
-        "old_values": picked(LOG_RATIOS, size, generator),
+        "returns": picked(log_ratios, size, generator),
+        "old_values": picked(log_ratios, size, generator),
         "positive_weights": shape.loss_weights,
     }
     batch = shape.with_tokens(**{name: torch.where(shape.mask, field, NAN) for name, field in fields.items()})
@@ -144,8 +148,8 @@ def with_candidates(batch: TokenBatch, seed: int) -> tuple[Tensor, TokenBatch]:
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: type(loss).__name__)
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_no_log_ratio_makes_a_loss_or_its_gradient_nan(loss: Any, level: str) -> None:
-    for seed in range(10):
-        outputs, batch = extreme_batch(seed, level)
+    for seed in range(5):
+        outputs, batch = drawn_batch(seed, level)
         if "candidate_ids" in loss.requires:
             outputs, batch = with_candidates(batch, seed)
         outputs = outputs.requires_grad_()
@@ -156,6 +160,24 @@ def test_no_log_ratio_makes_a_loss_or_its_gradient_nan(loss: Any, level: str) ->
         assert bool(outputs.grad.isfinite().all())
         assert bool((outputs.grad[~batch.mask] == 0).all())
         assert not any(math.isnan(number) for number in values(metrics).values())
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: type(loss).__name__)
+def test_loss_and_metrics_of_parts_are_those_of_the_whole(loss: Any) -> None:
+    """Microbatches and ranks see parts; whatever is logged must not depend on the cut."""
+    for seed in range(3):
+        outputs, batch = drawn_batch(seed, "sequence", NEAR, (-0.5, -1.0, -2.0))
+        if "candidate_ids" in loss.requires:
+            outputs, batch = with_candidates(batch, seed)
+        whole, metrics = loss(outputs, batch)
+        ends = torch.cumsum(batch.lengths, 0).tolist()
+        parts = []
+        for first, last in ((0, 2), (2, 8)):
+            start, end = 0 if first == 0 else ends[first - 1], ends[last - 1]
+            parts.append(loss(outputs[start:end], batch.select(range(first, last))))
+        assert float(sum(value for value, _ in parts)) == pytest.approx(float(whole), rel=1e-4, abs=1e-5)
+        expected, found = values(metrics), values(merge([part for _, part in parts]))
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
 def one_token(advantage: float, log_ratio: float, **fields: float) -> tuple[Tensor, TokenBatch]:
@@ -235,7 +257,7 @@ def test_one_token_far_from_the_reference_does_not_decide_the_step() -> None:
 def test_within_the_bounds_nothing_changes_by_a_bit(level: str) -> None:
     """The equations as they are printed, without any bound."""
     for seed in range(20):
-        outputs, batch = extreme_batch(seed, level)
+        outputs, batch = drawn_batch(seed, level)
         mask, generator = batch.mask, torch.Generator().manual_seed(100 + seed)
         near = {
             name: torch.where(mask, outputs + torch.randn(outputs.shape, generator=generator), NAN)

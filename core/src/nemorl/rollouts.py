@@ -203,7 +203,7 @@ def rollout_metrics(samples: Samples) -> dict[str, Metric]:
         "accuracy": Mean.of(accuracy_of(sample) for sample in samples),
         "mean_prompt_length": Mean.of(len(sample.prompt.token_ids) for sample in samples),
         "mean_gen_tokens_per_sample": Mean.of(lengths),
-        "max_gen_tokens_per_sample": Max(max(lengths)),
+        "max_gen_tokens_per_sample": Max.of(lengths),
         "mean_total_tokens_per_sample": Mean.of(len(sample.token_ids) for sample in samples),
         "num_valid_samples": Mean(sum(sample.score.valid for sample in samples)),
         "total_num_tokens": Mean(sum(len(sample.token_ids) for sample in samples)),

@@ -114,3 +114,37 @@ def test_values_beyond_the_cells_count_at_the_ends(value: float, reported: float
 def test_quantiles_of_nothing_are_not_logged() -> None:
     assert math.isnan(Histogram.of([]).value)
     assert values({"error": Histogram.of([]), "kept": Sum(1.0)}) == {"kept": 1.0}
+
+
+def test_every_kind_is_made_of_values_alike() -> None:
+    numbers = (3.0, -1.0, 2.5)
+    assert [kind.of(numbers).value for kind in (Mean, Sum, Min, Max)] == [1.5, 4.5, -1.0, 3.0]
+    assert values({"min": Min.of(()), "max": Max.of(()), "sum": Sum.of(()), "mean": Mean.of(())}) == {
+        "sum": 0.0,
+        "mean": 0.0,
+    }
+    for kind in (Mean, Sum, Min, Max):
+        assert kind.of(numbers).merge(kind.of((9.0,))) == kind.of((*numbers, 9.0))
+
+
+def test_an_update_that_all_ranks_skipped_was_skipped_once() -> None:
+    import torch
+    from nemorl.tensors import TokenBatch
+    from nemorl.tensors.steps import StepResult, step_metrics
+
+    batch = TokenBatch.from_sequences([[1, 2, 3]], [[False, True, True]])
+
+    def update(*, skipped: bool) -> dict[str, float]:
+        result = StepResult(grad_norm=2.0, lr=0.1, skipped=skipped)
+        return merge([step_metrics(batch, [], [torch.tensor(0.5)], result) for _ in range(4)])  # type: ignore[return-value]
+
+    # Four ranks, two updates of which one was skipped: half of the updates, the tokens and losses of all ranks each.
+    found = values(average([update(skipped=True), update(skipped=False)]))  # type: ignore[list-item]
+    assert found == {
+        "loss": 2.0,
+        "grad_norm": 2.0,
+        "lr": 0.1,
+        "skipped_updates": 0.5,
+        "global_valid_toks": 8.0,
+        "global_valid_seqs": 4.0,
+    }

@@ -29,6 +29,19 @@ def test_every_pair_with_something_to_learn_weighs_the_same() -> None:
     assert pair_weights(three_pairs()).tolist() == pytest.approx([0.5, 0.5, 0.0])
 
 
+@pytest.mark.parametrize("empty", [CUT, ([1], [False]), ([1], [True])])
+def test_a_pair_with_one_side_to_learn_takes_no_weight_from_the_others(
+    empty: tuple[list[int], list[bool]],
+) -> None:
+    # Two whole pairs, one without a rejected and one without a chosen response: 1 / 2, 1 / 2, 0, 0.
+    batch = pair_batch([LONG, LONG, SHORT, empty], [SHORT, empty, LONG, LONG])
+    assert pair_weights(batch).tolist() == pytest.approx([0.5, 0.0, 0.5, 0.0])
+    assert batch.loss_weights.sum().item() == pytest.approx(1.0)
+    assert [bool(mask.any()) for mask in batch.mask.split(batch.lengths.tolist())] == [True] * 2 + [False] * 2 + [
+        True
+    ] * 2 + [False] * 2
+
+
 def test_weights_of_a_part_are_those_of_the_whole() -> None:
     part = three_pairs().select([2, 3])
     assert pair_weights(part).tolist() == pytest.approx([0.5])

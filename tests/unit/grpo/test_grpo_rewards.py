@@ -8,9 +8,10 @@ import pytest
 from nemorl.observe.metrics import values
 from nemorl.types import Prompt, Sample, Samples, Score
 from nemorl_grpo import GRPOConfig
+from nemorl_grpo.advantages import group_advantages
 from nemorl_grpo.config import OverlongPenalty, RewardScaling
 from nemorl_grpo.rewards import overlong, scale, shaped_rewards
-from nemorl_grpo.trainer import group_metrics
+from nemorl_grpo.trainer import group_metrics, has_spread
 
 
 def sample(reward: float, tokens: int = 2, *, cut: bool = False, index: int = 0) -> Sample:
@@ -89,3 +90,30 @@ def test_updates_per_step_are_minibatches_times_epochs(minibatches: int, epochs:
 def test_a_reference_is_needed_for_a_kl_penalty_only() -> None:
     assert config(kl_penalty=0.1).needs_reference
     assert not config(kl_penalty=0.0).needs_reference
+
+
+@pytest.mark.parametrize(
+    ("rewards", "differs"),
+    [
+        ((0.1 + 0.2, 0.3), False),  # 0.30000000000000004
+        ((sum([0.1] * 10), 1.0, 1.0), False),  # 0.9999999999999999
+        ((1e6, 1e6 / 3.7 * 3.7), False),  # 999999.9999999999
+        ((0.0, 1e-3), True),
+        ((1e8, 1e8 + 1), True),
+        ((0.0, 0.0), False),
+        ((0.5,), False),
+    ],
+)
+def test_rewards_differ_where_rounding_cannot_explain_it(rewards: tuple[float, ...], differs: bool) -> None:
+    group = Samples([sample(reward) for reward in rewards])
+    assert has_spread(group) == differs
+    assert values(group_metrics(group, [0.0] * len(rewards)))["baseline_reward/pct_mixed"] == differs
+    if not differs:
+        credit = group_advantages(rewards, [0] * len(rewards))
+        assert credit == pytest.approx([0.0] * len(rewards), abs=1e-9)
+
+
+def test_right_up_to_rounding_is_right() -> None:
+    group = Samples([sample(sum([0.1] * 10)), sample(1.0)])
+    found = values(group_metrics(group, [0.0, 0.0]))
+    assert (found["baseline_reward/pct_1"], found["baseline_reward/pct_0"]) == (1.0, 0.0)

@@ -38,13 +38,23 @@ class Sum:
 
     value: float
 
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Sum:
+        return cls(math.fsum(values))
+
     def merge(self, other: Sum) -> Sum:
         return Sum(self.value + other.value)
 
 
 @dataclass(frozen=True, slots=True)
 class Min:
+    """The smallest value; ``inf``, which is not logged, when there is none."""
+
     value: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Min:
+        return cls(min(values, default=math.inf))
 
     def merge(self, other: Min) -> Min:
         return Min(min(self.value, other.value))
@@ -52,7 +62,13 @@ class Min:
 
 @dataclass(frozen=True, slots=True)
 class Max:
+    """The largest value; ``-inf``, which is not logged, when there is none."""
+
     value: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Max:
+        return cls(max(values, default=-math.inf))
 
     def merge(self, other: Max) -> Max:
         return Max(max(self.value, other.value))

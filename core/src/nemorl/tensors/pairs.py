@@ -20,11 +20,17 @@ from nemorl.tensors.functional import segment_sum
 def pair_batch(
     chosen: Sequence[tuple[Sequence[int], Sequence[bool]]], rejected: Sequence[tuple[Sequence[int], Sequence[bool]]]
 ) -> TokenBatch:
-    """P pairs of (token ids, mask) as one batch. Every pair weighs the same, whatever its length."""
-    sequences = [sequence for pair in zip(chosen, rejected, strict=True) for sequence in pair]
-    return TokenBatch.from_sequences(
-        [ids for ids, _ in sequences], [mask for _, mask in sequences], level="sequence", coupled=2
-    )
+    """P pairs of (token ids, mask) as one batch. Every pair weighs the same, whatever its length.
+
+    A pair one side of which has nothing to train on has nothing to compare: its other side is masked too, so that it
+    takes no weight from the rest.
+    """
+    sequences, masks = [], []
+    for pair in zip(chosen, rejected, strict=True):
+        is_complete = all(any(mask[1:]) for _, mask in pair)  # the first token of a sequence is never trained
+        sequences += [ids for ids, _ in pair]
+        masks += [[keep and is_complete for keep in mask] for _, mask in pair]
+    return TokenBatch.from_sequences(sequences, masks, level="sequence", coupled=2)
 
 
 def split_pairs(values_B: Tensor) -> tuple[Tensor, Tensor]:
@@ -35,7 +41,8 @@ def split_pairs(values_B: Tensor) -> tuple[Tensor, Tensor]:
 def pair_weights(batch: TokenBatch) -> Tensor:
     """[P] what each pair contributes to a mean over the pairs of its optimizer step; 0.0 for one that trains nothing.
 
-    A sequence with trained tokens has 1 / S of the weight of a step, S being their number, and a pair has two of them.
+    A sequence with trained tokens has 1 / S of the weight of a step, S being their number, and a pair has two of them
+    or none (:func:`pair_batch`).
     """
     chosen, rejected = split_pairs(segment_sum(batch.loss_weights, batch.mask, batch.lengths))
     return torch.where((chosen > 0) & (rejected > 0), chosen + rejected, 0.0)

@@ -103,7 +103,7 @@ def step_metrics(batch: TokenBatch, parts: Sequence[Metrics], losses: Sequence[T
         "loss": Sum(float(torch.stack(list(losses)).sum()) if losses else 0.0),
         "grad_norm": Mean(result.grad_norm),
         "lr": Last(result.lr),
-        "skipped_updates": Sum(float(result.skipped)),
+        "skipped_updates": Mean(float(result.skipped)),  # every rank says the same
         "global_valid_toks": Sum(float(batch.mask.sum())),
         "global_valid_seqs": Sum(float((trained_B > 0).sum())),
     }

@@ -11,6 +11,11 @@ EPSILON = 1e-6
 """Added to the standard deviation. Spreads below it are rounding noise and count as zero."""
 
 
+def differ(values: Sequence[float]) -> bool:
+    """True where values are further apart than rounding can make them: 0.1 + 0.2 and 0.3 are equal."""
+    return max(values) - min(values) > EPSILON
+
+
 def group_advantages(
     rewards: Sequence[float],
     group_ids: Sequence[int],

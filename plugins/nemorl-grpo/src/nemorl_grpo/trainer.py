@@ -18,7 +18,7 @@ from nemorl.rollouts import RolloutPlan, rollout_metrics
 from nemorl.trainer import BaseTrainer
 from nemorl.types import Row, Sample, Samples
 
-from nemorl_grpo.advantages import clip_advantages, group_advantages
+from nemorl_grpo.advantages import EPSILON, clip_advantages, differ, group_advantages
 from nemorl_grpo.config import (
     ClippedConfig,
     GroupConfig,
@@ -240,7 +240,7 @@ def over_valid(samples: Samples, credit: Callable[[Samples], list[float]]) -> li
 
 def has_spread(group: Sequence[Sample]) -> bool:
     """Whether a group teaches anything: rewards that are all equal give advantage 0 (DAPO, arXiv:2503.14476)."""
-    return len({sample.reward for sample in group}) > 1
+    return differ([sample.reward for sample in group])
 
 
 def kl_metrics(batch: TokenBatch) -> dict[str, Metric]:
@@ -256,12 +256,12 @@ def group_metrics(samples: Samples, advantages: Sequence[float]) -> dict[str, Me
     for sample in samples:
         groups.setdefault(sample.prompt.index, []).append(sample.reward)
     means = [sum(rewards) / len(rewards) for rewards in groups.values()]
-    mixed = [len(set(rewards)) > 1 for rewards in groups.values()]
+    mixed = [differ(rewards) for rewards in groups.values()]
     return {
         "advantages/mean": Mean.of(advantages),
-        "advantages/max": Max(max(advantages)),
-        "advantages/min": Min(min(advantages)),
-        "baseline_reward/pct_0": Mean.of(float(mean == 0.0) for mean in means),
-        "baseline_reward/pct_1": Mean.of(float(mean == 1.0) for mean in means),
+        "advantages/max": Max.of(advantages),
+        "advantages/min": Min.of(advantages),
+        "baseline_reward/pct_0": Mean.of(float(abs(mean) <= EPSILON) for mean in means),
+        "baseline_reward/pct_1": Mean.of(float(abs(mean - 1.0) <= EPSILON) for mean in means),
         "baseline_reward/pct_mixed": Mean.of(map(float, mixed)),
     }

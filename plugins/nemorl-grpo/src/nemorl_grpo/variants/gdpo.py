@@ -19,7 +19,7 @@ from typing import ClassVar, Literal
 from nemorl.errors import Problem, UsageError
 from nemorl.types import Sample, Samples
 
-from nemorl_grpo.advantages import batch_normalized, group_advantages
+from nemorl_grpo.advantages import batch_normalized, differ, group_advantages
 from nemorl_grpo.config import ClippedConfig
 from nemorl_grpo.trainer import ClippedTrainer
 
@@ -61,7 +61,9 @@ class GDPOTrainer(ClippedTrainer[GDPOConfig]):
 
     def teaches(self, group: Sequence[Sample]) -> bool:
         """Whether any component differs: their sum may not."""
-        return len({tuple(sorted(sample.score.components.items())) for sample in group}) > 1
+        found = [sample.score.components for sample in group]
+        names = {name for components in found for name in components}
+        return any(differ([components.get(name, 0.0) for components in found]) for name in names)
 
 
 def components(samples: Samples, expected: Collection[str] | None = None) -> dict[str, list[float]]:

@@ -1,0 +1,109 @@
+"""docs/metrics.md against what runs log: every name is explained there, and every name there is logged."""
+
+from __future__ import annotations
+
+import re
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nemorl.config.load import load_config
+from nemorl.observe.console import Console
+from nemorl.testing.models import tiny_model
+from nemorl.types import Score
+
+pytestmark = pytest.mark.slow
+
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+ROLLOUT = {"num_prompts_per_step": 2, "num_generations_per_prompt": 2}
+PROMPTS = [{"prompt": f"{n}+1="} for n in range(4)]
+PAIRS = [{"prompt": "a", "chosen": "bc", "rejected": "c"}] * 4
+TEXTS = [{"prompt": "a", "response": "b"}] * 4
+RUNS: dict[str, tuple[dict[str, Any], list[dict[str, str]]]] = {
+    "grpo": ({**ROLLOUT, "importance_correction": "truncated"}, PROMPTS),
+    "reinforce_plus_plus": (ROLLOUT, PROMPTS),
+    "ppo": ({**ROLLOUT, "value_clip": 0.2, "positive_nll_weight": 0.1}, PROMPTS),
+    "dpo": ({"batch_size": 2}, PAIRS),
+    "rm": ({"batch_size": 2, "center_loss_weight": 0.1}, PAIRS),
+    "sft": ({"batch_size": 2}, TEXTS),
+    "distillation": ({"num_prompts_per_step": 2, "topk": 4}, PROMPTS),
+    "opd": ({**ROLLOUT}, PROMPTS),
+}
+ELSEWHERE = {
+    "train/avg_trajectory_age",  # asynchronous rollouts
+    "train/max_trajectory_age",
+    "train/dropped_stale_groups",
+    "train/dropped_unwanted_groups",
+    "timing/train/exposed_generation",
+    "train/environment/environment_timeout",  # environments that hang
+    "train/environment/episode_timeout",
+    "train/environment/grader_timeout",  # the environment math
+    "train/environment/grader_crash",
+    "train/environment/unparsable",
+    "validation/avg_turns",  # several turns
+}
+
+
+def reward(prompt: str, response: str) -> Score:
+    """Parts, a metric and an answer to vote on, so that all metrics of rollouts and validation appear."""
+    return Score(float(len(response) % 3), {"part": float(len(response) % 2)}, {"name": 1.0}, answer=response[:1])
+
+
+def logged(algorithm: str, folder: Path) -> set[str]:
+    """The names of all metrics of a run of one step."""
+    (knobs, rows), model = RUNS[algorithm], tiny_model()
+    samples = "batch_size" not in knobs
+    settings: dict[str, Any] = {
+        "algorithm": algorithm,
+        "model": str(model),
+        "policy": {"init": "random", "max_sequence_tokens": 32},
+        "validation": {"every": 1, "max_samples": 2},
+        "max_steps": 1,
+        "run_dir": str(folder / algorithm),
+        **knobs,
+    }
+    if samples:
+        settings["generation"] = {"max_new_tokens": 4}
+        settings["validation"] |= {"num_generations": 2, "temperature": 1.0}
+    is_taught = algorithm in ("distillation", "opd")
+    if is_taught:
+        settings |= {"teacher": {"model": str(model)}}
+        settings["validation"] = {"every": 1, "max_samples": 2}
+    trainer = load_config(settings).build()
+    score = reward if samples and not is_taught else None
+    history = trainer.fit(rows, score, val_dataset=rows, console=Console(quiet=True)).history
+    return {name for record in history for name in record} - {"step"}
+
+
+def documented() -> list[str]:
+    """The names in the tables of the page, as patterns: ``<part>`` and ``@k`` become ``*``."""
+    found: list[str] = []
+    places: list[str] = []
+    for line in PAGE.read_text(encoding="utf-8").split("## Metrics of your own")[0].splitlines():
+        if line.startswith("#"):
+            places = re.findall(r"`(train/|validation/)`", line)
+        if not line.startswith("| `"):
+            continue
+        first = ""
+        for name in re.findall(r"`([^`]+)`", line.split(" | ")[0]):
+            if name.startswith(("…/", "/")):
+                full = f"{first.rpartition('/')[0]}/{name.rpartition('/')[2]}"
+            elif name.startswith("_"):
+                full = first.rpartition("_")[0] + name if re.search("_(mean|max|min)$", first) else first + name
+            else:
+                first = full = name
+            pattern = re.sub(r"<\w+>|(?<=@)k", "*", full)
+            is_whole = pattern.startswith(("train/", "validation/", "timing/", "performance/"))
+            found += [pattern] if is_whole else [place + pattern for place in places]
+    return found
+
+
+def test_every_metric_is_documented_and_every_documented_one_exists(tmp_path: Path) -> None:
+    patterns = documented()
+    names = {name for algorithm in RUNS for name in logged(algorithm, tmp_path)}
+    assert sorted(name for name in names if not any(fnmatchcase(name, pattern) for pattern in patterns)) == []
+    # DPO's and reward models' are written once for train/ and validation/.
+    never = {pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in names)}
+    assert sorted(never - ELSEWHERE) == []
+    assert sorted(ELSEWHERE - set(patterns)) == []
