@@ -25,7 +25,7 @@ from nemorl_dpo.hinge import HingeLoss
 from nemorl_dpo.ipo import IPOLoss
 from nemorl_dpo.preference import PreferenceLoss
 from nemorl_dpo.sigmoid import SigmoidLoss
-from nemorl_grpo.correction import IcePop, Plain, SequenceMask, Truncated
+from nemorl_grpo.correction import IcePop, OfSequences, Plain, SequenceMask, Truncated
 from nemorl_grpo.loss import ClippedPolicyGradientLoss
 from nemorl_grpo.loss_base import PolicyGradientLoss
 from nemorl_grpo.loss_cispo import CappedWeightLoss
@@ -42,7 +42,16 @@ NEAR = (0.0, 0.3, -0.3, 1.0, -2.0)
 ADVANTAGES = (0.0, 1.0, -1.0, 5.0, -5.0)
 SAMPLER = (-1.0, -50.0, -1e3, INF, -INF)
 
-CORRECTIONS = (None, Plain(), Truncated(), IcePop(), SequenceMask(), SequenceMask(0.0, 1e30))
+CORRECTIONS = (
+    None,
+    Plain(),
+    Truncated(),
+    Truncated(low=0.5),
+    IcePop(),
+    SequenceMask(),
+    SequenceMask(0.0, 1e30),
+    OfSequences(Plain()),
+)
 TERMS = tuple(
     itertools.starmap(
         KLTerm,
@@ -146,7 +155,7 @@ def with_candidates(batch: TokenBatch, seed: int) -> tuple[Tensor, TokenBatch]:
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: type(loss).__name__)
-@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("level", ["token", "sequence", "sequence_sum"])
 def test_no_log_ratio_makes_a_loss_or_its_gradient_nan(loss: Any, level: str) -> None:
     for seed in range(5):
         outputs, batch = drawn_batch(seed, level)

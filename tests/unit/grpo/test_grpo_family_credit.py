@@ -16,6 +16,7 @@ from nemorl_grpo.config import CORRECTION_BOUNDS
 from nemorl_grpo.loss import ClippedPolicyGradientLoss
 from nemorl_grpo.loss_cispo import CappedWeightLoss
 from nemorl_grpo.loss_gspo import SequenceRatioLoss
+from nemorl_grpo.trainer import over_valid
 
 NAMES = {
     "grpo": "GRPO",
@@ -201,6 +202,28 @@ def test_a_kl_in_the_reward_is_charged_against_the_group(algorithm: str) -> None
     charged = [0.125, 0.125, 0.2, -0.325, -0.325, -0.325, -0.05, 0.05]
     assert batch["advantages"][batch.mask].tolist() == pytest.approx(charged, abs=1e-6)
     assert batch["kl"][batch.mask].tolist() == [1.0, 0.0, 0.5, 0.0, 0.0, 4.0, 0.0, -0.5]
+
+
+def test_what_does_not_train_is_in_no_baseline_of_the_kl() -> None:
+    import torch
+
+    built = trainer("grpo", kl_penalty=1.0, kl_in="reward", overlong_filtering=True)
+    samples = Samples([sample(1, 1), sample(0, 1), sample(1, 1, cut=True)])
+    old = torch.full((6,), -1.0)
+    departed = torch.tensor([0, 1.0, 0, 0.5, 0, 9.0])
+    batch = built.to_batch(samples, [0.0] * 3).with_tokens(old_logprobs=old, reference_logprobs=old - departed)
+    # 1 against 0.5; the third response is cut.
+    assert built.credit_tokens(batch, samples)["advantages"].tolist() == pytest.approx([0, -0.5, 0, 0.5, 0, 0])
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "gspo", "gdpo", "maxrl", "rloo", "reinforce_plus_plus_baseline"])
+def test_responses_that_nobody_could_judge_teach_nothing(algorithm: str) -> None:
+    from dataclasses import replace
+
+    unjudged = [replace(one, score=Score(0.0, {"a": 1.0, "b": 0.0}, valid=False)) for one in (sample(0), sample(1))]
+    built = trainer(algorithm)
+    assert over_valid(Samples(unjudged), built.advantages) == [0.0, 0.0]
+    assert not built.teaches(unjudged)
 
 
 def test_a_kl_in_the_reward_has_the_gradient_of_the_kl_of_whole_responses() -> None:

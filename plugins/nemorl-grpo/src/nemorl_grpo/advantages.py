@@ -13,7 +13,7 @@ EPSILON = 1e-6
 
 def differ(values: Sequence[float]) -> bool:
     """True where values are further apart than rounding can make them: 0.1 + 0.2 and 0.3 are equal."""
-    return max(values) - min(values) > EPSILON
+    return len(values) > 1 and max(values) - min(values) > EPSILON
 
 
 def group_advantages(

@@ -33,7 +33,7 @@ def kl_to_go(kl: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
 
 
 def group_kl(kl: Tensor, batch: TokenBatch, group_ids: Sequence[int]) -> Tensor:
-    """[N] float32: how much more KL the response of each token has than the others of its group.
+    """[N] float32: how much more KL the response of each token has than the others of its group that train.
 
     group_kl_i = KL_i - mean of KL over the other responses of the group          KL_i = sum over t of kl_t
 
@@ -45,7 +45,10 @@ def group_kl(kl: Tensor, batch: TokenBatch, group_ids: Sequence[int]) -> Tensor:
         batch: B responses.
         group_ids: Prompt index of each response.
     """
-    of_responses = segment_sum(kl.double(), batch.mask, batch.lengths).tolist()
-    excess = group_advantages(of_responses, group_ids, normalize_std=False, leave_one_out=True)
-    per_token = torch.tensor(excess, dtype=torch.float32)[batch.sequence_ids]
-    return torch.where(batch.mask, per_token, 0.0)
+    trained = (segment_sum(batch.mask.float(), batch.mask, batch.lengths) > 0).nonzero().squeeze(1)
+    of_responses = segment_sum(kl.double(), batch.mask, batch.lengths)
+    groups = [group_ids[index] for index in trained.tolist()]
+    excess = group_advantages(of_responses[trained].tolist(), groups, normalize_std=False, leave_one_out=True)
+    per_response = torch.zeros(len(batch))
+    per_response[trained] = torch.tensor(excess, dtype=torch.float32)
+    return torch.where(batch.mask, per_response[batch.sequence_ids], 0.0)

@@ -234,7 +234,8 @@ def over_valid(samples: Samples, credit: Callable[[Samples], list[float]]) -> li
     """
     if all(sample.score.valid for sample in samples):
         return credit(samples)
-    found = iter(credit(Samples([sample for sample in samples if sample.score.valid])))
+    valid = Samples([sample for sample in samples if sample.score.valid])
+    found = iter(credit(valid) if valid else ())
     return [next(found) if sample.score.valid else 0.0 for sample in samples]
 
 

@@ -61,7 +61,7 @@ class GDPOTrainer(ClippedTrainer[GDPOConfig]):
 
     def teaches(self, group: Sequence[Sample]) -> bool:
         """Whether any component differs: their sum may not."""
-        found = [sample.score.components for sample in group]
+        found = [sample.score.components for sample in group if sample.score.valid]
         names = {name for components in found for name in components}
         return any(differ([components.get(name, 0.0) for components in found]) for name in names)
 
