@@ -104,3 +104,26 @@ def test_sigterm_saves_exits_0_and_the_same_command_continues(tmp_path: Path, ti
     assert stopped["stopped"] == "received SIGTERM"
     assert 2 <= stopped["steps"] < STEPS
     assert finish(launch(config, tmp_path / "run"))["steps"] == STEPS
+
+
+def test_of_two_equal_commands_at_once_one_trains_and_the_other_says_who_does(tmp_path: Path, tiny_model: Path) -> None:
+    config = write_config(tmp_path, tiny_model, "sft")
+    processes = {process.pid: process for process in (launch(config, tmp_path / "run") for _ in range(2))}
+    lock = tmp_path / "run" / "run.lock"
+    while not (lock.is_file() and lock.read_text()):
+        time.sleep(0.005)
+    winner = processes.pop(json.loads(lock.read_text())["pid"])
+    winner.send_signal(signal.SIGSTOP)  # however slow the machine is, the other comes while the first is there
+    (loser,) = processes.values()
+    _, error = loser.communicate(timeout=300)
+    assert loser.returncode == 2, error.decode()
+    winner.send_signal(signal.SIGCONT)
+    assert finish(winner)["steps"] == STEPS
+    told = " ".join(error.decode().split())
+    assert f"is in use by process {winner.pid} on " in told
+    assert f"train {config} --run-dir" in told
+    assert "Traceback" not in told
+    steps = [r["step"] for r in read_jsonl(tmp_path / "run" / "metrics.jsonl") if "train/loss" in r]
+    assert steps == list(range(1, STEPS + 1))
+    events = [record["event"] for record in read_jsonl(tmp_path / "run" / "events.jsonl")]
+    assert events.count("started") == events.count("finished") == 1

@@ -91,6 +91,14 @@ class CheckpointError(NemorlError, RuntimeError):
     """A checkpoint that is missing, incomplete, damaged or of another run."""
 
 
+class StorageError(NemorlError, OSError):
+    """A file of a run that cannot be written: a full disk, missing permissions."""
+
+
+class RunInUseError(NemorlError, RuntimeError):
+    """A run directory that another process writes in."""
+
+
 class DeadlineError(NemorlError, TimeoutError):
     """A wait that ended without its answer: says who waited on whom and for how long."""
 

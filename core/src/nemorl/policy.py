@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from nemorl.contracts import Loss, WeightsName, WorkerGroup
 from nemorl.errors import WeightsLostError, WorkerLostError
+from nemorl.files import replacing_folder
 from nemorl.observe.metrics import Metrics, merge
 from nemorl.types import Completion, GenerationRequest
 from nemorl.weights import WeightHandle
@@ -56,8 +57,9 @@ class TrainingPolicy:
         self.workers.call("load_checkpoint", path)
 
     def save_pretrained(self, path: Path) -> None:
-        """Write a Hugging Face model folder."""
-        self.workers.call("save_pretrained", path)
+        """Write a Hugging Face model folder, in place of the one that is there."""
+        with replacing_folder(path) as draft:
+            self.workers.call("save_pretrained", draft)
 
     def shutdown(self) -> None:
         self.workers.shutdown()

@@ -80,7 +80,7 @@ class Resumable(Generic[C]):
             self._load(checkpoint)
             self.run.console.message(f"continuing {self.run.path} after step {checkpoint.step}")
         else:
-            self.run.rewind_logs(self.progress.step)
+            self.run.rewind_logs(-1)  # what was validated before the first step is validated again
 
     def _load(self, checkpoint: Checkpoint) -> None:
         """Be where the run was when it saved ``checkpoint``, logs included."""

@@ -8,10 +8,12 @@ Parts are built in dependency order and closed in reverse, whatever happens in b
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,12 +23,14 @@ from nemorl.checkpoints import CheckpointManager
 from nemorl.config.run import RunConfig
 from nemorl.contracts import DataModule
 from nemorl.environments import Environment, EnvironmentPool
-from nemorl.errors import ConfigError, Problem, UsageError, boundary
+from nemorl.errors import ConfigError, Problem, RunInUseError, UsageError, boundary
+from nemorl.files import replace_text, storing
 from nemorl.mismatch import MismatchWatch
 from nemorl.observe.console import Console
-from nemorl.observe.jsonl import JsonlWriter
+from nemorl.observe.jsonl import JsonlWriter, read_jsonl
 from nemorl.observe.provenance import describe_environment
 from nemorl.observe.timing import Timer
+from nemorl.ownership import Ownership
 from nemorl.plugins.hooks import build_hooks
 from nemorl.plugins.lock import FILE as PLUGINS_FILE
 from nemorl.plugins.lock import differences, locked_plugins, read_lock, write_lock
@@ -68,13 +72,18 @@ class Run:
         self.config = config
         self.data = data
         self._stack = ExitStack()
-        path, self.is_resumed = claim_directory(config, resume=resume)
-        self.console = console or Console()
-        self._stack.callback(self.console.close)
-        self.directory = RunDirectory(path)
-        self._stack.callback(self.directory.close)
-        self.timer = Timer(on_enter=self.console.phase)
-        self.checkpoints = CheckpointManager.of_run(path, config)
+        with ExitStack() as undo:
+            undo.callback(self._stack.close)
+            claim = claim_directory(config, resume=resume)
+            self._stack.callback(claim.ownership.close)
+            self.is_resumed = claim.is_resumed
+            self.console = console or Console()
+            self._stack.callback(self.console.close)
+            self.directory = RunDirectory(claim.path)
+            self._stack.callback(self.directory.close)
+            self.timer = Timer(on_enter=self.console.phase)
+            self.checkpoints = CheckpointManager.of_run(claim.path, config)
+            undo.pop_all()
 
     @property
     def path(self) -> Path:
@@ -156,8 +165,8 @@ class Run:
         self._stack.close()
 
     def _write_description(self) -> None:
-        (self.path / "config.yaml").write_text(to_yaml(self.config))
-        (self.path / "environment.json").write_text(json.dumps(describe_environment(registry()), indent=1))
+        replace_text(self.path / "config.yaml", to_yaml(self.config))
+        replace_text(self.path / "environment.json", json.dumps(describe_environment(registry()), indent=1))
         self._record_plugins()
         self.directory.event("resumed" if self.is_resumed else "started", seed=self.config.seed)
 
@@ -175,29 +184,78 @@ def to_yaml(config: RunConfig) -> str:
     return text
 
 
-def claim_directory(config: RunConfig, *, resume: bool) -> tuple[Path, bool]:
-    """The run's directory, and whether a run is being continued in it.
+@dataclass(frozen=True)
+class Claim:
+    """A run's directory, which nobody else writes in until ``ownership`` is closed."""
+
+    path: Path
+    is_resumed: bool
+    """A run is being continued in it."""
+    ownership: Ownership
+
+
+def claim_directory(config: RunConfig, *, resume: bool) -> Claim:
+    """Own the run's directory.
 
     With ``resume`` an existing run of the same config is continued. Without, a new directory is made: a default name
-    gets a counter, an explicit ``run_dir`` must not hold a run yet.
+    gets a counter, an explicit ``run_dir`` must not hold a run yet. A run that completed no step is no run.
 
     Raises:
         ConfigError: the directory holds a run whose config differs; lists the differences.
-        UsageError: an explicit directory already holds a run and ``resume`` is off.
+        UsageError: an explicit directory already holds a run and ``resume`` is off, or its config is lost.
+        RunInUseError: another process runs there.
+        StorageError: the directory cannot be made or written.
     """
     path = run_path(config)
-    description = path / "config.yaml"
-    if description.is_file() and resume:
-        differences = list(_differences(yaml.safe_load(description.read_text()), yaml.safe_load(to_yaml(config))))
-        if differences:
-            raise ConfigError(differences, source=f"{path} holds a run with another config")
-        return path, True
-    if description.is_file():
-        if config.run_dir is not None:
+    if resume or config.run_dir is not None:
+        return _claimed(path, config, resume=resume)
+    for number in itertools.count(2):
+        with suppress(RunInUseError):
+            if not has_progress(path):
+                return _claimed(path, config, resume=False)
+        path = run_path(config).with_name(f"{run_path(config).name}-{number}")
+    raise AssertionError("there is always a next number")
+
+
+def _claimed(path: Path, config: RunConfig, *, resume: bool) -> Claim:
+    with storing(path):
+        path.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as undo:
+        ownership = Ownership(path)
+        undo.callback(ownership.close)
+        is_resumed = has_progress(path)
+        if is_resumed and not resume:
             raise UsageError(f"{path} already holds a run", fix="continue it with --resume, or choose another run_dir")
-        path = next(p for n in range(2, 10_000) if not (p := path.with_name(f"{path.name}-{n}")).exists())
-    path.mkdir(parents=True, exist_ok=True)
-    return path, False
+        if is_resumed:
+            differences = list(_differences(_recorded_config(path), yaml.safe_load(to_yaml(config))))
+            if differences:
+                raise ConfigError(differences, source=f"{path} holds a run with another config")
+        undo.pop_all()
+    return Claim(path, is_resumed, ownership)
+
+
+def has_progress(path: Path) -> bool:
+    """Whether a run directory holds anything that starting anew in it would lose: a checkpoint, or a completed step."""
+    steps = (record.get("step") for record in read_jsonl(path / "metrics.jsonl"))
+    return any((path / "checkpoints").glob("step_*")) or any(isinstance(step, int) and step > 0 for step in steps)
+
+
+def _recorded_config(path: Path) -> dict[str, Any]:
+    """The config of the run in a directory, as it was recorded.
+
+    Raises:
+        UsageError: the record is missing or damaged.
+    """
+    file = path / "config.yaml"
+    try:
+        data = yaml.safe_load(file.read_text(encoding="utf-8"))
+        cause = f"is not a config but a {type(data).__name__}"
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        data, cause = None, f"cannot be read ({' '.join(str(error).split())})"
+    if isinstance(data, dict):
+        return data
+    fix = f"put it back if you can (`nemorl config show CONFIG` prints one), else choose another run_dir than {path}"
+    raise UsageError(f"{path} holds a run, but its config.yaml {cause}: what it ran is not known", fix=fix)
 
 
 def run_path(config: RunConfig) -> Path:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from nemorl.config.load import load_config
 from nemorl.config.run import RunConfig
-from nemorl.errors import ConfigError, UsageError
+from nemorl.errors import ConfigError, NemorlError, RunInUseError, UsageError
 from nemorl.run import RESUMABLE, RunDirectory, claim_directory, default_name, run_path, to_yaml
 
 
@@ -19,10 +19,19 @@ def config(**changes: Any) -> RunConfig:
 
 
 def start(wanted: RunConfig, *, resume: bool = False) -> Path:
-    """Claim a directory and leave in it what a run leaves first."""
-    path, _ = claim_directory(wanted, resume=resume)
-    (path / "config.yaml").write_text(to_yaml(wanted))
-    return path
+    """Claim a directory and leave in it what a run leaves that completes a step and ends."""
+    claim = claim_directory(wanted, resume=resume)
+    (claim.path / "config.yaml").write_text(to_yaml(wanted))
+    (claim.path / "metrics.jsonl").write_text('{"step": 1}\n')
+    claim.ownership.close()
+    return claim.path
+
+
+def claimed(wanted: RunConfig, *, resume: bool = True) -> tuple[Path, bool]:
+    """A claim that is given up at once: the directory, and whether it is a continuation."""
+    claim = claim_directory(wanted, resume=resume)
+    claim.ownership.close()
+    return claim.path, claim.is_resumed
 
 
 @pytest.fixture(autouse=True)
@@ -56,11 +65,11 @@ def test_a_default_directory_that_is_taken_gets_a_number() -> None:
 
 def test_a_default_directory_is_continued_on_request() -> None:
     first = start(config())
-    assert claim_directory(config(), resume=True) == (first, True)
+    assert claimed(config()) == (first, True)
 
 
 def test_resuming_where_nothing_is_starts_a_run() -> None:
-    path, is_resumed = claim_directory(config(), resume=True)
+    path, is_resumed = claimed(config())
     assert path.is_dir()
     assert not is_resumed
 
@@ -73,10 +82,61 @@ def test_an_explicit_directory_that_holds_a_run_is_refused(tmp_path: Path) -> No
     assert "--resume" in str(caught.value.fix)
 
 
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_run_that_completed_no_step_is_no_run(tmp_path: Path, resume: bool) -> None:
+    place = tmp_path / "mine"
+    start(config(run_dir=str(place), seed=7))
+    (place / "metrics.jsonl").write_text('{"step": 0, "validation/accuracy": 0.5}\n{"st')
+    assert claimed(config(run_dir=str(place)), resume=resume) == (place, False)
+    (place / "checkpoints/step_000001").mkdir(parents=True)
+    with pytest.raises(NemorlError, match="holds a run"):
+        claimed(config(run_dir=str(place)), resume=resume)
+
+
+def test_two_new_runs_at_once_get_a_directory_each() -> None:
+    first, second = (claim_directory(config(), resume=False) for _ in range(2))
+    assert second.path == first.path.with_name(f"{first.path.name}-2")
+    with pytest.raises(RunInUseError, match="is in use by process"):
+        claim_directory(config(), resume=True)
+    for claim in (first, second):
+        claim.ownership.close()
+
+
+def test_a_refused_claim_leaves_no_lock(tmp_path: Path) -> None:
+    place = str(tmp_path / "mine")
+    start(config(run_dir=place))
+    with pytest.raises(ConfigError):
+        claim_directory(config(run_dir=place, seed=7), resume=True)
+    assert claimed(config(run_dir=place)) == (tmp_path / "mine", True)
+
+
+DAMAGE: dict[str, Any] = {
+    "gone": Path.unlink,
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+    "emptied": lambda path: path.write_text(""),
+    "cut": lambda path: path.write_text("policy: {model_name"),
+    "a list": lambda path: path.write_text("[1]"),
+    "no text": lambda path: path.write_bytes(b"\xff\xfe\x00"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_run_that_lost_its_config_is_neither_continued_nor_overwritten(
+    tmp_path: Path, damage: Any, resume: bool
+) -> None:
+    wanted = config(run_dir=str(tmp_path / "mine"))
+    damage(start(wanted) / "config.yaml")
+    with pytest.raises(UsageError, match=r"mine (already )?holds a run") as caught:
+        claimed(wanted, resume=resume)
+    assert caught.value.fix
+    assert (tmp_path / "mine/metrics.jsonl").read_text() == '{"step": 1}\n'
+
+
 def test_a_folder_without_a_run_in_it_may_be_used(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/notes.txt").write_text("keep me")
-    path, is_resumed = claim_directory(config(run_dir=str(tmp_path / "mine")), resume=True)
+    path, is_resumed = claimed(config(run_dir=str(tmp_path / "mine")))
     assert not is_resumed
     assert (path / "notes.txt").is_file()
 
@@ -102,7 +162,7 @@ def test_another_config_is_refused_with_every_difference(tmp_path: Path) -> None
 def test_what_does_not_change_a_step_may_change(tmp_path: Path, change: dict[str, Any]) -> None:
     place = str(tmp_path / "mine")
     path = start(config(run_dir=place))
-    assert claim_directory(config(run_dir=place, **change), resume=True) == (path, True)
+    assert claimed(config(run_dir=place, **change)) == (path, True)
 
 
 def test_another_plugin_of_a_kind_is_a_difference(tmp_path: Path) -> None:

@@ -177,6 +177,21 @@ def test_validation_happens_at_the_start_when_due_and_at_the_end(tiny_model: Pat
     assert steps == [0, 2, 3]
 
 
+def test_a_run_that_ended_before_its_first_step_starts_again_in_its_directory(tiny_model: Path, tmp_path: Path) -> None:
+    class Fails(Callback):
+        essential = True
+
+        def on_step_begin(self) -> None:
+            raise MemoryError("gone")
+
+    wanted = {"validation": {"every": 2, "at_start": True, "max_samples": 2}, "max_steps": 1}
+    with pytest.raises(ForeignError, match="MemoryError"):
+        fit(config("sft", tiny_model, tmp_path / "run", seed=1, **wanted), callbacks=[Fails()])
+    assert [record["step"] for record in measured(tmp_path / "run")] == [0]
+    fit(config("sft", tiny_model, tmp_path / "run", seed=2, **wanted))
+    assert [record["step"] for record in measured(tmp_path / "run")] == [0, 1, 1]
+
+
 def test_no_held_out_rows_are_no_validation(tiny_model: Path, tmp_path: Path) -> None:
     result = fit(config("sft", tiny_model, tmp_path / "run", max_steps=1), val_dataset=None)
     assert not any(name.startswith("validation/") for name in result.metrics)

@@ -20,6 +20,7 @@ from nemorl.cli.answers import AsJson, echo_json, reserved_stdout
 from nemorl.cli.plugins import as_dict
 from nemorl.cli.runs import ConfigPath, Overrides
 from nemorl.errors import ConfigError, UsageError
+from nemorl.files import replace_text
 from nemorl.plugins import registry
 from nemorl.plugins.source import template_text
 from nemorl.suggest import did_you_mean
@@ -170,7 +171,7 @@ def schema(
         if output is None:
             echo_json(found, indent=2)
     if output is not None:
-        output.write_text(json.dumps(found, indent=2) + "\n")
+        replace_text(output, json.dumps(found, indent=2) + "\n")
         typer.echo(f"wrote {output}")
 
 
@@ -205,5 +206,5 @@ def templates(
     elif output.exists():
         raise UsageError(f"{output} exists", fix="choose another file name")
     else:
-        output.write_text(text, encoding="utf-8")
+        replace_text(output, text)
         typer.echo(f"wrote {output}: fill in the model, then `nemorl train {output}`")

@@ -13,20 +13,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from nemorl.files import replacing, storing
+
 
 class JsonlWriter:
     """Appends records to a file, creating it and its folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        _remove_cut_line(self.path)
-        self._file = self._open()
+        with storing(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            _remove_cut_line(self.path)
+            self._file = self._open()
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """One line, in strict JSON: NaN and infinities become null. Flushed before this returns."""
-        self._file.write(dumps(record) + b"\n")
-        self._file.flush()
+        """One line, in strict JSON: NaN and infinities become null. The system has it when this returns."""
+        with storing(self.path):
+            rest = memoryview(dumps(record) + b"\n")
+            while rest:  # a disk that is nearly full takes a part
+                rest = rest[self._file.write(rest) :]
 
     def truncate_after(self, step: int) -> None:
         """Drop records whose ``step`` is greater; records without a step stay.
@@ -34,16 +39,12 @@ class JsonlWriter:
         A run that resumes from step k repeats step k + 1, which must not appear twice. The new content replaces
         the old in one rename, so a crash leaves either.
         """
-        self._file.close()
-        draft = self.path.with_name(self.path.name + ".draft")
-        with self.path.open("rb") as source, draft.open("wb") as target:
+        with replacing(self.path) as target, self.path.open("rb") as source:
             for line in source:
                 record = _parse(line)
                 if record is not None and not _is_after(record, step):
                     target.write(line.rstrip(b"\n") + b"\n")
-            target.flush()
-            os.fsync(target.fileno())
-        draft.replace(self.path)
+        self._file.close()
         self._file = self._open()
 
     def close(self) -> None:
@@ -57,7 +58,7 @@ class JsonlWriter:
         self.close()
 
     def _open(self) -> Any:
-        return self.path.open("ab")
+        return self.path.open("ab", buffering=0)
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:

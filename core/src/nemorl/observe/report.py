@@ -21,6 +21,7 @@ from pydantic import ValidationError
 
 from nemorl.config.run import PluginsConfig
 from nemorl.errors import NemorlError, boundary
+from nemorl.files import replace_text, storing
 from nemorl.observe import report_parts as parts
 from nemorl.observe.report_sections import Curves, Section, Table, Text, sections_of
 from nemorl.observe.run_data import RunData
@@ -78,10 +79,9 @@ def _write_page(output: Path, title: str, header: str, runs: Sequence[tuple[str,
         data=_embed(data),
         script=script,
     )
-    output.parent.mkdir(parents=True, exist_ok=True)
-    draft = output.with_name(output.name + ".draft")
-    draft.write_text(page, encoding="utf-8", errors="replace")
-    draft.replace(output)
+    with storing(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
+    replace_text(output, page)
     return output
 
 

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 
 from nemorl.config.run import RunConfig
 from nemorl.errors import PluginError, UsageError
+from nemorl.files import replace_text
 from nemorl.plugins import PluginEntry, registry
 from nemorl.plugins.kinds import PluginConfig
 from nemorl.plugins.lock_files import files_of, foreign_bytecode, hash_of
@@ -103,7 +104,7 @@ def bytecode_problems(plugins: Sequence[LockedPlugin]) -> list[str]:
 
 
 def write_lock(folder: Path, plugins: Sequence[LockedPlugin]) -> None:
-    (folder / FILE).write_text(json.dumps({"plugins": [asdict(plugin) for plugin in plugins]}, indent=1))
+    replace_text(folder / FILE, json.dumps({"plugins": [asdict(plugin) for plugin in plugins]}, indent=1))
 
 
 def read_lock(path: Path) -> list[LockedPlugin]:

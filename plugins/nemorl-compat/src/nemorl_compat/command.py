@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 from nemorl.cli.answers import AsJson, echo_json
+from nemorl.files import replace_text
 
 from nemorl_compat.migration import Migration, migrate_file
 
@@ -32,7 +33,7 @@ def migrate(
     """
     migration = migrate_file(old)
     if output is not None:
-        output.write_text(migration.to_yaml())
+        replace_text(output, migration.to_yaml())
     if as_json:
         echo_json(_report(migration))
     else:

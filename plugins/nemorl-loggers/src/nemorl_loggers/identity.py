@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from nemorl.files import replace_text
+
 
 def saved_id(run_dir: Path, service: str) -> str | None:
     """The id stored by :func:`save_id`, or None in a fresh run directory."""
@@ -14,7 +16,7 @@ def saved_id(run_dir: Path, service: str) -> str | None:
 def save_id(run_dir: Path, service: str, run_id: str) -> None:
     """Remember the id for the next time."""
     run_dir.mkdir(parents=True, exist_ok=True)
-    _path(run_dir, service).write_text(run_id + "\n", encoding="utf-8")
+    replace_text(_path(run_dir, service), run_id + "\n")
 
 
 def _path(run_dir: Path, service: str) -> Path:

@@ -1,0 +1,132 @@
+"""Writing files so that nothing is lost: replaced as a whole, and a disk that refuses is named.
+
+A reader, or a run that is killed while it writes, sees the old content of a file or the new one, never a part.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from nemorl.errors import StorageError
+
+FIXES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some disk space, then run the same command again"),
+    errno.EFBIG: "raise the limit on file sizes (ulimit -f), then run the same command again",
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "make it writable, or choose another folder"),
+    **dict.fromkeys((errno.EISDIR, errno.ENOTDIR, errno.EEXIST), "move away what is in its place"),
+    errno.EIO: "look after the disk (dmesg says more), or choose another folder",
+    errno.ESTALE: "look after the network file system, then run the same command again",
+}
+"""What to do, by what the system said."""
+OS_ERROR = re.compile(r"\(os error (\d+)\)")
+"""How libraries written in Rust, safetensors among them, say errno."""
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write the next content of ``path`` into: it takes the place of ``path`` when the block ends well.
+
+    Links are followed, and what is no ordinary file (a terminal, a pipe) is written to directly.
+
+    Raises:
+        StorageError: The file cannot be written; names it and the cause.
+    """
+    target = Path(os.path.realpath(path))
+    with storing(path):
+        if target.exists() and not target.is_file() and not target.is_dir():
+            with target.open("wb") as file:
+                yield file
+            return
+        draft = target.with_name(f".{target.name}.{os.getpid()}.draft")
+        try:
+            with draft.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(target)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Make ``text`` the content of ``path``, in UTF-8; lone surrogates, which that cannot hold, become ``?``."""
+    with replacing(path) as file:
+        file.write(text.encode("utf-8", errors="replace"))
+
+
+@contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """A folder, not there yet, to be filled with the next content of ``path``, which it replaces when the block ends.
+
+    Raises:
+        StorageError: It cannot be written; names it and the cause.
+    """
+    draft, old = path.with_name(f".writing_{path.name}"), path.with_name(f".replaced_{path.name}")
+    with storing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        remove(draft)
+        remove(old)
+        try:
+            yield draft
+            if path.exists():
+                path.rename(old)
+            draft.rename(path)
+        finally:
+            remove(draft)
+        remove(old)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, if it is there. Of a link, the link."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def storing(path: Path) -> Iterator[None]:
+    """Whatever the system refuses inside the block concerns writing ``path``.
+
+    Raises:
+        StorageError: Names the path and the cause, e.g. a full disk.
+    """
+    try:
+        yield
+    except StorageError:
+        raise
+    except Exception as error:
+        number = storage_errno(error) or (error.errno if isinstance(error, OSError) else None)
+        if number is None:
+            raise
+        fix = FIXES.get(number, "choose another folder")
+        raise StorageError(f"cannot write {path}: {os.strerror(number)}", fix=fix) from error
+
+
+def storage_errno(error: BaseException) -> int | None:
+    """The errno with which a disk refused, however deep below ``error`` its cause is; ``None`` if it is none of that.
+
+    Backends wrap it in errors of their own, and errors that crossed a process keep the text alone.
+    """
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        found = waiting.pop()
+        if found is None or id(found) in seen:
+            continue
+        seen.add(id(found))
+        said = OS_ERROR.search(str(found))
+        number = found.errno if isinstance(found, OSError) else int(said[1]) if said else None
+        if number in FIXES:
+            return number
+        waiting += [found.__context__, found.__cause__]
+        waiting += found.exceptions if isinstance(found, BaseExceptionGroup) else ()
+    return None

@@ -1,0 +1,146 @@
+"""Files are replaced as a whole or not at all, and a disk that refuses is named however deep the cause is buried."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from nemorl.errors import CheckpointError, StorageError
+from nemorl.files import replace_text, replacing, replacing_folder, storage_errno, storing
+
+ROOT = Path(__file__).parents[3]
+
+
+@contextmanager
+def small_files_only(limit: int) -> Iterator[None]:
+    """The system itself refuses to let any file of this process grow beyond ``limit`` bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_file_keeps_its_content_when_the_next_does_not_fit(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    replace_text(path, "old")
+    with small_files_only(1000), pytest.raises(StorageError, match=r"cannot write .*config\.yaml: File too large"):
+        replace_text(path, "x" * 2000)
+    assert path.read_text() == "old"
+    assert [file.name for file in tmp_path.iterdir()] == ["config.yaml"]
+
+
+def test_a_reader_sees_the_old_content_until_the_new_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    with replacing(path) as file:
+        file.write(b"ne")
+        file.flush()
+        assert path.read_bytes() == b"old"
+        file.write(b"w")
+    assert path.read_bytes() == b"new"
+
+
+def test_what_a_link_leads_to_is_replaced_not_the_link(tmp_path: Path) -> None:
+    (tmp_path / "there").write_text("old")
+    (tmp_path / "link").symlink_to("there")
+    replace_text(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "there").read_text() == "new"
+
+
+def test_what_is_no_ordinary_file_is_written_to(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    replace_text(tmp_path / "pipe", "through")
+    assert os.read(reader, 100) == b"through"
+    os.close(reader)
+
+
+def test_a_new_file_is_readable_by_whom_the_umask_lets(tmp_path: Path) -> None:
+    mask = os.umask(0o027)
+    try:
+        replace_text(tmp_path / "file", "text")
+    finally:
+        os.umask(mask)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
+
+
+def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    for name in ("first", "second"):
+        with replacing_folder(model) as draft:
+            draft.mkdir()
+            (draft / name).write_text(name)
+
+    def too_large() -> None:
+        with replacing_folder(model) as draft:
+            draft.mkdir()
+            (draft / "third").write_text("x" * 2000)
+
+    with small_files_only(1000), pytest.raises(StorageError, match=r"cannot write .*model: File too large"):
+        too_large()
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["model", "model/second"]
+
+
+class Wrapped(BaseException):
+    """As torch's: no Exception."""
+
+
+def test_the_cause_is_found_however_deep() -> None:
+    def buried() -> BaseException:
+        try:
+            try:
+                raise OSError(28, "No space left on device")
+            except OSError as error:
+                raise Wrapped("ranks failed") from error
+        except Wrapped:
+            try:
+                raise CheckpointError("cannot save")
+            except CheckpointError as error:
+                return ExceptionGroup("several", [ValueError("x"), error])
+
+    assert storage_errno(buried()) == 28
+    assert storage_errno(RuntimeError("I/O error: No space left on device (os error 28)")) == 28
+    assert storage_errno(FileNotFoundError(2, "No such file or directory")) is None
+    assert storage_errno(RuntimeError("no space for a joke")) is None
+    loop = ValueError("a")
+    loop.__context__ = ValueError("b")
+    loop.__context__.__context__ = loop
+    assert storage_errno(loop) is None
+
+
+def test_an_error_that_is_none_of_the_disk_passes_unchanged(tmp_path: Path) -> None:
+    error = ValueError("our own")
+    with pytest.raises(ValueError, match="our own") as caught, storing(tmp_path):
+        raise error
+    assert caught.value is error
+
+
+WRITES_IN_DRAFTS = {
+    # Folders that are drafts themselves until they are renamed, or files of a child that is waited for.
+    "core/src/nemorl/checkpoints.py",
+    "core/src/nemorl/tensors/model_folder.py",
+    "core/src/nemorl/testing/loggers.py",
+    "core/src/nemorl/testing/smoke.py",
+    "core/src/nemorl/testing/templates.py",
+    "nemorl-dtensor/src/nemorl_dtensor/checkpoint.py",
+    "nemorl-megatron/src/nemorl_megatron/storage.py",
+    "plugins/nemorl-authoring/src/nemorl_authoring/writing.py",
+}
+
+
+def test_no_file_is_written_in_place() -> None:
+    sources = [p for top in ("core", "plugins", "nemorl-*") for p in ROOT.glob(f"{top}/**/src/**/*.py")]
+    assert len(sources) > 300
+    writing = re.compile(r"\.write_(text|bytes)\(")
+    found = {
+        p.relative_to(ROOT).as_posix() for p in sources if writing.search(p.read_text()) and "packages" not in p.parts
+    }
+    assert found - WRITES_IN_DRAFTS == {"core/src/nemorl/ownership.py"}

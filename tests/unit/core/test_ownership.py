@@ -1,0 +1,180 @@
+"""A run directory has one owner: the second is told who that is, and what a dead owner leaves behind hinders nobody."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nemorl.errors import NemorlError, RunInUseError, StorageError
+from nemorl.ownership import FILE, Owner, Ownership
+
+HOLDER = """
+import sys
+from pathlib import Path
+from nemorl.ownership import Ownership
+kept = Ownership(Path(sys.argv[1]))
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+def child(action: Callable[[], int]) -> int:
+    """The pid of a forked process that does ``action`` and exits with what that returns."""
+    pid = os.fork()
+    if pid == 0:  # pragma: no cover - measured in no process that returns
+        code = 99
+        try:
+            code = action()
+        finally:
+            os._exit(code)
+    return pid
+
+
+def code_of(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def no_flock(*_: Any) -> None:
+    raise OSError(errno.ENOTSUP, "Operation not supported")
+
+
+@pytest.fixture(params=["flock", "no flock"])
+def _file_system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is here, and as a network file system without locks is."""
+    if request.param == "no flock":
+        monkeypatch.setattr("fcntl.flock", no_flock)
+
+
+@pytest.mark.usefixtures("_file_system")
+def test_of_processes_that_race_for_a_folder_one_gets_it(tmp_path: Path) -> None:
+    for number in range(10):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        start, go = os.pipe()
+
+        def attempt(folder: Path = folder, start: int = start, go: int = go) -> int:
+            os.close(go)
+            os.read(start, 1)  # returns in all of them at once, when the parent closes its end
+            try:
+                Ownership(folder)
+            except RunInUseError:
+                return 2
+            with (folder / "winners").open("a") as file:
+                file.write("one\n")
+            signal.pause()
+            return 0
+
+        racers = [child(attempt) for _ in range(6)]
+        os.close(go)
+        os.close(start)
+        losers = [os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(5)]
+        assert losers == [2] * 5
+        (winner,) = [pid for pid in racers if Path(f"/proc/{pid}").exists()]
+        os.kill(winner, signal.SIGKILL)
+        assert code_of(winner) == -signal.SIGKILL
+        assert (folder / "winners").read_text() == "one\n"
+        Ownership(folder).close()  # a dead owner hinders nobody
+
+
+@pytest.mark.usefixtures("_file_system")
+def test_the_second_is_told_who_holds_the_folder_and_how_to_proceed(tmp_path: Path) -> None:
+    first = Ownership(tmp_path)
+    with pytest.raises(RunInUseError) as caught:
+        Ownership(tmp_path)
+    told = caught.value.message
+    assert f"{tmp_path} is in use by process {os.getpid()} on {socket.gethostname()}, since 20" in told
+    assert Path(sys.argv[0]).name in told
+    assert f"kill {os.getpid()}" in str(caught.value.fix)
+    first.close()
+    first.close()
+    Ownership(tmp_path).close()
+
+
+def test_another_program_is_named_by_its_command(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLDER, str(tmp_path), "--like-a-run"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        with pytest.raises(RunInUseError, match=f"process {process.pid} on .*--like-a-run"):
+            Ownership(tmp_path)
+        process.kill()
+    Ownership(tmp_path).close()
+
+
+def test_a_child_that_outlives_a_killed_owner_does_not_hold_the_lock(tmp_path: Path) -> None:
+    came, told = os.pipe()
+
+    def owner() -> int:
+        kept = Ownership(tmp_path)
+        grandchild = child(lambda: signal.pause() or 0)
+        os.write(told, str(grandchild).encode())
+        signal.pause()
+        kept.close()
+        return 0
+
+    pid = child(owner)
+    grandchild = int(os.read(came, 20))
+    try:
+        os.kill(pid, signal.SIGKILL)
+        code_of(pid)
+        os.kill(grandchild, 0)  # it is alive
+        Ownership(tmp_path).close()
+    finally:
+        os.kill(grandchild, signal.SIGKILL)
+
+
+GONE = {
+    "an earlier boot": {"boot_id": "before"},
+    "a pid used again": {"process_start": "1"},
+}
+
+
+@pytest.mark.parametrize("changes", GONE.values(), ids=GONE)
+def test_without_flock_a_record_of_a_process_that_ended_is_replaced(
+    tmp_path: Path, changes: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fcntl.flock", no_flock)
+    (tmp_path / FILE).write_text(json.dumps(asdict(replace(Owner.me(), **changes))))
+    kept = Ownership(tmp_path)
+    assert Owner.read((tmp_path / FILE).read_text()) == replace(Owner.me(), since=pytest.approx(time.time(), abs=60))
+    kept.close()
+    assert [path.name for path in tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("text", ["other host", "{", "[]", '{"host": 3}'])
+def test_without_flock_what_cannot_be_judged_is_not_overridden(
+    tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fcntl.flock", no_flock)
+    record = json.dumps(asdict(replace(Owner.me(), host="elsewhere", pid=7))) if text == "other host" else text
+    (tmp_path / FILE).write_text(record)
+    with pytest.raises(RunInUseError) as caught:
+        Ownership(tmp_path)
+    assert (tmp_path / FILE).read_text() == record
+    if text == "other host":
+        assert "process 7 on elsewhere" in caught.value.message
+        assert f"if it has ended, remove {tmp_path / FILE}" in str(caught.value.fix)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"host": 3}', "\x00\xff"])
+def test_with_flock_the_record_is_only_a_name(tmp_path: Path, text: str) -> None:
+    (tmp_path / FILE).write_text(text)
+    Ownership(tmp_path).close()
+
+
+def test_a_lock_that_is_a_folder_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / FILE).mkdir()
+    with pytest.raises(StorageError, match=r"cannot write .*run\.lock: Is a directory") as caught:
+        Ownership(tmp_path)
+    assert isinstance(caught.value, NemorlError)
