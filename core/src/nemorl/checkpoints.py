@@ -2,7 +2,7 @@
 
 A checkpoint is a folder ``step_000100/`` that exists once its ``manifest.json`` does. It is written under a
 temporary name, every file is hashed and flushed, the manifest is written last, and one rename publishes it: a kill at
-any moment leaves either the previous state or the new one.
+any moment leaves either the previous state or the new one. Readers only read; repairing is for the run's owner.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ from typing import Any, Self
 
 from nemorl.config.run import CheckpointConfig, RunConfig
 from nemorl.errors import CheckpointError
+from nemorl.files import FIXES, storage_errno
 
 MANIFEST = "manifest.json"
-REPLACED = ".replaced_"
+WRITING, REPLACED, REMOVED = ".writing_", ".replaced_", ".removed_"
 FORMAT = 1
 """Layout version, in the manifest. A reader refuses one it does not know."""
+SEAL = "sha256"
+"""Key of the manifest's hash of itself."""
 
 
 @dataclass(frozen=True)
@@ -35,26 +38,50 @@ class Checkpoint:
     metrics: Mapping[str, float]
     """Latest logged metrics when it was saved, for ranking."""
 
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """The checkpoint in a folder, by its manifest.
+
+        Raises:
+            CheckpointError: It has no manifest, or one that is damaged, of another step or of another format.
+        """
+        manifest = _read_manifest(path)
+        if path.name != _name(manifest["step"]):
+            raise CheckpointError(f"{path} holds the checkpoint of step {manifest['step']}", fix="rename it")
+        return cls(path, manifest["step"], manifest["metrics"])
+
     def read_state(self, name: str = "trainer") -> dict[str, Any]:
-        """A JSON state saved with the checkpoint."""
-        state: dict[str, Any] = json.loads((self.path / f"{name}.json").read_text())
+        """A JSON state saved with the checkpoint.
+
+        Raises:
+            CheckpointError: There is none.
+        """
+        file = self.path / f"{name}.json"
+        state = _read_json(file)
+        if not isinstance(state, dict):
+            raise CheckpointError(f"{file} holds a {type(state).__name__}", fix="use another checkpoint of this run")
         return state
 
     def verify(self) -> None:
         """Compare every file with the manifest.
 
         Raises:
-            CheckpointError: names the first file that is missing or differs.
+            CheckpointError: names the first file that is missing, differs or does not belong.
         """
-        for name, expected in _read_manifest(self.path)["files"].items():
+        expected = _read_manifest(self.path)["files"]
+        for name, digest in expected.items():
             file = self.path / name
             if not file.is_file():
                 raise CheckpointError(f"{self.path} lacks {name}", fix="use another checkpoint of this run")
-            if _digest(file) != expected:
+            if _digest(file) != digest:
                 raise CheckpointError(
                     f"{file} does not match its checksum: it was damaged or edited after it was written",
                     fix="use another checkpoint of this run",
                 )
+        present = {path.relative_to(self.path).as_posix() for path in self.path.rglob("*") if not path.is_dir()}
+        foreign = sorted(present - {*expected, MANIFEST})
+        if foreign:  # a backend may read whatever it finds
+            raise CheckpointError(f"{self.path} holds {foreign[0]}, which its manifest does not name", fix="remove it")
 
 
 class CheckpointManager:
@@ -72,7 +99,6 @@ class CheckpointManager:
         self.config = config
         self.metric = config.metric or metric
         self.sign = 1.0 if (config.higher_is_better if config.metric else higher_is_better) else -1.0
-        _put_back(folder)
 
     @classmethod
     def of_run(cls, run_dir: Path, config: RunConfig) -> Self:
@@ -95,36 +121,37 @@ class CheckpointManager:
             state: The trainer's JSON state.
             metrics: Latest metrics, for ranking.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        final = self.folder / f"step_{step:06d}"
-        staging = self.folder / f".writing_{final.name}"
-        shutil.rmtree(staging, ignore_errors=True)
+        final = self.folder / _name(step)
+        staging = self.folder / f"{WRITING}{final.name}"
+        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
         try:
+            _discard(staging)
+            staging.mkdir(parents=True)
             for name, write in writers.items():
-                (staging / name).mkdir(parents=True)
+                (staging / name).mkdir()
                 write(staging / name)
             (staging / "trainer.json").write_text(json.dumps(state, indent=1))
-        except OSError as error:
-            shutil.rmtree(staging, ignore_errors=True)
-            raise CheckpointError(
-                f"cannot write {final}: {error}", fix="free some disk space or change run_dir"
-            ) from error
-        files = {str(p.relative_to(staging)): _digest(p, sync=True) for p in sorted(staging.rglob("*")) if p.is_file()}
-        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-        manifest = {"format": FORMAT, "step": step, "metrics": finite, "files": files}
-        _write_synced(staging / MANIFEST, json.dumps(manifest, indent=1))
-        _publish(staging, final)
-        self.prune()
+            paths = sorted(path for path in staging.rglob("*") if path.is_file())
+            files = {path.relative_to(staging).as_posix(): _digest(path, sync=True) for path in paths}
+            manifest = _sealed({"format": FORMAT, "step": step, "metrics": finite, "files": files})
+            _write_synced(staging / MANIFEST, json.dumps(manifest, indent=1))
+            _publish(staging, final)
+            self.prune()
+        except BaseException as error:  # torch reports a rank's failure as one
+            _discard(staging)
+            number = storage_errno(error)
+            if number is None:
+                raise
+            raise CheckpointError(f"cannot write {final}: {os.strerror(number)}", fix=FIXES[number]) from error
         return Checkpoint(final, step, finite)
 
     def all(self) -> list[Checkpoint]:
-        """Complete checkpoints, oldest first. Folders without a manifest are not checkpoints."""
-        found = []
-        for path in sorted(self.folder.glob("step_*")):
-            if (path / MANIFEST).is_file():
-                manifest = _read_manifest(path)
-                found.append(Checkpoint(path, manifest["step"], manifest["metrics"]))
-        return sorted(found, key=lambda checkpoint: checkpoint.step)
+        """Checkpoints whose manifest is sound, oldest first. Folders without a manifest are not checkpoints."""
+        return self._listed()[0]
+
+    def damaged(self) -> dict[Path, str]:
+        """What is named like a checkpoint and is none, and why not."""
+        return self._listed()[1]
 
     def latest(self) -> Checkpoint | None:
         return next(reversed(self.all()), None)
@@ -134,25 +161,72 @@ class CheckpointManager:
         ranked = self._ranked()
         return ranked[0] if ranked else self.latest()
 
+    def of_step(self, step: int) -> Checkpoint:
+        """The checkpoint of a step.
+
+        Raises:
+            CheckpointError: There is none, or it is damaged; says which there are.
+        """
+        found, damaged = self._listed()
+        for checkpoint in found:
+            if checkpoint.step == step:
+                return checkpoint
+        others = f"there are {', '.join(str(checkpoint.step) for checkpoint in found)}" if found else "there are none"
+        reason = damaged.get(self.folder / _name(step), f"{self.folder} has no checkpoint of step {step}")
+        raise CheckpointError(reason, fix=f"choose another step: {others}")
+
     def prune(self) -> None:
-        """Keep the newest ``keep_last`` and the best ``keep_best``; remove the rest, manifest first."""
+        """Keep the newest ``keep_last``, the best ``keep_best`` and every multiple of ``keep_every``; remove the rest.
+
+        A checkpoint that is removed first loses its name, so that no part of one is ever taken for a whole.
+        """
         everything = self.all()
         kept = {c.path for c in everything[-self.config.keep_last :]}
         kept |= {c.path for c in self._ranked()[: self.config.keep_best]}
+        if self.config.keep_every is not None:
+            kept |= {c.path for c in everything if c.step % self.config.keep_every == 0}
         for checkpoint in everything:
             if checkpoint.path not in kept:
-                (checkpoint.path / MANIFEST).unlink()
-                shutil.rmtree(checkpoint.path)
+                doomed = checkpoint.path.with_name(REMOVED + checkpoint.path.name)
+                os.rename(checkpoint.path, doomed)
+                _discard(doomed)
+
+    def repair(self) -> None:
+        """Undo what a kill in the middle of saving or pruning left behind. Only for the owner of the run."""
+        for replaced in self.folder.glob(f"{REPLACED}*"):
+            final = self.folder / replaced.name.removeprefix(REPLACED)
+            if os.path.lexists(final):
+                _discard(replaced)
+            else:
+                os.rename(replaced, final)
+        for prefix in (WRITING, REMOVED):
+            for left in self.folder.glob(f"{prefix}*"):
+                _discard(left)
+
+    def _listed(self) -> tuple[list[Checkpoint], dict[Path, str]]:
+        if self.folder.exists() and not self.folder.is_dir():
+            raise CheckpointError(f"{self.folder} is not a folder", fix="move away what is in its place")
+        found, damaged = [], {}
+        for path in sorted(self.folder.glob("step_*")):
+            try:
+                found.append(Checkpoint.read(path))
+            except CheckpointError as error:
+                damaged[path] = error.message
+        return sorted(found, key=lambda checkpoint: checkpoint.step), damaged
 
     def _ranked(self) -> list[Checkpoint]:
         scored = [c for c in self.all() if self.metric in c.metrics]
         return sorted(scored, key=lambda c: (self.sign * c.metrics[self.metric], c.step), reverse=True)
 
 
+def _name(step: int) -> str:
+    return f"step_{step:06d}"
+
+
 def _publish(staging: Path, final: Path) -> None:
     """Make ``staging`` the checkpoint ``final``, replacing one of the same step (a re-run after a rollback)."""
     replaced = final.with_name(REPLACED + final.name)
-    if final.exists():
+    if os.path.lexists(final):
         os.rename(final, replaced)
     os.rename(staging, final)
     directory = os.open(final.parent, os.O_RDONLY)
@@ -160,30 +234,51 @@ def _publish(staging: Path, final: Path) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
-    shutil.rmtree(replaced, ignore_errors=True)
+    _discard(replaced)
 
 
-def _put_back(folder: Path) -> None:
-    """Undo what a kill between the two renames of ``_publish`` left behind."""
-    for replaced in folder.glob(f"{REPLACED}*"):
-        final = folder / replaced.name.removeprefix(REPLACED)
-        if final.exists():
-            shutil.rmtree(replaced)
-        else:
-            os.rename(replaced, final)
+def _discard(path: Path) -> None:
+    """Remove what nobody looks for any more; of a link, the link alone."""
+    if path.is_symlink():
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
-    try:
-        manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text())
-    except (OSError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"{path} has no readable manifest: {error}", fix="use another checkpoint") from error
+    manifest = _read_json(path / MANIFEST)
+    if not isinstance(manifest, dict):
+        raise CheckpointError(f"{path} has no readable manifest: a {type(manifest).__name__}", fix="use another one")
     if manifest.get("format") != FORMAT:
         raise CheckpointError(
             f"{path} has checkpoint format {manifest.get('format')}, this nemorl reads {FORMAT}",
             fix="resume with the version of nemorl that wrote it (see environment.json)",
         )
+    step, metrics, files = (manifest.get(key) for key in ("step", "metrics", "files"))
+    is_whole = (
+        type(step) is int
+        and isinstance(metrics, dict)
+        and all(type(value) in (int, float) and math.isfinite(value) for value in metrics.values())
+        and isinstance(files, dict)
+        and all(isinstance(digest, str) for digest in files.values())
+    )
+    if not is_whole or manifest.get(SEAL, _sealed(manifest)[SEAL]) != _sealed(manifest)[SEAL]:
+        raise CheckpointError(f"{path / MANIFEST} was damaged or edited after it was written", fix="use another one")
     return manifest
+
+
+def _sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The manifest with a hash of itself, so that damage to a metric or a step is seen too."""
+    content = {key: value for key, value in manifest.items() if key != SEAL}
+    return {**content, SEAL: hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()}
+
+
+def _read_json(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        what = "manifest" if file.name == MANIFEST else file.name
+        raise CheckpointError(f"{file.parent} has no readable {what}: {error}", fix="use another checkpoint") from error
 
 
 def _digest(path: Path, *, sync: bool = False) -> str:

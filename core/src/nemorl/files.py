@@ -25,8 +25,8 @@ FIXES = {
     errno.ESTALE: "look after the network file system, then run the same command again",
 }
 """What to do, by what the system said."""
-OS_ERROR = re.compile(r"\(os error (\d+)\)")
-"""How libraries written in Rust, safetensors among them, say errno."""
+ERRNO = re.compile(r"\[Errno (\d+)\]|\(os error (\d+)\)")
+"""How Python says errno, and how libraries written in Rust do, safetensors among them."""
 
 
 @contextmanager
@@ -123,10 +123,10 @@ def storage_errno(error: BaseException) -> int | None:
         if found is None or id(found) in seen:
             continue
         seen.add(id(found))
-        said = OS_ERROR.search(str(found))
-        number = found.errno if isinstance(found, OSError) else int(said[1]) if said else None
-        if number in FIXES:
-            return number
+        said = [int(python or rust) for python, rust in ERRNO.findall(str(found))]
+        for number in [found.errno, *said] if isinstance(found, OSError) else said:
+            if number in FIXES:
+                return number
         waiting += [found.__context__, found.__cause__]
         waiting += found.exceptions if isinstance(found, BaseExceptionGroup) else ()
     return None

@@ -15,7 +15,7 @@ import shlex
 import socket
 import sys
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -94,7 +94,10 @@ class Ownership:
         else:
             # A child that was forked would keep the lock after its parent's death.
             os.register_at_fork(after_in_child=self._file.close)
-            self._write()
+            with ExitStack() as undo:
+                undo.callback(self._file.close)
+                self._write()
+                undo.pop_all()
 
     def close(self) -> None:
         """Give it up. Calling it twice is harmless."""

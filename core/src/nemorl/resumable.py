@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 from nemorl.checkpoints import Checkpoint
 from nemorl.config.run import RunConfig
 from nemorl.contracts import DataModule
-from nemorl.errors import CheckpointError, WorkerLostError
+from nemorl.errors import CheckpointError, NemorlError, WorkerLostError
 from nemorl.run import Run
 
 
@@ -73,22 +73,73 @@ class Resumable(Generic[C]):
         self.batches.load_state_dict(state["data"])
 
     def restore(self) -> None:
-        """Continue from the newest checkpoint when the run is being resumed."""
+        """Be where the run was, when it is being resumed: at its newest sound checkpoint, or the one asked for."""
         self._initial_state = self.state_dict()
-        checkpoint = self.run.checkpoints.latest() if self.run.is_resumed else None
+        checkpoint = self._go_back(self.run.from_step) if self.run.is_resumed else None
         if checkpoint is not None:
-            self._load(checkpoint)
             self.run.console.message(f"continuing {self.run.path} after step {checkpoint.step}")
         else:
+            if self.run.is_resumed:
+                self.run.warn(f"{self.run.path} has no checkpoint yet: its steps are done again from the first")
             self.run.rewind_logs(-1)  # what was validated before the first step is validated again
 
+    def _go_back(self, step: int | None = None) -> Checkpoint | None:
+        """Be where the run was when it saved its newest sound checkpoint (or that of ``step``), logs included.
+
+        Checkpoints that are damaged, of another run or newer are set aside, never removed.
+
+        Returns:
+            The checkpoint; ``None`` where the run has saved none.
+
+        Raises:
+            CheckpointError: There are checkpoints, and none of them can be used.
+        """
+        checkpoints = self.run.checkpoints
+        damaged = checkpoints.damaged()
+        sound = checkpoints.all() if step is None else [checkpoints.of_step(step)]
+        for checkpoint in reversed(sound):
+            try:
+                self._load(checkpoint)
+            except CheckpointError as error:
+                damaged[checkpoint.path] = error.message
+            else:
+                self._leave_behind(checkpoint, damaged)
+                return checkpoint
+        if not damaged:
+            return None
+        where = "any checkpoint" if step is None else f"step {step}"
+        reasons = "".join(f"\n  - {reason}" for reason in damaged.values())
+        raise CheckpointError(
+            f"{self.run.path} cannot be continued from {where}:{reasons}",
+            fix="put a sound copy in place (`nemorl runs verify` looks at all of them), or choose another run_dir",
+        )
+
+    def _leave_behind(self, checkpoint: Checkpoint, damaged: Mapping[Path, str]) -> None:
+        """Set aside what is damaged or newer than where the run now is, say so, and rewind the logs."""
+        for reason in damaged.values():
+            self.run.warn(f"a checkpoint cannot be used: {reason}")
+        newer = [other.path for other in self.run.checkpoints.all() if other.step > checkpoint.step]
+        if leaving := sorted({*damaged, *newer}):
+            folder = self.run.directory.set_aside(leaving, checkpoint.step)
+            names = ", ".join(path.name for path in leaving)
+            self.run.warn(f"continuing from step {checkpoint.step}; {names} and the logs so far are in {folder}")
+        self.run.rewind_logs(checkpoint.step)
+
     def _load(self, checkpoint: Checkpoint) -> None:
-        """Be where the run was when it saved ``checkpoint``, logs included."""
         checkpoint.verify()
-        self.load_state_dict(checkpoint.read_state())
+        state = checkpoint.read_state()
+        try:
+            self.load_state_dict(state)
+        except NemorlError:
+            raise
+        except Exception as error:
+            raise CheckpointError(
+                f"{checkpoint.path / 'trainer.json'} is no state of this run ({type(error).__name__}: {error})"
+            ) from error
+        if self.progress.step != checkpoint.step:
+            raise CheckpointError(f"{checkpoint.path / 'trainer.json'} is the state of step {self.progress.step}")
         for name, learner in self.run.learners.items():
             learner.load_checkpoint(checkpoint.path / name)
-        self.run.rewind_logs(self.progress.step)
 
     def recover(self, error: WorkerLostError) -> None:
         """Training workers were lost: replace them, go back to the last good state and continue from there.
@@ -98,12 +149,9 @@ class Resumable(Generic[C]):
         """
         self.run.resources.restart_training(error)
         self.run.timer.drain()
-        checkpoint = self.run.checkpoints.latest()
-        if checkpoint is None:
+        if self._go_back() is None:
             self.load_state_dict(self._initial_state)
             self.run.rewind_logs(self.progress.step)
-        else:
-            self._load(checkpoint)
         self.history = [record for record in self.history if record["step"] <= self.progress.step]
         self.sync_weights()
         self.run.directory.event("recovered", step=self.progress.step, error=error.message)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -60,6 +61,29 @@ class RunDirectory:
         """One line of the audit log."""
         self.events.write({"time": time.time(), "event": name, **facts})
 
+    def set_aside(self, checkpoints: Sequence[Path], step: int) -> Path:
+        """Move checkpoints, and ``model/``, into a folder of their own, with copies of the logs.
+
+        Args:
+            checkpoints: Folders or links.
+            step: The run goes on from here.
+
+        Returns:
+            The folder.
+        """
+        place = self.path / "set_aside"
+        number = next(number for number in itertools.count(1) if not any(place.glob(f"{number:03d}_*")))
+        folder = place / f"{number:03d}_from_step_{step}"
+        with storing(folder):
+            (folder / "checkpoints").mkdir(parents=True)
+            for path in checkpoints:
+                path.rename(folder / "checkpoints" / path.name)
+            for writer in (self.metrics, self.samples):
+                shutil.copy2(writer.path, folder)
+            if (self.path / "model").is_dir():
+                (self.path / "model").rename(folder / "model")
+        return folder
+
     def close(self) -> None:
         for writer in (self.metrics, self.samples, self.events):
             writer.close()
@@ -68,9 +92,18 @@ class RunDirectory:
 class Run:
     """Everything that is alive between ``fit`` and its return. Closing it releases all of it."""
 
-    def __init__(self, config: RunConfig, data: DataModule, *, resume: bool, console: Console | None) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        data: DataModule,
+        *,
+        resume: bool,
+        console: Console | None,
+        from_step: int | None = None,
+    ) -> None:
         self.config = config
         self.data = data
+        self.from_step = from_step
         self._stack = ExitStack()
         with ExitStack() as undo:
             undo.callback(self._stack.close)
@@ -83,6 +116,9 @@ class Run:
             self._stack.callback(self.directory.close)
             self.timer = Timer(on_enter=self.console.phase)
             self.checkpoints = CheckpointManager.of_run(claim.path, config)
+            self.checkpoints.repair()
+            if from_step is not None:
+                self.checkpoints.of_step(from_step)  # a step that there is not is said before anything is loaded
             undo.pop_all()
 
     @property
@@ -157,9 +193,12 @@ class Run:
                 logger.log(metrics, step)
 
     def rewind_logs(self, step: int) -> None:
-        """Drop records after ``step``: the continuation writes them again."""
+        """Drop records after ``step``: the continuation writes them again. Says so where earlier ones are lost."""
         self.directory.metrics.truncate_after(step)
         self.directory.samples.truncate_after(step)
+        last = last_step(self.directory.path)
+        if last < step:
+            self.warn(f"metrics.jsonl was damaged: it ends at step {last}, what it held up to step {step} is lost")
 
     def close(self) -> None:
         self._stack.close()
@@ -172,9 +211,13 @@ class Run:
 
     def _record_plugins(self) -> None:
         plugins, record = locked_plugins(self.config), self.path / PLUGINS_FILE
-        if record.is_file():
-            for line in differences(read_lock(record), plugins):
-                self.warn(f"other plugins than before: {line} (--locked refuses this)")
+        try:
+            before = read_lock(record) if record.exists() else plugins
+        except UsageError as error:
+            self.warn(f"which plugins it used before is not known: {error.message}")
+            before = plugins
+        for line in differences(before, plugins):
+            self.warn(f"other plugins than before: {line} (--locked refuses this)")
         write_lock(self.path, plugins)
 
 
@@ -236,8 +279,13 @@ def _claimed(path: Path, config: RunConfig, *, resume: bool) -> Claim:
 
 def has_progress(path: Path) -> bool:
     """Whether a run directory holds anything that starting anew in it would lose: a checkpoint, or a completed step."""
+    return any((path / "checkpoints").glob("step_*")) or last_step(path) > 0
+
+
+def last_step(path: Path) -> int:
+    """The last step that a run directory has metrics of; 0 where there are none."""
     steps = (record.get("step") for record in read_jsonl(path / "metrics.jsonl"))
-    return any((path / "checkpoints").glob("step_*")) or any(isinstance(step, int) and step > 0 for step in steps)
+    return max((step for step in steps if type(step) is int), default=0)
 
 
 def _recorded_config(path: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ how a batch is computed (backends), where it runs (ResourceManager), what a resp
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from nemorl.config.load import validate
@@ -15,7 +15,7 @@ from nemorl.config.run import RunConfig
 from nemorl.contracts import DataModule
 from nemorl.data import RowDataModule, to_prompts
 from nemorl.environments import Unscored
-from nemorl.errors import ConfigError, Problem, UsageError, WorkerLostError
+from nemorl.errors import ConfigError, Problem, StorageError, UsageError, WorkerLostError
 from nemorl.evaluation import evaluate, planned_turns, sample_record
 from nemorl.observe.console import Console
 from nemorl.observe.metrics import Metrics, values
@@ -107,6 +107,7 @@ class BaseTrainer(Resumable[C]):
         val_dataset: DataSource | None = None,
         callbacks: Sequence[object] = (),
         resume: bool = False,
+        from_step: int | None = None,
         console: Console | None = None,
     ) -> TrainResult:
         """Train until the configured end, a stop request or an error.
@@ -118,6 +119,7 @@ class BaseTrainer(Resumable[C]):
             val_dataset: Held-out rows. Unset: ``config.validation.data``, or the dataset's validation split.
             callbacks: Objects with ``on_*`` methods (:class:`nemorl.callbacks.Callback`).
             resume: Continue the run in ``config.run_dir`` (or the default directory of this config) if there is one.
+            from_step: Continue it from its checkpoint of this step; what is newer is set aside. Unset: from the newest.
             console: Where progress is shown. Unset: the terminal.
 
         Returns:
@@ -126,7 +128,9 @@ class BaseTrainer(Resumable[C]):
         source = dataset if dataset is not None else train_dataset if train_dataset is not None else self.config.data
         with (
             use_registry(restricted(self.config.plugins.policy())),
-            self._opened(source, val_dataset, reward_fn, callbacks, resume, console),
+            self._opened(
+                source, val_dataset, reward_fn, callbacks, resume or from_step is not None, from_step, console
+            ),
             GracefulStop(self._on_signal),
         ):
             self.setup()
@@ -337,6 +341,7 @@ class BaseTrainer(Resumable[C]):
         reward_fn: RewardSource | None,
         callbacks: Sequence[object],
         resume: bool,
+        from_step: int | None,
         console: Console | None,
     ) -> Iterator[None]:
         """The run's parts for the length of the block; whatever ends it is recorded."""
@@ -351,12 +356,13 @@ class BaseTrainer(Resumable[C]):
         held_out_rows = None if isinstance(held_out, DataModule) else rows_of(held_out, "validation")
         if val_dataset is not None and held_out_rows is None:
             held_out_rows = rows_of(val_dataset, "train")
-        self.run = Run(self.config, data, resume=resume, console=console)
+        self.run = Run(self.config, data, resume=resume, from_step=from_step, console=console)
         self.run.open(held_out_rows, environment, callbacks, planned_updates=self.planned_updates)
         try:
             yield
         except BaseException as error:
-            self.run.directory.event("failed", step=self.progress.step, error=f"{type(error).__name__}: {error}")
+            with suppress(StorageError):  # on a full disk the error itself says so
+                self.run.directory.event("failed", step=self.progress.step, error=f"{type(error).__name__}: {error}")
             self.run.hooks.fire("on_exception", trainer=self, error=error)
             raise
         finally:

@@ -69,7 +69,11 @@ def load(path: Path, parameters: Mapping[str, nn.Parameter], optimizer: Optimize
 def _write(folder: Path, tensors: dict[str, Tensor]) -> None:
     writer = HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=_files(tensors), save_distributed=True)
     with _quiet():
-        save_distributed(tensors, storage_writer=writer, no_dist=not dist.is_initialized())
+        try:
+            save_distributed(tensors, storage_writer=writer, no_dist=not dist.is_initialized())
+        except CheckpointException as error:  # a BaseException, with the cause of each rank apart
+            cause = next(iter(error.failures.values()))[0]
+            raise CheckpointError(f"{folder} cannot be written: {cause}", fix="see what the system says") from cause
 
 
 def _files(tensors: Mapping[str, Tensor]) -> dict[str, int]:

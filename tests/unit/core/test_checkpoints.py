@@ -20,6 +20,13 @@ def manager(folder: Path, **settings: Any) -> CheckpointManager:
     )
 
 
+def reopened(folder: Path) -> CheckpointManager:
+    """As the next owner of the run finds it."""
+    saver = manager(folder)
+    saver.repair()
+    return saver
+
+
 def write(text: str = "weights") -> Callable[[Path], None]:
     def fill(folder: Path) -> None:
         (folder / "model.safetensors").write_text(text)
@@ -81,12 +88,100 @@ def test_damage_is_noticed_and_named(tmp_path: Path, damage: Callable[[Path], An
     assert caught.value.fix
 
 
-def test_an_unreadable_manifest_is_reported_when_checkpoints_are_listed(tmp_path: Path) -> None:
+def change(path: Path, **entries: Any) -> None:
+    """Set top-level entries of a JSON file."""
+    path.write_text(json.dumps({**json.loads(path.read_text()), **entries}))
+
+
+MANIFESTS: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "no JSON": (lambda path: path.write_text("{"), "no readable manifest"),
+    "no UTF-8": (lambda path: path.write_bytes(b"\xff{}"), "no readable manifest"),
+    "too deep": (lambda path: path.write_text("[" * 100_000), "no readable manifest"),
+    "a list": (lambda path: path.write_text("[1, 2]"), "no readable manifest: a list"),
+    "a number": (lambda path: path.write_text("3"), "no readable manifest: a int"),
+    "of another format": (lambda path: change(path, format=99), "format 99, this nemorl reads 1"),
+    "step of a text": (lambda path: change(path, step="3"), "damaged or edited"),
+    "files of a list": (lambda path: change(path, files=[]), "damaged or edited"),
+    "a metric turned": (lambda path: change(path, metrics={"validation/accuracy": 1.0}), "damaged or edited"),
+    "a metric that is none": (lambda path: change(path, metrics={"validation/accuracy": float("nan")}), "damaged"),
+    "a folder": (lambda path: (path.unlink(), path.mkdir()), "no readable manifest"),
+    "gone": (Path.unlink, "no readable manifest"),
+}
+
+
+@pytest.mark.parametrize(("damage", "words"), MANIFESTS.values(), ids=MANIFESTS)
+@pytest.mark.parametrize("step", [3, 4], ids=["the older one", "the newer one"])
+def test_a_checkpoint_with_a_bad_manifest_hides_no_other(
+    tmp_path: Path, damage: Callable[[Path], Any], words: str, step: int
+) -> None:
     saver = manager(tmp_path)
-    checkpoint = save(saver, 3)
-    (checkpoint.path / MANIFEST).write_text("not json")
-    with pytest.raises(CheckpointError, match="step_000003 has no readable manifest"):
-        saver.latest()
+    for number in (3, 4):
+        save(saver, number, 0.5)
+    damage(tmp_path / f"step_00000{step}" / MANIFEST)
+    assert steps(saver) == [7 - step]
+    assert saver.latest() == saver.best() == saver.of_step(7 - step)
+    ((path, reason),) = saver.damaged().items()
+    assert (path.name, words in reason) == (f"step_00000{step}", True), reason
+    with pytest.raises(CheckpointError) as caught:
+        saver.of_step(step)
+    assert str(caught.value.fix) == f"choose another step: there are {7 - step}"
+
+
+def test_a_checkpoint_under_the_name_of_another_step_is_none(tmp_path: Path) -> None:
+    saver = manager(tmp_path)
+    save(saver, 3).path.rename(tmp_path / "step_000009")
+    assert steps(saver) == []
+    assert list(saver.damaged().values()) == [f"{tmp_path / 'step_000009'} holds the checkpoint of step 3"]
+
+
+def test_a_file_that_the_manifest_does_not_name_is_noticed(tmp_path: Path) -> None:
+    checkpoint = save(manager(tmp_path), 3)
+    (checkpoint.path / "policy/more.safetensors").write_text("a backend would read it")
+    with pytest.raises(CheckpointError, match=r"holds policy/more.safetensors, which its manifest does not name"):
+        checkpoint.verify()
+
+
+def test_a_manifest_of_an_earlier_version_without_its_own_hash_is_read(tmp_path: Path) -> None:
+    checkpoint = save(manager(tmp_path), 3, 0.5)
+    manifest = json.loads((checkpoint.path / MANIFEST).read_text())
+    del manifest["sha256"]
+    (checkpoint.path / MANIFEST).write_text(json.dumps(manifest))
+    checkpoint.verify()
+    assert manager(tmp_path).all() == [checkpoint]
+
+
+def test_of_a_linked_checkpoint_only_the_link_is_ever_removed(tmp_path: Path) -> None:
+    elsewhere = save(manager(tmp_path / "elsewhere"), 1).path
+    saver = manager(tmp_path / "run", keep_last=1, keep_best=0)
+    saver.folder.mkdir()
+    (saver.folder / "step_000001").symlink_to(elsewhere)
+    saver.of_step(1).verify()
+    save(saver, 1)  # replaces it
+    (saver.folder / "step_000002").symlink_to(elsewhere)
+    assert list(saver.damaged()) == [saver.folder / "step_000002"]
+    (saver.folder / "step_000002").unlink()
+    save(saver, 1).path.rename(tmp_path / "moved")
+    (saver.folder / "step_000001").symlink_to(tmp_path / "moved")
+    save(saver, 5)  # prunes it
+    assert sorted(path.name for path in saver.folder.iterdir()) == ["step_000005"]
+    Checkpoint.read(elsewhere).verify()
+    assert (tmp_path / "moved" / MANIFEST).is_file()
+
+
+def test_a_file_in_place_of_the_folder_is_told(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("")
+    with pytest.raises(CheckpointError, match="checkpoints is not a folder"):
+        manager(tmp_path / "checkpoints").latest()
+
+
+def test_one_who_only_reads_repairs_nothing(tmp_path: Path) -> None:
+    # The owner is between two renames: the reader must not take what is on its way for litter.
+    save(manager(tmp_path), 1).path.rename(tmp_path / ".replaced_step_000001")
+    (tmp_path / ".writing_step_000001").mkdir()
+    assert steps(manager(tmp_path)) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".replaced_step_000001", ".writing_step_000001"]
+    assert steps(reopened(tmp_path)) == [1]
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
 
 
 def test_a_folder_without_a_manifest_is_no_checkpoint(tmp_path: Path) -> None:
@@ -107,6 +202,19 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     assert saver.best() is not None
     assert saver.best().step == 5  # type: ignore[union-attr]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000005", "step_000006", "step_000007"]
+
+
+def test_every_nth_is_kept_for_good(tmp_path: Path) -> None:
+    saver = manager(tmp_path, keep_last=1, keep_best=1, keep_every=4)
+    for step in range(1, 12):
+        save(saver, step, accuracy=1 / step)
+    assert steps(saver) == [1, 4, 8, 11]  # the best, multiples of 4, the last
+
+
+def test_nothing_to_write_but_the_state_is_a_checkpoint_too(tmp_path: Path) -> None:
+    checkpoint = manager(tmp_path).save(1, {}, {"step": 1}, {})
+    checkpoint.verify()
+    assert checkpoint.read_state() == {"step": 1}
 
 
 def test_lower_may_be_better(tmp_path: Path) -> None:
@@ -152,16 +260,31 @@ def test_a_step_saved_again_replaces_the_first(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_told_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    class RanksFailed(BaseException):
+        """As torch's: it is no Exception, and the cause is below it."""
+
     def full(folder: Path) -> None:
         (folder / "part").write_text("x")
-        raise OSError(28, "No space left on device")
+        try:
+            raise OSError(28, "No space left on device")
+        except OSError as error:
+            raise RanksFailed("rank 0") from error
 
     saver = manager(tmp_path)
     save(saver, 1)
-    with pytest.raises(CheckpointError, match="No space left on device") as caught:
+    with pytest.raises(CheckpointError, match=r"cannot write .*step_000002: No space left on device") as caught:
         saver.save(2, {"policy": full}, {}, {})
     assert "free some disk space" in str(caught.value.fix)
     assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
+
+
+def test_a_writer_that_fails_for_another_reason_is_not_taken_for_a_full_disk(tmp_path: Path) -> None:
+    def broken(folder: Path) -> None:
+        (folder / "gone/file").write_text("x")
+
+    with pytest.raises(FileNotFoundError):
+        manager(tmp_path).save(2, {"policy": broken}, {}, {})
+    assert not list(tmp_path.iterdir())
 
 
 def killed(action: Callable[[], None]) -> None:
@@ -193,7 +316,7 @@ def test_a_kill_while_saving_leaves_the_previous_state(
 
     killed(action)
     monkeypatch.undo()
-    saver = manager(tmp_path)
+    saver = reopened(tmp_path)
     assert [(c.step, (c.path / "policy/model.safetensors").read_text()) for c in saver.all()] == [(1, "first")]
     for checkpoint in saver.all():
         checkpoint.verify()
@@ -225,7 +348,7 @@ def test_a_kill_between_the_two_renames_of_a_replacement_is_undone(
         save(saver, 1, text="second")
 
     killed(action)
-    (checkpoint,) = manager(tmp_path).all()
+    (checkpoint,) = reopened(tmp_path).all()
     checkpoint.verify()
     assert (checkpoint.path / "policy/model.safetensors").read_text() == "first"
 
@@ -244,7 +367,7 @@ def test_a_kill_after_a_replacement_keeps_the_new_one(tmp_path: Path, monkeypatc
         save(saver, 1, text="second")
 
     killed(action)
-    (checkpoint,) = manager(tmp_path).all()
+    (checkpoint,) = reopened(tmp_path).all()
     checkpoint.verify()
     assert (checkpoint.path / "policy/model.safetensors").read_text() == "second"
     assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]

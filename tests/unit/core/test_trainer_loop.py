@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import nemorl
 import pytest
 from nemorl.callbacks import Callback
+from nemorl.checkpoints import CheckpointManager
 from nemorl.errors import CheckpointError, ConfigError, ForeignError, UsageError
 from nemorl.observe.console import Console
 from nemorl.trainer import BaseTrainer, TrainResult
@@ -135,13 +137,82 @@ def test_resuming_a_finished_run_changes_nothing(tiny_model: Path, tmp_path: Pat
     assert measured(tmp_path / "run") == before
 
 
-def test_a_damaged_checkpoint_is_not_resumed_from(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_run_continues_from_the_newest_checkpoint_that_is_sound(tiny_model: Path, tmp_path: Path) -> None:
+    settings = config("sft", tiny_model, tmp_path / "run", checkpoint={"every": 1, "keep_last": 9})
+    fit(settings)
+    whole = load_file(tmp_path / "run/model/model.safetensors")
+    records = measured(tmp_path / "run")
+    newest = tmp_path / "run/checkpoints/step_000003"
+    (newest / "trainer.json").write_text((newest / "trainer.json").read_text().replace('"step": 3', '"step": 2'))
+    oldest = tmp_path / "run/checkpoints/step_000001/manifest.json"
+    oldest.write_text(oldest.read_text()[:40])
+
+    assert fit(settings, resume=True).steps == 3
+    events = lines(tmp_path / "run/events.jsonl")
+    resumed = [event["event"] for event in events].index("resumed")
+    warnings = [event["message"] for event in events[resumed:] if event["event"] == "warning"]
+    assert "step_000001 has no readable manifest" in warnings[0]
+    assert "trainer.json does not match its checksum" in warnings[1]
+    aside = tmp_path / "run/set_aside/001_from_step_2"
+    assert warnings[2].endswith(f"from step 2; step_000001, step_000003 and the logs so far are in {aside}")
+    assert sorted(path.name for path in (aside / "checkpoints").iterdir()) == ["step_000001", "step_000003"]
+    assert measured(aside) == measured(tmp_path / "run") == records
+    again = load_file(tmp_path / "run/model/model.safetensors")
+    assert all(again[name].equal(whole[name]) for name in whole)
+    fit(settings, resume=True)  # all is well: nothing more is set aside
+    assert [path.name for path in aside.parent.iterdir()] == [aside.name]
+
+
+def test_a_run_without_a_sound_checkpoint_is_not_started_again(tiny_model: Path, tmp_path: Path) -> None:
     settings = config("sft", tiny_model, tmp_path / "run")
     fit(settings, callbacks=[StopAfter(1)])
-    (file,) = (tmp_path / "run/checkpoints/step_000001").glob("trainer.json")
-    file.write_text(file.read_text().replace('"step": 1', '"step": 0'))
-    with pytest.raises(CheckpointError, match="does not match its checksum"):
+    before = measured(tmp_path / "run")
+    (tmp_path / "run/checkpoints/step_000001/manifest.json").unlink()
+    with pytest.raises(CheckpointError, match=r"cannot be continued from any checkpoint:\n.*no readable manifest"):
         fit(settings, resume=True)
+    assert measured(tmp_path / "run") == before
+
+
+def test_a_checkpoint_of_another_run_is_not_taken_for_ones_own(tiny_model: Path, tmp_path: Path) -> None:
+    fit(config("grpo", tiny_model, tmp_path / "other", max_steps=2))
+    settings = config("sft", tiny_model, tmp_path / "run")
+    fit(settings, callbacks=[StopAfter(1)])
+    shutil.copytree(tmp_path / "other/checkpoints/step_000002", tmp_path / "run/checkpoints/step_000002")
+    assert fit(settings, resume=True).steps == 3
+    assert [record["step"] for record in measured(tmp_path / "run")] == [1, 2, 3, 3]
+    (warning,) = [line for line in lines(tmp_path / "run/events.jsonl") if "GRPOConfig" in str(line.get("message"))]
+    assert "the checkpoint belongs to GRPOConfig, this run is SFTConfig" in warning["message"]
+
+
+def test_a_state_of_another_shape_is_told_as_such(tiny_model: Path, tmp_path: Path) -> None:
+    settings = config("sft", tiny_model, tmp_path / "run")
+    fit(settings, callbacks=[StopAfter(1)])
+    manager = CheckpointManager.of_run(tmp_path / "run", settings)
+    for state in ({}, {"algorithm": "SFTConfig", "step": "x"}, {"algorithm": "SFTConfig", "step": 0, "latest": []}):
+        manager.save(1, {}, state, {})
+        with pytest.raises(CheckpointError, match=r"trainer\.json is no state of this run \(\w+: "):
+            fit(settings, resume=True)
+
+
+def test_one_may_go_back_to_a_step_and_loses_nothing(tiny_model: Path, tmp_path: Path) -> None:
+    settings = config("sft", tiny_model, tmp_path / "run", checkpoint={"every": 1, "keep_last": 9})
+    fit(settings)
+    records = measured(tmp_path / "run")
+    with pytest.raises(
+        CheckpointError, match=r"no checkpoint of step 7\n  fix: choose another step: there are 1, 2, 3"
+    ):
+        fit(settings, from_step=7)
+    fit(settings, from_step=1, callbacks=[StopAfter(2)])
+    aside = tmp_path / "run/set_aside/001_from_step_1"
+    assert sorted(path.name for path in (aside / "checkpoints").iterdir()) == ["step_000002", "step_000003"]
+    assert measured(aside) == records
+    assert (aside / "model/model.safetensors").is_file()
+    assert not (tmp_path / "run/model").exists()
+    assert measured(tmp_path / "run") == records[:2]
+    assert fit(settings, resume=True).steps == 3
+    assert measured(tmp_path / "run") == records
+    whole, again = (load_file(folder / "model/model.safetensors") for folder in (aside, tmp_path / "run"))
+    assert all(again[name].equal(whole[name]) for name in whole)
 
 
 def test_a_run_directory_holds_everything(tiny_model: Path, tmp_path: Path) -> None:

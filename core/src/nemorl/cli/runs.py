@@ -27,6 +27,10 @@ def train(
             "--resume/--fresh", help="Demand a run to continue / start a new one. Neither: continue if there is one."
         ),
     ] = None,
+    from_step: Annotated[
+        int | None,
+        typer.Option(min=0, help="Continue from this checkpoint; what is newer is set aside.", show_default=False),
+    ] = None,
     locked: Annotated[
         bool,
         typer.Option("--locked", help="Refuse other plugins, or versions or files of them, than the run recorded."),
@@ -48,6 +52,8 @@ def train(
 
       nemorl train grpo.yaml policy.optimizer.lr=1e-5 --run-dir runs/small-lr
 
+      nemorl train grpo.yaml --from-step 200
+
       nemorl train grpo.yaml --lock-file ../paper/plugins.lock.json
     """
     from nemorl.config.load import load_config
@@ -63,10 +69,12 @@ def train(
     if dry_run:
         typer.echo(f"{config}: ok, would run {type(loaded).__name__} in {run_path(loaded)}")
         return
-    if resume and not (run_path(loaded) / "config.yaml").is_file():
+    if from_step is not None and resume is False:
+        raise UsageError("--from-step continues a run, --fresh starts one", fix="drop one of them")
+    if (resume or from_step is not None) and not (run_path(loaded) / "config.yaml").is_file():
         raise UsageError(f"no run to continue in {run_path(loaded)}", fix="drop --resume, or give its --run-dir")
     with Console(quiet=as_json) as console:
-        result = loaded.build().fit(resume=resume is not False, console=console)
+        result = loaded.build().fit(resume=resume is not False, from_step=from_step, console=console)
     summary = {
         "run_dir": str(result.run_dir),
         "report": str(result.run_dir / "report.html"),

@@ -105,6 +105,9 @@ class CheckpointConfig(Config):
     """Most recent checkpoints kept."""
     keep_best: int = Field(1, ge=0)
     """Best checkpoints kept, by ``metric``."""
+    keep_every: int | None = Field(None, ge=1)
+    """Also keep, for good, every checkpoint whose step is a multiple of this, to look back on the whole run. It should
+    be a multiple of ``every``. Unset: none."""
     metric: str | None = None
     """Logged metric that ranks checkpoints. Unset: the algorithm's own, e.g. ``validation/accuracy``."""
     higher_is_better: bool = True
