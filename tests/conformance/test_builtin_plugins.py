@@ -84,6 +84,7 @@ test_sft = conformance("algorithms", {"name": "sft", "batch_size": 4})
 test_quickstart = conformance("commands", "quickstart")
 test_migrate = conformance("commands", "config.migrate")
 test_doctor = conformance("commands", "doctor")
+test_runs_verify = conformance("commands", "runs.verify")
 test_plugins_new = conformance("commands", "plugins.new")
 
 OWN_ROWS = ("data=arithmetic", "cluster.gpus_per_node=0")

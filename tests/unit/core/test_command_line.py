@@ -324,7 +324,7 @@ def test_config_docs_explains_a_section_and_guesses_a_misspelt_one(nemorl: Comma
     assert "Did you mean 'policy.optimizer'?" in wrong.err
 
 
-def test_runs_lists_runs_newest_first(nemorl: Command, tmp_path: Path) -> None:
+def test_runs_lists_runs_newest_first(nemorl: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, time, reward in (("old", 100.0, 0.25), ("new", 200.0, 0.5)):
         folder = tmp_path / "runs" / name
         folder.mkdir(parents=True)
@@ -339,6 +339,13 @@ def test_runs_lists_runs_newest_first(nemorl: Command, tmp_path: Path) -> None:
     ]
     assert "new" in nemorl("runs", tmp_path / "runs").out
     assert "no folder" in nemorl("runs", tmp_path / "gone").err
+    assert nemorl("runs", "list", tmp_path / "runs", "--json").json == listed
+    monkeypatch.chdir(tmp_path)
+    assert nemorl("runs", "--json").json == nemorl("runs", "list", "--json").json == listed
+    assert nemorl("runs", "--help").code == 0
+    assert nemorl("runs", "verify").code == 0
+    (tmp_path / "runs/old/config.yaml").write_text("[]")
+    assert nemorl("runs", "verify").code == 1
 
 
 def test_export_writes_a_checkpoint_as_a_model_folder(nemorl: Command, config: Path, tmp_path: Path) -> None:

@@ -29,12 +29,11 @@ app = typer.Typer(
 app.command("train")(runs.train)
 app.command("eval")(evals.evaluate)
 app.command("generate")(runs.generate)
-app.command("runs")(runs.list_runs)
 app.command("export")(runs.export)
 app.command("report")(runs.report)
 plugins.app.command("install", context_settings=plugin_installs.PASS_ON)(plugin_installs.install)
 plugins.app.command("uninstall")(plugin_installs.uninstall)
-GROUPS = {"plugins": plugins.app, "config": configs.app}
+GROUPS = {"plugins": plugins.app, "config": configs.app, "runs": runs.app}
 """Commands that have commands. Plugins may add to them: the entry ``config.migrate`` is `nemorl config migrate`."""
 for _name, _group in GROUPS.items():
     app.add_typer(_group, name=_name)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console as RichConsole
 from rich.table import Table
+from typer.core import TyperGroup
 
 from nemorl.cli.answers import AsJson, echo_json
 from nemorl.errors import UsageError
@@ -147,14 +148,29 @@ def report(
     typer.echo(write_report(run_dir, output))
 
 
+class _ListByDefault(TyperGroup):
+    """``nemorl runs [FOLDER]`` means ``nemorl runs list [FOLDER]``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args or args[0] not in {*self.commands, *ctx.help_option_names}:
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(cls=_ListByDefault, help="List runs (the default), and look after them.")
+
+
+@app.command("list")
 def list_runs(
     folder: Annotated[Path, typer.Argument(help="Where runs are.")] = Path("runs"), as_json: AsJson = False
 ) -> None:
     """List the runs below a folder, the newest first: how far each is, and how well it does.
 
-    Example:
+    Examples:
 
       nemorl runs
+
+      nemorl runs experiments/august --json
     """
     from nemorl.observe.console import clock_time
     from nemorl.observe.run_data import RunData

@@ -1,0 +1,114 @@
+"""``nemorl runs verify`` checks every file that a run left behind. It only reads, and needs no plugin of the run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+from nemorl.checkpoints import Checkpoint
+from nemorl.cli.runs import AsJson
+from nemorl.errors import NemorlError, UsageError
+from nemorl.plugins.lock import FILE as PLUGINS_FILE
+from nemorl.plugins.lock import read_lock
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One part of a run: whole, or what is wrong with it."""
+
+    run: str
+    part: str
+    """Its path in the run's directory."""
+    problem: str | None
+
+
+@app.command()
+def verify(
+    run: Annotated[Path, typer.Argument(help="A run's directory, or a folder of them.")] = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """Compare every checkpoint of a run with its checksums, and see that its other files can be read.
+
+    Exit 1 if something is damaged. A run with a damaged checkpoint continues from the newest one that is sound.
+
+    Examples:
+
+      nemorl runs verify
+
+      nemorl runs verify runs/grpo-1a2b3c4d --json
+    """
+    verdicts = [verdict for place in runs_in(run) for verdict in verdicts_on(place)]
+    if as_json:
+        typer.echo(json.dumps([asdict(verdict) for verdict in verdicts], indent=2))
+    else:
+        table = Table("RUN", "PART", "STATE", box=None, pad_edge=False)
+        for verdict in verdicts:
+            state = Text("ok", "green") if verdict.problem is None else Text(verdict.problem, "red")
+            table.add_row(Text(verdict.run), Text(verdict.part), state)
+        Console().print(table)
+    if any(verdict.problem is not None for verdict in verdicts):
+        raise typer.Exit(1)
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """The run that a folder is, or the runs in it.
+
+    Raises:
+        UsageError: It is none and holds none.
+    """
+    found = [folder] if _is_run(folder) else sorted(path for path in folder.glob("*") if _is_run(path))
+    if not found:
+        raise UsageError(f"no run in {str(folder)!r}", fix="give a run's directory, or the folder that holds them")
+    return found
+
+
+def verdicts_on(run: Path) -> Iterator[Verdict]:
+    """On every part of a run that there is, and on its config if there is none."""
+    checks: dict[str, Callable[[Path], Any]] = {
+        "config.yaml": _config,
+        "environment.json": lambda path: json.loads(path.read_text(encoding="utf-8")),
+        PLUGINS_FILE: read_lock,
+        **dict.fromkeys(("metrics.jsonl", "samples.jsonl", "events.jsonl"), _lines),
+    }
+    for name, check in checks.items():
+        if (run / name).exists() or name == "config.yaml":
+            yield Verdict(run.name, name, _problem(check, run / name))
+    for path in sorted((run / "checkpoints").glob("step_*")):
+        problem = _problem(lambda path: Checkpoint.read(path).verify(), path)
+        yield Verdict(run.name, f"checkpoints/{path.name}", problem)
+
+
+def _is_run(path: Path) -> bool:
+    return (path / "config.yaml").exists() or (path / "checkpoints").is_dir()
+
+
+def _problem(check: Callable[[Path], Any], path: Path) -> str | None:
+    try:
+        check(path)
+    except NemorlError as error:
+        return error.message
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        return f"cannot be read: {' '.join(str(error).split())}"
+    return None
+
+
+def _config(path: Path) -> None:
+    if not isinstance(yaml.safe_load(path.read_text(encoding="utf-8")), dict):
+        raise ValueError("it is not a mapping")
+
+
+def _lines(path: Path) -> None:
+    *whole, _last = path.read_bytes().split(b"\n")  # what follows the last newline is being written, or was cut
+    for number, line in enumerate(whole, 1):
+        if not isinstance(json.loads(line), dict):
+            raise ValueError(f"line {number} is not an object")
