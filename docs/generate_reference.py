@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
-from nemorl.config import Config, RunConfig
+from nemorl.config import RESUMABLE, Config, RunConfig
 from nemorl.config.component import Component
 from nemorl.plugins import registry
 from nemorl.plugins.index import singular
@@ -32,6 +32,8 @@ checked is told in [Configuration](../configuration.md).
 
 A dotted path in a heading is where the keys go: `lr` under `policy.optimizer` is `policy.optimizer.lr`, in YAML, in
 Python and on the command line.
+
+↻: may differ when a run is continued; all below such a key too. See [Resuming](../checkpoints.md#resuming).
 """
 BOUNDS = ((Ge, "ge", "≥"), (Gt, "gt", ">"), (Le, "le", "≤"), (Lt, "lt", "<"))
 KINDS = ("training_backends", "generation_backends", "environments", "datasets", "loggers")
@@ -126,7 +128,8 @@ def _table(config: type[Config], names: list[str] | None = None) -> str:
         return "No options.\n"
     lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
     for name, info in fields:
-        lines.append(f"| `{name}` | {_type(info)} | {_default(info)} | {_prose(info.description or '')} |")
+        mark = " ↻" if RESUMABLE in info.metadata else ""
+        lines.append(f"| `{name}`{mark} | {_type(info)} | {_default(info)} | {_prose(info.description or '')} |")
     return "\n".join(lines) + "\n"
 
 

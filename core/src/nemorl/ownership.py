@@ -79,33 +79,40 @@ class Ownership:
         self.folder = folder
         self._path = folder / FILE
         self._record = json.dumps(asdict(Owner.me())).encode()
-        with storing(self._path):
-            self._file: Any = os.fdopen(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), "rb+", 0)
-        self.is_locked = True
+        self._file: Any = None
+        own = self._path.with_name(f".{FILE}.{socket.gethostname()}.{os.getpid()}")
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            holder = self._holder() if error.errno not in NO_FLOCK else None
-            self._file.close()
-            if error.errno not in NO_FLOCK:
-                raise self._held(holder) from None
-            self.is_locked = False
-            self._claim_by_link()
-        else:
-            # A child that was forked would keep the lock after its parent's death.
-            os.register_at_fork(after_in_child=self._file.close)
-            with ExitStack() as undo:
-                undo.callback(self._file.close)
-                self._write()
-                undo.pop_all()
+            with storing(self._path):
+                own.write_bytes(self._record)
+                self.is_locked = _has_flock(own)
+            if self.is_locked:
+                self._lock()
+            else:
+                self._link(own)
+        finally:
+            own.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Give it up. Calling it twice is harmless."""
         if self.is_locked and not self._file.closed:
             self._file.truncate(0)
             self._file.close()
-        elif not self.is_locked and self._path.is_file() and self._path.read_bytes() == self._record:
+        elif not self.is_locked and self._read() == self._record:
             self._path.unlink()
+
+    def _lock(self) -> None:
+        with ExitStack() as undo, storing(self._path):
+            number = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._file = undo.enter_context(os.fdopen(number, "rb+", 0))
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise self._held(self._holder()) from None
+            # A child that was forked would keep the lock after its parent's death.
+            os.register_at_fork(after_in_child=self._file.close)
+            self._file.truncate(0)
+            self._file.write(self._record)
+            undo.pop_all()
 
     def _holder(self) -> Owner | None:
         """The owner by the record, which follows the lock within moments."""
@@ -117,37 +124,36 @@ class Ownership:
             time.sleep(0.05)
         return None
 
-    def _write(self) -> None:
-        with storing(self._path):
-            self._file.truncate(0)
-            self._file.write(self._record)
+    def _link(self, own: Path) -> None:
+        takes_over = False
+        while True:
+            with suppress(FileNotFoundError):  # another claimant was quicker to take a stale record away
+                try:
+                    os.link(own, self._path)
+                except FileExistsError:
+                    self._remove_stale()
+                    takes_over = True
+                else:
+                    break
+        if takes_over:  # another may have judged the same record, and taken this one away instead: it puts it back
+            time.sleep(0.5)
+            if self._read() != self._record:
+                raise self._held(Owner.read(self._read().decode(errors="replace")))
 
-    def _claim_by_link(self) -> None:
-        own = self._path.with_name(f".{FILE}.{socket.gethostname()}.{os.getpid()}")
-        with storing(own):
-            own.write_bytes(self._record)
-        try:
-            while True:
-                with suppress(FileNotFoundError):  # another claimant was quicker to take a stale record away
-                    try:
-                        os.link(own, self._path)
-                    except FileExistsError:
-                        self._remove_stale()
-                    else:
-                        return
-        finally:
-            own.unlink()
+    def _read(self) -> bytes:
+        return self._path.read_bytes() if self._path.is_file() else b""
 
     def _remove_stale(self) -> None:
         """Take away the record of a process that has ended; one that another claimant replaced meanwhile goes back."""
-        text = self._path.read_text(errors="replace")
-        holder = Owner.read(text)
+        text = self._path.read_bytes()
+        holder = Owner.read(text.decode(errors="replace"))
         if text and (holder is None or not holder.is_gone):
             raise self._held(holder)
         aside = self._path.with_name(f".{FILE}.stale.{socket.gethostname()}.{os.getpid()}")
         os.rename(self._path, aside)
-        if aside.read_text(errors="replace") != text:
-            os.link(aside, self._path)
+        if aside.read_bytes() != text:
+            with suppress(FileExistsError):
+                os.link(aside, self._path)
         aside.unlink()
 
     def _held(self, holder: Owner | None) -> RunInUseError:
@@ -160,6 +166,18 @@ class Ownership:
         else:
             who, fix = str(holder), f"wait for it; if it has ended, remove {self._path}"
         return RunInUseError(f"{self.folder} is in use by {who}", fix=fix)
+
+
+def _has_flock(file: Path) -> bool:
+    """Whether the file system of a file can lock."""
+    with file.open("rb") as opened:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in NO_FLOCK:
+                return False
+            raise
+    return True
 
 
 @cache

@@ -21,6 +21,7 @@ from typing import Any, Self
 import yaml
 
 from nemorl.checkpoints import CheckpointManager
+from nemorl.config.base import identity
 from nemorl.config.run import RunConfig
 from nemorl.contracts import DataModule
 from nemorl.environments import Environment, EnvironmentPool
@@ -41,11 +42,6 @@ from nemorl.resources.manager import ResourceManager
 from nemorl.rollouts import RolloutEngine
 from nemorl.tokenizer import Tokenizer
 from nemorl.types import Row
-
-RESUMABLE = frozenset(
-    {"run_dir", "max_steps", "max_epochs", "loggers", "validation", "checkpoint", "cluster", "plugins"}
-)
-"""Top-level keys that may change between a run and its continuation: they do not change what a step computes."""
 
 
 class RunDirectory:
@@ -223,8 +219,12 @@ class Run:
 
 def to_yaml(config: RunConfig) -> str:
     """The resolved config, loadable again."""
-    text: str = yaml.safe_dump(config.model_dump(mode="json", exclude={"model"}), sort_keys=False, allow_unicode=True)
+    text: str = yaml.safe_dump(_as_data(config), sort_keys=False, allow_unicode=True)
     return text
+
+
+def _as_data(config: RunConfig) -> dict[str, Any]:
+    return config.model_dump(mode="json", exclude={"model"})  # policy.model_name says it
 
 
 @dataclass(frozen=True)
@@ -270,7 +270,8 @@ def _claimed(path: Path, config: RunConfig, *, resume: bool) -> Claim:
         if is_resumed and not resume:
             raise UsageError(f"{path} already holds a run", fix="continue it with --resume, or choose another run_dir")
         if is_resumed:
-            differences = list(_differences(_recorded_config(path), yaml.safe_load(to_yaml(config))))
+            recorded, present = (identity(config, data) for data in (_recorded_config(path), _as_data(config)))
+            differences = list(_differences(recorded, present))
             if differences:
                 raise ConfigError(differences, source=f"{path} holds a run with another config")
         undo.pop_all()
@@ -313,8 +314,7 @@ def run_path(config: RunConfig) -> Path:
 
 def default_name(config: RunConfig) -> str:
     """``grpo-1a2b3c4d``: equal for equal configs, so that running a command again continues its run."""
-    identity = config.model_dump(mode="json", exclude={*RESUMABLE, "model"})  # policy.model_name says it
-    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps(identity(config, _as_data(config)), sort_keys=True).encode()).hexdigest()
     return f"{config.algorithm or type(config).__name__.removesuffix('Config').lower()}-{digest[:8]}"
 
 
@@ -322,8 +322,7 @@ def _differences(old: Any, new: Any, path: str = "") -> list[Problem]:
     if isinstance(old, dict) and isinstance(new, dict):
         found = []
         for key in sorted({*old, *new}):
-            if path or key not in RESUMABLE:
-                found += _differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+            found += _differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
         return found
     if old == new:
         return []

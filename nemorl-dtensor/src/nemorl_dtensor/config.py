@@ -6,9 +6,9 @@ serve any causal language model of the transformers library.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from nemorl.config import GenerationConfig, PolicyConfig
+from nemorl.config import RESUMABLE, GenerationConfig, PolicyConfig
 from nemorl.plugins.kinds import GenerationBackendConfig, TrainingBackendConfig
 from pydantic import Field
 
@@ -31,18 +31,18 @@ class DTensorConfig(TrainingBackendConfig):
     )
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process", "nccl", "cuda_ipc", "shared_memory", "object_store")
 
-    layout: Literal["auto", "padded", "packed"] = "auto"
+    layout: Annotated[Literal["auto", "padded", "packed"], RESUMABLE] = "auto"
     """How sequences become rows. ``padded``: one row each, of similar length together. ``packed``: all in one row,
     fast only with flash attention. ``auto``: packed on CUDA where flash-attn is installed, else padded."""
-    attn_implementation: AttentionName = "auto"
+    attn_implementation: Annotated[AttentionName, RESUMABLE] = "auto"
     """Attention kernel of transformers. ``auto``: flash_attention_2 when packed on CUDA, else sdpa where the model
     supports it, else eager."""
-    data_parallel_replicas: int = Field(1, ge=1)
+    data_parallel_replicas: Annotated[int, RESUMABLE] = Field(1, ge=1)
     """Copies of the sharded model (hybrid sharding), each spread over an equal part of the data-parallel ranks. Raise
     it when nodes are joined by a slow network, e.g. to the number of nodes."""
-    sequence_parallel: bool = True
+    sequence_parallel: Annotated[bool, RESUMABLE] = True
     """With tensor parallelism, also split norms and residuals along the sequence: less memory, same communication."""
-    logprob_chunk_tokens: int | None = Field(None, ge=1)
+    logprob_chunk_tokens: Annotated[int | None, RESUMABLE] = Field(None, ge=1)
     """Positions whose logits exist at one time. Unset: as many as fill 128 MiB. Lower it when the head runs out of
     memory; it does not change results."""
 
@@ -63,9 +63,9 @@ class HFGenerationConfig(GenerationBackendConfig):
     supports: ClassVar[frozenset[str]] = frozenset({"any_transport"})
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process", "shared_memory", "object_store")
 
-    max_batch_rows: int = Field(256, ge=1)
+    max_batch_rows: Annotated[int, RESUMABLE] = Field(256, ge=1)
     """Most samples decoded at once; the rest wait for a place. Lower it when memory is short."""
-    kv_cache_tokens: int = Field(262144, ge=1)
+    kv_cache_tokens: Annotated[int, RESUMABLE] = Field(262144, ge=1)
     """Most token positions held at once, over all samples, room for their longest response included. Each takes
     4 * layers * key-value heads * head size bytes in bfloat16 (28 KiB for a 1.5B Qwen2), twice that in float32."""
 

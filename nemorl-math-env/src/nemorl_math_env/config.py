@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from nemorl.config.base import Config
+from nemorl.config.base import RESUMABLE, Config
 from nemorl.errors import Problem
 from nemorl.plugins.kinds import DatasetConfig, EnvironmentConfig
 from pydantic import Field
@@ -28,7 +28,7 @@ class MathConfig(EnvironmentConfig):
     timeout_s: float = Field(5.0, gt=0)
     """Seconds that math-verify may spend on one answer; then it scores 0 and counts in ``grader_timeout``. Raise it
     when that metric is high and the answers are genuinely long formulas."""
-    workers: int = Field(2, ge=1, le=128)
+    workers: Annotated[int, RESUMABLE] = Field(2, ge=1, le=128)
     """Grader processes. They start when the first answer needs algebra; numbers never do. Raise it for datasets of
     formulas, up to the CPU cores that generation leaves free."""
     memory_gib: float = Field(4.0, ge=1.0)

@@ -10,9 +10,9 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from nemorl.config import GenerationConfig, PolicyConfig
+from nemorl.config import RESUMABLE, GenerationConfig, PolicyConfig
 from nemorl.errors import Problem
 from nemorl.plugins.kinds import GenerationBackendConfig, TrainingBackendConfig
 from pydantic import Field
@@ -34,24 +34,24 @@ class MegatronConfig(TrainingBackendConfig):
     supports: ClassVar[frozenset[str]] = frozenset({"reference", "activation_checkpointing", "topk_logprobs"})
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process", "nccl", "cuda_ipc", "shared_memory", "object_store")
 
-    pipeline_parallel_size: int = Field(1, ge=1)
+    pipeline_parallel_size: Annotated[int, RESUMABLE] = Field(1, ge=1)
     """Stages that the layers are divided into, each on ranks of its own. Raise it when tensor parallelism would have
     to leave the node."""
-    virtual_pipeline_parallel_size: int | None = Field(None, ge=2)
+    virtual_pipeline_parallel_size: Annotated[int | None, RESUMABLE] = Field(None, ge=2)
     """Parts of each stage, visited in turn: shorter idle times between stages for more communication. Unset: one.
     Needs a pipeline, and layers that divide by stages times parts."""
-    context_parallel_size: int = Field(1, ge=1)
+    context_parallel_size: Annotated[int, RESUMABLE] = Field(1, ge=1)
     """Ranks that share the tokens of each sequence. Raise it when one sequence does not fit into memory."""
-    expert_parallel_size: int = Field(1, ge=1)
+    expert_parallel_size: Annotated[int, RESUMABLE] = Field(1, ge=1)
     """Ranks that the experts of each mixture-of-experts layer are divided over; taken from the data-parallel ranks."""
-    expert_tensor_parallel_size: int = Field(1, ge=1)
+    expert_tensor_parallel_size: Annotated[int, RESUMABLE] = Field(1, ge=1)
     """Ranks that share one expert. 1 is fastest unless a single expert does not fit on a device."""
-    sequence_parallel: bool = True
+    sequence_parallel: Annotated[bool, RESUMABLE] = True
     """With tensor parallelism, also split norms and residuals along the sequence: less memory, same communication.
     Mixtures of experts need it under tensor parallelism."""
-    distributed_optimizer: bool = True
+    distributed_optimizer: Annotated[bool, RESUMABLE] = True
     """Divide optimizer state and master weights over the data-parallel ranks instead of copying them to each."""
-    attention: AttentionName = "auto"
+    attention: Annotated[AttentionName, RESUMABLE] = "auto"
     """Attention kernel. ``sdpa``: PyTorch's. ``auto``: Transformer Engine's on CUDA where it is installed and computes
     what the model asks for, else PyTorch's."""
 
@@ -103,14 +103,14 @@ class MegatronGenerationConfig(GenerationBackendConfig):
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process", "shared_memory", "object_store")
     lives_with: ClassVar[str | None] = "megatron"
 
-    max_batch_rows: int = Field(256, ge=1)
+    max_batch_rows: Annotated[int, RESUMABLE] = Field(256, ge=1)
     """Most samples decoded at once; the rest wait for a place. Lower it when memory is short."""
-    kv_cache_tokens: int = Field(262144, ge=1)
+    kv_cache_tokens: Annotated[int, RESUMABLE] = Field(262144, ge=1)
     """Most token positions held at once, over all samples, room for their longest response included. Each takes
     4 * layers * key-value heads * head size bytes in bfloat16 (28 KiB for a 1.5B Qwen2), twice that in float32; over a
     trainer's model each rank holds its layers' and its heads' part of that."""
 
-    engine: Literal["rows", "megatron_core"] = "rows"
+    engine: Annotated[Literal["rows", "megatron_core"], RESUMABLE] = "rows"
     """What attends to the tokens so far and keeps them. ``rows``: PyTorch's attention over the kernel's cache, on any
     device. ``megatron_core``: flash-attention over the paged cache of megatron-core's inference engine, on CUDA only:
     rows take memory as they grow, joining and leaving copies nothing. Tested with stand-ins for its kernels, never run

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+from nemorl.config.base import RESUMABLE
 from nemorl.errors import Problem
 from nemorl.plugins.kinds import GenerationBackendConfig
 from pydantic import Field
@@ -58,19 +59,19 @@ class VLLMConfig(GenerationBackendConfig):
     supports: ClassVar[frozenset[str]] = frozenset({"in_flight_updates", "any_transport"})
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process", "nccl", "cuda_ipc", "shared_memory", "object_store")
 
-    tensor_parallel_size: int = Field(1, ge=1)
+    tensor_parallel_size: Annotated[int, RESUMABLE] = Field(1, ge=1)
     """Devices (CPU: processes) that share each layer. Raise it when one cannot hold the model."""
-    kv_cache_gib: float | None = Field(None, gt=0)
+    kv_cache_gib: Annotated[float | None, RESUMABLE] = Field(None, gt=0)
     """Memory for keys and values, in GiB per device. Unset: 1 on CPU; on CUDA what ``gpu_memory_utilization`` leaves
     after the weights. Too little is not wrong but slow: sequences wait, or are computed again."""
-    gpu_memory_utilization: float = Field(0.5, gt=0, le=1)
+    gpu_memory_utilization: Annotated[float, RESUMABLE] = Field(0.5, gt=0, le=1)
     """Fraction of the GPU that weights, activations and keys and values may fill together. The default leaves half to a
     trainer on the same device; 0.9 where generation has devices of its own."""
-    enforce_eager: bool | None = None
+    enforce_eager: Annotated[bool | None, RESUMABLE] = None
     """Run without compilation and CUDA graphs. Unset: on CPU, where they cost a minute of start-up, but not on CUDA."""
-    max_num_seqs: int = Field(256, ge=1)
+    max_num_seqs: Annotated[int, RESUMABLE] = Field(256, ge=1)
     """Most samples decoded at once; the rest wait."""
-    prefix_caching: bool = True
+    prefix_caching: Annotated[bool, RESUMABLE] = True
     """Compute the prompt of a group, and the earlier turns of a conversation, once."""
     engine_args: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of ``vllm.EngineArgs``, for what has no option here, e.g. ``max_num_batched_tokens``."""

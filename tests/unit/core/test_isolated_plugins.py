@@ -18,6 +18,7 @@ from textwrap import dedent
 import nemorl
 import pytest
 from nemorl.config import GenerationConfig
+from nemorl.config.base import identity
 from nemorl.config.component import Component
 from nemorl.config.load import load_config, validate
 from nemorl.environments import EnvironmentPool
@@ -31,9 +32,10 @@ from nemorl.types import Prompt
 
 CONFIG = '''
 import os
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import slower  # exists in this environment only
+from nemorl.config import RESUMABLE
 from nemorl.plugins import kinds
 from pydantic import Field
 
@@ -44,7 +46,7 @@ class Length(kinds.EnvironmentConfig):
     summary: ClassVar[str] = "rewards length"
     scale: float = Field(1.0, gt=0)
     """Factor."""
-    mode: str = "now"
+    mode: Annotated[str, RESUMABLE] = "now"
     """How it answers."""
 
     def build(self):
@@ -236,6 +238,7 @@ def test_a_stand_in_dumps_and_loads_like_the_real_config(registry: Registry) -> 
     dumped = component.dump(config)
     assert dumped == {"name": "length", "scale": 2, "mode": "now"}
     assert component.resolve(dumped).model_dump() == config.model_dump()
+    assert identity(config, dumped) == {"name": "length", "scale": 2}
     assert type(config).model_json_schema()["properties"]["scale"]["exclusiveMinimum"] == 0
     arrived = pickle.loads(pickle.dumps(config))
     assert type(arrived) is type(config)

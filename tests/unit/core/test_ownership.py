@@ -81,6 +81,8 @@ def test_of_processes_that_race_for_a_folder_one_gets_it(tmp_path: Path) -> None
         losers = [os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(5)]
         assert losers == [2] * 5
         (winner,) = [pid for pid in racers if Path(f"/proc/{pid}").exists()]
+        while not (folder / "winners").exists():  # the others may be told before it has written
+            assert os.waitpid(winner, os.WNOHANG) == (0, 0)
         os.kill(winner, signal.SIGKILL)
         assert code_of(winner) == -signal.SIGKILL
         assert (folder / "winners").read_text() == "one\n"

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 import yaml
+from nemorl.config.base import RESUMABLE, Config, identity
 from nemorl.config.load import load_config
 from nemorl.config.run import RunConfig
 from nemorl.errors import ConfigError, NemorlError, RunInUseError, UsageError
-from nemorl.run import RESUMABLE, RunDirectory, claim_directory, default_name, run_path, to_yaml
+from nemorl.run import RunDirectory, claim_directory, default_name, run_path, to_yaml
+from pydantic import Field
 
 
 def config(**changes: Any) -> RunConfig:
@@ -46,10 +50,104 @@ def test_the_default_name_follows_from_the_config() -> None:
     assert run_path(config()) == Path("runs") / default_name(config())
 
 
+MAY_CHANGE = {
+    "": "cluster validation checkpoint loggers plugins max_steps max_epochs run_dir",
+    "policy.": "python tensor_parallel_size activation_checkpointing microbatch_tokens",
+    "policy.backend.": "layout attn_implementation data_parallel_replicas sequence_parallel logprob_chunk_tokens",
+    "generation.": "python",
+    "generation.backend.": "max_batch_rows kv_cache_tokens",
+    "rollouts.": "max_batches_per_step environment_concurrency mismatch_warning mismatch_limit",
+    "environment.": "workers",
+}
+"""All that may differ when a grpo run with the math environment goes on. What is tested to be neutral, and how: below
+and in ``test_resume_layout.py`` and ``integration/dtensor``."""
+
+
+def leaves(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if not isinstance(data, dict) or not data:
+        yield path, data
+        return
+    for key, below in data.items():
+        yield from leaves(below, f"{path}.{key}" if path else key)
+
+
+def altered(data: dict[str, Any], path: str) -> dict[str, Any]:
+    """A copy that says something else at ``path``."""
+    data = copy.deepcopy(data)
+    *above, last = path.split(".")
+    target = data
+    for key in above:
+        target = target[key]
+    target[last] = {"other": target[last]}
+    return data
+
+
+def test_all_but_what_changes_no_result_makes_a_run_the_run_it_is(tmp_path: Path) -> None:
+    wanted = config(run_dir=str(tmp_path / "mine"), data="arithmetic", environment="math")
+    recorded = start(wanted) / "config.yaml"
+    data = yaml.safe_load(to_yaml(wanted))
+    paths = [path for path, _ in leaves(data)]
+    free = [f"{section}{name}." for section, names in MAY_CHANGE.items() for name in names.split()]
+    assert len(paths) > 100
+    for path in paths:
+        recorded.write_text(yaml.safe_dump(altered(data, path)))
+        if f"{path}.".startswith(tuple(free)):
+            assert claimed(wanted) == (tmp_path / "mine", True), path
+            continue
+        with pytest.raises(ConfigError) as caught:
+            claimed(wanted)
+        # A mapping differs from a value as a whole, from nothing in what it holds.
+        assert {problem.path.removesuffix(".other") for problem in caught.value.problems} == {path}
+
+
 def test_what_may_change_between_a_run_and_its_continuation_is_not_in_the_name() -> None:
-    changes = {"max_steps": 3, "run_dir": None, "validation": {"every": 3}, "checkpoint": {"every": 7}, "max_epochs": 2}
-    assert set(changes) <= RESUMABLE
+    changes = {
+        "max_steps": 3,
+        "run_dir": None,
+        "validation": {"every": 3},
+        "checkpoint": {"every": 7},
+        "max_epochs": 2,
+        "cluster": {"launcher": "ray", "workers_per_node": 4},
+        "policy": {
+            "tensor_parallel_size": 2,
+            "microbatch_tokens": 99,
+            "backend": {"name": "dtensor", "data_parallel_replicas": 2, "layout": "packed"},
+        },
+        "generation": {"backend": {"name": "hf", "max_batch_rows": 3}},
+        "rollouts": {"environment_concurrency": 2},
+    }
     assert default_name(config(**changes)) == default_name(config())
+    assert default_name(config(policy={"precision": "bfloat16"})) != default_name(config())
+
+
+class Sampler(Config):
+    """As a plugin inside a plugin has it."""
+
+    seed: int = 0
+    width: Annotated[int, RESUMABLE] = 1
+
+
+class Outer(Config):
+    one: Sampler = Sampler()
+    maybe: Sampler | None = None
+    many: tuple[Sampler, ...] = ()
+    named: dict[str, Sampler] = Field(default_factory=dict)
+
+
+def test_a_mark_counts_wherever_a_config_stands() -> None:
+    marked = Outer(maybe=Sampler(width=2), many=(Sampler(width=3), Sampler(seed=4)), named={"a": Sampler(width=5)})
+    assert identity(marked, marked.model_dump(mode="json")) == {
+        "one": {"seed": 0},
+        "maybe": {"seed": 0},
+        "many": [{"seed": 0}, {"seed": 4}],
+        "named": {"a": {"seed": 0}},
+    }
+    # What a run recorded may have another shape: it is kept, to be told as a difference.
+    assert identity(Outer(), {"one": [3], "maybe": {"width": 2}, "gone": 1}) == {
+        "one": [3],
+        "maybe": {"width": 2},
+        "gone": 1,
+    }
 
 
 def test_the_resolved_config_names_the_same_run(tmp_path: Path) -> None:

@@ -9,13 +9,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nemorl.config.base import Config
+    from nemorl.config.base import RESUMABLE, Config
     from nemorl.config.cluster import ClusterConfig
     from nemorl.config.load import load_config
     from nemorl.config.models import GenerationConfig, LoraConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
     from nemorl.config.run import CheckpointConfig, PluginsConfig, RolloutConfig, RunConfig, ValidationConfig
 
 __all__ = [
+    "RESUMABLE",
     "CheckpointConfig",
     "ClusterConfig",
     "Config",
@@ -33,6 +34,7 @@ __all__ = [
 
 _MODULES = {
     "Config": "base",
+    "RESUMABLE": "base",
     "ClusterConfig": "cluster",
     "load_config": "load",
     **dict.fromkeys(("GenerationConfig", "LoraConfig", "OptimizerConfig", "PolicyConfig", "ScheduleConfig"), "models"),

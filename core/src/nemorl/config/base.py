@@ -6,7 +6,7 @@ yielded from :meth:`Config.problems`; they are reported together with the field 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, Self, Union, get_args, get_origin
 
@@ -14,6 +14,20 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError, to_jsonable_python
 
 from nemorl.errors import Problem
+
+
+class _Resumable:
+    """The type of ``RESUMABLE``."""
+
+    def __repr__(self) -> str:
+        return "RESUMABLE"
+
+
+RESUMABLE = _Resumable()
+"""Marks a field that may differ between a run and its continuation: ``workers: Annotated[int, RESUMABLE] = 4``.
+
+For what changes no result of a step beyond rounding (layout, parallel sizes, memory, waiting) and for what a run keeps
+or how long it is. Such a field is no part of the run's identity and so of its default name."""
 
 PROBLEM = "nemorl_problem"
 """pydantic error type under which our own findings travel; ``config.load`` unpacks message and fix."""
@@ -39,7 +53,7 @@ class Config(BaseModel):
 
     @classmethod
     def describe_options(cls) -> list[dict[str, Any]]:
-        """Each option as plain data: ``name``, ``type``, ``required``, ``default`` and ``description``."""
+        """Each option as plain data: its name, type, default, description, and whether it is required or resumable."""
         return [
             {
                 "name": name,
@@ -49,6 +63,7 @@ class Config(BaseModel):
                 if field.is_required()
                 else to_jsonable_python(field.get_default(call_default_factory=True, validated_data={}), fallback=repr),
                 "description": " ".join((field.description or "").split()),
+                "resumable": RESUMABLE in field.metadata,
             }
             for name, field in cls.model_fields.items()
         ]
@@ -63,6 +78,24 @@ class Config(BaseModel):
         if found:
             raise validation_error(type(self).__name__, found)
         return self
+
+
+def identity(config: Any, data: Any) -> Any:
+    """What of ``data`` makes a run the run it is: all but the fields that are marked ``RESUMABLE``.
+
+    Args:
+        config: A config, or a sequence or mapping of them.
+        data: What a config of this shape dumps to; what ``config`` does not have is kept.
+    """
+    if isinstance(data, dict) and isinstance(config, Config):
+        fields = type(config).model_fields
+        kept = [key for key in data if key not in fields or RESUMABLE not in fields[key].metadata]
+        return {key: identity(getattr(config, key) if key in fields else None, data[key]) for key in kept}
+    if isinstance(data, dict) and isinstance(config, Mapping):
+        return {key: identity(config.get(key), item) for key, item in data.items()}
+    if isinstance(data, list) and isinstance(config, (list, tuple)) and len(data) == len(config):
+        return [identity(*pair) for pair in zip(config, data, strict=True)]
+    return data
 
 
 def validation_error(title: str, problems: list[Problem]) -> ValidationError:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from nemorl.config.base import Config
+from nemorl.config.base import RESUMABLE, Config
 from nemorl.config.component import Component, missing_modules
 from nemorl.contracts import Head
 from nemorl.errors import Problem
@@ -82,11 +82,11 @@ class PolicyConfig(Config):
         validate_default=True,  # type: ignore[assignment]
     )
     """Training backend: a name, or a mapping with ``name`` and the backend's own options."""
-    python: Path | None = None
+    python: Annotated[Path | None, RESUMABLE] = None
     """Interpreter of the training workers, when their packages live in another virtual environment (Ray launcher)."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Compute and storage type of the weights; optimizer state and log-probs are always float32."""
-    tensor_parallel_size: int = Field(1, ge=1)
+    tensor_parallel_size: Annotated[int, RESUMABLE] = Field(1, ge=1)
     """Ranks that share each layer. Raise it when one device cannot hold the model."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """AdamW settings."""
@@ -96,9 +96,9 @@ class PolicyConfig(Config):
     """Global gradient norm is clipped to this."""
     lora: LoraConfig | None = None
     """Train low-rank adapters instead of all weights. Unset: full fine-tuning."""
-    activation_checkpointing: bool = False
+    activation_checkpointing: Annotated[bool, RESUMABLE] = False
     """Recompute layer activations in the backward pass: about 30 % slower, far less memory."""
-    microbatch_tokens: int | None = Field(None, ge=1)
+    microbatch_tokens: Annotated[int | None, RESUMABLE] = Field(None, ge=1)
     """Padded tokens per forward/backward. Unset: the backend's choice for the device. It does not change results."""
     max_sequence_tokens: int = Field(4096, ge=2)
     """Longest prompt plus response that is trained or generated."""
@@ -146,7 +146,7 @@ class GenerationConfig(Config):
         validate_default=True,  # type: ignore[assignment]
     )
     """Generation backend: a name, or a mapping with ``name`` and the backend's own options."""
-    python: Path | None = None
+    python: Annotated[Path | None, RESUMABLE] = None
     """Interpreter of the engines, when their packages live in another virtual environment (Ray launcher)."""
     temperature: float = Field(1.0, ge=0)
     """Sampling temperature; 0 is greedy. Training computes log-probs at the same temperature."""

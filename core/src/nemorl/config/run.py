@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from nemorl.config.base import Config
+from nemorl.config.base import RESUMABLE, Config
 from nemorl.config.cluster import ClusterConfig
 from nemorl.config.component import Component
 from nemorl.config.models import Companion, GenerationConfig, PolicyConfig
@@ -42,19 +42,19 @@ class RolloutConfig(Config):
     max_staleness: int = Field(1, ge=0)
     """``async``: updates that may lie between the weights that sampled a token and those that learn from it. 0 is
     exactly ``sync``. What is older is dropped and counted in ``dropped_stale_groups``."""
-    max_batches_per_step: int = Field(10, ge=1)
+    max_batches_per_step: Annotated[int, RESUMABLE] = Field(10, ge=1)
     """Where an algorithm rejects groups (dynamic sampling): batches sampled for one step before the run gives up."""
     environment_timeout_s: float = Field(60.0, gt=0)
     """Seconds the environment may take for one response; then it scores 0 and counts in ``environment_timeout``."""
     episode_timeout_s: float | None = Field(None, gt=0)
     """Seconds the environment may take for all responses of an episode together, generation not counted; then it ends
     with 0 and counts in ``episode_timeout``. Set it for long conversations. Unset: only each response is limited."""
-    environment_concurrency: int = Field(16, ge=1)
+    environment_concurrency: Annotated[int, RESUMABLE] = Field(16, ge=1)
     """Responses scored at the same time. Raise it for environments that wait on a network."""
-    mismatch_warning: float = Field(1.05, gt=1)
+    mismatch_warning: Annotated[float, RESUMABLE] = Field(1.05, gt=1)
     """Warn when ``token_mult_prob_error`` exceeds this: the mean factor by which trainer and sampler differ in the
     probability of a sampled token. 1 is agreement. Raise it where a larger one is expected and corrected for."""
-    mismatch_limit: float | None = Field(1.3, gt=1)
+    mismatch_limit: Annotated[float | None, RESUMABLE] = Field(1.3, gt=1)
     """End the run when ``token_mult_prob_error`` exceeds this in its first step, or the first after it was resumed: the
     sampler then runs another model. Rounding to bfloat16 gives up to about 1.05. Unset (``null``): only warn."""
 
@@ -184,23 +184,23 @@ class RunConfig(Config):
     """Dataset: a name, or a mapping with ``name`` and its options. Unset: pass one to ``fit``."""
     environment: Annotated[EnvironmentConfig, Component("environments")] | None = None
     """What scores responses. Unset: pass ``reward_fn`` to ``fit``."""
-    cluster: ClusterConfig = Field(default_factory=ClusterConfig)
+    cluster: Annotated[ClusterConfig, RESUMABLE] = Field(default_factory=ClusterConfig)
     """Where the run executes."""
-    validation: ValidationConfig = Field(default_factory=ValidationConfig)
+    validation: Annotated[ValidationConfig, RESUMABLE] = Field(default_factory=ValidationConfig)
     """Held-out evaluation."""
-    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    checkpoint: Annotated[CheckpointConfig, RESUMABLE] = Field(default_factory=CheckpointConfig)
     """Saving and keeping."""
-    loggers: tuple[Annotated[LoggerConfig, Component("loggers")], ...] = ()
+    loggers: Annotated[tuple[Annotated[LoggerConfig, Component("loggers")], ...], RESUMABLE] = ()
     """Extra metric sinks. Console and ``metrics.jsonl`` are always on."""
-    plugins: PluginsConfig = Field(default_factory=PluginsConfig)
+    plugins: Annotated[PluginsConfig, RESUMABLE] = Field(default_factory=PluginsConfig)
     """Plugin policy of this run."""
-    max_steps: int | None = Field(None, ge=1)
+    max_steps: Annotated[int | None, RESUMABLE] = Field(None, ge=1)
     """Stop after this many steps. Unset: ``max_epochs`` decides."""
-    max_epochs: int = Field(1, ge=1)
+    max_epochs: Annotated[int, RESUMABLE] = Field(1, ge=1)
     """Stop after this many passes over the data, if ``max_steps`` has not come first."""
     seed: int = Field(42, ge=0)
     """Seeds data order, sampling, initialisation and dropout. Same seed, same machine: same run."""
-    run_dir: Path | None = None
+    run_dir: Annotated[Path | None, RESUMABLE] = None
     """Where the run keeps everything it writes. Unset: ``runs/<name>``, the same for the same config."""
 
     @model_validator(mode="before")

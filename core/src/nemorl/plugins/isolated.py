@@ -14,11 +14,11 @@ from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
 from pydantic import Field, create_model
 
-from nemorl.config.base import Config
+from nemorl.config.base import RESUMABLE, Config
 from nemorl.environments.base import Environment
 from nemorl.errors import BackendError, PluginError, Problem
 from nemorl.plugins import kinds
@@ -164,7 +164,8 @@ def _cached(venv: PluginVenv, kind: str, value: str, text: str) -> type[Config]:
         if option.name in dir(base) and option.name not in base.model_fields:
             raise PluginError(f"{value}: no option can be called {option.name!r}", fix="rename it")
         default = ... if option.required else option.default
-        fields[option.name] = (Any, Field(default, description=option.description))
+        annotation = Annotated[Any, RESUMABLE] if option.resumable else Any
+        fields[option.name] = (annotation, Field(default, description=option.description))
     made: Any = create_model(name, __base__=base, __module__=module, __doc__=description.doc, **fields)
     # With the name of the real class, the registry knows which entry the stand-in belongs to.
     about = {"__qualname__": name, "_venv": venv, "_value": value, "_description": description}

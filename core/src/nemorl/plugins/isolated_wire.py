@@ -49,6 +49,7 @@ class Option(_Reply):
     required: bool
     default: JsonValue
     description: str
+    resumable: bool
 
 
 class ClassData(_Reply):

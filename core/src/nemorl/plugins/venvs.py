@@ -19,6 +19,7 @@ from typing import Any
 
 from nemorl.distributions import points_of
 from nemorl.errors import PluginError, UsageError
+from nemorl.files import replace_text
 from nemorl.plugins.owner import DAMAGED, DamagedPoint
 from nemorl.plugins.policy import normalize
 
@@ -123,9 +124,7 @@ def write_record(venv: PluginVenv, *, complete: bool, **facts: str | list[str]) 
     """Mark a folder as the environment of a plugin; while it is not complete, nothing uses it."""
     venv.folder.mkdir(parents=True, exist_ok=True)
     data = {"distribution": venv.distribution, "complete": complete, **facts}
-    written = venv.folder / f".{RECORD}"
-    written.write_text(json.dumps(data, indent=1), encoding="utf-8")
-    written.replace(venv.folder / RECORD)
+    replace_text(venv.folder / RECORD, json.dumps(data, indent=1))
 
 
 def remove_venv(venv: PluginVenv) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
+from nemorl.config.base import RESUMABLE
 from nemorl.plugins.kinds import EnvironmentConfig
 from pydantic import Field
 
@@ -34,7 +35,7 @@ class CodeConfig(EnvironmentConfig):
     """Output in KiB before a program is stopped."""
     disk_mib: int = Field(16, ge=1)
     """What a program may write into its folder, in MiB. It is memory, and gone afterwards."""
-    workers: int = Field(4, ge=1, le=256)
+    workers: Annotated[int, RESUMABLE] = Field(4, ge=1, le=256)
     """Programs that run at the same time, each on a core of its own at best. With fewer than
     ``rollouts.environment_concurrency``, responses wait for one another within ``environment_timeout_s``."""
     python: Path | None = None

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
-from nemorl.config import Config, PolicyConfig, RunConfig
+from nemorl.config import RESUMABLE, Config, PolicyConfig, RunConfig
 from nemorl.config.models import TRAINING_BACKEND, Companion, interpreter_problems, model_problems
 from nemorl.errors import Problem
 from nemorl.plugins.kinds import TrainingBackendConfig
@@ -29,9 +29,9 @@ class TeacherConfig(Config):
     precision: Literal["float32", "bfloat16"] = "bfloat16"
     """Type of its weights and compute; log-probs are float32 always. The teacher is not updated, so bfloat16 costs
     little. Use float32 on CPUs without bfloat16 units."""
-    tensor_parallel_size: int = Field(1, ge=1)
+    tensor_parallel_size: Annotated[int, RESUMABLE] = Field(1, ge=1)
     """Ranks that share each layer. Raise it when one device cannot hold the teacher beside the student."""
-    microbatch_tokens: int | None = Field(None, ge=1)
+    microbatch_tokens: Annotated[int | None, RESUMABLE] = Field(None, ge=1)
     """Padded tokens per forward pass. Unset: the backend's choice for the device. It does not change results."""
 
     def problems(self) -> Iterator[Problem]:

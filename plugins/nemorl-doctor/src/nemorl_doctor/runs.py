@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 from nemorl.checkpoints import Checkpoint
-from nemorl.cli.runs import AsJson
+from nemorl.cli.answers import AsJson, echo_json
 from nemorl.errors import NemorlError, UsageError
 from nemorl.plugins.lock import FILE as PLUGINS_FILE
 from nemorl.plugins.lock import read_lock
@@ -49,7 +49,7 @@ def verify(
     """
     verdicts = [verdict for place in runs_in(run) for verdict in verdicts_on(place)]
     if as_json:
-        typer.echo(json.dumps([asdict(verdict) for verdict in verdicts], indent=2))
+        echo_json([asdict(verdict) for verdict in verdicts], indent=2)
     else:
         table = Table("RUN", "PART", "STATE", box=None, pad_edge=False)
         for verdict in verdicts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, ClassVar, Literal
 
-from nemorl.config import Config, OptimizerConfig, PolicyConfig, RunConfig, ScheduleConfig
+from nemorl.config import RESUMABLE, Config, OptimizerConfig, PolicyConfig, RunConfig, ScheduleConfig
 from nemorl.config.kl import KLPenalty
 from nemorl.config.models import TRAINING_BACKEND, Companion
 from nemorl.errors import Problem
@@ -29,9 +29,9 @@ class CriticConfig(Config):
     """Learning-rate schedule, over the critic's own optimizer steps, ``critic_warmup_steps`` included."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Global gradient norm is clipped to this."""
-    activation_checkpointing: bool | None = None
+    activation_checkpointing: Annotated[bool | None, RESUMABLE] = None
     """Recompute layer activations in the backward pass. Unset: as the policy does."""
-    microbatch_tokens: int | None = Field(None, ge=1)
+    microbatch_tokens: Annotated[int | None, RESUMABLE] = Field(None, ge=1)
     """Padded tokens per forward/backward. Unset: the policy's. It does not change results."""
 
     def resolved(self, policy: PolicyConfig) -> PolicyConfig:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from nemorl.config import Config, RunConfig
+from nemorl.config import RESUMABLE, Config, RunConfig
 from nemorl.contracts import Head
 from nemorl.errors import Problem
 from nemorl.plugins.kinds import EnvironmentConfig
@@ -70,13 +70,13 @@ class RewardModelConfig(EnvironmentConfig):
     """How prompt and response become one text. ``chat``: through the model's chat template, a text prompt as the user's
     message. ``plain``: one after the other. ``pair``: as the two texts of the tokenizer, for encoders such as DeBERTa.
     ``auto``: chat messages as ``chat``, text as ``plain``, which is how ``rm`` trains."""
-    device: str = "auto"
+    device: Annotated[str, RESUMABLE] = "auto"
     """Where the model computes: ``cpu``, ``cuda:1``, …. ``auto``: the first CUDA device if there is one."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the model."""
     max_tokens: int = Field(4096, ge=2)
     """Longer texts are cut at the end."""
-    batch_tokens: int = Field(16384, ge=1)
+    batch_tokens: Annotated[int, RESUMABLE] = Field(16384, ge=1)
     """Padded tokens per forward pass. 1 scores every text alone: slower, but the last bits of a score then do not
     depend on what else is scored."""
     normalization: RewardNormalization | None = None
