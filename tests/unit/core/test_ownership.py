@@ -81,11 +81,12 @@ def test_of_processes_that_race_for_a_folder_one_gets_it(tmp_path: Path) -> None
         losers = [os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(5)]
         assert losers == [2] * 5
         (winner,) = [pid for pid in racers if Path(f"/proc/{pid}").exists()]
-        while not (folder / "winners").exists():  # the others may be told before it has written
+        winners = folder / "winners"
+        while not (winners.exists() and winners.read_text()):  # the others may be told before it has written
             assert os.waitpid(winner, os.WNOHANG) == (0, 0)
         os.kill(winner, signal.SIGKILL)
         assert code_of(winner) == -signal.SIGKILL
-        assert (folder / "winners").read_text() == "one\n"
+        assert winners.read_text() == "one\n"
         Ownership(folder).close()  # a dead owner hinders nobody
 
 
@@ -119,8 +120,7 @@ def test_a_child_that_outlives_a_killed_owner_does_not_hold_the_lock(tmp_path: P
 
     def owner() -> int:
         kept = Ownership(tmp_path)
-        grandchild = child(lambda: signal.pause() or 0)
-        os.write(told, str(grandchild).encode())
+        child(lambda: (os.write(told, str(os.getpid()).encode()) and signal.pause()) or 0)
         signal.pause()
         kept.close()
         return 0
