@@ -223,7 +223,11 @@ def test_forged_replies_are_counted_and_pass_nothing(environment: CodeEnvironmen
 
 def test_a_program_that_breaks_off_passes_no_later_test(environment: CodeEnvironment) -> None:
     program = "import os\ndef add(a, b):\n    if a == 2: os._exit(0)\n    return a + b"
-    tests = ["assert add(1, 2) == 3", "try:\n    add(2, 2)\nexcept BaseException:\n    pass", "assert add(0, 0) == 0"]
+    tests = [
+        "assert add(1, 2) == 3",
+        "try:\n    add(2, 2)\nexcept BaseException:\n    pass\nassert True",
+        "assert add(0, 0) == 0",
+    ]
     assert grade(environment, program, tests).reward == pytest.approx(1 / 3)
 
 

@@ -20,6 +20,7 @@ MAX_TEST_CHARS = 200_000
 MODULE = "solution"
 """The program, where a test imports from it."""
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+CONTAINS = (ast.In, ast.NotIn)
 PLAIN_ATTRIBUTES = frozenset().union(
     *(dir(kind) for kind in (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, range))
 )
@@ -35,9 +36,11 @@ class Test:
     names: tuple[str, ...]
     """Of the program, that it uses."""
     classes: tuple[str, ...]
-    """Those of them whose objects it uses."""
+    """Those of them that may return objects, to be used or passed on."""
+    links: tuple[str, ...]
+    """Attributes of the program's objects that may be objects in turn: ``left`` of ``root.left.right``."""
     counts: bool
-    """It is no mere set-up: what it does depends on the program."""
+    """It is no mere set-up: it checks something that depends on the program."""
 
 
 class _InexpressibleError(Exception):
@@ -64,6 +67,7 @@ def analyze(sources: tuple[str, ...], where: str) -> tuple[Test, ...]:
     own: set[str] = set()
     foreign = _names_of_all(trees)
     derived: set[str] = set()
+    defined = {node.name for tree in trees for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     tests = []
     for index, (tree, source) in enumerate(zip(trees, sources, strict=True)):
         own |= _bound(tree)
@@ -79,11 +83,27 @@ def analyze(sources: tuple[str, ...], where: str) -> tuple[Test, ...]:
         if depends:
             derived |= _bound(tree)
         ran = {node.id for part in executed for node in ast.walk(part) if isinstance(node, ast.Name)}
-        counts = bool(ran & (set(names) | derived))
-        tests.append(Test(_with_imports(tree), names, tuple(sorted(classes)), counts))
+        program = set(names) | (derived - defined)
+        counts = bool(ran & (set(names) | derived)) and any(_checks(part, program) for part in executed)
+        keeps = classes | _passed_on(tree, set(names))
+        tests.append(Test(_with_imports(tree), names, tuple(sorted(keeps)), tuple(sorted(_links(tree))), counts))
     if not any(test.counts for test in tests):
-        raise _refusal(where, len(sources) - 1, sources[-1], "no test calls a function of the program")
+        raise _refusal(where, len(sources) - 1, sources[-1], "no test checks what the program does")
     return tuple(tests)
+
+
+def _checks(tree: ast.AST, program: set[str]) -> bool:
+    """It asserts, raises, or calls what may do so: a function of the tests or of a library."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assert | ast.Raise):
+            return True
+        if isinstance(node, ast.Call):
+            called = node.func
+            while isinstance(called, ast.Attribute | ast.Call | ast.Subscript):
+                called = called.func if isinstance(called, ast.Call) else called.value
+            if isinstance(called, ast.Name) and called.id not in program and called.id not in dir(builtins):
+                return True
+    return False
 
 
 def _refusal(where: str, index: int, source: str, why: str) -> DataError:
@@ -211,6 +231,36 @@ def _made_by(tree: ast.Module, names: set[str]) -> Iterator[str]:
             yield from (target.id for target in node.targets if isinstance(target, ast.Name))
 
 
+def _passed_on(tree: ast.Module, names: set[str]) -> set[str]:
+    """Capitalized names that are called within the arguments of a call: ``longest([Pair(1, 2), Pair(3, 4)])``."""
+    arguments = (
+        part
+        for node in ast.walk(tree)
+        if _calls(node, names)
+        for part in ast.iter_child_nodes(node)
+        if node is not part
+    )
+    return {
+        node.func.id
+        for argument in arguments
+        for node in ast.walk(argument)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in names
+        and node.func.id[0].isupper()
+    }
+
+
+def _links(tree: ast.Module) -> set[str]:
+    return {
+        node.value.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Attribute)
+        and node.attr not in PLAIN_ATTRIBUTES
+    }
+
+
 # What cannot be said
 
 
@@ -218,7 +268,7 @@ def _check(tree: ast.Module, names: Sequence[str], classes: set[str], objects: s
     program = set(names)
     for node in ast.walk(tree):
         _check_uses(node, program)
-        _check_attribute(node, program, classes, objects)
+        _check_attribute(node, program, classes)
         _check_comparison(node, classes, objects)
     for statement in tree.body:
         _check_in_place(statement, program - classes)
@@ -251,7 +301,7 @@ def _check_uses(node: ast.AST, program: set[str]) -> None:
             raise _InexpressibleError("it asks for a class of the program")
 
 
-def _check_attribute(node: ast.AST, program: set[str], classes: set[str], objects: set[str]) -> None:
+def _check_attribute(node: ast.AST, program: set[str], classes: set[str]) -> None:
     if not isinstance(node, ast.Attribute):
         return
     base = node.value
@@ -265,14 +315,13 @@ def _check_attribute(node: ast.AST, program: set[str], classes: set[str], object
         raise _InexpressibleError("it looks into the program's process")
     if _calls(base, program - classes) and node.attr not in PLAIN_ATTRIBUTES:
         raise _InexpressibleError(f"plain data has no attribute {node.attr}")
-    if isinstance(node.ctx, ast.Store) and isinstance(base, ast.Name) and base.id in objects | classes:
-        raise _InexpressibleError("it sets an attribute of an object of the program")
 
 
 def _check_comparison(node: ast.AST, classes: set[str], objects: set[str]) -> None:
     sides: list[ast.expr] = []
     if isinstance(node, ast.Compare):
-        sides = [node.left, *node.comparators]
+        contained = [part for op, part in zip(node.ops, node.comparators, strict=True) if not isinstance(op, CONTAINS)]
+        sides = [node.left, *contained]
     elif isinstance(node, ast.Assert):
         sides = [node.test]
     for side in sides:

@@ -6,6 +6,7 @@ here, it can but answer with other plain data, or not at all. It knows no tests,
 
 from __future__ import annotations
 
+import builtins
 import importlib.util
 import os
 import sys
@@ -48,18 +49,24 @@ class Program:
         return self._objects[content] if kind == "object" else vars(self._module)[content]
 
     def _decode_other(self, kind: str, content: Any) -> Any:
+        if kind == "type":
+            return vars(builtins)[content]
         if kind not in ("object", "name"):
             raise ProtocolError(kind)
         return self._resolve((kind, content))
 
     def _value(self, value: Any, keep: bool) -> dict[str, Any]:
         try:
-            return {"value": encode(value, _encode_other)}
+            return {"value": encode(value, _refuse if keep else _encode_other)}
         except NotPlainError:
             if not keep:
                 raise
         self._objects.append(value)
         return {"object": len(self._objects) - 1}
+
+
+def _refuse(value: Any) -> Any:
+    raise NotPlainError(type(value).__name__)
 
 
 def _encode_other(value: Any) -> Any:

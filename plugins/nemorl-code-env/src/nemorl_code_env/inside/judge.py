@@ -23,6 +23,8 @@ TAMPERED = 4
 """Exit code: the program broke the protocol."""
 NOT_PASSED_ON = (StopIteration, StopAsyncIteration, GeneratorExit)
 """Exceptions that mean something else in the judge: ``all(map(f, xs))`` holds if ``f`` raises the first."""
+TYPES = (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
+"""Those that may be arguments."""
 METHODS = ("__len__", "__getitem__", "__contains__", "__str__")
 """Special methods of the program's objects that can be asked for. Comparison and truth cannot: they are the judge's."""
 
@@ -54,6 +56,8 @@ class Channel:
         self.broken = 0
         """The exit code that says why, or 0."""
         self.has_heard_values = False
+        self.links: frozenset[str] = frozenset()
+        """Of the test that runs."""
 
     def get(self, of: list[Any], path: tuple[str, ...] = (), *, keep: bool = False) -> Any:
         """A name of the program, or an attribute of one of its objects."""
@@ -138,13 +142,13 @@ class Function:
 
 
 class Object:
-    """An object of the program. Its attributes and what its methods return are plain data."""
+    """An object of the program. Its attributes are plain data or, where a test goes on from them, objects."""
 
     def __init__(self, channel: Channel, of: list[Any], path: tuple[str, ...] = ()) -> None:
         vars(self).update(_channel=channel, _of=of, _path=path)
 
     def __getattr__(self, name: str) -> Any:
-        return self._channel.get(self._of, (*self._path, name))
+        return self._channel.get(self._of, (*self._path, name), keep=name in self._channel.links)
 
     def __eq__(self, other: object) -> Any:
         raise TypeError("objects of the program cannot be compared, only plain data")
@@ -156,7 +160,7 @@ class Object:
         raise TypeError("an object of the program is neither true nor false here, only plain data is")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        raise TypeError("attributes of the program's objects cannot be set")
+        self._channel.call(self._of, (*self._path, "__setattr__"), False, (name, value), {})
 
 
 class Class(Object):
@@ -186,6 +190,8 @@ def _encode_other(value: Any) -> Any:
         return value._of
     if type(value) is type(iter([])):
         return wire.encode(list(value), _encode_other)
+    if isinstance(value, type) and value in TYPES:
+        return ["type", value.__name__]
     raise wire.NotPlainError(f"an object of type {type(value).__name__}, which is no plain data")
 
 
@@ -202,6 +208,7 @@ def _exception(name: Any, message: Any) -> Exception:
 def _run(test: dict[str, Any], names: dict[str, Any], channel: Channel) -> str:
     """One test, and its verdict."""
     try:
+        channel.links = frozenset(test["links"])
         for name in test["names"]:
             names[name] = channel.get(["name", name], keep=name in test["classes"])
         exec(compile(test["source"], "<test>", "exec"), names)
