@@ -165,6 +165,8 @@ REFUSED = {
     "from contextlib import redirect_stdout\nassert f()": "looks into the program's process",
     "from unittest.mock import patch\nassert f()": "looks into the program's process",
     "import sys\nsys.stdout = None\nassert f()": "looks into the program's process",
+    "assert f(lambda: 1) == 2": "an argument is a function",
+    "def g(): pass\nassert f(1, key=g) == 2": "an argument is a function",
     "import solution\nassert solution.f(1) == 2": "only `from solution import name`",
     "(" * 5000 + "f()" + ")" * 5000: "it is no Python",
 }
@@ -181,7 +183,7 @@ def test_what_cannot_be_judged_is_refused_with_the_row(test: str, why: str) -> N
 @pytest.mark.parametrize(
     ("tests", "why"),
     [
-        (["assert f(lambda: 1) == 2"], "an argument is an object of type function"),
+        (["import fractions\nassert f(fractions.Fraction(1, 2)) == 2"], "an argument is an object of type Fraction"),
         (["import no_such_module", "assert f(1) == 2"], "set-up fails with ModuleNotFoundError"),
     ],
 )
@@ -198,8 +200,9 @@ def test_what_shows_when_it_runs_is_refused_whatever_the_program(
 
 def test_no_answer_of_a_program_makes_its_row_refused(environment: CodeEnvironment) -> None:
     # The argument of the outer call is what the program made of it: its fault, not that of the row.
-    tests = ["assert f(f(1)) == 2", "x = f(3)", "assert x + 1 == 4"]
-    for answer in ("iter([1])", "'x' * (1 << 20)", "object()", "[[]] * 9", "float", "f"):
+    tests = ["assert f(f(1)) == 2", "x = f(3)", "y = x + 1", "assert y == 4"]
+    tests += ["try:\n    r = f(1)\nexcept Exception as error:\n    r = error\nassert f(r) == 2"]
+    for answer in ("iter([1])", "'x' * (1 << 20)", "object()", "[[]] * 9", "float", "f", "1 / 0", "f(x)"):
         assert reward(environment, f"def f(x): return {answer}", tests) == 0.0
 
 

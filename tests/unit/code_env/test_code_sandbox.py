@@ -273,6 +273,40 @@ def test_descriptors_are_given_back(run: Run) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def test_links_lead_nowhere_outside(run: Run, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("key")
+    for path in (tmp_path, secret):
+        path.chmod(0o777)
+    targets = (str(secret), "/etc/passwd", "/proc/self/environ", f"../../../..{secret}", "/proc/1/root")
+    program = f"""
+import os
+for number, target in enumerate({targets}):
+    os.symlink(target, str(number))
+    for attempt in (lambda: open(str(number)).read(), lambda: open(str(number), "w"), lambda: os.listdir(str(number))):
+        try: attempt()
+        except OSError: pass
+        else: print("through", target)
+    try: os.link(target, "hard")
+    except OSError: pass
+    else: print("linked", target)
+"""
+    result = run(program)
+    assert (result.returncode, result.stdout) == (0, "")
+    assert secret.read_text() == "key"
+
+
+def test_a_program_has_no_descriptor_but_its_own_three(run: Run) -> None:
+    program = """
+import os
+for fd in range(64):
+    try: os.fstat(fd)
+    except OSError: continue
+    print(fd)
+"""
+    assert run(program).stdout.split() == ["0", "1", "2"]
+
+
 # What a machine permits
 
 

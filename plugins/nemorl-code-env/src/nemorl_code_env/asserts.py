@@ -39,6 +39,8 @@ class Test:
     """Those of them that may return objects, to be used or passed on."""
     links: tuple[str, ...]
     """Attributes of the program's objects that may be objects in turn: ``left`` of ``root.left.right``."""
+    uses_results: bool
+    """Variables of earlier tests that hold what the program returned."""
     counts: bool
     """It is no mere set-up: it checks something that depends on the program."""
 
@@ -74,19 +76,22 @@ def analyze(sources: tuple[str, ...], where: str) -> tuple[Test, ...]:
         names = foreign[index]
         classes = _classes(trees, names)
         try:
+            _check_arguments(tree, set(names), defined)
             _check(tree, names, classes, {variable for other in trees for variable in _made_by(other, classes)})
         except _InexpressibleError as error:
             raise _refusal(where, index, source, str(error)) from None
         executed = [node for node in tree.body if not isinstance(node, DEFINITIONS)]
         used = {node.id for part in tree.body for node in ast.walk(part) if isinstance(node, ast.Name)}
-        depends = bool(used & (set(names) | derived))
-        if depends:
+        uses_results = bool(used & derived)
+        if names or uses_results:
             derived |= _bound(tree)
         ran = {node.id for part in executed for node in ast.walk(part) if isinstance(node, ast.Name)}
         program = set(names) | (derived - defined)
         counts = bool(ran & (set(names) | derived)) and any(_checks(part, program) for part in executed)
         keeps = classes | _passed_on(tree, set(names))
-        tests.append(Test(_with_imports(tree), names, tuple(sorted(keeps)), tuple(sorted(_links(tree))), counts))
+        tests.append(
+            Test(_with_imports(tree), names, tuple(sorted(keeps)), tuple(sorted(_links(tree))), uses_results, counts)
+        )
     if not any(test.counts for test in tests):
         raise _refusal(where, len(sources) - 1, sources[-1], "no test checks what the program does")
     return tuple(tests)
@@ -299,6 +304,14 @@ def _check_uses(node: ast.AST, program: set[str]) -> None:
         assert isinstance(node, ast.Call)
         if len(node.args) == 2 and program & _loads(node.args[1]):
             raise _InexpressibleError("it asks for a class of the program")
+
+
+def _check_arguments(tree: ast.Module, program: set[str], defined: set[str]) -> None:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _calls(node, program):
+            for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
+                if isinstance(argument, ast.Lambda) or (isinstance(argument, ast.Name) and argument.id in defined):
+                    raise _InexpressibleError("an argument is a function, which is no plain data")
 
 
 def _check_attribute(node: ast.AST, program: set[str], classes: set[str]) -> None:

@@ -20,7 +20,7 @@ class CodeConfig(EnvironmentConfig):
 
     tests_column: str = "tests"
     """Column with the tests: ``{"input": …, "output": …}`` pairs (the program reads and prints), or assert statements
-    (the program defines what they call), or either as JSON text."""
+    (the program defines what they call; they run elsewhere and see plain data only), or either as JSON text."""
     all_or_nothing: bool = False
     """Reward 1 when all tests pass, else 0. Unset: the share of tests that pass. All or nothing is harder to exploit
     by programs that print the most frequent answer."""
@@ -39,11 +39,11 @@ class CodeConfig(EnvironmentConfig):
     """Programs that run at the same time, each on a core of its own at best. With fewer than
     ``rollouts.environment_concurrency``, responses wait for one another within ``environment_timeout_s``."""
     python: Path | None = None
-    """``bin/python`` of the environment that programs run in, to give them packages. Unset: this interpreter, with the
-    standard library only."""
+    """``bin/python`` (3.10 or newer) of the environment that programs and tests run in, to give them packages. Unset:
+    this interpreter, with the standard library only."""
     allow_weaker_sandbox: bool = False
-    """Go on with the best that a machine permits where it cannot isolate programs fully. Then they may reach the
-    network or your files: only where there is nothing of value to reach."""
+    """Go on with the best that a machine permits where it cannot isolate programs fully. Then they may reach your
+    files or the network: only where there is nothing of value to reach."""
 
     def build(self) -> Environment:
         from nemorl_code_env.environment import CodeEnvironment

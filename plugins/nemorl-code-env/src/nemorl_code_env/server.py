@@ -20,7 +20,7 @@ class Server:
 
     def __init__(self, python: str) -> None:
         self._python = python
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._process: _Process | None = None
 
     def start(self, fds: Sequence[int]) -> None:
@@ -37,9 +37,10 @@ class Server:
 
     def close(self) -> None:
         """End it and all that it runs. The next run starts a new one."""
-        if self._process is not None:
-            self._process.end()
-            self._process = None
+        with self._lock:
+            if self._process is not None:
+                self._process.end()
+                self._process = None
 
 
 class _Process:

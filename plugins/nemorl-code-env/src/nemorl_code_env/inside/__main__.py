@@ -8,6 +8,7 @@ imports once, instead of once per run, makes up for the second process that judg
 from __future__ import annotations
 
 import array
+import contextlib
 import json
 import os
 import signal
@@ -66,7 +67,7 @@ def _keep(fds: list[int]) -> None:
 def _be_the_first_to_go() -> None:
     """Where memory runs out, the kernel takes a program rather than the trainer. Inherited."""
     if sys.platform == "linux":
-        with open("/proc/self/oom_score_adj", "w") as file:
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")
 
 

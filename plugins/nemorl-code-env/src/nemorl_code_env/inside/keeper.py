@@ -129,7 +129,9 @@ def _isolate(spec: dict[str, Any], *, is_program: bool) -> str:
 def _enter(party: _Party, spec: dict[str, Any], control: int, work: str) -> None:
     """The last steps of a party's own process: limits, powers, system calls. Does not return."""
     try:
-        limits = spec["rlimits"] | ({"RLIMIT_AS": JUDGE_MEMORY_BYTES} if party.who == "judge" else {})
+        limits = spec["rlimits"]
+        if party.who == "judge":  # its time is up by the clock, never by the processor
+            limits |= {"RLIMIT_AS": JUDGE_MEMORY_BYTES, "RLIMIT_CPU": limits["RLIMIT_CPU"] + int(JUDGE_EXTRA_S) + 1}
         for name, value in limits.items():
             resource.setrlimit(getattr(resource, name), (value, value))
         if sys.platform == "linux":
