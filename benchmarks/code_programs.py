@@ -3,8 +3,8 @@
     python benchmarks/code_programs.py --rounds 7 --other /path/to/another/nemorl-code-env/src
 
 Correct programs of one line, two at a time: with three assert statements, with one pair of input and output, and with
-ten. With ``--other`` the sources of another version take turns with the installed one, round by round, each in a process
-of its own, so that other jobs on the machine meet both. Medians over the rounds, and the range.
+ten. With ``--other`` the sources of another version take turns with the installed one, round by round, each in a
+process of its own, so that other jobs on the machine meet both. Medians over the rounds, and the range.
 """
 
 from __future__ import annotations

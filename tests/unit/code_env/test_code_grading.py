@@ -188,6 +188,15 @@ def test_no_trick_passes_a_test(environment: CodeEnvironment, program: str) -> N
     assert grade(environment, program).reward == 0.0
 
 
+@pytest.mark.parametrize(
+    "method", ["return Forger(7)", "return self", "raise StopIteration", "self.__class__ = Forger\n        return self"]
+)
+def test_objects_of_the_program_pass_no_test_in_its_place(environment: CodeEnvironment, method: str) -> None:
+    program = f"{PROXY}class Solution(Forger):\n    def double(self, x):\n        {method}"
+    tests = ["assert Solution().double(4) == 8", "s = Solution()\nassert s.double(2) == 4 and s.size == 3"]
+    assert grade(environment, program, tests).reward == 0.0
+
+
 def test_the_same_tests_pass_a_program_that_solves_them(environment: CodeEnvironment) -> None:
     assert grade(environment, "def add(a, b): return a + b").reward == 1.0
     assert grade(environment, "def add(a, b): return 3").reward == pytest.approx(1 / 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
@@ -272,6 +273,27 @@ os.abort()
     result = run_filtered(program)
     assert result.stdout.split() == ["refused"] * 11
     assert result.returncode == -6  # it may still end itself
+
+
+def test_nothing_outlives_a_program_without_namespaces_either(run_filtered: Run) -> None:
+    mark = f"orphan-{os.getpid()}"
+    program = f"""
+import os, subprocess, sys
+for _ in range(2):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.execv(sys.executable, [sys.executable, "-c", "import time; time.sleep(60)", "{mark}"])
+        os._exit(0)
+    os.wait()
+print("left")
+"""
+    assert run_filtered(program).stdout == "left\n"
+    lines = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            lines.append((entry / "cmdline").read_text())
+    assert [line for line in lines if mark in line] == []
 
 
 # What programs do need

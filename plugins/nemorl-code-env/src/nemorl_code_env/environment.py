@@ -82,7 +82,7 @@ class CodeEnvironment(Environment):
         return self._score(tally)
 
     def close(self) -> None:
-        """Begin nothing more, and end what runs."""
+        """Begin nothing more. What runs ends by its own limits."""
         self._closed = True
         self._workers.shutdown(wait=False, cancel_futures=True)
         self.sandbox.close()
@@ -91,8 +91,8 @@ class CodeEnvironment(Environment):
         if asserts:
             self._run_asserts(program, asserts, where, tally)
         for pair in pairs:
-            if not self._run_pair(program, pair, tally) and self._config.all_or_nothing:
-                break  # one failure decides
+            if self._closed or (not self._run_pair(program, pair, tally) and self._config.all_or_nothing):
+                break  # nobody wants to know, or one failure decides
 
     def _run_pair(self, program: str, test: Pair, tally: _Tally) -> bool:
         result = self._survived(self.sandbox.run({"solution.py": program}, ["solution.py"], test.input))

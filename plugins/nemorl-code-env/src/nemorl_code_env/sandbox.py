@@ -114,7 +114,7 @@ class Sandbox:
         )
 
     def close(self) -> None:
-        """End the server, and with it what runs."""
+        """Start no more runs; the next one would start the server again. What runs ends by its own limits."""
         self._server.close()
 
     def run(self, files: Mapping[str, str], arguments: Sequence[str], stdin: str = "") -> Result:

@@ -36,7 +36,7 @@ class Server:
             self._process.send(fds)
 
     def close(self) -> None:
-        """End it and all that it runs. The next run starts a new one."""
+        """End it. What it has started ends by itself, and the next run starts a new one."""
         with self._lock:
             if self._process is not None:
                 self._process.end()

@@ -67,6 +67,14 @@ class _Running:
 
 def keep(control: int, spec: dict[str, Any]) -> None:
     """Returns when everything that it started is gone."""
+    if sys.platform == "linux":
+        libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 1)  # what a program leaves behind becomes a child of this process
+    _hold(control, spec)
+    if sys.platform == "linux" and spec["mode"] != "namespaces":
+        _end_orphans()
+
+
+def _hold(control: int, spec: dict[str, Any]) -> None:
     tests, wall_s = spec.pop("tests"), spec["wall_s"]
     if tests is None:
         program = _Party("program", wall_s, spec["files"], (), lambda work: _execute(spec, work, []))
@@ -88,6 +96,20 @@ def keep(control: int, spec: dict[str, Any]) -> None:
     if judge_runs.end() == judge.PEER_IS_GONE:
         program_runs.wait(control)  # for how it ended
     program_runs.end()
+
+
+def _end_orphans() -> None:
+    """Where no namespace ends with its first process. Their children become ours in turn, until there are none."""
+    path = f"/proc/self/task/{os.getpid()}/children"  # some kernels do not have it
+    while children := os.path.exists(path) and _numbers(path):
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def _numbers(path: str) -> list[int]:
+    with open(path) as file:
+        return [int(number) for number in file.read().split()]
 
 
 def _gate(party: _Party, spec: dict[str, Any], control: int) -> None:
