@@ -202,7 +202,17 @@ def test_no_answer_of_a_program_makes_its_row_refused(environment: CodeEnvironme
     # The argument of the outer call is what the program made of it: its fault, not that of the row.
     tests = ["assert f(f(1)) == 2", "x = f(3)", "y = x + 1", "assert y == 4"]
     tests += ["try:\n    r = f(1)\nexcept Exception as error:\n    r = error\nassert f(r) == 2"]
-    for answer in ("iter([1])", "'x' * (1 << 20)", "object()", "[[]] * 9", "float", "f", "1 / 0", "f(x)"):
+    for answer in (
+        "iter([1])",
+        "'x' * (3 << 20)",
+        "'x' * (1 << 20)",
+        "object()",
+        "[[]] * 9",
+        "float",
+        "f",
+        "1 / 0",
+        "f(x)",
+    ):
         assert reward(environment, f"def f(x): return {answer}", tests) == 0.0
 
 

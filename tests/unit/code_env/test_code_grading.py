@@ -292,13 +292,14 @@ def below(pid: int) -> list[int]:
 
 def generations(server: int, programs: int) -> list[list[int]]:
     """Keeper, gates, supervisors and programs, as soon as there are so many of these."""
-    while True:
+    for _ in range(1000):
         found = [[server]]
         for _ in range(4):
             found.append([child for pid in found[-1] for child in below(pid)])
         if len(found[-1]) == programs:
             return found[1:]
         time.sleep(0.01)
+    raise AssertionError("the programs do not run")
 
 
 @pytest.mark.parametrize(("who", "depth"), [("keeper", 0), ("gate", 1), ("supervisor", 2)])
