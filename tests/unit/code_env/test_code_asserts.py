@@ -216,6 +216,22 @@ def test_no_answer_of_a_program_makes_its_row_refused(environment: CodeEnvironme
         assert reward(environment, f"def f(x): return {answer}", tests) == 0.0
 
 
+def test_packages_of_another_environment_serve_the_program_and_its_judge() -> None:
+    pytest.importorskip("numpy")
+    try:
+        built = CodeEnvironment(CodeConfig(timeout_s=20.0, memory_mib=1024, python=Path(sys.executable)))
+    except PluginError as error:
+        pytest.skip(f"this machine cannot isolate programs: {error.message}")
+    tests = [
+        "import numpy as np",
+        "assert np.allclose(f(2), [[2, 0], [0, 2]])",
+        "assert f(3) == [[3.0, 0.0], [0.0, 3.0]]",
+    ]
+    program = "import numpy as np\ndef f(x): return np.eye(2) @ np.eye(2) * np.float32(x)"
+    assert (reward(built, program, tests), reward(built, "def f(x): return [[x]]", tests)) == (1.0, 0.0)
+    built.close()
+
+
 def test_a_check_that_stands_in_a_function_counts_where_it_is_called(environment: CodeEnvironment) -> None:
     tests = ["def check():\n    assert f(1) == 2", "check()", "s = Box()", "s.put(1)", "assert s.all()"]
     assert [test.counts for test in analyze(tuple(tests), "row")] == [False, True, False, False, True]

@@ -252,7 +252,7 @@ def test_a_program_knows_no_test(environment: CodeEnvironment) -> None:
     program = """
 import os, sys
 seen = []
-for root, folders, files in os.walk("/work"): seen += files
+for root, folders, files in os.walk("."): seen += files
 for fd in range(64):
     try: seen.append(str(os.fstat(fd).st_mode))
     except OSError: pass

@@ -216,7 +216,7 @@ def test_it_cannot_become_root_again(run: Run) -> None:
     program = """
 import ctypes, os
 libc = ctypes.CDLL(None, use_errno=True)
-print(os.getuid() != 0, libc.unshare(0x10000000), libc.mount(b'none', b'/work', b'tmpfs', 0, None))
+print(os.getuid() != 0, libc.unshare(0x10000000), libc.mount(b'none', b'/nemorl-program', b'tmpfs', 0, None))
 for attempt in (lambda: os.setuid(0), lambda: os.chroot('/usr')):
     try: attempt()
     except OSError: print('refused')

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import libc
 
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
-WORK = "/work"
+WORK = "/nemorl-program"
 INODES = 8192
 """Files of the new root. Each takes about 1 KiB of the kernel's memory, which is not counted as disk."""
 FIRST_USER = 0x70000000
@@ -21,7 +21,7 @@ _APART = libc.CLONE_NEWNS | libc.CLONE_NEWIPC | libc.CLONE_NEWPID | libc.CLONE_N
 
 
 def enter(root: str, readable: Sequence[str], disk_bytes: int) -> None:
-    """Move into a new root that holds ``readable`` (read-only, at the same paths) and an empty ``/work``.
+    """Move into a new root that holds ``readable`` (read-only, at the same paths) and an empty folder to work in.
 
     The *children* of this process are in the new process namespace.
 
