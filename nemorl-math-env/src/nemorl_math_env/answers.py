@@ -1,56 +1,62 @@
 r"""Reading the final answer out of a response, and deciding the easy comparisons exactly.
 
-Nothing here can hang: patterns are linear and numbers are :class:`fractions.Fraction`. What these functions leave
-undecided (``None``) goes to math-verify, in a worker process (``grader.py``).
+Only the *final* answer counts, and all of it. It is the last marked one (``\boxed{…}``, ``#### …``, ``the answer
+is …``), else the last formula or number of the text. A right number that another one follows, that is hedged
+(``5 or 7``), denied (``not 5``) or changed by the words beside it (``5 million``) earns nothing.
 
-Only the *final* answer counts. It is the last marked one (``\boxed{…}``, ``#### …``, ``the answer is …``), else the
-last formula or number of the text; a right number that is followed by another one earns nothing.
+Nothing here can hang: patterns are linear and numbers are exact fractions. What :func:`decide` leaves open (``None``)
+goes to a worker process (``grader.py``).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from fractions import Fraction
+
+from nemorl_math_env.comparison import equal_forms
+from nemorl_math_env.expressions import FUNCTIONS
+from nemorl_math_env.forms import Brackets, Chain, Form, Matrix, Name, Scalar, Words, read_form
+from nemorl_math_env.judges import QuickJudge
+from nemorl_math_env.quantities import read_quantity
+from nemorl_math_env.spelling import strip_wrapping, tidy
+from nemorl_math_env.units import MODIFIERS, NONE, Unit
 
 MAX_ANSWER_CHARS = 1000
 """Longer than this is not an answer."""
 MAX_MARKS = 50
 """Marked answers looked at, from the last one back."""
-MAX_DIGITS = 400
-"""Longer numerals are left to the worker: Python refuses to convert past 4300 digits."""
 DEFAULT_MARKERS = ("####", "answer is", "answer:", "answer =")
 
-_NUMERAL = r"(?:\d{1,3}(?:,\d{3})+(?![\d,])|\d+)(?:\.\d+)?|\.\d+"
-_SIGNED = rf"[-+]?\$?(?:{_NUMERAL})"
-_OPERATOR = r"(?:[-+*/×÷·^]|(?<=\s)x(?=\s))"
-_RUN = re.compile(rf"{_SIGNED}(?:\s*{_OPERATOR}\s*(?:{_SIGNED}))*\s?%?")
+_NUMERAL = r"(?:\d{1,3}(?:,\d{3})+(?![\d,])|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?|\.\d+"
+_SIGNED = rf"(?:[-+−–]\s?)?[$€£]?[-−]?(?:{_NUMERAL})"
+_OPERATOR = r"(?:[-+*/×÷·^−–]|(?<=\s)x(?=\s))"
+_RUN = re.compile(rf"{_SIGNED}(?:\s*{_OPERATOR}\s*(?:{_SIGNED}))*(?:\s?%)?", re.ASCII)
 """A number, or an arithmetic expression of numbers: ``12``, ``1/2``, ``12 + 7``."""
-_FRACTION = re.compile(r"[-+]?\\frac\s*(?:\{\s*[-+]?\d+\s*\}\s*\{\s*\d+\s*\}|\d\s*\d)")
+_FRACTION = re.compile(r"[-+]?\\[dt]?frac\s*(?:\{\s*[-+]?\d+\s*\}\s*\{\s*\d+\s*\}|\d\s*\d)")
 _FORMULA = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|\$([^$\n]+)\$", re.DOTALL)
-_UNIT = r"(?:\s*[A-Za-z°€£$]+\.?)?(?:\s+[A-Za-z°€£$]+\.?){0,3}"
-_NUMBER_WITH_UNIT = re.compile(rf"([-+]?)\s*[€£$]?\s*([-+]?)({_NUMERAL})(?:\s*/\s*([-+]?\d+))?({_UNIT})", re.ASCII)
-_UNEVALUATED = re.compile(rf"\(*\s*{_SIGNED}\s*(?:{_OPERATOR}[\s()]*{_SIGNED}[\s()]*)+")
 _WORD = re.compile(r"(?<!\\)\b[A-Za-z]{2,}")
-_SENTENCE_END = re.compile(r"[.!?](?=\s|$)")
-_REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        (r"[−–]", "-"),
-        (r"\\[dt]frac", r"\\frac"),
-        (r"\\(?:left|right|displaystyle)(?![A-Za-z])", ""),
-        (r"\\(?:times|cdot)(?![A-Za-z])", "*"),
-        (r"\\div(?![A-Za-z])", "/"),
-        (r"\{,\}", ","),
-        (r"\\[,!;: ]|~", " "),
-        (r"(?<=\d) (?=\d{3}(?!\d))", ""),
-        (r"\\([$%])", r"\1"),
-        (r"\\(?:text|mathrm|mbox|textbf|mathbf)\s*\{([^{}]*)\}", r" \1 "),
-        (r"\^\s*\{?\\circ\}?", ""),
-        (r"\\frac\s*\{\s*([-+]?\d+)\s*\}\s*\{\s*([-+]?\d+)\s*\}", r"\1/\2"),
-        (r"\\frac\s*(\d)\s*(\d)(?!\d)", r"\1/\2"),
-    )
+_SENTENCE_END = re.compile(r"[.?](?=\s|$)|!(?=\s+[A-Z]|\s*$)")
+_JOINED = re.compile(r"\s*,?\s*(?:or|and|to|,|/|;|±|\\pm|vs\.?)?\s*(?:\$|\\[(\[]|\d)", re.IGNORECASE)
+"""Another number or formula directly after the first."""
+_BESIDE_BEFORE = re.compile(r"(?:^|[\s*\"':=`])$")
+_BESIDE_AFTER = re.compile(r"[.,;:?)*\"'`]*(?:!(?=\s*$|\s+[A-Z]))?(?:\s+(?:[A-Za-z(.,;]|\*\*)|\s*$)")
+"""Characters that may stand right before and after a number that stands for itself."""
+_HEDGE = re.compile(
+    r"\b(?:or|maybe|perhaps|possibly|could|might|vs|versus|rather|to|and)\b|[?±–,;-]\s*$", re.IGNORECASE
 )
+_DENIED = re.compile(r"\b(?:not|never|no|neither|nor|cannot|except|minus|negative)\b|n[’']t\b", re.IGNORECASE)
+_DENIED_AFTER = re.compile(r"\b(?:wrong|incorrect|false|not|never)\b|n[’']t\b", re.IGNORECASE)
+_CHANGED = re.compile(
+    r"\b(?:at (?:least|most)|(?:more|less|fewer|greater|other|rather|larger|smaller|higher|lower) than|over|under|above"
+    r"|below|up to|close to|between|either|about|around|approximately|almost|nearly|roughly)\s+(?:[a-z]+\s+)?$",
+    re.IGNORECASE,
+)
+_HARMLESS_AFTER = frozenset(
+    ("or", "to", "and", "all", "each", "every", "any", "some", "by", "before", "after", "until", "up", "under", "over")
+)
+"""``5 and no more``, ``5 each``: they say nothing about the number."""
+_CHANGING_BEFORE = (MODIFIERS | FUNCTIONS | {"near", "root", "than"}) - {"to", "all", "and", "some", "positive", "up"}
+"""``twice 5``, ``sqrt 5``."""
 
 
 def final_answer(
@@ -75,54 +81,69 @@ def reference_answer(answer: str) -> str:
     """The ground truth itself, out of a worked solution such as GSM8K's ``… #### 42`` or one with ``\\boxed{…}``."""
     boxed = _boxed(answer)
     if boxed:
-        return _clean(boxed[-1][1])
-    return _clean(answer.rpartition("####")[2])
+        return strip_wrapping(boxed[-1][1])
+    return strip_wrapping(answer.rpartition("####")[2])
 
 
-def canonical(answer: str) -> str:
-    """One spelling for answers that are equal as numbers or as text: ``0.5`` and ``1/2`` are both ``1/2``."""
-    number = to_number(answer)
-    return str(number) if number is not None else _plain_text(answer)
+def is_number(text: str) -> bool:
+    """It is a plain number, with or without a unit."""
+    return read_quantity(text) is not None
 
 
 def decide(truth: str, answer: str, *, accept_unevaluated: bool = False) -> bool | None:
-    """Whether ``answer`` equals ``truth`` where that is certain without algebra; ``None`` otherwise.
+    """The verdict on an answer where it is certain without algebra; ``None`` otherwise.
 
-    Equal as exact numbers, or as text: right. Two different integers: wrong. A sum or product where a number is
-    asked for (``12 + 7`` for ``19``): wrong, since it repeats the question, unless ``accept_unevaluated``.
+    Two plain numbers are always decided, exactly. A sum or product where a number is asked for (``12 + 7`` for ``19``)
+    is wrong, since it repeats the question, unless ``accept_unevaluated``.
     """
-    expected, given = to_number(truth), to_number(answer)
-    if expected is not None and given is not None:
-        if expected == given:
-            return True
-        return False if expected.denominator == given.denominator == 1 else None
-    if _plain_text(truth) == _plain_text(answer):
-        return True
-    if expected is not None and not accept_unevaluated and is_unevaluated(answer):
-        return False
-    return None
+    return equal_forms(read_form(truth), read_form(answer), QuickJudge(accept_unevaluated))
 
 
-def to_number(text: str) -> Fraction | None:
-    r"""The exact value of a plain numeral: ``-1,000.50``, ``$18``, ``3/4``, ``\frac{1}{2}``, ``12 apples``."""
-    match = _NUMBER_WITH_UNIT.fullmatch(_clean(_rewrite(text)))
-    if match is None:
-        return None
-    sign, inner_sign, numeral, denominator, _ = match.groups()
-    if len(numeral) > MAX_DIGITS or len(denominator or "") > MAX_DIGITS or (sign and inner_sign):
-        return None
-    value = Fraction(numeral.replace(",", ""))
-    if denominator is not None:
-        if int(denominator) == 0:
-            return None
-        value /= int(denominator)
-    return -value if "-" in (sign, inner_sign) else value
+def canonical(answer: str, *, truth: str | None = None) -> str:
+    """One spelling for answers that are equal as numbers or as text: ``0.5`` and ``1/2`` are both ``1/2``.
+
+    Args:
+        answer: An answer of a response.
+        truth: The right one, whose unit (or none) is understood: beside ``12``, ``5`` and ``5 cm`` are one answer.
+    """
+    unit: Unit | None = None
+    if truth is not None:
+        wanted = read_form(truth)
+        unit = wanted.unit if isinstance(wanted, Scalar) else None
+    return _spell(read_form(answer), unit)
 
 
-def is_unevaluated(text: str) -> bool:
-    """Whether this is arithmetic left undone: ``12 + 7``, ``3*4``. One division is a fraction, hence a number."""
-    plain = _clean(_rewrite(text))
-    return _UNEVALUATED.fullmatch(plain) is not None and to_number(plain) is None
+def without_nouns(answer: str, truth: str, question: str) -> str:
+    """``12 clips`` as ``12`` where the truth is a bare number and the question speaks of clips."""
+    found = re.fullmatch(r"(.*[\d}])\s*((?:\s[A-Za-z]{3,}){1,3})", tidy(strip_wrapping(answer)))
+    if found is None or not is_number(found[1]):
+        return answer
+    wanted = read_quantity(truth)
+    words = found[2].casefold().split()
+    known = set(re.findall(r"[a-z]+", question.casefold()))
+    is_context = all((word in known or word.removesuffix("s") in known) and word not in MODIFIERS for word in words)
+    return found[1] if wanted is not None and not wanted.unit and is_context else answer
+
+
+def _spell(form: Form, understood: Unit | None) -> str:
+    if isinstance(form, Scalar):
+        value = str(form.quantity.value) if form.quantity else form.text
+        unit = NONE if understood is not None and (not understood or form.unit & understood) else form.unit
+        return f"{value} {min(unit)}" if unit else value
+    if isinstance(form, Words):
+        return form.text
+    if isinstance(form, Name):
+        return form.text
+    if isinstance(form, Matrix):
+        return "; ".join(", ".join(_spell(cell, understood) for cell in row) for row in form.rows)
+    parts = [_spell(item, understood) for item in form.items]
+    if isinstance(form, Brackets):
+        return f"{form.opening}{', '.join(parts)}{form.closing}"
+    if isinstance(form, Chain):
+        if set(form.relations) == {"="} and isinstance(form.items[0], Name) and form.items[0].is_simple:
+            return parts[-1]
+        return "".join(f"{part}{relation}" for part, relation in zip(parts, (*form.relations, ""), strict=True))
+    return (" : " if form.kind == "ratio" else " , ").join(parts if form.kind == "ratio" else sorted(parts))
 
 
 def _marked(text: str, markers: Sequence[str], numeric: bool) -> str | None:
@@ -134,13 +155,14 @@ def _marked(text: str, markers: Sequence[str], numeric: bool) -> str | None:
     # From the end, and not for ever: a response may repeat its marker thousands of times.
     for start in sorted({*boxes, *phrases}, reverse=True)[:MAX_MARKS]:
         if start in boxes:
-            answer = _clean(boxes[start])
+            answer = strip_wrapping(boxes[start])
             meant = bool(answer)
         else:
             end = phrases[start].end()
             answer = _segment(text[end : end + MAX_ANSWER_CHARS], numeric)
             meant = bool(answer) and (numeric or phrases[start].group() == "####" or _looks_mathematical(answer))
-        if meant and (not numeric or re.search(r"\d|\\[A-Za-z]", answer)):
+            meant = meant and (not numeric or re.search(r"\d|\\[A-Za-z]", answer) is not None)
+        if meant:
             return answer
     return None
 
@@ -149,68 +171,136 @@ def _segment(rest: str, numeric: bool) -> str:
     """The answer after a marker: up to the end of its sentence; for numbers, the value it arrives at."""
     rest = rest.lstrip(" \t\r\n:*_=")
     line = rest.split("\n", 1)[0]
+    length = _sentence_length(line)
+    if re.match(r"[.!?]\s*or\b", line[length:]):
+        return line
     formula = _FORMULA.match(line)
     if formula and _is_formula(_content(formula)):
-        return _after_equals(_content(formula)) if numeric else _clean(_content(formula))
-    end = _SENTENCE_END.search(line)
-    sentence = line[: end.start()] if end else line
+        after = line[formula.end() : max(length, formula.end())]
+        if _JOINED.match(after) or _is_hedged(after) or re.match(r"\s*[\^_!]", after):
+            return strip_wrapping(line[:length].replace("$", " "))
+        return strip_wrapping(_content(formula) + _changing_words(after))
+    sentence = line[:length]
     if not numeric:
-        return _clean(sentence)
-    value = _after_equals(sentence)
-    if to_number(value) is not None or "\\" in value:
+        return strip_wrapping(sentence)
+    value = strip_wrapping(re.split(r"(?<![<>!])=", sentence)[-1])
+    if is_number(value) or "\\" in value:
         return value
-    # 'answer is that she has 12 apples': the first number there; a hedge ('5 or 7') commits to its first.
-    run = _RUN.search(_rewrite(value))
-    if run is None or re.match(r"\s*[\^(*/_]|[A-Za-z]\s*[-+^*/(]", _rewrite(value)[run.end() :]):
-        return value
-    return _clean(run.group())
+    return _number_in(value, first=True) or value
+
+
+def _number_in(sentence: str, *, first: bool) -> str | None:
+    """The first or last number that a sentence speaks of, with what changes it; ``None`` where it has none.
+
+    A number that is denied, hedged, or part of a formula is no answer by itself: then the whole sentence is returned,
+    which no grader takes for a number.
+    """
+    runs = list(_RUN.finditer(sentence))
+    if not runs:
+        return None
+    run = runs[0] if first else runs[-1]
+    earlier = runs[-2].end() if len(runs) > 1 and not first else 0
+    before, after = sentence[earlier : run.start()], sentence[run.end() :]
+    if not _BESIDE_BEFORE.search(sentence[: run.start()]):
+        return sentence
+    attached = re.match(r"[A-Za-z°€£¢]+[²³]?", after)
+    if attached and is_number(run.group() + attached.group()) and not _is_hedged(after):
+        return f"{run.group()}{attached.group()}" if _BESIDE_AFTER.match(after[attached.end() :]) else sentence
+    beside = re.search(r"([A-Za-z]+)\s*$", before)
+    if not _BESIDE_AFTER.match(after) or (beside and beside[1].casefold() in _CHANGING_BEFORE):
+        return sentence
+    if (
+        _DENIED.search(before)
+        or _DENIED_AFTER.search(after)
+        or _CHANGED.search(before)
+        or _is_hedged(after)
+        or _JOINED.match(after)
+    ):
+        return sentence
+    if earlier and _HEDGE.search(before.rstrip(" $")[-12:]) and not re.search(r"\w{3,}", re.sub(_HEDGE, "", before)):
+        return sentence
+    changing = _changing_words(after)
+    if changing and re.search(r"\d", after):  # 5 times 6
+        return sentence
+    return strip_wrapping(run.group() + changing)
+
+
+def _is_hedged(after: str) -> bool:
+    """A second number is offered: ``or 7``, ``maybe 7``."""
+    other = re.search(r"\d|\$", after)
+    return (
+        other is not None
+        and re.search(r"\b(?:or|maybe|perhaps|possibly|could|might|vs)\b|\?", after[: other.start()]) is not None
+    )
+
+
+def _changing_words(after: str) -> str:
+    """The words directly after a number, up to the one that makes another number of it: ``million``, ``or more``."""
+    found = re.match(r"\s*((?:[A-Za-z.']+[ -]*){1,4})", after)
+    words = found.group(1).split() if found else []
+    for index, word in enumerate(words[:2]):
+        plain = word.casefold().strip(".'")
+        harmless = plain in _HARMLESS_AFTER and not (plain == "or" and words[index + 1 :])
+        if (plain in MODIFIERS and not harmless) or (
+            plain in ("percent", "%") and words[index + 1 : index + 2] == ["of"]
+        ):
+            return " " + " ".join(words[: index + 2])
+    return ""
 
 
 def _unmarked(text: str, numeric: bool) -> str | None:
     """The last formula, fraction or number; the whole text or its last line where the truth is not a number."""
     whole = text.strip()
-    if "\n" not in whole and not _WORD.search(_rewrite(whole)):
-        return _after_equals(whole) if numeric else _clean(whole)
+    if "\n" not in whole and (not _WORD.search(tidy(whole)) or is_number(whole)):
+        return strip_wrapping(whole)
     found: list[tuple[int, str]] = []
     for match in _FORMULA.finditer(text):
         content = _content(match)
         if _is_formula(content):
-            found.append((match.end(), _after_equals(content) if numeric else _clean(content)))
+            found.append((match.end(), strip_wrapping(content + _changing_words(text[match.end() : match.end() + 40]))))
     if numeric:
         found += [(match.end(), match.group()) for match in _FRACTION.finditer(text)]
         found += _bare_numbers(text)
     if found:
         return max(found, key=lambda item: item[0])[1] or None
     last_line = whole.rsplit("\n", 1)[-1]
-    return None if numeric else _clean(last_line) or None
+    return None if numeric else strip_wrapping(last_line) or None
 
 
 def _bare_numbers(text: str) -> list[tuple[int, str]]:
-    """The last number of the text, with where it ends. One that belongs to an expression is no answer by itself."""
+    """The last number of the text, with where it ends."""
     runs = list(_RUN.finditer(text))
     if not runs:
         return []
     last = runs[-1]
-    if re.search(r"[\w)}]\s?[-+*/^×·]\s?$", text[: last.start()]) or text[: last.start()].endswith("{"):
-        return [(last.end(), "")]
-    return [(last.end(), _clean(last.group()))]
+    start = text.rfind("\n", 0, last.start()) + 1
+    line = text[start : last.end() + 60].split("\n", 1)[0]
+    end = last.end() - start + _sentence_length(line[last.end() - start :])
+    sentence = re.split(r"[.!?]\s+", line[:end])[-1]
+    return [(last.end(), _number_in(re.sub(r"^.*(?<![<>!])=(?=[^=]*\d)", "", sentence), first=False) or "")]
+
+
+def _sentence_length(line: str) -> int:
+    end = _SENTENCE_END.search(line)
+    return end.start() if end else len(line)
 
 
 def _boxed(text: str) -> list[tuple[int, str]]:
     r"""(position, content) of every ``\boxed{…}`` with balanced braces."""
     found = []
-    for match in re.finditer(r"\\f?boxed\s*\{", text):
+    for match in re.finditer(r"\\f?box(?:ed)?\s*\{", text):
         depth, start = 1, match.end()
+        escaped = False
         for position in range(start, min(len(text), start + MAX_ANSWER_CHARS + 1)):
-            depth += {"{": 1, "}": -1}.get(text[position], 0)
+            if not escaped:
+                depth += {"{": 1, "}": -1}.get(text[position], 0)
             if depth == 0:
-                found.append((match.start(), text[start:position]))
+                # \\boxed{5}^2 is not 5.
+                beside = re.match(r"\s*[\^_!]\S*|\d+", text[position + 1 : position + 20])
+                found.append((match.start(), text[start:position] + (f" {beside.group()}" if beside else "")))
                 break
+            escaped = text[position] == "\\" and not escaped
     return found
-
-
-def _after_equals(text: str) -> str:
-    return _clean(re.split(r"(?<![<>!])=", _clean(text))[-1])
 
 
 def _content(match: re.Match[str]) -> str:
@@ -224,26 +314,3 @@ def _is_formula(content: str) -> bool:
 
 def _looks_mathematical(text: str) -> bool:
     return bool(re.search(r"[\d\\$^=]", text)) or len(text) <= 2 or " " not in text
-
-
-def _rewrite(text: str) -> str:
-    """LaTeX spellings of plain numbers, in plain text."""
-    for pattern, replacement in _REWRITES:
-        text = pattern.sub(replacement, text)
-    return text
-
-
-def _clean(text: str) -> str:
-    """Without surrounding emphasis, math delimiters, quotes and closing punctuation."""
-    previous = None
-    while text != previous:
-        previous = text
-        text = text.strip().strip("*`\"'").rstrip(".,;:!?")
-        for opening, closing in (("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"), ("$", "$")):
-            if len(text) > len(opening + closing) and text.startswith(opening) and text.endswith(closing):
-                text = text[len(opening) : -len(closing)]
-    return text
-
-
-def _plain_text(text: str) -> str:
-    return re.sub(r"\s+", "", _clean(_rewrite(text))).lower()

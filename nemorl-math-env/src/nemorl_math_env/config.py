@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 class MathConfig(EnvironmentConfig):
     """Reward 1 when the final answer of a response equals the row's ``answer``, else 0."""
 
-    summary: ClassVar[str] = "grades final answers: exact numbers at once, algebra with math-verify"
-    requires_modules: ClassVar[tuple[str, ...]] = ("math_verify", "pebble")
+    summary: ClassVar[str] = "grades final answers: exact numbers at once, formulas by algebra"
+    requires_modules: ClassVar[tuple[str, ...]] = ("mpmath", "pebble")
     install_hint: ClassVar[str] = "pip install nemorl-math-env"
 
     timeout_s: float = Field(5.0, gt=0)
-    """Seconds that math-verify may spend on one answer; then it scores 0 and counts in ``grader_timeout``. Raise it
+    """Seconds that the comparison of one formula may take; then it scores 0 and counts in ``grader_timeout``. Raise it
     when that metric is high and the answers are genuinely long formulas."""
     workers: Annotated[int, RESUMABLE] = Field(2, ge=1, le=128)
     """Grader processes. They start when the first answer needs algebra; numbers never do. Raise it for datasets of
@@ -39,7 +39,8 @@ class MathConfig(EnvironmentConfig):
     answer_markers: tuple[str, ...] = DEFAULT_MARKERS
     r"""Phrases that an answer follows, in any case. ``\boxed{…}`` always counts. The last marked answer is graded."""
     accept_unevaluated: bool = False
-    """Accept ``12 + 7`` where the answer is ``19``. Off, because copying the question would earn the reward."""
+    r"""Accept ``12 + 7``, ``5!`` or ``\sqrt{361}`` where the answer is a number. Off, because copying the question
+    would earn the reward."""
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()

@@ -1,6 +1,6 @@
 """The ``math`` environment: reward 1 for the right final answer, 0 for anything else.
 
-Most answers are decided in microseconds by ``answers.py``; the rest go to math-verify in ``grader.py``'s processes.
+Most answers are decided in microseconds by ``answers.py``; formulas go to ``grader.py``'s processes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from nemorl.errors import DataError
 from nemorl.types import Prompt, Score
 
 from nemorl_math_env import worker
-from nemorl_math_env.answers import canonical, decide, final_answer, reference_answer, to_number
+from nemorl_math_env.answers import canonical, decide, final_answer, is_number, reference_answer, without_nouns
 from nemorl_math_env.grader import Grader, GraderPool, Outcome
 
 if TYPE_CHECKING:
@@ -24,8 +24,10 @@ class MathEnvironment(Environment):
 
     name = "math"
 
-    def __init__(self, config: MathConfig, *, grader: Grader = worker.grade) -> None:
+    def __init__(self, config: MathConfig, *, grader: Grader | None = None) -> None:
         self._config = config
+        if grader is None:
+            grader = worker.grade_unevaluated if config.accept_unevaluated else worker.grade
         self.pool = GraderPool(
             timeout_s=config.timeout_s, workers=config.workers, memory_gib=config.memory_gib, grader=grader
         )
@@ -36,9 +38,11 @@ class MathEnvironment(Environment):
                 f"the math environment has no answer to compare with for prompt {prompt.text[:80]!r}",
                 fix="give the dataset an `answer` column, or name it (answer_column)",
             )
+        truth = reference_answer(str(prompt.answer))
         given = self.given(str(prompt.answer), response)
-        outcome = self._judge(reference_answer(str(prompt.answer)), given)
-        return _as_score(outcome, str(prompt.answer), given)
+        if given is not None:
+            given = without_nouns(given, truth, prompt.text)
+        return _as_score(self._judge(truth, given), truth, given)
 
     def given(self, answer: str, response: str) -> str | None:
         """The final answer that a response gives to a task whose right one is ``answer``."""
@@ -46,7 +50,7 @@ class MathEnvironment(Environment):
             response,
             markers=self._config.answer_markers,
             require_marker=self._config.require_marker,
-            numeric=to_number(reference_answer(answer)) is not None,
+            numeric=is_number(reference_answer(answer)),
         )
 
     def outcome(self, answer: str, response: str) -> Outcome:
@@ -65,7 +69,7 @@ class MathEnvironment(Environment):
         self.pool.close()
 
 
-def _as_score(outcome: Outcome, answer: str, given: str | None) -> Score:
+def _as_score(outcome: Outcome, truth: str, given: str | None) -> Score:
     correct = outcome == "right"
     # All three always, so that their means are rates.
     metrics = {
@@ -74,7 +78,10 @@ def _as_score(outcome: Outcome, answer: str, given: str | None) -> Score:
         "unparsable": float(outcome == "unparsable"),
     }
     # All right answers are one, however they are written.
-    said = reference_answer(answer) if correct else given
+    said = truth if correct else given
     return Score(
-        reward=float(correct), correct=correct, metrics=metrics, answer=None if said is None else canonical(said)
+        reward=float(correct),
+        correct=correct,
+        metrics=metrics,
+        answer=None if said is None else canonical(said, truth=truth),
     )

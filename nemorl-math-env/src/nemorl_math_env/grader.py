@@ -113,7 +113,7 @@ class GraderPool:
             _stop(pool)
             raise PluginError(
                 f"the math environment's grader processes cannot start ({type(error).__name__}: {error})",
-                fix="check `python -c 'import math_verify'`, and raise environment.memory_gib if it is low",
+                fix="check `python -c 'import mpmath'`, and raise environment.memory_gib if it is low",
             ) from error
 
     def _discard(self, pool: ProcessPool) -> None:

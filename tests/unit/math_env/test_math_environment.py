@@ -11,16 +11,19 @@ from nemorl.types import Prompt
 from nemorl_math_env import MathConfig
 from nemorl_math_env.environment import MathEnvironment
 
+HANG, CRASH, RAISE = "a+1001", "a+1002", "a+1003"
+"""Formulas that are left to the grader, and what it does with them."""
+
 
 def moody_grader(truth, answer):
     """Does what the answer tells it to. Runs in a worker process."""
-    if "hang" in answer:
+    if answer == HANG:
         time.sleep(60)
-    if "crash" in answer:
+    if answer == CRASH:
         os._exit(3)
-    if "raise" in answer:
+    if answer == RAISE:
         raise RecursionError("deep")
-    return "right" if answer == f"fine_{truth}" else "wrong"
+    return "right" if answer == f"{truth}+0" else "wrong"
 
 
 def prompt(answer):
@@ -88,25 +91,25 @@ def test_algebraically_different_answers_are_wrong(math, answer, response):
 
 def test_a_hanging_grader_scores_zero_is_counted_and_the_next_answer_is_graded(moody):
     started = time.monotonic()
-    score = moody.score(prompt("a"), "hang_on")
+    score = moody.score(prompt("a"), HANG)
     assert (score.reward, score.metrics["grader_timeout"]) == (0.0, 1.0)
     assert time.monotonic() - started < 10
-    assert moody.score(prompt("a"), "fine_a").reward == 1.0
+    assert moody.score(prompt("a"), "a+0").reward == 1.0
 
 
 def test_a_crashing_grader_scores_zero_is_counted_and_the_next_answer_is_graded(moody):
-    score = moody.score(prompt("a"), "crash_it")
+    score = moody.score(prompt("a"), CRASH)
     assert (score.reward, score.metrics["grader_crash"]) == (0.0, 1.0)
-    assert moody.score(prompt("a"), "fine_a").reward == 1.0
+    assert moody.score(prompt("a"), "a+0").reward == 1.0
 
 
 def test_a_raising_grader_counts_as_a_crash(moody):
-    assert moody.outcome("a", "raise_it") == "crash"
+    assert moody.outcome("a", RAISE) == "crash"
 
 
 def test_many_threads_each_get_their_own_verdict(moody):
-    truths = [f"q{i}" for i in range(62)]
-    responses = [f"fine_q{i}" if i % 3 else f"other_q{i}" for i in range(60)] + ["hang_on", "crash_it"]
+    truths = [f"a+{i}" for i in range(60)] + ["a", "a"]
+    responses = [f"a+{i}+0" if i % 3 else f"a+{i}+1" for i in range(60)] + [HANG, CRASH]
     with ThreadPoolExecutor(16) as threads:
         outcomes = list(threads.map(moody.outcome, truths, responses))
     assert outcomes[:60] == ["right" if i % 3 else "wrong" for i in range(60)]
@@ -116,16 +119,16 @@ def test_many_threads_each_get_their_own_verdict(moody):
 def test_it_works_through_the_kernels_pool(moody):
     pool = EnvironmentPool(moody, timeout_s=30, concurrency=4)
     episodes = [pool.start(prompt("a")) for _ in range(4)]
-    steps = pool.step(episodes, ["fine_a", "fine_b", "crash_it", ""])
+    steps = pool.step(episodes, ["a+0", "a+1", CRASH, ""])
     assert [step.score.reward for step in steps] == [1.0, 0.0, 0.0, 0.0]
     assert all(step.done for step in steps)
 
 
 def test_closing_frees_a_waiting_thread_and_later_algebra_is_refused():
     environment = MathEnvironment(MathConfig(timeout_s=30, workers=1), grader=moody_grader)
-    assert environment.outcome("a", "fine_a") == "right"
+    assert environment.outcome("a", "a+0") == "right"
     with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(environment.outcome, "a", "hang_on")
+        waiting = threads.submit(environment.outcome, "a", HANG)
         time.sleep(0.5)
         started = time.monotonic()
         environment.close()
@@ -133,7 +136,7 @@ def test_closing_frees_a_waiting_thread_and_later_algebra_is_refused():
         assert waiting.result(timeout=10) == "timeout"
         assert time.monotonic() - started < 10
     with pytest.raises(UsageError, match="closed"):
-        environment.outcome("a", "b_c")
+        environment.outcome("a", "a+7")
 
 
 def test_a_pool_that_cannot_start_is_an_error_and_not_a_zero():

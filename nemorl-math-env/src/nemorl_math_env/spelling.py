@@ -1,0 +1,151 @@
+r"""One spelling for what can be written in many ways: Unicode, LaTeX commands for layout, text inside formulas.
+
+After :func:`tidy` only these remain: plain letters and digits, ``* / ^ _ ! |``, brackets, ``≤ ≥ ≠ ∪ ∈ ±``, ``°`` for
+degrees, and LaTeX commands that mean something (``\frac``, ``\sqrt``, ``\pi``, ``\sin``).
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable
+
+ROW_END = "¶"
+"""The end of a row of a matrix."""
+
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
+_SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
+_CHARACTERS = {
+    **dict.fromkeys("−–—‐‑﹣－", "-"),
+    **dict.fromkeys("×·⋅∗∙", "*"),
+    **dict.fromkeys("÷⁄∕", "/"),
+    **{
+        "⩽": "≤",
+        "⩾": "≥",
+        "π": r"\pi ",
+        "∞": r"\infty ",
+        "√": r"\sqrt ",
+        "′": "'",
+        "’": "'",
+        "º": "°",
+        "⟨": "(",
+        "⟩": ")",
+    },
+    **{
+        "α": r"\alpha ",
+        "β": r"\beta ",
+        "γ": r"\gamma ",
+        "θ": r"\theta ",
+        "λ": r"\lambda ",
+        "μ": r"\mu ",
+        "φ": r"\phi ",
+    },
+    **{"℃": "°C", "℉": "°F", "∅": r"\emptyset ", "ω": r"\omega ", "σ": r"\sigma ", "δ": r"\delta "},
+}
+
+
+def _text(found: re.Match[str]) -> str:
+    inside = found.group(1)
+    return rf" \text{{{inside}}}" if re.fullmatch(r"[A-Za-z]", inside) else f" {inside} "
+
+
+_COMMANDS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"\\\\(?=[A-Za-z])", r"\\"),  # doubly escaped
+        (r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|limits|rm|textstyle)(?![A-Za-z])\s*\.?", ""),
+        (r"\\(?:mathrm|text)\s*\{\s*([ei])\s*\}", r"\1"),
+        (r"\\(?:mathrm|operatorname\*?|mathit|textrm|mathsf)(?=\s*\{)", r"\\text"),
+        (r"\\(?:mbox|textbf|textit|textnormal|hbox)(?=\s*\{)", r"\\text"),
+        (r"\\mathbf\s*\{([A-Za-z]|[\d.]+)\}", r"\1"),
+        (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+        (r"\\(?:times|cdot|ast)(?![A-Za-z])", "*"),
+        (r"\\div(?![A-Za-z])", "/"),
+        (r"\{\s*,\s*\}", ","),
+        (r"\\!\s*", ""),
+        (r"\\(?:[,;:> ]|quad|qquad|thinspace|enspace)(?![A-Za-z])|~", " "),
+        (r"\\([$%#&])", r"\1"),
+        (r"\^\s*\{?\s*\\(?:circ|degree)\s*\}?|\\degree(?![A-Za-z])|\^\s*°", "°"),
+        (r"\\(?:leqslant|leq|le)(?![A-Za-z])|<=", "≤"),
+        (r"\\(?:geqslant|geq|ge)(?![A-Za-z])|>=", "≥"),
+        (r"\\(?:neq|ne)(?![A-Za-z])|!=", "≠"),
+        (r"\\(?:approx|simeq)(?![A-Za-z])", "≈"),
+        (r"\\lt(?![A-Za-z])", "<"),
+        (r"\\gt(?![A-Za-z])", ">"),
+        (r"\\pm(?![A-Za-z])|\+/-|\+-(?=\s*\d)", "±"),
+        (r"\\cup(?![A-Za-z])", "∪"),
+        (r"\\in(?![A-Za-z])", "∈"),
+        (r"\\(?:lvert|rvert|vert|mid)(?![A-Za-z])", "|"),
+        (r"\\(?:langle|lparen)(?![A-Za-z])", "("),
+        (r"\\(?:rangle|rparen)(?![A-Za-z])", ")"),
+        (r"\\lbrace(?![A-Za-z])", r"\\{"),
+        (r"\\rbrace(?![A-Za-z])", r"\\}"),
+        (r"\\varnothing(?![A-Za-z])", r"\\emptyset "),
+        (r"\\var(theta|phi|epsilon)(?![A-Za-z])", r"\\\1"),
+        (r"\\(?:ldots|dots|cdots)(?![A-Za-z])", "…"),
+        (r"\*\*", "^"),
+        (r"(?<=\d)\s+[xX]\s+(?=\d)", "*"),
+        (r"(?<![A-Za-z\\])(?:infinity|inf)(?![A-Za-z])", r"\\infty "),
+        (r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi "),
+        # A single letter of text may be a unit, which the same letter in a formula is not.
+        (r"\\text\s*\{\s*([^{}]*?)\s*\}", _text),
+    )
+)
+
+
+def tidy(text: str) -> str:
+    """The text in the one spelling that the rest of the grader reads."""
+    text = re.sub(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", lambda found: f"^{{{found.group().translate(_SUPERSCRIPTS)}}}", text)
+    text = re.sub(r"[₀₁₂₃₄₅₆₇₈₉]+", lambda found: f"_{{{found.group().translate(_SUBSCRIPTS)}}}", text)
+    if "\\begin" in text:
+        text = text.replace("\\\\", ROW_END)
+    text = re.sub(r"√\s*(\d+)", r"\\sqrt{\1}", text)
+    text = "".join(_character(character) for character in text)
+    for pattern, replacement in _COMMANDS:
+        text = pattern.sub(replacement, text)
+    return re.sub(r"\s+", " ", text).strip()
+
+
+def _character(character: str) -> str:
+    if character.isascii():
+        return character
+    if character in _CHARACTERS:
+        return _CHARACTERS[character]
+    category = unicodedata.category(character)
+    if category == "Cf":  # invisible
+        return ""
+    if category == "Zs":
+        return " "
+    if category == "No" and "FRACTION" in unicodedata.name(character, ""):
+        return f" {unicodedata.normalize('NFKC', character).replace('⁄', '/')}"
+    return character
+
+
+def strip_wrapping(text: str) -> str:
+    """Without surrounding emphasis, math delimiters, quotes and closing punctuation."""
+    previous = None
+    while text != previous:
+        previous = text
+        text = text.strip().strip('*`"')
+        text = text if text.endswith("..") else text.rstrip(".,;:?")
+        for opening, closing in (("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"), ("$", "$"), ("'", "'")):
+            if len(text) > len(opening + closing) and text.startswith(opening) and text.endswith(closing):
+                inside = text[len(opening) : -len(closing)]
+                if opening not in inside and closing not in inside:
+                    text = inside
+    # $125$ miles: a formula among text.
+    return re.sub(r"^\$([^$]+)\$(?=[^$]*$)", r"\1 ", text)
+
+
+def words(text: str) -> str:
+    """Text as it is compared with text: in lower case, one space between words, no closing punctuation."""
+    plain = re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", tidy(strip_wrapping(text))).casefold()
+    plain = re.sub(r"\b([ap])\.\s?m\b\.?", r"\1m", plain)
+    plain = re.sub(r"(\d)(?::00)?\s*([ap]m)\b", r"\1 \2", plain)
+    return re.sub(r"\s+", " ", strip_wrapping(plain)).strip()
+
+
+def spelled(text: str) -> str:
+    """A formula as it is compared as text: no space but between two words or two numbers, case kept."""
+    plain = tidy(strip_wrapping(text))
+    return re.sub(r"(?<![A-Za-z]) (?=[A-Za-z\\(])|(?<=[A-Za-z)\]}]) (?=\d)|(?<!\w) | (?!\w)", "", plain)
