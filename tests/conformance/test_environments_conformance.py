@@ -30,6 +30,7 @@ test_chain = conformance(
 )
 test_exact_match = conformance("environments", {"name": "exact_match"}, examples=[(SUM, "2", 1.0), (SUM, "3", 0.0)])
 test_format = conformance("environments", TAGS, examples=[(SUM, TAGGED, 1.0), (SUM, "2", 0.0)])
+test_repetition = conformance("environments", "repetition", examples=[(SUM, "2", 0.0), (SUM, "a b c a b c", -0.25)])
 test_format_pattern = conformance("environments", {"name": "format", "pattern": r"\d+"}, examples=[(SUM, "2", 1.0)])
 test_sliding_puzzle = conformance(
     "environments",

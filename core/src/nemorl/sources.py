@@ -13,7 +13,8 @@ from nemorl.config.run import RunConfig
 from nemorl.contracts import DataModule
 from nemorl.data import RowDataModule, Table, as_rows, split_of
 from nemorl.dataset_names import configured_dataset, named_dataset
-from nemorl.environments import Environment, RewardFunction
+from nemorl.environments import Environment, RewardFunction, WeightedEnvironment
+from nemorl.environments.composition import Part, named_parts
 from nemorl.errors import UsageError, boundary
 from nemorl.plugins.kinds import DatasetConfig, EnvironmentConfig
 from nemorl.types import Row
@@ -26,8 +27,9 @@ DataSource = str | Path | Mapping[str, Any] | Table | DatasetConfig | DataModule
 - rows: a list of mappings, a ``datasets.Dataset``, or both splits as ``{"train": rows, "validation": rows}``;
 - a dataset config, or a ready ``DataModule``.
 """
-RewardSource = Callable[..., Any] | Environment | EnvironmentConfig | str | Mapping[str, Any]
-"""``f(prompt, response)`` or ``f(prompts, responses)``, an environment, its config, or its name."""
+RewardSource = Callable[..., Any] | Environment | EnvironmentConfig | str | Mapping[str, Any] | Sequence[Any]
+"""``f(prompt, response)`` or ``f(prompts, responses)``, an environment, its config, or its name; or several of these,
+whose rewards add up: ``[f, "math", (g, 0.1)]``, or by name ``{"correct": "math", "format": (f, 0.1)}``."""
 
 
 def open_data(source: DataSource, config: RunConfig, batch_size: int) -> DataModule:
@@ -60,9 +62,13 @@ def rows_of(source: Any, split: str) -> Sequence[Row] | None:
 
 
 def as_environment(source: Any) -> Environment | None:
-    """An environment, its config, name or mapping with a name, a function, or nothing."""
+    """An environment, its config, name or mapping with a name, a function, several of these, or nothing."""
     if source is None or isinstance(source, Environment):
         return source
+    if isinstance(source, list | tuple) and source:
+        source = named_parts(source)
+    if isinstance(source, Mapping) and any(_is_part(part) for part in source.values()):
+        return WeightedEnvironment(source, lead="correct" if "correct" in source else None)
     if isinstance(source, str | Mapping):
         try:
             source = Component("environments").resolve(source)
@@ -75,3 +81,8 @@ def as_environment(source: Any) -> Environment | None:
     if callable(source):
         return RewardFunction(source)
     raise UsageError(f"{source!r} cannot score responses", fix="pass f(prompt, response), an Environment or its name")
+
+
+def _is_part(value: Any) -> bool:
+    """It scores responses, so the mapping that holds it names several rewards and is no plugin's options."""
+    return callable(value) or isinstance(value, Environment | EnvironmentConfig | Part | tuple)

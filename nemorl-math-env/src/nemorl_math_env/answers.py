@@ -1,8 +1,8 @@
 r"""Reading the final answer out of a response, and deciding the easy comparisons exactly.
 
-Only the *final* answer counts, and all of it. It is the last marked one (``\boxed{…}``, ``#### …``, ``the answer
-is …``), else the last formula or number of the text. A right number that another one follows, that is hedged
-(``5 or 7``), denied (``not 5``) or changed by the words beside it (``5 million``) earns nothing.
+Only the *final* answer counts, and all of it. It is the last marked one (``\boxed{…}``, ``<answer>…</answer>``,
+``#### …``, ``the answer is …``), else the last formula or number of the text. A right number that another one follows,
+that is hedged (``5 or 7``), denied (``not 5``) or changed by the words beside it (``5 million``) earns nothing.
 
 Nothing here can hang: patterns are linear and numbers are exact fractions. What :func:`decide` leaves open (``None``)
 goes to a worker process (``grader.py``).
@@ -71,8 +71,11 @@ def final_answer(
         numeric: The ground truth is a number, so words around a number are its context and not part of it.
     """
     text = response.rpartition("</think>")[2]
-    answer = _marked(text, markers, numeric)
-    if answer is None and not require_marker:
+    inside, after = _last_element(text)
+    answer = _marked(after, markers, numeric)
+    if answer is None and inside is not None:
+        answer = _marked(inside, markers, numeric) or _unmarked(inside, numeric)
+    if answer is None and inside is None and not require_marker:
         answer = _unmarked(text, numeric)
     return answer if answer and len(answer) <= MAX_ANSWER_CHARS else None
 
@@ -144,6 +147,15 @@ def _spell(form: Form, understood: Unit | None) -> str:
             return parts[-1]
         return "".join(f"{part}{relation}" for part, relation in zip(parts, (*form.relations, ""), strict=True))
     return (" : " if form.kind == "ratio" else " , ").join(parts if form.kind == "ratio" else sorted(parts))
+
+
+def _last_element(text: str) -> tuple[str | None, str]:
+    """The content of the last ``<answer>…</answer>`` and what follows it; without one, nothing and the whole text."""
+    end = text.rfind("</answer>")
+    start = text.rfind("<answer>", 0, max(end, 0))
+    if start < 0:
+        return None, text
+    return text[start + len("<answer>") : end], text[end + len("</answer>") :]
 
 
 def _marked(text: str, markers: Sequence[str], numeric: bool) -> str | None:

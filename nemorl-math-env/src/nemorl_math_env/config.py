@@ -37,7 +37,8 @@ class MathConfig(EnvironmentConfig):
     r"""Accept marked answers only (``\boxed{…}`` or one of ``answer_markers``); others count in ``unparsable``.
     Turn it on to teach the format as well."""
     answer_markers: tuple[str, ...] = DEFAULT_MARKERS
-    r"""Phrases that an answer follows, in any case. ``\boxed{…}`` always counts. The last marked answer is graded."""
+    r"""Phrases that an answer follows, in any case. ``\boxed{…}`` and ``<answer>…</answer>`` always count. The last
+    marked answer is graded."""
     accept_unevaluated: bool = False
     r"""Accept ``12 + 7``, ``5!`` or ``\sqrt{361}`` where the answer is a number. Off, because copying the question
     would earn the reward."""

@@ -1,12 +1,12 @@
-"""``exact_match`` and ``format``."""
+"""``exact_match``, ``format`` and ``repetition``."""
 
 from __future__ import annotations
 
 import pytest
 from nemorl.errors import DataError
 from nemorl.types import Prompt
-from nemorl_environments import ExactMatchConfig, FormatConfig
-from nemorl_environments.graders import ExactMatch, Format
+from nemorl_environments import ExactMatchConfig, FormatConfig, RepetitionConfig
+from nemorl_environments.graders import ExactMatch, Format, Repetition
 
 PARIS = Prompt(0, "Capital of France?", (1,), answer="Paris")
 
@@ -54,3 +54,60 @@ def test_tags_come_in_order_once_filled_and_alone(response: str, reward: float) 
 def test_a_pattern_must_match_all_of_a_response_that_is_not_too_long() -> None:
     grader = Format(FormatConfig(pattern=r"\w+\n.*", max_chars=10))
     assert [grader.score(PARIS, text) for text in ("a\nb\nc", " a\nb", "a", "abc\n" + "x" * 7)] == [1.0, 0.0, 0.0, 0.0]
+
+
+FORMS = {
+    "<think>\na\n</think>\n<answer>\nb\n</answer>": (1.0, 1.0),
+    "<think>\na\n</think>\nb": (0.5, 0.25),
+    "<think>\na\n\n<answer>\nb\n</answer>": (0.75, 0.75),
+    "nothing": (0.0, 0.0),
+    "\n<answer>\nb\n</answer>": (0.5, 0.75),
+}
+"""Responses, what ``tag_count_reward`` of open-r1 pays for them (run at its commit of 2025), and what NeMo RL's
+``format_reward`` does (0.25 for a think element, 0.75 for an answer element)."""
+
+
+def test_partial_credit_is_that_of_open_r1_and_nemo_rl() -> None:
+    tags = Format(FormatConfig(tags=("think", "answer"), credit="tags"))
+    elements = Format(FormatConfig(tags=("think", "answer"), credit="elements", shares={"think": 0.25, "answer": 0.75}))
+    assert {text: (tags.score(PARIS, text), elements.score(PARIS, text)) for text in FORMS} == FORMS
+
+
+def test_partial_credit_is_not_had_by_repeating_emptying_or_reversing() -> None:
+    grader = Format(FormatConfig(tags=("think", "answer"), credit="elements"))
+    # Think twice earns nothing for it (NeMo RL pays in full), so only half for the answer is left.
+    assert grader.score(PARIS, "<think>a</think><think>a</think><answer>b</answer>") == 0.5
+    assert grader.score(PARIS, "<think> </think><answer>b</answer>") == 0.5
+    assert grader.score(PARIS, "</think>a<think></answer>b<answer>") == 0.0
+    assert grader.score(PARIS, "<answer>b</answer> and <think>a</think>") == 1.0  # partial credit asks for no order
+
+
+TEXTS = (
+    "",
+    "one two",
+    "one two three",
+    "a b c a b c",
+    "the cat sat on the mat and the cat sat on the hat",
+    "No no no no no no",
+    "All of it is new here, word by word",
+    "I think I think I think so\nI think I think so",
+)
+
+
+@pytest.mark.parametrize(
+    ("run_length", "max_penalty", "rewards"),
+    [
+        # What get_repetition_penalty_reward of open-r1 (arXiv:2502.03373) returns for TEXTS.
+        (3, 1.0, [0.0, 0.0, 0.0, -0.25, -0.2727272727272727, -0.75, 0.0, -0.5]),
+        (2, 0.5, [0.0, 0.0, 0.0, -0.2, -0.16666666666666669, -0.4, 0.0, -0.3181818181818182]),
+    ],
+)
+def test_repetition_costs_what_it_costs_in_open_r1(run_length: int, max_penalty: float, rewards: list[float]) -> None:
+    grader = Repetition(RepetitionConfig(run_length=run_length, max_penalty=max_penalty))
+    assert [grader.score(PARIS, text) for text in TEXTS] == pytest.approx(rewards, abs=1e-15)
+
+
+def test_characters_are_counted_where_words_have_no_spaces() -> None:
+    grader = Repetition(RepetitionConfig(run_length=2, of="characters"))
+    # ab ba ab ba ab: 2 of 5 distinct, and the space does not hide it.
+    assert grader.score(PARIS, "aba bab") == pytest.approx(-0.6)

@@ -161,8 +161,6 @@ def test_choose_can_take_everything():
 
 
 def test_importing_the_configs_imports_nothing_heavy():
-    code = (
-        "import sys, nemorl_math_env; print([m for m in ('torch','mpmath','pebble','sympy') if m in sys.modules])"
-    )
+    code = "import sys, nemorl_math_env; print([m for m in ('torch','mpmath','pebble','sympy') if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from typing import SupportsFloat
 
 from nemorl.contracts import Episode
@@ -62,19 +62,33 @@ class _OneTurn:
 
 
 def as_score(result: object, *, owner: str = "the environment") -> Score:
-    """A bare number as a :class:`Score`.
+    """A bare number, or several, as a :class:`Score`.
+
+    Several rewards add up and are kept as components: ``{"correct": 1.0, "format": 0.5}`` under their names, a list as
+    ``reward1``, ``reward2``, … A part named ``correct`` says as well whether the answer is right: above 0 it is.
 
     Args:
-        result: What was returned: a number, anything with ``__float__`` (a tensor of one element), or a ``Score``.
+        result: What was returned: a number, anything with ``__float__`` (a tensor of one element), several of them in
+            a mapping, list or tuple, or a ``Score``.
         owner: Who returned it, for the error.
     """
     if isinstance(result, Score):
         return result
+    if isinstance(result, list | tuple) and len(result) > 1:
+        result = {f"reward{number}": part for number, part in enumerate(result, start=1)}
+    if isinstance(result, Mapping) and result:
+        parts = {str(name): _as_float(part, f"{owner}, part {name!r},") for name, part in result.items()}
+        correct = parts["correct"] > 0 if "correct" in parts else None
+        return Score(sum(parts.values()), components=parts, correct=correct)
+    return Score(_as_float(result, owner))
+
+
+def _as_float(result: object, owner: str) -> float:
     try:
         # Text converts as well, but a reward that comes as text is a mistake in the making.
-        return Score(float(result if isinstance(result, SupportsFloat) else None))  # type: ignore[arg-type]
+        return float(result if isinstance(result, SupportsFloat) else None)  # type: ignore[arg-type]
     except (TypeError, ValueError) as error:
         raise UsageError(
             f"{owner} returned {result!r:.80} ({type(result).__name__}) as a reward",
-            fix="return one number per response, or a nemorl.Score",
+            fix="return one number per response, several as a dict, or a nemorl.Score",
         ) from error

@@ -87,6 +87,19 @@ class _Composition(Environment):
             environment.close()
 
 
+def named_parts(sources: Sequence[Any]) -> dict[str, Any]:
+    """Parts under their own names: those of functions, environments and installed plugins."""
+    parts: dict[str, Any] = {}
+    for given in sources:
+        source = given.environment if isinstance(given, Part) else given[0] if isinstance(given, tuple) else given
+        name = source if isinstance(source, str) else getattr(source, "__name__", None) or getattr(source, "name", None)
+        name = str(name or type(source).__name__)
+        if name in parts:
+            raise UsageError(f"two rewards are named {name!r}", fix='name them: {"first": f, "second": g}')
+        parts[name] = given
+    return parts
+
+
 class WeightedEnvironment(_Composition):
     """The weighted sum of several rewards; each part's own reward is a component of the score.
 
@@ -117,9 +130,10 @@ class WeightedEnvironment(_Composition):
         """One turn of every part as one."""
         reward, components, metrics = self._total(steps)
         lead = steps[self.lead]
-        return Step(
-            Score(reward, components, metrics, lead.score.correct, lead.score.answer), lead.observation, lead.done
-        )
+        correct = lead.score.correct
+        if correct is None and self.lead == "correct":  # as where one function returns {"correct": …, …}
+            correct = lead.score.reward > 0
+        return Step(Score(reward, components, metrics, correct, lead.score.answer), lead.observation, lead.done)
 
 
 class _WeightedEpisode:

@@ -19,11 +19,11 @@ class RewardFunction(Environment):
     """A plain function as an environment.
 
     The function takes ``prompt`` and ``response`` (positionally, as text) and, by name, any columns of the dataset
-    row that its signature asks for, ``answer`` included; ``**columns`` gets them all. It returns a number or a
-    :class:`Score`, or a coroutine.
+    row that its signature asks for, ``answer`` included; ``**columns`` gets them all. It returns a number, several
+    (``{"correct": 1.0, "format": 0.5}``, or a list), a :class:`Score`, or a coroutine.
 
     A function of ``prompts`` and ``responses`` is *batched*: it is called with the lists of a whole turn, columns come
-    as lists too, and it returns one number or ``Score`` per response, in order.
+    as lists too, and it returns one of these per response, in order, or a list for each part: ``{"correct": [1, 0]}``.
 
     Example:
         >>> def brevity(prompts, responses):
@@ -77,6 +77,12 @@ class RewardFunction(Environment):
 
     def _scores(self, results: Any, count: int) -> Sequence[Score]:
         owner = f"reward function {self.name!r}"
+        if (
+            isinstance(results, Mapping)
+            and results
+            and all(isinstance(part, list | tuple) for part in results.values())
+        ):
+            results = self._rows(results, count)
         # Strings are iterable, and so is a single number in a tensor of no dimension, until one tries.
         if isinstance(results, str | Mapping) or not isinstance(results, Iterable) or not isinstance(results, Sized):
             seen = f"{type(results).__name__}, not a list"
@@ -88,6 +94,16 @@ class RewardFunction(Environment):
             f"{owner} was called with {count} response(s) and returned {seen}",
             fix="return a list of one number per response, in the order of `responses`",
         )
+
+    def _rows(self, columns: Mapping[str, Sequence[Any]], count: int) -> list[dict[str, Any]]:
+        """A list of rewards under each name, as the rewards of each response."""
+        for name, column in columns.items():
+            if len(column) != count:
+                raise UsageError(
+                    f"{self.name!r} returned {len(column)} reward(s) as {name!r} for {count} response(s)",
+                    fix="return a list of one number per response under each name",
+                )
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def _wanted(self, row: Iterable[str]) -> list[str]:
         """Columns to pass by name."""

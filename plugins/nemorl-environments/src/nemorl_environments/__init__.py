@@ -5,6 +5,7 @@ from nemorl_environments.config import (
     ChainConfig,
     ExactMatchConfig,
     FormatConfig,
+    RepetitionConfig,
     SlidingPuzzleConfig,
     WeightedConfig,
 )
@@ -16,6 +17,7 @@ __all__ = [
     "ChainConfig",
     "ExactMatchConfig",
     "FormatConfig",
+    "RepetitionConfig",
     "SlidingPuzzleConfig",
     "SlidingPuzzlesConfig",
     "WeightedConfig",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from nemorl.config.base import Config
 from nemorl.config.component import Component
@@ -98,9 +98,10 @@ class ExactMatchConfig(EnvironmentConfig):
 
 
 class FormatConfig(EnvironmentConfig):
-    """Reward 1 when the whole response has a form, whatever it says: tags in order, or a regular expression."""
+    """Reward 1 when the whole response has a form, whatever it says: tags in order, or a regular expression. Less for a
+    part of it where ``credit`` says so."""
 
-    summary: ClassVar[str] = "1 when the response has the right form"
+    summary: ClassVar[str] = "1 when the response has the right form, or a share for parts of it"
 
     tags: tuple[Annotated[str, Field(pattern=r"^\w+$")], ...] = ()
     """The response is these elements in order, each once, with text in them and only space between:
@@ -108,6 +109,13 @@ class FormatConfig(EnvironmentConfig):
     pattern: str | None = None
     """A regular expression that the whole response matches; a dot matches line ends too. Avoid nested repetitions such
     as ``(a+)+``: a response that almost matches would take forever, and nothing can interrupt it."""
+    credit: Literal["whole", "elements", "tags"] = "whole"
+    """Parts of the form that earn their share. ``whole``: none, it is all or nothing. ``elements``: each element that
+    stands in the response once, closed and with text in it. ``tags``: each opening and each closing tag that occurs
+    once. Partial credit leads a policy to a form that it would never hit by chance."""
+    shares: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field({})
+    """Share of each element, e.g. ``{think: 0.25, answer: 0.75}``; opening and closing tag have half of it each. Unset:
+    equal shares that add up to 1."""
     max_chars: int = Field(20_000, ge=1)
     """Longer responses have the wrong form. Bounds what ``pattern`` can cost."""
 
@@ -118,6 +126,11 @@ class FormatConfig(EnvironmentConfig):
             yield Problem("tags", f"the form is given by tags or by pattern, and {seen}", "set one of them")
         if len(set(self.tags)) != len(self.tags):
             yield Problem("tags", f"{', '.join(self.tags)} names one twice", "name each tag once")
+        if self.credit != "whole" and not self.tags:
+            yield Problem("credit", "a regular expression has no parts to give credit for", "set tags, or leave it out")
+        if self.shares and (self.credit == "whole" or set(self.shares) != set(self.tags)):
+            fix = f"name each of {', '.join(self.tags) or 'the tags'} and set credit to elements or tags"
+            yield Problem("shares", f"shares of {', '.join(self.shares)} are not what is paid", fix)
         if self.pattern is not None:
             try:
                 re.compile(self.pattern)
@@ -128,6 +141,25 @@ class FormatConfig(EnvironmentConfig):
         from nemorl_environments.graders import Format
 
         return Format(self)
+
+
+class RepetitionConfig(EnvironmentConfig):
+    """A penalty for saying things again, to add to another reward: 0 when no run of words occurs twice, down to
+    ``-max_penalty``."""
+
+    summary: ClassVar[str] = "penalty for repeated runs of words"
+
+    run_length: int = Field(3, ge=1)
+    """Words (or characters) of a run. Longer runs spare set phrases and see only copied sentences."""
+    max_penalty: float = Field(1.0, ge=0, allow_inf_nan=False)
+    """The penalty of a response that would only repeat itself; others get the share of their runs that are repeats."""
+    of: Literal["words", "characters"] = "words"
+    """Characters for languages that put no space between words."""
+
+    def build(self) -> Environment:
+        from nemorl_environments.graders import Repetition
+
+        return Repetition(self)
 
 
 class ConversationConfig(EnvironmentConfig):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from nemorl.environments import Environment
@@ -10,7 +11,7 @@ from nemorl.errors import DataError
 from nemorl.types import Prompt, Score
 
 if TYPE_CHECKING:
-    from nemorl_environments.config import ExactMatchConfig, FormatConfig
+    from nemorl_environments.config import ExactMatchConfig, FormatConfig, RepetitionConfig
 
 
 class ExactMatch(Environment):
@@ -30,20 +31,69 @@ class ExactMatch(Environment):
 
 
 class Format(Environment):
-    """1 when the whole response has a form."""
+    """1 when the whole response has a form, or shares of it."""
 
     name = "format"
 
     def __init__(self, config: FormatConfig) -> None:
         self._config = config
         self._pattern = None if config.pattern is None else re.compile(config.pattern, re.DOTALL)
+        self._shares = config.shares or {tag: 1 / len(config.tags) for tag in config.tags}
 
     def score(self, prompt: Prompt, response: str) -> float:
         if len(response) > self._config.max_chars:
             return 0.0
         if self._pattern is not None:
             return float(self._pattern.fullmatch(response) is not None)
-        return float(_has_tags(response, self._config.tags))
+        if self._config.credit == "whole":
+            return float(_has_tags(response, self._config.tags))
+        return partial_credit(response, self._shares, single_tags=self._config.credit == "tags")
+
+
+class Repetition(Environment):
+    """A penalty for repeated runs of words."""
+
+    name = "repetition"
+
+    def __init__(self, config: RepetitionConfig) -> None:
+        self._config = config
+
+    def score(self, prompt: Prompt, response: str) -> float:
+        units = response.lower().split() if self._config.of == "words" else list("".join(response.lower().split()))
+        return -self._config.max_penalty * repeated_share(units, self._config.run_length)
+
+
+def repeated_share(units: Sequence[str], run_length: int) -> float:
+    """Share of the runs of so many units that repeat an earlier one: 1 - distinct / all (arXiv:2502.03373, appendix C).
+
+    Example:
+        >>> repeated_share("a b a b a b".split(), 2)  # ab, ba, ab, ba, ab: 2 of 5 are distinct
+        0.6
+    """
+    runs = [tuple(units[start : start + run_length]) for start in range(len(units) - run_length + 1)]
+    return 1 - len(set(runs)) / len(runs) if runs else 0.0
+
+
+def partial_credit(response: str, shares: Mapping[str, float], *, single_tags: bool = False) -> float:
+    """The shares of the elements that a response has, in any order and with anything around them.
+
+    An element counts when its tags occur once each, in order, with text between them. What occurs twice earns nothing,
+    or the reward could be had by repeating it.
+
+    Args:
+        response: What the policy wrote.
+        shares: Element -> what it is worth.
+        single_tags: Pay half of an element's share for each of its two tags that occurs once.
+    """
+    earned = 0.0
+    for tag, share in shares.items():
+        start, end = f"<{tag}>", f"</{tag}>"
+        once = [response.count(text) == 1 for text in (start, end)]
+        if single_tags:
+            earned += share * sum(once) / 2
+        elif all(once) and start in response.partition(end)[0]:
+            earned += share * bool(response.partition(start)[2].partition(end)[0].strip())
+    return earned
 
 
 def _has_tags(response: str, tags: tuple[str, ...]) -> bool:
