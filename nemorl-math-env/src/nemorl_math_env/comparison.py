@@ -66,7 +66,16 @@ def _equal_series(expected: Form, given: Form, judge: Judge) -> bool | None:
         listed = expected if given.kind == "union" else given
         if not all(isinstance(item, Chain) for item in listed.items):
             return False
+    # x = 1, y = 2 is no set of two numbers.
+    if max(_names(expected), _names(given)) > 1 and min(_names(expected), _names(given)) == 0:
+        return _in_order(expected.items, given.items, judge)
     return _in_any_order(expected.items, given.items, judge)
+
+
+def _names(series: Series) -> int:
+    """Different names that a list of equations gives values to."""
+    firsts = [item.items[0] for item in series.items if isinstance(item, Chain)]
+    return len({first.text for first in firsts if isinstance(first, Name)})
 
 
 def _without_braces(form: Form, beside: Form) -> Form:

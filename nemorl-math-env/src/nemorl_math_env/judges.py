@@ -86,7 +86,7 @@ def _rounds(exact: Scalar, decimal: Scalar) -> bool:
 
 def _may_be_rounded(expected: Quantity, given: Tree) -> bool:
     r"""The truth has so many digits that it may stand for ``\sqrt{2}``."""
-    return expected.places is not None and expected.places >= ROUNDED_DIGITS - 1 and _is_irrational(given)
+    return expected.places is not None and expected.places >= ROUNDED_DIGITS and _is_irrational(given)
 
 
 def _is_irrational(tree: Tree) -> bool:

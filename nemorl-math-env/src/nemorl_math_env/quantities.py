@@ -15,7 +15,7 @@ from nemorl_math_env.units import MULTIPLIERS, NONE, Unit, read_unit
 MAX_DIGITS = 400
 """Longer numerals are no answers: Python refuses to convert past 4300 digits."""
 ROUNDED_DIGITS = 6
-"""A decimal with at least so many significant digits may stand for the exact value that it rounds."""
+"""A decimal with at least so many significant digits after its point may stand for the exact value that it rounds."""
 
 _WHOLE = r"\d{1,3}(?:,\d{3})+(?![\d,])|\d{1,3}(?:[ ]\d{3})+(?![ ]?\d)|\d+"
 _DECIMAL = rf"(?:(?:{_WHOLE})(?:\.\d+)?|\.\d+)"
@@ -150,4 +150,4 @@ def is_rounded(decimal: Quantity, error: Fraction) -> bool:
     if decimal.places is None:
         return False
     digits = len(str(abs(int(decimal.value * 10**decimal.places))))
-    return decimal.places > 0 and digits >= ROUNDED_DIGITS and abs(error) * 2 * 10**decimal.places <= 1
+    return min(decimal.places, digits) >= ROUNDED_DIGITS and abs(error) * 2 * 10**decimal.places <= 1

@@ -18,9 +18,10 @@ from mpmath import mpc
 from nemorl_math_env.exact import UndefinedError, exact_step
 from nemorl_math_env.expressions import Tree, symbols
 
-POINTS = 6
-ENOUGH_POINTS = 4
-"""At so many of the points both formulas must have a value."""
+POINTS, MANY_POINTS = 8, 48
+"""Points for most formulas, and for those with branches (``|x|``, roots), which may agree on one branch alone."""
+ENOUGH_FRAC = 0.4
+"""At this share of the points both formulas must have a value."""
 LOW_DIGITS, HIGH_DIGITS = 60, 120
 MAX_LOG2 = 10**6
 """Numbers beyond 2 to this power have no value here."""
@@ -37,14 +38,15 @@ def same_function(expected: Tree, given: Tree) -> bool:
     variables = sorted(symbols(expected))
     if symbols(expected) != symbols(given):
         return False
+    points = 1 if not variables else MANY_POINTS if _has_branches(expected) or _has_branches(given) else POINTS
     agreed = 0
-    for index in range(POINTS if variables else 1):
+    for index in range(points):
         point = {name: _coordinate(name, index) for name in variables}
         equal = _equal_at(expected, given, point)
         if equal is False:
             return False
         agreed += equal is True
-    return agreed >= (ENOUGH_POINTS if variables else 1)
+    return agreed >= ENOUGH_FRAC * points
 
 
 def constant_ratio(expected: Tree, given: Tree, *, positive: bool) -> bool:
@@ -109,12 +111,22 @@ def _equal_at(expected: Tree, given: Tree, point: Mapping[str, Fraction]) -> boo
         return bool(gaps[1] <= tiny or gaps[1] <= mpmath.mpf(10) ** -30 * gaps[0])
 
 
+def _has_branches(tree: Tree) -> bool:
+    if tree[0] in ("abs", "floor", "ceil", "root", "sqrt"):
+        return True
+    if tree[0] == "power" and (tree[2][0] != "number" or tree[2][1].denominator != 1):
+        return True
+    return any(_has_branches(part) for part in tree[1:] if isinstance(part, tuple))
+
+
 @lru_cache(maxsize=4096)
 def _coordinate(name: str, index: int) -> Fraction:
-    """Between 0.3 and 3, of either sign, the same on every machine."""
+    """Between 0.3 and 3 at first, then of all sizes up to 3,000, of either sign, the same on every machine."""
     rng = random.Random(f"{name}/{index}")
     size = Fraction(rng.randrange(3000, 30000), 9973)
-    return -size if ((index + len(name)) % 2 and rng.random() < 0.9) or rng.random() < 0.2 else size
+    if index >= POINTS:
+        size *= Fraction(10) ** rng.randint(-2, 3)
+    return rng.choice((-1, 1)) * size
 
 
 def evaluate(tree: Tree, point: Mapping[str, Fraction], digits: int) -> Value:
