@@ -6,8 +6,10 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 from nemorl.config.load import load_config
@@ -16,7 +18,7 @@ from nemorl.plugins import Index, Registry, use_registry
 from nemorl.plugins.hooks import build_hooks
 from nemorl.plugins.index import OWN_COMMANDS
 from nemorl.plugins.source import template_text
-from zoo import ZOO, Specimen
+from zoo import GOOD, ZOO, Specimen
 
 BROKEN = [specimen for specimen in ZOO if specimen.said]
 USES: dict[str, Callable[[Registry, str], object]] = {
@@ -164,3 +166,29 @@ def test_names_of_own_commands_are_those_of_the_command_line() -> None:
         if command.rich_help_panel != "Commands from plugins"  # which `main` adds
     }
     assert {*commands, *GROUPS} == OWN_COMMANDS
+
+
+LEAVES_A_CHILD = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+open({file!r}, "w").write(str(child.pid))
+{then}
+"""
+
+
+@pytest.mark.parametrize(
+    ("then", "said"),
+    [pytest.param("time.sleep(600)", "took more than", marks=pytest.mark.slow), ("1 / 0", "ZeroDivisionError")],
+)
+def test_nothing_that_a_checked_plugin_starts_outlives_its_check(tmp_path: Path, then: str, said: str) -> None:
+    noted = tmp_path / "pid"
+    code = LEAVES_A_CHILD.format(file=str(noted), then=then) + dedent(GOOD)
+    Specimen("acme-parent", said, code).install(tmp_path / "site")
+    done = nemorl(tmp_path / "site", "plugins", "check", "acme-parent", "--timeout", "15")
+    assert done.returncode == 1
+    assert said in done.stdout
+    child = Path("/proc") / noted.read_text()
+    deadline = time.monotonic() + 60
+    while child.is_dir() and "Z" not in (child / "stat").read_text().rpartition(")")[2].split()[0]:
+        assert time.monotonic() < deadline, "the plugin's child is still there"
+        time.sleep(0.05)

@@ -7,12 +7,13 @@ process of its own, so that one that hangs, prints or exits disturbs nothing.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from textwrap import indent, shorten
 from typing import Annotated, Any
@@ -255,14 +256,7 @@ def _check(entry: PluginEntry, full: bool, timeout_s: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="nemorl-check-") as folder:
         answer = Path(folder) / "answer.json"
         command = [*python, "-m", "nemorl.testing.smoke", entry.kind, entry.id, str(answer)]
-        try:
-            done = subprocess.run(
-                [*command, *(["--full"] if full else [])],
-                capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False, env=_variables(entry),
-            )  # fmt: skip
-            what = f"its process ended (exit {done.returncode}) without an answer{_last_line(done.stderr)}"
-        except subprocess.TimeoutExpired:
-            what = f"loading and trying it took more than {timeout_s:.0f} s"
+        what = _watched([*command, *(["--full"] if full else [])], timeout_s, _variables(entry))
         found = _read_answer(answer)
         if found is None:
             fix = f"a defect of {entry.distribution}: update it, or uninstall it"
@@ -294,6 +288,30 @@ def _read_answer(path: Path) -> dict[str, Any] | None:
         return None
     complete = all({"what", "fix"} <= problem.keys() for problem in usable["problems"])
     return {**usable, "import_s": found.get("import_s")} if complete else None
+
+
+def _watched(command: Sequence[str], timeout_s: float, variables: Mapping[str, str] | None) -> str:
+    """Run a command in a process group of its own, of which nothing is left; how it ended."""
+    # A file and not a pipe: whoever inherits a pipe keeps its reader waiting.
+    with tempfile.TemporaryFile("w+", errors="replace") as said:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+            env=variables,
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(timeout_s)
+            said.seek(0)
+            return f"its process ended (exit {code}) without an answer{_last_line(said.read())}"
+        except subprocess.TimeoutExpired:
+            return f"loading and trying it took more than {timeout_s:.0f} s"
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def _last_line(text: str) -> str:
