@@ -1,5 +1,5 @@
 """``python -m nemorl``."""
 
-from nemorl.cli import main
+from nemorl.supervisor import run
 
-main()
+run()

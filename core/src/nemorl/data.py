@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Protocol, cast, runtime_checkable
 
-from nemorl.errors import DataError, UsageError
+from nemorl.errors import DataError, UsageError, boundary
 from nemorl.seeding import derive_seed
 from nemorl.tokenizer import Tokenizer
 from nemorl.types import Message, Prompt, Row
@@ -67,7 +67,18 @@ class RowDataModule:
     end of an epoch: every row is seen exactly once per epoch, and all batches have the same size.
     """
 
-    def __init__(self, rows: Sequence[Row], batch_size: int, *, seed: int, shuffle: bool = True) -> None:
+    def __init__(
+        self, rows: Sequence[Row], batch_size: int, *, seed: int, shuffle: bool = True, owner: str = "the dataset"
+    ) -> None:
+        """
+        Args:
+            rows: All there are.
+            batch_size: Rows per batch.
+            seed: Seeds the order.
+            shuffle: Each epoch in another order; else in that of ``rows``.
+            owner: What errors in reading a row call the dataset.
+        """
+        self._owner = owner
         if len(rows) == 0:
             raise DataError("the dataset has no rows", fix="check its path, split and filters")
         self._rows, self._batch_size, self._seed, self._shuffle = rows, batch_size, seed, shuffle
@@ -77,9 +88,10 @@ class RowDataModule:
     def next_batch(self) -> list[Row]:
         count = len(self._rows)
         batch = []
-        for position in range(self._position, self._position + self._batch_size):
-            epoch, offset = divmod(position, count)
-            batch.append(self._rows[self._order(epoch)[offset]])
+        with boundary(self._owner):
+            for position in range(self._position, self._position + self._batch_size):
+                epoch, offset = divmod(position, count)
+                batch.append(self._rows[self._order(epoch)[offset]])
         self._position += self._batch_size
         return batch
 

@@ -123,6 +123,9 @@ class ForeignError(NemorlError, RuntimeError):
     """An exception that escaped code which is not nemorl's. The original is ``__cause__``."""
 
 
+IS_ASYNC = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
+
 class Interrupted(KeyboardInterrupt):
     """A signal that asks the process to end now; its name is the message. Passes every :class:`boundary`."""
 
@@ -170,6 +173,11 @@ def _is_asked_for(error: BaseException, trace: TracebackType | None) -> bool:
         return isinstance(error, Interrupted) or by_default
     if isinstance(error, SystemExit):
         return is_main and error.code == signal.SIGTERM  # Ray's handler raises it wherever the program happens to be
-    # Closing a generator and cancelling a coroutine throw into it. Nothing throws into a plain function.
-    suspends = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-    return trace is not None and bool(trace.tb_frame.f_code.co_flags & suspends)
+    if trace is None:
+        return False
+    # Closing a generator or a coroutine throws into its own frame, cancelling one into what it awaits. Nothing throws
+    # into a plain function: there, it is the code that was called.
+    flags = trace.tb_frame.f_code.co_flags
+    if isinstance(error, GeneratorExit):
+        return trace.tb_next is None and bool(flags & (inspect.CO_GENERATOR | IS_ASYNC))
+    return type(error).__name__ == "CancelledError" and bool(flags & IS_ASYNC)

@@ -20,20 +20,25 @@ from typing import Any, Self
 
 import yaml
 
+from nemorl.breaker import CircuitBreaker
 from nemorl.checkpoints import CheckpointManager
 from nemorl.config.base import identity
 from nemorl.config.run import RunConfig
-from nemorl.contracts import DataModule
-from nemorl.environments import Environment, EnvironmentPool
-from nemorl.errors import ConfigError, Problem, RunInUseError, UsageError, boundary
+from nemorl.contracts import DataModule, Logger
+from nemorl.deadlines import deadline
+from nemorl.environments import Environment, EnvironmentPool, Unscored
+from nemorl.errors import ConfigError, NemorlError, Problem, RunInUseError, UsageError, boundary
 from nemorl.files import replace_text, storing
+from nemorl.last_words import note
 from nemorl.mismatch import MismatchWatch
 from nemorl.observe.console import Console
 from nemorl.observe.jsonl import JsonlWriter, read_jsonl
 from nemorl.observe.provenance import describe_environment
+from nemorl.observe.run_data import RunData
 from nemorl.observe.timing import Timer
 from nemorl.ownership import Ownership
-from nemorl.plugins.hooks import build_hooks
+from nemorl.plugins.hooks import Hooks, build_hooks
+from nemorl.plugins.kinds import LoggerConfig
 from nemorl.plugins.lock import FILE as PLUGINS_FILE
 from nemorl.plugins.lock import differences, locked_plugins, read_lock, write_lock
 from nemorl.plugins.registry import registry, restricted
@@ -88,17 +93,13 @@ class RunDirectory:
 class Run:
     """Everything that is alive between ``fit`` and its return. Closing it releases all of it."""
 
+    data: DataModule
+    """Set before ``open``."""
+
     def __init__(
-        self,
-        config: RunConfig,
-        data: DataModule,
-        *,
-        resume: bool,
-        console: Console | None,
-        from_step: int | None = None,
+        self, config: RunConfig, *, resume: bool, console: Console | None, from_step: int | None = None
     ) -> None:
         self.config = config
-        self.data = data
         self.from_step = from_step
         self._stack = ExitStack()
         with ExitStack() as undo:
@@ -110,6 +111,9 @@ class Run:
             self._stack.callback(self.console.close)
             self.directory = RunDirectory(claim.path)
             self._stack.callback(self.directory.close)
+            note(run=claim.path.resolve())
+            self._stack.callback(note, closed=claim.path.resolve())
+            self.hooks = Hooks(self.warn)
             self.timer = Timer(on_enter=self.console.phase)
             self.checkpoints = CheckpointManager.of_run(claim.path, config)
             self.checkpoints.repair()
@@ -135,7 +139,7 @@ class Run:
         *,
         planned_updates: int,
     ) -> Self:
-        """Build the live parts. On failure, what was built is closed again.
+        """Build the live parts. On failure, ``close`` closes what was built.
 
         Args:
             validation_rows: Held-out rows, if there are any.
@@ -143,25 +147,33 @@ class Run:
             callbacks: The user's hook objects.
             planned_updates: Optimizer steps of the whole run, the length of a learning-rate decay.
         """
-        with ExitStack() as undo:
-            undo.callback(self.close)
-            config = self.config
-            self.validation_rows = validation_rows
-            self.hooks = build_hooks(restricted(config.plugins.policy()), config.plugins.hooks, callbacks, self.warn)
-            if config.needs_generation:
-                self.hooks.register(MismatchWatch(config, self.warn), "nemorl-core:mismatch")
-            self.loggers = [self._owned(logger.build(self.path), "close") for logger in config.loggers]
-            self.console.phase("loading the model")
-            self.tokenizer = Tokenizer.load(config.policy.model_name)
-            self.resources = self._owned(ResourceManager(config, self.path, on_restart=self.warn), "close")
+        config = self.config
+        self.validation_rows = validation_rows
+        self.hooks = build_hooks(
+            restricted(config.plugins.policy()),
+            config.plugins.hooks,
+            callbacks,
+            self.warn,
+            limit_s=config.plugins.hook_timeout_s,
+        )
+        if config.needs_generation:
+            self.hooks.register(MismatchWatch(config, self.warn), "nemorl-core:mismatch")
+            is_scored = not isinstance(environment, Unscored)
+            breaker = CircuitBreaker(config.rollouts.breaker, self.warn, self.directory.event, is_scored=is_scored)
+            self.hooks.register(breaker, "nemorl-core:breaker")
+        self.loggers = [self._logger(logger) for logger in config.loggers]
+        self.console.phase("loading the model")
+        self.tokenizer = Tokenizer.load(config.policy.model_name)
+        self.resources = self._owned(ResourceManager(config, self.path, on_restart=self.warn), "close")
+        limit_s = max(config.plugins.build_timeout_s, 2 * config.cluster.worker_timeout_s)  # Ray's own come first
+        with deadline("loading the model", limit_s, setting="plugins.build_timeout_s"):
             self.policy = self.resources.training_policy(planned_updates)
             self.companions = {
                 role: self.resources.companion_policy(role, companion, planned_updates + companion.extra_updates)
                 for role, companion in config.companions.items()
             }
             self.rollouts = self._build_rollouts(environment) if config.needs_generation else None
-            self._write_description()  # from here on the directory counts as a run
-            undo.pop_all()
+        self._write_description()  # from here on the directory counts as a run
         return self
 
     def _build_rollouts(self, environment: Environment | None) -> RolloutEngine:
@@ -171,9 +183,26 @@ class Run:
         limit = self.config.policy.max_sequence_tokens
         return RolloutEngine(self.generation, pool, self.tokenizer, max_sequence_tokens=limit, timer=self.timer)
 
+    def _logger(self, config: LoggerConfig) -> Logger:
+        owner = f"logger {type(config).__name__}"
+        limit_s = self.config.plugins.build_timeout_s
+        with boundary(owner), deadline(f"building {owner}", limit_s, setting="plugins.build_timeout_s"):
+            logger: Logger = self._owned(config.build(self.path), "close")
+        return logger
+
     def _owned(self, part: Any, closer: str) -> Any:
-        self._stack.callback(getattr(part, closer))
+        self._stack.callback(self._close_part, part, closer)
         return part
+
+    def _close_part(self, part: Any, closer: str) -> None:
+        """A failure to close is an error like others: it gets an event, and the rest is closed all the same."""
+        owner, limit_s = f"closing {type(part).__name__}", self.config.plugins.build_timeout_s
+        try:
+            with boundary(owner), deadline(owner, limit_s, setting="plugins.build_timeout_s"):
+                getattr(part, closer)()
+        except NemorlError as error:
+            self.directory.event("failed", error=f"{type(error).__name__}: {error}")
+            raise
 
     def warn(self, text: str) -> None:
         """Tell the person and the audit log."""
@@ -203,7 +232,18 @@ class Run:
         replace_text(self.path / "config.yaml", to_yaml(self.config))
         replace_text(self.path / "environment.json", json.dumps(describe_environment(registry()), indent=1))
         self._record_plugins()
+        if self.is_resumed:
+            self._explain_previous()
         self.directory.event("resumed" if self.is_resumed else "started", seed=self.config.seed)
+
+    def _explain_previous(self) -> None:
+        """Say so where the process before this one ended without a word: a run ends with an event."""
+        before = RunData(self.path.name, events=tuple(read_jsonl(self.path / "events.jsonl")))
+        if before.status == "incomplete":
+            step = max((record.get("step", 0) for record in read_jsonl(self.path / "metrics.jsonl")), default=0)
+            what = f"the previous process ended without a word after step {step}: killed, or the machine was"
+            self.directory.event("failed", step=step, error=what)
+            self.console.message(what)
 
     def _record_plugins(self) -> None:
         plugins, record = locked_plugins(self.config), self.path / PLUGINS_FILE

@@ -39,7 +39,15 @@ def open_data(source: DataSource, config: RunConfig, batch_size: int) -> DataMod
     rows = rows_of(source, "train")
     if rows is None:
         raise UsageError("the dataset has no train split", fix="check the options of `data:`")
-    return RowDataModule(rows, batch_size, seed=config.seed)
+    owner = f"dataset {type(source).__name__}" if isinstance(source, DatasetConfig) else "the dataset"
+    return RowDataModule(rows, batch_size, seed=config.seed, owner=owner)
+
+
+def held_out_rows(source: DataSource, given: DataSource | None, config: RunConfig) -> Sequence[Row] | None:
+    """Rows to validate on: those given, else those of the config, else the validation split of the data."""
+    held_out = given if given is not None else config.validation.data or source
+    found = None if isinstance(held_out, DataModule) else rows_of(held_out, "validation")
+    return rows_of(given, "train") if given is not None and found is None else found
 
 
 def rows_of(source: Any, split: str) -> Sequence[Row] | None:

@@ -14,8 +14,9 @@ from nemorl.config.load import validate
 from nemorl.config.run import RunConfig
 from nemorl.contracts import DataModule
 from nemorl.data import RowDataModule, to_prompts
+from nemorl.deadlines import deadline
 from nemorl.environments import Unscored
-from nemorl.errors import ConfigError, Problem, StorageError, UsageError, WorkerLostError
+from nemorl.errors import ConfigError, NemorlError, Problem, StorageError, UsageError, WorkerLostError, boundary
 from nemorl.evaluation import evaluate, planned_turns, sample_record
 from nemorl.observe.console import Console
 from nemorl.observe.metrics import Metrics, values
@@ -28,7 +29,7 @@ from nemorl.rollout_stream import RolloutStream
 from nemorl.rollouts import RolloutEngine, RolloutPlan
 from nemorl.run import Run
 from nemorl.seeding import derive_seed
-from nemorl.sources import DataSource, RewardSource, as_environment, open_data, rows_of
+from nemorl.sources import DataSource, RewardSource, as_environment, held_out_rows, open_data
 from nemorl.stopping import GracefulStop
 from nemorl.types import Row, Samples
 
@@ -51,6 +52,7 @@ class BaseTrainer(Resumable[C]):
         self.history: list[dict[str, float]] = []
         self.stop_reason: str | None = None
         self.stream: RolloutStream | None = None
+        self._name = f"algorithm {config.algorithm or type(self).__name__}"
         self.is_scored = False
         """Whether an environment says what responses are worth."""
         self._epoch: int | None = None
@@ -132,6 +134,7 @@ class BaseTrainer(Resumable[C]):
                 source, val_dataset, reward_fn, callbacks, resume or from_step is not None, from_step, console
             ),
             GracefulStop(self._on_signal),
+            boundary(self._name, passing=(Exception,)),
         ):
             self.setup()
             self.stream = self._open_stream()
@@ -240,7 +243,9 @@ class BaseTrainer(Resumable[C]):
         if not rows:
             return {}
         with self.run.timer.phase("validation"):
-            metrics = self.validate([rows[i] for i in range(min(len(rows), self.config.validation.max_samples))])
+            with boundary("the validation dataset"):
+                read = [rows[i] for i in range(min(len(rows), self.config.validation.max_samples))]
+            metrics = self.validate(read)
         seconds = self.run.timer.drain()["validation"]  # its generation is not that of the next step
         self.log(
             {f"validation/{name}": value for name, value in metrics.items()}
@@ -282,6 +287,8 @@ class BaseTrainer(Resumable[C]):
             self.run_validation()
         if self._is_due(self.config.checkpoint.every):
             self.save()
+        if self.run.console.is_lost and self.stop_reason is None:
+            self.stop("lost the terminal")
 
     def _timed_step(self, rows: Sequence[Row]) -> dict[str, float]:
         self.progress.step += 1
@@ -316,7 +323,7 @@ class BaseTrainer(Resumable[C]):
         ending = "finished" if is_complete else "stopped"
         self.run.directory.event(ending, step=self.progress.step, reason=self.stop_reason)
         self.run.hooks.fire("on_fit_end", trainer=self, metrics=self.progress.latest)
-        write_report(self.run.path)
+        write_report(self.run.path, warn=self.run.warn)
         best = self.run.checkpoints.best()
         return TrainResult(
             dict(self.progress.latest),
@@ -345,34 +352,39 @@ class BaseTrainer(Resumable[C]):
         console: Console | None,
     ) -> Iterator[None]:
         """The run's parts for the length of the block; whatever ends it is recorded."""
-        environment = as_environment(reward_fn if reward_fn is not None else self.config.environment)
-        self._require(source, environment)
-        assert source is not None
-        self.is_scored = environment is not None
-        if environment is None and self.config.needs_generation:
-            environment = Unscored()
-        data = open_data(source, self.config, self.batch_size)
-        held_out = val_dataset if val_dataset is not None else self.config.validation.data or source
-        held_out_rows = None if isinstance(held_out, DataModule) else rows_of(held_out, "validation")
-        if val_dataset is not None and held_out_rows is None:
-            held_out_rows = rows_of(val_dataset, "train")
-        self.run = Run(self.config, data, resume=resume, from_step=from_step, console=console)
-        self.run.open(held_out_rows, environment, callbacks, planned_updates=self.planned_updates)
+        scorer = reward_fn if reward_fn is not None else self.config.environment
+        self._require(source, scorer)
+        self.run = Run(self.config, resume=resume, from_step=from_step, console=console)
         try:
+            self._build(source, val_dataset, scorer, callbacks)
             yield
         except BaseException as error:
             with suppress(StorageError):  # on a full disk the error itself says so
                 self.run.directory.event("failed", step=self.progress.step, error=f"{type(error).__name__}: {error}")
             self.run.hooks.fire("on_exception", trainer=self, error=error)
+            with suppress(NemorlError):  # has an event of its own, and this error comes first
+                self.run.close()
             raise
-        finally:
-            self.run.close()
+        self.run.close()
 
-    def _require(self, source: Any, environment: Any) -> None:
+    def _build(self, source: Any, val_dataset: DataSource | None, scorer: Any, callbacks: Sequence[object]) -> None:
+        """Build everything the run needs, in a directory that is already ours: a failure leaves an event there."""
+        with boundary(self._name, passing=(Exception,)):
+            limit_s = self.config.plugins.build_timeout_s
+            with deadline("building environment and dataset", limit_s, setting="plugins.build_timeout_s"):
+                environment = as_environment(scorer)
+                self.run.data = open_data(source, self.config, self.batch_size)
+                held_out = held_out_rows(source, val_dataset, self.config)
+            self.is_scored = environment is not None
+            if environment is None and self.config.needs_generation:
+                environment = Unscored()
+            self.run.open(held_out, environment, callbacks, planned_updates=self.planned_updates)
+
+    def _require(self, source: Any, scorer: Any) -> None:
         problems = []
         if source is None:
             problems.append(Problem("data", "no dataset given", "pass one to fit(dataset=…) or set `data:`"))
-        if environment is None and self.config.needs_generation and self.config.needs_environment:
+        if scorer is None and self.config.needs_generation and self.config.needs_environment:
             problems.append(
                 Problem("environment", "nothing scores the responses", "pass fit(reward_fn=…) or set `environment:`")
             )

@@ -493,7 +493,7 @@ def test_a_step_that_exits_the_interpreter_is_an_error_of_the_environment() -> N
     def grade(prompt: str, response: str) -> float:
         raise SystemExit(3)
 
-    with pytest.raises(ForeignError, match="environment 'grade' raised RuntimeError: SystemExit: 3"):
+    with pytest.raises(ForeignError, match="environment 'grade' raised SystemExit: 3"):
         step(RewardFunction(grade), ["x"])
 
 

@@ -9,5 +9,4 @@ from nemorl.cli.app import main  # noqa: E402
 
 gc.freeze()  # what is there now stays, and need not be looked at again, at exit either
 gc.enable()
-
 __all__ = ["main"]

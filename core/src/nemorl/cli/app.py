@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Annotated
+from contextlib import redirect_stderr, redirect_stdout
+from typing import Annotated, NoReturn
 
 import typer
 
 from nemorl import __version__
 from nemorl.cli import configs, evals, plugin_installs, plugins, runs
-from nemorl.errors import NemorlError
+from nemorl.errors import ForeignError, Interrupted, NemorlError, boundary
+from nemorl.last_words import note
+from nemorl.observe.streams import SteadyStream
 from nemorl.plugins import PluginEntry, registry
 from nemorl.plugins.owner import described
+from nemorl.stopping import PromptStop
 
 USER_ERROR = 2
+UNEXPECTED = 1
+LOST_OUTPUT = 1
+"""Nobody could read the answer."""
+TYPER_ERROR: type[Exception] = typer.BadParameter.__mro__[-4]
+"""The root of typer's usage errors, right below Exception: its name differs between versions."""
+BY_SIGNAL = 128
+"""A shell's convention: 128 + the number of the signal."""
+FIX_EXIT = "whose code that is must raise an Exception instead; only the command decides that all went well"
+FIX_BUG = "--debug shows the traceback; if it is not in your own code, report it to whom it belongs"
+FIX_SIGNAL = "the same command continues a run from its last checkpoint"
 
 
 app = typer.Typer(
@@ -71,21 +86,78 @@ def _add_plugin_commands() -> None:
 
 def _forward_to(entry: PluginEntry) -> Callable[[typer.Context], None]:
     def run(ctx: typer.Context) -> None:
-        registry().load("commands", entry.id)(args=list(ctx.args), prog_name=f"nemorl {entry.name.replace('.', ' ')}")
+        command = registry().load("commands", entry.id)
+        try:
+            with boundary(f"command {entry.id}", passing=(typer.Exit, typer.Abort, TYPER_ERROR)):
+                command(args=list(ctx.args), prog_name=f"nemorl {entry.name.replace('.', ' ')}")
+        except ForeignError as error:
+            if not isinstance(error.__cause__, SystemExit):
+                raise
+            _exit_like(error.__cause__)  # a command may end as it likes, itself
 
     return run
 
 
+def _exit_like(exit_: SystemExit) -> NoReturn:
+    if exit_.code is not None and not isinstance(exit_.code, int):
+        typer.echo(exit_.code, err=True)
+    raise typer.Exit(exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)) from exit_
+
+
 def main() -> None:
-    """Entry point. A user's mistake prints what happened and how to fix it, without a traceback, and exits 2."""
-    debug = "--debug" in sys.argv
-    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
-    _add_plugin_commands()
-    try:
-        app(arguments, prog_name="nemorl")
-    except NemorlError as error:
-        if debug:
-            traceback.print_exc()
-        typer.secho("error: ", fg="red", bold=True, err=True, nl=False)
-        typer.echo(str(error), err=True)
-        sys.exit(USER_ERROR)
+    """Run the command of ``sys.argv`` and exit. Whatever ends it, the exit code is 0 only where all went well.
+
+    A user's mistake prints what happened and how to fix it, without a traceback, and exits 2.
+    """
+    stdout, stderr = SteadyStream(sys.stdout), SteadyStream(sys.stderr)
+    with redirect_stdout(stdout), redirect_stderr(stderr):  # type: ignore[type-var]
+        code = _run([argument for argument in sys.argv[1:] if argument != "--debug"], debug="--debug" in sys.argv)
+        stdout.flush()
+        stderr.flush()
+    code = code or (LOST_OUTPUT if stdout.is_lost else 0)
+    note(exit=code)
+    sys.exit(code)
+
+
+def _run(arguments: list[str], *, debug: bool) -> int:
+    """The exit code; errors are printed."""
+    with PromptStop() as stop:
+        try:
+            _add_plugin_commands()
+            app(arguments, prog_name="nemorl")
+            return 0
+        except SystemExit as exit_:
+            if stop.name is None and not _is_own(exit_):
+                return _report(f"{type(exit_).__name__}: {exit_.code}{_raised_at(exit_)}", FIX_EXIT, debug=debug)
+            code = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+            if stop.name is None and code == BY_SIGNAL + signal.SIGINT:
+                return _report("KeyboardInterrupt, though nobody pressed Ctrl-C", FIX_EXIT, debug=debug, code=code)
+        except Interrupted:
+            code = 0
+        except NemorlError as error:
+            return _report(error.message, error.fix, debug=debug, code=USER_ERROR)
+        except BaseException as error:
+            return _report(f"{type(error).__name__}: {error}{_raised_at(error)}", FIX_BUG, debug=debug)
+        if stop.name is not None:
+            number = BY_SIGNAL + signal.Signals[stop.name]
+            return _report(f"received {stop.name}: ended at once", FIX_SIGNAL, debug=debug, code=number)
+        return code
+
+
+def _is_own(exit_: SystemExit) -> bool:
+    """Whether typer ended the command, rather than code that it ran."""
+    frames = list(traceback.walk_tb(exit_.__traceback__))
+    return bool(frames) and frames[-1][0].f_globals.get("__name__", "").partition(".")[0] == "typer"
+
+
+def _raised_at(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    return f" (in {frames[-1].filename}, line {frames[-1].lineno}, {frames[-1].name})" if frames else ""
+
+
+def _report(message: str, fix: str | None, *, debug: bool, code: int = UNEXPECTED) -> int:
+    if debug:
+        traceback.print_exc()
+    typer.secho("error: ", fg="red", bold=True, err=True, nl=False)
+    typer.echo(f"{message}\n  fix: {fix}" if fix else message, err=True)
+    return code

@@ -13,7 +13,7 @@ from typing import Any, Literal, Self, Union, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError, to_jsonable_python
 
-from nemorl.errors import Problem
+from nemorl.errors import Problem, boundary
 
 
 class _Resumable:
@@ -74,7 +74,8 @@ class Config(BaseModel):
 
     @model_validator(mode="after")
     def _report_problems(self) -> Self:
-        found = list(self.problems())
+        with boundary(f"problems() of {type(self).__name__} ({type(self).__module__})"):
+            found = list(self.problems())
         if found:
             raise validation_error(type(self).__name__, found)
         return self

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, PydanticUserError, ValidationError
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from nemorl.config.base import PROBLEM, Config
-from nemorl.errors import NemorlError, Problem
+from nemorl.errors import NemorlError, Problem, boundary
 from nemorl.plugins import registry
 from nemorl.plugins.index import singular
 
@@ -75,7 +75,8 @@ class Component:
         problem = missing_modules(self.kind, value["name"], plugin) if self.built_here else None
         if problem is not None:
             raise _problem(problem.message, problem.fix or "")
-        loaded: Config = plugin.model_validate({key: option for key, option in value.items() if key != "name"})
+        with boundary(f"{singular(self.kind)} {value['name']!r}", passing=(ValidationError, PydanticUserError)):
+            loaded: Config = plugin.model_validate({key: option for key, option in value.items() if key != "name"})
         return loaded
 
     def dump(self, value: Config) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from nemorl.config.cluster import ClusterConfig
 from nemorl.config.component import Component
 from nemorl.config.models import Companion, GenerationConfig, PolicyConfig
 from nemorl.contracts import Head
+from nemorl.deadlines import deadline
 from nemorl.errors import NemorlError, Problem, boundary
 from nemorl.plugins import registry
 from nemorl.plugins.kinds import (
@@ -32,6 +33,22 @@ from nemorl.weights import choose_transport
 
 if TYPE_CHECKING:
     from nemorl.trainer import BaseTrainer
+
+
+class BreakerConfig(Config):
+    """When steps that teach nothing end the run, or are warned of."""
+
+    failed_frac: float = Field(1.0, gt=0, le=1)
+    """Share of a step's episodes that must have timed out, or failed in the environment, for the step to count. Lower
+    it where some tasks always get through."""
+    failed_steps: int = Field(3, ge=0)
+    """Such steps in a row after which the run ends with an error; 0: never."""
+    equal_frac: float = Field(1.0, gt=0, le=1)
+    """Share of a step's groups whose rewards must all be the same for the step to count."""
+    equal_steps: int = Field(10, ge=0)
+    """Such steps in a row after which ``on_equal`` happens; 0: never."""
+    on_equal: Literal["warn", "stop"] = "warn"
+    """``warn`` once, until a step has other rewards; ``stop`` with an error where hours are dear."""
 
 
 class RolloutConfig(Config):
@@ -51,6 +68,8 @@ class RolloutConfig(Config):
     with 0 and counts in ``episode_timeout``. Set it for long conversations. Unset: only each response is limited."""
     environment_concurrency: Annotated[int, RESUMABLE] = Field(16, ge=1)
     """Responses scored at the same time. Raise it for environments that wait on a network."""
+    breaker: Annotated[BreakerConfig, RESUMABLE] = Field(default_factory=BreakerConfig)
+    """When steps that teach nothing end the run, or are warned of."""
     mismatch_warning: Annotated[float, RESUMABLE] = Field(1.05, gt=1)
     """Warn when ``token_mult_prob_error`` exceeds this: the mean factor by which trainer and sampler differ in the
     probability of a sampled token. 1 is agreement. Raise it where a larger one is expected and corrected for."""
@@ -134,8 +153,16 @@ class PluginsConfig(Config):
     report_sections: tuple[str, ...] = ()
     """Sections that plugins add to ``report.html``, in order."""
 
+    import_timeout_s: float = Field(300.0, gt=0)
+    """Seconds that importing one plugin may take. Raise it where libraries come from a slow disk."""
+    build_timeout_s: float = Field(3600.0, gt=0)
+    """Seconds that building one part (a dataset, an environment, a logger, a model) may take. Raise it for large
+    downloads."""
+    hook_timeout_s: float = Field(600.0, gt=0)
+    """Seconds that one call of a hook may take; then it is treated as one that raised."""
+
     def policy(self) -> PluginPolicy:
-        return PluginPolicy(self.allow, self.block, self.prefer)
+        return PluginPolicy(self.allow, self.block, self.prefer, import_timeout_s=self.import_timeout_s)
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
@@ -348,7 +375,8 @@ class RunConfig(Config):
 
     def _column_problems(self, data: DatasetConfig) -> Iterator[Problem]:
         try:
-            with boundary(f"dataset {type(data).__name__}"):
+            owner, limit_s = f"dataset {type(data).__name__}", self.plugins.build_timeout_s
+            with boundary(owner), deadline(f"reading {owner}", limit_s, setting="plugins.build_timeout_s"):
                 row = data.first_row()
         except NemorlError as error:
             yield Problem("data", error.message, error.fix)
@@ -379,5 +407,10 @@ class RunConfig(Config):
 
     def build(self) -> BaseTrainer[Self]:
         """The trainer of this algorithm: the line that imports torch."""
-        trainer: BaseTrainer[Self] = EntryPoint("trainer", self.trainer, "nemorl").load()(self)
+        owner, limit_s = f"algorithm {self.algorithm or type(self).__name__}", self.plugins.import_timeout_s
+        with (
+            boundary(owner, passing=(Exception,)),
+            deadline(f"importing {owner}", limit_s, setting="plugins.import_timeout_s"),
+        ):
+            trainer: BaseTrainer[Self] = EntryPoint("trainer", self.trainer, "nemorl").load()(self)
         return trainer

@@ -23,6 +23,12 @@ class Environment:
     batched: bool = False
     """Whether awaiting one score computes all that were asked for by then. The pool lets every episode ask first."""
 
+    @property
+    def owner(self) -> str:
+        """What errors call it: by its name, and by its class where it has none of its own."""
+        of = "" if self.name != Environment.name else f" ({type(self).__module__}.{type(self).__qualname__})"
+        return f"environment {self.name!r}{of}"
+
     def score(self, prompt: Prompt, response: str) -> float | Score | Awaitable[float | Score]:
         """The reward of one response: a number, or a :class:`Score` with parts and metrics. May be async."""
         raise NotImplementedError(f"{type(self).__name__} must define score() or start()")
@@ -58,7 +64,7 @@ class _OneTurn:
         return self._step(await result)
 
     def _step(self, result: float | Score) -> Step:
-        return Step(as_score(result, owner=f"environment {self._environment.name!r}"))
+        return Step(as_score(result, owner=self._environment.owner))
 
 
 def as_score(result: object, *, owner: str = "the environment") -> Score:

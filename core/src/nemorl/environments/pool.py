@@ -68,7 +68,7 @@ class EnvironmentPool:
         )
 
     def start(self, prompt: Prompt) -> Episode:
-        with boundary(f"environment {self.environment.name!r}"):
+        with boundary(self.environment.owner):
             return TimedEpisode(self.environment.start(prompt), prompt=prompt)
 
     def step(self, episodes: Sequence[Episode], responses: Sequence[str]) -> list[Step]:

@@ -19,7 +19,7 @@ from typing import Any
 from nemorl.contracts import Episode
 from nemorl.environments.base import Environment
 from nemorl.environments.threads import LoopThread
-from nemorl.errors import boundary
+from nemorl.errors import ForeignError, boundary
 from nemorl.types import Prompt, Score, Step
 
 
@@ -136,11 +136,15 @@ class Turn:
         return _Job(index, timed, response, self._timeout_s, "environment_timeout")
 
     def _checked(self, job: _Job, answer: Any) -> Step:
-        with boundary(f"environment {self._environment.name!r}"):
+        if isinstance(answer, BaseException) and not isinstance(answer, Exception):
+            # It ended a thread or a coroutine; raised here, it would pass for what a person asks of this one.
+            raise ForeignError(
+                f"{self._environment.owner} raised {type(answer).__name__}: {answer}",
+                fix="raise an Exception to end a run with an error",
+            ) from answer
+        with boundary(self._environment.owner):
             if isinstance(answer, Exception):
                 raise answer
-            if isinstance(answer, BaseException):  # sys.exit() and the like must not end a thread in silence
-                raise RuntimeError(f"{type(answer).__name__}: {answer}") from answer
             if not isinstance(answer, Step):
                 raise TypeError(f"step() returned {answer!r:.80}, not a nemorl.types.Step")
             _require_finite(answer.score, f"{job.response[:50]!r}{job.episode.row}")

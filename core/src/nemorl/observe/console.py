@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self, TextIO
+from typing import Self, TextIO, cast
 
 from rich.console import Console as RichConsole
 from rich.console import Group, RenderableType
@@ -23,6 +23,8 @@ from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
+
+from nemorl.observe.streams import SteadyStream
 
 REFRESH_HZ = 4
 PLAIN_INTERVAL_S = 2.0
@@ -94,16 +96,23 @@ class Console:
             clock: Source of seconds.
         """
         self._quiet = quiet
-        target = file or sys.stderr
+        # Named as rich names it: of a stream that redirects prints above a panel, the one behind it.
+        target = SteadyStream(getattr(file or sys.stderr, "rich_proxied_file", file or sys.stderr))
+        self._target = target
         is_live = live if live is not None else target.isatty() and os.environ.get("TERM") != "dumb"
         self._wants_live = is_live and not quiet
         # Not rich's own test for a terminal: FORCE_COLOR, common in CI, would turn the panel into a flood of frames.
-        self._rich = RichConsole(file=file, stderr=file is None, force_terminal=True if self._wants_live else None)
+        self._rich = RichConsole(file=cast(TextIO, target), force_terminal=True if self._wants_live else None)
         self._clock = clock
         self._live: Live | None = None
         self._spinner = Spinner("dots")
         self._stage = ""
         self._run = _Run(started=clock())
+
+    @property
+    def is_lost(self) -> bool:
+        """Nobody can read this any more: the terminal hung up, or the other end of the pipe is gone."""
+        return self._target.is_lost
 
     def start(self, title: str, total_steps: int | None) -> None:
         """Begin a run of ``total_steps`` (``None``: not known in advance)."""

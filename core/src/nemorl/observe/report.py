@@ -11,7 +11,7 @@ import base64
 import hashlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -28,19 +28,33 @@ from nemorl.observe.run_data import RunData
 from nemorl.plugins.registry import Registry, restricted
 
 
-def write_report(run_dir: Path, output: Path | None = None) -> Path:
+def _tell_nobody(text: str) -> None:
+    """Errors stand in the report."""
+
+
+def write_report(run_dir: Path, output: Path | None = None, *, warn: Callable[[str], None] = _tell_nobody) -> Path:
     """Write the report of one run.
 
     Args:
         run_dir: A run directory; whatever is missing there is missing in the report.
         output: The file to write. Unset: ``report.html`` in the run directory.
+        warn: Told of sections that fail; a report is written all the same.
 
     Returns:
         The file written.
+
+    Raises:
+        ForeignError: a section tried to end the process. The report is there, without it.
     """
     run = RunData.load(run_dir)
     header = f'{parts.facts(run)}<div class="tiles">{parts.tiles(run)}</div>'
-    return _write_page(output or Path(run_dir) / "report.html", run.name, header, [("", run)])
+    failures: list[NemorlError] = []
+    page = _write_page(output or Path(run_dir) / "report.html", run.name, header, [("", run)], failures.append)
+    for error in failures:
+        warn(str(error))
+        if error.__cause__ is not None and not isinstance(error.__cause__, Exception):
+            raise error
+    return page
 
 
 def write_combined_report(stages: Sequence[tuple[str, Path]], output: Path, summary: Mapping[str, str | float]) -> Path:
@@ -61,12 +75,14 @@ def write_combined_report(stages: Sequence[tuple[str, Path]], output: Path, summ
         for label, value in summary.items()
         if label != "title"
     ]
-    return _write_page(Path(output), title, f'<div class="tiles">{"".join(tiles)}</div>', runs)
+    return _write_page(Path(output), title, f'<div class="tiles">{"".join(tiles)}</div>', runs, lambda error: None)
 
 
-def _write_page(output: Path, title: str, header: str, runs: Sequence[tuple[str, RunData]]) -> Path:
+def _write_page(
+    output: Path, title: str, header: str, runs: Sequence[tuple[str, RunData]], failed: Callable[[NemorlError], None]
+) -> Path:
     data: dict[str, Any] = {}
-    sections = [_stage(f"s{index}", name, run, data) for index, (name, run) in enumerate(runs, start=1)]
+    sections = [_stage(f"s{index}", name, run, data, failed) for index, (name, run) in enumerate(runs, start=1)]
     script = f"{_asset('uplot.min.js')}\n{_asset('report.js')}"
     page = Template(_asset("report.html")).substitute(
         title=parts.esc(title),
@@ -92,7 +108,7 @@ def _nav(runs: Sequence[tuple[str, RunData]]) -> str:
     return "".join(f'<a href="#s1-{name}">{name.capitalize()}</a>' for name in names)
 
 
-def _stage(key: str, name: str, run: RunData, data: dict[str, Any]) -> str:
+def _stage(key: str, name: str, run: RunData, data: dict[str, Any], failed: Callable[[NemorlError], None]) -> str:
     """The sections of one run; its chart data goes to ``data[key]``."""
     data[key] = {"charts": parts.charts(run), "timing": parts.timing_chart(run)}
     top = ""
@@ -110,8 +126,8 @@ def _stage(key: str, name: str, run: RunData, data: dict[str, Any]) -> str:
                    f'<div class="split"><div>{parts.timing_bar(run)}</div><div data-timing="{key}"></div></div>')
         + samples
         + "".join(
-            _drawn(f"{key}-x{number}", section, data)
-            for number, section in enumerate(sections_of(run, _admitted(run)))
+            _drawn(f"{key}-x{number}", section, data, failed)
+            for number, section in enumerate(sections_of(run, _admitted(run), failed))
         )
         + _section(f"{key}-metrics", "All metrics", parts.metrics_table(run), folded=bool(name))
         + _section(f"{key}-config", "Config", parts.config(run), folded=True)
@@ -128,7 +144,7 @@ def _admitted(run: RunData) -> Registry:
         return restricted(PluginsConfig(allow=()).policy())  # an unreadable policy admits nobody
 
 
-def _drawn(key: str, section: Section, data: dict[str, Any]) -> str:
+def _drawn(key: str, section: Section, data: dict[str, Any], failed: Callable[[NemorlError], None]) -> str:
     """A section of a plugin, or why it cannot be drawn: a run must not fail over the looks of its report."""
     charts: dict[str, Any] = {}
     try:
@@ -136,6 +152,7 @@ def _drawn(key: str, section: Section, data: dict[str, Any]) -> str:
             drawn = plugin_section(key, section, charts)
             _embed(charts)
     except NemorlError as error:
+        failed(error)
         return _section(key, str(section.title), f"<p>{parts.esc(error)}</p>")
     data.update(charts)
     return drawn

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nemorl.deadlines import deadline
 from nemorl.errors import NemorlError, PluginError, boundary
 from nemorl.observe.run_data import RunData
 from nemorl.plugins.registry import Registry
@@ -58,18 +59,22 @@ class Section:
     blocks: Sequence[Text | Table | Curves]
 
 
+LIMIT_S = 600.0
+"""Longest time that a section may take."""
+
 SectionSource = Callable[[RunData], Section | None]
 """What an entry point of ``nemorl.report_sections`` names; ``None`` where the run has nothing to show."""
 
 
-def sections_of(run: RunData, registry: Registry) -> Iterator[Section]:
-    """The sections that the run's config asks for, in its order."""
+def sections_of(run: RunData, registry: Registry, failed: Callable[[NemorlError], None]) -> Iterator[Section]:
+    """The sections that the run's config asks for, in its order. ``failed`` is told of one that raises."""
     plugins = run.config.get("plugins")
     asked: Any = plugins.get("report_sections") if isinstance(plugins, Mapping) else None
     for name in asked if isinstance(asked, list) else ():
         try:
             section = _made(run, registry, str(name))
         except NemorlError as error:
+            failed(error)
             section = Section(f"Section {name}", [Text(str(error))])
         if section is not None:
             yield section
@@ -78,7 +83,7 @@ def sections_of(run: RunData, registry: Registry) -> Iterator[Section]:
 def _made(run: RunData, registry: Registry, name: str) -> Section | None:
     source: SectionSource = registry.load("report_sections", name)
     owner = f"report section {registry.index.find('report_sections', name).id}"
-    with boundary(owner):
+    with boundary(owner), deadline(owner, LIMIT_S):
         made = source(run)
     if made is not None and not isinstance(made, Section):
         raise PluginError(f"{owner} returned {made!r:.80}", fix="return a nemorl.observe.report_sections.Section")

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import types
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
+from nemorl.deadlines import deadline
 from nemorl.errors import ForeignError, NemorlError, PluginError, boundary
 from nemorl.plugins.hook_signatures import Implementation, implementations
 from nemorl.plugins.registry import Registry
@@ -101,10 +103,16 @@ ARGUMENTS: Mapping[str, tuple[str, ...]] = {
 class Hooks:
     """The hook manager of one run. ``hooks.fire("on_step_end", trainer=…, step=…, metrics=…)``."""
 
-    def __init__(self, report: Callable[[str], None]) -> None:
+    def __init__(self, report: Callable[[str], None], *, limit_s: float = math.inf) -> None:
+        """
+        Args:
+            report: Told of what went wrong in a hook.
+            limit_s: Longest time of one call.
+        """
         self._manager = pluggy.PluginManager(PROJECT)
         self._manager.add_hookspecs(HookSpecs)
         self._report = report
+        self._limit_s = limit_s
         self.failures: dict[str, int] = {}
         """Plugin id -> how often it raised."""
 
@@ -119,7 +127,7 @@ class Hooks:
         guarded = types.SimpleNamespace()
         for found in implementations(plugin, name, ARGUMENTS):
             is_essential = found.event in CONTROL or bool(getattr(plugin, "essential", False))
-            guard = _Guard(found, name, is_essential, self.failures, self._report)
+            guard = _Guard(found, name, is_essential, self.failures, self._report, self._limit_s)
             call = guard.wrapper() if found.is_wrapper else guard.plain()
             marked = hookimpl(call, wrapper=found.is_wrapper, tryfirst=found.goes_first, trylast=found.goes_last)
             setattr(guarded, found.event, marked)
@@ -140,6 +148,7 @@ class _Guard:
     failures: dict[str, int]
     """Of the whole run; shared by all guards."""
     report: Callable[[str], None]
+    limit_s: float
 
     def plain(self) -> Callable[..., None]:
         def call(*values: Any) -> None:
@@ -183,7 +192,7 @@ class _Guard:
             return False
         where = f"hook {self.found.event} of {self.name}"
         try:
-            with boundary(where):
+            with boundary(where), deadline(where, self.limit_s, setting="plugins.hook_timeout_s"):
                 action()
         except NemorlError as error:
             self.failures[self.name] = self.failures.get(self.name, 0) + 1
@@ -221,10 +230,15 @@ def _leave(running: Generator[Any, Any, Any], error: BaseException | None = None
 
 
 def build_hooks(
-    registry: Registry, enabled: Iterable[str], callbacks: Iterable[object], report: Callable[[str], None]
+    registry: Registry,
+    enabled: Iterable[str],
+    callbacks: Iterable[object],
+    report: Callable[[str], None],
+    *,
+    limit_s: float = math.inf,
 ) -> Hooks:
     """The manager of a run: hook plugins in the config's order, then the user's callbacks."""
-    hooks = Hooks(report)
+    hooks = Hooks(report, limit_s=limit_s)
     ordered: list[tuple[str, object]] = []
     for name in enabled:
         loaded = registry.load("hooks", name)

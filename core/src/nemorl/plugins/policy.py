@@ -37,6 +37,8 @@ class PluginPolicy:
     source: str = "the config"
     """Who says so, for messages."""
     outer: PluginPolicy | None = None
+    import_timeout_s: float = 300.0
+    """Longest time that importing one plugin may take."""
 
     def refusal(self, distribution: str) -> str | None:
         """Why a distribution may not be used; ``None`` if it may."""

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from stevedore import DriverManager
 
-from nemorl.errors import ForeignError, NemorlError, PluginError, boundary
+from nemorl.deadlines import deadline
+from nemorl.errors import DeadlineError, ForeignError, NemorlError, PluginError, boundary
 from nemorl.plugins.diagnosis import Diagnostic
 from nemorl.plugins.index import KINDS, PREFIX, Index, PluginEntry, singular
 from nemorl.plugins.policy import PluginPolicy
@@ -140,9 +141,10 @@ class Registry:
     def _import(self, entry: PluginEntry) -> Any:
         owner = f"{singular(entry.kind)} {entry.name!r} from {entry.distribution} {entry.version}"
         try:
-            with boundary(owner):
+            limit_s = self.index.policy.import_timeout_s
+            with boundary(owner), deadline(f"importing {owner}", limit_s, setting="plugins.import_timeout_s"):
                 loaded = _IndexedDriver(entry).driver
-        except PluginError:
+        except (PluginError, DeadlineError):
             raise
         except NemorlError as error:
             cause = error.__cause__ if isinstance(error, ForeignError) else error

@@ -1,0 +1,86 @@
+"""Deadlines for code of others that runs in the main thread: imports, ``build()``, hooks.
+
+An alarm interrupts what sleeps, waits or loops in Python, and becomes a :class:`DeadlineError` that names the owner and
+where it was. Code that never returns to Python cannot be interrupted: under the ``nemorl`` command the watchdog of
+:mod:`faulthandler` then ends the process, and the supervisor says where it was stuck. Other threads have no deadline
+here: Python interrupts the main one only.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import math
+import signal
+import sys
+import threading
+import time
+from types import FrameType, TracebackType
+
+from nemorl.errors import DeadlineError, Interrupted
+from nemorl.last_words import supervised_file
+
+AGAIN_S = 5.0
+"""Seconds until the next interruption of code that swallowed one."""
+GRACE_S = 30.0
+"""Seconds that interrupted code has to end, before the watchdog ends the process."""
+
+
+class _Expired(Interrupted):
+    """Raised inside the code that took too long. It passes boundaries and ``except Exception``."""
+
+
+class deadline:  # noqa: N801  (reads as a statement: `with deadline("building environment 'math'", 60.0):`)
+    """Interrupt the block after ``limit_s``. Deadlines may nest: the outer one waits while the inner one is on.
+
+    Raises:
+        DeadlineError: ``owner`` took too long.
+    """
+
+    def __init__(self, owner: str, limit_s: float, *, setting: str | None = None) -> None:
+        """
+        Args:
+            owner: What runs in the block, for the error.
+            limit_s: Seconds it may take.
+            setting: The config key of this limit, for the fix. Unset: it has none.
+        """
+        self._owner, self._limit_s, self._setting = owner, limit_s, setting
+        self._expired: _Expired | None = None
+
+    def __enter__(self) -> None:
+        is_main = threading.current_thread() is threading.main_thread()
+        self._is_armed = sys.platform != "win32" and is_main and self._limit_s < math.inf
+        if self._is_armed:
+            self._began = time.monotonic()
+            self._handler = signal.signal(signal.SIGALRM, self._expire)
+            self._outer_s, self._outer_again_s = signal.setitimer(signal.ITIMER_REAL, self._limit_s, AGAIN_S)
+            self._watch(self._limit_s)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._is_armed:
+            return
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, self._handler)
+        if supervised_file() is not None:
+            faulthandler.cancel_dump_traceback_later()
+        if self._outer_s:
+            left_s = max(0.001, self._outer_s - (time.monotonic() - self._began))
+            signal.setitimer(signal.ITIMER_REAL, left_s, self._outer_again_s)
+            self._watch(left_s)
+        if self._expired is not None and error is not None:
+            more_time = f"; if it needs the time, raise {self._setting}" if self._setting else ""
+            raise DeadlineError(
+                f"{self._owner} took more than {self._limit_s:g} s{self._expired}",
+                fix=f"look for what it waits for{more_time}",
+            ) from error
+
+    def _expire(self, number: int, frame: FrameType | None) -> None:
+        place = f"; it was in {frame.f_code.co_filename}, line {frame.f_lineno}" if frame is not None else ""
+        self._expired = _Expired(place)
+        raise self._expired
+
+    def _watch(self, limit_s: float) -> None:
+        descriptor = supervised_file()
+        if descriptor is not None:
+            faulthandler.dump_traceback_later(limit_s + GRACE_S, exit=True, file=descriptor)

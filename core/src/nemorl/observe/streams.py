@@ -1,0 +1,48 @@
+"""Output that survives its reader: a terminal that is closed, a pipe whose other end is gone."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+from typing import Any, TextIO
+
+GONE = frozenset({errno.EPIPE, errno.EIO, errno.ENXIO})
+"""What writing says when nobody can read any more: a broken pipe, a terminal that hung up."""
+
+
+class SteadyStream:
+    """A text stream that drops what nobody can read, and says so in ``is_lost``."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.is_lost = False
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            self._lose(error)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._lose(error)
+
+    def _lose(self, error: OSError) -> None:
+        if error.errno not in GONE:
+            raise error
+        self.is_lost = True
+        try:
+            descriptor = self._stream.fileno()
+        except (io.UnsupportedOperation, AttributeError):
+            return
+        # Native code and Python's own last flush write there too, and what is buffered must go somewhere.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, descriptor)
+        os.close(nowhere)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

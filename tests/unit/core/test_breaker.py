@@ -1,0 +1,127 @@
+"""Steps that teach nothing, one after the other: a dead environment ends the run, equal rewards are warned of."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import nemorl
+import pytest
+from nemorl.breaker import CircuitBreaker
+from nemorl.config.run import BreakerConfig
+from nemorl.errors import BackendError, DeadlineError
+from nemorl.observe.console import Console
+from nemorl.observe.jsonl import read_jsonl
+from nemorl.types import Prompt, Sample, Samples, Score
+
+LATE = {"environment_timeout": 1.0}
+
+
+class Told:
+    """A breaker, what it warned of and what it recorded."""
+
+    def __init__(self, *, is_scored: bool = True, **settings: Any) -> None:
+        self.warnings: list[str] = []
+        self.events: list[dict[str, Any]] = []
+        self._step = 0
+        self._breaker = CircuitBreaker(
+            BreakerConfig(**settings),
+            self.warnings.append,
+            lambda event, **facts: self.events.append({"event": event, **facts}),
+            is_scored=is_scored,
+        )
+
+    def step(self, *groups: Sequence[float], metrics: Sequence[dict[str, float]] = ()) -> None:
+        """A rollout of these rewards; ``metrics`` are those of the first samples."""
+        self._step += 1
+        rewards = [(index, reward) for index, group in enumerate(groups) for reward in group]
+        known = [*metrics, *[{}] * len(rewards)]
+        samples = [
+            Sample(Prompt(index, "1+1=", ()), (), (), (), Score(reward, metrics=known[n]), "2", "stop")
+            for n, (index, reward) in enumerate(rewards)
+        ]
+        self._breaker.on_rollout_end(self._step, Samples(samples))
+
+
+def test_three_steps_of_nothing_but_time_outs_end_the_run() -> None:
+    told = Told()
+    for _ in range(2):
+        told.step([0, 0], [0, 0], metrics=[LATE] * 4)
+    told.step([0, 0], [0, 1], metrics=[LATE] * 3)  # one answered: the count begins anew
+    for _ in range(2):
+        told.step([0, 0], [0, 0], metrics=[LATE] * 4)
+    with pytest.raises(DeadlineError, match=r"100% of the episodes of step 6, and as much in 3 steps in a row"):
+        told.step([0, 0], [0, 0], metrics=[{"episode_timeout": 1.0}, *[LATE] * 3])
+    assert told.events == [
+        {"event": "circuit_breaker", "step": 6, "reason": "failed_episodes", "steps": 3, "share": 1.0}
+    ]
+    assert told.warnings == []
+
+
+def test_the_share_of_failed_episodes_and_the_number_of_steps_can_be_set() -> None:
+    told = Told(failed_frac=0.5, failed_steps=1)
+    told.step([0, 1], [0, 1], metrics=[LATE])  # 1 of 4
+    with pytest.raises(DeadlineError, match="50% of the episodes of step 2"):
+        told.step([0, 1], [0, 1], metrics=[LATE, {"environment_error": 1.0}])
+    never = Told(failed_steps=0)
+    for _ in range(20):
+        never.step([0, 0], metrics=[LATE, LATE])
+    assert never.events == []
+
+
+def test_a_metric_of_zero_is_no_failure() -> None:
+    told = Told(failed_steps=1)
+    told.step([0, 1], metrics=[{"environment_timeout": 0.0}] * 2)
+    assert told.events == []
+
+
+def test_ten_steps_of_equal_rewards_are_warned_of_once_and_again_after_they_recovered() -> None:
+    told = Told()
+    for _ in range(15):
+        told.step([1, 1], [0, 0])  # groups differ from each other, not within
+    (warning,) = told.warnings
+    assert "in 100% of the groups of step 10, and as many of 10 steps in a row" in warning
+    assert "from 0 to 1" in warning
+    told.step([1, 0], [0, 0])
+    for _ in range(10):
+        told.step([0.1 + 0.2, 0.3], [0, 0])  # equal but for rounding
+    assert [event["step"] for event in told.events] == [10, 26]
+
+
+def test_equal_rewards_may_end_the_run() -> None:
+    told = Told(equal_frac=0.5, equal_steps=2, on_equal="stop")
+    told.step([1, 1], [0, 1])
+    with pytest.raises(BackendError, match="50% of the groups of step 2"):
+        told.step([1, 1], [0, 1])
+
+
+def test_groups_of_one_and_unscored_responses_are_not_compared() -> None:
+    for told, groups in ((Told(equal_steps=1), [[0], [0]]), (Told(equal_steps=1, is_scored=False), [[0, 0]])):
+        told.step(*groups)
+        assert told.events == []
+
+
+def test_a_run_with_a_dead_environment_ends_with_an_error_and_an_event(tiny_model: Path, tmp_path: Path) -> None:
+    def sleeps(prompt: str, response: str) -> float:
+        time.sleep(20)
+        return 1.0
+
+    config = nemorl.load_config(
+        {
+            "algorithm": "grpo",
+            "model": str(tiny_model),
+            "run_dir": str(tmp_path / "run"),
+            "max_steps": 9,
+            "num_prompts_per_step": 1,
+            "num_generations_per_prompt": 2,
+            "policy": {"init": "random", "max_sequence_tokens": 16},
+            "generation": {"max_new_tokens": 2},
+            "rollouts": {"environment_timeout_s": 0.05, "breaker": {"failed_steps": 2}},
+        }
+    )
+    with pytest.raises(DeadlineError, match="2 steps in a row"):
+        config.build().fit([{"prompt": "1+1="}], sleeps, console=Console(quiet=True))
+    names = [event["event"] for event in read_jsonl(tmp_path / "run" / "events.jsonl")]
+    assert names == ["started", "circuit_breaker", "failed"]

@@ -1,0 +1,159 @@
+"""Code of others that takes too long in the main thread is interrupted, and the error says whose it is."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nemorl
+import pytest
+from nemorl.config.run import PluginsConfig
+from nemorl.deadlines import deadline
+from nemorl.errors import DeadlineError, ForeignError, boundary
+from nemorl.observe.console import Console
+from nemorl.observe.jsonl import read_jsonl
+from nemorl.plugins import Index, Registry
+from nemorl.plugins.hooks import Hooks
+from zoo import importing
+
+FOREVER_S = 600.0
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGALRM)
+    yield
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    assert signal.getsignal(signal.SIGALRM) is before
+
+
+def test_what_sleeps_is_woken_and_named() -> None:
+    limit = deadline("the hook", 0.05, setting="plugins.hook_timeout_s")
+    said = r"^the hook took more than 0\.05 s; it was in .*, line \d+"
+    with pytest.raises(DeadlineError, match=said) as caught, boundary("someone else"), limit:
+        time.sleep(FOREVER_S)
+    assert "raise plugins.hook_timeout_s" in str(caught.value.fix)
+
+
+def test_what_loops_and_swallows_exceptions_is_ended() -> None:
+    def loops() -> None:
+        while True:
+            try:
+                with boundary("inner code"):
+                    sum(range(1000))
+            except Exception:
+                continue
+
+    with pytest.raises(DeadlineError), deadline("the loop", 0.05):
+        loops()
+
+
+def test_what_is_in_time_and_what_fails_by_itself_is_left_alone() -> None:
+    with deadline("a", FOREVER_S):
+        pass
+    with pytest.raises(KeyError), deadline("a", FOREVER_S):
+        raise KeyError("its own")
+
+
+def test_an_outer_deadline_goes_on_after_an_inner_one() -> None:
+    def inner() -> None:
+        with pytest.raises(DeadlineError, match="inner took"), deadline("inner", 0.05):
+            time.sleep(FOREVER_S)
+        with deadline("another", FOREVER_S):
+            pass
+        time.sleep(FOREVER_S)
+
+    with pytest.raises(DeadlineError, match="outer took"), deadline("outer", 0.2):
+        inner()
+
+
+def test_other_threads_have_no_deadline() -> None:
+    ended: list[bool] = []
+
+    def work() -> None:
+        with deadline("a thread", 0.01):
+            time.sleep(0.05)
+        ended.append(True)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert ended == [True]
+
+
+def test_a_hook_that_hangs_is_disabled_and_the_next_one_is_called() -> None:
+    class Hangs:
+        def on_step_begin(self) -> None:
+            time.sleep(FOREVER_S)
+
+    class Counts:
+        steps = 0
+
+        def on_step_begin(self) -> None:
+            self.steps += 1
+
+    reports: list[str] = []
+    hooks, counts = Hooks(reports.append, limit_s=0.05), Counts()
+    hooks.register(counts, "counts")
+    hooks.register(Hangs(), "hangs")
+    for step in (1, 2):
+        hooks.fire("on_step_begin", trainer=None, step=step)
+    (report,) = reports
+    assert report.startswith("hook on_step_begin of hangs: hook on_step_begin of hangs took more than 0.05 s")
+    assert report.endswith("it is disabled for the rest of this run")
+    assert counts.steps == 2
+
+
+def test_a_plugin_that_hangs_while_it_is_imported_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    importing("acme-asleep", "", f"import time; time.sleep({FOREVER_S})").install(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    policy = PluginsConfig(import_timeout_s=0.2).policy()
+    said = r"^importing environment 'asleep' from acme-asleep 1\.0 took more than 0\.2 s; it was in .*acme_asleep\.py"
+    with pytest.raises(DeadlineError, match=said) as caught:
+        Registry(Index.installed().narrowed(policy)).load("environments", "asleep")
+    assert "plugins.import_timeout_s" in str(caught.value.fix)
+    sys.modules.pop("acme_asleep", None)
+
+
+@pytest.mark.parametrize("place", ["build", "close"])
+def test_a_part_that_hangs_while_it_is_built_or_closed_ends_the_run_with_an_event(
+    place: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    class Rows(list[Any]):
+        def __len__(self) -> int:
+            if place == "build":
+                time.sleep(FOREVER_S)
+            return super().__len__()
+
+    class Sticky(nemorl.Environment):
+        def score(self, prompt: Any, response: str) -> float:
+            return float(len(response))
+
+        def close(self) -> None:
+            if place == "close":
+                time.sleep(FOREVER_S)
+
+    config = nemorl.load_config(
+        {
+            "algorithm": "grpo",
+            "model": str(tiny_model),
+            "run_dir": str(tmp_path / "run"),
+            "max_steps": 1,
+            "num_prompts_per_step": 1,
+            "num_generations_per_prompt": 2,
+            "policy": {"init": "random", "max_sequence_tokens": 16},
+            "generation": {"max_new_tokens": 2},
+            "plugins": {"build_timeout_s": 3.0 if place == "close" else 0.5},
+            "cluster": {"worker_timeout_s": 300},
+        }
+    )
+    with pytest.raises((DeadlineError, ForeignError), match=r"took more than \d"):
+        config.build().fit(Rows([{"prompt": "1+1="}]), Sticky(), console=Console(quiet=True))
+    last = list(read_jsonl(tmp_path / "run" / "events.jsonl"))[-1]
+    assert last["event"] == "failed"
+    assert "took more than" in last["error"]

@@ -1,0 +1,215 @@
+"""A command and its parent: signals arrive once, a lost terminal and a lost parent end it, and what it says is kept."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from nemorl.last_words import MARK
+from nemorl.observe.streams import SteadyStream
+from nemorl.unexplained import LastWords, how_it_ended
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="commands are supervised on Linux only")
+
+COMMANDS = """
+import os, sys, time
+from nemorl.supervisor import run
+from nemorl.cli.app import app
+from nemorl.stopping import GracefulStop
+
+@app.command("wait")
+def wait():
+    "Wait for a signal, then see whether another comes."
+    names = []
+    with GracefulStop(names.append):
+        print("ready", os.getpid(), flush=True)
+        while not names:
+            time.sleep(0.01)
+        time.sleep(0.4)
+    print(names, flush=True)
+
+@app.command("echo")
+def echo():
+    print(sys.stdin.read(), flush=True)
+
+@app.command("stuck")
+def stuck():
+    "In C, where no signal is looked at."
+    from collections import deque
+    from itertools import repeat
+    from nemorl import deadlines
+    deadlines.GRACE_S = 0.2
+    with deadlines.deadline("the hook", 0.1):
+        deque(repeat(0), maxlen=0)
+
+@app.command("chat")
+def chat():
+    for _ in range(100_000):
+        print("all work and no play")
+
+run()
+"""
+
+
+def start(*arguments: str, **options: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", COMMANDS, *arguments]
+    given = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    return subprocess.Popen(command, text=True, start_new_session=True, **given)  # type: ignore[call-overload,no-any-return]
+
+
+def child_of(process: subprocess.Popen[str]) -> int:
+    """The supervised process, once it is ready."""
+    assert process.stdout is not None
+    word, pid = process.stdout.readline().split()
+    assert word == "ready"
+    return int(pid)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("target", ["parent", "child", "group"])
+def test_a_signal_asks_once_whomever_it_is_sent_to(target: str, number: signal.Signals) -> None:
+    if (target, number) == ("child", signal.SIGHUP):
+        return  # nothing new: two processes fewer to start
+    process = start("wait")
+    child = child_of(process)
+    if target == "group":
+        os.killpg(process.pid, number)
+    else:
+        os.kill(process.pid if target == "parent" else child, number)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (0, f"['{number.name}']\n", "")
+
+
+def test_ctrl_c_of_a_terminal_asks_once() -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-c", COMMANDS, "wait"])
+    read = b""
+    while b"ready" not in read:
+        read += os.read(terminal, 1000)
+    os.write(terminal, b"\x03")
+    try:
+        while select.select([terminal], [], [], 60)[0]:
+            read += os.read(terminal, 1000)
+    except OSError:  # the other end is closed
+        pass
+    _, status = os.waitpid(pid, 0)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert b"['SIGINT']" in read
+
+
+def test_whoever_kills_the_parent_kills_the_command() -> None:
+    process = start("wait")
+    child = child_of(process)
+    process.kill()
+    process.communicate()
+    stat = Path(f"/proc/{child}/stat")
+    deadline = time.monotonic() + 60
+    while stat.is_file() and stat.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < deadline, "the command lives on, unsupervised"
+        time.sleep(0.02)
+
+
+def test_a_killed_child_is_explained_by_the_parent() -> None:
+    process = start("wait")
+    os.kill(child_of(process), signal.SIGKILL)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 137
+    assert err.startswith("error: the process was killed by signal 9 (SIGKILL), before the command had ended")
+
+
+def test_code_that_nothing_interrupts_is_ended_and_named() -> None:
+    process = start("stuck")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert err.startswith("error: the process was stuck in <string>, line ")
+    assert "(stuck), before the command had ended" in err
+
+
+def test_the_command_reads_what_the_parent_was_given() -> None:
+    process = start("echo", stdin=subprocess.PIPE)
+    assert process.communicate("a line", timeout=60) == ("a line\n", "")
+    assert process.returncode == 0
+
+
+def test_output_that_nobody_reads_is_no_traceback_and_no_success() -> None:
+    process = start("chat")
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+    assert process.wait(60) == 1
+
+
+def test_a_stream_whose_reader_is_gone_says_so_and_goes_on() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as file:
+        stream = SteadyStream(file)
+        stream.write("x" * 100_000)
+        stream.flush()
+        assert stream.is_lost
+        stream.write("more")
+        stream.flush()
+
+
+def test_another_error_of_a_stream_is_not_hidden() -> None:
+    with open("/dev/full", "w") as file:
+        stream = SteadyStream(file)
+        stream.write("x")
+        with pytest.raises(OSError, match="No space left"):
+            stream.flush()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())  # so that closing it can flush
+
+
+FAULT = """Fatal Python error: Segmentation fault
+
+Thread 0x1 (most recent call first):
+  File "/usr/lib/idle.py", line 3 in wait
+
+Current thread 0x2 (most recent call first):
+  File "{stdlib}/ctypes/__init__.py", line 519 in string_at
+  File "/site/acme.py", line 7 in build
+  File "/site/nemorl/run.py", line 9 in open
+
+Thread 0x3 (most recent call first):
+  File "/usr/lib/other.py", line 4 in wait
+"""
+TIMEOUT = """Timeout (0:01:00)!
+Thread 0x1 (most recent call first):
+  File "/usr/lib/idle.py", line 3 in wait
+
+Thread 0x2 (most recent call first):
+  File "/site/acme.py", line 8 in on_step_end
+"""
+
+
+@pytest.mark.parametrize(
+    ("notes", "fault", "code", "said"),
+    [
+        ("", FAULT, -11, "killed by signal 11 (SIGSEGV) in /site/acme.py, line 7 (build), before the command"),
+        ('{"run": "/runs/a"}', FAULT, -11, "in the middle of the run in /runs/a"),
+        ('{"run": "/runs/a"}\n{"closed": "/runs/a"}', "", -9, "before the command had ended, as the kernel does"),
+        ('{"left": "acme.py, line 1 (f)"}', "", 0, "os._exit(0) was called in acme.py, line 1 (f)"),
+        ("", TIMEOUT, 1, "was stuck in /site/acme.py, line 8 (on_step_end)"),
+        ("", "", 3, "the process ended itself with exit code 3"),
+        ('{"exit": 0}', "", -11, "after the command had ended with exit code 0"),
+    ],
+)
+def test_last_words_become_one_line(tmp_path: Path, notes: str, fault: str, code: int, said: str) -> None:
+    file = tmp_path / "said"
+    stdlib = os.path.dirname(os.__file__)
+    lines = b"".join(MARK + note.encode() + b"\n" for note in notes.splitlines())
+    file.write_bytes(lines + fault.replace("{stdlib}", stdlib).encode())
+    with file.open("rb") as opened:
+        line = how_it_ended(code, LastWords.of(opened.fileno()))
+    assert said in line
+    assert "\n" not in line
