@@ -117,6 +117,51 @@ def test_a_part_of_a_score_that_is_not_finite_names_environment_part_and_row(par
         assert word in caught.value.message
 
 
+def _ways_to_raise(error: BaseException) -> dict[str, Any]:
+    def batched(prompts: list[str], responses: list[str]) -> list[float]:
+        raise error
+
+    async def later(prompt: str, response: str) -> float:
+        raise error
+
+    async def in_a_task(prompt: str, response: str) -> float:
+        return await asyncio.create_task(later(prompt, response))
+
+    async def all_later(prompts: list[str], responses: list[str]) -> list[float]:
+        raise error
+
+    def now(prompt: str, response: str) -> float:
+        raise error
+
+    return {f.__name__: f for f in (now, batched, later, in_a_task, all_later)}
+
+
+@pytest.mark.parametrize("way", ["now", "batched", "later", "in_a_task", "all_later"])
+@pytest.mark.parametrize(
+    "error", [StopIteration(1), StopAsyncIteration(1), SystemExit(1), KeyboardInterrupt(1), GeneratorExit(1)], ids=repr
+)
+def test_whatever_a_reward_raises_wherever_it_runs_is_its_error_and_no_time_out(way: str, error: BaseException) -> None:
+    function = _ways_to_raise(error)[way]
+    with contextlib.closing(EnvironmentPool(RewardFunction(function), timeout_s=60)) as pool:
+        for _ in range(2):  # the second turn finds the event loop alive
+            episodes = [pool.start(Prompt(0, "p", ()))] * 3
+            with pytest.raises(ForeignError, match=rf"environment '{way}' raised .*{type(error).__name__}"):
+                pool.step(episodes, ["x", "y", "z"])
+
+
+def test_a_task_that_exits_unheard_takes_no_other_with_it() -> None:
+    async def grade(prompt: str, response: str) -> float:
+        async def exits() -> None:
+            raise SystemExit(0)
+
+        exiting = asyncio.create_task(exits())
+        await asyncio.sleep(0.01)
+        assert isinstance(exiting.exception(), SystemExit)
+        return 1.0
+
+    assert rewards(step(RewardFunction(grade), ["a", "b", "c"])) == [1.0, 1.0, 1.0]
+
+
 def test_a_function_of_all_columns_gets_them_but_for_the_names_it_takes_itself() -> None:
     def grade(prompt: str, response: str, **columns: Any) -> float:
         assert columns == {"answer": "2", "level": 3}

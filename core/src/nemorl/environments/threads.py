@@ -10,6 +10,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -22,6 +23,10 @@ async def in_thread(function: Callable[..., T], *args: Any) -> T:
     def run() -> None:
         try:
             answer.set_result(function(*args))
+        except StopIteration as error:  # which no future takes: it would hang whoever awaits it
+            stopped = RuntimeError(f"StopIteration: {error}")
+            stopped.__cause__ = error
+            answer.set_exception(stopped)
         except BaseException as error:
             answer.set_exception(error)
 
@@ -49,10 +54,17 @@ class LoopThread:
         if self._stopping.acquire(blocking=False):  # a second stop would interrupt the cancelling
             self.loop.call_soon_threadsafe(self.loop.stop)
 
+    def _turn(self) -> None:
+        """Run until stopped. A task that raises SystemExit or KeyboardInterrupt fails with it; asyncio would end the loop
+        as well, under all the others."""
+        while not self._stopping.locked():
+            with suppress(SystemExit, KeyboardInterrupt):
+                self.loop.run_forever()
+
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
         try:
-            self.loop.run_forever()
+            self._turn()
             tasks = asyncio.all_tasks(self.loop)
             for task in tasks:
                 task.cancel()
