@@ -80,7 +80,10 @@ def _wait(child: int, waited: set[signal.Signals], descriptor: int) -> int:
             ended, status = os.waitpid(child, os.WNOHANG)
             if ended:
                 return status
-        elif found.si_code <= 0 and not _knows(descriptor, found.si_signo):  # positive: the kernel sent it
+            continue
+        # A positive code: from the kernel, which tells the whole group; but of a hang-up only the session's leader.
+        is_for_us = found.si_code <= 0 or found.si_signo == signal.SIGHUP
+        if is_for_us and not _knows(descriptor, found.si_signo):
             os.kill(child, found.si_signo)
 
 

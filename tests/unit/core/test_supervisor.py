@@ -106,6 +106,21 @@ def test_ctrl_c_of_a_terminal_asks_once() -> None:
     assert b"['SIGINT']" in read
 
 
+def test_a_terminal_that_hangs_up_asks_once() -> None:
+    reader, writer = os.pipe()
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.dup2(writer, 1)
+        os.execv(sys.executable, [sys.executable, "-c", COMMANDS, "wait"])
+    os.close(writer)
+    with os.fdopen(reader) as said:
+        assert said.readline().startswith("ready")
+        os.close(terminal)
+        assert said.read() == "['SIGHUP']\n"
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
 def test_whoever_kills_the_parent_kills_the_command() -> None:
     process = start("wait")
     child = child_of(process)

@@ -55,8 +55,8 @@ class LoopThread:
             self.loop.call_soon_threadsafe(self.loop.stop)
 
     def _turn(self) -> None:
-        """Run until stopped. A task that raises SystemExit or KeyboardInterrupt fails with it; asyncio would end the loop
-        as well, under all the others."""
+        """Run until stopped. A task that raises SystemExit or KeyboardInterrupt fails with it; asyncio would end the
+        loop as well, under all the others."""
         while not self._stopping.locked():
             with suppress(SystemExit, KeyboardInterrupt):
                 self.loop.run_forever()

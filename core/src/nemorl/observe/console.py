@@ -24,7 +24,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from nemorl.observe.streams import SteadyStream
+from nemorl.observe.streams import steady
 
 REFRESH_HZ = 4
 PLAIN_INTERVAL_S = 2.0
@@ -97,7 +97,7 @@ class Console:
         """
         self._quiet = quiet
         # Named as rich names it: of a stream that redirects prints above a panel, the one behind it.
-        target = SteadyStream(getattr(file or sys.stderr, "rich_proxied_file", file or sys.stderr))
+        target = steady(getattr(file or sys.stderr, "rich_proxied_file", file or sys.stderr))
         self._target = target
         is_live = live if live is not None else target.isatty() and os.environ.get("TERM") != "dumb"
         self._wants_live = is_live and not quiet

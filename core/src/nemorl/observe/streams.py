@@ -46,3 +46,8 @@ class SteadyStream:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+def steady(stream: TextIO | SteadyStream) -> SteadyStream:
+    """The stream, made steady once: of two around it only the inner one would hear that it is lost."""
+    return stream if isinstance(stream, SteadyStream) else SteadyStream(stream)
