@@ -382,3 +382,16 @@ def test_a_trainer_from_pretrained(tiny_model: Path, tmp_path: Path) -> None:
     )
     assert trainer.fit(train_dataset=ROWS, console=Console(quiet=True)).steps == 1
     assert trainer.step == 1
+
+
+def test_a_continued_run_explains_the_process_that_ended_without_a_word(tiny_model: Path, tmp_path: Path) -> None:
+    settings = config("sft", tiny_model, tmp_path / "run")
+    fit(settings, callbacks=[StopAfter(2)])
+    file = tmp_path / "run/events.jsonl"
+    kept = [event for event in lines(file) if event["event"] != "stopped"]  # as if it had been killed
+    file.write_text("".join(f"{json.dumps(event)}\n" for event in kept))
+    assert fit(settings, resume=True).steps == 3
+    events = [(event["event"], event.get("step"), event.get("error")) for event in lines(file)][len(kept) :]
+    assert events[0][:2] == ("failed", 2)
+    assert "ended without a word after step 2" in str(events[0][2])
+    assert [name for name, *_ in events[1:]] == ["resumed", "checkpoint", "finished"]
