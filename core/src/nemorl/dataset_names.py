@@ -18,6 +18,7 @@ from nemorl.data import SPLITS
 from nemorl.errors import UsageError
 from nemorl.plugins import registry
 from nemorl.plugins.kinds import DatasetConfig
+from nemorl.reading import expanded, shown
 from nemorl.suggest import did_you_mean
 from nemorl.types import Row
 
@@ -38,21 +39,25 @@ def named_dataset(name: str | Path) -> DatasetConfig:
     Raises:
         UsageError: it is none of them; names what comes closest.
     """
-    path = Path(name).expanduser()
+    path = expanded(name)
     installed = [entry.name for entry in registry().index.of_kind("datasets")]
     if isinstance(name, str) and name.rpartition(":")[2] in installed:
         return configured_dataset(name, {})
-    if path.is_dir():
-        return _folder(path)
-    if path.is_file():
-        return configured_dataset("file", {"path": path})
+    try:
+        if path.is_dir():
+            return _folder(path)
+        if path.is_file():
+            return configured_dataset("file", {"path": path})
+    except OSError as error:
+        message = f"{shown(str(name))} cannot be looked at ({error.strerror})"
+        raise UsageError(message, fix="check the path, and the permissions of its folders") from error
     if isinstance(name, str) and HUB_NAME.fullmatch(name) and path.suffix not in TABLES:
         return configured_dataset("huggingface", {"path": name})
     beside = [str(other) for other in _beside(path)]
     guess = did_you_mean(str(name), [*installed, *beside])
     raise UsageError(
-        f"no dataset {str(name)!r}: not installed (there are {', '.join(installed) or 'none'}), no file or folder of "
-        "this name, and not a name of the Hugging Face hub (org/name)",
+        f"no dataset {shown(str(name))}: not installed (there are {', '.join(installed) or 'none'}), no file or "
+        "folder of this name, and not a name of the Hugging Face hub (org/name)",
         fix=guess or "pass rows, a path, or a dataset of `nemorl plugins list`",
     )
 

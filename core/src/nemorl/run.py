@@ -33,6 +33,7 @@ from nemorl.last_words import note
 from nemorl.mismatch import MismatchWatch
 from nemorl.observe.console import Console
 from nemorl.observe.jsonl import JsonlWriter, read_jsonl
+from nemorl.observe.metric_names import MetricWatch
 from nemorl.observe.provenance import describe_environment
 from nemorl.observe.run_data import RunData
 from nemorl.observe.timing import Timer
@@ -161,6 +162,7 @@ class Run:
             is_scored = not isinstance(environment, Unscored)
             breaker = CircuitBreaker(config.rollouts.breaker, self.warn, self.directory.event, is_scored=is_scored)
             self.hooks.register(breaker, "nemorl-core:breaker")
+        self.hooks.register(MetricWatch(config.checkpoint.metric, self.warn), "nemorl-core:metric")
         self.loggers = [self._logger(logger) for logger in config.loggers]
         self.console.phase("loading the model")
         self.tokenizer = Tokenizer.load(config.policy.model_name)

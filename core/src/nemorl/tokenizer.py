@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nemorl.errors import BackendError, DataError, boundary
+from nemorl.reading import expanded
 from nemorl.types import Message
 
 
@@ -25,7 +26,7 @@ class Tokenizer:
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
         from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
-        name = str(Path(model_name).expanduser())
+        name = str(expanded(model_name))
         with boundary(f"loading the tokenizer of {model_name!r}"), _missing_model(model_name):
             # AutoTokenizer (transformers 5) picks the class by the model's architecture and rebuilds its splitting
             # rules, even for a folder whose tokenizer says that tokenizer.json is all there is to it.

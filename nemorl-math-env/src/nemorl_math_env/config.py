@@ -25,13 +25,13 @@ class MathConfig(EnvironmentConfig):
     requires_modules: ClassVar[tuple[str, ...]] = ("mpmath", "pebble")
     install_hint: ClassVar[str] = "pip install nemorl-math-env"
 
-    timeout_s: float = Field(5.0, gt=0)
+    timeout_s: float = Field(5.0, gt=0, le=1e8)
     """Seconds that the comparison of one formula may take; then it scores 0 and counts in ``grader_timeout``. Raise it
     when that metric is high and the answers are genuinely long formulas."""
     workers: Annotated[int, RESUMABLE] = Field(2, ge=1, le=128)
     """Grader processes. They start when the first answer needs algebra; numbers never do. Raise it for datasets of
     formulas, up to the CPU cores that generation leaves free."""
-    memory_gib: float = Field(4.0, ge=1.0)
+    memory_gib: float = Field(4.0, ge=1.0, le=1e6)
     """Memory limit of one grader process in GiB, so that ``9^{9^{9}}`` cannot take the machine down."""
     require_marker: bool = False
     r"""Accept marked answers only (``\boxed{…}`` or one of ``answer_markers``); others count in ``unparsable``.

@@ -347,7 +347,7 @@ FILES = [
     ("twice_below.yaml", "algorithm: grpo\npolicy:\n  init: random\n  init: random\n", "", "'init' appears twice", ""),
     ("tabs.yaml", "algorithm: grpo\npolicy:\n\tinit: random\n", "", "not valid yaml", ""),
     ("bad.json", '{"algorithm": "grpo",}', "", "not valid json", ""),
-    ("bytes.yaml", "algorithm: gr\udcffpo\n", "", "not valid yaml", ""),
+    ("bytes.yaml", "algorithm: gr\udcffpo\n", "", "not UTF-8 text", ""),
 ]
 
 

@@ -80,7 +80,7 @@ def test_the_innermost_preference_decides() -> None:
         ("plugins: {allow: nemorl-grpo}", "plugins.allow is a list of distribution names"),
         ("plugins: {blocked: []}", "the keys under `plugins:` are allow, block, prefer"),
         ("plugin: {}", "expected one key, `plugins:`"),
-        ("plugins: [", "while parsing"),
+        ("plugins: [", "did not find expected"),
         ("plugins: {prefer: [a]}", "plugins.prefer maps kind.name to a distribution"),
     ],
 )

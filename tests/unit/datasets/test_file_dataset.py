@@ -139,7 +139,7 @@ def test_a_missing_file_is_reported_with_its_closest_neighbour(tmp_path):
         ("a.csv", "question,answer\n", "no rows"),
         ("c.jsonl", '{"prompt": "a"', "line 1: not valid JSON"),
         ("d.jsonl", "[1]", "line 1: a list where a row"),
-        ("b.json", '[{"a": 1},\n oops]', "line 2: not valid JSON"),
+        ("b.json", '[{"a": 1},\n oops]', "not valid JSON: line 2"),
         ("c.json", "[1, 2]", "does not hold a list of rows"),
         ("b.csv", "prompt,answer\na,b,c\n", "line 2: 3 values for 2 columns"),
         ("a.parquet", "not parquet", "not a readable Parquet file"),

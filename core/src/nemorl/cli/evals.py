@@ -100,16 +100,21 @@ def _load(config: Path | None, changes: Sequence[str], model: str | None, *, has
         if model is None or not has_data:
             raise UsageError("nothing to evaluate", fix="give a config or a run, or --model with --data")
         return validate(RunConfig, apply_overrides({"model": model}, changes), source="eval")
-    chosen = [f"model={model}", f"policy.model_name={model}", "policy.init=pretrained"] if model else []
+    chosen = _model_overrides(model, "model", "policy.model_name") if model else []
     if (config / "config.yaml").is_file():
         exported = config / "model"
         if not model and not (exported / "config.json").is_file():
             raise UsageError(
                 f"{config} has no exported model yet", fix="let the run finish, or give a config and --model"
             )
-        chosen = chosen or [f"policy.model_name={exported}", "policy.init=pretrained"]
+        chosen = chosen or _model_overrides(str(exported), "policy.model_name")
         config = config / "config.yaml"
     return load_config(config, [*chosen, *changes], for_launch=not has_data)
+
+
+def _model_overrides(model: str, *keys: str) -> list[str]:
+    """The overrides that choose a model, in quotes: a folder may have any name."""
+    return [*(f"{key}={json.dumps(model)}" for key in keys), "policy.init=pretrained"]
 
 
 def _rows(source: str, display: _Display) -> Sequence[Row]:

@@ -59,7 +59,7 @@ def train(
     """
     from nemorl.config.load import load_config
 
-    changes = [*(overrides or []), *([f"run_dir={run_dir}"] if run_dir else [])]
+    changes = [*(overrides or []), *([f"run_dir={json.dumps(str(run_dir))}"] if run_dir else [])]
     loaded = load_config(config, changes, for_launch=True)
     from nemorl.run import run_path
 

@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     from nemorl.config.load import load_config
     from nemorl.config.models import GenerationConfig, LoraConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
     from nemorl.config.run import CheckpointConfig, PluginsConfig, RolloutConfig, RunConfig, ValidationConfig
+    from nemorl.config.scalars import ExpandsHome
 
 __all__ = [
     "RESUMABLE",
     "CheckpointConfig",
     "ClusterConfig",
     "Config",
+    "ExpandsHome",
     "GenerationConfig",
     "LoraConfig",
     "OptimizerConfig",
@@ -36,6 +38,7 @@ _MODULES = {
     "Config": "base",
     "RESUMABLE": "base",
     "ClusterConfig": "cluster",
+    "ExpandsHome": "scalars",
     "load_config": "load",
     **dict.fromkeys(("GenerationConfig", "LoraConfig", "OptimizerConfig", "PolicyConfig", "ScheduleConfig"), "models"),
 }

@@ -10,10 +10,19 @@ from collections.abc import Iterator, Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, Self, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import InitErrorDetails, PydanticCustomError, to_jsonable_python
 
+from nemorl.config.scalars import WrongValueError, read_field
 from nemorl.errors import Problem, boundary
+from nemorl.reading import shown
 
 
 class _Resumable:
@@ -48,7 +57,7 @@ class Config(BaseModel):
         use_attribute_docstrings=True,
         validate_default=False,
         protected_namespaces=(),
-        ser_json_inf_nan="strings",
+        allow_inf_nan=False,
     )
 
     @classmethod
@@ -72,10 +81,26 @@ class Config(BaseModel):
         """Mistakes that no single field can see. Override, and start with ``yield from super().problems()``."""
         return iter(())
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _read_field(cls, value: Any, info: ValidationInfo) -> Any:
+        assert info.field_name is not None, "it validates fields"
+        try:
+            return read_field(cls.model_fields[info.field_name], value)
+        except WrongValueError as error:
+            context = {"message": str(error), "fix": error.fix}
+            raise PydanticCustomError(PROBLEM, "{message}", context) from error
+
     @model_validator(mode="after")
     def _report_problems(self) -> Self:
-        with boundary(f"problems() of {type(self).__name__} ({type(self).__module__})"):
-            found = list(self.problems())
+        found: list[Problem] = []
+        try:
+            with boundary(f"problems() of {type(self).__name__} ({type(self).__module__})", passing=(OSError,)):
+                for problem in self.problems():
+                    found.append(problem)
+        except OSError as error:
+            message = f"{shown(str(error.filename))} cannot be looked at ({error.strerror})"
+            found.append(Problem("", message, "check the path, and the permissions of its folders"))
         if found:
             raise validation_error(type(self).__name__, found)
         return self

@@ -15,6 +15,9 @@ from nemorl.config.base import Config
 from nemorl.errors import Problem
 from nemorl.weights import Distance
 
+LONGEST_WAIT_S = 1e8
+"""Three years; threads cannot wait for more than 292."""
+
 
 class SecurityConfig(Config):
     """Who may talk to the Ray cluster."""
@@ -36,7 +39,7 @@ class SecurityConfig(Config):
         yield from super().problems()
         files = {name: getattr(self, name) for name in ("tls_certificate", "tls_key", "tls_ca")}
         for name, path in {"token_file": self.token_file, **files}.items():
-            if path is not None and not path.expanduser().is_file():
+            if path is not None and not path.is_file():
                 yield Problem(name, f"no file {str(path)!r}", "give the path of an existing file")
         missing = [name for name, path in files.items() if path is None]
         if missing and len(missing) < len(files):
@@ -51,19 +54,19 @@ class ClusterConfig(Config):
     launcher: Literal["auto", "local", "ray"] = "auto"
     """``local``: one process, nothing else started. ``ray``: workers in processes of their own, on any nodes.
     ``auto``: local where one process suffices."""
-    num_nodes: int = Field(1, ge=1)
+    num_nodes: int = Field(1, ge=1, le=100_000)
     """Machines in the run."""
-    gpus_per_node: int | None = Field(None, ge=0)
+    gpus_per_node: int | None = Field(None, ge=0, le=1024)
     """GPUs used on each node. Unset: one if the machine has any, else the CPU."""
-    workers_per_node: int | None = Field(None, ge=1)
+    workers_per_node: int | None = Field(None, ge=1, le=1024)
     """Worker processes per node on machines without GPUs. Unset: one. With GPUs there is one per GPU."""
     colocated: bool = True
     """Generation takes turns with training on the same devices. False: it has devices of its own, so that both can
     run at the same time (``rollouts.mode: async``)."""
-    generation_workers: int | None = Field(None, ge=1)
+    generation_workers: int | None = Field(None, ge=1, le=100_000)
     """Generation engines. Unset: colocated, as many as fit the devices; apart, one. Apart, they take their devices from
     those given above and training has the rest."""
-    cpus_per_worker: float = Field(1.0, gt=0)
+    cpus_per_worker: float = Field(1.0, gt=0, le=10_000)
     """CPU cores reserved for each worker process."""
     address: str | None = None
     """Existing Ray cluster to join: ``auto``, ``host:port`` or ``host`` (port 6379). Unset: a private one on this
@@ -74,9 +77,9 @@ class ClusterConfig(Config):
     runtime_env: dict[str, Any] = Field(default_factory=dict)
     """Ray's runtime environment for worker processes (``working_dir``, ``pip``, ...), as Ray documents it. Variables
     belong into ``env_vars``, another interpreter into the backend's ``python``."""
-    placement_timeout_s: float = Field(300.0, gt=0)
+    placement_timeout_s: float = Field(300.0, gt=0, le=LONGEST_WAIT_S)
     """Longest wait for devices that other jobs hold."""
-    worker_timeout_s: float = Field(1800.0, gt=0)
+    worker_timeout_s: float = Field(1800.0, gt=0, le=LONGEST_WAIT_S)
     """Longest time for one call on a worker (a training step, a rollout, loading the model). On expiry the run says who
     did not answer."""
     max_restarts: int = Field(3, ge=0)

@@ -17,6 +17,7 @@ from nemorl.config.base import PROBLEM, Config
 from nemorl.errors import NemorlError, Problem, boundary
 from nemorl.plugins import registry
 from nemorl.plugins.index import singular
+from nemorl.reading import shown
 
 if TYPE_CHECKING:
     from nemorl.plugins.kinds import PluginConfig
@@ -65,7 +66,7 @@ class Component:
             value = {"name": self.default, **value}
         if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
             raise _problem(
-                f"expected the name of a {singular(self.kind)} or a mapping with a 'name', got {value!r}",
+                f"expected the name of a {singular(self.kind)} or a mapping with a 'name', got {shown(value)}",
                 f"write e.g. {self._example()!r}, or {{name: {self._example()}, …options}}",
             )
         try:

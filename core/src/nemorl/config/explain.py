@@ -10,6 +10,7 @@ from nemorl.config.base import Config
 from nemorl.config.component import Component
 from nemorl.errors import NemorlError, Problem
 from nemorl.plugins import registry
+from nemorl.reading import shown
 from nemorl.suggest import did_you_mean
 
 _BOUNDS = {
@@ -41,15 +42,17 @@ def explain(config_class: type[Config], data: Mapping[str, Any], path: str, erro
         last = path.rpartition(".")[2]
         return Problem(path, "is required", "add another value" if last.isdigit() else f"add `{last}:`")
     if kind == "literal_error":
-        return Problem(path, f"{value!r} is not one of {context['expected']}", _closest(value, context["expected"]))
+        return Problem(
+            path, f"{shown(value)} is not one of {context['expected']}", _closest(value, context["expected"])
+        )
     if kind in _BOUNDS:
         key, words = _BOUNDS[kind]
-        return Problem(path, f"{value!r} is out of range", f"give a value {words} {context[key]}")
+        return Problem(path, f"{shown(value)} is out of range", f"give a value {words} {context[key]}")
     if kind == "too_short":
         return Problem(path, f"has {context['actual_length']} values", f"give at least {context['min_length']}")
     expected = _TYPES.get(kind.split("_")[0])
     if expected is not None:
-        return Problem(path, f"expected {expected}, got {value!r}", f"give {expected}")
+        return Problem(path, f"expected {expected}, got {shown(value)}", f"give {expected}")
     if kind == "frozen_instance":
         return Problem(path, "configs are frozen", "make a changed copy with model_copy(update=…)")
     return Problem(path, str(error["msg"]))

@@ -7,12 +7,10 @@ out, and the rest is checked again, until nothing new is found.
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import ValidationError
 
 from nemorl.config.base import PROBLEM, Config
@@ -20,6 +18,7 @@ from nemorl.config.explain import explain
 from nemorl.config.run import PluginsConfig, RunConfig
 from nemorl.errors import ConfigError, NemorlError, Problem
 from nemorl.plugins.registry import registry, restricted, use_registry
+from nemorl.reading import UnreadableError, check_tree, expanded, parse_json, parse_yaml, read_text, shown
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 MAX_ROUNDS = 10
@@ -54,7 +53,7 @@ def load_config(
 
 def validate(config_class: type[AnyConfig], data: Mapping[str, Any], source: str = "config") -> AnyConfig:
     """A mapping as ``config_class``, with all problems at once (``load_config`` when the class is known)."""
-    config, problems = _validate(config_class, dict(data))
+    config, problems = _validate(config_class, _checked(data, source))
     if problems or config is None:
         raise ConfigError(problems, source=source)
     return config
@@ -63,20 +62,22 @@ def validate(config_class: type[AnyConfig], data: Mapping[str, Any], source: str
 def read_source(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     """The raw mapping of a config file or mapping."""
     if isinstance(source, Mapping):
-        return copy.deepcopy(dict(source))
-    path = Path(source)
-    if not path.is_file():
+        return copy.deepcopy(_checked(source, "config"))
+    path = expanded(source)
+    if not path.exists():
         nearby = ", ".join(sorted(p.name for p in path.parent.glob("*.y*ml"))[:8]) if path.parent.is_dir() else ""
         fix = f"files here: {nearby}" if nearby else "give the path of a .yaml or .json file"
         raise ConfigError([Problem("", f"no config file {str(path)!r}", fix)], source=str(path))
     try:
-        text = path.read_text(encoding="utf-8")
-        data = json.loads(text) if path.suffix == ".json" else yaml.load(text, _UniqueKeyLoader)
-    except (yaml.YAMLError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        message = " ".join(str(error).split())
-        raise ConfigError(
-            [Problem("", f"not valid {path.suffix[1:] or 'YAML'}: {message}")], source=str(path)
-        ) from error
+        text = read_text(path)
+    except UnreadableError as error:
+        raise ConfigError([Problem("", str(error), "give a .yaml or .json file")], source=str(path)) from error
+    form = path.suffix[1:].lower()
+    try:
+        data = parse_json(text) if form == "json" else parse_yaml(text)
+        check_tree(data)
+    except UnreadableError as error:
+        raise ConfigError([Problem("", f"not valid {form or 'YAML'}: {error}")], source=str(path)) from error
     if not isinstance(data, dict):
         found = "nothing" if data is None else f"a {type(data).__name__}"
         fix = "write `key: value` lines, starting with `algorithm:`"
@@ -84,14 +85,23 @@ def read_source(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     return data
 
 
+def _checked(data: Mapping[str, Any], source: str) -> dict[str, Any]:
+    try:
+        check_tree(data)
+    except UnreadableError as error:
+        raise ConfigError([Problem("", str(error))], source=source) from error
+    return dict(data)
+
+
 def apply_overrides(data: dict[str, Any], overrides: Sequence[str], source: str = "config") -> dict[str, Any]:
     """``policy.optimizer.lr=1e-5`` on the raw mapping. A component given by name becomes a mapping on the way."""
     problems = []
     for override in overrides:
         path, equals, text = override.partition("=")
+        named = f"override {shown(override)}"
         keys = path.strip().split(".")
         if not equals or not all(keys):
-            problems.append(Problem("", f"override {override!r} is not `path=value`", "e.g. policy.precision=bfloat16"))
+            problems.append(Problem("", f"{named} is not `path=value`", "e.g. policy.precision=bfloat16"))
             continue
         target: Any = data
         for key in keys[:-1]:
@@ -100,13 +110,13 @@ def apply_overrides(data: dict[str, Any], overrides: Sequence[str], source: str 
                 below = {"name": below}
             target[key] = target = {} if below is None else below
             if not isinstance(target, dict):
-                problems.append(Problem(path, f"override {override!r} goes through {key!r}, which is not a mapping"))
+                problems.append(Problem(path, f"{named} goes through {key!r}, which is not a mapping"))
                 break
         else:
             try:
-                target[keys[-1]] = yaml.safe_load(text)
-            except yaml.YAMLError:
-                message = f"the value of override {override!r} is not valid YAML"
+                target[keys[-1]] = parse_yaml(text)
+            except UnreadableError as error:
+                message = f"the value of {named} is not valid YAML: {error}"
                 problems.append(Problem(path, message, "put it in quotes"))
     if problems:
         raise ConfigError(problems, source=source)
@@ -124,7 +134,7 @@ def _algorithm_class(data: Mapping[str, Any], source: str) -> type[RunConfig]:
     name = data.get("algorithm")
     installed = [entry.name for entry in registry().index.of_kind("algorithms")]
     if not isinstance(name, str):
-        what = "no algorithm given" if name is None else f"expected the name of an algorithm, got {name!r}"
+        what = "no algorithm given" if name is None else f"expected the name of an algorithm, got {shown(name)}"
         raise ConfigError(
             [Problem("algorithm", what, f"set `algorithm:` to one of {', '.join(installed)}")], source=source
         )
@@ -209,18 +219,3 @@ def _take_out(data: Any, location: Sequence[str | int]) -> bool:
                 holder["policy"].pop("model_name", None)
             return True
     return False
-
-
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """YAML says a repeated key is an error; PyYAML keeps the last one silently."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
-            if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} appears twice", key_node.start_mark
-                )
-            seen.add(key)
-        return super().construct_mapping(node, deep)

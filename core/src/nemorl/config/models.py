@@ -14,10 +14,12 @@ from pydantic import Field
 
 from nemorl.config.base import RESUMABLE, Config
 from nemorl.config.component import Component, missing_modules
+from nemorl.config.scalars import ExpandsHome
 from nemorl.contracts import Head
 from nemorl.errors import Problem
 from nemorl.plugins import registry
 from nemorl.plugins.kinds import GenerationBackendConfig, PluginConfig, TrainingBackendConfig
+from nemorl.reading import expanded, shown
 from nemorl.types import SamplingParams
 
 # Workers build these, perhaps in another environment: whether their modules are there is checked apart.
@@ -73,7 +75,7 @@ class LoraConfig(Config):
 class PolicyConfig(Config):
     """The model that learns, and how: the same for every training backend."""
 
-    model_name: str = ""
+    model_name: Annotated[str, ExpandsHome()] = ""
     """Hugging Face name or local folder. Usually written as the run's top-level ``model``."""
     init: Literal["pretrained", "random"] = "pretrained"
     """``random`` builds the architecture from ``config.json`` with seeded random weights (tiny models, tests)."""
@@ -130,12 +132,12 @@ class PolicyConfig(Config):
 
 def model_problems(path: str, model_name: str) -> Iterator[Problem]:
     """What is wrong with a model given under the key ``path``, as far as the disk tells."""
-    folder = Path(model_name).expanduser()
+    folder = expanded(model_name)
     looks_local = model_name.startswith(("/", "./", "../", "~")) or model_name.count("/") > 1
     if looks_local and not folder.is_dir():
-        yield Problem(path, f"no folder {model_name!r}", "give an existing model folder or a hub name")
+        yield Problem(path, f"no folder {shown(model_name)}", "give an existing model folder or a hub name")
     elif model_name and folder.is_dir() and not (folder / "config.json").is_file():
-        yield Problem(path, f"{model_name!r} has no config.json", "give a Hugging Face model folder")
+        yield Problem(path, f"{shown(model_name)} has no config.json", "give a Hugging Face model folder")
 
 
 class GenerationConfig(Config):
@@ -181,7 +183,7 @@ class GenerationConfig(Config):
 def interpreter_problems(kind: str, backend: PluginConfig, python: Path | None) -> Iterator[Problem]:
     """The backend's modules must be where it is built: here, or in the environment of ``python``."""
     if python is not None:
-        if not python.expanduser().is_file():
+        if not python.is_file():
             yield Problem("python", f"no interpreter {str(python)!r}", "give the bin/python of an environment")
         return  # what it has installed is asked when the run starts
     problem = missing_modules(kind, registry().name_of(kind, type(backend)), type(backend))

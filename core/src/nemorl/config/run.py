@@ -6,6 +6,7 @@ setting; a config file says only what differs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib.metadata import EntryPoint
@@ -15,19 +16,23 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from nemorl.config.base import RESUMABLE, Config
-from nemorl.config.cluster import ClusterConfig
+from nemorl.config.cluster import LONGEST_WAIT_S, ClusterConfig
 from nemorl.config.component import Component
 from nemorl.config.models import Companion, GenerationConfig, PolicyConfig
+from nemorl.config.scalars import ExpandsHome
 from nemorl.contracts import Head
 from nemorl.deadlines import deadline
 from nemorl.errors import NemorlError, Problem, boundary
+from nemorl.observe.metric_names import metric_problem
 from nemorl.plugins import registry
+from nemorl.plugins.index import KINDS
 from nemorl.plugins.kinds import (
     DatasetConfig,
     EnvironmentConfig,
     LoggerConfig,
 )
 from nemorl.plugins.policy import PluginPolicy, normalize
+from nemorl.reading import shown
 from nemorl.suggest import did_you_mean
 from nemorl.weights import choose_transport
 
@@ -56,17 +61,17 @@ class RolloutConfig(Config):
 
     mode: Literal["sync", "async"] = "sync"
     """``sync``: sample, then train. ``async``: sample the next batches while training on earlier ones."""
-    max_staleness: int = Field(1, ge=0)
+    max_staleness: int = Field(1, ge=0, le=10_000)
     """``async``: updates that may lie between the weights that sampled a token and those that learn from it. 0 is
     exactly ``sync``. What is older is dropped and counted in ``dropped_stale_groups``."""
-    max_batches_per_step: Annotated[int, RESUMABLE] = Field(10, ge=1)
+    max_batches_per_step: Annotated[int, RESUMABLE] = Field(10, ge=1, le=1_000_000)
     """Where an algorithm rejects groups (dynamic sampling): batches sampled for one step before the run gives up."""
-    environment_timeout_s: float = Field(60.0, gt=0)
+    environment_timeout_s: float = Field(60.0, gt=0, le=LONGEST_WAIT_S)
     """Seconds the environment may take for one response; then it scores 0 and counts in ``environment_timeout``."""
-    episode_timeout_s: float | None = Field(None, gt=0)
+    episode_timeout_s: float | None = Field(None, gt=0, le=LONGEST_WAIT_S)
     """Seconds the environment may take for all responses of an episode together, generation not counted; then it ends
     with 0 and counts in ``episode_timeout``. Set it for long conversations. Unset: only each response is limited."""
-    environment_concurrency: Annotated[int, RESUMABLE] = Field(16, ge=1)
+    environment_concurrency: Annotated[int, RESUMABLE] = Field(16, ge=1, le=10_000)
     """Responses scored at the same time. Raise it for environments that wait on a network."""
     breaker: Annotated[BreakerConfig, RESUMABLE] = Field(default_factory=BreakerConfig)
     """When steps that teach nothing end the run, or are warned of."""
@@ -98,7 +103,7 @@ class ValidationConfig(Config):
     """Validate after the last step."""
     max_samples: int = Field(256, ge=1)
     """Rows used, from the start of the validation split."""
-    num_generations: int = Field(1, ge=1)
+    num_generations: int = Field(1, ge=1, le=100_000)
     """Responses per prompt; above 1 also reports pass@k for k = 1 … this."""
     temperature: float = Field(0.0, ge=0)
     """Sampling temperature of validation; 0 is greedy. Use 1.0 with num_generations above 1."""
@@ -128,13 +133,16 @@ class CheckpointConfig(Config):
     """Also keep, for good, every checkpoint whose step is a multiple of this, to look back on the whole run. It should
     be a multiple of ``every``. Unset: none."""
     metric: str | None = None
-    """Logged metric that ranks checkpoints. Unset: the algorithm's own, e.g. ``validation/accuracy``."""
+    """Full name of the logged metric that ranks checkpoints, e.g. ``train/reward``. Unset: the algorithm's own, e.g.
+    ``validation/accuracy``."""
     higher_is_better: bool = True
     """Direction of ``metric``; ignored while that is unset."""
     export: bool = True
     """Write the final policy as a Hugging Face folder ``model/`` in the run directory."""
 
 
+DISTRIBUTION = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+"""A distribution's name (PEP 508)."""
 TYPO_LIKENESS = 0.85
 """How alike two names of distributions are when one is taken for a slip of the other."""
 
@@ -166,13 +174,35 @@ class PluginsConfig(Config):
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
+        yield from self._preference_problems()
         installed = {normalize(entry.distribution) for entry in registry().index.entries}
         for key in ("allow", "block"):
             for position, name in enumerate(getattr(self, key) or ()):
+                if not DISTRIBUTION.fullmatch(name):
+                    fix = "write the name that pip knows, e.g. acme-math"
+                    yield Problem(f"{key}.{position}", f"{shown(name)} is no name of a distribution", fix)
+                    continue
                 # A list may name what is not installed here; one letter off, it would silently not do its work.
                 guess = did_you_mean(normalize(name), installed, likeness=TYPO_LIKENESS)
                 if normalize(name) not in installed and guess:
                     yield Problem(f"{key}.{position}", f"no distribution {name!r} is installed", guess)
+
+    def _preference_problems(self) -> Iterator[Problem]:
+        """A preference must name a plugin and a distribution that provides it: any other would decide nothing."""
+        entries = registry().index.entries
+        for key, distribution in self.prefer.items():
+            kind, _, name = key.partition(".")
+            providers = {normalize(e.distribution): e.distribution for e in entries if f"{e.kind}.{e.name}" == key}
+            if kind not in KINDS or not name:
+                guess = did_you_mean(key, {f"{e.kind}.{e.name}" for e in entries})
+                message = f"{shown(key)} is not kind.name"
+                yield Problem(f"prefer.{key}", message, guess or "write e.g. environments.math: acme-math")
+            elif not providers:
+                guess = did_you_mean(key, {f"{e.kind}.{e.name}" for e in entries})
+                yield Problem(f"prefer.{key}", f"no installed distribution provides {key}", guess or "remove it")
+            elif normalize(distribution) not in providers:
+                message = f"{shown(distribution)} does not provide {key}"
+                yield Problem(f"prefer.{key}", message, f"name one of {', '.join(sorted(providers.values()))}")
 
 
 class RunConfig(Config):
@@ -199,7 +229,7 @@ class RunConfig(Config):
 
     algorithm: str = ""
     """Name of the algorithm. Fixed by the class in Python; chooses the class in files."""
-    model: str | None = None
+    model: Annotated[str | None, ExpandsHome()] = None
     """Hugging Face name or local folder: short for ``policy.model_name``."""
     policy: PolicyConfig = Field(default_factory=PolicyConfig)
     """The model and how it is trained."""
@@ -225,7 +255,7 @@ class RunConfig(Config):
     """Stop after this many steps. Unset: ``max_epochs`` decides."""
     max_epochs: Annotated[int, RESUMABLE] = Field(1, ge=1)
     """Stop after this many passes over the data, if ``max_steps`` has not come first."""
-    seed: int = Field(42, ge=0)
+    seed: int = Field(42, ge=0, le=2**63 - 1)
     """Seeds data order, sampling, initialisation and dropout. Same seed, same machine: same run."""
     run_dir: Annotated[Path | None, RESUMABLE] = None
     """Where the run keeps everything it writes. Unset: ``runs/<name>``, the same for the same config."""
@@ -256,6 +286,11 @@ class RunConfig(Config):
             )
         yield from self._rank_problems()
         yield from self._capability_problems()
+        if self.checkpoint.metric is not None:
+            validates = self.validation.every > 0 or self.validation.at_start or self.validation.at_end
+            found = metric_problem(self.checkpoint.metric, validates=validates, has_hooks=bool(self.plugins.hooks))
+            if found is not None:
+                yield Problem("checkpoint.metric", *found)
         for part in ("policy", "generation"):
             model = getattr(self, part)
             if model.interpreter is not None and not self.cluster.uses_ray:

@@ -5,17 +5,16 @@
 
 from __future__ import annotations
 
-import json
 import re
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from nemorl.observe.jsonl import read_jsonl
+from nemorl.reading import parse_json, parse_yaml
 
 RUN_EVENT = re.compile(r"(?:(?:run|fit|train|training)[_.: -]?)(\w+)|(\w+)")
 STATUS_OF_WORD = {
@@ -61,8 +60,8 @@ class RunData:
         return cls(
             name=run_dir.resolve().name,
             config_text=config_text,
-            config=_mapping(config_text, yaml.safe_load),
-            environment=_mapping(_text(run_dir / "environment.json"), json.loads),
+            config=_mapping(config_text, parse_yaml),
+            environment=_mapping(_text(run_dir / "environment.json"), parse_json),
             metrics=_series(records),
             samples=tuple(read_jsonl(run_dir / "samples.jsonl")),
             events=events,
@@ -142,7 +141,7 @@ def local_time(epoch_s: Any, form: str) -> str:
 def is_number(value: Any) -> bool:
     """A finite number; JSON's true and false are not."""
     is_real = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_real and abs(value) < float("inf")
+    return is_real and abs(value) <= sys.float_info.max
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -174,6 +173,6 @@ def _text(path: Path) -> str:
 def _mapping(text: str, parse: Any) -> Mapping[str, Any]:
     try:
         parsed = parse(text)
-    except (ValueError, yaml.YAMLError):
+    except ValueError:
         return {}
     return parsed if isinstance(parsed, Mapping) else {}

@@ -85,12 +85,11 @@ def machine_policy() -> PluginPolicy:
 
 def read_policy(path: Path) -> PluginPolicy:
     """The ``plugins:`` of a settings file. One that cannot be understood admits nobody: it was meant to forbid."""
-    import yaml
+    from nemorl.reading import parse_yaml, read_text
 
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-        return _checked(data, str(path))
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        return _checked(parse_yaml(read_text(path)) or {}, str(path))
+    except (OSError, ValueError) as error:
         why = " ".join(str(error).split())
         return PluginPolicy(allow=(), source=f"{path} (it cannot be used: {why})")
 

@@ -69,7 +69,7 @@ def require_interpreter(python: Path, modules: Sequence[str] = ()) -> None:
 
 @cache
 def _probe(python: Path, modules: tuple[str, ...]) -> dict[str, Any]:
-    command = [str(python.expanduser()), "-c", _PROBE, json.dumps(MUST_MATCH), json.dumps(modules)]
+    command = [str(python), "-c", _PROBE, json.dumps(MUST_MATCH), json.dumps(modules)]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_S, check=True)
         found: dict[str, Any] = json.loads(answer.stdout)

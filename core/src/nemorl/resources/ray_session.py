@@ -175,13 +175,13 @@ def _environment(cluster: ClusterConfig) -> dict[str, str]:
         found["RAY_USE_TLS"] = "1"
         names = {"tls_certificate": "SERVER_CERT", "tls_key": "SERVER_KEY", "tls_ca": "CA_CERT"}
         for field, name in names.items():
-            found[f"RAY_TLS_{name}"] = str(Path(getattr(security, field)).expanduser().resolve())
+            found[f"RAY_TLS_{name}"] = str(Path(getattr(security, field)).resolve())
     return found
 
 
 def _token(security: SecurityConfig, *, is_private: bool) -> dict[str, str]:
     if security.token_file is not None:
-        return {"RAY_AUTH_TOKEN_PATH": str(security.token_file.expanduser().resolve())}
+        return {"RAY_AUTH_TOKEN_PATH": str(security.token_file.resolve())}
     if is_private and not os.environ.get("RAY_AUTH_TOKEN") and not os.environ.get("RAY_AUTH_TOKEN_PATH"):
         return {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
     return {}

@@ -27,13 +27,13 @@ class CodeConfig(EnvironmentConfig):
     timeout_s: float = Field(5.0, gt=0, le=600)
     """Seconds, of the clock and of the CPU, that one run may take: a pair of input and output, or all assert statements
     together."""
-    memory_mib: int = Field(512, ge=64)
+    memory_mib: int = Field(512, ge=64, le=2**30)
     """Memory of one process in MiB. What it may use in all is this times ``max_processes``."""
     max_processes: int = Field(16, ge=2, le=256)
     """Processes and threads of one program."""
-    output_kib: int = Field(256, ge=1)
+    output_kib: int = Field(256, ge=1, le=2**20)
     """Output in KiB before a program is stopped."""
-    disk_mib: int = Field(16, ge=1)
+    disk_mib: int = Field(16, ge=1, le=2**20)
     """What a program may write into its folder, in MiB. It is memory, and gone afterwards."""
     workers: Annotated[int, RESUMABLE] = Field(4, ge=1, le=256)
     """Programs that run at the same time, each on a core of its own at best. With fewer than

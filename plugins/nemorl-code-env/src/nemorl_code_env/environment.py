@@ -61,7 +61,7 @@ class CodeEnvironment(Environment):
             output_kib=config.output_kib,
             disk_mib=config.disk_mib,
         )
-        python = None if config.python is None else str(config.python.expanduser())
+        python = None if config.python is None else str(config.python)
         self._config = config
         self.sandbox: Sandbox = best_sandbox(limits, python, allow_weaker=config.allow_weaker_sandbox)
         self._workers = ThreadPoolExecutor(config.workers, thread_name_prefix="environment-code")

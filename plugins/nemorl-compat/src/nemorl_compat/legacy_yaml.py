@@ -63,7 +63,7 @@ def _merged(path: Path, children: tuple[Path, ...]) -> DictConfig:
         raise DataError(f"no config file {str(path)!r}{by}", fix="give the path of a YAML file")
     try:
         own = OmegaConf.load(path)
-    except (YAMLError, UnicodeDecodeError) as error:
+    except (YAMLError, OmegaConfBaseException, RecursionError, ValueError) as error:
         raise DataError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(own, DictConfig):
         raise DataError(f"{path} holds no mapping", fix="give a config file of the reference system")

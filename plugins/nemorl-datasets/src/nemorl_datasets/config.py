@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from nemorl.config.base import Config
+from nemorl.config import Config, ExpandsHome
 from nemorl.errors import DataError, Problem
 from nemorl.plugins.kinds import DatasetConfig
 from pydantic import Field
@@ -117,7 +117,7 @@ class HuggingFaceConfig(_Table, DatasetConfig):
     requires_modules: ClassVar[tuple[str, ...]] = ("datasets",)
     install_hint: ClassVar[str] = "pip install nemorl-datasets"
 
-    path: str = Field(min_length=1)
+    path: Annotated[str, ExpandsHome()] = Field(min_length=1)
     """Name on the hub, e.g. ``openai/gsm8k``, or a local folder."""
     config_name: str | None = None
     """Configuration (subset) of a dataset that has several, e.g. ``main``."""

@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import csv
 import difflib
-import json
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from nemorl.errors import DataError
+from nemorl.reading import UnreadableError, kind_of, parse_json, read_text
 
 JSON_LINES = frozenset({".jsonl", ".ndjson"})
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 SUPPORTED = (".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv")
+
+MAX_ROW_BYTES = 16 << 20
+"""A row is one task: with more, a line break is missing somewhere."""
+MAX_JSON_BYTES = 1 << 30
+"""A .json file is read whole."""
+TOO_LONG = "write JSON Lines (.jsonl), one row per line, long values cut"
 
 Table = Sequence[Mapping[str, Any]]
 
@@ -66,26 +72,29 @@ class JsonLines(Sequence[Mapping[str, Any]]):
             return [self[number] for number in range(*index.indices(len(self)))]
         with self._path.open("rb") as file:
             file.seek(self._starts[index])
-            return json.loads(file.readline())
+            return parse_json(file.readline())
 
 
 def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """(byte offset, row) of every line that is not blank."""
     start = 0
     with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate(iter(lambda: file.readline(MAX_ROW_BYTES + 1), b""), 1):
+            if len(line) > MAX_ROW_BYTES:
+                raise DataError(f"{path}, line {number}: longer than {MAX_ROW_BYTES:,} bytes", fix=TOO_LONG)
             offset, start = start, start + len(line)
             if number == 1 and line.startswith(b"\xef\xbb\xbf"):  # the byte order mark of Windows editors
                 offset, line = 3, line[3:]  # noqa: PLW2901
             if not line.strip():
                 continue
             try:
-                row = json.loads(line)
-            except (json.JSONDecodeError, UnicodeDecodeError) as error:
-                shown = line.strip()[:80].decode(errors="replace")
+                row = parse_json(line)
+            except UnreadableError as error:
+                where = str(error).removeprefix("line 1, ")
+                start_of_line = line.strip()[:80].decode(errors="replace")
                 raise DataError(
-                    f"{path}, line {number}: not valid JSON ({error}): {shown}",
-                    fix="write one complete JSON object per line",
+                    f"{path}, line {number}: not valid JSON ({where}): {start_of_line}",
+                    fix="write one complete JSON object per line, in UTF-8",
                 ) from error
             if not isinstance(row, dict):
                 raise DataError(
@@ -98,13 +107,11 @@ def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def _read_json(path: Path) -> Table:
     """A list of objects, ``{"data": [...]}``, or JSON Lines under another name."""
     try:
-        data = json.loads(path.read_text("utf-8-sig"))
-    except json.JSONDecodeError as error:
-        if error.msg == "Extra data":  # one object, and then another
+        data = parse_json(read_text(path, MAX_JSON_BYTES))
+    except UnreadableError as error:
+        if "Extra data" in str(error):  # one object, and then another
             return _non_empty(JsonLines(path), path)
-        raise DataError(f"{path}, line {error.lineno}: not valid JSON ({error.msg})", fix="correct the line") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 text ({error})", fix="save it as UTF-8") from error
+        raise DataError(f"{path}: not valid JSON: {error}", fix="correct it, or write JSON Lines (.jsonl)") from error
     if isinstance(data, dict):
         lists = [value for value in data.values() if isinstance(value, list)]
         data = lists[0] if len(data) == 1 and lists else [data]
@@ -129,7 +136,8 @@ def _csv_rows(path: Path) -> Iterator[dict[str, Any]]:
                     )
                 yield dict(zip(header or (), values, strict=True))
         except (csv.Error, UnicodeDecodeError) as error:
-            raise DataError(f"{path}, line {reader.line_num}: {error}", fix="save it as UTF-8 CSV") from error
+            fix = TOO_LONG if "field limit" in str(error) else "save it as UTF-8 CSV"
+            raise DataError(f"{path}, line {reader.line_num}: {error}", fix=fix) from error
 
 
 def _read_parquet(path: Path) -> Table:
@@ -168,6 +176,8 @@ def _checked(path: Path) -> Path:
         raise DataError(f"{given} is a folder", fix="name the file in it, or use data: {name: huggingface, path: …}")
     if not path.exists():
         raise DataError(f"{given} does not exist", fix=_closest(path))
+    if (what := kind_of(path)) != "file":  # opening a pipe would wait for somebody to write into it
+        raise DataError(f"{given} is a {what}, not a file", fix="write the rows to a file first")
     try:
         with path.open("rb"):
             pass

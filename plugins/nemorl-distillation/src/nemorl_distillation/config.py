@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
-from nemorl.config import RESUMABLE, Config, PolicyConfig, RunConfig
+from nemorl.config import RESUMABLE, Config, ExpandsHome, PolicyConfig, RunConfig
 from nemorl.config.models import TRAINING_BACKEND, Companion, interpreter_problems, model_problems
 from nemorl.errors import Problem
 from nemorl.plugins.kinds import TrainingBackendConfig
@@ -19,7 +19,7 @@ OutsideTopK = Literal["tail", "renormalize", "zero"]
 class TeacherConfig(Config):
     """The model to imitate: it never learns and never speaks, it reads what the student wrote."""
 
-    model: str = Field(min_length=1)
+    model: Annotated[str, ExpandsHome()] = Field(min_length=1)
     """Hugging Face name or local folder. It must have the student's tokenizer; any size and architecture will do."""
     backend: Annotated[TrainingBackendConfig, TRAINING_BACKEND] = Field(
         default="dtensor",

@@ -118,7 +118,7 @@ class OpenEnvConfig(EnvironmentConfig):
     """How that text reaches the policy; for chat models write the template's turn markers around ``{text}``."""
     reset_column: str = "reset"
     """Column with what goes to the server's ``reset``, where rows have it."""
-    message_timeout_s: float = Field(60.0, gt=0)
+    message_timeout_s: float = Field(60.0, gt=0, le=1e8)
     """Seconds that the server may take for one message; then the run ends with an error. The pool's
     ``environment_timeout_s``, if shorter, scores 0 instead."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, ClassVar, Literal
 
-from nemorl.config import RESUMABLE, Config, OptimizerConfig, PolicyConfig, RunConfig, ScheduleConfig
+from nemorl.config import RESUMABLE, Config, ExpandsHome, OptimizerConfig, PolicyConfig, RunConfig, ScheduleConfig
 from nemorl.config.kl import KLPenalty
 from nemorl.config.models import TRAINING_BACKEND, Companion
 from nemorl.errors import Problem
@@ -16,7 +16,7 @@ from pydantic import Field
 class CriticConfig(Config):
     """The model that predicts rewards. What is unset is as the policy has it; the optimizer is its own."""
 
-    model_name: str | None = None
+    model_name: Annotated[str | None, ExpandsHome()] = None
     """Hugging Face name or local folder; a reward model's brings a head that already judges text. It must read the
     policy's tokens. Unset: the policy's model under a new head."""
     backend: Annotated[TrainingBackendConfig, TRAINING_BACKEND] | None = None

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from nemorl.config import RESUMABLE, Config, RunConfig
+from nemorl.config import RESUMABLE, Config, ExpandsHome, RunConfig
 from nemorl.contracts import Head
 from nemorl.errors import Problem
 from nemorl.plugins.kinds import EnvironmentConfig
@@ -64,7 +64,7 @@ class RewardModelConfig(EnvironmentConfig):
     requires_modules: ClassVar[tuple[str, ...]] = ("torch", "transformers")
     install_hint: ClassVar[str] = "pip install nemorl-rm"
 
-    model: str = Field(min_length=1)
+    model: Annotated[str, ExpandsHome()] = Field(min_length=1)
     """Hugging Face name or folder of the reward model, e.g. ``model/`` of a run of ``rm``."""
     text: Literal["auto", "chat", "plain", "pair"] = "auto"
     """How prompt and response become one text. ``chat``: through the model's chat template, a text prompt as the user's
