@@ -10,6 +10,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from typing import Annotated, NoReturn
 
 import typer
+from rich.markup import escape
 
 from nemorl import __version__
 from nemorl.cli import configs, evals, plugin_installs, plugins, runs
@@ -19,6 +20,7 @@ from nemorl.observe.streams import SteadyStream
 from nemorl.plugins import PluginEntry, registry
 from nemorl.plugins.owner import described
 from nemorl.stopping import PromptStop
+from nemorl.terminal import plain, say
 
 USER_ERROR = 2
 UNEXPECTED = 1
@@ -56,7 +58,7 @@ for _name, _group in GROUPS.items():
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"nemorl {__version__}")
+        say(f"nemorl {__version__}")
         raise typer.Exit
 
 
@@ -77,7 +79,7 @@ def _add_plugin_commands() -> None:
         group, _, name = entry.name.rpartition(".")
         GROUPS.get(group, app).command(
             name if group in GROUPS else entry.name,
-            help=summary,
+            help=escape(plain(summary)),  # help texts are rich's markup
             rich_help_panel="Commands from plugins",
             add_help_option=False,
             context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
@@ -100,7 +102,7 @@ def _forward_to(entry: PluginEntry) -> Callable[[typer.Context], None]:
 
 def _exit_like(exit_: SystemExit) -> NoReturn:
     if exit_.code is not None and not isinstance(exit_.code, int):
-        typer.echo(exit_.code, err=True)
+        say(exit_.code, err=True)
     raise typer.Exit(exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)) from exit_
 
 
@@ -157,7 +159,6 @@ def _raised_at(error: BaseException) -> str:
 
 def _report(message: str, fix: str | None, *, debug: bool, code: int = UNEXPECTED) -> int:
     if debug:
-        traceback.print_exc()
-    typer.secho("error: ", fg="red", bold=True, err=True, nl=False)
-    typer.echo(f"{message}\n  fix: {fix}" if fix else message, err=True)
+        say(traceback.format_exc(), err=True)
+    say(f"{message}\n  fix: {fix}" if fix else message, lead=typer.style("error: ", fg="red", bold=True), err=True)
     return code

@@ -6,15 +6,11 @@ Imports that need pydantic are inside the commands: it takes 0.2 s, which ``--he
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from textwrap import shorten
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from nemorl.cli.answers import AsJson, echo_json, reserved_stdout
 from nemorl.cli.plugins import as_dict
@@ -24,6 +20,7 @@ from nemorl.files import replace_text
 from nemorl.plugins import registry
 from nemorl.plugins.source import template_text
 from nemorl.suggest import did_you_mean
+from nemorl.terminal import print_table, say
 
 app = typer.Typer(no_args_is_help=True, help="Check, show and describe configs.")
 
@@ -49,7 +46,7 @@ def validate(config: ConfigPath, overrides: Overrides = None, as_json: AsJson = 
     if as_json:
         echo_json({"valid": True, "problems": []})
     else:
-        typer.echo(f"{config}: ok ({loaded.algorithm})")
+        say(f"{config}: ok ({loaded.algorithm})")
 
 
 @app.command()
@@ -67,7 +64,7 @@ def show(config: ConfigPath, overrides: Overrides = None, as_json: AsJson = Fals
     if as_json:
         echo_json(loaded.model_dump(mode="json"))
     else:
-        typer.echo(to_yaml(loaded), nl=False)
+        say(to_yaml(loaded), nl=False)
 
 
 @app.command()
@@ -95,9 +92,9 @@ def diff(
     if as_json:
         echo_json(found)
     elif not found:
-        typer.echo("no difference")
+        say("no difference")
     else:
-        _print_table(("PATH", str(one), str(other)), [(d["path"], *map(_shown, (d["one"], d["other"]))) for d in found])
+        print_table(("PATH", str(one), str(other)), [(d["path"], *map(_shown, (d["one"], d["other"]))) for d in found])
     if found:
         raise typer.Exit(1)
 
@@ -141,16 +138,7 @@ def docs(
         return
     rows = [(o["name"], o["type"], "required" if o["required"] else _shown(o["default"]), o["description"])
             for o in options]  # fmt: skip
-    _print_table(("KEY", "TYPE", "DEFAULT", "MEANING"), [(*row[:2], shorten(row[2], 40), row[3]) for row in rows])
-
-
-def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    table = Table(box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(escape(column), overflow="fold")
-    for row in rows:
-        table.add_row(*(escape(cell) for cell in row))
-    Console().print(table)
+    print_table(("KEY", "TYPE", "DEFAULT", "MEANING"), [(*row[:2], shorten(row[2], 40), row[3]) for row in rows])
 
 
 @app.command()
@@ -172,7 +160,7 @@ def schema(
             echo_json(found, indent=2)
     if output is not None:
         replace_text(output, json.dumps(found, indent=2) + "\n")
-        typer.echo(f"wrote {output}")
+        say(f"wrote {output}")
 
 
 @app.command()
@@ -196,15 +184,15 @@ def templates(
             echo_json(known, indent=2)
             return
         columns = ("name", "distribution", "summary")
-        _print_table([c.upper() for c in columns], [[entry[c] for c in columns] for entry in known])
+        print_table([c.upper() for c in columns], [[entry[c] for c in columns] for entry in known])
         return
     text = template_text(index.find("templates", name))
     if as_json:
         echo_json({"name": name, "text": text})
     elif output is None:
-        typer.echo(text, nl=False)
+        say(text, nl=False)
     elif output.exists():
         raise UsageError(f"{output} exists", fix="choose another file name")
     else:
         replace_text(output, text)
-        typer.echo(f"wrote {output}: fill in the model, then `nemorl train {output}`")
+        say(f"wrote {output}: fill in the model, then `nemorl train {output}`")

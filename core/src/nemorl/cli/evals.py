@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -9,14 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console as RichConsole
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from nemorl.cli.answers import AsJson, echo_json
 from nemorl.cli.runs import Overrides
 from nemorl.errors import DataError, UsageError
 from nemorl.observe.jsonl import JsonlWriter
+from nemorl.terminal import PlainConsole, console, plain, print_table
 
 if TYPE_CHECKING:
     from nemorl.config.run import RunConfig
@@ -88,7 +88,7 @@ def evaluate(
     if as_json:
         echo_json(_summary(name, results, seeds))
     else:
-        RichConsole().print(_table(results))
+        _print_results(results)
 
 
 def _load(config: Path | None, changes: Sequence[str], model: str | None, *, has_data: bool) -> RunConfig:
@@ -142,9 +142,9 @@ def _new_file(path: Path) -> JsonlWriter:
 class _Display:
     """Progress on stderr: a bar on a terminal, a line now and then elsewhere."""
 
-    def __init__(self, console: RichConsole, *, quiet: bool) -> None:
+    def __init__(self, console: PlainConsole, *, quiet: bool) -> None:
         self._console, self._quiet = console, quiet
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
         is_live = console.is_terminal and not quiet
         self.bar = Progress(*columns, TimeElapsedColumn(), console=console, transient=True) if is_live else None
         self._name, self._total, self._done, self._said_at = "", 0, 0, 0.0
@@ -154,7 +154,7 @@ class _Display:
         if self.bar is not None:
             for task in self.bar.task_ids:
                 self.bar.remove_task(task)
-            self.bar.add_task(name, total=total)
+            self.bar.add_task(plain(name), total=total)
         else:
             self.say(f"{name}: {total} prompts" if total else name)
 
@@ -168,12 +168,12 @@ class _Display:
 
     def say(self, text: str) -> None:
         if not self._quiet:
-            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+            self._console.print(text, soft_wrap=True)
 
 
 @contextmanager
 def _display(*, quiet: bool) -> Iterator[_Display]:
-    display = _Display(RichConsole(stderr=True), quiet=quiet)
+    display = _Display(console(err=True), quiet=quiet)
     with display.bar or nullcontext():
         yield display
 
@@ -192,20 +192,13 @@ def _summary(model: str, results: Mapping[str, Evaluation], seeds: int) -> dict[
     return {**about, "dataset": only, **records[only]}
 
 
-def _table(results: Mapping[str, Evaluation]) -> Table:
+def _print_results(results: Mapping[str, Evaluation]) -> None:
     """Metrics by dataset. Of many ``@k``, powers of two and the last are shown; ``--json`` has them all."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column("METRIC", no_wrap=True)
-    for dataset in results:
-        table.add_column(dataset, justify="right", overflow="fold")
     names = list(dict.fromkeys(name for evaluation in results.values() for name in evaluation.metrics))
     last = max((_k(name) for name in names), default=0)
-    for name in names:
-        k = _k(name)
-        if k and k & (k - 1) and k != last:
-            continue
-        table.add_row(name, *(_cell(evaluation, name) for evaluation in results.values()))
-    return table
+    shown = [name for name in names if not ((k := _k(name)) & (k - 1)) or k == last]
+    rows = [(name, *(_cell(evaluation, name) for evaluation in results.values())) for name in shown]
+    print_table(("METRIC", *results), rows, whole=("METRIC",), numbers=tuple(results))
 
 
 def _k(name: str) -> int:

@@ -24,6 +24,7 @@ from nemorl.plugins import Index
 from nemorl.plugins.index import PREFIX, singular
 from nemorl.plugins.policy import KERNEL, normalize
 from nemorl.plugins.venvs import IsolatedPoint, distribution_name, remove_venv, venv_of, write_record
+from nemorl.terminal import say
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -69,9 +70,9 @@ def install(
         echo_json(entries, indent=2)
         return
     for entry in entries:
-        typer.echo(f"{singular(entry['kind'])} {entry['name']}: {entry['status']}  {entry['summary']}")
+        say(f"{singular(entry['kind'])} {entry['name']}: {entry['status']}  {entry['summary']}")
     if not entries:
-        typer.echo(f"{distribution} is installed, and offers no plugin")
+        say(f"{distribution} is installed, and offers no plugin")
 
 
 def uninstall(
@@ -91,7 +92,7 @@ def uninstall(
     if os.path.lexists(venv.folder):
         _ask(f"remove {venv.folder}", yes=yes)
         remove_venv(venv)
-        typer.echo(f"removed {venv.folder}")
+        say(f"removed {venv.folder}")
         return
     try:
         version = metadata.version(distribution)

@@ -19,10 +19,7 @@ from textwrap import indent, shorten
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
-from rich.text import Text
 
 from nemorl.cli.answers import AsJson, echo_json
 from nemorl.errors import PluginNotFoundError
@@ -30,10 +27,9 @@ from nemorl.plugins import Diagnostic, PluginEntry, registry
 from nemorl.plugins.index import kind_called, singular
 from nemorl.plugins.source import read_source, template_text
 from nemorl.suggest import did_you_mean
+from nemorl.terminal import console, plain, print_table, say, styled
 
 app = typer.Typer(no_args_is_help=True, help="See which plugins are installed and whether they work; get more.")
-PIPE_COLUMNS = 200
-"""Width of the table where no terminal says one: wide enough that little is cut."""
 COLUMN_GAP = 2
 SUMMARY_CHARACTERS = 20
 """Fewer say nothing: the column is left out."""
@@ -62,17 +58,20 @@ def list_plugins(kind: Kind = None, as_json: AsJson = False) -> None:
     if as_json:
         echo_json(entries, indent=2)
         return
-    console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
+    out = console()
     shown = entries[:MAX_ROWS]
-    console.print(listed(shown, console.width))
+    out.print(listed(shown, out.width))
     if len(entries) > len(shown):
-        console.print(f"and {len(entries) - len(shown)} more: choose with --kind, or see them all with --json")
+        say(f"and {len(entries) - len(shown)} more: choose with --kind, or see them all with --json")
     for entry in shown:
         for found in entry["diagnostics"]:
-            console.print(
-                f"\n[red]{found['code']}[/] {escape(entry['id'])}: {escape(found['message'])}\n  "
-                f"fix: {escape(found['fix'])}"
-            )
+            out.print()
+            _print_diagnostic(found, f"{entry['id']}: ")
+
+
+def _print_diagnostic(found: Mapping[str, str], about: str = "") -> None:
+    lead = typer.style(found["code"], fg="red")
+    say(f" {about}{found['message']}\n  fix: {found['fix']}", lead=lead)
 
 
 def listed(entries: Sequence[dict[str, Any]], width: int) -> Table:
@@ -97,8 +96,9 @@ def listed(entries: Sequence[dict[str, Any]], width: int) -> Table:
     if room >= SUMMARY_CHARACTERS:
         table.add_column("SUMMARY", no_wrap=True, overflow="ellipsis", width=room)
     for row, entry in zip(rows, entries, strict=True):
-        status = Text(row[-1], style="green" if row[-1] == "ok" else "red")
-        table.add_row(*map(Text, row[:-1]), status, *([Text(entry["summary"])] if room >= SUMMARY_CHARACTERS else []))
+        status = styled(row[-1], "green" if row[-1] == "ok" else "red")
+        summary = [styled(entry["summary"])] if room >= SUMMARY_CHARACTERS else []
+        table.add_row(*map(styled, row[:-1]), status, *summary)
     return table
 
 
@@ -116,10 +116,9 @@ def show(
     if as_json:
         echo_json(shown, indent=2, default=str)
         return
-    console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, emoji=False)  # `a:train:b` is no picture
     for details in shown:
-        console.print(f"[bold]{details['name']}[/] ({singular(details['kind'])}): {details['status']}")
-        console.print(f"{escape(details['summary'])}\n")
+        lead = typer.style(plain(details["name"]), bold=True)
+        say(f" ({singular(details['kind'])}): {details['status']}\n{details['summary']}\n", lead=lead)
         facts = {
             "provided by": f"{details['distribution']} {details['version']}",
             "defined in": details["value"],
@@ -130,16 +129,16 @@ def show(
         }
         for label, fact in facts.items():
             if fact:
-                console.print(f"{label:>18}  {escape(fact)}")
+                say(f"{label:>18}  {fact}")
         for found in details["diagnostics"]:
-            console.print(f"[red]{found['code']}[/] {escape(found['message'])}\n  fix: {escape(found['fix'])}")
+            _print_diagnostic(found)
         if details["options"]:
-            table = Table("OPTION", "TYPE", "DEFAULT", "MEANING", box=None, pad_edge=False)
+            rows = []
             for option in details["options"]:
                 default = "required" if option["required"] else shorten(repr(option["default"]), DEFAULT_CHARACTERS)
-                cells = (option["name"], option["type"], default, option["description"])
-                table.add_row(*(escape(cell) for cell in cells))
-            console.print("", table)
+                rows.append((option["name"], option["type"], default, option["description"]))
+            say()
+            print_table(("OPTION", "TYPE", "DEFAULT", "MEANING"), rows)
 
 
 @app.command()
@@ -179,14 +178,14 @@ def _print_results(results: Sequence[dict[str, Any]]) -> None:
     for result in results:
         mark = typer.style("    ok", fg="green") if result["ok"] else typer.style("FAILED", fg="red")
         tried = f"{len(result['passed'])} checks" if result["passed"] else "loads"
-        typer.echo(f"{mark}  {result['id']} ({singular(result['kind'])}){f': {tried}' if result['ok'] else ''}")
+        say(f"  {result['id']} ({singular(result['kind'])}){f': {tried}' if result['ok'] else ''}", lead=mark)
         for problem in result["problems"]:
             shown = (problem["what"], problem.get("traceback", ""), f"fix: {problem['fix']}")
-            typer.echo(indent("\n".join(filter(None, shown)), " " * 8))
+            say(indent("\n".join(filter(None, shown)), " " * 8))
         for note in result["notes"]:
-            typer.echo(f"        note: {note}")
+            say(f"        note: {note}")
     failed, count = sum(not result["ok"] for result in results), f"{len(results)} plugin{'s' * (len(results) != 1)}"
-    typer.echo(f"{count}, {failed} of them unusable" if failed else f"{count}, all usable")
+    say(f"{count}, {failed} of them unusable" if failed else f"{count}, all usable")
 
 
 def _of_kind(entries: Iterable[PluginEntry], kind: str | None) -> list[PluginEntry]:
@@ -323,12 +322,12 @@ def _last_line(text: str) -> str:
 def _counting(total: int, *, quiet: bool) -> Iterator[Any]:
     """A status line on stderr that counts the plugins done."""
     count = 0
-    with Console(stderr=True, quiet=quiet).status(f"checking {total} plugins") as status:
+    with console(err=True, quiet=quiet).status(f"checking {total} plugins") as status:
 
         def done(name: str, result: Any) -> Any:
             nonlocal count
             count += 1
-            status.update(f"checked {count} of {total}: {escape(name)}")
+            status.update(f"checked {count} of {total}: {name}")
             return result
 
         yield done

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console as RichConsole
-from rich.table import Table
 from typer.core import TyperGroup
 
 from nemorl.cli.answers import AsJson, echo_json
 from nemorl.errors import UsageError
 from nemorl.observe.console import Console
+from nemorl.terminal import plain, print_table, say
 
 ConfigPath = Annotated[Path, typer.Argument(help="Config file (.yaml or .json).", show_default=False)]
 Overrides = Annotated[list[str] | None, typer.Argument(help="path=value, e.g. policy.precision=bfloat16")]
@@ -68,7 +68,7 @@ def train(
 
         refuse_other_plugins(loaded, lock_file or run_path(loaded) / FILE)
     if dry_run:
-        typer.echo(f"{config}: ok, would run {type(loaded).__name__} in {run_path(loaded)}")
+        say(f"{config}: ok, would run {type(loaded).__name__} in {run_path(loaded)}")
         return
     if from_step is not None and resume is False:
         raise UsageError("--from-step continues a run, --fresh starts one", fix="drop one of them")
@@ -87,11 +87,11 @@ def train(
     if as_json:
         echo_json(summary)
         return
-    typer.echo(f"{result.steps} steps{f', stopped: {result.stopped}' if result.stopped else ''}")
+    say(f"{result.steps} steps{f', stopped: {result.stopped}' if result.stopped else ''}")
     for name in ("validation/accuracy", "validation/val_loss", "train/reward"):
         if name in result.metrics:
-            typer.echo(f"{name}: {result.metrics[name]:.4f}")
-    typer.echo(f"report: {summary['report']}")
+            say(f"{name}: {result.metrics[name]:.4f}")
+    say(f"report: {summary['report']}")
 
 
 def generate(
@@ -128,7 +128,8 @@ def generate(
         return
     for prompt, texts in answers:
         for text in texts:
-            typer.echo(f"{typer.style(prompt, bold=True)}{' ' if chat else ''}{text}" if len(answers) > 1 else text)
+            lead = f"{typer.style(plain(prompt), bold=True)}{' ' if chat else ''}" if len(answers) > 1 else ""
+            say(text, lead=lead)
 
 
 def report(
@@ -145,7 +146,7 @@ def report(
 
     if not (run_dir / "metrics.jsonl").is_file():
         raise UsageError(f"{run_dir} is not a run directory (no metrics.jsonl)", fix="give the path of a run")
-    typer.echo(write_report(run_dir, output))
+    say(write_report(run_dir, output))
 
 
 class _ListByDefault(TyperGroup):
@@ -197,17 +198,16 @@ def list_runs(
     if as_json:
         echo_json(found, indent=2)
         return
-    table = Table(box=None, pad_edge=False)
-    for column in ("NAME", "STATUS", "MODEL", "STEP", "REWARD", "ACCURACY", "STARTED", "TOOK"):
-        table.add_column(column, overflow="fold")
+    rows = []
     for facts in found:
         steps = f"{facts['step']}{f' of {most}' if (most := facts['max_steps']) else ''}"
         numbers = ("–" if facts[key] is None else f"{facts[key]:.3f}" for key in ("reward", "accuracy"))
         model, took = Path(facts["model"]).name, clock_time(facts["seconds"])
-        table.add_row(facts["name"], facts["status"], model, steps, *numbers, facts["started"], took)
-    RichConsole().print(table)
+        rows.append((facts["name"], facts["status"], model, steps, *numbers, facts["started"], took))
+    columns = ("NAME", "STATUS", "MODEL", "STEP", "REWARD", "ACCURACY", "STARTED", "TOOK")
+    print_table(columns, rows, whole=("NAME",))
     if not found:
-        typer.echo(f"no runs in {folder} yet: nemorl train CONFIG")
+        say(f"no runs in {folder} yet: nemorl train CONFIG")
 
 
 def export(
@@ -237,4 +237,4 @@ def export(
     if as_json:
         echo_json(found)
     else:
-        typer.echo(f"wrote step {checkpoint.step} to {output}")
+        say(f"wrote step {checkpoint.step} to {output}")

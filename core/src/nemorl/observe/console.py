@@ -25,6 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nemorl.observe.streams import steady
+from nemorl.terminal import plain, styled
 
 REFRESH_HZ = 4
 PLAIN_INTERVAL_S = 2.0
@@ -117,7 +118,7 @@ class Console:
     def start(self, title: str, total_steps: int | None) -> None:
         """Begin a run of ``total_steps`` (``None``: not known in advance)."""
         self.close()
-        self._run = _Run(title, total_steps, started=self._clock())
+        self._run = _Run(plain(title), total_steps, started=self._clock())
         if self._quiet:
             return
         if not self._wants_live:
@@ -136,7 +137,7 @@ class Console:
 
     def stage(self, name: str) -> None:
         """Name the part of a longer procedure that the next steps belong to, e.g. ``SFT warm-up``."""
-        self._stage = name
+        self._stage = plain(name)
 
     def phase(self, name: str) -> None:
         """Say what is happening now. Cheap: it is drawn with the next frame."""
@@ -187,7 +188,7 @@ class Console:
         self.close()
 
     def _print(self, text: str) -> None:
-        self._rich.print(Text(text), soft_wrap=True)
+        self._rich.print(styled(text), soft_wrap=True)
 
     # Numbers
 
@@ -225,7 +226,7 @@ class Console:
         """One frame. It runs on rich's thread: it only reads, and copies what the trainer's thread may change."""
         rows: list[RenderableType] = [self._progress_row(), self._numbers_row()]
         if self._run.phase:
-            self._spinner.update(text=Text(self._run.phase.replace("_", " "), style="cyan"))
+            self._spinner.update(text=styled(self._run.phase.replace("_", " "), "cyan"))
             rows.append(self._spinner)
         stage = f"· {self._stage} " if self._stage else ""
         title = Text.assemble((" nemorl ", "bold green"), (f"{self._run.title} ", "bold"), (stage, "magenta"))

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 from nemorl.cli.answers import AsJson, echo_json
+from nemorl.terminal import say
 
 from nemorl_authoring.names import Names, kind_called, kinds
 from nemorl_authoring.writing import Written, write_package
@@ -63,9 +64,9 @@ def _as_dict(written: Written) -> dict[str, Any]:
 
 def _tell(written: Written) -> None:
     names = written.names
-    typer.echo(f"{written.folder}: the {names.kind.replace('_', ' ')} {names.entry!r}, {len(written.files)} files")
+    say(f"{written.folder}: the {names.kind.replace('_', ' ')} {names.entry!r}, {len(written.files)} files")
     for warning in written.warnings:
-        typer.secho(f"warning: {warning}", fg="yellow", err=True)
-    typer.echo("next:")
+        say(warning, lead=typer.style("warning: ", fg="yellow"), err=True)
+    say("next:")
     for command in written.next_commands:
-        typer.echo(f"  {command}")
+        say(f"  {command}")

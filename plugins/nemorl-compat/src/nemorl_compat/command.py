@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from nemorl.cli.answers import AsJson, echo_json
 from nemorl.files import replace_text
+from nemorl.terminal import say
 
 from nemorl_compat.migration import Migration, migrate_file
 
@@ -54,15 +55,15 @@ def _report(migration: Migration) -> dict[str, Any]:
 
 def _tell(migration: Migration, output: Path | None) -> None:
     if output is None:
-        typer.echo(migration.to_yaml(), nl=False)
+        say(migration.to_yaml(), nl=False)
     else:
-        typer.echo(f"wrote {output}")
+        say(f"wrote {output}")
     if migration.unmapped:
-        typer.echo(f"{len(migration.unmapped)} setting(s) found no place:", err=True)
+        say(f"{len(migration.unmapped)} setting(s) found no place:", err=True)
     for path, value in migration.unmapped.items():
         note = f"  ({migration.notes[path]})" if path in migration.notes else ""
-        typer.echo(f"  {path} = {value!r}{note}", err=True)
+        say(f"  {path} = {value!r}{note}", err=True)
     if migration.problems:
-        typer.echo("Before it runs on this machine:", err=True)
+        say("Before it runs on this machine:", err=True)
     for problem in migration.problems:
-        typer.echo(f"  - {problem}", err=True)
+        say(f"  - {problem}", err=True)

@@ -14,8 +14,7 @@ from nemorl.cli.answers import AsJson, echo_json
 from nemorl.cli.runs import Overrides
 from nemorl.errors import UsageError
 from nemorl.observe.console import Console
-from rich.console import Console as RichConsole
-from rich.table import Table
+from nemorl.terminal import print_table, say
 
 AUDIT_NEW_TOKENS = 32
 """Response length of an audit, unless overridden: errors show from the first token on."""
@@ -96,17 +95,19 @@ def _compare_engines(model: str, changes: list[str], as_json: bool) -> None:
     if as_json:
         echo_json({"model": model, **report.as_dict()})
     else:
-        table = Table("", "BEFORE THE UPDATE", "AFTER IT", box=None, pad_edge=False)
-        for name, label in _ROWS.items():
-            table.add_row(label, *(f"{getattr(part, name):.4g}" for part in (report.before, report.after)))
-        RichConsole().print(table)
-        typer.echo(
+        parts = (report.before, report.after)
+        rows = [(label, *(f"{getattr(part, name):.4g}" for part in parts)) for name, label in _ROWS.items()]
+        print_table(("", "BEFORE THE UPDATE", "AFTER IT"), rows)
+        say(
             f"the update moved the trainer's log-probs by {report.shift:.4g} nats on average: "
             f"a sampler that missed it would show about {math.exp(report.shift):.4g}"
         )
         for finding in report.findings:
-            typer.echo(f"{typer.style('wrong:', fg='red')} {finding}")
-        typer.echo(likely_causes() if report.findings else typer.style("the engines agree", fg="green"))
+            say(f" {finding}", lead=typer.style("wrong:", fg="red"))
+        if report.findings:
+            say(likely_causes())
+        else:
+            say(lead=typer.style("the engines agree", fg="green"))
     if not report.ok:
         raise typer.Exit(1)
 

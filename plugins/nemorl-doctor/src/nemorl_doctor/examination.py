@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nemorl.cli.plugins import PIPE_COLUMNS, as_dict
+from nemorl.cli.plugins import as_dict
 from nemorl.observe.provenance import describe_environment
 from nemorl.plugins import PluginEntry, registry
-from rich.console import Console
+from nemorl.terminal import PlainConsole, console, styled
 from rich.padding import Padding
 from rich.table import Table
-from rich.text import Text
 
 from nemorl_doctor.problems import Finding, Installed, Machine, find_problems
 from nemorl_doctor.torch_builds import build_of
@@ -71,32 +69,31 @@ class Examination:
 
     def show(self) -> None:
         """Tables of facts, then what was found, on standard output."""
-        console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, highlight=False, emoji=False)
+        out = console()
         facts = {name: self.environment[name] for name in ("python", "platform")} | self._numbers()
         facts["threads"] = self.environment["threads"]
-        _table(console, "Machine", facts)
+        _table(out, "Machine", facts)
         devices = [f"{device.name}, {device.memory_gib} GiB" for device in self.machine.devices]
-        _table(console, "CUDA", self._cuda() | {f"device {number}": text for number, text in enumerate(devices)})
-        _table(console, "Ray", self._ray())
-        _table(console, "Libraries", self.environment["libraries"])
+        _table(out, "CUDA", self._cuda() | {f"device {number}": text for number, text in enumerate(devices)})
+        _table(out, "Ray", self._ray())
+        _table(out, "Libraries", self.environment["libraries"])
         plugins = self.environment["plugins"]
-        _table(console, "Plugins", {"plugins": f"{len(plugins)} installed, {len(self.stopped)} cannot be used"})
-        _table(console, "Variables", self.machine.environment)
-        self._show_findings(console)
+        _table(out, "Plugins", {"plugins": f"{len(plugins)} installed, {len(self.stopped)} cannot be used"})
+        _table(out, "Variables", self.machine.environment)
+        self._show_findings(out)
 
-    def _show_findings(self, console: Console) -> None:
+    def _show_findings(self, out: PlainConsole) -> None:
         for finding in self.findings:
             style = "red" if finding.severity == "problem" else "yellow"
-            console.print(
-                Text.assemble("\n", (f"{finding.severity} {finding.code}", f"bold {style}"), f"  {finding.what}")
-            )
+            title = styled(f"\n{finding.severity} {finding.code}", f"bold {style}")
+            out.print(title, styled(f" {finding.what}"))
             rows = Table.grid(padding=(0, 2))
-            rows.add_row(Text("why", "dim"), Text(finding.why))
-            rows.add_row(Text("fix", "dim"), Text(finding.fix))
-            console.print(Padding(rows, (0, 0, 0, 2)))
+            rows.add_row(styled("why", "dim"), styled(finding.why))
+            rows.add_row(styled("fix", "dim"), styled(finding.fix))
+            out.print(Padding(rows, (0, 0, 0, 2)))
         counts = [_counted(sum(f.severity == s for f in self.findings), s) for s in ("problem", "note")]
         text = f"\n{' and '.join(filter(None, counts))}" if self.findings else "\nnothing is known to be wrong here"
-        console.print(Text(text, "green" if self.ok else "red"))
+        out.print(styled(text, "green" if self.ok else "red"))
 
     def _numbers(self) -> dict[str, Any]:
         machine = self.machine
@@ -140,17 +137,17 @@ def _as_finding(entry: PluginEntry) -> Finding:
     )
 
 
-def _table(console: Console, title: str, facts: Mapping[str, Any]) -> None:
+def _table(out: PlainConsole, title: str, facts: Mapping[str, Any]) -> None:
     """One row per fact; what is not there is left out."""
     rows = [(name, _shown(value)) for name, value in facts.items() if value is not None]
     if not rows:
         return
-    console.print(Text(title, "bold"))
+    out.print(styled(title, "bold"))
     table = Table.grid(padding=(0, 2))
     table.add_column(min_width=24)
     for name, value in rows:
-        table.add_row(Text(f"  {name}"), Text(value, overflow="fold"))
-    console.print(table)
+        table.add_row(styled(f"  {name}"), styled(value, overflow="fold"))
+    out.print(table)
 
 
 def _shown(value: object) -> str:

@@ -15,6 +15,7 @@ from nemorl.observe.console import Console
 from nemorl.observe.jsonl import read_jsonl
 from nemorl.observe.report import write_combined_report
 from nemorl.sources import rows_of
+from nemorl.terminal import say
 from nemorl.tiny import write_tiny_model
 
 from nemorl_quickstart import recipe
@@ -53,9 +54,9 @@ def quickstart(
         echo_json(summary)
         return
     before, after = summary["accuracy_before"], summary["accuracy_after"]
-    typer.echo(f"\nheld-out accuracy: {before:.0%} before GRPO, {after:.0%} after ({summary['seconds']:.0f} s)")
-    typer.echo(f"report: {summary['report']}")
-    typer.echo(f'try it: nemorl generate --raw --model {folder / "grpo" / "model"} "27+15="')
+    say(f"\nheld-out accuracy: {before:.0%} before GRPO, {after:.0%} after ({summary['seconds']:.0f} s)")
+    say(f"report: {summary['report']}")
+    say(f'try it: nemorl generate --raw --model {folder / "grpo" / "model"} "27+15="')
 
 
 def run(folder: Path, seed: int, console: Console, overrides: Sequence[str] = ()) -> dict[str, Any]:

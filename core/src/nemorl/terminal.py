@@ -1,0 +1,91 @@
+"""Text for the terminal. Everything that nemorl prints goes through here, because much of it is not ours: names and
+summaries of plugins, model and dataset names, messages of other people's exceptions, responses of a model.
+
+Foreign text may not move the cursor, set links or the clipboard, recolour, reverse or hide what is around it: control
+characters are shown as escapes (``\\x1b``), and rich's markup and emoji codes are plain text.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+PIPE_COLUMNS = 200
+"""Width of tables where no terminal says one: wide enough that little is cut."""
+_COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
+_ACTIVE = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters but tab and line feed, the C1 set included
+    r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # direction of text
+    r"\u00ad\u200b\u2028\u2029\u2060-\u2065\u206a-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"  # invisible
+    r"\ud800-\udfff]"  # half of a pair: no terminal's encoding has it
+)
+
+
+def plain(text: object) -> str:
+    """``text`` in which nothing acts: colours are dropped, other control characters are shown as escapes."""
+    return _ACTIVE.sub(_escape, _COLOURS.sub("", str(text)).replace("\r\n", "\n"))
+
+
+def _escape(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def say(text: object = "", *, lead: str = "", err: bool = False, nl: bool = True) -> None:
+    """Print a line.
+
+    Args:
+        text: Of any origin.
+        lead: Goes before it as it is: our own words, styled by ``typer.style``.
+        err: To stderr.
+        nl: End the line.
+    """
+    typer.echo(lead + plain(text), err=err, nl=nl)
+
+
+def styled(text: object, style: str = "", **options: Any) -> Text:
+    """Text for a table or console, in one of rich's styles."""
+    return Text(plain(text), style=style, **options)
+
+
+class PlainConsole(Console):
+    """A rich console to which a ``str`` is text and nothing else: no markup, no emoji codes, no control characters."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, highlight=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(plain(text), **options)
+
+
+def console(*, err: bool = False, quiet: bool = False) -> PlainConsole:
+    """A console on stdout or stderr, wide where that is no terminal."""
+    stream = sys.stderr if err else sys.stdout
+    return PlainConsole(stderr=err, quiet=quiet, width=None if stream.isatty() else PIPE_COLUMNS)
+
+
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], *, whole: Sequence[str] = (), numbers: Sequence[str] = ()
+) -> None:
+    """Print a table without lines.
+
+    Args:
+        columns: Their titles.
+        rows: One cell per column: text, or what ``styled`` returns.
+        whole: Columns that are never broken over lines nor cut.
+        numbers: Columns that end at one place.
+    """
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        justify: Literal["left", "right"] = "right" if column in numbers else "left"
+        table.add_column(plain(column), overflow="fold", no_wrap=column in whole, justify=justify)
+    for row in rows:
+        table.add_row(*(cell if isinstance(cell, Text) else styled(cell) for cell in row))
+    console().print(table)
