@@ -85,6 +85,11 @@ class RowDataModule:
         self._position = 0
         self._order = lru_cache(maxsize=2)(self._epoch_order)
 
+    @property
+    def first_row(self) -> Row:
+        """Of the data as it was given."""
+        return self._rows[0]
+
     def next_batch(self) -> list[Row]:
         count = len(self._rows)
         batch = []

@@ -164,7 +164,7 @@ class Run:
             self.hooks.register(breaker, "nemorl-core:breaker")
         self.hooks.register(MetricWatch(config.checkpoint.metric, self.warn), "nemorl-core:metric")
         self.loggers = [self._logger(logger) for logger in config.loggers]
-        self.console.phase("loading the model")
+        self.console.announce(f"loading PyTorch and the model {config.policy.model_name}")
         self.tokenizer = Tokenizer.load(config.policy.model_name)
         self.resources = self._owned(ResourceManager(config, self.path, on_restart=self.warn), "close")
         limit_s = max(config.plugins.build_timeout_s, 2 * config.cluster.worker_timeout_s)  # Ray's own come first
@@ -180,6 +180,8 @@ class Run:
 
     def _build_rollouts(self, environment: Environment | None) -> RolloutEngine:
         assert environment is not None, "the trainer checks that something scores responses"
+        backend = registry().name_of("generation_backends", type(self.config.generation.backend))
+        self.console.announce(f"starting the generator {backend}")
         self.generation = self.resources.generation_policy()
         pool = self._owned(EnvironmentPool.from_config(environment, self.config.rollouts), "close")
         limit = self.config.policy.max_sequence_tokens

@@ -19,15 +19,17 @@ from nemorl.environments import Unscored
 from nemorl.errors import ConfigError, NemorlError, Problem, StorageError, UsageError, WorkerLostError, boundary
 from nemorl.evaluation import evaluate, planned_turns, sample_record
 from nemorl.observe.console import Console
+from nemorl.observe.heartbeat import heartbeat
 from nemorl.observe.metrics import Metrics, values
 from nemorl.observe.report import write_report
 from nemorl.observe.timing import Timer
 from nemorl.plugins.registry import restricted, use_registry
+from nemorl.preflight import preflight
 from nemorl.results import TrainResult
 from nemorl.resumable import C, Progress, Resumable
 from nemorl.rollout_stream import RolloutStream
 from nemorl.rollouts import RolloutEngine, RolloutPlan
-from nemorl.run import Run
+from nemorl.run import Run, run_path
 from nemorl.seeding import derive_seed
 from nemorl.sources import DataSource, RewardSource, as_environment, held_out_rows, open_data
 from nemorl.stopping import GracefulStop
@@ -127,9 +129,11 @@ class BaseTrainer(Resumable[C]):
         Returns:
             Metrics, history and the run directory.
         """
+        console = console or Console()
         source = dataset if dataset is not None else train_dataset if train_dataset is not None else self.config.data
         with (
             use_registry(restricted(self.config.plugins.policy())),
+            heartbeat(console),
             self._opened(
                 source, val_dataset, reward_fn, callbacks, resume or from_step is not None, from_step, console
             ),
@@ -349,7 +353,7 @@ class BaseTrainer(Resumable[C]):
         callbacks: Sequence[object],
         resume: bool,
         from_step: int | None,
-        console: Console | None,
+        console: Console,
     ) -> Iterator[None]:
         """The run's parts for the length of the block; whatever ends it is recorded."""
         scorer = reward_fn if reward_fn is not None else self.config.environment
@@ -371,6 +375,7 @@ class BaseTrainer(Resumable[C]):
         """Build everything the run needs, in a directory that is already ours: a failure leaves an event there."""
         with boundary(self._name, passing=(Exception,)):
             limit_s = self.config.plugins.build_timeout_s
+            self.run.console.announce("reading the data and trying the reward")
             with deadline("building environment and dataset", limit_s, setting="plugins.build_timeout_s"):
                 environment = as_environment(scorer)
                 self.run.data = open_data(source, self.config, self.batch_size)
@@ -378,6 +383,9 @@ class BaseTrainer(Resumable[C]):
             self.is_scored = environment is not None
             if environment is None and self.config.needs_generation:
                 environment = Unscored()
+            data = self.run.data
+            row = data.first_row if isinstance(data, RowDataModule) and self.config.needs_generation else None
+            preflight(self.config, run_path(self.config), environment, row, self.run.console.message)
             self.run.open(held_out, environment, callbacks, planned_updates=self.planned_updates)
 
     def _require(self, source: Any, scorer: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -12,7 +12,11 @@ from typer.core import TyperGroup
 from nemorl.cli.answers import AsJson, echo_json
 from nemorl.errors import UsageError
 from nemorl.observe.console import Console
+from nemorl.observe.heartbeat import heartbeat
 from nemorl.terminal import plain, print_table, say
+
+if TYPE_CHECKING:
+    from nemorl.config.run import RunConfig
 
 ConfigPath = Annotated[Path, typer.Argument(help="Config file (.yaml or .json).", show_default=False)]
 Overrides = Annotated[list[str] | None, typer.Argument(help="path=value, e.g. policy.precision=bfloat16")]
@@ -57,25 +61,26 @@ def train(
 
       nemorl train grpo.yaml --lock-file ../paper/plugins.lock.json
     """
-    from nemorl.config.load import load_config
+    console = Console(quiet=as_json)
+    console.announce(f"reading {config}")
+    with heartbeat(console):
+        loaded = _checked_config(config, overrides or [], run_dir, locked, lock_file)
+        from nemorl.preflight import preflight, preflight_config
+        from nemorl.run import run_path
 
-    changes = [*(overrides or []), *([f"run_dir={json.dumps(str(run_dir))}"] if run_dir else [])]
-    loaded = load_config(config, changes, for_launch=True)
-    from nemorl.run import run_path
-
-    if locked or lock_file is not None:
-        from nemorl.plugins.lock import FILE, refuse_other_plugins
-
-        refuse_other_plugins(loaded, lock_file or run_path(loaded) / FILE)
-    if dry_run:
-        say(f"{config}: ok, would run {type(loaded).__name__} in {run_path(loaded)}")
-        return
-    if from_step is not None and resume is False:
-        raise UsageError("--from-step continues a run, --fresh starts one", fix="drop one of them")
-    if (resume or from_step is not None) and not (run_path(loaded) / "config.yaml").is_file():
-        raise UsageError(f"no run to continue in {run_path(loaded)}", fix="drop --resume, or give its --run-dir")
-    with Console(quiet=as_json) as console:
-        result = loaded.build().fit(resume=resume is not False, from_step=from_step, console=console)
+        console.announce("checking the run directory, the model and the reward")
+        if dry_run:
+            preflight_config(loaded, run_path(loaded), console.message)
+            say(f"{config}: ok, would run {type(loaded).__name__} in {run_path(loaded)}")
+            return
+        if from_step is not None and resume is False:
+            raise UsageError("--from-step continues a run, --fresh starts one", fix="drop one of them")
+        if resume or from_step is not None:
+            _demand_run(loaded)
+        preflight(loaded, run_path(loaded), None, None, console.message)  # the reward's turn comes when it is built
+        trainer = loaded.build()
+    with console:
+        result = trainer.fit(resume=resume is not False, from_step=from_step, console=console)
     summary = {
         "run_dir": str(result.run_dir),
         "report": str(result.run_dir / "report.html"),
@@ -92,6 +97,29 @@ def train(
         if name in result.metrics:
             say(f"{name}: {result.metrics[name]:.4f}")
     say(f"report: {summary['report']}")
+
+
+def _checked_config(
+    config: Path, overrides: list[str], run_dir: Path | None, locked: bool, lock_file: Path | None
+) -> RunConfig:
+    from nemorl.config.load import load_config
+    from nemorl.run import run_path
+
+    # In quotes, since a folder may have any name.
+    changes = [*overrides, *([f"run_dir={json.dumps(str(run_dir))}"] if run_dir else [])]
+    loaded = load_config(config, changes, for_launch=True)
+    if locked or lock_file is not None:
+        from nemorl.plugins.lock import FILE, refuse_other_plugins
+
+        refuse_other_plugins(loaded, lock_file or run_path(loaded) / FILE)
+    return loaded
+
+
+def _demand_run(config: RunConfig) -> None:
+    from nemorl.run import run_path
+
+    if not (run_path(config) / "config.yaml").is_file():
+        raise UsageError(f"no run to continue in {run_path(config)}", fix="drop --resume, or give its --run-dir")
 
 
 def generate(

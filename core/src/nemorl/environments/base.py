@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
 from typing import SupportsFloat
 
 from nemorl.contracts import Episode
@@ -22,6 +22,9 @@ class Environment:
     name = "environment"
     batched: bool = False
     """Whether awaiting one score computes all that were asked for by then. The pool lets every episode ask first."""
+    has_side_effects: bool = True
+    """Whether ``score`` costs time or money, or changes anything. Where it does not, one call is tried on the first row
+    before the model is loaded, so that a mistake in it shows at once."""
 
     @property
     def owner(self) -> str:
@@ -36,6 +39,11 @@ class Environment:
     def start(self, prompt: Prompt) -> Episode:
         """A new episode. The default one asks ``score`` and ends."""
         return _OneTurn(self, prompt)
+
+    def rehearsals(self) -> Iterator[Environment]:
+        """The environments whose ``score`` is tried before the run."""
+        if not self.has_side_effects:
+            yield self
 
     def close(self) -> None:
         """Release what the environment holds."""

@@ -8,7 +8,7 @@ each of those turns.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,6 +81,10 @@ class _Composition(Environment):
         components = {name: step.score.reward for name, step in steps.items()}
         metrics = {f"{name}/{key}": value for name, step in steps.items() for key, value in step.score.metrics.items()}
         return reward, components, metrics
+
+    def rehearsals(self) -> Iterator[Environment]:
+        for environment in self._environments.values():
+            yield from environment.rehearsals()
 
     def close(self) -> None:
         for environment in self._environments.values():

@@ -51,26 +51,52 @@ class RewardFunction(Environment):
         self.batched = positional == BATCH_NAMES if batched is None else batched
         self._reserved = frozenset(positional)
         self._columns = tuple(p.name for p in parameters[2:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+        self._required = frozenset(p.name for p in parameters[2:] if p.name in self._columns and p.default is p.empty)
         self._takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
         self._batcher: Batcher[tuple[Prompt, str], Score] = Batcher(self._score_batch)
 
+    has_side_effects = False
+
+    def required_columns(self) -> frozenset[str]:
+        """Columns without which the function cannot be called."""
+        return self._required
+
     def score(self, prompt: Prompt, response: str) -> float | Score | Awaitable[float | Score]:
+        return self._batcher.ask((prompt, response)) if self.batched else self._call(prompt, response)
+
+    def tried(self, prompt: Prompt, response: str) -> object:
+        """Whatever the function returns for one response, a coroutine unstarted; in batches, for a batch of one."""
+        return self._call_batch([(prompt, response)]) if self.batched else self._call(prompt, response)
+
+    def checked(self, result: object) -> None:
+        """Refuse what ``tried`` returned where it is no reward.
+
+        Raises:
+            UsageError: says what it is.
+        """
         if self.batched:
-            return self._batcher.ask((prompt, response))
+            self._scores(result, 1)
+        else:
+            as_score(result, owner=f"reward function {self.name!r}")
+
+    def _call(self, prompt: Prompt, response: str) -> float | Score | Awaitable[float | Score]:
         row = _row(prompt)
         extra = {name: row[name] for name in self._wanted(row) if name in row}
         result: float | Score | Awaitable[float | Score] = self._function(prompt.text, response, **extra)
         return result
 
     def _score_batch(self, asks: list[tuple[Prompt, str]]) -> Sequence[Score] | Awaitable[Sequence[Score]]:
+        result = self._call_batch(asks)
+        if isinstance(result, Awaitable):
+            return self._later(result, len(asks))
+        return self._scores(result, len(asks))
+
+    def _call_batch(self, asks: list[tuple[Prompt, str]]) -> Any:
         rows = [_row(prompt) for prompt, _ in asks]
         present = dict.fromkeys(name for row in rows for name in row)
         # A column that some rows lack is None there; one that all lack is left to the function's default.
         extra = {name: [row.get(name) for row in rows] for name in self._wanted(present) if name in present}
-        result = self._function([prompt.text for prompt, _ in asks], [response for _, response in asks], **extra)
-        if isinstance(result, Awaitable):
-            return self._later(result, len(asks))
-        return self._scores(result, len(asks))
+        return self._function([prompt.text for prompt, _ in asks], [response for _, response in asks], **extra)
 
     async def _later(self, result: Awaitable[Any], count: int) -> Sequence[Score]:
         return self._scores(await result, count)

@@ -30,6 +30,8 @@ from nemorl.terminal import plain, styled
 REFRESH_HZ = 4
 PLAIN_INTERVAL_S = 2.0
 """Without a terminal, at most one step line per this many seconds."""
+HEARTBEAT_S = 10.0
+"""Without a panel, longest silence while something runs."""
 RECENT_STEPS = 20
 """Steps that the time left is judged by: old enough to be steady, recent enough to follow growing responses."""
 MAX_WIDTH = 100
@@ -109,6 +111,8 @@ class Console:
         self._spinner = Spinner("dots")
         self._stage = ""
         self._run = _Run(started=clock())
+        self._spoken_at = self._began_at = clock()
+        """When the last line was printed, and when the present phase began."""
 
     @property
     def is_lost(self) -> bool:
@@ -139,9 +143,16 @@ class Console:
         """Name the part of a longer procedure that the next steps belong to, e.g. ``SFT warm-up``."""
         self._stage = plain(name)
 
+    def announce(self, text: str) -> None:
+        """Say what begins now, at once: loading takes long, and an empty screen looks like a hang."""
+        self._run.phase, self._began_at = text, self._clock()
+        self.message(f"{text} …")
+
     def phase(self, name: str) -> None:
         """Say what is happening now. Cheap: it is drawn with the next frame."""
         if not name.endswith(("total", "total_step_time")):  # phases that only add others up
+            if name != self._run.phase:
+                self._began_at = self._clock()
             self._run.phase = name
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -187,7 +198,16 @@ class Console:
     ) -> None:
         self.close()
 
+    def beat(self) -> None:
+        """A sign of life where nothing was printed for a while and no panel moves: what runs, and for how long."""
+        now = self._clock()
+        if self._quiet or self._live is not None or not self._run.phase or now - self._spoken_at < HEARTBEAT_S:
+            return
+        step = f"step {self._run.step + 1}, " if self._run.title else ""
+        self._print(f"… {step}{self._run.phase.replace('_', ' ')} ({clock_time(now - self._began_at)})")
+
     def _print(self, text: str) -> None:
+        self._spoken_at = self._clock()
         self._rich.print(styled(text), soft_wrap=True)
 
     # Numbers

@@ -18,6 +18,7 @@ class ExactMatch(Environment):
     """1 when the response is the answer."""
 
     name = "exact_match"
+    has_side_effects = False
 
     def __init__(self, config: ExactMatchConfig) -> None:
         self._config = config
@@ -34,6 +35,7 @@ class Format(Environment):
     """1 when the whole response has a form, or shares of it."""
 
     name = "format"
+    has_side_effects = False
 
     def __init__(self, config: FormatConfig) -> None:
         self._config = config

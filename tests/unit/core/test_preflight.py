@@ -1,0 +1,294 @@
+"""What would end a run after minutes of loading is said before anything loads."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import constants
+from nemorl.config.load import validate
+from nemorl.config.run import RunConfig
+from nemorl.environments import Environment, RewardFunction, WeightedEnvironment
+from nemorl.errors import ConfigError, ForeignError, UsageError
+from nemorl.observe.console import HEARTBEAT_S, Console
+from nemorl.plugins.registry import registry
+from nemorl.preflight import directory_problems, model_problems, preflight
+from nemorl.types import Prompt
+
+ROW = {"prompt": "1+1=", "answer": "2", "level": 3}
+
+
+def config(model: str) -> RunConfig:
+    return validate(
+        registry().load("algorithms", "grpo"), {"model": model, "data": "arithmetic", "environment": "math"}
+    )
+
+
+@pytest.fixture
+def run(tiny_model: Path, tmp_path: Path) -> Callable[..., list[str]]:
+    """The checks of a run whose model and directory are fine, with this reward; returns the warnings."""
+
+    def check(reward: Any, row: dict[str, Any] | None = None) -> list[str]:
+        warnings: list[str] = []
+        environment = reward if isinstance(reward, Environment) else RewardFunction(reward)
+        preflight(config(str(tiny_model)), tmp_path / "runs/r", environment, row or ROW, warnings.append)
+        assert not (tmp_path / "runs").exists(), "looking leaves nothing behind"
+        return warnings
+
+    return check
+
+
+# The model
+
+
+def only_problem(model: str) -> tuple[str, str]:
+    (problem,) = model_problems(config(model))
+    assert problem.path == "model"
+    return problem.message, problem.fix or ""
+
+
+def test_a_model_that_is_nowhere_is_named_without_the_network() -> None:
+    message, fix = only_problem("models/nope")
+    assert "there is no folder 'models/nope', it is not in the cache" in message
+    assert "HF_HUB_OFFLINE is set" in message
+    assert "config.json" in fix
+
+
+def test_the_closest_folder_is_suggested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "models/qwen-small").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert only_problem("models/qwen-smal")[1] == "Did you mean 'models/qwen-small'?"
+
+
+def test_a_model_in_the_cache_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    repo = tmp_path / "models--org--name"  # laid out as huggingface_hub does
+    (repo / "snapshots/abc").mkdir(parents=True)
+    (repo / "snapshots/abc/config.json").write_text("{}")
+    (repo / "refs").mkdir()
+    (repo / "refs/main").write_text("abc")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    assert list(model_problems(config("org/name"))) == []
+    assert len(list(model_problems(config("org/other")))) == 1
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Answers as the hub does for models that are not there, or not for everyone."""
+
+    def do_GET(self) -> None:
+        code = {"secret": "GatedRepo", "busy": ""}.get(self.path.rpartition("/")[2], "RepoNotFound")
+        self.send_response({"GatedRepo": 403, "": 503}.get(code, 404))
+        self.send_header("X-Error-Code", code)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    server = HTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    yield
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.usefixtures("hub")
+def test_the_answer_of_the_hub_is_passed_on() -> None:
+    assert "the hub knows no such model" in only_problem("org/nope")[0]
+    assert "asks for permission" in only_problem("org/secret")[0]
+    assert list(model_problems(config("org/busy"))) == []  # its own trouble says nothing about the model
+
+
+def test_a_hub_that_is_not_there_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nobody listens on "discard"
+    assert "http://127.0.0.1:9 cannot be reached" in only_problem("org/nope")[0]
+
+
+# The directory
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (problem,) = directory_problems(tmp_path / "file/runs/r")
+    assert f"{tmp_path / 'file'} is a file" in problem.message
+    (problem,) = directory_problems(Path("/proc/runs"))  # a file system in which nobody makes files
+    assert "/proc/runs cannot be written" in problem.message
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_directory_without_permission_is_named(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    (problem,) = directory_problems(tmp_path / "r")
+    assert "Permission denied" in problem.message
+
+
+# The reward
+
+
+def test_a_parameter_that_is_no_column_is_refused(run: Callable[..., list[str]]) -> None:
+    with pytest.raises(ConfigError) as refused:
+        run(lambda prompt, response, levle: 1.0)
+    (problem,) = refused.value.problems
+    assert "asks for levle; the rows have prompt, answer, level" in problem.message
+    assert problem.fix == "Did you mean 'level'?"
+
+
+def test_parameters_that_columns_or_defaults_fill_are_fine(run: Callable[..., list[str]]) -> None:
+    assert run(lambda prompt, response, level, answer, other=1: float(level == 3 and answer == "2")) == []
+    assert run(lambda prompt, response, **columns: float(columns["level"])) == []
+    assert run(lambda prompt, response, answer: 1.0, {"prompt": "1+1="}) == []  # rows without an answer give None
+
+
+@pytest.mark.parametrize(
+    ("reward", "error", "says"),
+    [
+        (lambda prompt, response: unknown_name, ForeignError, "NameError"),  # type: ignore[name-defined]  # noqa: F821
+        (lambda prompt, response, level: level.strip(), ForeignError, "AttributeError"),
+        (lambda prompt, response, **row: row["gold"], ForeignError, "KeyError: 'gold'"),
+        (lambda prompt, response: None, UsageError, "returned None"),
+        (lambda prompt, response: "1", UsageError, "returned '1'"),
+    ],
+)
+def test_a_reward_that_fails_on_the_first_row_is_refused(
+    run: Callable[..., list[str]], reward: Any, error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says) as refused:
+        run(reward)
+    if error is ForeignError:
+        assert refused.value.__cause__ is not None, "--debug shows the author's own traceback"
+
+
+def test_a_batched_reward_is_tried_with_a_batch_of_one_and_keeps_nothing_of_it(run: Callable[..., list[str]]) -> None:
+    batches = []
+
+    def grade(prompts: list[str], responses: list[str], level: list[int]) -> list[float]:
+        batches.append((prompts, responses, level))
+        return [1.0] * len(responses)
+
+    assert run(grade) == []
+    assert batches == [(["1+1="], ["2"], [3])]
+    with pytest.raises(UsageError, match="called with 1 response"):
+        run(RewardFunction(lambda prompts, responses: 1.0, batched=True))
+    reward = RewardFunction(grade)
+    run(reward)
+    assert scored_together(reward) == [1.0, 1.0]
+    assert batches[-1] == (["a", "b"], ["1", "2"], [None, None])  # and not the trial's besides
+
+
+def scored_together(reward: RewardFunction) -> list[float]:
+    async def both() -> list[float]:
+        asks = [reward.score(Prompt(n, text, (), row={"level": None}), str(n + 1)) for n, text in enumerate("ab")]
+        return [score.reward for score in await asyncio.gather(*asks)]  # type: ignore[arg-type, union-attr]
+
+    return asyncio.run(both())
+
+
+def test_what_may_be_the_fault_of_the_response_is_a_warning(run: Callable[..., list[str]]) -> None:
+    (warning,) = run(lambda prompt, response: float(response + "x"))
+    assert "raised ValueError" in warning
+    assert "the response '2'" in warning
+
+
+def test_only_rewards_without_side_effects_are_tried(run: Callable[..., list[str]]) -> None:
+    calls = []
+
+    class Paid(Environment):
+        def score(self, prompt: Prompt, response: str) -> float:
+            calls.append(response)
+            return 1.0
+
+    async def judge(prompt: str, response: str) -> float:
+        calls.append(response)
+        return 1.0
+
+    def free(prompt: str, response: str) -> float:
+        calls.append(f"free {response}")
+        return 1.0
+
+    assert run(Paid()) == run(judge) == []
+    assert calls == []
+    run(WeightedEnvironment({"paid": Paid(), "free": free}))
+    assert calls == ["free 2"]
+
+
+def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    reward = RewardFunction(lambda prompt, response, gold: 1.0)
+    with pytest.raises(ConfigError) as refused:
+        preflight(config("models/nope"), tmp_path / "file/r", reward, ROW, print)
+    assert [problem.path for problem in refused.value.problems] == ["run_dir", "model", "reward_fn"]
+
+
+def test_fit_checks_before_it_makes_the_run(tiny_model: Path, tmp_path: Path) -> None:
+    settings = {"model": str(tiny_model), "policy": {"init": "random"}, "run_dir": str(tmp_path / "r")}
+    trainer = validate(registry().load("algorithms", "grpo"), settings).build()
+    with pytest.raises(ConfigError, match="asks for gold"):
+        trainer.fit([ROW], lambda prompt, response, gold: 1.0, console=Console(quiet=True))
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]], ids=["train", "dry run"])
+def test_the_command_says_it_before_torch_is_imported(dry: list[str], tmp_path: Path) -> None:
+    (path := tmp_path / "c.yaml").write_text(
+        "{algorithm: grpo, model: models/nope, data: arithmetic, environment: math}"
+    )
+    code = "import sys\nfrom nemorl.cli import main\ntry: main()\nfinally: print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "train", str(path), *dry], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert done.stdout == "False\n"
+    first, *_, last = done.stderr.splitlines()
+    assert first == f"reading {path} …"
+    assert "Traceback" not in done.stderr
+    assert "there is no folder 'models/nope'" in done.stderr
+    assert last.strip().startswith("fix:")
+
+
+# Signs of life
+
+
+def test_the_display_beats_after_ten_silent_seconds() -> None:
+    now, file = [0.0], io.StringIO()
+    console = Console(file=file, live=False, clock=lambda: now[0])
+    console.announce("loading the model org/name")
+    for second in range(1, 25):
+        now[0] = second
+        console.beat()
+    assert file.getvalue().splitlines() == [
+        "loading the model org/name …",
+        "… loading the model org/name (0:10)",
+        "… loading the model org/name (0:20)",
+    ]
+    console.start("r", 5)
+    console.phase("policy_training")
+    now[0] += HEARTBEAT_S
+    console.beat()
+    assert file.getvalue().splitlines()[-1] == "… step 1, policy training (0:10)"
+
+
+def test_nothing_beats_where_nothing_is_to_be_shown() -> None:
+    for options in ({"quiet": True}, {"live": False}):
+        now, file = [0.0], io.StringIO()
+        console = Console(file=file, clock=lambda now=now: now[0], **options)  # type: ignore[arg-type, misc]
+        now[0] = 100.0
+        if options.get("quiet"):
+            console.announce("loading")
+            now[0] = 200.0
+        else:
+            console.phase("")
+        console.beat()
+        assert file.getvalue() == ""
