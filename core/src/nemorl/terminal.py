@@ -10,15 +10,19 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from textwrap import fill
 from typing import Any, Literal
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 PIPE_COLUMNS = 200
 """Width of tables where no terminal says one: wide enough that little is cut."""
+GAP = 2
+"""Spaces between columns."""
 _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
 _ACTIVE = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters but tab and line feed, the C1 set included
@@ -69,6 +73,30 @@ def console(*, err: bool = False, quiet: bool = False) -> PlainConsole:
     """A console on stdout or stderr, wide where that is no terminal."""
     stream = sys.stderr if err else sys.stdout
     return PlainConsole(stderr=err, quiet=quiet, width=None if stream.isatty() else PIPE_COLUMNS)
+
+
+def print_list(columns: Sequence[str], rows: Sequence[Sequence[str]], *, first_to_go: Sequence[str] = ()) -> None:
+    """Print a table in which nothing is ever broken over lines.
+
+    On a narrow terminal the columns of ``first_to_go`` are left out, in this order, until the rest fits; where it does
+    not, each row becomes two lines: its first cell alone, so that it can be copied, and the others below.
+    """
+    width = console().width
+    left_out: set[str] = set()
+    for column in ("", *first_to_go):
+        left_out.add(column)
+        kept = [position for position, name in enumerate(columns) if name not in left_out]
+        table = [[plain(line[position]) for position in kept] for line in (columns, *rows)]
+        widths = [max(cell_len(line[place]) for line in table) for place in range(len(kept))]
+        if sum(widths) + GAP * (len(kept) - 1) <= width:
+            for line in table:
+                cells = (cell + " " * (widths[place] - cell_len(cell)) for place, cell in enumerate(line))
+                say((" " * GAP).join(cells).rstrip())
+            return
+    for first, *others in rows:
+        say(first)
+        facts = [f"{name.lower()} {cell}" for name, cell in zip(columns[1:], others, strict=True)]
+        say(fill(", ".join(facts), max(width, 20), initial_indent="  ", subsequent_indent="  "))
 
 
 def print_table(

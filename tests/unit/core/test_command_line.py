@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import sys
 from collections.abc import Callable
@@ -11,9 +12,11 @@ from typing import Any, NamedTuple
 
 import pytest
 import yaml
-from nemorl import __version__
+from nemorl import __version__, terminal
 from nemorl.cli import main
 from nemorl.cli.plugins import listed
+from nemorl.plugins.index import Index
+from nemorl.plugins.registry import Registry, use_registry
 from rich.console import Console as RichConsole
 
 
@@ -137,6 +140,35 @@ def test_the_same_command_again_continues(nemorl: Command, config: Path) -> None
 def test_fresh_starts_anew(nemorl: Command, config: Path) -> None:
     first, second = (nemorl("train", config, "--fresh", "--json").json for _ in range(2))
     assert second["run_dir"] == f"{first['run_dir']}-2"
+
+
+class Enough:
+    """Stops a run after every step."""
+
+    def on_step_end(self, trainer: Any) -> None:
+        trainer.stop("seen enough")
+
+
+@pytest.mark.parametrize(
+    "options", [[], ["--fresh"], ["--run-dir", "a run's; folder"]], ids=["default", "fresh", "named"]
+)
+def test_a_stopped_run_continues_with_the_command_that_it_names(
+    nemorl: Command, config: Path, options: list[str], tmp_path: Path
+) -> None:
+    scoped = Registry(Index.installed())
+    scoped.register("hooks", "enough", Enough)
+    with use_registry(scoped):
+        if options == ["--fresh"]:
+            nemorl("train", config, "max_steps=3", "plugins.hooks=[enough]", "generation.stop_strings=['a b']")
+        first = nemorl(
+            "train", config, "max_steps=3", "plugins.hooks=[enough]", "generation.stop_strings=['a b']", *options
+        )
+        assert first.out.startswith("1 steps, stopped: seen enough\nto continue: nemorl train ")
+        command = shlex.split(first.out.splitlines()[1].removeprefix("to continue: "))
+        second = nemorl(*command[1:], "--json").json
+    assert (second["steps"], second["stopped"]) == (2, "seen enough")
+    assert shlex.split(second["continue"]) == command
+    assert f"{second['run_dir']}/report.html" in first.out
 
 
 def test_a_dry_run_writes_nothing(nemorl: Command, config: Path, tmp_path: Path) -> None:
@@ -313,6 +345,30 @@ def test_config_diff_shows_what_differs_once_defaults_are_filled_in(
     other.write_text(config.read_text() + "kl_penalty: 0.5\nseed: 42\n")  # 42 is the default seed
     done = nemorl("config", "diff", config, other, "--json")
     assert (done.code, done.json) == (1, [{"path": "kl_penalty", "one": 0.01, "other": 0.5}])
+
+
+def test_config_diff_names_every_path_that_holds_no_config(nemorl: Command, config: Path, tmp_path: Path) -> None:
+    done = nemorl("config", "diff", tmp_path / "none.yaml", tmp_path)
+    assert done.code == 2
+    assert f"there is no '{tmp_path}/none.yaml'; the folder '{tmp_path}' is no run: it has no config.yaml" in done.err
+
+
+@pytest.mark.parametrize("columns", [20, 40, 60, 80, 100, 120, 200])
+def test_runs_breaks_no_name_at_any_width(
+    nemorl: Command, trained: Path, tmp_path: Path, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["grpo-1a2b3c4d", "a-name-that-a-person-gave-2026-11-22", "reinforce_plus_plus_baseline-5e6f7a8b"]
+    for name in names:
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        for file in ("config.yaml", "metrics.jsonl", "events.jsonl"):
+            shutil.copy(trained / file, tmp_path / "runs" / name)
+    monkeypatch.setattr(terminal, "PIPE_COLUMNS", columns)
+    lines = nemorl("runs", tmp_path / "runs").out.splitlines()
+    for name in names:
+        (line,) = (line for line in lines if name in line)
+        assert line.startswith(name)
+        assert line == name or "finished" in line
+    assert all(len(line) <= columns or line in names for line in lines)
 
 
 def test_config_docs_explains_a_section_and_guesses_a_misspelt_one(nemorl: Command) -> None:

@@ -257,6 +257,34 @@ def test_rollout_metrics_by_hand(collect: Collect) -> None:
     }
 
 
+def test_metrics_of_episodes_with_several_turns_combine_as_documented(collect: Collect) -> None:
+    """The example of docs/metrics.md: rewards 0.2 and 1.0 in two turns, the second right; one wrong turn worth 0."""
+
+    class TwoOrOne(Environment):
+        def start(self, prompt: Prompt) -> Any:
+            return Talk([0.2, 1.0] if prompt.text == "2" else [0.0])
+
+    class Talk:
+        def __init__(self, rewards: list[float]) -> None:
+            self.rewards, self.is_long = rewards, len(rewards) > 1
+
+        def step(self, response: str) -> Step:
+            reward, is_last = self.rewards.pop(0), not self.rewards
+            score = Score(reward, {"form": 1.0}, {"calls": 2.0}, correct=self.is_long and is_last)
+            return Step(score) if is_last else Step(score, "x", done=False)
+
+    samples, _ = collect(["2", "1"], lambda prompt, number: "a|", TwoOrOne(), turns=3)
+    numbers = values(rollout_metrics(Samples(samples)))
+    assert numbers["reward"] == 0.6  # (1.2 + 0) / 2 episodes
+    assert numbers["accuracy"] == 0.5  # right by its last turn, wrong
+    assert numbers["avg_turns_per_sample"] == 1.5  # (2 + 1) / 2
+    assert numbers["reward/form"] == 1.5  # (1 + 1, 1)
+    assert numbers["environment/calls"] == 3.0  # (2 + 2, 2)
+    assert numbers["mean_prompt_length"] == 1.0
+    assert numbers["mean_gen_tokens_per_sample"] == 3.0  # "a|a|" and "a|"
+    assert numbers["mean_total_tokens_per_sample"] == 4.5  # "2a|xa|" and "1a|"
+
+
 def test_parts_and_metrics_of_environments_are_averaged_over_all_samples(collect: Collect) -> None:
     def grade(prompt: str, response: str) -> Score:
         return Score(1.0, {"format": 1.0}, {"odd": 1.0}, correct=False) if prompt == "1" else Score(1.0, correct=True)

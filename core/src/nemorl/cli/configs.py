@@ -83,6 +83,9 @@ def diff(
     """
     from nemorl.observe.run_data import flatten
 
+    absent = [reason for path in (one, other) if (reason := _no_config(path)) is not None]
+    if absent:
+        raise UsageError("; ".join(absent), fix="give two config files or directories of runs")
     left, right = (dict(flatten(_resolved(path))) for path in (one, other))
     found: list[dict[str, Any]] = [
         {"path": path, "one": left.get(path), "other": right.get(path)}
@@ -97,6 +100,15 @@ def diff(
         print_table(("PATH", str(one), str(other)), [(d["path"], *map(_shown, (d["one"], d["other"]))) for d in found])
     if found:
         raise typer.Exit(1)
+
+
+def _no_config(path: Path) -> str | None:
+    """Why there is no config at a path."""
+    if not path.exists():
+        return f"there is no {str(path)!r}"
+    if path.is_dir() and not (path / "config.yaml").is_file():
+        return f"the folder {str(path)!r} is no run: it has no config.yaml"
+    return None
 
 
 def _resolved(path: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,7 @@ from nemorl.cli.answers import AsJson, echo_json
 from nemorl.errors import UsageError
 from nemorl.observe.console import Console
 from nemorl.observe.heartbeat import heartbeat
-from nemorl.terminal import plain, print_table, say
+from nemorl.terminal import plain, print_list, say
 
 if TYPE_CHECKING:
     from nemorl.config.run import RunConfig
@@ -81,11 +82,16 @@ def train(
         trainer = loaded.build()
     with console:
         result = trainer.fit(resume=resume is not False, from_step=from_step, console=console)
+    elsewhere = result.run_dir != run_path(loaded) or run_dir is not None
+    options = ["--run-dir", str(result.run_dir)] if elsewhere else []
+    options += ["--locked"] * locked + (["--lock-file", str(lock_file)] if lock_file is not None else [])
+    again = shlex.join(["nemorl", "train", str(config), *(overrides or []), *options])
     summary = {
         "run_dir": str(result.run_dir),
         "report": str(result.run_dir / "report.html"),
         "steps": result.steps,
         "stopped": result.stopped,
+        "continue": again if result.stopped else None,
         "best_checkpoint": str(result.best_checkpoint) if result.best_checkpoint else None,
         "metrics": dict(result.metrics),
     }
@@ -93,6 +99,8 @@ def train(
         echo_json(summary)
         return
     say(f"{result.steps} steps{f', stopped: {result.stopped}' if result.stopped else ''}")
+    if result.stopped:
+        say(f"to continue: {again}")
     for name in ("validation/accuracy", "validation/val_loss", "train/reward"):
         if name in result.metrics:
             say(f"{name}: {result.metrics[name]:.4f}")
@@ -233,7 +241,7 @@ def list_runs(
         model, took = Path(facts["model"]).name, clock_time(facts["seconds"])
         rows.append((facts["name"], facts["status"], model, steps, *numbers, facts["started"], took))
     columns = ("NAME", "STATUS", "MODEL", "STEP", "REWARD", "ACCURACY", "STARTED", "TOOK")
-    print_table(columns, rows, whole=("NAME",))
+    print_list(columns, rows, first_to_go=("TOOK", "STARTED", "MODEL"))
     if not found:
         say(f"no runs in {folder} yet: nemorl train CONFIG")
 
