@@ -19,6 +19,8 @@ from nemorl.data import to_prompt
 from nemorl.environments import Environment, RewardFunction
 from nemorl.environments.base import as_score
 from nemorl.errors import ConfigError, NemorlError, Problem, boundary
+from nemorl.plugins import registry
+from nemorl.plugins.policy import normalize
 from nemorl.reading import expanded, shown
 from nemorl.sources import as_environment
 from nemorl.suggest import did_you_mean
@@ -51,6 +53,8 @@ def preflight(
     Raises:
         ConfigError: every finding that would end the run.
     """
+    for name in sorted(unused_names(config)):
+        warn(f"warning: plugins.allow or block names {shown(name)}, which is not installed here")
     problems = [*directory_problems(run_dir), *model_problems(config)]
     parts = list(environment.rehearsals()) if isinstance(environment, Environment) and row is not None else []
     for part in parts:
@@ -71,6 +75,13 @@ def preflight_config(config: RunConfig, run_dir: Path, warn: Callable[[str], Non
     finally:
         if environment is not None:
             environment.close()
+
+
+def unused_names(config: RunConfig) -> set[str]:
+    """Distributions that ``plugins.allow`` and ``block`` name and that are not installed. A list may serve several
+    machines, so this is no mistake."""
+    installed = {normalize(entry.distribution) for entry in registry().index.entries}
+    return {name for name in (*(config.plugins.allow or ()), *config.plugins.block) if normalize(name) not in installed}
 
 
 def directory_problems(run_dir: Path) -> Iterator[Problem]:

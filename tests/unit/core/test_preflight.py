@@ -135,6 +135,13 @@ def test_a_directory_without_permission_is_named(tmp_path: Path) -> None:
     assert "Permission denied" in problem.message
 
 
+def test_a_list_of_plugins_that_names_what_is_not_here_is_a_warning(tiny_model: Path, tmp_path: Path) -> None:
+    settings = {"model": str(tiny_model), "plugins": {"block": ["acme-spyware", "nemorl-doctor"]}}
+    warnings: list[str] = []
+    preflight(validate(RunConfig, settings), tmp_path / "r", None, None, warnings.append)
+    assert warnings == ["warning: plugins.allow or block names 'acme-spyware', which is not installed here"]
+
+
 # The reward
 
 
