@@ -43,7 +43,7 @@ def test_a_batched_reward_function_scores_a_step_in_one_call(tiny_model: Path, t
         return [-float(len(response)) for response in responses]
 
     run(tiny_model, tmp_path / "run", dataset="arithmetic", reward_fn=brevity)
-    assert sizes == [(16, 16, 16)]
+    assert sizes == [(1, 1, 1), (16, 16, 16)]  # tried with the first row, then a step
 
 
 def test_a_game_of_three_turns_trains(tiny_model: Path, tmp_path: Path) -> None:
