@@ -79,6 +79,7 @@ ALLOWED = {
     "core/src/nemorl/terminal.py": PRINTS | MAKES,
     "core/src/nemorl/cli/answers.py": {"typer.echo"},  # JSON in ASCII
     "core/src/nemorl/observe/console.py": MAKES,  # draws frames; what is foreign in them goes through `styled`
+    "core/src/nemorl/plugins/bytecode.py": {"print"},  # a program of its own, read by the kernel
     "plugins/nemorl-transports/src/nemorl_transports/broadcast.py": {"print"},  # into a worker's log
     "plugins/nemorl-code-env/src/nemorl_code_env/driver.py": {"print"},  # inside the sandbox
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -98,12 +99,17 @@ def train(
     if as_json:
         echo_json(summary)
         return
-    say(f"{result.steps} steps{f', stopped: {result.stopped}' if result.stopped else ''}")
-    if result.stopped:
-        say(f"to continue: {again}")
+    _tell(summary)
+
+
+def _tell(summary: Mapping[str, Any]) -> None:
+    ending = f", stopped: {summary['stopped']}" if summary["stopped"] else ""
+    say(f"{summary['steps']} steps{ending}")
+    if summary["stopped"]:
+        say(f"to continue: {summary['continue']}")
     for name in ("validation/accuracy", "validation/val_loss", "train/reward"):
-        if name in result.metrics:
-            say(f"{name}: {result.metrics[name]:.4f}")
+        if name in summary["metrics"]:
+            say(f"{name}: {summary['metrics'][name]:.4f}")
     say(f"report: {summary['report']}")
 
 

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from nemorl.config.cluster import ClusterConfig
     from nemorl.config.load import load_config
     from nemorl.config.models import GenerationConfig, LoraConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
-    from nemorl.config.run import CheckpointConfig, PluginsConfig, RolloutConfig, RunConfig, ValidationConfig
+    from nemorl.config.plugin_lists import PluginsConfig
+    from nemorl.config.run import CheckpointConfig, RolloutConfig, RunConfig, ValidationConfig
     from nemorl.config.scalars import ExpandsHome
 
 __all__ = [
@@ -39,6 +40,7 @@ _MODULES = {
     "RESUMABLE": "base",
     "ClusterConfig": "cluster",
     "ExpandsHome": "scalars",
+    "PluginsConfig": "plugin_lists",
     "load_config": "load",
     **dict.fromkeys(("GenerationConfig", "LoraConfig", "OptimizerConfig", "PolicyConfig", "ScheduleConfig"), "models"),
 }

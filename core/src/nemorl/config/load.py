@@ -15,7 +15,8 @@ from pydantic import ValidationError
 
 from nemorl.config.base import PROBLEM, Config
 from nemorl.config.explain import explain
-from nemorl.config.run import PluginsConfig, RunConfig
+from nemorl.config.plugin_lists import PluginsConfig
+from nemorl.config.run import RunConfig
 from nemorl.errors import ConfigError, NemorlError, Problem
 from nemorl.plugins.registry import registry, restricted, use_registry
 from nemorl.reading import UnreadableError, check_tree, expanded, parse_json, parse_yaml, read_text, shown

@@ -19,7 +19,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from nemorl.config.run import PluginsConfig
+from nemorl.config.plugin_lists import PluginsConfig
 from nemorl.errors import NemorlError, boundary
 from nemorl.files import replace_text, storing
 from nemorl.observe import report_parts as parts

@@ -1,0 +1,80 @@
+"""``plugins:`` of a run: which installed distributions it may use, and which hooks it turns on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from pydantic import Field
+
+from nemorl.config.base import Config
+from nemorl.config.cluster import LONGEST_WAIT_S
+from nemorl.errors import Problem
+from nemorl.plugins import registry
+from nemorl.plugins.index import KINDS
+from nemorl.plugins.policy import PluginPolicy, normalize
+from nemorl.reading import shown
+from nemorl.suggest import did_you_mean
+
+DISTRIBUTION = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+"""A distribution's name (PEP 508)."""
+TYPO_LIKENESS = 0.85
+"""How alike two names of distributions are when one is taken for a slip of the other."""
+
+
+class PluginsConfig(Config):
+    """Which installed plugins this run may use. Not a sandbox: what is allowed runs with your rights."""
+
+    allow: tuple[str, ...] | None = None
+    """Distributions that may be used. Unset: all installed."""
+    block: tuple[str, ...] = ()
+    """Distributions that may not, applied after ``allow``."""
+    prefer: dict[str, str] = Field(default_factory=dict)
+    """Who wins a name that several distributions provide: ``{"environments.math": "acme-math"}``."""
+    hooks: tuple[str, ...] = ()
+    """Hook plugins to enable, in call order."""
+    report_sections: tuple[str, ...] = ()
+    """Sections that plugins add to ``report.html``, in order."""
+
+    import_timeout_s: float = Field(300.0, gt=0, le=LONGEST_WAIT_S)
+    """Seconds that importing one plugin may take. Raise it where libraries come from a slow disk."""
+    build_timeout_s: float = Field(3600.0, gt=0, le=LONGEST_WAIT_S)
+    """Seconds that building one part (a dataset, an environment, a logger, a model) may take. Raise it for large
+    downloads."""
+    hook_timeout_s: float = Field(600.0, gt=0, le=LONGEST_WAIT_S)
+    """Seconds that one call of a hook may take; then it is treated as one that raised."""
+
+    def policy(self) -> PluginPolicy:
+        return PluginPolicy(self.allow, self.block, self.prefer, import_timeout_s=self.import_timeout_s)
+
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        yield from self._preference_problems()
+        installed = {normalize(entry.distribution) for entry in registry().index.entries}
+        for key in ("allow", "block"):
+            for position, name in enumerate(getattr(self, key) or ()):
+                if not DISTRIBUTION.fullmatch(name):
+                    fix = "write the name that pip knows, e.g. acme-math"
+                    yield Problem(f"{key}.{position}", f"{shown(name)} is no name of a distribution", fix)
+                    continue
+                # A list may name what is not installed here; one letter off, it would silently not do its work.
+                guess = did_you_mean(normalize(name), installed, likeness=TYPO_LIKENESS)
+                if normalize(name) not in installed and guess:
+                    yield Problem(f"{key}.{position}", f"no distribution {name!r} is installed", guess)
+
+    def _preference_problems(self) -> Iterator[Problem]:
+        """A preference must name a plugin and a distribution that provides it: any other would decide nothing."""
+        entries = registry().index.entries
+        for key, distribution in self.prefer.items():
+            kind, _, name = key.partition(".")
+            providers = {normalize(e.distribution): e.distribution for e in entries if f"{e.kind}.{e.name}" == key}
+            if kind not in KINDS or not name:
+                guess = did_you_mean(key, {f"{e.kind}.{e.name}" for e in entries})
+                message = f"{shown(key)} is not kind.name"
+                yield Problem(f"prefer.{key}", message, guess or "write e.g. environments.math: acme-math")
+            elif not providers:
+                guess = did_you_mean(key, {f"{e.kind}.{e.name}" for e in entries})
+                yield Problem(f"prefer.{key}", f"no installed distribution provides {key}", guess or "remove it")
+            elif normalize(distribution) not in providers:
+                message = f"{shown(distribution)} does not provide {key}"
+                yield Problem(f"prefer.{key}", message, f"name one of {', '.join(sorted(providers.values()))}")
