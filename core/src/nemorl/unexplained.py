@@ -39,6 +39,8 @@ class LastWords:
     """Directories of runs that are open."""
     signals: dict[int, list[float]] = field(default_factory=dict)
     """When it had which signals, in epoch seconds."""
+    is_on_ray: bool = False
+    """It is connected to Ray."""
     fault: str = ""
     """The stacks that faulthandler wrote."""
 
@@ -54,6 +56,7 @@ class LastWords:
             facts = json.loads(line.removeprefix(MARK))
             words.exit = facts.get("exit", words.exit)
             words.left = facts.get("left", words.left)
+            words.is_on_ray = facts.get("ray", words.is_on_ray)
             if "run" in facts:
                 words.runs.append(Path(facts["run"]))
             if "closed" in facts:
@@ -109,7 +112,8 @@ def how_it_ended(code: int, words: LastWords) -> str:
     if words.left:
         return f"os._exit({code}) was called{where}, {when}"
     timed_out = words.fault.startswith("Timeout")
-    return f"the process {'was stuck' if timed_out else f'ended itself with exit code {code}'}{where}, {when}"
+    why = ", as Ray does to a driver that has lost its raylet or its GCS" if words.is_on_ray and not timed_out else ""
+    return f"the process {'was stuck' if timed_out else f'ended itself with exit code {code}'}{where}, {when}{why}"
 
 
 def _fix(code: int) -> str:

@@ -216,6 +216,7 @@ Thread 0x2 (most recent call first):
         ('{"left": "acme.py, line 1 (f)"}', "", 0, "os._exit(0) was called in acme.py, line 1 (f)"),
         ("", TIMEOUT, 1, "was stuck in /site/acme.py, line 8 (on_step_end)"),
         ("", "", 3, "the process ended itself with exit code 3"),
+        ('{"ray": true}', "", 1, "as Ray does to a driver that has lost its raylet or its GCS"),
         ('{"exit": 0}', "", -11, "after the command had ended with exit code 0"),
     ],
 )

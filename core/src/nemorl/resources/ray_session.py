@@ -15,6 +15,7 @@ from pathlib import Path
 
 from nemorl.config.cluster import ClusterConfig, SecurityConfig
 from nemorl.errors import ResourceError
+from nemorl.last_words import note
 from nemorl.resources import ray_guard
 
 QUIET = {
@@ -65,9 +66,11 @@ class RaySession:
                     else "end left-over Ray processes (`ray stop`) and check free memory and disk space in /tmp",
                 ) from error
             undo.pop_all()
+        note(ray=True)
 
     def close(self) -> None:
         self._stack.close()
+        note(ray=False)
 
     def _connect(self, address: str) -> None:
         import ray
