@@ -15,9 +15,7 @@ from nemorl.cli.answers import AsJson, echo_json
 from nemorl.errors import NemorlError, UsageError
 from nemorl.plugins.lock import FILE as PLUGINS_FILE
 from nemorl.plugins.lock import read_lock
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from nemorl.terminal import print_table, styled
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
 
@@ -51,11 +49,9 @@ def verify(
     if as_json:
         echo_json([asdict(verdict) for verdict in verdicts], indent=2)
     else:
-        table = Table("RUN", "PART", "STATE", box=None, pad_edge=False)
-        for verdict in verdicts:
-            state = Text("ok", "green") if verdict.problem is None else Text(verdict.problem, "red")
-            table.add_row(Text(verdict.run), Text(verdict.part), state)
-        Console().print(table)
+        states = [styled("ok", "green") if v.problem is None else styled(v.problem, "red") for v in verdicts]
+        rows = [(v.run, v.part, state) for v, state in zip(verdicts, states, strict=True)]
+        print_table(("RUN", "PART", "STATE"), rows, whole=("RUN", "PART"))
     if any(verdict.problem is not None for verdict in verdicts):
         raise typer.Exit(1)
 
