@@ -29,7 +29,7 @@ from nemorl.results import TrainResult
 from nemorl.resumable import C, Progress, Resumable
 from nemorl.rollout_stream import RolloutStream
 from nemorl.rollouts import RolloutEngine, RolloutPlan
-from nemorl.run import Run, run_path
+from nemorl.run import Run
 from nemorl.seeding import derive_seed
 from nemorl.sources import DataSource, RewardSource, as_environment, held_out_rows, open_data
 from nemorl.stopping import GracefulStop
@@ -385,7 +385,7 @@ class BaseTrainer(Resumable[C]):
                 environment = Unscored()
             data = self.run.data
             row = data.first_row if isinstance(data, RowDataModule) and self.config.needs_generation else None
-            preflight(self.config, run_path(self.config), environment, row, self.run.console.message)
+            preflight(self.config, self.run.path, environment, row, self.run.console.message)
             self.run.open(held_out, environment, callbacks, planned_updates=self.planned_updates)
 
     def _require(self, source: Any, scorer: Any) -> None:

@@ -239,12 +239,14 @@ def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
     assert [problem.path for problem in refused.value.problems] == ["run_dir", "model", "reward_fn"]
 
 
-def test_fit_checks_before_it_makes_the_run(tiny_model: Path, tmp_path: Path) -> None:
+def test_fit_checks_before_it_loads_the_model(tiny_model: Path, tmp_path: Path) -> None:
     settings = {"model": str(tiny_model), "policy": {"init": "random"}, "run_dir": str(tmp_path / "r")}
     trainer = validate(registry().load("algorithms", "grpo"), settings).build()
     with pytest.raises(ConfigError, match="asks for gold"):
         trainer.fit([ROW], lambda prompt, response, gold: 1.0, console=Console(quiet=True))
-    assert not (tmp_path / "r").exists()
+    # Nothing but the event is left: the directory counts as a run once config.yaml is in it.
+    assert not (tmp_path / "r/config.yaml").exists()
+    assert '"event": "failed"' in (tmp_path / "r/events.jsonl").read_text()
 
 
 @pytest.mark.parametrize("dry", [[], ["--dry-run"]], ids=["train", "dry run"])
