@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING, Any
 
+import torch
 from nemorl.errors import BackendError
 
 from nemorl_vllm.config import LATENT_ATTENTION, USE_HF
@@ -52,9 +53,9 @@ def build_engine(
         if worker.device == "cpu" and config.model_config.use_mla:
             raise BackendError(f"model {policy.model_name!r}: {LATENT_ATTENTION}", fix=USE_HF)
         if worker.device.startswith("cuda:"):
-            import torch
-
             config.device_config.device = torch.device(worker.device)
+        if config.model_config.is_moe:
+            _ensure_expert_group()
         with undecorated_transformers(compiles=not config.model_config.enforce_eager):
             engine = LLMEngine(
                 vllm_config=config,
@@ -115,6 +116,21 @@ def close_engine(engine: Any) -> None:
     core.scheduler.shutdown()
     engine.renderer.shutdown()
     gc.unfreeze()  # the engine had everything that existed at its start exempted from collection
+
+
+def _ensure_expert_group() -> None:
+    """Give this process the group that mixtures ask for.
+
+    vLLM makes all groups of a process with its first engine there, this one only if that engine is of a mixture.
+    """
+    from vllm.distributed import parallel_state as vllm_groups
+
+    if vllm_groups.model_parallel_is_initialized() and vllm_groups._EP is None:
+        world = vllm_groups.get_world_group()
+        backend = torch.distributed.get_backend(world.device_group)
+        vllm_groups._EP = vllm_groups.init_model_parallel_group(
+            [world.ranks], world.local_rank, backend, group_name="ep"
+        )
 
 
 def _check_device(device: str) -> None:

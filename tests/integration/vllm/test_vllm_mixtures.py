@@ -50,6 +50,7 @@ def _trainer(folder: Path, architecture: str, sizes: dict[str, Any]) -> DTensorB
     return trainer
 
 
+@pytest.mark.usefixtures("generator")  # an engine of another kind came first, and vLLM makes groups once per process
 @pytest.mark.parametrize("architecture", list(ARCHITECTURES))
 def test_saved_mixtures_load_and_every_update_reaches_the_experts(
     architecture: str, build: Any, tmp_path: Path
