@@ -47,6 +47,9 @@ SET_ELSEWHERE = {
 
 
 LATENT_ATTENTION = "vLLM 0.32 on the CPU cannot exchange the weights of models with multi-head latent attention (MLA)"
+RECURRENT = "vLLM 0.32 on the CPU cannot generate with recurrent models"
+RECURRENT_TYPES = frozenset({"mamba", "mamba2", "falcon_mamba", "rwkv"})
+"""transformers' ``model_type``."""
 USE_HF = "set generation.backend: hf"
 
 
@@ -88,8 +91,11 @@ class VLLMConfig(GenerationBackendConfig):
     def policy_problems(self, policy: PolicyConfig, *, device: str, as_guest: bool) -> Iterator[Problem]:
         yield from super().policy_problems(policy, device=device, as_guest=as_guest)
         stored = _stored_config(policy.model_name)
+        architecture = stored.get("model_type")
         if device == "cpu" and stored.get("kv_lora_rank"):
-            yield Problem("generation.backend", f"{stored.get('model_type')}: {LATENT_ATTENTION}", USE_HF)
+            yield Problem("generation.backend", f"{architecture}: {LATENT_ATTENTION}", USE_HF)
+        if device == "cpu" and architecture in RECURRENT_TYPES:
+            yield Problem("generation.backend", f"{architecture}: {RECURRENT}", USE_HF)
 
     def build(
         self, generation: GenerationConfig, policy: PolicyConfig, worker: WorkerContext, weights: WeightHandle | None

@@ -21,7 +21,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
-from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm.model_executor.model_loader.reload.meta import materialize_layer
@@ -62,6 +62,7 @@ class HandleTransfer(WeightTransferEngine[Nothing, FetchedWeights]):
     @torch.no_grad()
     def start_weight_update(self) -> None:
         self._expected = {name for name, _ in self.model.named_parameters()}
+        self._head_biases: list[tuple[ParallelLMHead, torch.nn.Parameter]] = []
         # Weights that were repacked for the CPU, fused or quantised have lost their loaders. This brings each layer
         # back to what its checkpoint looks like, and repacks into the same memory once the layer is complete.
         initialize_layerwise_reload(self.model)
@@ -97,6 +98,9 @@ class HandleTransfer(WeightTransferEngine[Nothing, FetchedWeights]):
                 f"the trainer sent no weights for {len(missing)} parameters: {', '.join(missing[:5])}",
                 fix="export every parameter under its Hugging Face name",
             )
+        # Some models get the bias of their head with their first weights. It is not among what a reload puts back.
+        heads = [layer for layer in model.modules() if isinstance(layer, ParallelLMHead)]
+        self._head_biases = [(head, head.bias) for head in heads if head._parameters.get("bias") is not None]
         for layer in self._written_past_loaders():
             get_layerwise_info(layer).load_numel = 1  # something was loaded: it is packed when the update is finished
         stale = _not_reached(model)
@@ -119,6 +123,9 @@ class HandleTransfer(WeightTransferEngine[Nothing, FetchedWeights]):
     @torch.no_grad()
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
+        for head, bias in self._head_biases:
+            if head._parameters.get("bias") is None:
+                head.register_parameter("bias", bias)
         _repack_tied_heads(self.model)
 
     def shutdown(self) -> None:

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from nemorl.config import PolicyConfig
@@ -45,12 +46,13 @@ def test_options_out_of_range_and_unknown_ones_are_refused(options: dict[str, fl
         config.VLLMConfig(**options)
 
 
-def test_models_that_vllm_cannot_update_on_the_cpu_are_refused_by_name(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "deepseek_v3", "kv_lora_rank": 512}')
+@pytest.mark.parametrize("stored", [{"model_type": "deepseek_v3", "kv_lora_rank": 512}, {"model_type": "mamba2"}])
+def test_models_that_vllm_cannot_serve_on_the_cpu_are_refused_by_name(stored: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(stored))
     policy = PolicyConfig(model_name=str(tmp_path))
     (problem,) = config.VLLMConfig().policy_problems(policy, device="cpu", as_guest=False)
     assert problem.path == "generation.backend"
-    assert "deepseek_v3" in problem.message
+    assert stored["model_type"] in problem.message
     assert not [*config.VLLMConfig().policy_problems(policy, device="cuda:0", as_guest=False)]
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     assert not [*config.VLLMConfig().policy_problems(policy, device="cpu", as_guest=False)]
