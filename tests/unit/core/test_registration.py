@@ -109,6 +109,7 @@ def test_a_run_uses_registered_parts_by_name(tiny_model: Path, tmp_path: Path) -
         data={"name": "squares", "count": 5},
         environment={"name": "bonus", "bonus": 0.5, "word": ""},
         generation={"backend": {"name": "parrot", "repeat": 3}, "max_new_tokens": 3},
+        rollouts={"mismatch_limit": None},  # a parrot has no idea of the policy's probabilities
         loggers=["notes", "count"],
     )
     result = fit(config)

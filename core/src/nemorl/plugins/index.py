@@ -95,6 +95,7 @@ STANDARD_PLUGINS: Mapping[str, str] = {
 OWN_COMMANDS = frozenset(
     {"train", "eval", "generate", "runs", "export", "report", "plugins", "config"}
     | {f"plugins.{name}" for name in ("list", "show", "check", "install", "uninstall")}
+    | {"runs.list"}
     | {f"config.{name}" for name in ("validate", "show", "diff", "docs", "schema", "templates")}
 )
 """Commands of the kernel's own command line, which no plugin may take the place of."""

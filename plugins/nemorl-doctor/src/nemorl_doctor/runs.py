@@ -17,7 +17,12 @@ from nemorl.plugins.lock import FILE as PLUGINS_FILE
 from nemorl.plugins.lock import read_lock
 from nemorl.terminal import print_table, styled
 
-app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 
 @dataclass(frozen=True)
