@@ -25,7 +25,7 @@ from _common import limit_threads, machine, print_table
 THREADS = limit_threads()
 
 import torch  # noqa: E402  after the thread limit
-from nemorl.tensors import TokenBatch, standardized  # noqa: E402
+from nemorl.tensors import KLTerm, TokenBatch, standardized  # noqa: E402
 from nemorl.tensors.batch import loss_weights  # noqa: E402
 from nemorl.tensors.surrogate import ratio_metrics, sampler_metrics  # noqa: E402
 from nemorl_grpo.advantages import batch_normalized, group_advantages, mean_normalized  # noqa: E402
@@ -107,7 +107,8 @@ def advantage_calls(batch: TokenBatch) -> dict[str, Callable[[], object]]:
     rewards = [float(dice.random() < 0.5) for _ in range(count)]
     groups = [index // GROUP for index in range(count)]
     tokens = [float(length) for length in batch.lengths]
-    old, reference, mask, lengths = batch["old_logprobs"], batch["reference_logprobs"], batch.mask, batch.lengths
+    old, mask, lengths = batch["old_logprobs"], batch.mask, batch.lengths
+    kl = KLTerm("k1").estimate(old, batch["reference_logprobs"], mask)
     return {
         "group, leave one out, std": lambda: group_advantages(rewards, groups),
         "group, whole, std": lambda: group_advantages(rewards, groups, leave_one_out=False),
@@ -115,7 +116,7 @@ def advantage_calls(batch: TokenBatch) -> dict[str, Callable[[], object]]:
         "group, whole (Dr. GRPO)": lambda: group_advantages(rewards, groups, normalize_std=False, leave_one_out=False),
         "mean (MaxRL)": lambda: mean_normalized(rewards, groups),
         "batch (REINFORCE++-baseline, GDPO)": lambda: batch_normalized(rewards, tokens),
-        "tokens: KL to go (REINFORCE++)": lambda: kl_to_go(old, reference, mask, lengths),
+        "tokens: KL to go (REINFORCE++)": lambda: kl_to_go(kl, mask, lengths),
         "tokens: normalized (REINFORCE++)": lambda: standardized(old, mask, unbiased=False),
     }
 

@@ -77,16 +77,18 @@ class Generator:
     def __init__(self, folder: Path, precision: str) -> None:
         import torch
         from nemorl_dtensor.generation_weights import empty_model
+        from nemorl_dtensor.published_names import PublishedNames
 
         torch.set_num_threads(THREADS)
         self.model = empty_model(_policy(folder, precision), "cpu")
+        self.names = PublishedNames(self.model)
         self._own: dict[str, Any] = {}
 
     def bind(self, handle: Any) -> float:
         """Returns when all parameters are bound, by the clock that processes share."""
         from nemorl_dtensor.generation_weights import bind_weights
 
-        bind_weights(self.model, handle)
+        bind_weights(self.model, self.names, handle)
         return time.monotonic()
 
     def read(self, number: int) -> tuple[float, float]:

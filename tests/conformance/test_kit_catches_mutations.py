@@ -124,7 +124,8 @@ def test_exception_in_a_plugin_is_attributed_to_it(nemorl_registry: Registry) ->
     mutant = Mutant("environments", BASES["environments"], frozenset(), {"mistake": "FailsOnEmpty"})
     (error,) = run(mutant, nemorl_registry).failed.values()
     seen = split(error.message)[2]
-    assert seen.startswith("the plugin raised environment 'environment' raised IndexError: list index out of range\n")
+    owner = "environment 'environment' (broken.environments.FailsOnEmpty)"
+    assert seen.startswith(f"the plugin raised {owner} raised IndexError: list index out of range\n")
     assert "at broken/environments.py:" in seen
     assert seen.endswith("in score")
 

@@ -54,7 +54,6 @@ class BaseTrainer(Resumable[C]):
         self.history: list[dict[str, float]] = []
         self.stop_reason: str | None = None
         self.stream: RolloutStream | None = None
-        self._name = f"algorithm {config.algorithm or type(self).__name__}"
         self.is_scored = False
         """Whether an environment says what responses are worth."""
         self._epoch: int | None = None
@@ -102,6 +101,11 @@ class BaseTrainer(Resumable[C]):
 
     # The loop
 
+    @property
+    def _owner(self) -> str:
+        """Whose code the algorithm is, for errors."""
+        return f"algorithm {self.config.algorithm or type(self).__name__}"
+
     def fit(
         self,
         dataset: DataSource | None = None,
@@ -138,7 +142,7 @@ class BaseTrainer(Resumable[C]):
                 source, val_dataset, reward_fn, callbacks, resume or from_step is not None, from_step, console
             ),
             GracefulStop(self._on_signal),
-            boundary(self._name, passing=(Exception,)),
+            boundary(self._owner, passing=(Exception,)),
         ):
             self.setup()
             self.stream = self._open_stream()
@@ -373,7 +377,7 @@ class BaseTrainer(Resumable[C]):
 
     def _build(self, source: Any, val_dataset: DataSource | None, scorer: Any, callbacks: Sequence[object]) -> None:
         """Build everything the run needs, in a directory that is already ours: a failure leaves an event there."""
-        with boundary(self._name, passing=(Exception,)):
+        with boundary(self._owner, passing=(Exception,)):
             limit_s = self.config.plugins.build_timeout_s
             self.run.console.announce("reading the data and trying the reward")
             with deadline("building environment and dataset", limit_s, setting="plugins.build_timeout_s"):

@@ -460,3 +460,16 @@ def test_the_quickstart_refuses_an_override_before_its_first_stage(nemorl: Comma
     assert done.code != 0
     assert "policy.optimizer.lr" in done.err
     assert not (tmp_path / "first" / "sft").exists()
+
+
+def test_a_library_that_wraps_sys_exit_makes_no_failure_of_a_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    leave = sys.exit
+
+    def noted(code: object = None) -> None:  # as wandb does, to tell its service how the process ended
+        leave(code)
+
+    monkeypatch.setattr(sys, "exit", noted)
+    monkeypatch.setattr(sys, "argv", ["nemorl", "plugins", "list", "--json"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0

@@ -148,8 +148,9 @@ def _run(arguments: list[str], *, debug: bool) -> int:
 
 def _is_own(exit_: SystemExit) -> bool:
     """Whether typer ended the command, rather than code that it ran."""
-    frames = list(traceback.walk_tb(exit_.__traceback__))
-    return bool(frames) and frames[-1][0].f_globals.get("__name__", "").partition(".")[0] == "typer"
+    replaced = getattr(sys.exit, "__code__", None)  # by libraries that want to know of it, such as wandb
+    frames = [frame for frame, _ in traceback.walk_tb(exit_.__traceback__) if frame.f_code is not replaced]
+    return bool(frames) and frames[-1].f_globals.get("__name__", "").partition(".")[0] == "typer"
 
 
 def _raised_at(error: BaseException) -> str:
