@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 
 from nemorl_math_env.comparison import equal_forms
-from nemorl_math_env.expressions import FUNCTIONS
+from nemorl_math_env.context import BESIDE_BOX, BOXED_PART, CHANGED, CHANGING_BEFORE, DOUBTED, is_changed, is_part
 from nemorl_math_env.forms import Brackets, Chain, Form, Matrix, Name, Scalar, Words, read_form
 from nemorl_math_env.judges import QuickJudge
 from nemorl_math_env.quantities import read_quantity
@@ -46,17 +46,15 @@ _HEDGE = re.compile(
 )
 _DENIED = re.compile(r"\b(?:not|never|no|neither|nor|cannot|except|minus|negative)\b|n[’']t\b", re.IGNORECASE)
 _DENIED_AFTER = re.compile(r"\b(?:wrong|incorrect|false|not|never)\b|n[’']t\b", re.IGNORECASE)
-_CHANGED = re.compile(
-    r"\b(?:at (?:least|most)|(?:more|less|fewer|greater|other|rather|larger|smaller|higher|lower) than|over|under|above"
-    r"|below|up to|close to|between|either|about|around|approximately|almost|nearly|roughly)\s+(?:[a-z]+\s+)?$",
-    re.IGNORECASE,
-)
 _HARMLESS_AFTER = frozenset(
     ("or", "to", "and", "all", "each", "every", "any", "some", "by", "before", "after", "until", "up", "under", "over")
 )
 """``5 and no more``, ``5 each``: they say nothing about the number."""
-_CHANGING_BEFORE = (MODIFIERS | FUNCTIONS | {"near", "root", "than"}) - {"to", "all", "and", "some", "positive", "up"}
-"""``twice 5``, ``sqrt 5``."""
+_FILLER = re.compile(
+    r"(?:(?:therefore|thus|hence|then|so|simply|just|exactly|indeed|clearly|the|number|value|expression|given|by|equal"
+    r"|to)[\s,:]+)*",
+    re.IGNORECASE,
+)
 
 
 def final_answer(
@@ -174,9 +172,17 @@ def _marked(text: str, markers: Sequence[str], numeric: bool) -> str | None:
             answer = _segment(text[end : end + MAX_ANSWER_CHARS], numeric)
             meant = bool(answer) and (numeric or phrases[start].group() == "####" or _looks_mathematical(answer))
             meant = meant and (not numeric or re.search(r"\d|\\[A-Za-z]", answer) is not None)
+            meant = meant or (not numeric and not boxes and _is_closing(text, end, answer))
+            answer = f"not {answer}" if meant and DOUBTED.search(text[max(0, start - 60) : start]) else answer
         if meant:
             return answer
     return None
+
+
+def _is_closing(text: str, end: int, answer: str) -> bool:
+    """The text ends in a few words after the marker and holds no formula: ``Answer: New York``."""
+    closes = 0 < len(answer.split()) <= 8 and "\n" not in text[end:].strip()
+    return closes and _FORMULA.search(text) is None
 
 
 def _segment(rest: str, numeric: bool) -> str:
@@ -186,7 +192,7 @@ def _segment(rest: str, numeric: bool) -> str:
     length = _sentence_length(line)
     if re.match(r"[.!?]\s*or\b", line[length:]):
         return line
-    formula = _FORMULA.match(line)
+    formula = _FORMULA.match(line, _FILLER.match(line).end())  # type: ignore[union-attr]
     if formula and _is_formula(_content(formula)):
         after = line[formula.end() : max(length, formula.end())]
         if _JOINED.match(after) or _is_hedged(after) or re.match(r"\s*[\^_!]", after):
@@ -219,12 +225,13 @@ def _number_in(sentence: str, *, first: bool) -> str | None:
     if attached and is_number(run.group() + attached.group()) and not _is_hedged(after):
         return f"{run.group()}{attached.group()}" if _BESIDE_AFTER.match(after[attached.end() :]) else sentence
     beside = re.search(r"([A-Za-z]+)\s*$", before)
-    if not _BESIDE_AFTER.match(after) or (beside and beside[1].casefold() in _CHANGING_BEFORE):
+    if not _BESIDE_AFTER.match(after) or (beside and beside[1].casefold() in CHANGING_BEFORE):
         return sentence
     if (
         _DENIED.search(before)
         or _DENIED_AFTER.search(after)
-        or _CHANGED.search(before)
+        or CHANGED.search(before)
+        or is_part(before)
         or _is_hedged(after)
         or _JOINED.match(after)
     ):
@@ -269,7 +276,9 @@ def _unmarked(text: str, numeric: bool) -> str | None:
     for match in _FORMULA.finditer(text):
         content = _content(match)
         if _is_formula(content):
-            found.append((match.end(), strip_wrapping(content + _changing_words(text[match.end() : match.end() + 40]))))
+            said = strip_wrapping(content + _changing_words(text[match.end() : match.end() + 40]))
+            before = re.split(r"\n|[.!?]\s", text[max(0, match.start() - 80) : match.start()])[-1]
+            found.append((match.end(), f"{before} {said}" if is_changed(before) else said))
     if numeric:
         found += [(match.end(), match.group()) for match in _FRACTION.finditer(text)]
         found += _bare_numbers(text)
@@ -300,16 +309,19 @@ def _sentence_length(line: str) -> int:
 def _boxed(text: str) -> list[tuple[int, str]]:
     r"""(position, content) of every ``\boxed{…}`` with balanced braces."""
     found = []
-    for match in re.finditer(r"\\f?box(?:ed)?\s*\{", text):
+    # A response may repeat an open box thousands of times.
+    for match in list(re.finditer(r"\\f?box(?:ed)?\s*\{", text))[-MAX_MARKS:]:
         depth, start = 1, match.end()
         escaped = False
         for position in range(start, min(len(text), start + MAX_ANSWER_CHARS + 1)):
             if not escaped:
                 depth += {"{": 1, "}": -1}.get(text[position], 0)
             if depth == 0:
-                # \\boxed{5}^2 is not 5.
-                beside = re.match(r"\s*[\^_!]\S*|\d+", text[position + 1 : position + 20])
-                found.append((match.start(), text[start:position] + (f" {beside.group()}" if beside else "")))
+                content = text[start:position]
+                before = BOXED_PART.search(text[: match.start()][-10:])
+                beside = BESIDE_BOX.match(text[position + 1 : position + 20])
+                content = f"{before.group()}({content})" if before else content
+                found.append((match.start(), f"{content} {beside.group().strip()}" if beside else content))
                 break
             escaped = text[position] == "\\" and not escaped
     return found

@@ -82,9 +82,10 @@ class Name:
 Form = Scalar | Words | Series | Brackets | Chain | Matrix | Name
 
 _MATRIX = re.compile(r"\\begin\s*\{([pb]?matrix|array)\}(?:\{[lcr|]*\})?(.*)\\end\s*\{\1\}", re.DOTALL)
-_NAME = re.compile(r"(?:[A-Za-z'()|°+\-/, ]|\\[A-Za-z]+|[{}]|_\{?[A-Za-z0-9,]+\}?)+")
+_NAME = re.compile(r"(?:[A-Za-z'()|°+\-/, ]|\\[A-Za-z]+|[{}]|_\{?[A-Za-z0-9,]+\}?)+|[fghFGHPQ]'*\(-?\d+\)")
 _SIMPLE_NAME = re.compile(
     r"(?:[A-Za-z]|\\(?!frac|sqrt)[a-z]+)(?:_\{?\w+\}?)?'*(?:\([A-Za-z]\))?"  # x, \theta, x_1, f(x), f'
+    r"|[fghFGHPQ]'*\(-?\d+\)"  # f(3)
     r"|\|?(?:\\(?:angle|overline|triangle)\s*\{?)?\s*[A-Z]{2,3}\}?\|?"  # AB, \angle ABC
     r"|\([A-Za-z](?:, ?[A-Za-z])+\)"  # (x, y)
     r"|[A-Za-z][a-z]{3,}(?: [A-Za-z]+)*"

@@ -13,6 +13,8 @@ from collections.abc import Callable
 ROW_END = "¶"
 """The end of a row of a matrix."""
 
+_SPACE_AT_END = re.compile(r"(?<!\\)\\[,;:! ]\s*$")
+r"""``42\,``"""
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
 _SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 _CHARACTERS = {
@@ -54,10 +56,12 @@ _COMMANDS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
     for pattern, replacement in (
         (r"\\\\(?=[A-Za-z])", r"\\"),  # doubly escaped
         (r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|limits|rm|textstyle)(?![A-Za-z])\s*\.?", ""),
+        (r"\\(?:bf|[lL]arge|LARGE|[hH]uge)(?![A-Za-z])", ""),
         (r"\\(?:mathrm|text)\s*\{\s*([ei])\s*\}", r"\1"),
         (r"\\(?:mathrm|operatorname\*?|mathit|textrm|mathsf)(?=\s*\{)", r"\\text"),
         (r"\\(?:mbox|textbf|textit|textnormal|hbox)(?=\s*\{)", r"\\text"),
-        (r"\\mathbf\s*\{([A-Za-z]|[\d.]+)\}", r"\1"),
+        (r"\\(?:text)?color\s*\{[A-Za-z]+\}", ""),
+        (r"\\(?:mathbf|boldsymbol|bm|underline)\s*\{([A-Za-z]|[\d.]+)\}", r"\1"),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
         (r"\\(?:times|cdot|ast)(?![A-Za-z])", "*"),
         (r"\\div(?![A-Za-z])", "/"),
@@ -126,7 +130,7 @@ def strip_wrapping(text: str) -> str:
     previous = None
     while text != previous:
         previous = text
-        text = text.strip().strip('*`"')
+        text = _SPACE_AT_END.sub("", text).strip().strip('*`"')
         text = text if text.endswith("..") else text.rstrip(".,;:?")
         for opening, closing in (("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"), ("$", "$"), ("'", "'")):
             if len(text) > len(opening + closing) and text.startswith(opening) and text.endswith(closing):
