@@ -148,3 +148,12 @@ def test_an_update_that_all_ranks_skipped_was_skipped_once() -> None:
         "global_valid_toks": 8.0,
         "global_valid_seqs": 4.0,
     }
+
+
+def test_no_order_of_values_hides_a_nan() -> None:
+    nan = math.nan
+    for kind in (Min, Max):
+        for numbers in ((nan, 1.0), (1.0, nan), (0.0, nan, 2.0)):
+            assert math.isnan(kind.of(numbers).value)
+        assert math.isnan(kind(1.0).merge(kind(nan)).value)
+        assert math.isnan(kind(nan).merge(kind(1.0)).value)

@@ -46,32 +46,39 @@ class Sum:
         return Sum(self.value + other.value)
 
 
+def _nan_first(extreme: float, *values: float) -> float:
+    """NaN where there is one: Python's ``min`` and ``max`` find it or not by the order of the values."""
+    return math.nan if any(map(math.isnan, values)) else extreme
+
+
 @dataclass(frozen=True, slots=True)
 class Min:
-    """The smallest value; ``inf``, which is not logged, when there is none."""
+    """The smallest value, NaN if one is; ``inf``, which is not logged, when there is none."""
 
     value: float
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Min:
-        return cls(min(values, default=math.inf))
+        found = list(values)
+        return cls(_nan_first(min(found, default=math.inf), *found))
 
     def merge(self, other: Min) -> Min:
-        return Min(min(self.value, other.value))
+        return Min(_nan_first(min(self.value, other.value), self.value, other.value))
 
 
 @dataclass(frozen=True, slots=True)
 class Max:
-    """The largest value; ``-inf``, which is not logged, when there is none."""
+    """The largest value, NaN if one is; ``-inf``, which is not logged, when there is none."""
 
     value: float
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Max:
-        return cls(max(values, default=-math.inf))
+        found = list(values)
+        return cls(_nan_first(max(found, default=-math.inf), *found))
 
     def merge(self, other: Max) -> Max:
-        return Max(max(self.value, other.value))
+        return Max(_nan_first(max(self.value, other.value), self.value, other.value))
 
 
 @dataclass(frozen=True, slots=True)
