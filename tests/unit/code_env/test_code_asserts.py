@@ -216,6 +216,36 @@ def test_no_answer_of_a_program_makes_its_row_refused(environment: CodeEnvironme
         assert reward(environment, f"def f(x): return {answer}", tests) == 0.0
 
 
+@pytest.mark.parametrize(
+    "tests",
+    [
+        ["xs = []", "xs.append(f(1))", "assert xs == [2]"],
+        ["d = {}", "d['x'] = f(1)", "assert d['x'] == 2"],
+        ["class R: pass", "R.x = f(1)", "assert R.x == 2"],
+        ["import heapq", "xs = []", "for i in range(2):\n    heapq.heappush(xs, f(i))", "assert xs == [1, 2]"],
+        ["xs = []", "def keep(x): xs.append(x)", "keep(f(1))", "assert xs == [2]"],
+    ],
+)
+def test_what_a_test_keeps_of_an_answer_is_checked_and_refuses_no_row(
+    environment: CodeEnvironment, tests: list[str]
+) -> None:
+    assert analyze(tuple(tests), "row")[-1].counts
+    assert reward(environment, "def f(x): return x + 1", tests) == 1.0
+    assert reward(environment, "def f(x): return 9", tests) <= 0.5
+
+
+def test_a_variable_that_is_only_read_makes_no_check_count() -> None:
+    # Arguments travel as copies, so the last test would hold whatever the program does.
+    tests = ("xs = [2, 1]", "assert f(xs) == [1, 2]", "assert xs == [2, 1]")
+    assert [test.counts for test in analyze(tests, "row")] == [False, True, False]
+
+
+def test_no_attribute_of_a_program_makes_its_row_refused(environment: CodeEnvironment) -> None:
+    tests = ["assert f(Point.ORIGIN) == 0"]
+    assert reward(environment, "class Point:\n    ORIGIN = 3\ndef f(x): return x - 3", tests) == 1.0
+    assert reward(environment, "class Point:\n    def ORIGIN(): pass\ndef f(x): return x", tests) == 0.0
+
+
 def test_packages_of_another_environment_serve_the_program_and_its_judge() -> None:
     pytest.importorskip("numpy")
     try:

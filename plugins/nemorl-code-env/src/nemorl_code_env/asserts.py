@@ -24,6 +24,8 @@ CONTAINS = (ast.In, ast.NotIn)
 PLAIN_ATTRIBUTES = frozenset().union(
     *(dir(kind) for kind in (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, range))
 )
+FILLS = {"append", "extend", "insert", "add", "update", "setdefault"}
+"""Methods of plain data that take something in and check nothing."""
 CAPTURES = {"redirect_stdout", "redirect_stderr", "capsys", "monkeypatch", "mock", "patch", "MagicMock"}
 """Names of what looks at, or changes, the inside of the process that a program runs in."""
 
@@ -69,6 +71,8 @@ def analyze(sources: tuple[str, ...], where: str) -> tuple[Test, ...]:
     own: set[str] = set()
     foreign = _names_of_all(trees)
     derived: set[str] = set()
+    changed: set[str] = set()
+    mentioned = _mentioned(trees)
     defined = {node.name for tree in trees for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     tests = []
     for index, (tree, source) in enumerate(zip(trees, sources, strict=True)):
@@ -81,13 +85,14 @@ def analyze(sources: tuple[str, ...], where: str) -> tuple[Test, ...]:
         except _InexpressibleError as error:
             raise _refusal(where, index, source, str(error)) from None
         executed = [node for node in tree.body if not isinstance(node, DEFINITIONS)]
-        used = {node.id for part in tree.body for node in ast.walk(part) if isinstance(node, ast.Name)}
-        uses_results = bool(used & derived)
+        used = _reached(_mentions(tree), mentioned)
+        uses_results = bool(used & (derived | changed))
         if names or uses_results:
             derived |= _bound(tree)
-        ran = {node.id for part in executed for node in ast.walk(part) if isinstance(node, ast.Name)}
+            changed |= _changed(executed, set(names), mentioned)
+        ran = {name for part in executed for name in _mentions(part)}
         program = set(names) | (derived - defined)
-        counts = bool(ran & (set(names) | derived)) and any(_checks(part, program) for part in executed)
+        counts = bool(ran & (set(names) | derived | changed)) and any(_checks(part, program) for part in executed)
         keeps = classes | _passed_on(tree, set(names))
         tests.append(
             Test(_with_imports(tree), names, tuple(sorted(keeps)), tuple(sorted(_links(tree))), uses_results, counts)
@@ -97,6 +102,47 @@ def analyze(sources: tuple[str, ...], where: str) -> tuple[Test, ...]:
     return tuple(tests)
 
 
+def _mentions(tree: ast.AST) -> set[str]:
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+
+
+def _mentioned(trees: Sequence[ast.Module]) -> dict[str, set[str]]:
+    """Variables, functions and classes of the tests -> the names in the code of those that have code."""
+    found: dict[str, set[str]] = {}
+    for tree in trees:
+        imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+        imported = {alias.asname or alias.name for node in imports for alias in node.names}
+        found = {**{name: set[str]() for name in _bound(tree) - imported}, **found}
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                found[node.name] = found.get(node.name, set()) | _mentions(node)
+    return found
+
+
+def _reached(names: set[str], mentioned: dict[str, set[str]]) -> set[str]:
+    """These names, and those in the code of the functions and classes among them, and so on."""
+    found, new = set(names), set(names)
+    while new:
+        new = {inner for name in new for inner in mentioned.get(name, ())} - found
+        found |= new
+    return found
+
+
+def _changed(executed: Sequence[ast.stmt], program: set[str], mentioned: dict[str, set[str]]) -> set[str]:
+    """Variables of the tests that these statements may put something into: ``xs.append(f(1))``.
+
+    The program cannot change what it is given, since that is a copy; nor does what an assertion compares change.
+    """
+    used: set[str] = set()
+    for part in executed:
+        given = [a for n in ast.walk(part) if isinstance(n, ast.Call) and _calls(n, program) for a in n.args]
+        read = {node for argument in given for node in ast.walk(argument)}
+        compared = [node for node in ast.walk(part) if isinstance(node, ast.Compare)]
+        read |= {side for node in compared for side in (node.left, *node.comparators)}
+        used |= {n.id for n in ast.walk(part) if isinstance(n, ast.Name) and n not in read}
+    return {name for name in _reached(used, mentioned) if name in mentioned}
+
+
 def _checks(tree: ast.AST, program: set[str]) -> bool:
     """It asserts, raises, or calls what may do so: a function of the tests or of a library."""
     for node in ast.walk(tree):
@@ -104,6 +150,8 @@ def _checks(tree: ast.AST, program: set[str]) -> bool:
             return True
         if isinstance(node, ast.Call):
             called = node.func
+            if isinstance(called, ast.Attribute) and called.attr in FILLS:
+                continue
             while isinstance(called, ast.Attribute | ast.Call | ast.Subscript):
                 called = called.func if isinstance(called, ast.Call) else called.value
             if isinstance(called, ast.Name) and called.id not in program and called.id not in dir(builtins):

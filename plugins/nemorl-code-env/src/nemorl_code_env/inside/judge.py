@@ -110,7 +110,7 @@ class Channel:
 
     def _read_reply(self, reply: dict[str, Any], of: list[Any], path: tuple[str, ...], keep: bool) -> Any:
         ((what, content),) = reply.items()
-        self.has_heard |= what != "callable"
+        self.has_heard |= what != "callable" or path != ()  # an attribute that is a function cannot be passed on
         if what == "value":
             return wire.decode(content, _no_other)
         if what == "object" and keep and type(content) is int:
