@@ -26,11 +26,23 @@ PR_SET_PDEATHSIG = 1
 
 def run() -> None:
     """Run the command of ``sys.argv`` in a child and exit as it did."""
+    _open_standard_streams()
     if sys.platform == "linux":
         _supervise()
     from nemorl.cli import main
 
     main()
+
+
+def _open_standard_streams() -> None:
+    """Where the caller has closed one, it leads nowhere: the next file that is opened would take its number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            os.dup2(nowhere, number)
+            if nowhere != number:
+                os.close(nowhere)
+            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w"))
 
 
 def _supervise() -> None:

@@ -160,8 +160,29 @@ def test_output_that_nobody_reads_is_no_traceback_and_no_success() -> None:
     assert process.stdout is not None
     process.stdout.close()
     assert process.stderr is not None
-    assert process.stderr.read() == ""
+    (error, _) = process.stderr.read().splitlines()
+    assert error == "error: nobody read all of what went to standard output"
     assert process.wait(60) == 1
+
+
+@pytest.mark.parametrize("closed", [">&-", "<&- >&-", "<&- >&- 2>&-"])
+def test_output_that_the_caller_has_closed_goes_nowhere_and_to_no_file(closed: str, tmp_path: Path) -> None:
+    write = f"""
+@app.command("write")
+def write():
+    with open({str(tmp_path / "own")!r}, "w") as own:
+        os.write(1, b"native")
+        print("no play", flush=True)
+        own.write(str(own.fileno() > 2))
+
+run()"""
+    script = COMMANDS.replace("run()\n", "") + write
+    (tmp_path / "commands.py").write_text(script)
+    command = f'"$1" "$2" write {closed}'
+    arguments = ["sh", "-c", command, "sh", sys.executable, str(tmp_path / "commands.py")]
+    done = subprocess.run(arguments, capture_output=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    assert (tmp_path / "own").read_text() == "True"
 
 
 def test_a_stream_whose_reader_is_gone_says_so_and_goes_on() -> None:

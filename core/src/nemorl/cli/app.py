@@ -32,6 +32,7 @@ BY_SIGNAL = 128
 """A shell's convention: 128 + the number of the signal."""
 FIX_EXIT = "whose code that is must raise an Exception instead; only the command decides that all went well"
 FIX_BUG = "--debug shows the traceback; if it is not in your own code, report it to whom it belongs"
+FIX_OUTPUT = "what the command did is done; where its output matters, keep the pipe or terminal open, or use a file"
 FIX_SIGNAL = "the same command continues a run from its last checkpoint"
 
 
@@ -115,8 +116,9 @@ def main() -> None:
     with redirect_stdout(stdout), redirect_stderr(stderr):  # type: ignore[type-var]
         code = _run([argument for argument in sys.argv[1:] if argument != "--debug"], debug="--debug" in sys.argv)
         stdout.flush()
+        if stdout.is_lost and code == 0:
+            code = _report("nobody read all of what went to standard output", FIX_OUTPUT, debug=False, code=LOST_OUTPUT)
         stderr.flush()
-    code = code or (LOST_OUTPUT if stdout.is_lost else 0)
     note(exit=code)
     sys.exit(code)
 
