@@ -17,6 +17,7 @@ from nemorl.data import to_prompts
 from nemorl.environments import EnvironmentPool
 from nemorl.errors import DataError, UsageError
 from nemorl.observe.metrics import Mean
+from nemorl.preflight import require_models
 from nemorl.resources.manager import standalone_generation
 from nemorl.rollouts import RolloutEngine, RolloutPlan, accuracy_of
 from nemorl.seeding import derive_seed
@@ -120,6 +121,7 @@ class Evaluator:
         environment = as_environment(config.environment)
         if environment is None:
             raise UsageError("nothing scores the responses", fix="set `environment:`, e.g. environment=math")
+        require_models(config)
         self._config = config
         self._max_turns = max_turns or configured_turns(config)
         self._pool = EnvironmentPool.from_config(environment, config.rollouts)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nemorl.config.models import GenerationConfig, PolicyConfig
+from nemorl.preflight import require_model
 from nemorl.resources.manager import standalone_generation
 from nemorl.seeding import derive_seed
 from nemorl.tokenizer import Tokenizer
@@ -34,6 +35,7 @@ def respond(
         **settings: Fields of ``GenerationConfig`` (temperature, max_new_tokens, …).
     """
     generation = GenerationConfig.model_validate({"backend": backend, **settings})
+    require_model(model)
     tokenizer = Tokenizer.load(model)
     as_chat = tokenizer.has_chat_template if chat is None else chat
     engine = standalone_generation(generation, PolicyConfig(model_name=model))

@@ -17,6 +17,7 @@ from nemorl.config.run import RunConfig
 from nemorl.errors import BackendError, boundary
 from nemorl.observe.metrics import Metrics, values
 from nemorl.plugins import registry
+from nemorl.preflight import require_models
 from nemorl.resources.worker import WorkerContext
 from nemorl.seeding import derive_seed
 from nemorl.tokenizer import Tokenizer
@@ -180,6 +181,7 @@ def measure_mismatch(
     Raises:
         NemorlError: an engine cannot be built; says which.
     """
+    require_models(config)
     tokenizer = Tokenizer.load(config.policy.model_name)
     prompt_ids = [tuple(tokenizer.encode(prompt)) for prompt in prompts]
     with ExitStack() as stack:

@@ -86,8 +86,12 @@ def unused_names(config: RunConfig) -> set[str]:
 
 def directory_problems(run_dir: Path) -> Iterator[Problem]:
     """Whether files can be made where the run will keep its own."""
-    place = next(path for path in (run_dir.absolute(), *run_dir.absolute().parents) if path.exists())
     fix = "choose another run_dir (--run-dir), or make this one writable"
+    try:
+        place = next(path for path in (run_dir.absolute(), *run_dir.absolute().parents) if path.exists())
+    except OSError as error:  # such as a name that is too long
+        yield Problem("run_dir", f"{shown(str(run_dir))} cannot be a folder: {error.strerror}", fix)
+        return
     try:
         with tempfile.TemporaryDirectory(prefix=".nemorl-", dir=place):
             pass  # the only way to know: permissions, quotas and read-only file systems all show here
@@ -95,6 +99,18 @@ def directory_problems(run_dir: Path) -> Iterator[Problem]:
         yield Problem("run_dir", f"{place} is a file: {run_dir} cannot be in it", fix)
     except OSError as error:
         yield Problem("run_dir", f"{run_dir} cannot be written: {place}: {error.strerror}", fix)
+
+
+def require_models(config: RunConfig) -> None:
+    """Refuse models that are nowhere, before a download of them is tried for a minute and more."""
+    if problems := list(model_problems(config)):
+        raise ConfigError(problems, source="before loading anything")
+
+
+def require_model(name: str) -> None:
+    """:func:`require_models` where one model is all there is."""
+    if not expanded(name).is_dir() and (problems := list(_absent("model", name))):
+        raise ConfigError(problems, source="before loading anything")
 
 
 def model_problems(config: RunConfig) -> Iterator[Problem]:

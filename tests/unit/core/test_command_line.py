@@ -175,6 +175,8 @@ def test_a_dry_run_writes_nothing(nemorl: Command, config: Path, tmp_path: Path)
     done = nemorl("train", config, "--dry-run")
     assert done.code == 0
     assert "ok, would run GRPOConfig in runs/grpo-" in done.out
+    planned = nemorl("train", config, "--dry-run", "--json").json
+    assert (planned["ok"], planned["config"], planned["run_dir"][:10]) == (True, "GRPOConfig", "runs/grpo-")
     assert [path.name for path in tmp_path.iterdir()] == ["grpo.yaml"]
 
 

@@ -72,6 +72,7 @@ WRONG_TYPES = [
     ("nothing for a number", {"seed": None}, "seed", "expected a whole number, got None", "give a whole number"),
     ("one beta", {"policy": {"optimizer": {"betas": [0.9]}}}, "policy.optimizer.betas.1", "required", "another value"),
     ("a number for a plugin", {"data": 3}, "data", "expected the name of a dataset", "write e.g."),
+    ("a list for a plugin", {"environment": []}, "environment", "expected the name of an environment or", "write e.g."),
     ("a plugin without its name", {"data": {"path": "x"}}, "data", "mapping with a 'name'", "write e.g."),
     ("a number for the block list", {"plugins": {"block": 3}}, "plugins.block", "expected a list", "give a list"),
     ("an option left out", {"overlong_penalty": {}}, "overlong_penalty.max_response_tokens", "is required", "add `max"),

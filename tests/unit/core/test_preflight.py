@@ -19,6 +19,9 @@ from nemorl.config.load import validate
 from nemorl.config.run import RunConfig
 from nemorl.environments import Environment, RewardFunction, WeightedEnvironment
 from nemorl.errors import ConfigError, ForeignError, UsageError
+from nemorl.evaluation import Evaluator
+from nemorl.generating import respond
+from nemorl.mismatch import measure_mismatch
 from nemorl.observe.console import HEARTBEAT_S, Console
 from nemorl.plugins.registry import registry
 from nemorl.preflight import directory_problems, model_problems, preflight
@@ -61,6 +64,17 @@ def test_a_model_that_is_nowhere_is_named_without_the_network() -> None:
     assert "there is no folder 'models/nope', it is not in the cache" in message
     assert "HF_HUB_OFFLINE is set" in message
     assert "config.json" in fix
+
+
+def test_all_that_loads_a_model_refuses_one_that_is_nowhere_before_it_tries_to_download() -> None:
+    nowhere = config("models/nope")
+    for load in (
+        lambda: respond("models/nope", ["1+1="]),
+        lambda: Evaluator(nowhere),
+        lambda: measure_mismatch(nowhere),
+    ):
+        with pytest.raises(ConfigError, match="before loading anything: 1 problem\n  - model: there is no folder"):
+            load()
 
 
 def test_the_closest_folder_is_suggested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,6 +140,9 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     assert f"{tmp_path / 'file'} is a file" in problem.message
     (problem,) = directory_problems(Path("/proc/runs"))  # a file system in which nobody makes files
     assert "/proc/runs cannot be written" in problem.message
+    (problem,) = directory_problems(tmp_path / ("x" * 5000))
+    assert "File name too long" in problem.message
+    assert len(problem.message) < 200
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

@@ -73,7 +73,11 @@ def train(
         console.announce("checking the run directory, the model and the reward")
         if dry_run:
             preflight_config(loaded, run_path(loaded), console.message)
-            say(f"{config}: ok, would run {type(loaded).__name__} in {run_path(loaded)}")
+            planned = {"ok": True, "config": type(loaded).__name__, "run_dir": str(run_path(loaded))}
+            if as_json:
+                echo_json(planned)
+            else:
+                say(f"{config}: ok, would run {planned['config']} in {planned['run_dir']}")
             return
         if from_step is not None and resume is False:
             raise UsageError("--from-step continues a run, --fresh starts one", fix="drop one of them")

@@ -16,7 +16,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from nemorl.config.base import PROBLEM, Config
 from nemorl.errors import NemorlError, Problem, boundary
 from nemorl.plugins import registry
-from nemorl.plugins.index import singular
+from nemorl.plugins.index import a_kind, singular
 from nemorl.reading import shown
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Component:
             if entry.name != self.default:
                 shape["required"] = ["name", *shape.get("required", [])]
             options.append(shape)
-        text = f"Name of a {singular(self.kind)}, or a mapping with `name` and its options."
+        text = f"Name of {a_kind(self.kind)}, or a mapping with `name` and its options."
         return {"description": text, "anyOf": [{"type": "string", "enum": names}, *options]}
 
     def resolve(self, value: Any) -> Config:
@@ -66,7 +66,7 @@ class Component:
             value = {"name": self.default, **value}
         if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
             raise _problem(
-                f"expected the name of a {singular(self.kind)} or a mapping with a 'name', got {shown(value)}",
+                f"expected the name of {a_kind(self.kind)} or a mapping with a 'name', got {shown(value)}",
                 f"write e.g. {self._example()!r}, or {{name: {self._example()}, …options}}",
             )
         try:

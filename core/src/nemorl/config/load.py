@@ -72,7 +72,7 @@ def read_source(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     try:
         text = read_text(path)
     except UnreadableError as error:
-        raise ConfigError([Problem("", str(error), "give a .yaml or .json file")], source=str(path)) from error
+        raise ConfigError([Problem("", str(error), "give a .yaml or .json file in UTF-8")], source=str(path)) from error
     form = path.suffix[1:].lower()
     try:
         data = parse_json(text) if form == "json" else parse_yaml(text)

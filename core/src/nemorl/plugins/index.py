@@ -109,6 +109,12 @@ def singular(kind: str) -> str:
     return kind.removesuffix("s").replace("_", " ")
 
 
+def a_kind(kind: str) -> str:
+    """``environments`` -> ``an environment``."""
+    name = singular(kind)
+    return f"an {name}" if name[0] in "aeiou" else f"a {name}"
+
+
 def kind_called(text: str) -> str:
     """``training_backends`` for ``training_backends``, ``Training-Backend`` or ``training backend``.
 
