@@ -15,7 +15,7 @@ from nemorl.data import RowDataModule, Table, as_rows, split_of
 from nemorl.dataset_names import configured_dataset, named_dataset
 from nemorl.environments import Environment, RewardFunction, WeightedEnvironment
 from nemorl.environments.composition import Part, named_parts
-from nemorl.errors import UsageError, boundary
+from nemorl.errors import ConfigError, Problem, UsageError, boundary
 from nemorl.plugins.kinds import DatasetConfig, EnvironmentConfig
 from nemorl.types import Row
 
@@ -30,6 +30,22 @@ DataSource = str | Path | Mapping[str, Any] | Table | DatasetConfig | DataModule
 RewardSource = Callable[..., Any] | Environment | EnvironmentConfig | str | Mapping[str, Any] | Sequence[Any]
 """``f(prompt, response)`` or ``f(prompts, responses)``, an environment, its config, or its name; or several of these,
 whose rewards add up: ``[f, "math", (g, 0.1)]``, or by name ``{"correct": "math", "format": (f, 0.1)}``."""
+
+
+def require_sources(source: Any, scorer: Any, config: RunConfig) -> None:
+    """Refuse a run that has no data, or nothing that scores its responses where its algorithm needs that.
+
+    Raises:
+        ConfigError: names what is missing.
+    """
+    problems = []
+    if source is None:
+        problems.append(Problem("data", "no dataset given", "pass one to fit(dataset=…) or set `data:`"))
+    if scorer is None and config.needs_generation and config.needs_environment:
+        fix = "pass fit(reward_fn=…) or set `environment:`"
+        problems.append(Problem("environment", "nothing scores the responses", fix))
+    if problems:
+        raise ConfigError(problems, source=type(config).__name__)
 
 
 def open_data(source: DataSource, config: RunConfig, batch_size: int) -> DataModule:

@@ -6,8 +6,9 @@ how a batch is computed (backends), where it runs (ResourceManager), what a resp
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from nemorl.config.load import validate
@@ -16,7 +17,7 @@ from nemorl.contracts import DataModule
 from nemorl.data import RowDataModule, to_prompts
 from nemorl.deadlines import deadline
 from nemorl.environments import Unscored
-from nemorl.errors import ConfigError, NemorlError, Problem, StorageError, UsageError, WorkerLostError, boundary
+from nemorl.errors import NemorlError, StorageError, UsageError, WorkerLostError, boundary
 from nemorl.evaluation import evaluate, planned_turns, sample_record
 from nemorl.observe.console import Console
 from nemorl.observe.heartbeat import heartbeat
@@ -31,7 +32,7 @@ from nemorl.rollout_stream import RolloutStream
 from nemorl.rollouts import RolloutEngine, RolloutPlan
 from nemorl.run import Run
 from nemorl.seeding import derive_seed
-from nemorl.sources import DataSource, RewardSource, as_environment, held_out_rows, open_data
+from nemorl.sources import DataSource, RewardSource, as_environment, held_out_rows, open_data, require_sources
 from nemorl.stopping import GracefulStop
 from nemorl.types import Row, Samples
 
@@ -135,11 +136,14 @@ class BaseTrainer(Resumable[C]):
         """
         console = console or Console()
         source = dataset if dataset is not None else train_dataset if train_dataset is not None else self.config.data
+        scorer = reward_fn if reward_fn is not None else self.config.environment
+        require_sources(source, scorer, self.config)
         with (
             use_registry(restricted(self.config.plugins.policy())),
             heartbeat(console),
             self._opened(
-                source, val_dataset, reward_fn, callbacks, resume or from_step is not None, from_step, console
+                Run(self.config, resume=resume or from_step is not None, from_step=from_step, console=console),
+                partial(self._build, source, val_dataset, scorer, callbacks),
             ),
             GracefulStop(self._on_signal),
             boundary(self._owner, passing=(Exception,)),
@@ -349,22 +353,11 @@ class BaseTrainer(Resumable[C]):
             self.run.directory.samples.write(sample_record(sample, self.progress.step, split))
 
     @contextmanager
-    def _opened(
-        self,
-        source: DataSource | None,
-        val_dataset: DataSource | None,
-        reward_fn: RewardSource | None,
-        callbacks: Sequence[object],
-        resume: bool,
-        from_step: int | None,
-        console: Console,
-    ) -> Iterator[None]:
-        """The run's parts for the length of the block; whatever ends it is recorded."""
-        scorer = reward_fn if reward_fn is not None else self.config.environment
-        self._require(source, scorer)
-        self.run = Run(self.config, resume=resume, from_step=from_step, console=console)
+    def _opened(self, run: Run, build: Callable[[], None]) -> Iterator[None]:
+        """The run with its parts for the length of the block; whatever ends it is recorded."""
+        self.run = run
         try:
-            self._build(source, val_dataset, scorer, callbacks)
+            build()
             yield
         except BaseException as error:
             with suppress(StorageError):  # on a full disk the error itself says so
@@ -391,17 +384,6 @@ class BaseTrainer(Resumable[C]):
             row = data.first_row if isinstance(data, RowDataModule) and self.config.needs_generation else None
             preflight(self.config, self.run.path, environment, row, self.run.console.message)
             self.run.open(held_out, environment, callbacks, planned_updates=self.planned_updates)
-
-    def _require(self, source: Any, scorer: Any) -> None:
-        problems = []
-        if source is None:
-            problems.append(Problem("data", "no dataset given", "pass one to fit(dataset=…) or set `data:`"))
-        if scorer is None and self.config.needs_generation and self.config.needs_environment:
-            problems.append(
-                Problem("environment", "nothing scores the responses", "pass fit(reward_fn=…) or set `environment:`")
-            )
-        if problems:
-            raise ConfigError(problems, source=type(self.config).__name__)
 
     # For algorithms that compare policies
 
