@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 from nemorl.observe.jsonl import read_jsonl
@@ -112,15 +113,16 @@ def test_of_two_equal_commands_at_once_one_trains_and_the_other_says_who_does(tm
     lock = tmp_path / "run" / "run.lock"
     while not (lock.is_file() and lock.read_text()):
         time.sleep(0.005)
-    winner = processes.pop(json.loads(lock.read_text())["pid"])
-    winner.send_signal(signal.SIGSTOP)  # however slow the machine is, the other comes while the first is there
+    owner = psutil.Process(json.loads(lock.read_text())["pid"])
+    winner = processes.pop(owner.pid if owner.pid in processes else owner.ppid())  # a supervised one is a child
+    owner.suspend()  # however slow the machine is, the other comes while the first is there
     (loser,) = processes.values()
     _, error = loser.communicate(timeout=300)
     assert loser.returncode == 2, error.decode()
-    winner.send_signal(signal.SIGCONT)
+    owner.resume()
     assert finish(winner)["steps"] == STEPS
     told = " ".join(error.decode().split())
-    assert f"is in use by process {winner.pid} on " in told
+    assert f"is in use by process {owner.pid} on " in told
     assert f"train {config} --run-dir" in told
     assert "Traceback" not in told
     steps = [r["step"] for r in read_jsonl(tmp_path / "run" / "metrics.jsonl") if "train/loss" in r]

@@ -88,7 +88,8 @@ class RowDataModule:
     @property
     def first_row(self) -> Row:
         """Of the data as it was given."""
-        return self._rows[0]
+        with boundary(self._owner):
+            return self._rows[0]
 
     def next_batch(self) -> list[Row]:
         count = len(self._rows)

@@ -314,7 +314,7 @@ if __name__ == "__main__":
         result = nemorl.GRPOTrainer.from_pretrained(
             sys.argv[1], run_dir=f"{sys.argv[2]}/{name}", max_steps=1, num_prompts_per_step=2,
             num_generations_per_prompt=2, policy={"init": "random", "max_sequence_tokens": 32},
-            generation={"backend": name, "max_new_tokens": 4},
+            generation={"backend": name, "max_new_tokens": 4}, rollouts={"mismatch_limit": None},
             cluster={"launcher": "ray", "gpus_per_node": 0, "cpus_per_worker": 0.5},
             validation={"every": 0, "at_end": False}, checkpoint={"export": False},
         ).fit([{"prompt": "1"}] * 4, lambda prompt, response: 1.0, console=Console(quiet=True))

@@ -28,6 +28,8 @@ LOST_OUTPUT = 1
 """Nobody could read the answer."""
 TYPER_ERROR: type[Exception] = typer.BadParameter.__mro__[-4]
 """The root of typer's usage errors, right below Exception: its name differs between versions."""
+TYPER_LOOP = "_main"
+"""The function of typer that calls ``sys.exit`` with a command's exit code; what commands do is called by others."""
 BY_SIGNAL = 128
 """A shell's convention: 128 + the number of the signal."""
 FIX_EXIT = "whose code that is must raise an Exception instead; only the command decides that all went well"
@@ -150,9 +152,10 @@ def _run(arguments: list[str], *, debug: bool) -> int:
 
 def _is_own(exit_: SystemExit) -> bool:
     """Whether typer ended the command, rather than code that it ran."""
-    replaced = getattr(sys.exit, "__code__", None)  # by libraries that want to know of it, such as wandb
-    frames = [frame for frame, _ in traceback.walk_tb(exit_.__traceback__) if frame.f_code is not replaced]
-    return bool(frames) and frames[-1].f_globals.get("__name__", "").partition(".")[0] == "typer"
+    frames = [frame for frame, _ in traceback.walk_tb(exit_.__traceback__)]
+    typers = [frame for frame in frames if frame.f_globals.get("__name__", "").partition(".")[0] == "typer"]
+    # Below its main loop there is sys.exit alone, or what a library such as wandb has put in its place.
+    return bool(typers) and typers[-1].f_code.co_name == TYPER_LOOP
 
 
 def _raised_at(error: BaseException) -> str:

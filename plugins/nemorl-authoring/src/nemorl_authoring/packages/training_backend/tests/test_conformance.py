@@ -45,4 +45,4 @@ def test_a_decay_is_followed(nemorl_tiny_model: Path) -> None:
     backend = ExampleConfig().build(policy, WorkerContext(), reference=False)
     batch = TokenBatch.from_sequences([[9, 18, 10]], [[False, True, True]])
     rates = [backend.train_step(batch, ZeroLoss())["lr"].value for _ in range(3)]
-    assert rates == pytest.approx([0.75e-3, 0.5e-3, 0.25e-3])
+    assert rates == pytest.approx([1e-3, 0.75e-3, 0.5e-3])
