@@ -107,6 +107,18 @@ def test_sigterm_saves_exits_0_and_the_same_command_continues(tmp_path: Path, ti
     assert finish(launch(config, tmp_path / "run"))["steps"] == STEPS
 
 
+def test_a_terminal_that_goes_away_saves_and_is_an_error(tmp_path: Path, tiny_model: Path) -> None:
+    config = write_config(tmp_path, tiny_model, "sft")
+    process = launch(config, tmp_path / "run")
+    wait_for_step(tmp_path / "run", 2, process)
+    process.send_signal(signal.SIGHUP)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 2
+    assert json.loads(out.decode().splitlines()[-1])["stopped"] == "received SIGHUP"
+    assert [line for line in err.decode().splitlines() if line.startswith("error: ")] != []
+    assert finish(launch(config, tmp_path / "run"))["steps"] == STEPS
+
+
 def test_of_two_equal_commands_at_once_one_trains_and_the_other_says_who_does(tmp_path: Path, tiny_model: Path) -> None:
     config = write_config(tmp_path, tiny_model, "sft")
     processes = {process.pid: process for process in (launch(config, tmp_path / "run") for _ in range(2))}

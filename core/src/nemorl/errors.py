@@ -107,6 +107,10 @@ class ResourceError(NemorlError, RuntimeError):
     """Devices or nodes that a run asks for and a cluster does not have."""
 
 
+class TerminalLostError(NemorlError, RuntimeError):
+    """A run that was stopped and saved because nobody can see it any more: its terminal or its pipe is gone."""
+
+
 class WorkerLostError(NemorlError, RuntimeError):
     """A worker process that died. The run may replace it; the message names it and shows its last words."""
 

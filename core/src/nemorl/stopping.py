@@ -13,6 +13,10 @@ from nemorl.errors import Interrupted
 from nemorl.last_words import note
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+NOBODY_WATCHES = "lost the terminal"
+"""Why a run stops whose progress display cannot be written."""
+TERMINAL_LOST = (f"received {signal.SIGHUP.name}", NOBODY_WATCHES)
+"""Reasons to stop that nobody gave: the run is saved, and its command ends with an error."""
 
 
 class _Handlers:

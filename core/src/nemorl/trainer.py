@@ -33,7 +33,7 @@ from nemorl.rollouts import RolloutEngine, RolloutPlan
 from nemorl.run import Run
 from nemorl.seeding import derive_seed
 from nemorl.sources import DataSource, RewardSource, as_environment, held_out_rows, open_data, require_sources
-from nemorl.stopping import GracefulStop
+from nemorl.stopping import NOBODY_WATCHES, GracefulStop
 from nemorl.types import Row, Samples
 
 if TYPE_CHECKING:
@@ -300,7 +300,7 @@ class BaseTrainer(Resumable[C]):
         if self._is_due(self.config.checkpoint.every):
             self.save()
         if self.run.console.is_lost and self.stop_reason is None:
-            self.stop("lost the terminal")
+            self.stop(NOBODY_WATCHES)
 
     def _timed_step(self, rows: Sequence[Row]) -> dict[str, float]:
         self.progress.step += 1

@@ -12,9 +12,10 @@ import typer
 from typer.core import TyperGroup
 
 from nemorl.cli.answers import AsJson, echo_json
-from nemorl.errors import UsageError
+from nemorl.errors import TerminalLostError, UsageError
 from nemorl.observe.console import Console
 from nemorl.observe.heartbeat import heartbeat
+from nemorl.stopping import TERMINAL_LOST
 from nemorl.terminal import plain, print_list, say
 
 if TYPE_CHECKING:
@@ -102,8 +103,13 @@ def train(
     }
     if as_json:
         echo_json(summary)
-        return
-    _tell(summary)
+    else:
+        _tell(summary)
+    if result.stopped in TERMINAL_LOST:
+        raise TerminalLostError(
+            f"the terminal went away ({result.stopped}): the run was saved after step {result.steps} and stopped",
+            fix=f"continue it with: {again}; nohup or tmux let a run outlive its terminal",
+        )
 
 
 def _tell(summary: Mapping[str, Any]) -> None:
