@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
@@ -94,6 +95,14 @@ def everything_below(folder: Path) -> list[str]:
 def test_uninstalling_what_is_not_there_says_so(plugins: Path) -> None:
     with pytest.raises(PluginNotFoundError, match="no distribution 'acme-gone' is installed"):
         uninstall("acme-gone", yes=True)
+
+
+def test_what_is_no_plugin_is_left_to_pip(plugins: Path) -> None:
+    with pytest.raises(UsageError) as error:
+        uninstall("pluggy", yes=True)
+    assert error.value.fix is not None
+    assert "pip uninstall pluggy" in error.value.fix
+    assert importlib.util.find_spec("pluggy") is not None
 
 
 def test_uninstalling_removes_the_environment(plugins: Path) -> None:

@@ -98,6 +98,10 @@ def uninstall(
         version = metadata.version(distribution)
     except metadata.PackageNotFoundError as error:
         raise PluginNotFoundError(f"no distribution {name!r} is installed", fix="nemorl plugins list") from error
+    if distribution not in {normalize(entry.distribution) for entry in Index.installed().entries}:
+        raise UsageError(
+            f"{distribution} brings no plugin", fix=f"pip uninstall {distribution}, if that is what you want"
+        )
     _ask(f"pip uninstall {distribution} {version} from {sys.prefix}", yes=yes)
     _pip(Path(sys.executable), ["uninstall", "--yes", distribution], quiet=False)
 

@@ -56,7 +56,7 @@ class RaySession:
             self._set(_environment(cluster) | {key: value for key, value in QUIET.items() if key not in os.environ})
             try:
                 self._connect_private() if cluster.address is None else self._connect(cluster.address)
-            except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+            except Exception as error:  # Ray raises plain ones too, e.g. of a node that starts too slowly
                 is_private = cluster.address is None
                 where = "a private Ray cluster" if is_private else f"the Ray cluster at {cluster.address!r}"
                 raise ResourceError(

@@ -62,6 +62,7 @@ def quickstart(
 def run(folder: Path, seed: int, console: Console, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Both stages and the report. A stage that is complete is not repeated."""
     started = time.monotonic()
+    console.announce("making a tiny model and its sums")
     base = write_tiny_model(folder / "base", **recipe.MODEL_SIZE)
     # A mistake in an override is said now, not after the first stage, whose model is not there yet.
     load_config(recipe.grpo_config(base, folder / "grpo", seed), overrides)
