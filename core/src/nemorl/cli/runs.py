@@ -20,6 +20,7 @@ from nemorl.terminal import plain, print_list, say
 
 if TYPE_CHECKING:
     from nemorl.config.run import RunConfig
+    from nemorl.results import TrainResult
 
 ConfigPath = Annotated[Path, typer.Argument(help="Config file (.yaml or .json).", show_default=False)]
 Overrides = Annotated[list[str] | None, typer.Argument(help="path=value, e.g. policy.precision=bfloat16")]
@@ -68,17 +69,12 @@ def train(
     console.announce(f"reading {config}")
     with heartbeat(console):
         loaded = _checked_config(config, overrides or [], run_dir, locked, lock_file)
-        from nemorl.preflight import preflight, preflight_config
+        from nemorl.preflight import preflight
         from nemorl.run import run_path
 
         console.announce("checking the run directory, the model and the reward")
         if dry_run:
-            preflight_config(loaded, run_path(loaded), console.message)
-            planned = {"ok": True, "config": type(loaded).__name__, "run_dir": str(run_path(loaded))}
-            if as_json:
-                echo_json(planned)
-            else:
-                say(f"{config}: ok, would run {planned['config']} in {planned['run_dir']}")
+            _rehearse(config, loaded, console, as_json=as_json)
             return
         if from_step is not None and resume is False:
             raise UsageError("--from-step continues a run, --fresh starts one", fix="drop one of them")
@@ -91,7 +87,28 @@ def train(
     elsewhere = result.run_dir != run_path(loaded) or run_dir is not None
     options = ["--run-dir", str(result.run_dir)] if elsewhere else []
     options += ["--locked"] * locked + (["--lock-file", str(lock_file)] if lock_file is not None else [])
-    again = shlex.join(["nemorl", "train", str(config), *(overrides or []), *options])
+    _conclude(result, shlex.join(["nemorl", "train", str(config), *(overrides or []), *options]), as_json=as_json)
+
+
+def _rehearse(config: Path, loaded: RunConfig, console: Console, *, as_json: bool) -> None:
+    """All checks that come before a run, and what it would be."""
+    from nemorl.preflight import preflight_config
+    from nemorl.run import run_path
+
+    preflight_config(loaded, run_path(loaded), console.message)
+    planned = {"ok": True, "config": type(loaded).__name__, "run_dir": str(run_path(loaded))}
+    if as_json:
+        echo_json(planned)
+    else:
+        say(f"{config}: ok, would run {planned['config']} in {planned['run_dir']}")
+
+
+def _conclude(result: TrainResult, again: str, *, as_json: bool) -> None:
+    """Say how a run ended; ``again`` is the command that continues it.
+
+    Raises:
+        TerminalLostError: it stopped because nobody watches.
+    """
     summary = {
         "run_dir": str(result.run_dir),
         "report": str(result.run_dir / "report.html"),
