@@ -167,6 +167,18 @@ def test_a_chain_stops_at_the_first_part_that_is_not_passed() -> None:
     assert together.sizes == [10]  # the ten that passed the gate, in one call
 
 
+@pytest.mark.parametrize("kind", [WeightedEnvironment, ChainEnvironment])
+def test_a_part_that_could_not_judge_makes_the_whole_no_judgement(kind: Any) -> None:
+    def judged(prompt: str, response: str) -> Score:
+        return Score(1.0, valid=response != "down")
+
+    steps = step(kind({"up": is_short, "service": judged}), ["2", "down"])
+    alone = step(kind({"service": judged, "up": is_short}), ["2", "down"])
+    assert [s.score.valid for s in alone] == [True, False]
+    # A chain does not ask the service about a response that failed the gate before it.
+    assert [s.score.valid for s in steps] == [True, kind is ChainEnvironment]
+
+
 def test_passing_means_reaching_the_threshold() -> None:
     environment = ChainEnvironment({"judge": Stage(later, threshold=2.0), "answer": right})
     assert [len(s.score.components) for s in step(environment, ["2", "22"])] == [1, 2]

@@ -137,7 +137,13 @@ class WeightedEnvironment(_Composition):
         correct = lead.score.correct
         if correct is None and self.lead == "correct":  # as where one function returns {"correct": …, …}
             correct = lead.score.reward > 0
-        return Step(Score(reward, components, metrics, correct, lead.score.answer), lead.observation, lead.done)
+        score = Score(reward, components, metrics, correct, lead.score.answer, _all_valid(steps))
+        return Step(score, lead.observation, lead.done)
+
+
+def _all_valid(steps: Mapping[str, Step]) -> bool:
+    """A total of which one part could not be judged is no judgement."""
+    return all(step.score.valid for step in steps.values())
 
 
 class _WeightedEpisode:
@@ -187,11 +193,10 @@ class ChainEnvironment(_Composition):
         """The turns of the parts that were asked as one."""
         reward, components, metrics = self._total(steps)
         if len(steps) < len(self._parts):
-            return Step(Score(reward, components, metrics, correct=False))
+            return Step(Score(reward, components, metrics, correct=False, valid=_all_valid(steps)))
         last = list(steps.values())[-1]
-        return Step(
-            Score(reward, components, metrics, last.score.correct, last.score.answer), last.observation, last.done
-        )
+        score = Score(reward, components, metrics, last.score.correct, last.score.answer, _all_valid(steps))
+        return Step(score, last.observation, last.done)
 
 
 class _ChainEpisode:
