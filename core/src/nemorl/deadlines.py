@@ -19,6 +19,8 @@ from types import FrameType, TracebackType
 from nemorl.errors import DeadlineError, Interrupted
 from nemorl.last_words import supervised_file
 
+SOON_S = 0.001
+"""Seconds until an alarm that rang while its deadline was being set rings again."""
 AGAIN_S = 5.0
 """Seconds until the next interruption of code that swallowed one."""
 GRACE_S = 30.0
@@ -65,7 +67,7 @@ class deadline:  # noqa: N801  (reads as a statement: `with deadline("building e
         if supervised_file() is not None:
             faulthandler.cancel_dump_traceback_later()
         if self._outer_s:
-            left_s = max(0.001, self._outer_s - (time.monotonic() - self._began))
+            left_s = max(SOON_S, self._outer_s - (time.monotonic() - self._began))
             signal.setitimer(signal.ITIMER_REAL, left_s, self._outer_again_s)
             self._watch(left_s)
         if self._expired is not None and error is not None:
@@ -76,6 +78,11 @@ class deadline:  # noqa: N801  (reads as a statement: `with deadline("building e
             ) from error
 
     def _expire(self, number: int, frame: FrameType | None) -> None:
+        own = _own_method(frame)
+        if own is not None:  # an error here would reach the caller as it is: nothing of the block is to be interrupted
+            if own == "__enter__":
+                signal.setitimer(signal.ITIMER_REAL, SOON_S, AGAIN_S)
+            return
         place = f"; it was in {frame.f_code.co_filename}, line {frame.f_lineno}" if frame is not None else ""
         self._expired = _Expired(place)
         raise self._expired
@@ -84,3 +91,12 @@ class deadline:  # noqa: N801  (reads as a statement: `with deadline("building e
         descriptor = supervised_file()
         if descriptor is not None:
             faulthandler.dump_traceback_later(limit_s + GRACE_S, exit=True, file=descriptor)
+
+
+def _own_method(frame: FrameType | None) -> str | None:
+    """The method of :class:`deadline` that the main thread is in, also where a tracer or profiler runs inside it."""
+    while frame is not None:
+        if frame.f_code in (deadline.__enter__.__code__, deadline.__exit__.__code__):
+            return frame.f_code.co_name
+        frame = frame.f_back
+    return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import threading
@@ -70,6 +71,17 @@ def test_an_outer_deadline_goes_on_after_an_inner_one() -> None:
 
     with pytest.raises(DeadlineError, match="outer took"), deadline("outer", 0.2):
         inner()
+
+
+def test_an_alarm_while_the_deadline_is_set_or_lifted_reaches_nobody_as_it_is() -> None:
+    for _ in range(50):
+        with pytest.raises(DeadlineError), deadline("set", 1e-6):
+            time.sleep(FOREVER_S)
+    for turn in range(600):
+        until = time.perf_counter() + 0.0003 + turn % 10 * 1e-5
+        with contextlib.suppress(DeadlineError), deadline("lifted", 0.0004):
+            while time.perf_counter() < until:
+                pass
 
 
 def test_other_threads_have_no_deadline() -> None:
