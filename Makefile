@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PACKAGES := core nemorl-dtensor nemorl-math-env nemorl-megatron nemorl-vllm $(sort $(wildcard plugins/nemorl-*))
+PACKAGES := core $(addprefix toolkits/nemorl-,tensors rl testing report isolation commands) nemorl-dtensor nemorl-math-env nemorl-megatron nemorl-vllm $(sort $(wildcard plugins/nemorl-*))
 EDITABLE := $(foreach package,$(PACKAGES),-e ./$(package)) -e .
 STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev

@@ -61,7 +61,7 @@ class Subject:
     def __init__(self, name: str, folder: Path) -> None:
         from nemorl.config import PolicyConfig
         from nemorl.resources.worker import WorkerContext
-        from nemorl.testing.batches import ragged_batch
+        from nemorl_testing.batches import ragged_batch
 
         self.folder = write_architecture(folder, name)
         self.context, self.batch = WorkerContext(), ragged_batch()
@@ -74,8 +74,8 @@ class Subject:
 
     def train(self) -> float:
         """Largest distance of the trainer's log-probs from plain transformers, before and after a step."""
-        from nemorl.testing.batches import WeightedNLL
-        from nemorl.testing.models import load_reference, plain_logprobs
+        from nemorl_testing.batches import WeightedNLL
+        from nemorl_testing.models import load_reference, plain_logprobs
 
         before = self.trainer.get_logprobs(self.batch)
         gap = distance(before, plain_logprobs(load_reference(self.folder), self.batch))
@@ -87,7 +87,7 @@ class Subject:
 
     def saved(self) -> float:
         """The folder of ``save_pretrained`` in plain transformers."""
-        from nemorl.testing.models import plain_logprobs
+        from nemorl_testing.models import plain_logprobs
         from transformers import AutoModelForCausalLM
 
         self.trainer.save_pretrained(self.folder / "saved")
@@ -128,8 +128,8 @@ class Subject:
     def gap(self, engine: Any) -> float:
         """Largest distance of the engine's log-probs of its own samples from the trainer's."""
         import torch
-        from nemorl.tensors import TokenBatch
         from nemorl.types import GenerationRequest, SamplingParams
+        from nemorl_tensors import TokenBatch
 
         requests = [GenerationRequest(ids, SamplingParams(max_new_tokens=16), (1, 2)) for ids in PROMPTS]
         rows = [(ids, one) for ids, group in zip(PROMPTS, engine.generate(requests), strict=True) for one in group]
@@ -213,7 +213,7 @@ def run_rank(rank: int, names: Sequence[str], ports: Sequence[int], scratch: Pat
 def compare_with_one(context: Any, policy: Any) -> float:
     """Largest distance from one process: log-probs after one step, and the exported names and weights."""
     from nemorl.resources.worker import WorkerContext
-    from nemorl.testing.batches import WeightedNLL, ragged_batch
+    from nemorl_testing.batches import WeightedNLL, ragged_batch
 
     batch = ragged_batch()
     many = policy.backend.build(policy, context, reference=False)

@@ -140,10 +140,10 @@ def run_trl(name: str, folder: Path, task: Task, turn: Turn) -> None:
 
 def run_nemorl(name: str, folder: Path, task: Task, turn: Turn) -> None:
     """nemorl's public path; a callback ends each turn."""
-    from nemorl.callbacks import Callback
     from nemorl.data import RowDataModule
-    from nemorl.observe.console import Console
+    from nemorl_commands.console import Console
     from nemorl_dpo.config import DPOConfig
+    from nemorl_rl.callbacks import Callback
 
     start_side(THREADS)
 

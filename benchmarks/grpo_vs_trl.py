@@ -113,9 +113,9 @@ def run_trl(model: Path, folder: Path, task: Task, turn: Turn) -> None:
 
 def run_nemorl(model: Path, folder: Path, task: Task, turn: Turn) -> None:
     """nemorl's public path; a callback ends each turn."""
-    from nemorl.callbacks import Callback
-    from nemorl.observe.console import Console
+    from nemorl_commands.console import Console
     from nemorl_grpo.config import GRPOConfig
+    from nemorl_rl.callbacks import Callback
 
     start_side(THREADS)
     recorder = Recorder(task.reward)

@@ -25,15 +25,15 @@ from _common import limit_threads, machine, print_table
 THREADS = limit_threads()
 
 import torch  # noqa: E402  after the thread limit
-from nemorl.tensors import KLTerm, TokenBatch, standardized  # noqa: E402
-from nemorl.tensors.batch import loss_weights  # noqa: E402
-from nemorl.tensors.surrogate import ratio_metrics, sampler_metrics  # noqa: E402
 from nemorl_grpo.advantages import batch_normalized, group_advantages, mean_normalized  # noqa: E402
 from nemorl_grpo.correction import IcePop, SequenceMask, Truncated  # noqa: E402
 from nemorl_grpo.loss import ClippedPolicyGradientLoss  # noqa: E402
 from nemorl_grpo.loss_cispo import CappedWeightLoss  # noqa: E402
 from nemorl_grpo.loss_gspo import SequenceRatioLoss  # noqa: E402
 from nemorl_grpo.token_credit import kl_to_go  # noqa: E402
+from nemorl_tensors import KLTerm, TokenBatch, standardized  # noqa: E402
+from nemorl_tensors.batch import loss_weights  # noqa: E402
+from nemorl_tensors.surrogate import ratio_metrics, sampler_metrics  # noqa: E402
 
 LENGTH_SPREAD = 0.6
 """Standard deviation of the log of a length: half of the lengths lie within a factor of 1.5 of the median."""

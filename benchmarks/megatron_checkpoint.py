@@ -67,7 +67,7 @@ def run_rank(side: str, rank: int, port: int, model: Path, folder: Path, results
     start_side(THREADS)
     from nemorl.config import PolicyConfig
     from nemorl.resources.worker import WorkerContext
-    from nemorl.testing.batches import WeightedNLL, ragged_batch
+    from nemorl_testing.batches import WeightedNLL, ragged_batch
 
     policy = PolicyConfig.model_validate(
         {"model_name": str(model), "init": "random", "backend": "megatron", "optimizer": {"lr": 1e-9}}
@@ -110,7 +110,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     figures: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
-    from nemorl.tiny import write_tiny_model
+    from nemorl_testing.tiny import write_tiny_model
 
     with tempfile.TemporaryDirectory() as folder:
         model = write_tiny_model(Path(folder), **SIZES)

@@ -42,7 +42,7 @@ def build(backend: str, model: Path) -> Any:
 
 def make_batch(sequences: int) -> Any:
     """Prompts of 3 to 20 tokens and responses of 16 to 200."""
-    from nemorl.tensors import TokenBatch
+    from nemorl_tensors import TokenBatch
 
     draw = random.Random(0)
     shapes = [(draw.randint(3, 20), draw.randint(16, 200)) for _ in range(sequences)]

@@ -31,11 +31,11 @@ THREADS = limit_threads()
 
 import numpy  # noqa: E402  after the thread limit
 import torch  # noqa: E402
-from nemorl.observe.metrics import Sum  # noqa: E402
-from nemorl.policy import TrainingPolicy  # noqa: E402
-from nemorl.tensors import TokenBatch  # noqa: E402
-from nemorl.tensors.batch import loss_weights  # noqa: E402
+from nemorl.metrics import Sum  # noqa: E402
+from nemorl.resources.policies import TrainingPolicy  # noqa: E402
 from nemorl_grpo.loss import ClippedPolicyGradientLoss  # noqa: E402
+from nemorl_tensors import TokenBatch  # noqa: E402
+from nemorl_tensors.batch import loss_weights  # noqa: E402
 from ray import cloudpickle  # noqa: E402
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ class Sink:
         pass
 
     def train_step(self, batch: TokenBatch, loss: Any) -> Any:
-        from nemorl.observe.metrics import Sum
+        from nemorl.metrics import Sum
 
         return {"num_tokens": Sum(batch.num_tokens)}
 

@@ -91,8 +91,8 @@ def vllm_side(model: Path, seed: int) -> Side:
 
 def requests_of(samples: int, new_tokens: int, start: int, model: Path) -> list[Any]:
     """``samples`` samples over the eight prompts, with seeds from ``start`` on."""
-    from nemorl.tokenizer import Tokenizer
     from nemorl.types import GenerationRequest, SamplingParams
+    from nemorl_rl.tokenizer import Tokenizer
 
     tokenizer, params = Tokenizer.load(str(model)), SamplingParams(max_new_tokens=new_tokens)
     each = samples // len(PROMPTS)

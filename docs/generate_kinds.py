@@ -20,11 +20,12 @@ from typing import Any
 
 from nemorl import contracts
 from nemorl.config import RunConfig
-from nemorl.environments import Environment
-from nemorl.observe import report_sections, run_data
+from nemorl.environment import Environment
 from nemorl.plugins import KINDS, kinds
-from nemorl.testing.kit import Check, checks_for
 from nemorl.trainer import BaseTrainer
+from nemorl_report import run_data
+from nemorl_report import sections as report_sections
+from nemorl_testing.kit import Check, checks_for
 
 DOCS = Path(__file__).resolve().parent
 PART = re.compile(r"(<!-- generated: (?P<name>[\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -14,7 +14,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    from nemorl.testing.plugin import why_no_gpu
+    from nemorl_testing.plugin import why_no_gpu
 
     reason = why_no_gpu() if item.get_closest_marker("gpu") else None
     if reason is not None:
@@ -24,7 +24,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Qwen2 folder with a character tokenizer and no weights: use ``policy.init: random``."""
-    from nemorl.tiny import write_tiny_model
+    from nemorl_testing.tiny import write_tiny_model
 
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     return write_tiny_model(tmp_path_factory.mktemp("tiny_model"), **sizes)

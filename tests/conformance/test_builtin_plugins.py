@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from nemorl.plugins import registry
-from nemorl.testing import checks_for, conformance
-from nemorl.testing.kit import CHECKED_KINDS
+from nemorl_testing import checks_for, conformance
+from nemorl_testing.kit import CHECKED_KINDS
 
 SUMS = [{"question": f"{a}+{b}=", "answer": str(a + b)} for a in range(10) for b in range(10)]
 FOLDER = tempfile.TemporaryDirectory(prefix="nemorl-sums-")
@@ -49,6 +49,7 @@ test_arithmetic_chat = conformance("datasets", {"name": "arithmetic", "operation
 test_word_problems = conformance("datasets", "word_problems")
 test_file = conformance("datasets", {"name": "file", "path": str(FILE), "validation_fraction": 0.2})
 test_huggingface = conformance("datasets", {"name": "huggingface", "path": FOLDER.name, "validation_fraction": 0.2})
+test_records = conformance("hooks", "records")
 test_in_process = conformance("weight_transports", "in_process")
 test_shared_memory = conformance("weight_transports", "shared_memory")
 test_object_store = pytest.mark.ray(

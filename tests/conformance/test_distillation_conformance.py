@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nemorl.testing import conformance
-from nemorl.testing.models import tiny_model
+from nemorl_testing import conformance
+from nemorl_testing.models import tiny_model
 
 TEACHER = {"model": str(tiny_model(seed=11, num_hidden_layers=1)), "precision": "float32"}
 SMALL = {"teacher": TEACHER, "num_prompts_per_step": 4}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nemorl.testing import conformance
+from nemorl_testing import conformance
 
 test_dpo = conformance("algorithms", {"name": "dpo", "batch_size": 4})
 test_dpo_with_reference_model = conformance(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nemorl.testing import checks_for, conformance
+from nemorl_testing import checks_for, conformance
 
 SUM = {"text": "1+1=", "answer": "2"}
 TAGS = {"name": "format", "tags": ["think", "answer"]}

@@ -17,9 +17,8 @@ from typing import Any
 
 import pytest
 import torch
-from nemorl.observe.metrics import merge, values
+from nemorl.metrics import merge, values
 from nemorl.plugins import registry
-from nemorl.tensors import KLTerm, TokenBatch
 from nemorl_distillation.loss import SampledReverseKLLoss, TopKDistillationLoss
 from nemorl_dpo.hinge import HingeLoss
 from nemorl_dpo.ipo import IPOLoss
@@ -33,6 +32,7 @@ from nemorl_grpo.loss_gspo import SequenceRatioLoss
 from nemorl_ppo.loss import PPOLoss, ValueLoss
 from nemorl_rm.loss import BradleyTerryLoss
 from nemorl_sft.loss import NLLLoss
+from nemorl_tensors import KLTerm, TokenBatch
 from torch import Tensor
 
 NAN, INF = math.nan, math.inf

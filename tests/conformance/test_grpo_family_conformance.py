@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nemorl.testing import conformance
 from nemorl.types import Score
+from nemorl_testing import conformance
 
 
 def digits_and_brevity(prompt: str, response: str) -> Score:

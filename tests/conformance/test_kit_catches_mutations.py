@@ -14,8 +14,8 @@ from mutants import ALONE, BASES, EXAMPLES, SOUND, TOGETHER, Mutant
 from nemorl.errors import UsageError
 from nemorl.plugins import Registry
 from nemorl.plugins.index import PREFIX, singular
-from nemorl.testing import ConformanceError, Report, check_plugin, checks_for, conformance, run_checks
-from nemorl.testing.kit import CHECKED_KINDS, CONFIG_KINDS
+from nemorl_testing import ConformanceError, Report, check_plugin, checks_for, conformance, run_checks
+from nemorl_testing.kit import CHECKED_KINDS, CONFIG_KINDS
 
 SHARED = {check.name for check in checks_for("datasets") if not check.function.__module__.endswith(".datasets")}
 """Checks that are the same code for every config class: a mutant of one kind is enough."""
@@ -135,7 +135,7 @@ def test_exception_over_what_a_plugin_gave_says_so(nemorl_registry: Registry) ->
     report = run(mutant, nemorl_registry)
     seen = split(report.failed["rows_are_the_same_every_time"].message)[2]
     assert seen.startswith("what the plugin gave cannot be used: TypeError: object of type 'int' has no len()\n")
-    assert "at nemorl/testing/datasets.py:" in seen
+    assert "at nemorl_testing/datasets.py:" in seen
 
 
 def test_plugin_that_exits_does_not_end_the_checks(nemorl_registry: Registry) -> None:
@@ -156,7 +156,7 @@ def test_failure_names_clause_section_and_what_was_seen(nemorl_registry: Registr
     assert "dataset 'broken' breaks a clause" in text
     assert "clause: No validation row is a training row. (DESIGN 5)" in text
     assert "seen:   10 of 10 validation rows are training rows, e.g. row [0]: {'prompt': '30+1='" in text
-    assert "check:  nemorl.testing.datasets.check_validation_is_disjoint_from_training" in text
+    assert "check:  nemorl_testing.datasets.check_validation_is_disjoint_from_training" in text
 
 
 def test_unknown_kinds_and_checks_are_refused() -> None:
@@ -168,7 +168,7 @@ def test_unknown_kinds_and_checks_are_refused() -> None:
 
 def test_kit_imports_neither_torch_nor_its_friends() -> None:
     code = (
-        "import sys, nemorl.testing, nemorl.testing.plugin; print({'torch', 'transformers', 'ray'} & set(sys.modules))"
+        "import sys, nemorl_testing, nemorl_testing.plugin; print({'torch', 'transformers', 'ray'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nemorl.testing import conformance
+from nemorl_testing import conformance
 
 SMALL = {
     "name": "ppo",

@@ -7,7 +7,7 @@ import tempfile
 
 import pytest
 import torch
-from nemorl.testing import conformance
+from nemorl_testing import conformance
 
 FOLDER = tempfile.TemporaryDirectory(prefix="nemorl-classifier-")
 
@@ -15,7 +15,7 @@ FOLDER = tempfile.TemporaryDirectory(prefix="nemorl-classifier-")
 @pytest.fixture(scope="module", autouse=True)
 def _classifier() -> None:
     """A reward model over the tiny model's tokens."""
-    from nemorl.testing.models import tiny_model
+    from nemorl_testing.models import tiny_model
     from transformers import AutoModelForSequenceClassification
 
     shutil.copytree(tiny_model(), FOLDER.name, dirs_exist_ok=True)

@@ -7,8 +7,8 @@ from typing import Any
 
 import nemorl
 import pytest
-from nemorl.observe.console import Console
-from nemorl.tiny import write_tiny_model
+from nemorl_commands.console import Console
+from nemorl_testing.tiny import write_tiny_model
 
 pytestmark = pytest.mark.slow
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from nemorl.config.load import load_config
-from nemorl.observe.console import Console
-from nemorl.testing.models import tiny_model
 from nemorl.types import Score
+from nemorl_commands.console import Console
+from nemorl_testing.models import tiny_model
 
 pytestmark = pytest.mark.slow
 

@@ -6,9 +6,9 @@ import random
 from pathlib import Path
 
 import pytest
-from nemorl.observe.console import Console
-from nemorl.tiny import write_tiny_model
+from nemorl_commands.console import Console
 from nemorl_dpo import DPOConfig
+from nemorl_testing.tiny import write_tiny_model
 
 pytestmark = pytest.mark.slow
 

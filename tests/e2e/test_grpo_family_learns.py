@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from nemorl.config.load import load_config
-from nemorl.observe.console import Console
 from nemorl.types import Score
+from nemorl_commands.console import Console
 
 pytestmark = pytest.mark.slow
 

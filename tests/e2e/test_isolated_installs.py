@@ -37,7 +37,7 @@ class Plugin(EnvironmentConfig):
 
     def build(self):
         import inflection
-        from nemorl.environments import Environment
+        from nemorl.environment import Environment
         from nemorl.types import Score
 
         class Shout(Environment):

@@ -6,10 +6,10 @@ import random
 from pathlib import Path
 
 import pytest
-from nemorl.observe.console import Console
-from nemorl.tiny import write_tiny_model
+from nemorl_commands.console import Console
 from nemorl_grpo import GRPOConfig
 from nemorl_rm import RewardModelConfig, RMConfig
+from nemorl_testing.tiny import write_tiny_model
 
 pytestmark = pytest.mark.slow
 

@@ -20,6 +20,7 @@ PACKAGES = [
     "nemorl-math-env",
     "nemorl-megatron",
     "nemorl-vllm",
+    *sorted(f"toolkits/{p.name}" for p in (ROOT / "toolkits").iterdir()),
     *sorted(f"plugins/{p.name}" for p in (ROOT / "plugins").iterdir()),
 ]
 STANDARD = {

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from nemorl.callbacks import Callback
+from nemorl_rl.callbacks import Callback
 
 
 class KillAtRandom(Callback):

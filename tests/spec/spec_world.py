@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nemorl.plugins import registry
-from nemorl.tiny import EOS, write_tiny_model
+from nemorl_testing.tiny import EOS, write_tiny_model
 
 ROWS = [
     {"prompt": f"{n}+1=", "answer": str(n + 1), "response": str(n + 1), "chosen": str(n + 1), "rejected": "0"}
@@ -276,7 +276,7 @@ import torch
 from nemo_rl.config import GenerationConfig, PolicyConfig
 from nemorl.contracts import Loss as LossFunction
 from nemorl.resources.worker import WorkerContext as Cluster
-from nemorl.tensors import TokenBatch as BatchedDataDict
+from nemorl_tensors import TokenBatch as BatchedDataDict
 """,
     ),
     "prd-refactoring.md:428": Use(
@@ -297,8 +297,8 @@ def my_dataset(split: str = "train") -> Any:
 
 def rewards_of(environment: Any, prompts: list[str], responses: list[str]) -> list[float]:
     """One turn of an environment, as a run takes it."""
-    from nemorl.environments import EnvironmentPool
     from nemorl.types import Prompt
+    from nemorl_rl.environments import EnvironmentPool
 
     pool = EnvironmentPool(environment)
     episodes = [pool.start(Prompt(index, text, (0,))) for index, text in enumerate(prompts)]

@@ -12,68 +12,61 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_EXPORTS = {
+_KERNEL = {
     "BaseTrainer": "nemorl.trainer",
-    "Callback": "nemorl.callbacks",
-    "ChainEnvironment": "nemorl.environments",
-    "CheckpointCallback": "nemorl.callbacks",
     "ClusterConfig": "nemorl.config",
-    "EarlyStopping": "nemorl.callbacks",
-    "Environment": "nemorl.environments",
-    "FunctionalRewardWrapper": "nemorl.environments",
+    "Environment": "nemorl.environment",
     "GenerationConfig": "nemorl.config",
-    "LoggerCallback": "nemorl.callbacks",
     "NemorlError": "nemorl.errors",
     "PolicyConfig": "nemorl.config",
     "RayVirtualCluster": "nemorl.resources.ray_cluster",
     "RayWorkerGroup": "nemorl.resources.ray_workers",
-    "RewardFunction": "nemorl.environments",
     "RunConfig": "nemorl.config",
     "Score": "nemorl.types",
-    "TrainResult": "nemorl.results",
-    "Trainer": "nemorl.api",
-    "WandbCallback": "nemorl.callbacks",
-    "WeightedEnvironment": "nemorl.environments",
-    "get_generation_backend": "nemorl.registration",
-    "get_training_backend": "nemorl.registration",
+    "TrainResult": "nemorl.run",
     "hookimpl": "nemorl.plugins.hooks",
     "load_config": "nemorl.config",
-    "register_algorithm": "nemorl.registration",
-    "register_dataset": "nemorl.registration",
-    "register_environment": "nemorl.registration",
-    "register_generation_backend": "nemorl.registration",
-    "register_logger": "nemorl.registration",
-    "register_training_backend": "nemorl.registration",
-    "train": "nemorl.api",
-    "train_dpo": "nemorl.api",
-    "train_grpo": "nemorl.api",
-    "train_sft": "nemorl.api",
 }
-
-__all__ = ["__version__", *_EXPORTS]  # noqa: PLE0604
+"""The kernel's own names. All others come from the entry points ``nemorl.names`` of toolkits and plugins."""
 
 
 def _find_distributions(*args: Any, **kwargs: Any) -> Any:
-    from nemorl.distributions import find_distributions  # importlib.metadata takes as long as all of `import nemorl`
+    from nemorl.plugins.distributions import (
+        find_distributions,  # importlib.metadata takes as long as all of `import nemorl`
+    )
 
     return find_distributions(*args, **kwargs)
 
 
-# Before pydantic or torch is imported, which one damaged distribution would prevent: see nemorl.distributions.
+# Before pydantic or torch is imported, which one damaged distribution would prevent: see nemorl.plugins.distributions.
 PathFinder.find_distributions = staticmethod(_find_distributions)  # type: ignore[method-assign]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _EXPORTS:
-        return getattr(importlib.import_module(_EXPORTS[name]), name)
-    found = None if name.startswith("_") else _from_algorithms(name)
+    if name in _KERNEL:
+        return getattr(importlib.import_module(_KERNEL[name]), name)
+    if name == "__all__":
+        return __dir__()
+    found = None if name.startswith("_") else _from_others(name)
     if found is None:
         raise AttributeError(f"module 'nemorl' has no attribute {name!r}")
     return found
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    from nemorl.plugins.registry import installed
+
+    return sorted({"__version__", *_KERNEL, *installed().index.names})
+
+
+def _from_others(name: str) -> Any:
+    """A name that an installed toolkit or plugin contributes, or the config or trainer of an installed algorithm."""
+    from nemorl.plugins.registry import installed
+
+    point = installed().index.names.get(name)
+    if point is not None:
+        return point.load()
+    return _from_algorithms(name)
 
 
 def _from_algorithms(name: str) -> Any:

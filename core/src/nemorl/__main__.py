@@ -1,5 +1,9 @@
-"""``python -m nemorl``."""
+"""``python -m nemorl``: the ``nemorl`` script, where nemorl-commands is installed."""
 
-from nemorl.supervisor import run
+import sys
+from importlib.metadata import entry_points
 
-run()
+scripts = entry_points(group="console_scripts", name="nemorl")
+if not scripts:
+    sys.exit("error: nemorl has no command line here\n  fix: pip install nemorl-commands")
+next(iter(scripts)).load()()

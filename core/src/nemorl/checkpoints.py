@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from nemorl.config.run import CheckpointConfig, RunConfig
 from nemorl.errors import CheckpointError
-from nemorl.files import FIXES, storage_errno
+from nemorl.storage.files import FIXES, storage_errno
 
 MANIFEST = "manifest.json"
 WRITING, REPLACED, REMOVED = ".writing_", ".replaced_", ".removed_"

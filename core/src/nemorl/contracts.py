@@ -1,22 +1,23 @@
 """The contracts between the kernel and its plugins: few verbs over plain data.
 
 No Ray handle, process group or tokenizer object appears in a signature, and an object that exists is ready: there
-is no ``setup()`` to forget. ``nemorl.testing`` holds a conformance check for every clause stated here.
+is no ``setup()`` to forget. ``nemorl_testing`` holds a conformance check for every clause stated here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkable
 
 from nemorl.types import Completion, GenerationRequest, Prompt, Row, Score, Step
 
 if TYPE_CHECKING:
+    from nemorl_tensors import TokenBatch
     from torch import Tensor
 
-    from nemorl.observe.metrics import Metrics
-    from nemorl.tensors import TokenBatch
+    from nemorl.metrics import Metrics
     from nemorl.weights import Export, WeightHandle
 
 WeightsName = Literal["policy", "reference"]
@@ -40,6 +41,41 @@ class Loss(Protocol):
     def __call__(self, outputs: Tensor, batch: TokenBatch, /) -> tuple[Tensor, Metrics]:
         """([N] float32 log-probs, or values under a value head, with gradient; their batch) -> (scalar, metrics)."""
         ...
+
+
+class Display(Protocol):
+    """Shows a person what a run does. It lives for the length of a ``with`` block."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Nobody can read it any more."""
+        ...
+
+    def message(self, text: str) -> None:
+        """One line, now."""
+        ...
+
+    def announce(self, text: str) -> None:
+        """Say what begins now and takes long."""
+        ...
+
+    def phase(self, name: str) -> None:
+        """What happens at this moment; called often."""
+        ...
+
+    def start(self, title: str, total_steps: int | None) -> None:
+        """Steps begin."""
+        ...
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Metrics of a step, by full name."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
 
 
 @runtime_checkable

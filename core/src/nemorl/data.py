@@ -1,16 +1,24 @@
-"""Tables of rows, rows to batches, and rows to prompts. Datasets themselves are plugins."""
+"""What users may pass as data, as batches of rows. Datasets themselves are plugins."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
+from nemorl.config.component import missing_modules
+from nemorl.config.load import validate
+from nemorl.config.run import RunConfig
+from nemorl.contracts import DataModule
 from nemorl.errors import DataError, UsageError, boundary
-from nemorl.seeding import derive_seed
-from nemorl.tokenizer import Tokenizer
-from nemorl.types import Message, Prompt, Row
+from nemorl.plugins import registry
+from nemorl.plugins.kinds import DatasetConfig
+from nemorl.process.seeding import derive_seed
+from nemorl.text.reading import shown
+from nemorl.text.suggest import did_you_mean
+from nemorl.types import Row
 
 
 @runtime_checkable
@@ -129,39 +137,85 @@ class RowDataModule:
         return order
 
 
-def to_prompt(row: Row, index: int, tokenizer: Tokenizer) -> Prompt:
-    """A dataset row as a task. ``prompt`` is raw text or chat messages; ``messages`` may stand for the latter.
+DataSource = str | Path | Mapping[str, Any] | Table | DatasetConfig | DataModule
+"""What may be given as data:
+
+- the name of an installed dataset, a file, a folder of files or a dataset of the Hugging Face hub (``org/name``);
+- a mapping ``{"name": …, …options}`` as in configs;
+- rows: a list of mappings, a ``datasets.Dataset``, or both splits as ``{"train": rows, "validation": rows}``;
+- a dataset config, or a ready ``DataModule``.
+"""
+
+
+def open_data(source: DataSource, config: RunConfig, batch_size: int) -> DataModule:
+    """Whatever the user calls data, as a ``DataModule``."""
+    if isinstance(source, DataModule):
+        return source
+    rows = rows_of(source, "train")
+    if rows is None:
+        raise UsageError("the dataset has no train split", fix="check the options of `data:`")
+    owner = f"dataset {type(source).__name__}" if isinstance(source, DatasetConfig) else "the dataset"
+    return RowDataModule(rows, batch_size, seed=config.seed, owner=owner)
+
+
+def held_out_rows(source: DataSource, given: DataSource | None, config: RunConfig) -> Sequence[Row] | None:
+    """Rows to validate on: those given, else those of the config, else the validation split of the data."""
+    held_out = given if given is not None else config.validation.data or source
+    found = None if isinstance(held_out, DataModule) else rows_of(held_out, "validation")
+    return rows_of(given, "train") if given is not None and found is None else found
+
+
+def rows_of(source: Any, split: str) -> Sequence[Row] | None:
+    """The rows of one split of any data source but a ``DataModule``; ``None`` where it has no such split.
 
     Raises:
-        DataError: the row has neither, or an empty one.
+        UsageError: nothing has the name, or the object holds no rows.
+        ConfigError: the options of the dataset are wrong.
     """
-    source = row.get("prompt") or row.get("messages")
-    answer = row.get("answer")
-    messages: tuple[Message, ...]
-    if isinstance(source, str) and source:
-        text, messages, ids = source, (), tokenizer.encode(source)
-    elif isinstance(source, Sequence) and source:
-        messages = _prompt_turns(source)
-        text = next((turn["content"] for turn in reversed(messages) if turn["role"] == "user"), messages[-1]["content"])
-        ids = tokenizer.encode_prompt(messages)
-    else:
-        raise DataError(
-            f"row {index} has no prompt (columns: {', '.join(map(str, row))})",
-            fix="give rows a `prompt` (text or messages), or map your column to it in `data:`",
-        )
-    return Prompt(index, text, tuple(ids), messages, None if answer is None else str(answer), row)
+    if isinstance(source, str | Path):
+        source = named_dataset(source)
+    elif isinstance(source, Mapping) and isinstance(source.get("name"), str):
+        source = configured_dataset(source["name"], {key: value for key, value in source.items() if key != "name"})
+    if isinstance(source, DatasetConfig):
+        with boundary(f"dataset {type(source).__name__}"):
+            return source.build(split)
+    if isinstance(source, Mapping):
+        return split_of(source, split)
+    return as_rows(source) if split == "train" else None
 
 
-def to_prompts(rows: Sequence[Row], tokenizer: Tokenizer) -> list[Prompt]:
-    return [to_prompt(row, index, tokenizer) for index, row in enumerate(rows)]
+def named_dataset(name: str | Path) -> DatasetConfig:
+    """The dataset that a text or path means: an installed one, else what ``nemorl.find_dataset`` makes of it.
+
+    Raises:
+        UsageError: it is none; names what comes closest.
+    """
+    from nemorl.plugins.registry import installed
+
+    known = [entry.name for entry in registry().index.of_kind("datasets")]
+    if isinstance(name, str) and name.rpartition(":")[2] in known:
+        return configured_dataset(name, {})
+    finder = installed().index.names.get("find_dataset")
+    if finder is not None:
+        with boundary("find_dataset"):
+            found: DatasetConfig = finder.load()(name, known)
+            return found
+    raise UsageError(
+        f"no dataset {shown(str(name))} is installed (there are {', '.join(known) or 'none'})",
+        fix=did_you_mean(str(name), known) or "pip install nemorl-datasets, which reads files and the hub",
+    )
 
 
-def _prompt_turns(turns: Sequence[Any]) -> tuple[Message, ...]:
-    """Chat turns up to where the assistant is to speak: a final assistant turn is the answer, not the prompt."""
-    for turn in turns:
-        if not isinstance(turn, Mapping) or not {"role", "content"} <= set(turn):
-            raise DataError(f"{turn!r} is not a chat message", fix='write {"role": "user", "content": "…"}')
-    kept = turns[:-1] if turns[-1]["role"] == "assistant" else turns
-    if not kept:
-        raise DataError("a conversation holds only the assistant's answer", fix="begin it with a user message")
-    return tuple({"role": str(turn["role"]), "content": str(turn["content"])} for turn in kept)
+def configured_dataset(name: str, options: Mapping[str, Any]) -> DatasetConfig:
+    """The config of an installed dataset with these options.
+
+    Raises:
+        PluginNotFoundError: no such dataset is installed; says what to install.
+        ConfigError: every option that is wrong.
+    """
+    config_class = registry().load("datasets", name)
+    problem = missing_modules("datasets", name, config_class)
+    if problem is not None:
+        raise UsageError(problem.message, fix=problem.fix)
+    loaded: DatasetConfig = validate(config_class, options, source=f"dataset {name}")
+    return loaded

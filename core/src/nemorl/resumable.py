@@ -75,13 +75,13 @@ class Resumable(Generic[C]):
     def restore(self) -> None:
         """Be where the run was, when it is being resumed: at its newest sound checkpoint, or the one asked for."""
         self._initial_state = self.state_dict()
-        checkpoint = self._go_back(self.run.from_step) if self.run.is_resumed else None
+        checkpoint = self._go_back(self.run.directory.from_step) if self.run.directory.is_resumed else None
         if checkpoint is not None:
             self.run.console.message(f"continuing {self.run.path} after step {checkpoint.step}")
         else:
-            if self.run.is_resumed:
+            if self.run.directory.is_resumed:
                 self.run.warn(f"{self.run.path} has no checkpoint yet: its steps are done again from the first")
-            self.run.rewind_logs(-1)  # what was validated before the first step is validated again
+            self.run.directory.rewind(-1)  # what was validated before the first step is validated again
 
     def _go_back(self, step: int | None = None) -> Checkpoint | None:
         """Be where the run was when it saved its newest sound checkpoint (or that of ``step``), logs included.
@@ -123,7 +123,7 @@ class Resumable(Generic[C]):
             folder = self.run.directory.set_aside(leaving, checkpoint.step)
             names = ", ".join(path.name for path in leaving)
             self.run.warn(f"continuing from step {checkpoint.step}; {names} and the logs so far are in {folder}")
-        self.run.rewind_logs(checkpoint.step)
+        self.run.directory.rewind(checkpoint.step)
 
     def _load(self, checkpoint: Checkpoint) -> None:
         checkpoint.verify()
@@ -151,7 +151,7 @@ class Resumable(Generic[C]):
         self.run.timer.drain()
         if self._go_back() is None:
             self.load_state_dict(self._initial_state)
-            self.run.rewind_logs(self.progress.step)
+            self.run.directory.rewind(self.progress.step)
         self.history = [record for record in self.history if record["step"] <= self.progress.step]
         self.sync_weights()
         self.run.directory.event("recovered", step=self.progress.step, error=error.message)

@@ -1,46 +1,30 @@
-"""BaseTrainer: the loop that every algorithm shares. Resume, sync, step, validate, log, save, stop.
+"""BaseTrainer: the loop that every algorithm shares. Resume, step, validate, log, save, stop.
 
-An algorithm subclasses it and defines ``train_step``; see ``nemorl-grpo`` for the model to follow. What is *not* here:
-how a batch is computed (backends), where it runs (ResourceManager), what a response is worth (environments).
+An algorithm subclasses it and defines ``train_step``; one that samples subclasses ``nemorl_rl.RolloutTrainer``, which
+is this and more. What is *not* here: how a batch is computed (backends), and where it runs (ResourceManager).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from nemorl.config.load import validate
+from nemorl.config.ranking import warn_of_absent_metric
 from nemorl.config.run import RunConfig
-from nemorl.contracts import DataModule
-from nemorl.data import RowDataModule, to_prompts
-from nemorl.deadlines import deadline
-from nemorl.environments import Unscored
-from nemorl.errors import NemorlError, StorageError, UsageError, WorkerLostError, boundary
-from nemorl.evaluation import evaluate, planned_turns, sample_record
-from nemorl.observe.console import Console
-from nemorl.observe.heartbeat import heartbeat
-from nemorl.observe.metrics import Metrics, values
-from nemorl.observe.report import write_report
-from nemorl.observe.timing import Timer
+from nemorl.contracts import DataModule, Display
+from nemorl.data import DataSource, RowDataModule
+from nemorl.errors import ConfigError, Problem, UsageError, WorkerLostError, boundary
+from nemorl.metrics import Metrics, values
 from nemorl.plugins.registry import restricted, use_registry
-from nemorl.preflight import preflight
-from nemorl.results import TrainResult
+from nemorl.process.display import display_of
+from nemorl.process.stopping import NOBODY_WATCHES, GracefulStop
+from nemorl.resources.preflight import launch_problems, warn_of_unused_names
 from nemorl.resumable import C, Progress, Resumable
-from nemorl.rollout_stream import RolloutStream
-from nemorl.rollouts import RolloutEngine, RolloutPlan
-from nemorl.run import Run
-from nemorl.seeding import derive_seed
-from nemorl.sources import DataSource, RewardSource, as_environment, held_out_rows, open_data, require_sources
-from nemorl.stopping import NOBODY_WATCHES, GracefulStop
-from nemorl.types import Row, Samples
-
-if TYPE_CHECKING:
-    from nemorl.tensors import TokenBatch
-
-SHOWN_SAMPLES = 8
-"""Samples written to ``samples.jsonl`` per training step, taken from different groups where possible."""
+from nemorl.run import Run, TrainResult
+from nemorl.session import Inputs, opened
+from nemorl.storage.run_directory import RunDirectory
+from nemorl.types import Row
 
 
 class BaseTrainer(Resumable[C]):
@@ -54,16 +38,21 @@ class BaseTrainer(Resumable[C]):
         self.progress = Progress()
         self.history: list[dict[str, float]] = []
         self.stop_reason: str | None = None
-        self.stream: RolloutStream | None = None
-        self.is_scored = False
-        """Whether an environment says what responses are worth."""
         self._epoch: int | None = None
+        self.directory: RunDirectory
+        self.data: DataModule
+        """Both are there before ``run`` is."""
         self.run: Run
 
     @classmethod
     def from_pretrained(cls, model: str, **knobs: Any) -> Self:
         """A trainer for a model by name or folder; ``knobs`` are fields of the algorithm's config."""
         return cls(validate(cls.config_class, {"model": model, **knobs}, source=cls.config_class.__name__))  # type: ignore[arg-type]
+
+    @property
+    def owner(self) -> str:
+        """Whose code the algorithm is, for errors."""
+        return f"algorithm {self.config.algorithm or type(self).__name__}"
 
     # What an algorithm defines
 
@@ -75,58 +64,34 @@ class BaseTrainer(Resumable[C]):
         raise NotImplementedError(f"{type(self).__name__} must define train_step()")
 
     @property
-    def rollout_plan(self) -> RolloutPlan:
-        """How a prompt becomes a group of samples. Algorithms that sample define it."""
-        raise NotImplementedError(f"{type(self).__name__} must define rollout_plan")
-
-    @property
     def batch_size(self) -> int:
         """Rows per step."""
         raise NotImplementedError(f"{type(self).__name__} must define batch_size")
 
     def validate(self, rows: Sequence[Row]) -> dict[str, float]:
-        """Metrics on held-out rows. By default: respond, score, average (the code path of ``nemorl eval``)."""
-        if self.run.rollouts is None:
-            return {}
-        settings = self.config.validation
-        evaluation = evaluate(
-            self.run.rollouts,
-            to_prompts(rows, self.run.tokenizer),
-            num_generations=settings.num_generations,
-            sampling=self.config.generation.sampling(temperature=settings.temperature),
-            seed=derive_seed(self.config.seed, "validation"),
-            max_turns=planned_turns(self),
-        )
-        self.record_samples(evaluation.samples, "validation", len(evaluation.samples))
-        return evaluation.metrics
+        """Metrics on held-out rows. By default: none."""
+        return {}
 
     # The loop
-
-    @property
-    def _owner(self) -> str:
-        """Whose code the algorithm is, for errors."""
-        return f"algorithm {self.config.algorithm or type(self).__name__}"
 
     def fit(
         self,
         dataset: DataSource | None = None,
-        reward_fn: RewardSource | None = None,
         *,
         train_dataset: DataSource | None = None,
         val_dataset: DataSource | None = None,
         callbacks: Sequence[object] = (),
         resume: bool = False,
         from_step: int | None = None,
-        console: Console | None = None,
+        console: Display | None = None,
     ) -> TrainResult:
         """Train until the configured end, a stop request or an error.
 
         Args:
             dataset: Rows, a dataset name, a dataset config or a ``DataModule``. Unset: ``config.data``.
-            reward_fn: ``f(prompt, response)`` or an ``Environment``. Unset: ``config.environment``.
             train_dataset: Another name for ``dataset``.
             val_dataset: Held-out rows. Unset: ``config.validation.data``, or the dataset's validation split.
-            callbacks: Objects with ``on_*`` methods (:class:`nemorl.callbacks.Callback`).
+            callbacks: Objects with ``on_*`` methods (``nemorl.Callback``).
             resume: Continue the run in ``config.run_dir`` (or the default directory of this config) if there is one.
             from_step: Continue it from its checkpoint of this step; what is newer is set aside. Unset: from the newest.
             console: Where progress is shown. Unset: the terminal.
@@ -134,43 +99,47 @@ class BaseTrainer(Resumable[C]):
         Returns:
             Metrics, history and the run directory.
         """
-        console = console or Console()
         source = dataset if dataset is not None else train_dataset if train_dataset is not None else self.config.data
-        scorer = reward_fn if reward_fn is not None else self.config.environment
-        require_sources(source, scorer, self.config)
+        if lacking := list(self.missing_inputs(source)):
+            raise ConfigError(lacking, source=type(self.config).__name__)
         with (
             use_registry(restricted(self.config.plugins.policy())),
-            heartbeat(console),
-            self._opened(
-                Run(self.config, resume=resume or from_step is not None, from_step=from_step, console=console),
-                partial(self._build, source, val_dataset, scorer, callbacks),
-            ),
+            display_of(console) as shown,
+            RunDirectory.claim(self.config, tell=shown.message, resume=resume, from_step=from_step) as directory,
+            opened(self, directory, shown, Inputs(source, val_dataset, callbacks)),
             GracefulStop(self._on_signal),
-            boundary(self._owner, passing=(Exception,)),
+            boundary(self.owner, passing=(Exception,)),
         ):
-            self.setup()
-            self.stream = self._open_stream()
-            self.restore()
-            self.sync_weights()
-            self.run.console.start(self.run.path.name, self.total_steps)
-            self.run.hooks.fire("on_fit_begin", trainer=self)
-            if self.progress.step == 0 and self.config.validation.at_start:
-                self.run_validation()
+            self._begin()
+            return self._with_recovery(self._run_to_end)
 
-            lost: WorkerLostError | None = None
-            while True:
-                try:
-                    if lost is not None:
-                        self.recover(lost)
-                    while self.progress.step < self.total_steps and self.stop_reason is None:
-                        self._advance()
-                    result = self._finish()
-                except WorkerLostError as error:
-                    if error is lost:  # recovery gave up: it may not restart workers again
-                        raise
-                    lost = error
-                else:
-                    return result
+    def _begin(self) -> None:
+        """Be where the run was, or at its beginning."""
+        self.setup()
+        self.restore()
+        self.sync_weights()
+        self.run.console.start(self.run.path.name, self.total_steps)
+        self.run.hooks.fire("on_fit_begin", trainer=self)
+        if self.progress.step == 0 and self.config.validation.at_start:
+            self.run_validation()
+
+    def _run_to_end(self) -> TrainResult:
+        while self.progress.step < self.total_steps and self.stop_reason is None:
+            self._advance()
+        return self._finish()
+
+    def _with_recovery(self, work: Callable[[], TrainResult]) -> TrainResult:
+        """``work``, once more from the newest checkpoint whenever training workers were lost meanwhile."""
+        lost: WorkerLostError | None = None
+        while True:
+            try:
+                if lost is not None:
+                    self.recover(lost)
+                return work()
+            except WorkerLostError as error:
+                if error is lost:  # recovery gave up: it may not restart workers again
+                    raise
+                lost = error
 
     @property
     def step(self) -> int:
@@ -182,8 +151,8 @@ class BaseTrainer(Resumable[C]):
         """Steps of the whole run: ``max_steps``, else the epochs asked for."""
         if self.config.max_steps is not None:
             return self.config.max_steps
-        if isinstance(self.run.data, RowDataModule):
-            return self.run.data.steps(self.config.max_epochs)
+        if isinstance(self.data, RowDataModule):
+            return self.data.steps(self.config.max_epochs)
         raise UsageError("a custom DataModule has no length that nemorl knows", fix="set max_steps")
 
     @property
@@ -195,59 +164,22 @@ class BaseTrainer(Resumable[C]):
         """End the run after the current step: it is saved, and ``fit`` returns."""
         self.stop_reason = reason
 
-    def _on_signal(self, name: str) -> None:
-        self.stop(f"received {name}")
-        self.run.console.message(f"{name}: finishing this step, then saving; once more to stop at once")
-
     @property
     def batches(self) -> DataModule:
-        """Where the rows of the steps come from: the data, or rollouts of it that are finished."""
-        return self.stream or self.run.data
+        """Where the rows of the steps come from."""
+        return self.data
 
-    @property
-    def rollouts(self) -> RolloutEngine:
-        """Samples responses; only algorithms with ``needs_generation`` have one."""
-        assert self.run.rollouts is not None, f"{type(self.config).__name__} says needs_generation = False"
-        return self.run.rollouts
+    def next_rows(self) -> Sequence[Row]:
+        """The rows of the next step."""
+        with self.run.timer.phase("data_processing"):
+            return self.batches.next_batch()
 
-    def collect(self, rows: Sequence[Row]) -> Samples:
-        """A scored group for each row of this step, as ``rollout_plan`` says."""
-        if self.stream is not None:
-            samples = self.stream.collect()
-        else:
-            prompts = to_prompts(rows, self.run.tokenizer)
-            samples = self.rollouts.collect(prompts, self.rollout_plan, seed=self._rollout_seed(self.step))
-        self.run.hooks.fire("on_rollout_end", trainer=self, step=self.step, samples=samples)
-        self.record_samples(samples)
-        return samples
-
-    def _rollout_seed(self, batch: int) -> int:
-        return derive_seed(self.config.seed, "rollout", batch)
-
-    def _open_stream(self) -> RolloutStream | None:
-        """Needed where rollouts run ahead of training, or not every group is trained on."""
-        settings = self.config.rollouts
-        if self.run.rollouts is None or (settings.mode == "sync" and self.rollout_plan.keep is None):
-            return None
-        return RolloutStream(
-            self.run.data,
-            self.run.rollouts.with_timer(Timer()),
-            self.rollout_plan,
-            max_staleness=settings.max_staleness if settings.mode == "async" else 0,
-            max_batches=settings.max_batches_per_step,
-            deadline_s=self.config.cluster.worker_timeout_s + settings.environment_timeout_s,
-            seed_of=self._rollout_seed,
-        )
+    def step_metrics(self, rows: Sequence[Row]) -> Metrics:
+        """``train_step`` of these rows, and what else is to be said of it."""
+        return self.train_step(rows)
 
     def sync_weights(self) -> None:
-        """Give the generator the current policy (invariant 8: outside ``train_step`` it always has it)."""
-        if self.run.rollouts is None:
-            return
-        with self.run.timer.phase("weight_sync"):
-            self.run.generation.update_weights(self.run.resources.weight_handle(self.progress.step))
-        if self.stream is not None:
-            self.stream.publish(self.progress.step)
-        self.run.hooks.fire("on_weights_synced", trainer=self, step=self.progress.step, version=self.progress.step)
+        """Make the current policy known to whoever uses it outside ``train_step``: nobody, by default."""
 
     def run_validation(self) -> dict[str, float]:
         """Validate now and log it. Nothing happens without held-out rows."""
@@ -273,7 +205,9 @@ class BaseTrainer(Resumable[C]):
         self.run.log(metrics, self.progress.step)
         self.run.hooks.fire("on_log", trainer=self, step=self.progress.step, metrics=metrics)
 
-    # Inside the loop
+    def _on_signal(self, name: str) -> None:
+        self.stop(f"received {name}")
+        self.run.console.message(f"{name}: finishing this step, then saving; once more to stop at once")
 
     def _announce_epoch(self, *, is_last: bool = False) -> None:
         """Fire the epoch events when an epoch ends or begins."""
@@ -291,9 +225,7 @@ class BaseTrainer(Resumable[C]):
     def _advance(self) -> None:
         """One step, and what is due after it."""
         self._announce_epoch()
-        with self.run.timer.phase("exposed_generation" if self.stream else "data_processing"):
-            rows = self.batches.next_batch()
-        metrics = self._timed_step(rows)
+        metrics = self._timed_step(self.next_rows())
         self.run.hooks.fire("on_step_end", trainer=self, step=self.progress.step, metrics=metrics)
         if self._is_due(self.config.validation.every):
             self.run_validation()
@@ -306,7 +238,7 @@ class BaseTrainer(Resumable[C]):
         self.progress.step += 1
         self.run.hooks.fire("on_step_begin", trainer=self, step=self.progress.step)
         with self.run.timer.phase("total_step_time"):
-            metrics = values({**self.train_step(rows), **(self.stream.metrics() if self.stream else {})})
+            metrics = values(self.step_metrics(rows))
         timings = self.run.timer.drain()
         timings["total_step_time"] += timings.get("exposed_generation", 0.0) + timings.get("data_processing", 0.0)
         tokens = metrics.get("total_num_tokens", 0.0)
@@ -334,8 +266,8 @@ class BaseTrainer(Resumable[C]):
             self.run.policy.save_pretrained(self.run.path / "model")
         ending = "finished" if is_complete else "stopped"
         self.run.directory.event(ending, step=self.progress.step, reason=self.stop_reason)
+        warn_of_absent_metric(self.config, self.history, self.run.warn)
         self.run.hooks.fire("on_fit_end", trainer=self, metrics=self.progress.latest)
-        write_report(self.run.path, warn=self.run.warn)
         best = self.run.checkpoints.best()
         return TrainResult(
             dict(self.progress.latest),
@@ -346,53 +278,24 @@ class BaseTrainer(Resumable[C]):
             None if is_complete else self.stop_reason,
         )
 
-    def record_samples(self, samples: Samples, split: str = "train", limit: int = SHOWN_SAMPLES) -> None:
-        """Keep up to ``limit`` of these samples, evenly spread, in ``samples.jsonl``."""
-        stride = max(1, len(samples) // limit)
-        for sample in samples[::stride][:limit]:
-            self.run.directory.samples.write(sample_record(sample, self.progress.step, split))
+    # What comes before the loop
 
-    @contextmanager
-    def _opened(self, run: Run, build: Callable[[], None]) -> Iterator[None]:
-        """The run with its parts for the length of the block; whatever ends it is recorded."""
-        self.run = run
-        try:
-            build()
-            yield
-        except BaseException as error:
-            with suppress(StorageError):  # on a full disk the error itself says so
-                self.run.directory.event("failed", step=self.progress.step, error=f"{type(error).__name__}: {error}")
-            self.run.hooks.fire("on_exception", trainer=self, error=error)
-            with suppress(NemorlError):  # has an event of its own, and this error comes first
-                self.run.close()
-            raise
-        self.run.close()
+    def missing_inputs(self, source: DataSource | None) -> Iterator[Problem]:
+        """What neither ``fit`` nor the config gave."""
+        if source is None:
+            yield Problem("data", "no dataset given", "pass one to fit(dataset=…) or set `data:`")
 
-    def _build(self, source: Any, val_dataset: DataSource | None, scorer: Any, callbacks: Sequence[object]) -> None:
-        """Build everything the run needs, in a directory that is already ours: a failure leaves an event there."""
-        with boundary(self._owner, passing=(Exception,)):
-            limit_s = self.config.plugins.build_timeout_s
-            self.run.console.announce("reading the data and trying the reward")
-            with deadline("building environment and dataset", limit_s, setting="plugins.build_timeout_s"):
-                environment = as_environment(scorer)
-                self.run.data = open_data(source, self.config, self.batch_size)
-                held_out = held_out_rows(source, val_dataset, self.config)
-            self.is_scored = environment is not None
-            if environment is None and self.config.needs_generation:
-                environment = Unscored()
-            data = self.run.data
-            row = data.first_row if isinstance(data, RowDataModule) and self.config.needs_generation else None
-            preflight(self.config, self.run.path, environment, row, self.run.console.message)
-            self.run.open(held_out, environment, callbacks, planned_updates=self.planned_updates)
+    def open_inputs(self) -> None:
+        """Build what the run needs besides data and models, and may fail soon: nothing, by default."""
 
-    # For algorithms that compare policies
+    def preflight(self) -> Iterator[Problem]:
+        """What would end the run later, as far as it can be known before anything is loaded."""
+        warn_of_unused_names(self.config, self.directory.warn)
+        yield from launch_problems(self.config, self.directory.path)
 
-    def with_old_logprobs(self, batch: TokenBatch) -> TokenBatch:
-        """The batch with ``old_logprobs``: the training backend's own view before any update of this step."""
-        with self.run.timer.phase("policy_and_reference_logprobs"):
-            return batch.with_tokens(old_logprobs=self.run.policy.get_logprobs(batch))
+    def own_hooks(self) -> Mapping[str, object]:
+        """Hook objects that every run of this kind has, by name."""
+        return {}
 
-    def with_reference_logprobs(self, batch: TokenBatch) -> TokenBatch:
-        """The batch with ``reference_logprobs``: the frozen initial policy's."""
-        with self.run.timer.phase("policy_and_reference_logprobs"):
-            return batch.with_tokens(reference_logprobs=self.run.policy.get_logprobs(batch, "reference"))
+    def build_parts(self) -> None:
+        """Build what the run needs beyond the models it trains: nothing, by default."""

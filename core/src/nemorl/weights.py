@@ -2,7 +2,7 @@
 
 A transport is chosen once: the first one that the training backend offers, the generation backend accepts and that
 reaches from where one lives to where the other does. The handle is what crosses; its payload belongs to the
-transport. Transports are plugins (``nemorl.weight_transports``); the kernel's own is ``nemorl.in_process``.
+transport. Transports are plugins (``nemorl.weight_transports``); the kernel's own is ``nemorl.resources.in_process``.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from nemorl.tensors.decoding import Decoder
+    from nemorl_tensors.engines.decoding import Decoder
     from transformers import PreTrainedModel
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from nemorl.tensors.kv_cache import KVCache, attend_newest
+from nemorl_tensors.engines.kv_cache import KVCache, attend_newest
 from torch import Tensor
 from torch.nn import functional
 

@@ -1,4 +1,4 @@
-"""A policy as a Hugging Face folder: config and safetensors. The tokenizer is ``nemorl.tensors.model_folder``'s."""
+"""A policy as a Hugging Face folder: config and safetensors. Its tokenizer: ``nemorl_tensors.engines.model_folder``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nemorl.tensors.model_folder import write_weights
+from nemorl_tensors.engines.model_folder import write_weights
 from torch import Tensor
 
 if TYPE_CHECKING:

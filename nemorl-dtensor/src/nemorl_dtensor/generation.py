@@ -1,6 +1,6 @@
 """The generation backend ``hf``: samples from a Hugging Face model inside the worker's process.
 
-The loop over the batch of live rows is the kernel's (``nemorl.tensors.decoding``); how logits come about is the
+The loop over the batch of live rows is the kernel's (``nemorl_tensors.engines.decoding``); how logits come about is the
 decoder's business (``decode*``), whose weights they come from that of ``generation_weights``.
 """
 
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from nemorl.errors import BackendError
-from nemorl.tensors.decoding import BatchLimits, Decoder, decode_responses
-from nemorl.tensors.responses import begin_responses
-from nemorl.tensors.sampling import RowSampler
-from nemorl.tokenizer import Tokenizer, end_token_ids
 from nemorl.types import Completion, GenerationRequest
+from nemorl_rl.tokenizer import Tokenizer, end_token_ids
+from nemorl_tensors.engines.decoding import BatchLimits, Decoder, decode_responses
+from nemorl_tensors.engines.responses import begin_responses
+from nemorl_tensors.engines.sampling import RowSampler
 
 from nemorl_dtensor.allocator import keep_freed_memory
 from nemorl_dtensor.decode import build_decoder

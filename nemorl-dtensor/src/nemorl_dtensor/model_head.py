@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from nemorl.errors import BackendError
-from nemorl.tensors import linear_logprobs, linear_topk_logprobs
-from nemorl.tensors.rows import Rows
+from nemorl_tensors import linear_logprobs, linear_topk_logprobs
+from nemorl_tensors.engines.rows import Rows
 from torch import Tensor, nn
 
 if TYPE_CHECKING:

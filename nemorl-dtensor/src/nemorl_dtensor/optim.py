@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import torch
 from nemorl.errors import CheckpointError
-from nemorl.schedules import schedule_factor
-from nemorl.tensors.steps import StepResult
+from nemorl_tensors.engines.schedules import schedule_factor
+from nemorl_tensors.engines.steps import StepResult
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 

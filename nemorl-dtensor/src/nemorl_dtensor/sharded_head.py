@@ -12,8 +12,8 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from nemorl.tensors import linear_topk_logprobs, vocab_parallel_logprobs, vocab_parallel_topk_logprobs
-from nemorl.tensors.rows import PAD_ID, Rows
+from nemorl_tensors import linear_topk_logprobs, vocab_parallel_logprobs, vocab_parallel_topk_logprobs
+from nemorl_tensors.engines.rows import PAD_ID, Rows
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 

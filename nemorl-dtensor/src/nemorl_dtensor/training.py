@@ -2,10 +2,10 @@
 
 # N = tokens of all sequences concatenated, B = sequences, M = scored tokens
 
-A step is: plan microbatches (``nemorl.tensors.rows``), for each one rows -> hidden states -> log-probs (``model_head``)
--> loss -> backward, then one optimizer step (``optim``). Losses are sums over tokens with weights that were normalised
-on the driver, so microbatches simply add up. The model stays in evaluation mode: dropout in the policy would make the
-log-probs of two passes differ; only adapters may have their own (``LoraConfig.dropout``).
+A step is: plan microbatches (``nemorl_tensors.engines.rows``), for each one rows -> hidden states -> log-probs
+(``model_head``) -> loss -> backward, then one optimizer step (``optim``). Losses are sums over tokens with weights that
+were normalised on the driver, so microbatches simply add up. The model stays in evaluation mode: dropout in the policy
+would make the log-probs of two passes differ; only adapters may have their own (``LoraConfig.dropout``).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from nemorl.contracts import Head, Loss, WeightsName
 from nemorl.errors import BackendError, UsageError, boundary
-from nemorl.observe.metrics import Metrics
-from nemorl.schedules import require_end
-from nemorl.tensors import TokenBatch
-from nemorl.tensors.buckets import in_buckets
-from nemorl.tensors.model_folder import save_tokenizer
-from nemorl.tensors.rows import Rows, default_microbatch_tokens, plan_microbatches, to_rows
-from nemorl.tensors.steps import PLACE, evaluate_loss, loss_owner, require_fields, step_metrics, with_places
+from nemorl.metrics import Metrics
+from nemorl_tensors import TokenBatch
+from nemorl_tensors.engines.buckets import in_buckets
+from nemorl_tensors.engines.model_folder import save_tokenizer
+from nemorl_tensors.engines.rows import Rows, default_microbatch_tokens, plan_microbatches, to_rows
+from nemorl_tensors.engines.schedules import require_end
+from nemorl_tensors.engines.steps import PLACE, evaluate_loss, loss_owner, require_fields, step_metrics, with_places
 from torch import Tensor
 
 from nemorl_dtensor import checkpoint, export

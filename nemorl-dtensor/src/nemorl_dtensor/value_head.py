@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from nemorl.errors import BackendError
-from nemorl.tensors.rows import Rows
+from nemorl_tensors.engines.rows import Rows
 from torch import Tensor, nn
 
 from nemorl_dtensor.model_head import PROBE_TOKENS, TOLERANCE, Score, decoder_states, predicting_states, probe_ids

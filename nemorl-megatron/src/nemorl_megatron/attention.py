@@ -20,7 +20,7 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.utils import is_layer_window_attention
-from nemorl.tensors.kv_cache import attend_newest
+from nemorl_tensors.engines.kv_cache import attend_newest
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
-from nemorl.tensors.rows import Rows
+from nemorl_tensors.engines.rows import Rows
 from torch import Tensor
 
 

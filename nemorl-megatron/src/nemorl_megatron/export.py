@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nemorl.tensors.model_folder import save_tokenizer, write_weights
+from nemorl_tensors.engines.model_folder import save_tokenizer, write_weights
 
 from nemorl_megatron.bridge import load_config
 

@@ -1,8 +1,8 @@
 """The generation backend ``megatron``: samples from a megatron-core model, alone or over the weights of a trainer.
 
-The loop over the batch of live rows is the kernel's (``nemorl.tensors.decoding``). Here: whose model it is and when its
-weights change. Not here: passes through the model (``inference``), ranks (``inference_ranks``), names of new weights
-(``generation_weights``).
+The loop over the batch of live rows is the kernel's (``nemorl_tensors.engines.decoding``). Here: whose model it is and
+when its weights change. Not here: passes through the model (``inference``), ranks (``inference_ranks``), names of new
+weights (``generation_weights``).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from nemorl.errors import BackendError
-from nemorl.tensors.decoding import BatchLimits, Decoder, decode_responses
-from nemorl.tensors.responses import Response, begin_responses
-from nemorl.tokenizer import Tokenizer, end_token_ids
 from nemorl.types import Completion, GenerationRequest
+from nemorl_rl.tokenizer import Tokenizer, end_token_ids
+from nemorl_tensors.engines.decoding import BatchLimits, Decoder, decode_responses
+from nemorl_tensors.engines.responses import Response, begin_responses
 
 from nemorl_megatron.attention import CoreAttention
 from nemorl_megatron.bridge import load_config

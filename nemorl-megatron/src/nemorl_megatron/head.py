@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
-from nemorl.tensors import vocab_parallel_logprobs
+from nemorl_tensors import vocab_parallel_logprobs
 from torch import Tensor
 from torch.nn.functional import linear
 

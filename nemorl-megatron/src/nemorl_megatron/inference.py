@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 from megatron.core.inference.contexts import BaseInferenceContext
-from nemorl.tensors.kv_cache import KVCache
+from nemorl_tensors.engines.kv_cache import KVCache
 from torch import Tensor
 
 if TYPE_CHECKING:

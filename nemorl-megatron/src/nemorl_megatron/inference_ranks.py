@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
-from nemorl.tensors.sampling import RowSampler
 from nemorl.types import SamplingParams
+from nemorl_tensors.engines.sampling import RowSampler
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -29,7 +29,7 @@ from nemorl_megatron.head import OutputHead
 from nemorl_megatron.inference import Prompts
 
 if TYPE_CHECKING:
-    from nemorl.tensors.decoding import Sampler
+    from nemorl_tensors.engines.decoding import Sampler
 
     from nemorl_megatron.inference import Pass
     from nemorl_megatron.model import PolicyModel

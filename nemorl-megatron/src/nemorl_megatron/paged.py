@@ -17,13 +17,13 @@ from megatron.core.inference.contexts.dynamic_context import DynamicInferenceCon
 from megatron.core.inference.inference_request import DynamicInferenceRequest
 from megatron.core.inference.sampling_params import SamplingParams
 from nemorl.errors import BackendError
-from nemorl.tensors.kv_cache import PREFILL_TOKENS
+from nemorl_tensors.engines.kv_cache import PREFILL_TOKENS
 from torch import Tensor
 
 from nemorl_megatron.config import has_flash_attention
 
 if TYPE_CHECKING:
-    from nemorl.tensors.decoding import BatchLimits
+    from nemorl_tensors.engines.decoding import BatchLimits
 
     from nemorl_megatron.inference_ranks import Stages
 

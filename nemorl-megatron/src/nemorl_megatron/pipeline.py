@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from nemorl.tensors import TokenBatch
-from nemorl.tensors.rows import PAD_ID, Rows, fed_lengths, plan_microbatches, to_rows
+from nemorl_tensors import TokenBatch
+from nemorl_tensors.engines.rows import PAD_ID, Rows, fed_lengths, plan_microbatches, to_rows
 from torch import Tensor
 from torch.nn.functional import pad
 

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from nemorl.contracts import Head, Loss, WeightsName
 from nemorl.errors import BackendError, UsageError
-from nemorl.observe.metrics import Metrics
-from nemorl.schedules import require_end
-from nemorl.tensors import TokenBatch, vocab_parallel_topk_logprobs
-from nemorl.tensors.rows import default_microbatch_tokens
-from nemorl.tensors.steps import PLACE, evaluate_loss, require_fields, step_metrics, with_places
+from nemorl.metrics import Metrics
+from nemorl_tensors import TokenBatch, vocab_parallel_topk_logprobs
+from nemorl_tensors.engines.rows import default_microbatch_tokens
+from nemorl_tensors.engines.schedules import require_end
+from nemorl_tensors.engines.steps import PLACE, evaluate_loss, require_fields, step_metrics, with_places
 from torch import Tensor
 
 from nemorl_megatron import checkpoint, export

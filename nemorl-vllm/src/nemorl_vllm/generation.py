@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from nemorl.errors import BackendError, boundary
 from nemorl.plugins import registry
-from nemorl.tokenizer import Tokenizer
 from nemorl.types import Completion, FinishReason, GenerationRequest
 from nemorl.weights import WeightHandle, transport
+from nemorl_rl.tokenizer import Tokenizer
 
 from nemorl_vllm.engine import build_engine, close_engine
 from nemorl_vllm.loop import EngineLoop

@@ -6,7 +6,7 @@ import random
 import time
 from typing import Any, ClassVar
 
-from nemorl.environments import Environment
+from nemorl.environment import Environment
 from nemorl.plugins.kinds import EnvironmentConfig
 from nemorl.types import Prompt, Score, Step
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from nemorl.observe.report_sections import Curves, Section, Table, Text
-from nemorl.observe.run_data import RunData
+from nemorl_report.run_data import RunData
+from nemorl_report.sections import Curves, Section, Table, Text
 
 REWARD = "train/reward"
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from nemorl.observe.metrics import Mean, Metrics, Sum
-from nemorl.tensors import TokenBatch
+from nemorl.metrics import Mean, Metrics, Sum
 from nemorl.types import Row
 from nemorl_grpo.trainer import GRPOTrainer
 from nemorl_sft.trainer import SFTTrainer
+from nemorl_tensors import TokenBatch
 from torch import Tensor
 
 from broken import algorithms, configs

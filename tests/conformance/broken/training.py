@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from nemorl.contracts import Loss
 from nemorl.errors import BackendError
-from nemorl.observe.metrics import Last, Mean, Metrics, Sum
-from nemorl.tensors import TokenBatch
+from nemorl.metrics import Last, Mean, Metrics, Sum
 from nemorl_dtensor.training import DTensorBackend
+from nemorl_tensors import TokenBatch
 from torch import Tensor
 
 __all__ = ["DTensorBackend"]

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nemorl.callbacks import Callback
-from nemorl.observe.console import Console
-from nemorl.results import TrainResult
+from nemorl.run import TrainResult
 from nemorl.types import Samples
+from nemorl_commands.console import Console
 from nemorl_grpo.config import GRPOConfig
+from nemorl_rl.callbacks import Callback
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("private_ray")]
 

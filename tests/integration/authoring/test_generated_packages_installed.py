@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from nemorl.observe.jsonl import read_jsonl
+from nemorl.storage.jsonl import read_jsonl
 from nemorl_authoring.names import Names, kinds
 from nemorl_authoring.writing import write_package
 

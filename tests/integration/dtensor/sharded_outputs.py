@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from nemorl.config import PolicyConfig
 from nemorl.resources.worker import WorkerContext
-from nemorl.testing.batches import ragged_batch
-from nemorl.testing.training_outputs import CandidateNLL, PairLoss, SquaredError
 from nemorl_dtensor.config import DTensorConfig
+from nemorl_testing.batches import ragged_batch
+from nemorl_testing.training_outputs import CandidateNLL, PairLoss, SquaredError
 from torch import Tensor
 
 K = 3

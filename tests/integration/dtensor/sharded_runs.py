@@ -13,11 +13,11 @@ import torch
 from nemorl.config import PolicyConfig
 from nemorl.errors import BackendError
 from nemorl.resources.worker import WorkerContext
-from nemorl.tensors import TokenBatch, linear_logprobs, vocab_parallel_logprobs
-from nemorl.testing.batches import WeightedNLL, ragged_batch
 from nemorl_dtensor.config import DTensorConfig
 from nemorl_dtensor.ranks import local
 from nemorl_dtensor.training import DTensorBackend
+from nemorl_tensors import TokenBatch, linear_logprobs, vocab_parallel_logprobs
+from nemorl_testing.batches import WeightedNLL, ragged_batch
 from torch import Tensor, distributed
 
 STEPS = 3

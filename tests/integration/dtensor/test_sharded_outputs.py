@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from nemorl.testing.models import tiny_model
+from nemorl_testing.models import tiny_model
 from sharded_outputs import Outputs, Way, outputs
 from spawned import run_calls
 from torch import Tensor
@@ -47,7 +47,7 @@ def test_values_candidates_and_pairs_equal_those_of_one_process(way: Way, found:
 
 def joined(ranks: list[Outputs], name: str) -> Tensor:
     """The ranks' tensors in the batch's order."""
-    from nemorl.testing.batches import ragged_batch
+    from nemorl_testing.batches import ragged_batch
 
     lengths = ragged_batch().select([0, 5, 2, 3, 4, 1, 7, 6]).lengths.tolist()
     pieces = {}

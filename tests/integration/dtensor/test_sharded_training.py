@@ -14,10 +14,10 @@ import pytest
 import torch
 from nemorl.config import PolicyConfig
 from nemorl.resources.worker import WorkerContext
-from nemorl.tensors.model_folder import save_tokenizer
-from nemorl.testing.batches import ragged_batch
-from nemorl.tiny import write_tiny_model
 from nemorl_dtensor.model import load_model
+from nemorl_tensors.engines.model_folder import save_tokenizer
+from nemorl_testing.batches import ragged_batch
+from nemorl_testing.tiny import write_tiny_model
 from safetensors import safe_open
 from sharded_runs import Case, Found, build, train
 from spawned import run_calls

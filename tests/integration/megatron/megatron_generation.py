@@ -12,7 +12,6 @@ from flash_kernels import flash_kernels_on_cpu
 from megatron_models import write_reference
 from nemorl.config import PolicyConfig
 from nemorl.resources.worker import WorkerContext
-from nemorl.tiny import write_tiny_model
 from nemorl.types import Completion, GenerationRequest, SamplingParams
 from nemorl.weights import WeightHandle
 from nemorl_megatron import MegatronGenerationConfig
@@ -21,6 +20,7 @@ from nemorl_megatron.bridge.own import OwnBridge
 from nemorl_megatron.generation import MegatronGeneration
 from nemorl_megatron.model import PolicyModel
 from nemorl_megatron.parallel import Parallel, Sizes
+from nemorl_testing.tiny import write_tiny_model
 
 PROMPTS = ((9, 18, 10), (11, 12, 13, 14, 15, 16, 17, 40), (30,), (61, 60, 20, 21, 61), (9, 18, 10))
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=12)

@@ -11,13 +11,13 @@ from nemorl.config import PolicyConfig
 from nemorl.contracts import Loss, TrainingBackend
 from nemorl.plugins.kinds import TrainingBackendConfig
 from nemorl.resources.worker import WorkerContext
-from nemorl.tensors import TokenBatch, segment_sum
-from nemorl.testing.batches import ragged_batch
 from nemorl_dpo.sigmoid import SigmoidLoss
 from nemorl_dtensor import DTensorConfig
 from nemorl_grpo.loss import ClippedPolicyGradientLoss
 from nemorl_megatron import MegatronConfig
 from nemorl_sft.loss import NLLLoss
+from nemorl_tensors import TokenBatch, segment_sum
+from nemorl_testing.batches import ragged_batch
 from torch import Tensor
 
 STEPS, SAVED_AFTER = 4, 2

@@ -24,12 +24,12 @@ from megatron_generation import (
 )
 from nemorl.config import GenerationConfig
 from nemorl.resources.worker import WorkerContext
-from nemorl.testing.models import load_reference, response_logprobs
 from nemorl.types import Completion
 from nemorl.weights import WeightHandle, in_process_handle
 from nemorl_dtensor import HFGenerationConfig
 from nemorl_megatron import MegatronGenerationConfig
 from nemorl_megatron.parallel import Sizes
+from nemorl_testing.models import load_reference, response_logprobs
 from spawned import run_calls
 from test_megatron_models import COMMON, MIXTURES, MODELS, TP2, TP2_PP2
 

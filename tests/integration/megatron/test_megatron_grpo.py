@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 from nemorl.config import PolicyConfig
-from nemorl.exporting import export_model
-from nemorl.observe.console import Console
 from nemorl.resources.worker import WorkerContext
-from nemorl.results import TrainResult
-from nemorl.tiny import write_tiny_model
+from nemorl.run import TrainResult
+from nemorl_commands.console import Console
 from nemorl_grpo.config import GRPOConfig
+from nemorl_rl.exporting import export_model
+from nemorl_testing.tiny import write_tiny_model
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 

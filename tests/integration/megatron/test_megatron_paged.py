@@ -11,9 +11,9 @@ import torch
 from nemorl.config import GenerationConfig, PolicyConfig
 from nemorl.errors import BackendError
 from nemorl.resources.worker import WorkerContext
-from nemorl.testing import conformance
-from nemorl.testing.models import load_reference, response_logprobs, tiny_model
 from nemorl.types import GenerationRequest, SamplingParams
+from nemorl_testing import conformance
+from nemorl_testing.models import load_reference, response_logprobs, tiny_model
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install nemorl-megatron")
 

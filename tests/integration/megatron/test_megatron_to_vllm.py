@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from nemorl.observe.console import Console
-from nemorl.observe.jsonl import read_jsonl
-from nemorl.tiny import write_tiny_model
+from nemorl.storage.jsonl import read_jsonl
+from nemorl_commands.console import Console
 from nemorl_grpo.config import GRPOConfig
+from nemorl_testing.tiny import write_tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install nemorl-megatron")

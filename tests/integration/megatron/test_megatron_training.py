@@ -17,8 +17,8 @@ pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip
 
 from megatron_runs import LOSSES, SAVED_AFTER, Case, Found, train, train_with_dtensor
 from nemorl.resources.worker import WorkerContext
-from nemorl.testing.batches import ragged_batch
-from nemorl.tiny import write_tiny_model
+from nemorl_testing.batches import ragged_batch
+from nemorl_testing.tiny import write_tiny_model
 from safetensors.torch import load_file
 from spawned import run_calls
 from torch import Tensor

@@ -7,8 +7,8 @@ from typing import Any
 
 import nemorl
 import pytest
-from nemorl.observe.console import Console
-from nemorl.testing.models import load_reference, tiny_model
+from nemorl_commands.console import Console
+from nemorl_testing.models import load_reference, tiny_model
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("private_ray")]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nemorl.observe.console import Console
-from nemorl.results import TrainResult
+from nemorl.run import TrainResult
+from nemorl_commands.console import Console
 from nemorl_dpo import DPOConfig
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("private_ray")]

@@ -10,10 +10,10 @@ import pytest
 import ray
 from nemorl.config import ClusterConfig
 from nemorl.errors import ResourceError
-from nemorl.observe.console import Console
 from nemorl.resources.ray_cluster import RayVirtualCluster
 from nemorl.resources.ray_session import RaySession
-from nemorl.results import TrainResult
+from nemorl.run import TrainResult
+from nemorl_commands.console import Console
 from nemorl_grpo.config import GRPOConfig
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

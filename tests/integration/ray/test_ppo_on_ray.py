@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nemorl.observe.console import Console
+from nemorl_commands.console import Console
 from nemorl_ppo.config import PPOConfig
 from safetensors.torch import load_file
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from nemorl.observe.console import Console
-from nemorl.results import TrainResult
+from nemorl.run import TrainResult
+from nemorl_commands.console import Console
 from nemorl_rm import RMConfig
 from nemorl_rm.environment import load_classifier
 from safetensors.torch import load_file

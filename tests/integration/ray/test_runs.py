@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from kills import KillAtRandom
-from nemorl.callbacks import Callback
 from nemorl.errors import WorkerLostError
-from nemorl.observe.console import Console
-from nemorl.results import TrainResult
-from nemorl.tiny import write_tiny_model
+from nemorl.run import TrainResult
+from nemorl_commands.console import Console
 from nemorl_grpo.config import GRPOConfig
+from nemorl_rl.callbacks import Callback
+from nemorl_testing.tiny import write_tiny_model
 from safetensors.torch import load_file
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("private_ray")]

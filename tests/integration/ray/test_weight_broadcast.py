@@ -13,8 +13,8 @@ from nemorl.errors import WorkerLostError
 from nemorl.resources.manager import GenerationFactory, TrainingFactory, standalone_generation
 from nemorl.resources.ray_cluster import RayVirtualCluster
 from nemorl.resources.ray_workers import GroupSettings, RayWorkerGroup
-from nemorl.testing.models import tiny_model
 from nemorl.types import Completion, GenerationRequest, SamplingParams
+from nemorl_testing.models import tiny_model
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("private_ray")]
 

@@ -10,10 +10,10 @@ from typing import ClassVar
 
 import torch
 from nemorl.errors import BackendError
-from nemorl.observe.metrics import Metrics
+from nemorl.metrics import Metrics
 from nemorl.resources.worker import WorkerContext
-from nemorl.tensors import TokenBatch
-from nemorl.tensors.steps import evaluate_loss
+from nemorl_tensors import TokenBatch
+from nemorl_tensors.engines.steps import evaluate_loss
 
 
 class Faulty:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nemorl.testing.models import tiny_model
+from nemorl_testing.models import tiny_model
 from vllm_engines import build_generator
 
 Build = Callable[..., Any]

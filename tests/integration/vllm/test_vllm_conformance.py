@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from nemorl.testing import conformance
+from nemorl_testing import conformance
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 

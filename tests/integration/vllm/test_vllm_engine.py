@@ -12,8 +12,8 @@ import pytest
 import torch
 from nemorl.errors import BackendError, NemorlError
 from nemorl.resources.worker import WorkerContext
-from nemorl.testing.models import load_reference, tiny_model
 from nemorl.types import GenerationRequest, SamplingParams
+from nemorl_testing.models import load_reference, tiny_model
 from vllm_engines import build_generator, gaps
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]

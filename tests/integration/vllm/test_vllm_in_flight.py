@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from nemorl.errors import BackendError, NemorlError
-from nemorl.testing.models import load_reference, response_logprobs, tiny_model
 from nemorl.types import Completion, GenerationRequest, SamplingParams
+from nemorl_testing.models import load_reference, response_logprobs, tiny_model
 from vllm_engines import changed, gaps, handle_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from nemorl.testing.models import load_reference, tiny_model
 from nemorl.types import GenerationRequest, SamplingParams
+from nemorl_testing.models import load_reference, tiny_model
 from vllm_engines import gaps
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]

@@ -10,12 +10,12 @@ import pytest
 import torch
 from nemorl.config import PolicyConfig
 from nemorl.resources.worker import WorkerContext
-from nemorl.testing.models import load_reference
-from nemorl.tiny import write_tiny_model
 from nemorl.types import GenerationRequest, SamplingParams
 from nemorl.weights import in_process_handle
 from nemorl_dtensor.config import DTensorConfig
 from nemorl_dtensor.training import DTensorBackend
+from nemorl_testing.models import load_reference
+from nemorl_testing.tiny import write_tiny_model
 from vllm_engines import changed, gaps
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from nemorl.errors import WeightsLostError
-from nemorl.testing.models import load_reference, tiny_model
 from nemorl.types import GenerationRequest, SamplingParams
 from nemorl.weights import WeightHandle
+from nemorl_testing.models import load_reference, tiny_model
 from nemorl_transports.broadcast import Broadcast
 from vllm_engines import changed, gaps, handle_of
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from nemorl.errors import BackendError, WeightsLostError
-from nemorl.testing.models import load_reference, tiny_model
 from nemorl.types import GenerationRequest, SamplingParams
 from nemorl.weights import WeightHandle
+from nemorl_testing.models import load_reference, tiny_model
 from nemorl_transports.shared_memory import SharedMemory
 from vllm_engines import changed, gaps, handle_of
 
@@ -70,7 +70,7 @@ def test_the_trainers_tensors_are_only_read(build: Any) -> None:
 PUBLISHER = """
 import pickle, sys
 sys.path.insert(0, sys.argv[1])
-from nemorl.testing.models import load_reference
+from nemorl_testing.models import load_reference
 from nemorl_transports.shared_memory import SharedMemory
 from vllm_engines import changed
 sender, model = SharedMemory(), load_reference(sys.argv[2])

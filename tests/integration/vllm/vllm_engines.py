@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from nemorl.config import PolicyConfig
 from nemorl.resources.worker import WorkerContext
-from nemorl.testing.models import response_logprobs
 from nemorl.types import Completion, GenerationRequest
 from nemorl.weights import WeightHandle, in_process_handle
+from nemorl_testing.models import response_logprobs
 
 KV_CACHE_GIB = 0.1
 """Room for 200k tokens of the tiny model."""

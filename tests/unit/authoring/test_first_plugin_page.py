@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from nemorl.observe.jsonl import read_jsonl
-from nemorl.testing.models import tiny_model as model_with_weights
+from nemorl.storage.jsonl import read_jsonl
+from nemorl_testing.models import tiny_model as model_with_weights
 
 PAGE = Path(__file__).parents[3] / "docs/first-plugin.md"
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"

@@ -14,9 +14,9 @@ from generated import installed, write
 from nemorl import __version__
 from nemorl.plugins import Registry
 from nemorl.plugins.source import read_source
-from nemorl.testing import conformance
 from nemorl_authoring.names import PACKAGES, Names, kinds
 from nemorl_authoring.writing import package_texts
+from nemorl_testing import conformance
 from packaging.requirements import Requirement
 
 LENGTHS = {"short": "q", "digits": "v2-x9", "longest": "the-longest-name-that-is-all-1"}

@@ -66,7 +66,11 @@ def test_a_bad_name_is_refused_with_a_better_one(name: str, problem: str) -> Non
 
 @pytest.mark.parametrize(
     ("kind", "name", "hidden"),
-    [("algorithm", "run", "RunConfig"), ("algorithm", "base", "BaseTrainer"), ("dataset", "dataset", "DatasetConfig")],
+    [
+        ("algorithm", "rollout-run", "RolloutRunConfig"),
+        ("algorithm", "rollout", "RolloutTrainer"),
+        ("dataset", "dataset", "DatasetConfig"),
+    ],
 )
 def test_a_name_whose_classes_would_hide_nemorls_own_is_refused(kind: str, name: str, hidden: str) -> None:
     with pytest.raises(UsageError, match=hidden):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy
 import pytest
 import torch
-from nemorl.policy import TrainingPolicy
+from nemorl.resources.policies import TrainingPolicy
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ from typing import Any
 
 import nemorl_code_env
 import pytest
-from nemorl.environments import EnvironmentPool
 from nemorl.errors import DataError, PluginError
 from nemorl.types import Prompt
 from nemorl_code_env import CodeConfig
 from nemorl_code_env.asserts import analyze
 from nemorl_code_env.environment import CodeEnvironment
+from nemorl_rl.environments import EnvironmentPool
 
 
 @pytest.fixture(scope="module")

@@ -6,12 +6,12 @@ import json
 from typing import Any
 
 import pytest
-from nemorl.environments import EnvironmentPool
 from nemorl.errors import DataError, PluginError, UsageError
 from nemorl.types import Prompt, Score
 from nemorl_code_env import CodeConfig
 from nemorl_code_env.cases import Pair, last_program, read_tests
 from nemorl_code_env.environment import CodeEnvironment
+from nemorl_rl.environments import EnvironmentPool
 
 ASSERTS = ["assert add(1, 2) == 3", "assert add(0, 0) == 0", "assert add(-1, 1) == 0", "assert add('a', 'b') == 'ab'"]
 PAIRS = [{"input": "1 2\n", "output": "3\n"}, {"input": "5 5\n", "output": "10"}]

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nemorl.environments import EnvironmentPool
 from nemorl.errors import BackendError, PluginError
 from nemorl.types import Prompt, Score
 from nemorl_code_env import CodeConfig
 from nemorl_code_env.environment import CodeEnvironment
+from nemorl_rl.environments import EnvironmentPool
 
 ASSERTS = [
     "import math",

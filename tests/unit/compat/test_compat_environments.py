@@ -7,10 +7,10 @@ from typing import Any
 
 import nemorl
 import pytest
-from nemorl.environments import EnvironmentPool
 from nemorl.errors import ForeignError, UsageError
 from nemorl.types import Prompt
 from nemorl_compat.environments import EnvironmentInterface, EnvironmentReturn
+from nemorl_rl.environments import EnvironmentPool
 
 
 class Guess(EnvironmentInterface):

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nemorl.testing.models import tiny_model
 from nemorl_compat.policies import VllmGeneration
 from nemorl_compat.trainers import BaseTrainer
+from nemorl_testing.models import tiny_model
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 ROWS = [{"prompt": f"{n}+1=", "response": str(n + 1)} for n in range(8)]

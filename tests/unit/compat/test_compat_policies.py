@@ -31,7 +31,7 @@ def test_a_policy_that_is_driven_by_hand_learns(tiny_model: Path) -> None:
 
 
 def test_it_trains_on_a_loss_too(tiny_model: Path) -> None:
-    from nemorl.tensors import TokenBatch
+    from nemorl_tensors import TokenBatch
 
     policy = HuggingFacePolicy(str(tiny_model), **RANDOM)
     batch = TokenBatch.from_sequences([[5, 6, 7]], [[False, True, True]])

@@ -27,7 +27,7 @@ def config(model: Path, folder: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_an_old_script_trains(tmp_path: Path) -> None:
-    from nemorl.testing.models import tiny_model
+    from nemorl_testing.models import tiny_model
 
     with pytest.warns(UserWarning, match="no place in nemorl: data"):
         policy, generation, _clusters, dataloader, val_dataloader, *rest = setup(

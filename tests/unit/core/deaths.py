@@ -45,7 +45,7 @@ UNCATCHABLE = ("leave", "segfault", "kill")
 PLUGIN = """
 import ctypes, os, signal, sys
 from typing import Literal
-from nemorl.environments import Environment
+from nemorl.environment import Environment
 from nemorl.plugins.kinds import DatasetConfig, EnvironmentConfig, LoggerConfig
 from nemorl_grpo.config import GRPOConfig
 
@@ -190,7 +190,7 @@ def run(command: list[str], death: str, folder: Path) -> tuple[int, str]:
         sys.stderr = io.TextIOWrapper(io.FileIO(2, "w"), write_through=True)
         os.environ["DEATH"] = death
         sys.argv = ["nemorl", *command]
-        from nemorl.supervisor import run as nemorl
+        from nemorl_commands.supervisor import run as nemorl
 
         code = 99
         try:
@@ -211,7 +211,7 @@ def main(folder: Path, deaths: list[str]) -> None:
     import nemorl_grpo.trainer  # noqa: F401
     import torch
     import transformers  # noqa: F401
-    from nemorl.tiny import write_tiny_model
+    from nemorl_testing.tiny import write_tiny_model
 
     torch.set_num_threads(1)
     model = write_tiny_model(folder / "model")

@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from nemorl.data import RowDataModule
-from nemorl.environments import EnvironmentPool, RewardFunction
-from nemorl.observe.metrics import values
-from nemorl.policy import GenerationPolicy
+from nemorl.metrics import values
+from nemorl.process.seeding import derive_seed
 from nemorl.resources.local import LocalWorkerGroup
+from nemorl.resources.policies import GenerationPolicy
 from nemorl.resources.worker import WorkerContext
-from nemorl.rollout_stream import RolloutStream
-from nemorl.rollouts import RolloutEngine, RolloutPlan
-from nemorl.seeding import derive_seed
-from nemorl.tokenizer import Tokenizer
 from nemorl.types import Completion, GenerationRequest, Sample, SamplingParams
 from nemorl.weights import WeightHandle
+from nemorl_rl.async_buffer import RolloutStream
+from nemorl_rl.environments import EnvironmentPool, RewardFunction
+from nemorl_rl.rollouts import RolloutEngine, RolloutPlan
+from nemorl_rl.tokenizer import Tokenizer
 
 PATIENCE_S = 20.0
 """A test that waits longer for a thread fails; none should come near."""

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from installed_plugins import GOOD, Install
-from nemorl.cli.answers import echo_json, reserved_stdout
 from nemorl.plugins import registry
+from nemorl_commands.answers import echo_json, reserved_stdout
 
 NOISE = """
 import os, subprocess, sys

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import nemorl
 import pytest
-from nemorl.data import RowDataModule, as_rows
-from nemorl.dataset_names import named_dataset
+from nemorl.data import RowDataModule, as_rows, named_dataset, rows_of
 from nemorl.errors import ConfigError, DataError, PluginNotFoundError, UsageError
 from nemorl.plugins import Index, PluginPolicy, Registry, use_registry
-from nemorl.results import TrainResult
-from nemorl.sources import rows_of
+from nemorl.run import TrainResult
 from nemorl_datasets import FileConfig, HuggingFaceConfig
 from nemorl_math_env.config import ArithmeticConfig
 
@@ -288,7 +284,7 @@ def test_a_result_says_what_matters(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("suffix", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
 def test_a_plot_is_written_and_returned(tmp_path: Path, suffix: str, magic: bytes) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed (nemorl-core[plot])")
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed (nemorl-report[plot])")
     figure = result_of(tmp_path).plot(tmp_path / f"new/curves.{suffix}")
     assert (tmp_path / f"new/curves.{suffix}").read_bytes().startswith(magic)
     assert [panel.get_ylabel() for panel in figure.axes] == ["train/reward", "train/loss"]
@@ -298,7 +294,7 @@ def test_a_plot_is_written_and_returned(tmp_path: Path, suffix: str, magic: byte
 
 
 def test_the_plot_of_a_resumed_run_has_all_its_steps(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed (nemorl-core[plot])")
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed (nemorl-report[plot])")
     records = [{"step": step, "time": 0.0, "train/loss": float(step)} for step in range(1, 4)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     figure = result_of(tmp_path, history=records[2:]).plot()
@@ -306,22 +302,15 @@ def test_the_plot_of_a_resumed_run_has_all_its_steps(tmp_path: Path) -> None:
 
 
 def test_a_metric_that_was_never_logged_cannot_be_plotted(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed (nemorl-core[plot])")
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed (nemorl-report[plot])")
     with pytest.raises(UsageError, match=r"never logged 'train/rewards'\n.*Did you mean 'train/reward'"):
         result_of(tmp_path).plot(metrics=["train/rewards"])
     with pytest.raises(UsageError, match="logged nothing to plot"):
         result_of(tmp_path, history=[]).plot()
 
 
-def test_without_matplotlib_the_plot_says_what_to_install() -> None:
-    code = """
-import pathlib, sys
-from nemorl.results import TrainResult
-sys.meta_path = [finder for finder in sys.meta_path if getattr(finder, "__name__", "") != "PathFinder"]
-try:
-    TrainResult({}, [], pathlib.Path("runs/a"), None, 0).plot()
-except Exception as error:
-    print(error.fix)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
-    assert done.stdout.startswith('pip install "nemorl-core[plot]"'), done.stderr
+def test_without_matplotlib_the_plot_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nemorl_report.plot.find_spec", lambda _name: None)
+    with pytest.raises(UsageError) as caught:
+        TrainResult({}, [], Path("runs/a"), None, 0).plot()
+    assert str(caught.value.fix).startswith('pip install "nemorl-report[plot]"')

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from nemorl.policy import TrainingPolicy
-from nemorl.tensors import TokenBatch
+from nemorl.resources.policies import TrainingPolicy
+from nemorl_tensors import TokenBatch
 
 
 def batch(lengths: Sequence[int] = (3, 1, 4, 2)) -> TokenBatch:

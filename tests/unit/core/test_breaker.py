@@ -9,12 +9,12 @@ from typing import Any
 
 import nemorl
 import pytest
-from nemorl.breaker import CircuitBreaker
-from nemorl.config.run import BreakerConfig
 from nemorl.errors import BackendError, DeadlineError
-from nemorl.observe.console import Console
-from nemorl.observe.jsonl import read_jsonl
+from nemorl.storage.jsonl import read_jsonl
 from nemorl.types import Prompt, Sample, Samples, Score
+from nemorl_commands.console import Console
+from nemorl_rl.breaker import CircuitBreaker
+from nemorl_rl.config import BreakerConfig
 
 LATE = {"environment_timeout": 1.0}
 
@@ -23,6 +23,7 @@ class Told:
     """A breaker, what it warned of and what it recorded."""
 
     def __init__(self, *, is_scored: bool = True, **settings: Any) -> None:
+        self._is_scored = is_scored
         self.warnings: list[str] = []
         self.events: list[dict[str, Any]] = []
         self._step = 0
@@ -30,7 +31,6 @@ class Told:
             BreakerConfig(**settings),
             self.warnings.append,
             lambda event, **facts: self.events.append({"event": event, **facts}),
-            is_scored=is_scored,
         )
 
     def step(self, *groups: Sequence[float], metrics: Sequence[dict[str, float]] = ()) -> None:
@@ -39,7 +39,15 @@ class Told:
         rewards = [(index, reward) for index, group in enumerate(groups) for reward in group]
         known = [*metrics, *[{}] * len(rewards)]
         samples = [
-            Sample(Prompt(index, "1+1=", ()), (), (), (), Score(reward, metrics=known[n]), "2", "stop")
+            Sample(
+                Prompt(index, "1+1=", ()),
+                (),
+                (),
+                (),
+                Score(reward, metrics=known[n], valid=self._is_scored),
+                "2",
+                "stop",
+            )
             for n, (index, reward) in enumerate(rewards)
         ]
         self._breaker.on_rollout_end(self._step, Samples(samples))

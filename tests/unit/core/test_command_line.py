@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import pytest
 import yaml
-from nemorl import __version__, terminal
-from nemorl.cli import main
-from nemorl.cli.plugins import listed
+from nemorl import __version__
 from nemorl.plugins.index import Index
 from nemorl.plugins.registry import Registry, use_registry
+from nemorl_commands import main, terminal
+from nemorl_commands.plugins import listed
 from rich.console import Console as RichConsole
 
 
@@ -78,7 +78,7 @@ def config(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def trained(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a finished run. Tests that change it work on a copy."""
     from nemorl.config.load import load_config
-    from nemorl.observe.console import Console
+    from nemorl_commands.console import Console
 
     run_dir = tmp_path_factory.mktemp("trained") / "run"
     load_config(settings(tiny_model, run_dir=str(run_dir)), for_launch=True).build().fit(console=Console(quiet=True))

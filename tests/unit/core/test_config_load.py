@@ -19,7 +19,7 @@ from nemorl.config.models import PolicyConfig
 from nemorl.config.run import RunConfig
 from nemorl.errors import ConfigError, NemorlError
 from nemorl.plugins import registry
-from nemorl.run import to_yaml
+from nemorl.storage.run_directory import to_yaml
 from pydantic import ValidationError
 
 ROOT = Path(__file__).parents[3]
@@ -239,7 +239,7 @@ def config_classes() -> dict[str, type[Config]]:
 
     def walk(cls: type[Config]) -> None:
         for sub in cls.__subclasses__():
-            if sub.__module__.startswith("nemorl") and not sub.__module__.startswith("nemorl.testing"):
+            if sub.__module__.startswith("nemorl") and not sub.__module__.startswith("nemorl_testing"):
                 found[f"{sub.__module__}.{sub.__name__}"] = sub
             walk(sub)
 

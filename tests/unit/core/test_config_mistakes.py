@@ -33,7 +33,13 @@ UNKNOWN_KEYS = [
     ("at the top", {"max_step": 3}, "max_step", "unknown key in GRPOConfig", "Did you mean 'max_steps'?"),
     ("like nothing known", {"zzzzqq": 3}, "zzzzqq", "unknown key", "keys here: algorithm, model"),
     ("that lives deeper", {"lr": 1e-3}, "lr", "unknown key", "this key lives at policy.optimizer.lr"),
-    ("that lives at two places", {"temperature": 1.0}, "temperature", "unknown key", "generation.temperature or val"),
+    (
+        "that lives at two places",
+        {"temperature": 1.0},
+        "temperature",
+        "unknown key",
+        "temperature or generation.temperature",
+    ),
     ("of another algorithm", {"batch_size": 4}, "batch_size", "unknown key", "keys here"),
     ("in policy", {"policy": {"precison": "bfloat16"}}, "policy.precison", "unknown key in policy", "'precision'"),
     ("in optimizer", {"policy": {"optimizer": {"beta": 1}}}, "policy.optimizer.beta", "policy.optimizer", "'betas'"),
@@ -544,7 +550,7 @@ def test_all_mistakes_are_reported_at_once(tiny_model: Path, files: Path) -> Non
 
 
 def nemorl(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from nemorl.cli import main; main()", *arguments]
+    command = [sys.executable, "-c", "from nemorl_commands import main; main()", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 

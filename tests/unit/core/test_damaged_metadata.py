@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 from installed_plugins import GOOD, write_distribution
-from nemorl.distributions import InstalledDistribution
 from nemorl.plugins import Index
+from nemorl.plugins.distributions import InstalledDistribution
 
 TIMEOUT_S = 100
 """A command that reads a pipe or a device waits for ever."""

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nemorl.data import RowDataModule, to_prompt, to_prompts
+from nemorl.data import RowDataModule
 from nemorl.errors import BackendError, DataError
-from nemorl.tokenizer import Tokenizer
+from nemorl_rl.prompts import to_prompt, to_prompts
+from nemorl_rl.tokenizer import Tokenizer
 
 
 def rows(count: int) -> list[dict[str, Any]]:

@@ -14,12 +14,12 @@ from typing import Any
 import nemorl
 import pytest
 from nemorl.config.run import PluginsConfig
-from nemorl.deadlines import deadline
 from nemorl.errors import DeadlineError, ForeignError, boundary
-from nemorl.observe.console import Console
-from nemorl.observe.jsonl import read_jsonl
 from nemorl.plugins import Index, Registry
 from nemorl.plugins.hooks import Hooks
+from nemorl.process.deadlines import deadline
+from nemorl.storage.jsonl import read_jsonl
+from nemorl_commands.console import Console
 from zoo import importing
 
 FOREVER_S = 600.0

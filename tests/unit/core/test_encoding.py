@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nemorl.encoding import encode_pair
 from nemorl.errors import DataError
-from nemorl.tokenizer import Tokenizer
+from nemorl_rl.encoding import encode_pair
+from nemorl_rl.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -6,17 +6,10 @@ import asyncio
 from typing import Any
 
 import pytest
-from nemorl.environments import (
-    ChainEnvironment,
-    Environment,
-    EnvironmentPool,
-    Part,
-    RewardFunction,
-    Stage,
-    WeightedEnvironment,
-)
+from nemorl.environment import Environment
 from nemorl.errors import ForeignError, UsageError
 from nemorl.types import Prompt, Score, Step
+from nemorl_rl.environments import ChainEnvironment, EnvironmentPool, Part, RewardFunction, Stage, WeightedEnvironment
 
 PROMPT = Prompt(0, "1+1=", (1, 2), answer="2")
 

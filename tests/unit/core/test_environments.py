@@ -11,10 +11,11 @@ from typing import Any
 
 import nemorl
 import pytest
-from nemorl.environments import Environment, EnvironmentPool, FunctionalRewardWrapper, RewardFunction
+from nemorl.environment import Environment
 from nemorl.errors import DataError, ForeignError, UsageError
-from nemorl.sources import as_environment
 from nemorl.types import Prompt, Score, Step
+from nemorl_rl.environments import EnvironmentPool, FunctionalRewardWrapper, RewardFunction
+from nemorl_rl.environments.sources import as_environment
 
 PROMPT = Prompt(0, "1+1=", (1, 2), answer="2", row={"prompt": "1+1=", "level": 3})
 

@@ -13,16 +13,25 @@ from typing import Any
 
 import pytest
 from nemorl.config.load import load_config
-from nemorl.environments import Environment, EnvironmentPool, RewardFunction
+from nemorl.environment import Environment
 from nemorl.errors import DataError, UsageError
-from nemorl.evaluation import Evaluator, eval_record, evaluate, evaluate_config, held_out_rows, measure, sample_record
-from nemorl.policy import GenerationPolicy
 from nemorl.resources.local import LocalWorkerGroup
+from nemorl.resources.policies import GenerationPolicy
 from nemorl.resources.worker import WorkerContext
-from nemorl.rollouts import RolloutEngine
-from nemorl.tokenizer import Tokenizer
 from nemorl.types import Completion, GenerationRequest, Prompt, Sample, SamplingParams, Score, Step
-from nemorl.voting import cons_at_k, pass_at_k
+from nemorl_rl.environments import EnvironmentPool, RewardFunction
+from nemorl_rl.evaluation import (
+    Evaluator,
+    eval_record,
+    evaluate,
+    evaluate_config,
+    held_out_rows,
+    measure,
+    sample_record,
+)
+from nemorl_rl.rollouts import RolloutEngine
+from nemorl_rl.tokenizer import Tokenizer
+from nemorl_rl.voting import cons_at_k, pass_at_k
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from nemorl.errors import CheckpointError, StorageError
-from nemorl.files import replace_text, replacing, replacing_folder, storage_errno, storing
+from nemorl.storage.files import replace_text, replacing, replacing_folder, storage_errno, storing
 
 ROOT = Path(__file__).parents[3]
 
@@ -126,10 +126,10 @@ def test_an_error_that_is_none_of_the_disk_passes_unchanged(tmp_path: Path) -> N
 WRITES_IN_DRAFTS = {
     # Folders that are drafts themselves until they are renamed, or files of a child that is waited for.
     "core/src/nemorl/checkpoints.py",
-    "core/src/nemorl/tensors/model_folder.py",
-    "core/src/nemorl/testing/loggers.py",
-    "core/src/nemorl/testing/smoke.py",
-    "core/src/nemorl/testing/templates.py",
+    "toolkits/nemorl-tensors/src/nemorl_tensors/engines/model_folder.py",
+    "toolkits/nemorl-testing/src/nemorl_testing/loggers.py",
+    "toolkits/nemorl-testing/src/nemorl_testing/smoke.py",
+    "toolkits/nemorl-testing/src/nemorl_testing/templates.py",
     "nemorl-dtensor/src/nemorl_dtensor/checkpoint.py",
     "nemorl-megatron/src/nemorl_megatron/storage.py",
     "plugins/nemorl-authoring/src/nemorl_authoring/writing.py",
@@ -143,4 +143,4 @@ def test_no_file_is_written_in_place() -> None:
     found = {
         p.relative_to(ROOT).as_posix() for p in sources if writing.search(p.read_text()) and "packages" not in p.parts
     }
-    assert found - WRITES_IN_DRAFTS == {"core/src/nemorl/ownership.py"}
+    assert found - WRITES_IN_DRAFTS == {"core/src/nemorl/storage/ownership.py"}

@@ -10,13 +10,13 @@ from typing import Any
 
 import nemorl
 import pytest
-from nemorl.callbacks import Callback, EarlyStopping
 from nemorl.config.run import RunConfig
 from nemorl.errors import ForeignError, UsageError
-from nemorl.observe.console import Console
 from nemorl.plugins import Index, Registry, use_registry
 from nemorl.plugins.hooks import CONTROL, EVENTS, Hooks, HookSpecs, build_hooks
 from nemorl.trainer import BaseTrainer, TrainResult
+from nemorl_commands.console import Console
+from nemorl_rl.callbacks import Callback, EarlyStopping
 
 ROWS = [{"prompt": f"{i}+{i}=", "answer": str(2 * i)} for i in range(4)]
 
@@ -85,6 +85,7 @@ VALIDATION = ["on_log", "on_validation_end"]
 def test_events_fire_in_order(recorded: tuple[Everything, TrainResult]) -> None:
     # 4 rows in batches of 2: both steps belong to one epoch. The last step's validation and checkpoint are the end's.
     assert [event for event, _ in recorded[0].seen] == [
+        "on_build_end",
         "on_weights_synced",
         "on_fit_begin",
         "on_epoch_begin",
@@ -305,7 +306,7 @@ def test_hooks_of_the_config_run(with_hooks: Registry, tiny_model: Path, tmp_pat
 
 
 def test_every_event_is_documented() -> None:
-    assert len(EVENTS) == 12
+    assert len(EVENTS) == 13
     assert all((HookSpecs.__dict__[event].__doc__ or "").strip() for event in EVENTS)
 
 

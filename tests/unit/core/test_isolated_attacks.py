@@ -24,12 +24,13 @@ from typing import Any
 import nemorl
 import pytest
 from nemorl.errors import PluginError
-from nemorl.plugins import isolated_process, isolated_wire
-from nemorl.plugins.isolated import _made
-from nemorl.plugins.isolated_process import IsolatedProcess
-from nemorl.plugins.isolated_wire import ERROR, MAX_MESSAGE_BYTES, REPLIES, RESULT, Description, WireError, result_of
-from nemorl.plugins.venvs import PluginVenv
 from nemorl.types import Score, Step
+from nemorl_isolation import process as isolated_process
+from nemorl_isolation import wire as isolated_wire
+from nemorl_isolation.process import IsolatedProcess
+from nemorl_isolation.stand_ins import _made
+from nemorl_isolation.venvs import PluginVenv
+from nemorl_isolation.wire import ERROR, MAX_MESSAGE_BYTES, REPLIES, RESULT, Description, WireError, result_of
 
 SPEAKS = """#!{python} -ISB
 import json, os, socket, struct, sys, time

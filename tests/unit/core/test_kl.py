@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 import torch
-from nemorl.observe.metrics import values
-from nemorl.tensors import KLTerm, TokenBatch
+from nemorl.metrics import values
+from nemorl_tensors import KLTerm, TokenBatch
 from torch import Tensor
 
 NAN = float("nan")

@@ -17,11 +17,11 @@ from py_compile import PycInvalidationMode
 import pytest
 from installed_plugins import GOOD, write_distribution
 from nemorl.config.load import load_config
-from nemorl.distributions import InstalledDistribution
 from nemorl.errors import UsageError
 from nemorl.plugins import Index, Registry, use_registry
-from nemorl.plugins.lock import locked_plugins, refuse_other_plugins, write_lock
-from nemorl.plugins.lock_files import files_of, foreign_bytecode, hash_of
+from nemorl.plugins.distributions import InstalledDistribution
+from nemorl_report.lock import locked_plugins, refuse_other_plugins, write_lock
+from nemorl_report.lock_files import files_of, foreign_bytecode, hash_of
 
 INFO = "acme_env-1.2.dist-info"
 PLANTED = "raise SystemExit('PLANTED')"

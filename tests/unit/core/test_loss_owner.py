@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from nemorl.errors import ForeignError
-from nemorl.observe.metrics import Sum
-from nemorl.tensors import TokenBatch
-from nemorl.tensors.steps import evaluate_loss
+from nemorl.metrics import Sum
+from nemorl_tensors import TokenBatch
+from nemorl_tensors.engines.steps import evaluate_loss
 
 OWNER = r"loss Broken \(.*test_loss_owner\)"
 

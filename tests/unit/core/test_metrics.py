@@ -6,7 +6,7 @@ import math
 import random
 
 import pytest
-from nemorl.observe.metrics import Histogram, Last, Max, Mean, Metric, Min, Sum, average, merge, values
+from nemorl.metrics import Histogram, Last, Max, Mean, Metric, Min, Sum, average, merge, values
 
 
 def test_a_mean_weighs_by_count() -> None:
@@ -129,8 +129,8 @@ def test_every_kind_is_made_of_values_alike() -> None:
 
 def test_an_update_that_all_ranks_skipped_was_skipped_once() -> None:
     import torch
-    from nemorl.tensors import TokenBatch
-    from nemorl.tensors.steps import StepResult, step_metrics
+    from nemorl_tensors import TokenBatch
+    from nemorl_tensors.engines.steps import StepResult, step_metrics
 
     batch = TokenBatch.from_sequences([[1, 2, 3]], [[False, True, True]])
 

@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 import torch
-from nemorl.config import RunConfig
 from nemorl.config.load import validate
 from nemorl.errors import BackendError, ConfigError
-from nemorl.mismatch import MismatchWatch, measure_mismatch
-from nemorl.observe.console import Console
-from nemorl.observe.metrics import Histogram, merge, values
+from nemorl.metrics import Histogram, merge, values
 from nemorl.plugins import Registry, registry, use_registry
-from nemorl.tensors.mismatch import mismatch_metrics
-from nemorl.testing import models
 from nemorl.types import Completion, GenerationRequest
 from nemorl.weights import WeightHandle, in_process_handle
+from nemorl_commands.console import Console
 from nemorl_dtensor import HFGenerationConfig
 from nemorl_dtensor.generation import HFGeneration
+from nemorl_rl.config import RolloutRunConfig
+from nemorl_rl.mismatch import MismatchWatch, measure_mismatch
+from nemorl_tensors.mismatch import mismatch_metrics
+from nemorl_testing import models
 
 NAN = float("nan")
 
@@ -82,7 +82,7 @@ class Told(list[str]):
 
 def watch(told: Told, **changes: Any) -> MismatchWatch:
     data = {"model": "some/model", "rollouts": {"mismatch_warning": 1.1}, **changes}
-    return MismatchWatch(validate(RunConfig, data), told.append)
+    return MismatchWatch(validate(RolloutRunConfig, data), told.append)
 
 
 def test_a_run_warns_once_until_it_recovers() -> None:
@@ -130,7 +130,7 @@ def test_after_a_sound_first_step_or_without_a_limit_it_only_warns(value: float)
 def test_a_limit_below_the_warning_is_refused() -> None:
     rollouts = {"mismatch_warning": 1.5, "mismatch_limit": 1.4}
     with pytest.raises(ConfigError, match="raise mismatch_limit as well"):
-        validate(RunConfig, {"model": "some/model", "rollouts": rollouts})
+        validate(RolloutRunConfig, {"model": "some/model", "rollouts": rollouts})
 
 
 def test_steps_without_the_metric_say_nothing() -> None:
@@ -157,7 +157,7 @@ def test_the_warning_names_causes_and_the_command_that_measures() -> None:
 @pytest.mark.parametrize("threshold", [1.0, 0.5])
 def test_a_threshold_that_always_warns_is_refused(threshold: float) -> None:
     with pytest.raises(ConfigError, match="mismatch_warning"):
-        validate(RunConfig, {"model": "some/model", "rollouts": {"mismatch_warning": threshold}})
+        validate(RolloutRunConfig, {"model": "some/model", "rollouts": {"mismatch_warning": threshold}})
 
 
 # Real engines, sound and faulty
@@ -219,11 +219,11 @@ def faulty() -> Iterator[None]:
         yield
 
 
-def audited(backend: Any, **changes: Any) -> RunConfig:
+def audited(backend: Any, **changes: Any) -> RolloutRunConfig:
     """A config of the tiny model, whose log-probs are far from uniform; input and output embeddings are apart."""
     generation = {"backend": backend, "max_new_tokens": 8, "temperature": 0.7}
     model = str(models.tiny_model(tie_word_embeddings=False))
-    return validate(RunConfig, {"model": model, "generation": generation, **changes})
+    return validate(RolloutRunConfig, {"model": model, "generation": generation, **changes})
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-5), ("bfloat16", 0.05)])

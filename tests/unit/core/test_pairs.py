@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from nemorl.tensors import TokenBatch, pair_batch, pair_weights, preference_metrics, split_pairs
+from nemorl_tensors import TokenBatch, pair_batch, pair_weights, preference_metrics, split_pairs
 
 LONG = ([1, 2, 3, 4], [False, True, True, True])
 SHORT = ([1, 2], [False, True])

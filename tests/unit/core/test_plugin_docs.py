@@ -18,10 +18,10 @@ import nemorl
 import pytest
 import yaml
 from nemorl.config.load import load_config
-from nemorl.observe.console import Console
 from nemorl.plugins import KINDS, Index, Registry, use_registry
 from nemorl.plugins.index import CAN_BE_ISOLATED, OWN_COMMANDS
 from nemorl.plugins.policy import read_policy
+from nemorl_commands.console import Console
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
@@ -245,7 +245,7 @@ def test_the_record_on_the_page_has_the_fields_of_a_record() -> None:
     import json
     from dataclasses import fields
 
-    from nemorl.plugins.lock import LockedPlugin
+    from nemorl_report.lock import LockedPlugin
 
     (text,) = blocks(DOCS / "trust.md", "json")
     assert list(json.loads(text)) == [field.name for field in fields(LockedPlugin)]
@@ -254,7 +254,7 @@ def test_the_record_on_the_page_has_the_fields_of_a_record() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_commands_on_the_pages_exist_with_their_options(page: Path) -> None:
     import typer.main
-    from nemorl.cli.app import app
+    from nemorl_commands.app import app
 
     shown = [line for block in blocks(page, "bash") for line in block.splitlines() if line.startswith("nemorl ")]
     inline = re.findall(r"`(nemorl [^`]+)`", " ".join(page.read_text().split()))

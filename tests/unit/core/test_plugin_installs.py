@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 import typer
-from nemorl.cli.app import app
-from nemorl.cli.plugin_installs import distribution_named_by, install_isolated, uninstall
 from nemorl.errors import PluginError, PluginNotFoundError, UsageError
-from nemorl.plugins.venvs import RECORD, PluginVenv, plugin_venvs, remove_venv
+from nemorl_commands.app import app
+from nemorl_commands.plugin_installs import distribution_named_by, install_isolated, uninstall
+from nemorl_isolation.venvs import RECORD, PluginVenv, plugin_venvs, remove_venv
 from typer.testing import CliRunner
 
 

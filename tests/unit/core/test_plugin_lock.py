@@ -11,7 +11,7 @@ import pytest
 from nemorl.config.load import load_config
 from nemorl.config.run import RunConfig
 from nemorl.errors import UsageError
-from nemorl.plugins.lock import (
+from nemorl_report.lock import (
     LockedPlugin,
     differences,
     locked_plugins,
@@ -88,7 +88,7 @@ def test_locked_refuses_other_plugins_and_says_how_they_differ(tiny_model: Path,
 
 
 def test_a_run_that_goes_on_with_other_plugins_is_warned(tiny_model: Path, tmp_path: Path) -> None:
-    from nemorl.observe.console import Console
+    from nemorl_commands.console import Console
 
     short: dict[str, Any] = {
         "run_dir": str(tmp_path / "run"),
@@ -111,7 +111,7 @@ def test_a_run_that_goes_on_with_other_plugins_is_warned(tiny_model: Path, tmp_p
 
 
 def test_the_command_line_holds_a_run_to_its_record(tiny_model: Path, tmp_path: Path) -> None:
-    from nemorl.cli.app import app
+    from nemorl_commands.app import app
     from typer.testing import CliRunner
 
     config = tmp_path / "run.yaml"

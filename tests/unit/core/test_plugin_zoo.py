@@ -52,7 +52,7 @@ def zoo(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
 
 
 def nemorl(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from nemorl.cli import main; main()", *arguments]
+    command = [sys.executable, "-c", "from nemorl_commands import main; main()", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(site), "COLUMNS": "200"}
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment, cwd=site)
 
@@ -156,7 +156,7 @@ def test_train_with_a_plugin_that_exits_tells_the_user_so(site: Path) -> None:
 
 
 def test_names_of_own_commands_are_those_of_the_command_line() -> None:
-    from nemorl.cli.app import GROUPS, app
+    from nemorl_commands.app import GROUPS, app
 
     groups = {"": app, **{f"{name}.": group for name, group in GROUPS.items()}}
     commands = {

@@ -16,7 +16,7 @@ from nemorl.plugins import Index, PluginPolicy, Registry, register, use_registry
 from nemorl.plugins.index import PREFIX
 from nemorl.plugins.kinds import EnvironmentConfig
 from nemorl.plugins.policy import normalize
-from nemorl.suggest import did_you_mean
+from nemorl.text.suggest import did_you_mean
 
 BAD_SYNTAX = "class Env(:\n"
 
@@ -228,7 +228,7 @@ def test_the_command_line_lists_and_checks_a_broken_plugin(
     install("acme-env", {"gym": "acme_env:Env"}, code=code)
 
     def nemorl(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", "from nemorl.cli import main; main()", *arguments]
+        command = [sys.executable, "-c", "from nemorl_commands import main; main()", *arguments]
         environment = {**os.environ, "PYTHONPATH": str(site)}
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 from nemorl.errors import ForeignError
-from nemorl.observe.metrics import Mean, Sum
-from nemorl.policy import TrainingPolicy
+from nemorl.metrics import Mean, Sum
 from nemorl.resources.local import LocalWorkerGroup
+from nemorl.resources.policies import TrainingPolicy
 from nemorl.resources.worker import WorkerContext
-from nemorl.tensors import TokenBatch
 from nemorl.weights import Distance, WeightHandle, choose_transport, in_process_handle
+from nemorl_tensors import TokenBatch
 
 
 class Rank:

@@ -11,21 +11,25 @@ import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from huggingface_hub import constants
 from nemorl.config.load import validate
 from nemorl.config.run import RunConfig
-from nemorl.environments import Environment, RewardFunction, WeightedEnvironment
+from nemorl.data import RowDataModule
+from nemorl.environment import Environment
 from nemorl.errors import ConfigError, ForeignError, UsageError
-from nemorl.evaluation import Evaluator
-from nemorl.generating import respond
-from nemorl.mismatch import measure_mismatch
-from nemorl.observe.console import HEARTBEAT_S, Console
 from nemorl.plugins.registry import registry
-from nemorl.preflight import directory_problems, model_problems, preflight
+from nemorl.resources.preflight import directory_problems, launch_problems, model_problems
 from nemorl.types import Prompt
+from nemorl_commands.console import HEARTBEAT_S, Console
+from nemorl_rl.environments import RewardFunction, WeightedEnvironment
+from nemorl_rl.evaluation import Evaluator
+from nemorl_rl.generating import respond
+from nemorl_rl.mismatch import measure_mismatch
+from nemorl_rl.rehearsal import rehearse, reward_problems
 
 ROW = {"prompt": "1+1=", "answer": "2", "level": 3}
 
@@ -43,7 +47,13 @@ def run(tiny_model: Path, tmp_path: Path) -> Callable[..., list[str]]:
     def check(reward: Any, row: dict[str, Any] | None = None) -> list[str]:
         warnings: list[str] = []
         environment = reward if isinstance(reward, Environment) else RewardFunction(reward)
-        preflight(config(str(tiny_model)), tmp_path / "runs/r", environment, row or ROW, warnings.append)
+        found = [
+            *launch_problems(config(str(tiny_model)), tmp_path / "runs/r"),
+            *reward_problems(environment, row or ROW),
+        ]
+        if found:
+            raise ConfigError(found)
+        rehearse(environment, row or ROW, warnings.append)
         assert not (tmp_path / "runs").exists(), "looking leaves nothing behind"
         return warnings
 
@@ -155,8 +165,8 @@ def test_a_directory_without_permission_is_named(tmp_path: Path) -> None:
 def test_a_list_of_plugins_that_names_what_is_not_here_is_a_warning(tiny_model: Path, tmp_path: Path) -> None:
     settings = {"model": str(tiny_model), "plugins": {"block": ["acme-spyware", "nemorl-doctor"]}}
     warnings: list[str] = []
-    preflight(validate(RunConfig, settings), tmp_path / "r", None, None, warnings.append)
-    assert warnings == ["warning: plugins.allow or block names 'acme-spyware', which is not installed here"]
+    assert not list(validate(RunConfig, settings).dry_run(tmp_path / "r", warnings.append))
+    assert warnings == ["plugins.allow or block names 'acme-spyware', which is not installed here"]
 
 
 # The reward
@@ -251,9 +261,10 @@ def test_only_rewards_without_side_effects_are_tried(run: Callable[..., list[str
 def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     reward = RewardFunction(lambda prompt, response, gold: 1.0)
-    with pytest.raises(ConfigError) as refused:
-        preflight(config("models/nope"), tmp_path / "file/r", reward, ROW, print)
-    assert [problem.path for problem in refused.value.problems] == ["run_dir", "model", "reward_fn"]
+    trainer = validate(type(config("x")), {"model": "models/nope", "run_dir": str(tmp_path / "r")}).build()
+    trainer.data, trainer.environment = RowDataModule([ROW], 1, seed=0), reward
+    trainer.directory = SimpleNamespace(path=tmp_path / "file/r", warn=print)
+    assert [problem.path for problem in trainer.preflight()] == ["run_dir", "model", "reward_fn"]
 
 
 def test_fit_checks_before_it_loads_the_model(tiny_model: Path, tmp_path: Path) -> None:
@@ -271,7 +282,7 @@ def test_the_command_says_it_before_torch_is_imported(dry: list[str], tmp_path: 
     (path := tmp_path / "c.yaml").write_text(
         "{algorithm: grpo, model: models/nope, data: arithmetic, environment: math}"
     )
-    code = "import sys\nfrom nemorl.cli import main\ntry: main()\nfinally: print('torch' in sys.modules)"
+    code = "import sys\nfrom nemorl_commands import main\ntry: main()\nfinally: print('torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code, "train", str(path), *dry], capture_output=True, text=True, timeout=60, check=False
     )

@@ -18,13 +18,13 @@ import pytest
 import registered_parts as parts
 from nemorl.config.load import validate
 from nemorl.errors import BackendError, ConfigError, PluginError, PluginNotFoundError
-from nemorl.observe.console import Console
 from nemorl.plugins import Index, PluginPolicy, Registry, use_registry
 from nemorl.plugins.kinds import EnvironmentConfig
 from nemorl.plugins.registry import restricted
 from nemorl.resources.manager import GenerationFactory
 from nemorl.resources.worker import WorkerContext
 from nemorl.types import Prompt
+from nemorl_commands.console import Console
 
 pytestmark = pytest.mark.usefixtures("scoped")
 
@@ -259,7 +259,7 @@ import nemorl
 import ray
 import registered_parts
 from nemorl.config import ClusterConfig
-from nemorl.observe.console import Console
+from nemorl_commands.console import Console
 from nemorl.plugins.kinds import GenerationBackendConfig
 from nemorl.resources.ray_session import RaySession
 from nemorl.types import Completion

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nemorl.observe import report_parts as parts
-from nemorl.observe.report import plugin_section, write_combined_report, write_report
-from nemorl.observe.report_sections import Curves, Section, Table, Text
-from nemorl.observe.run_data import RunData
 from nemorl.plugins import Registry
+from nemorl_report import parts
+from nemorl_report.report import plugin_section, write_combined_report, write_report
+from nemorl_report.run_data import RunData
+from nemorl_report.sections import Curves, Section, Table, Text
 
 ATTACK = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nemorl.tensors.responses import StopStringMatcher
+from nemorl_tensors.engines.responses import StopStringMatcher
 
 
 def _bytes(ids: Sequence[int]) -> str:

@@ -8,10 +8,10 @@ from typing import Any
 
 import nemorl
 import pytest
-from nemorl.callbacks import Callback
-from nemorl.observe.console import Console
-from nemorl.observe.jsonl import read_jsonl
+from nemorl.storage.jsonl import read_jsonl
 from nemorl.trainer import BaseTrainer
+from nemorl_commands.console import Console
+from nemorl_rl.callbacks import Callback
 from safetensors.torch import load_file
 
 ROWS = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(6)]

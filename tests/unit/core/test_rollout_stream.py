@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nemorl import rollout_stream
-from nemorl.data import RowDataModule, to_prompts
-from nemorl.environments import Environment, RewardFunction
+from nemorl.data import RowDataModule
+from nemorl.environment import Environment
 from nemorl.errors import DataError, DeadlineError, ForeignError
-from nemorl.observe.metrics import values
+from nemorl.metrics import values
 from nemorl.types import Prompt, Sample, Score, Step
+from nemorl_rl import async_buffer as rollout_stream
+from nemorl_rl.environments import RewardFunction
+from nemorl_rl.prompts import to_prompts
 from stream_world import PATIENCE_S, ROWS, Build, Doors, names, seed_of, worlds
 
 

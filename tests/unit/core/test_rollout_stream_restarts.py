@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nemorl.data import RowDataModule, to_prompts
+from nemorl.data import RowDataModule
 from nemorl.errors import DeadlineError, ForeignError
+from nemorl_rl.prompts import to_prompts
 from stream_world import ROWS, Build, World, names, seed_of, worlds
 
 

@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nemorl.environments import Environment, EnvironmentPool, RewardFunction
+from nemorl.environment import Environment
 from nemorl.errors import DataError
-from nemorl.observe.metrics import values
-from nemorl.policy import GenerationPolicy
+from nemorl.metrics import values
 from nemorl.resources.local import LocalWorkerGroup
+from nemorl.resources.policies import GenerationPolicy
 from nemorl.resources.worker import WorkerContext
-from nemorl.rollouts import RolloutEngine, RolloutPlan, accuracy_of, rollout_metrics
-from nemorl.tokenizer import Tokenizer
 from nemorl.types import Completion, GenerationRequest, Prompt, Sample, Samples, SamplingParams, Score, Step
 from nemorl.weights import WeightHandle
+from nemorl_rl.environments import EnvironmentPool, RewardFunction
+from nemorl_rl.rollouts import RolloutEngine, RolloutPlan, accuracy_of, rollout_metrics
+from nemorl_rl.tokenizer import Tokenizer
 
 
 class Spoken:

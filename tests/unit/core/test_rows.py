@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from nemorl.tensors import TokenBatch
-from nemorl.tensors.rows import fed_lengths, first_fit_decreasing, plan_microbatches, to_rows
-from nemorl.testing.batches import ragged_batch
+from nemorl_tensors import TokenBatch
+from nemorl_tensors.engines.rows import fed_lengths, first_fit_decreasing, plan_microbatches, to_rows
+from nemorl_testing.batches import ragged_batch
 
 # tokens   10 11 12 | 20 21 22 23 | 30 31 | 40
 # mask      F  T  T |  F  T  F  F |  F  F |  F

@@ -14,7 +14,7 @@ from nemorl.config.base import RESUMABLE, Config, identity
 from nemorl.config.load import load_config
 from nemorl.config.run import RunConfig
 from nemorl.errors import ConfigError, NemorlError, RunInUseError, UsageError
-from nemorl.run import RunDirectory, claim_directory, default_name, run_path, to_yaml
+from nemorl.storage.run_directory import RunDirectory, default_name, run_path, to_yaml
 from pydantic import Field
 
 
@@ -22,20 +22,22 @@ def config(**changes: Any) -> RunConfig:
     return load_config({"algorithm": "grpo", "model": "some/model", **changes})
 
 
+def claim(wanted: RunConfig, *, resume: bool) -> RunDirectory:
+    return RunDirectory.claim(wanted, resume=resume, tell=lambda _: None)
+
+
 def start(wanted: RunConfig, *, resume: bool = False) -> Path:
     """Claim a directory and leave in it what a run leaves that completes a step and ends."""
-    claim = claim_directory(wanted, resume=resume)
-    (claim.path / "config.yaml").write_text(to_yaml(wanted))
-    (claim.path / "metrics.jsonl").write_text('{"step": 1}\n')
-    claim.ownership.close()
-    return claim.path
+    with claim(wanted, resume=resume) as directory:
+        (directory.path / "config.yaml").write_text(to_yaml(wanted))
+        (directory.path / "metrics.jsonl").write_text('{"step": 1}\n')
+    return directory.path
 
 
 def claimed(wanted: RunConfig, *, resume: bool = True) -> tuple[Path, bool]:
     """A claim that is given up at once: the directory, and whether it is a continuation."""
-    claim = claim_directory(wanted, resume=resume)
-    claim.ownership.close()
-    return claim.path, claim.is_resumed
+    with claim(wanted, resume=resume) as directory:
+        return directory.path, directory.is_resumed
 
 
 @pytest.fixture(autouse=True)
@@ -176,7 +178,7 @@ def test_an_explicit_directory_that_holds_a_run_is_refused(tmp_path: Path) -> No
     wanted = config(run_dir=str(tmp_path / "mine"))
     start(wanted)
     with pytest.raises(UsageError, match="mine already holds a run") as caught:
-        claim_directory(wanted, resume=False)
+        claim(wanted, resume=False)
     assert "--resume" in str(caught.value.fix)
 
 
@@ -192,19 +194,19 @@ def test_a_run_that_completed_no_step_is_no_run(tmp_path: Path, resume: bool) ->
 
 
 def test_two_new_runs_at_once_get_a_directory_each() -> None:
-    first, second = (claim_directory(config(), resume=False) for _ in range(2))
+    first, second = (claim(config(), resume=False) for _ in range(2))
     assert second.path == first.path.with_name(f"{first.path.name}-2")
     with pytest.raises(RunInUseError, match="is in use by process"):
-        claim_directory(config(), resume=True)
-    for claim in (first, second):
-        claim.ownership.close()
+        claim(config(), resume=True)
+    for directory in (first, second):
+        directory.close()
 
 
 def test_a_refused_claim_leaves_no_lock(tmp_path: Path) -> None:
     place = str(tmp_path / "mine")
     start(config(run_dir=place))
     with pytest.raises(ConfigError):
-        claim_directory(config(run_dir=place, seed=7), resume=True)
+        claim(config(run_dir=place, seed=7), resume=True)
     assert claimed(config(run_dir=place)) == (tmp_path / "mine", True)
 
 
@@ -244,7 +246,7 @@ def test_another_config_is_refused_with_every_difference(tmp_path: Path) -> None
     start(config(run_dir=place))
     other = config(run_dir=place, seed=7, policy={"optimizer": {"lr": 1e-3}}, kl_penalty=0.0, max_steps=99)
     with pytest.raises(ConfigError, match="holds a run with another config") as caught:
-        claim_directory(other, resume=True)
+        claim(other, resume=True)
     assert {problem.path: problem.message for problem in caught.value.problems} == {
         "kl_penalty": "the run has 0.01, this config 0.0",
         "policy.optimizer.lr": "the run has 1e-06, this config 0.001",
@@ -267,7 +269,7 @@ def test_another_plugin_of_a_kind_is_a_difference(tmp_path: Path) -> None:
     place = str(tmp_path / "mine")
     start(config(run_dir=place, data="arithmetic"))
     with pytest.raises(ConfigError) as caught:
-        claim_directory(config(run_dir=place, data={"name": "arithmetic", "max_digits": 3}), resume=True)
+        claim(config(run_dir=place, data={"name": "arithmetic", "max_digits": 3}), resume=True)
     assert [problem.path for problem in caught.value.problems] == ["data.max_digits"]
 
 
@@ -280,9 +282,8 @@ def test_the_resolved_config_is_complete_yaml() -> None:
 
 def test_events_are_appended_lines(tmp_path: Path) -> None:
     for name in ("started", "finished"):
-        directory = RunDirectory(tmp_path / "mine")
-        directory.event(name, step=3)
-        directory.close()
+        with claim(config(run_dir=str(tmp_path / "mine")), resume=True) as directory:
+            directory.event(name, step=3)
     lines = [json.loads(line) for line in (tmp_path / "mine/events.jsonl").read_text().splitlines()]
     assert [(line["event"], line["step"]) for line in lines] == [("started", 3), ("finished", 3)]
     assert all(line["time"] > 0 for line in lines)

@@ -2,42 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
-from nemorl.config import RunConfig
-from nemorl.errors import ConfigError
-from nemorl.observe.console import Console
-from nemorl.observe.metrics import Metrics
-from nemorl.rollouts import RolloutPlan, rollout_metrics
-from nemorl.trainer import BaseTrainer
+from nemorl.errors import ConfigError, Problem
+from nemorl.metrics import Metrics
 from nemorl.types import Row
+from nemorl_commands.console import Console
+from nemorl_rl.config import RolloutRunConfig
+from nemorl_rl.environments import Unscored
+from nemorl_rl.environments.sources import as_environment
+from nemorl_rl.rollouts import RolloutPlan, rollout_metrics
+from nemorl_rl.trainer import RolloutTrainer
 
 ROWS = [{"prompt": "1+1="}, {"prompt": "2+2="}]
 
 
-class ListenConfig(RunConfig):
+class ListenConfig(RolloutRunConfig):
     """Samples and learns nothing."""
 
-    needs_environment: ClassVar[bool] = False
+    def reward_problems(self, scorer: object, fix: str) -> Iterator[Problem]:
+        yield from ()
 
 
-class StrictConfig(RunConfig):
+class StrictConfig(RolloutRunConfig):
     """The same, but what is sampled must be scored."""
 
 
-class Listener(BaseTrainer[Any]):
+class Listener(RolloutTrainer[Any]):
     config_class = ListenConfig
     batch_size = 2
     rollout_plan = property(lambda self: RolloutPlan(1, self.config.generation.sampling()))
+
+    def open_inputs(self) -> None:
+        self.environment = as_environment(self._scorer) or Unscored()
 
     def train_step(self, rows: Sequence[Row]) -> Metrics:
         return rollout_metrics(self.collect(rows))
 
 
-def settings(kind: type[RunConfig], model: Path, run_dir: Path) -> Any:
+def settings(kind: type[RolloutRunConfig], model: Path, run_dir: Path) -> Any:
     return kind.model_validate(
         {
             "model": str(model),
@@ -50,13 +56,11 @@ def settings(kind: type[RunConfig], model: Path, run_dir: Path) -> Any:
     )
 
 
-@pytest.mark.parametrize(("reward_fn", "reward", "is_scored"), [(None, 0.0, False), (lambda p, r: 0.5, 0.5, True)])
-def test_an_environment_is_optional(
-    tiny_model: Path, tmp_path: Path, reward_fn: Any, reward: float, is_scored: bool
-) -> None:
+@pytest.mark.parametrize(("reward_fn", "reward"), [(None, 0.0), (lambda p, r: 0.5, 0.5)])
+def test_an_environment_is_optional(tiny_model: Path, tmp_path: Path, reward_fn: Any, reward: float) -> None:
     trainer = Listener(settings(ListenConfig, tiny_model, tmp_path / "run"))
     result = trainer.fit(ROWS, reward_fn, console=Console(quiet=True))
-    assert (result.metrics["train/reward"], trainer.is_scored) == (reward, is_scored)
+    assert result.metrics["train/reward"] == reward
 
 
 def test_others_still_ask_for_one(tiny_model: Path, tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 import torch
-from nemorl.tensors.sampling import RowSampler, inverse_cdf, uniforms
 from nemorl.types import SamplingParams
+from nemorl_tensors.engines.sampling import RowSampler, inverse_cdf, uniforms
 from torch import Tensor
 
 CPU = torch.device("cpu")

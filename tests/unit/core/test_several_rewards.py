@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from nemorl.environments import Environment, EnvironmentPool, RewardFunction
+from nemorl.environment import Environment
 from nemorl.errors import UsageError
-from nemorl.sources import as_environment
 from nemorl.types import Prompt, Score
+from nemorl_rl.environments import EnvironmentPool, RewardFunction
+from nemorl_rl.environments.sources import as_environment
 
 PROMPT = Prompt(0, "1+1=", (1, 2), answer="2")
 

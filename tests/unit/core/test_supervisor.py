@@ -12,17 +12,17 @@ import time
 from pathlib import Path
 
 import pytest
-from nemorl.last_words import MARK
-from nemorl.observe.streams import SteadyStream
-from nemorl.unexplained import LastWords, how_it_ended
+from nemorl.process.last_words import MARK
+from nemorl_commands.streams import SteadyStream
+from nemorl_commands.unexplained import LastWords, how_it_ended
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="commands are supervised on Linux only")
 
 COMMANDS = """
 import os, sys, time
-from nemorl.supervisor import run
-from nemorl.cli.app import app
-from nemorl.stopping import GracefulStop
+from nemorl_commands.supervisor import run
+from nemorl_commands.app import app
+from nemorl.process.stopping import GracefulStop
 
 @app.command("wait")
 def wait():
@@ -44,7 +44,7 @@ def stuck():
     "In C, where no signal is looked at."
     from collections import deque
     from itertools import repeat
-    from nemorl import deadlines
+    from nemorl.process import deadlines
     deadlines.GRACE_S = 0.2
     with deadlines.deadline("the hook", 0.1):
         deque(repeat(0), maxlen=0)

@@ -9,10 +9,10 @@ import math
 
 import pytest
 import torch
-from nemorl.observe.metrics import values
-from nemorl.tensors import KLTerm, KLType
-from nemorl.tensors.ratios import masked_log_ratio, probability_ratio
-from nemorl.tensors.surrogate import clipped_surrogate, ratio_metrics, sampler_metrics
+from nemorl.metrics import values
+from nemorl_tensors import KLTerm, KLType
+from nemorl_tensors.ratios import masked_log_ratio, probability_ratio
+from nemorl_tensors.surrogate import clipped_surrogate, ratio_metrics, sampler_metrics
 
 NAN = float("nan")
 

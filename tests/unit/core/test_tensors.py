@@ -14,7 +14,8 @@ import math
 import pytest
 import torch
 from nemorl.errors import DataError, UsageError
-from nemorl.tensors import (
+from nemorl.types import Prompt, Sample, Samples, Score
+from nemorl_tensors import (
     KL_ESTIMATORS,
     TokenBatch,
     kl_k1,
@@ -30,7 +31,6 @@ from nemorl.tensors import (
     segment_mean,
     segment_sum,
 )
-from nemorl.types import Prompt, Sample, Samples, Score
 from torch import Tensor
 
 NAN = float("nan")

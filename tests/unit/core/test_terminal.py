@@ -11,8 +11,8 @@ import unicodedata
 from pathlib import Path
 
 import pytest
-from nemorl.observe.console import Console
-from nemorl.terminal import PlainConsole, plain, say, styled
+from nemorl_commands.console import Console
+from nemorl_commands.terminal import PlainConsole, plain, say, styled
 from rich.table import Table
 
 ROOT = Path(__file__).parents[3]
@@ -76,10 +76,10 @@ def test_no_control_or_format_character_passes() -> None:
 PRINTS = {"typer.echo", "typer.secho", "click.echo", "click.secho", "print", "rich.print", "sys.stdout.write"}
 MAKES = {"rich.console.Console", "rich.text.Text"}
 ALLOWED = {
-    "core/src/nemorl/terminal.py": PRINTS | MAKES,
-    "core/src/nemorl/cli/answers.py": {"typer.echo"},  # JSON in ASCII
-    "core/src/nemorl/observe/console.py": MAKES,  # draws frames; what is foreign in them goes through `styled`
-    "core/src/nemorl/plugins/bytecode.py": {"print"},  # a program of its own, read by the kernel
+    "toolkits/nemorl-commands/src/nemorl_commands/terminal.py": PRINTS | MAKES,
+    "toolkits/nemorl-commands/src/nemorl_commands/answers.py": {"typer.echo"},  # JSON in ASCII
+    "toolkits/nemorl-commands/src/nemorl_commands/console.py": MAKES,  # frames; what is foreign goes through `styled`
+    "toolkits/nemorl-report/src/nemorl_report/bytecode.py": {"print"},  # a program of its own, read by the kernel
     "plugins/nemorl-transports/src/nemorl_transports/broadcast.py": {"print"},  # into a worker's log
     "plugins/nemorl-code-env/src/nemorl_code_env/driver.py": {"print"},  # inside the sandbox
 }
@@ -134,9 +134,8 @@ def test_no_command_lets_foreign_text_through(tmp_path: Path) -> None:
         ["runs", str(tmp_path / "runs")], ["config", "validate", str(config)], ["config", "show", HOSTILE],
         ["--debug", "train", str(config)],
     ]  # fmt: skip
-    code = (
-        "import sys\nfrom nemorl.cli import main\nfor arguments in eval(sys.argv[1]):\n    sys.argv[1:] = arguments\n"
-    )
+    code = "import sys\nfrom nemorl_commands import main\n"
+    code += "for arguments in eval(sys.argv[1]):\n    sys.argv[1:] = arguments\n"
     code += "    try: main()\n    except SystemExit: pass\n"
     done = subprocess.run(
         [sys.executable, "-c", code, repr(commands)], capture_output=True, env=environment, timeout=120, check=False

@@ -11,11 +11,11 @@ from typing import Any
 
 import nemorl
 import pytest
-from nemorl.callbacks import Callback
 from nemorl.checkpoints import CheckpointManager
 from nemorl.errors import CheckpointError, ConfigError, ForeignError, UsageError
-from nemorl.observe.console import Console
 from nemorl.trainer import BaseTrainer, TrainResult
+from nemorl_commands.console import Console
+from nemorl_rl.callbacks import Callback
 from safetensors.torch import load_file
 
 ROWS = [{"prompt": f"{i}+1=", "response": str(i + 1), "answer": str(i + 1)} for i in range(6)]
@@ -60,7 +60,7 @@ def config(name: str, model: Path, run_dir: Path, **changes: Any) -> Any:
 
 def fit(settings: Any, **options: Any) -> TrainResult:
     trainer = settings.build()
-    given = {"reward_fn": reward} if settings.needs_generation else {}
+    given = {"reward_fn": reward} if settings.sampler is not None else {}
     return trainer.fit(ROWS, console=Console(quiet=True), **{"val_dataset": ROWS, **given, **options})
 
 

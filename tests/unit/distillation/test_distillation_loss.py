@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from nemorl.observe.metrics import values
-from nemorl.tensors import TokenBatch
+from nemorl.metrics import values
 from nemorl_distillation.loss import SampledReverseKLLoss, TopKDistillationLoss, kl_divergence, with_tail
+from nemorl_tensors import TokenBatch
 from torch import Tensor
 
 NAN = float("nan")

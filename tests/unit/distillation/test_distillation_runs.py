@@ -11,15 +11,15 @@ import pytest
 import torch
 from nemorl.config.load import validate
 from nemorl.errors import ConfigError, DataError, UsageError
-from nemorl.observe.console import Console
-from nemorl.tensors import TokenBatch
-from nemorl.testing.models import tiny_model
-from nemorl.tiny import write_tiny_model
-from nemorl.tokenizer import Tokenizer
+from nemorl_commands.console import Console
 from nemorl_distillation import DistillationConfig, OPDConfig
 from nemorl_distillation.responses import given_count, given_sample
 from nemorl_distillation.trainer import DistillationTrainer
 from nemorl_distillation.vocabulary import shared_vocabulary
+from nemorl_rl.tokenizer import Tokenizer
+from nemorl_tensors import TokenBatch
+from nemorl_testing.models import tiny_model
+from nemorl_testing.tiny import write_tiny_model
 
 ROWS = [{"prompt": f"{a}+1=", "answer": str(a + 1), "response": str(a + 1)} for a in range(8)]
 ONE_LAYER = {"num_hidden_layers": 1}

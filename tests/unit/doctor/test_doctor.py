@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nemorl.cli import main
-from nemorl.mismatch import CAUSES
 from nemorl.plugins import Index, Registry, use_registry
-from nemorl.testing import models
+from nemorl_commands import main
+from nemorl_rl.mismatch import CAUSES
+from nemorl_testing import models
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_a_plugin_that_cannot_be_used_is_a_finding(
 def test_nothing_heavy_is_imported() -> None:
     code = """
 import contextlib, io, sys
-from nemorl.cli import main
+from nemorl_commands import main
 for arguments in (["doctor"], ["doctor", "--json"]):
     sys.argv = ["nemorl", *arguments]
     with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):

@@ -16,13 +16,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from nemorl.tensors import TokenBatch, pair_batch
 from nemorl_dpo import DPOConfig
 from nemorl_dpo.hinge import HingeLoss
 from nemorl_dpo.ipo import IPOLoss
 from nemorl_dpo.preference import PreferenceLoss
 from nemorl_dpo.sigmoid import SigmoidLoss
 from nemorl_dpo.trainer import loss_of
+from nemorl_tensors import TokenBatch, pair_batch
 
 NAN = float("nan")
 ONE, TWO, NONE = ([9, 1], [False, True]), ([9, 1, 1], [False, True, True]), ([9, 9], [False, False])

@@ -8,9 +8,9 @@ import pytest
 import torch
 from nemorl.data import RowDataModule
 from nemorl.errors import DataError
-from nemorl.tensors import TokenBatch, pair_batch
 from nemorl_dpo.reference import ReferenceTable
 from nemorl_dpo.trainer import look_ahead
+from nemorl_tensors import TokenBatch, pair_batch
 
 NAN = float("nan")
 A, B, C = ([9, 1, 2], [False, True, True]), ([9, 3], [False, True]), ([9, 1, 2], [False, False, True])

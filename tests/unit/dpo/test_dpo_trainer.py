@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from nemorl.errors import DataError
-from nemorl.observe.console import Console
-from nemorl.results import TrainResult
-from nemorl.tokenizer import Tokenizer
+from nemorl.run import TrainResult
+from nemorl_commands.console import Console
 from nemorl_dpo import DPOConfig
 from nemorl_dpo.trainer import DPOTrainer
+from nemorl_rl.tokenizer import Tokenizer
 
 ROWS = [{"prompt": f"{a}+{b}=", "chosen": str(a + b), "rejected": str(a * b + 7)} for a in range(4) for b in range(3)]
 
@@ -65,7 +64,7 @@ def test_a_continued_run_reads_the_reference(tiny_model: Path, tmp_path: Path) -
 @pytest.fixture
 def trainer(tiny_model: Path) -> DPOTrainer:
     made = DPOTrainer(DPOConfig(model="some/model", policy={"max_sequence_tokens": 5}))
-    made.run = SimpleNamespace(tokenizer=Tokenizer.load(str(tiny_model)))  # type: ignore[assignment]
+    made.tokenizer = Tokenizer.load(str(tiny_model))
     return made
 
 

@@ -11,14 +11,14 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from nemorl.config import PolicyConfig
-from nemorl.observe.metrics import Metrics, Sum
+from nemorl.metrics import Metrics, Sum
 from nemorl.resources.worker import WorkerContext
-from nemorl.tensors import TokenBatch
-from nemorl.tensors.model_folder import save_tokenizer
-from nemorl.tiny import write_tiny_model
 from nemorl_dtensor import DTensorConfig
 from nemorl_dtensor.model import load_model
 from nemorl_dtensor.training import DTensorBackend
+from nemorl_tensors import TokenBatch
+from nemorl_tensors.engines.model_folder import save_tokenizer
+from nemorl_testing.tiny import write_tiny_model
 from torch import Tensor
 
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from nemorl.config import PolicyConfig
 from nemorl.errors import CheckpointError
-from nemorl.tensors import TokenBatch
 from nemorl_dtensor import checkpoint
 from nemorl_dtensor.checkpoint import MODEL, OPTIMIZER
 from nemorl_dtensor.model import load_model
 from nemorl_dtensor.training import DTensorBackend
+from nemorl_tensors import TokenBatch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -140,7 +140,7 @@ def test_a_saved_policy_loads_in_plain_transformers(
 
 
 def test_an_untied_head_is_exported(build: Build, tmp_path: Path, pretrained: Path, tiny: Path) -> None:
-    from nemorl.tiny import write_tiny_model
+    from nemorl_testing.tiny import write_tiny_model
 
     folder = write_tiny_model(tmp_path / "untied", hidden_size=32, intermediate_size=64, tie_word_embeddings=False)
     backend = build(model_name=str(folder), init="random")

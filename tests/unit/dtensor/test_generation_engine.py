@@ -12,8 +12,6 @@ import torch
 from nemorl.config import GenerationConfig, PolicyConfig
 from nemorl.errors import BackendError, PluginNotFoundError
 from nemorl.resources.worker import WorkerContext
-from nemorl.tiny import write_tiny_model
-from nemorl.tokenizer import Tokenizer
 from nemorl.types import Completion, GenerationRequest, SamplingParams
 from nemorl.weights import WeightHandle, in_process_handle
 from nemorl_dtensor import HFGenerationConfig
@@ -22,6 +20,8 @@ from nemorl_dtensor.decode_again import RecomputingDecoder
 from nemorl_dtensor.decode_llama import FAMILY, LlamaDecoder
 from nemorl_dtensor.generation import HFGeneration
 from nemorl_dtensor.model import load_model
+from nemorl_rl.tokenizer import Tokenizer
+from nemorl_testing.tiny import write_tiny_model
 from torch import Tensor
 
 Folder = Callable[..., Path]

@@ -10,10 +10,10 @@ import pytest
 import torch
 from nemorl.config import PolicyConfig
 from nemorl.errors import BackendError, NemorlError, UsageError
-from nemorl.tensors import TokenBatch
 from nemorl_dtensor.model import load_model
 from nemorl_dtensor.model_head import Scorer
 from nemorl_dtensor.training import DTensorBackend
+from nemorl_tensors import TokenBatch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from .conftest import Build, make_batch, plain_logprobs

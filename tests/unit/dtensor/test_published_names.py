@@ -10,15 +10,15 @@ import pytest
 import torch
 from nemorl.config import GenerationConfig, PolicyConfig
 from nemorl.resources.worker import WorkerContext
-from nemorl.testing.batches import WeightedNLL, ragged_batch
-from nemorl.testing.models import load_reference, plain_logprobs
-from nemorl.tiny import write_tiny_model
 from nemorl.weights import in_process_handle
 from nemorl_dtensor import DTensorConfig, HFGenerationConfig
 from nemorl_dtensor.generation import HFGeneration
 from nemorl_dtensor.model import skeleton
 from nemorl_dtensor.published_names import PublishedNames
 from nemorl_dtensor.training import DTensorBackend
+from nemorl_testing.batches import WeightedNLL, ragged_batch
+from nemorl_testing.models import load_reference, plain_logprobs
+from nemorl_testing.tiny import write_tiny_model
 from safetensors import safe_open
 from torch import Tensor
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 from nemorl.config import ScheduleConfig
 from nemorl.errors import BackendError, ForeignError, UsageError
-from nemorl.observe.metrics import Metrics
-from nemorl.schedules import schedule_factor
-from nemorl.tensors import TokenBatch
-from nemorl.tensors.rows import plan_microbatches
+from nemorl.metrics import Metrics
 from nemorl_dtensor.training import DTensorBackend
+from nemorl_tensors import TokenBatch
+from nemorl_tensors.engines.rows import plan_microbatches
+from nemorl_tensors.engines.schedules import schedule_factor
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 from nemorl.config import load_config
-from nemorl.environments import EnvironmentPool
 from nemorl.errors import ConfigError
-from nemorl.sources import as_environment
 from nemorl.types import Prompt, Score
+from nemorl_rl.environments import EnvironmentPool
+from nemorl_rl.environments.sources import as_environment
 
 PROMPT = Prompt(0, "1+1=", (1,), answer="2")
 FORM = {"name": "format", "tags": ["think", "answer"]}

@@ -15,16 +15,16 @@ import torch
 from nemorl.config import PolicyConfig
 from nemorl.config.load import load_config
 from nemorl.errors import ConfigError
-from nemorl.observe.metrics import merge, values
+from nemorl.metrics import merge, values
 from nemorl.resources.worker import WorkerContext
-from nemorl.tensors import TokenBatch
-from nemorl.testing.batches import ragged_batch
-from nemorl.testing.models import tiny_model
 from nemorl_dtensor import DTensorConfig
 from nemorl_grpo import GRPOConfig
 from nemorl_grpo.config import CORRECTION_BOUNDS, ImportanceCorrection
 from nemorl_grpo.correction import Correction, IcePop, Plain, SequenceMask, Truncated, build_correction
 from nemorl_grpo.loss import ClippedPolicyGradientLoss
+from nemorl_tensors import TokenBatch
+from nemorl_testing.batches import ragged_batch
+from nemorl_testing.models import tiny_model
 from torch import Tensor
 
 NAN = float("nan")
@@ -258,7 +258,7 @@ def test_a_mistake_in_a_correction_is_named(written: Any, path: str, words: str)
 
 
 def test_a_run_applies_the_correction_it_is_told_to(tiny_model: Path, tmp_path: Path) -> None:
-    from nemorl.observe.console import Console
+    from nemorl_commands.console import Console
 
     config = GRPOConfig(
         model=str(tiny_model),

@@ -9,7 +9,6 @@ import nemorl
 import pytest
 from nemorl.config.load import load_config
 from nemorl.errors import ConfigError, UsageError
-from nemorl.tensors import KLTerm, TokenBatch
 from nemorl.types import Prompt, Sample, Samples, Score
 from nemorl_grpo.advantages import batch_normalized, mean_normalized
 from nemorl_grpo.config import CORRECTION_BOUNDS
@@ -17,6 +16,7 @@ from nemorl_grpo.loss import ClippedPolicyGradientLoss
 from nemorl_grpo.loss_cispo import CappedWeightLoss
 from nemorl_grpo.loss_gspo import SequenceRatioLoss
 from nemorl_grpo.trainer import over_valid
+from nemorl_tensors import KLTerm, TokenBatch
 
 NAMES = {
     "grpo": "GRPO",

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 from nemorl.errors import UsageError
-from nemorl.observe.metrics import values
-from nemorl.tensors import KLTerm, TokenBatch
+from nemorl.metrics import values
 from nemorl_grpo.loss import ClippedPolicyGradientLoss
+from nemorl_tensors import KLTerm, TokenBatch
 from torch import Tensor
 
 NAN = float("nan")

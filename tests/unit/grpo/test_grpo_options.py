@@ -12,8 +12,7 @@ import pytest
 import torch
 from nemorl.config.load import validate
 from nemorl.errors import ConfigError
-from nemorl.observe.metrics import values
-from nemorl.tensors import TokenBatch, loss_weights
+from nemorl.metrics import values
 from nemorl.types import Prompt, Sample, Samples, Score
 from nemorl_grpo import GRPOConfig
 from nemorl_grpo.advantages import group_advantages
@@ -22,6 +21,7 @@ from nemorl_grpo.correction import build_correction
 from nemorl_grpo.disagreement import drop_disagreeing
 from nemorl_grpo.loss_cispo import CappedWeightLoss
 from nemorl_grpo.trainer import has_spread, over_valid
+from nemorl_tensors import TokenBatch, loss_weights
 
 NAN = float("nan")
 RATIOS = (1.0, 0.25, 4.0, 8.0, 1.0, 1.001)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from nemorl.observe.metrics import values
+from nemorl.metrics import values
 from nemorl.types import Prompt, Sample, Samples, Score
 from nemorl_grpo import GRPOConfig
 from nemorl_grpo.advantages import group_advantages

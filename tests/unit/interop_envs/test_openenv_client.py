@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from nemorl.environments import EnvironmentPool
 from nemorl.errors import DataError, ForeignError
 from nemorl.types import Prompt, Step
 from nemorl_interop_envs import OpenEnvConfig
 from nemorl_interop_envs.openenv import OpenEnv
+from nemorl_rl.environments import EnvironmentPool
 from pydantic import ValidationError
 
 server: Any = pytest.importorskip("openenv.core.env_server", reason="openenv-core is not installed")

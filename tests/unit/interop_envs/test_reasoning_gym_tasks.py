@@ -6,11 +6,11 @@ import json
 from typing import Any
 
 import pytest
-from nemorl.environments import EnvironmentPool
 from nemorl.errors import DataError, NemorlError, UsageError
 from nemorl.types import Prompt, Score
 from nemorl_interop_envs import ReasoningGymTasksConfig
 from nemorl_interop_envs.reasoning_gym import ReasoningGym, final_answer
+from nemorl_rl.environments import EnvironmentPool
 from pydantic import ValidationError
 
 pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed")

@@ -9,10 +9,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from nemorl.environments import EnvironmentPool
 from nemorl.errors import DataError, PluginError, UsageError
 from nemorl.types import Prompt, Score
 from nemorl_interop_envs import VerifiersTasksConfig
+from nemorl_rl.environments import EnvironmentPool
 
 vf: Any = pytest.importorskip("verifiers.v1", reason="verifiers is not installed")
 

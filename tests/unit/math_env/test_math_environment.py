@@ -5,11 +5,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from nemorl.environments import EnvironmentPool
 from nemorl.errors import DataError, PluginError, UsageError
 from nemorl.types import Prompt
 from nemorl_math_env import MathConfig
 from nemorl_math_env.environment import MathEnvironment
+from nemorl_rl.environments import EnvironmentPool
 
 HANG, CRASH, RAISE = "a+1001", "a+1002", "a+1003"
 """Formulas that are left to the grader, and what it does with them."""

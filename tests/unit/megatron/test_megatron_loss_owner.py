@@ -11,11 +11,11 @@ pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip
 
 from nemorl.config import PolicyConfig
 from nemorl.errors import ForeignError
-from nemorl.observe.metrics import Metrics
+from nemorl.metrics import Metrics
 from nemorl.resources.worker import WorkerContext
-from nemorl.tensors import TokenBatch
-from nemorl.testing.batches import ragged_batch
-from nemorl.testing.models import tiny_model
+from nemorl_tensors import TokenBatch
+from nemorl_testing.batches import ragged_batch
+from nemorl_testing.models import tiny_model
 from torch import Tensor
 
 pytestmark = pytest.mark.megatron

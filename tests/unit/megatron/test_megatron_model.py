@@ -11,7 +11,7 @@ import torch
 from nemorl.config import PolicyConfig
 from nemorl.errors import BackendError
 from nemorl.resources.worker import WorkerContext
-from nemorl.tiny import write_tiny_model
+from nemorl_testing.tiny import write_tiny_model
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install nemorl-megatron")
 

@@ -7,11 +7,11 @@ import torch
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install nemorl-megatron")
 
-from nemorl.tensors import TokenBatch
-from nemorl.tensors.rows import Rows, to_rows
 from nemorl_megatron.context import ends, own_part
 from nemorl_megatron.parallel import Parallel, Place, Sizes
 from nemorl_megatron.pipeline import Microbatch, microbatches
+from nemorl_tensors import TokenBatch
+from nemorl_tensors.engines.rows import Rows, to_rows
 
 pytestmark = pytest.mark.megatron
 

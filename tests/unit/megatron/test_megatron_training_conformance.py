@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from nemorl.testing import conformance
+from nemorl_testing import conformance
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install nemorl-megatron")
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from nemorl.config.load import load_config
 from nemorl.errors import ConfigError
-from nemorl.run import to_yaml
+from nemorl.storage.run_directory import to_yaml
 from nemorl_ppo.config import PPOConfig
 
 

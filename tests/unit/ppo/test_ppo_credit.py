@@ -9,7 +9,6 @@ import math
 
 import pytest
 import torch
-from nemorl.tensors import segment_ids, standardized
 from nemorl_ppo.credit import (
     advantages,
     discounted_sums,
@@ -17,6 +16,7 @@ from nemorl_ppo.credit import (
     length_adaptive_lambdas,
     terminal_rewards,
 )
+from nemorl_tensors import segment_ids, standardized
 from torch import Tensor
 
 NAN = float("nan")

@@ -10,9 +10,9 @@ import pickle
 
 import pytest
 import torch
-from nemorl.observe.metrics import merge, values
-from nemorl.tensors import KLTerm, TokenBatch
+from nemorl.metrics import merge, values
 from nemorl_ppo.loss import PPOLoss, ValueLoss
+from nemorl_tensors import KLTerm, TokenBatch
 from torch import Tensor
 
 NAN = float("nan")

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from nemorl.callbacks import Callback
-from nemorl.environments import Environment
+from nemorl.environment import Environment
 from nemorl.errors import BackendError
-from nemorl.observe.console import Console
-from nemorl.tensors import TokenBatch
-from nemorl.tiny import write_tiny_model
-from nemorl.tokenizer import Tokenizer
 from nemorl.types import Prompt, Score, Step
+from nemorl_commands.console import Console
 from nemorl_ppo.config import PPOConfig
 from nemorl_ppo.trainer import require_same_tokens
+from nemorl_rl.callbacks import Callback
+from nemorl_rl.tokenizer import Tokenizer
+from nemorl_tensors import TokenBatch
+from nemorl_testing.tiny import write_tiny_model
 
 ROWS = [{"prompt": f"{a}+{b}="} for a in range(9) for b in range(9)]
 PLAIN: dict[str, Any] = {"kl_penalty": 0, "gae_lambda": 1.0}

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 from nemorl.config.load import validate
-from nemorl.environments import EnvironmentPool
 from nemorl.errors import BackendError, ConfigError
-from nemorl.tokenizer import Tokenizer
 from nemorl.types import Prompt, Score
+from nemorl_rl.environments import EnvironmentPool
+from nemorl_rl.tokenizer import Tokenizer
 from nemorl_rm import RewardModelConfig
 from nemorl_rm.environment import RewardModel, load_classifier
 
@@ -90,7 +90,7 @@ def test_normalization_maps_and_clips(classifier: Path) -> None:
 
 
 def test_an_encoder_reads_prompt_and_response_as_a_pair(tmp_path: Path) -> None:
-    from nemorl.tiny import write_tiny_model
+    from nemorl_testing.tiny import write_tiny_model
     from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
     write_tiny_model(tmp_path)

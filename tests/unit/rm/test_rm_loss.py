@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from nemorl.tensors import TokenBatch, pair_batch
 from nemorl_rm.loss import BradleyTerryLoss
+from nemorl_tensors import TokenBatch, pair_batch
 
 NAN = float("nan")
 LONG, SHORT, CUT = ([5, 5, 0], [False, False, True]), ([5, 0], [False, True]), ([5, 0], [False, False])

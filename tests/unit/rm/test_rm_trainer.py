@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from nemorl.config.load import validate
 from nemorl.errors import ConfigError, DataError
-from nemorl.observe.console import Console
-from nemorl.tokenizer import Tokenizer
+from nemorl_commands.console import Console
+from nemorl_rl.tokenizer import Tokenizer
 from nemorl_rm import RMConfig
 from nemorl_rm.environment import load_classifier
 from nemorl_rm.trainer import RMTrainer
@@ -25,7 +24,7 @@ ROWS = [
 
 def trainer(tiny_model: Path, **knobs: Any) -> RMTrainer:
     made = RMTrainer(RMConfig(model="some/model", **knobs))
-    made.run = SimpleNamespace(tokenizer=Tokenizer.load(str(tiny_model)))  # type: ignore[assignment]
+    made.tokenizer = Tokenizer.load(str(tiny_model))
     return made
 
 

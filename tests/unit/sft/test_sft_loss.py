@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from nemorl.tensors import TokenBatch
 from nemorl_sft.loss import NLLLoss
+from nemorl_tensors import TokenBatch
 
 NAN = float("nan")
 LOGPROBS = [NAN, -0.1, -0.2, -0.6, NAN, -2.1]

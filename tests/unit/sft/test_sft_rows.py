@@ -6,13 +6,12 @@ The tiny model's template writes ``<user>1+1=<assistant>2<eos>``; letters under 
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from nemorl.encoding import encode_row
 from nemorl.errors import BackendError, DataError
-from nemorl.tokenizer import Tokenizer
+from nemorl_rl.encoding import encode_row
+from nemorl_rl.tokenizer import Tokenizer
 from nemorl_sft import SFTConfig
 from nemorl_sft.trainer import SFTTrainer
 
@@ -110,7 +109,7 @@ def test_a_template_that_rewrites_the_past_is_refused(tiny_model: Path) -> None:
 
 def trainer(tokenizer: Tokenizer, **knobs: Any) -> SFTTrainer:
     made = SFTTrainer(SFTConfig(model="some/model", **knobs))
-    made.run = SimpleNamespace(tokenizer=tokenizer)  # type: ignore[assignment]  # to_batch needs no more of a run
+    made.tokenizer = tokenizer  # to_batch needs no more
     return made
 
 

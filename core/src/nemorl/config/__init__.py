@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from nemorl.config.load import load_config
     from nemorl.config.models import GenerationConfig, LoraConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
     from nemorl.config.plugin_lists import PluginsConfig
-    from nemorl.config.run import CheckpointConfig, RolloutConfig, RunConfig, ValidationConfig
+    from nemorl.config.run import CheckpointConfig, RunConfig, ValidationConfig
     from nemorl.config.scalars import ExpandsHome
 
 __all__ = [
@@ -28,7 +28,6 @@ __all__ = [
     "OptimizerConfig",
     "PluginsConfig",
     "PolicyConfig",
-    "RolloutConfig",
     "RunConfig",
     "ScheduleConfig",
     "ValidationConfig",

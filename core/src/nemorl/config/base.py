@@ -22,7 +22,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError, to_jsonable_pyt
 
 from nemorl.config.scalars import WrongValueError, read_field
 from nemorl.errors import Problem, boundary
-from nemorl.reading import shown
+from nemorl.text.reading import shown
 
 
 class _Resumable:

@@ -17,7 +17,7 @@ from nemorl.config.base import PROBLEM, Config
 from nemorl.errors import NemorlError, Problem, boundary
 from nemorl.plugins import registry
 from nemorl.plugins.index import a_kind, singular
-from nemorl.reading import shown
+from nemorl.text.reading import shown
 
 if TYPE_CHECKING:
     from nemorl.plugins.kinds import PluginConfig

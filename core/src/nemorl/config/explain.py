@@ -10,8 +10,8 @@ from nemorl.config.base import Config
 from nemorl.config.component import Component
 from nemorl.errors import NemorlError, Problem
 from nemorl.plugins import registry
-from nemorl.reading import shown
-from nemorl.suggest import did_you_mean
+from nemorl.text.reading import shown
+from nemorl.text.suggest import did_you_mean
 
 _BOUNDS = {
     "greater_than": ("gt", "greater than"),

@@ -19,7 +19,7 @@ from nemorl.config.plugin_lists import PluginsConfig
 from nemorl.config.run import RunConfig
 from nemorl.errors import ConfigError, NemorlError, Problem
 from nemorl.plugins.registry import registry, restricted, use_registry
-from nemorl.reading import UnreadableError, check_tree, expanded, parse_json, parse_yaml, read_text, shown
+from nemorl.text.reading import UnreadableError, check_tree, expanded, parse_json, parse_yaml, read_text, shown
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 MAX_ROUNDS = 10

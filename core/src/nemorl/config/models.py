@@ -19,7 +19,7 @@ from nemorl.contracts import Head
 from nemorl.errors import Problem
 from nemorl.plugins import registry
 from nemorl.plugins.kinds import GenerationBackendConfig, PluginConfig, TrainingBackendConfig
-from nemorl.reading import expanded, shown
+from nemorl.text.reading import expanded, shown
 from nemorl.types import SamplingParams
 
 # Workers build these, perhaps in another environment: whether their modules are there is checked apart.
@@ -189,6 +189,22 @@ def interpreter_problems(kind: str, backend: PluginConfig, python: Path | None) 
     problem = missing_modules(kind, registry().name_of(kind, type(backend)), type(backend))
     if problem is not None:
         yield Problem("backend", problem.message, problem.fix)
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """What samples from the policy in a run, as the resource manager needs to know it."""
+
+    generation: GenerationConfig
+    is_attached: bool
+    """It is built in the trainer's processes, over its weights"""
+    transport: str | None
+    """How weights get there; ``None`` where they need not travel, or cannot"""
+
+    @property
+    def devices(self) -> int:
+        """Devices that one engine spreads over"""
+        return self.generation.backend.devices_per_replica
 
 
 @dataclass(frozen=True)

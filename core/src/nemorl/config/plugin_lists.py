@@ -13,8 +13,8 @@ from nemorl.errors import Problem
 from nemorl.plugins import registry
 from nemorl.plugins.index import KINDS
 from nemorl.plugins.policy import PluginPolicy, normalize
-from nemorl.reading import shown
-from nemorl.suggest import did_you_mean
+from nemorl.text.reading import shown
+from nemorl.text.suggest import did_you_mean
 
 DISTRIBUTION = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 """A distribution's name (PEP 508)."""

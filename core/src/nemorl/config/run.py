@@ -6,86 +6,42 @@ setting; a config file says only what differs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
 from nemorl.config.base import RESUMABLE, Config
-from nemorl.config.cluster import LONGEST_WAIT_S, ClusterConfig
+from nemorl.config.cluster import ClusterConfig
 from nemorl.config.component import Component
-from nemorl.config.models import Companion, GenerationConfig, PolicyConfig
+from nemorl.config.models import Companion, GenerationConfig, PolicyConfig, Sampler
 from nemorl.config.plugin_lists import PluginsConfig
+from nemorl.config.ranking import metric_problem
 from nemorl.config.scalars import ExpandsHome
 from nemorl.contracts import Head
-from nemorl.deadlines import deadline
 from nemorl.errors import NemorlError, Problem, boundary
-from nemorl.observe.metric_names import metric_problem
+from nemorl.metrics import MetricInfo
 from nemorl.plugins import registry
 from nemorl.plugins.kinds import (
     DatasetConfig,
-    EnvironmentConfig,
     LoggerConfig,
 )
-from nemorl.weights import choose_transport
+from nemorl.process.deadlines import deadline
+from nemorl.resources.preflight import launch_problems, warn_of_unused_names
 
 if TYPE_CHECKING:
     from nemorl.trainer import BaseTrainer
 
 
-class BreakerConfig(Config):
-    """When steps that teach nothing end the run, or are warned of."""
-
-    failed_frac: float = Field(1.0, gt=0, le=1)
-    """Share of a step's episodes that must have timed out, or failed in the environment, for the step to count. Lower
-    it where some tasks always get through."""
-    failed_steps: int = Field(3, ge=0)
-    """Such steps in a row after which the run ends with an error; 0: never."""
-    equal_frac: float = Field(1.0, gt=0, le=1)
-    """Share of a step's groups whose rewards must all be the same for the step to count."""
-    equal_steps: int = Field(10, ge=0)
-    """Such steps in a row after which ``on_equal`` happens; 0: never."""
-    on_equal: Literal["warn", "stop"] = "warn"
-    """``warn`` once, until a step has other rewards; ``stop`` with an error where hours are dear."""
-
-
-class RolloutConfig(Config):
-    """How responses are collected and scored."""
-
-    mode: Literal["sync", "async"] = "sync"
-    """``sync``: sample, then train. ``async``: sample the next batches while training on earlier ones."""
-    max_staleness: int = Field(1, ge=0, le=10_000)
-    """``async``: updates that may lie between the weights that sampled a token and those that learn from it. 0 is
-    exactly ``sync``. What is older is dropped and counted in ``dropped_stale_groups``."""
-    max_batches_per_step: Annotated[int, RESUMABLE] = Field(10, ge=1, le=1_000_000)
-    """Where an algorithm rejects groups (dynamic sampling): batches sampled for one step before the run gives up."""
-    environment_timeout_s: float = Field(60.0, gt=0, le=LONGEST_WAIT_S)
-    """Seconds the environment may take for one response; then it scores 0 and counts in ``environment_timeout``."""
-    episode_timeout_s: float | None = Field(None, gt=0, le=LONGEST_WAIT_S)
-    """Seconds the environment may take for all responses of an episode together, generation not counted; then it ends
-    with 0 and counts in ``episode_timeout``. Set it for long conversations. Unset: only each response is limited."""
-    environment_concurrency: Annotated[int, RESUMABLE] = Field(16, ge=1, le=10_000)
-    """Responses scored at the same time. Raise it for environments that wait on a network."""
-    breaker: Annotated[BreakerConfig, RESUMABLE] = Field(default_factory=BreakerConfig)
-    """When steps that teach nothing end the run, or are warned of."""
-    mismatch_warning: Annotated[float, RESUMABLE] = Field(1.05, gt=1)
-    """Warn when ``token_mult_prob_error`` exceeds this: the mean factor by which trainer and sampler differ in the
-    probability of a sampled token. 1 is agreement. Raise it where a larger one is expected and corrected for."""
-    mismatch_limit: Annotated[float | None, RESUMABLE] = Field(1.3, gt=1)
-    """End the run when ``token_mult_prob_error`` exceeds this in its first step, or the first after it was resumed: the
-    sampler then runs another model. Rounding to bfloat16 gives up to about 1.05. Unset (``null``): only warn."""
-
-    def problems(self) -> Iterator[Problem]:
-        yield from super().problems()
-        if self.mismatch_limit is not None and self.mismatch_limit < self.mismatch_warning:
-            yield Problem(
-                "mismatch_limit",
-                f"{self.mismatch_limit:g} is below mismatch_warning = {self.mismatch_warning:g}, which only warns",
-                "raise mismatch_limit as well, or set it to null to be warned only",
-            )
+STEP_METRICS = (
+    *(f"train/{name}" for name in ("loss", "grad_norm", "lr", "skipped_updates", "total_num_tokens")),
+    *(f"train/{name}" for name in ("global_valid_toks", "global_valid_seqs")),
+    *("performance/tokens_per_sec", "performance/samples_per_sec", "timing/train/total_step_time", "validation/loss"),
+)
+"""Metrics of every algorithm's steps."""
 
 
 class ValidationConfig(Config):
@@ -99,21 +55,8 @@ class ValidationConfig(Config):
     """Validate after the last step."""
     max_samples: int = Field(256, ge=1)
     """Rows used, from the start of the validation split."""
-    num_generations: int = Field(1, ge=1, le=100_000)
-    """Responses per prompt; above 1 also reports pass@k for k = 1 … this."""
-    temperature: float = Field(0.0, ge=0)
-    """Sampling temperature of validation; 0 is greedy. Use 1.0 with num_generations above 1."""
     data: Annotated[DatasetConfig, Component("datasets")] | None = None
     """Another dataset to validate on. Unset: the validation split of ``data``."""
-
-    def problems(self) -> Iterator[Problem]:
-        yield from super().problems()
-        if self.num_generations > 1 and self.temperature == 0:
-            yield Problem(
-                "temperature",
-                "greedy responses to one prompt are all the same",
-                "set validation.temperature above 0, or num_generations to 1",
-            )
 
 
 class CheckpointConfig(Config):
@@ -148,12 +91,10 @@ class RunConfig(Config):
     """What ranks checkpoints unless ``checkpoint.metric`` says otherwise."""
     best_is_highest: ClassVar[bool] = True
     """Direction of ``best_metric``."""
-    needs_generation: ClassVar[bool] = True
-    """Whether the algorithm samples from the policy."""
-    needs_environment: ClassVar[bool] = True
-    """Whether what it samples must be scored. An environment that is given all the same counts for validation."""
     policy_head: ClassVar[Head] = "language_model"
     """What the policy says at each token; ``value`` for reward models."""
+    metrics: ClassVar[Mapping[str, MetricInfo]] = {name: MetricInfo() for name in STEP_METRICS}
+    """What the algorithm logs, by full name, e.g. ``train/loss``."""
     needs_columns: ClassVar[tuple[frozenset[str], ...]] = ()
     """Alternative sets of columns, one of which a train row must have. Empty: any row will do."""
     needs_capabilities: ClassVar[Mapping[str, frozenset[str]]] = {}
@@ -165,14 +106,8 @@ class RunConfig(Config):
     """Hugging Face name or local folder: short for ``policy.model_name``."""
     policy: PolicyConfig = Field(default_factory=PolicyConfig)
     """The model and how it is trained."""
-    generation: GenerationConfig = Field(default_factory=GenerationConfig)
-    """The sampling engine and its settings."""
-    rollouts: RolloutConfig = Field(default_factory=RolloutConfig)
-    """How responses are collected and scored."""
     data: Annotated[DatasetConfig, Component("datasets")] | None = None
     """Dataset: a name, or a mapping with ``name`` and its options. Unset: pass one to ``fit``."""
-    environment: Annotated[EnvironmentConfig, Component("environments")] | None = None
-    """What scores responses. Unset: pass ``reward_fn`` to ``fit``."""
     cluster: Annotated[ClusterConfig, RESUMABLE] = Field(default_factory=ClusterConfig)
     """Where the run executes."""
     validation: Annotated[ValidationConfig, RESUMABLE] = Field(default_factory=ValidationConfig)
@@ -197,7 +132,7 @@ class RunConfig(Config):
     def _expand_model(cls, data: Any) -> Any:
         if isinstance(data, dict):
             # A default built by its factory would lose its path in error messages.
-            data = {"policy": {}, "generation": {}, **data}
+            data = {"policy": {}, **data}
         if isinstance(data, dict) and isinstance(data.get("model"), str):
             policy = data.get("policy") or {}
             if isinstance(policy, dict) and not policy.get("model_name"):
@@ -220,17 +155,12 @@ class RunConfig(Config):
         yield from self._capability_problems()
         if self.checkpoint.metric is not None:
             validates = self.validation.every > 0 or self.validation.at_start or self.validation.at_end
-            found = metric_problem(self.checkpoint.metric, validates=validates, has_hooks=bool(self.plugins.hooks))
+            found = metric_problem(
+                self.checkpoint.metric, self.metrics, validates=validates, has_hooks=bool(self.plugins.hooks)
+            )
             if found is not None:
                 yield Problem("checkpoint.metric", *found)
-        for part in ("policy", "generation"):
-            model = getattr(self, part)
-            if model.interpreter is not None and not self.cluster.uses_ray:
-                key = "python" if model.python is not None else "backend"
-                message = f"it runs under {model.interpreter}, and the local launcher has one interpreter"
-                yield Problem(f"{part}.{key}", message, "set cluster.launcher: ray")
-        if self.needs_generation:
-            yield from self._generation_problems()
+        yield from self.interpreter_problems("policy", self.policy)
         index = registry().index.narrowed(self.plugins.policy())
         for kind in ("hooks", "report_sections"):
             for position, name in enumerate(getattr(self.plugins, kind)):
@@ -240,8 +170,8 @@ class RunConfig(Config):
                     yield Problem(f"plugins.{kind}.{position}", error.message, error.fix)
 
     def _rank_problems(self) -> Iterator[Problem]:
-        width = self.generation.backend.devices_per_replica
-        ranks = self.cluster.training_workers(width) if self.needs_generation else self.cluster.world_size
+        sampler = self.sampler
+        ranks = self.cluster.world_size if sampler is None else self.cluster.training_workers(sampler.devices)
         if ranks < 1:
             yield Problem(
                 "cluster.generation_workers",
@@ -275,70 +205,22 @@ class RunConfig(Config):
                     "choose another training backend (`nemorl plugins show NAME` lists capabilities)",
                 )
 
-    @property
-    def generation_lives_with_training(self) -> bool:
-        """Whether the generator is built in the trainer's processes, over its weights."""
-        host = self.generation.backend.lives_with
-        if not self.needs_generation or not self.cluster.colocated or host is None:
-            return False
-        return registry().name_of("training_backends", type(self.policy.backend)) == host
-
-    def _generation_problems(self) -> Iterator[Problem]:
-        yield from self.generation.backend.policy_problems(
-            self.policy, device=self.cluster.device, as_guest=self.generation_lives_with_training
-        )
-        if self.weight_transport is None and not self.generation_lives_with_training:
-            asked = self.cluster.weight_transport
-            yield Problem(
-                "generation.backend" if asked is None else "cluster.weight_transport",
-                f"no weight transport in common{f' called {asked!r}' if asked else ''} that works within one "
-                f"{self.cluster.weight_distance} on {self.cluster.device}: training offers "
-                f"{', '.join(self.policy.backend.weight_transports)}, generation accepts "
-                f"{', '.join(self.generation.backend.weight_transports)}",
-                "choose another generation backend" if asked is None else "leave it unset",
-            )
-        overlaps = self.rollouts.mode == "async" and self.rollouts.max_staleness > 0
-        if overlaps and (not self.cluster.uses_ray or self.cluster.colocated):
-            yield Problem(
-                "rollouts.mode",
-                "generation and training cannot overlap on the same devices",
-                "set cluster.colocated: false with gpus_per_node (workers_per_node on the CPU) of at least 2, or "
-                "rollouts.max_staleness: 0",
-            )
-        if self.cluster.uses_ray and self.cluster.colocated and self.generation.backend.devices_per_replica > 1:
-            yield Problem(
-                "cluster.colocated",
-                "an engine that spreads over several devices cannot share them with training workers",
-                "set cluster.colocated: false, or one device per engine",
-            )
-        if self.generation.max_new_tokens >= self.policy.max_sequence_tokens:
-            yield Problem(
-                "generation.max_new_tokens",
-                f"{self.generation.max_new_tokens} leaves no room for a prompt within "
-                f"policy.max_sequence_tokens = {self.policy.max_sequence_tokens}",
-                "lower it, or raise policy.max_sequence_tokens",
-            )
-
-    @property
-    def weight_transport(self) -> str | None:
-        """How weights get from training to generation; ``None`` where the backends have no way in common."""
-        asked, cluster = self.cluster.weight_transport, self.cluster
-        offered, accepted = self.policy.backend.weight_transports, self.generation.backend.weight_transports
-        if asked is not None:
-            offered = (asked,)  # every trainer can send by any: the kernel does it with what `export_weights` yields
-            accepted = (*accepted, asked) if "any_transport" in self.generation.backend.supports else accepted
-        return choose_transport(
-            offered, accepted, cluster.weight_distance, device=cluster.device, colocated=cluster.colocated
-        )
-
     def launch_problems(self) -> Iterator[Problem]:
         """What a run started from a file still lacks; in Python these can be given to ``fit`` instead."""
         if self.data is None:
             yield Problem("data", "no dataset given", "set `data:`, e.g. `data: arithmetic`")
         elif self.needs_columns:
             yield from self._column_problems(self.data)
-        if self.needs_generation and self.needs_environment and self.environment is None:
-            yield Problem("environment", "nothing scores the responses", "set `environment:`, e.g. `environment: math`")
+
+    def dry_run(self, run_dir: Path, warn: Callable[[str], None]) -> Iterator[Problem]:
+        """What would end a run of this config alone, as far as it can be known without loading a model.
+
+        Args:
+            run_dir: Where it would write.
+            warn: Told what may go wrong.
+        """
+        warn_of_unused_names(self, warn)
+        yield from launch_problems(self, run_dir)
 
     def _column_problems(self, data: DatasetConfig) -> Iterator[Problem]:
         try:
@@ -356,6 +238,18 @@ class RunConfig(Config):
                 f"{self.algorithm} needs rows with {wanted}; the first one has {', '.join(map(str, row)) or 'nothing'}",
                 "map your columns to these names in `data:`, or choose another dataset",
             )
+
+    def interpreter_problems(self, part: str, model: PolicyConfig | GenerationConfig) -> Iterator[Problem]:
+        """A part of the run that needs an interpreter of its own, on a launcher that has one."""
+        if model.interpreter is not None and not self.cluster.uses_ray:
+            key = "python" if model.python is not None else "backend"
+            message = f"it runs under {model.interpreter}, and the local launcher has one interpreter"
+            yield Problem(f"{part}.{key}", message, "set cluster.launcher: ray")
+
+    @property
+    def sampler(self) -> Sampler | None:
+        """What samples from the policy during the run; ``None``: nothing does."""
+        return None
 
     @property
     def needs_reference(self) -> bool:

@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from nemorl.deadlines import deadline
 from nemorl.errors import ForeignError, NemorlError, PluginError, boundary
 from nemorl.plugins.hook_signatures import Implementation, implementations
+from nemorl.plugins.policy import HOUSE
 from nemorl.plugins.registry import Registry
+from nemorl.process.deadlines import deadline
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,6 +42,10 @@ _spec = pluggy.HookspecMarker(PROJECT)
 
 class HookSpecs:
     """Every lifecycle event. All are observers unless the docstring says *control*."""
+
+    @_spec
+    def on_build_end(self, trainer: BaseTrainer[Any]) -> None:
+        """*Control.* The run's parts exist, and its config is recorded; nothing is restored yet."""
 
     @_spec
     def on_fit_begin(self, trainer: BaseTrainer[Any]) -> None:
@@ -92,7 +97,7 @@ class HookSpecs:
 
 
 EVENTS = tuple(name for name in vars(HookSpecs) if name.startswith("on_"))
-CONTROL = frozenset({"on_fit_begin"})
+CONTROL = frozenset({"on_build_end", "on_fit_begin"})
 ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     event: tuple(name for name in inspect.signature(getattr(HookSpecs, event)).parameters if name != "self")
     for event in EVENTS
@@ -237,10 +242,11 @@ def build_hooks(
     *,
     limit_s: float = math.inf,
 ) -> Hooks:
-    """The manager of a run: hook plugins in the config's order, then the user's callbacks."""
+    """The manager of a run: hook plugins in the config's order, those of the toolkits, then the user's callbacks."""
     hooks = Hooks(report, limit_s=limit_s)
     ordered: list[tuple[str, object]] = []
-    for name in enabled:
+    own = [entry.id for entry in registry.index.of_kind("hooks") if entry.distribution in HOUSE]
+    for name in (*enabled, *own):
         loaded = registry.load("hooks", name)
         identity = registry.index.find("hooks", name).id
         ordered.append((identity, _created(loaded, identity) if isinstance(loaded, type) else loaded))

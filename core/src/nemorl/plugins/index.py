@@ -7,20 +7,20 @@ or exits on import cannot disturb ``nemorl --help``, ``plugins list`` or a run t
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from importlib import metadata
 from itertools import groupby
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
-from nemorl.distributions import RECORD, InstalledDistribution, installed, points_of
 from nemorl.errors import PluginError, PluginNotFoundError, UsageError
 from nemorl.plugins.diagnosis import Diagnostic
+from nemorl.plugins.distributions import RECORD, InstalledDistribution, installed, points_of
 from nemorl.plugins.owner import DAMAGED, DamagedPoint, described, owner_of
-from nemorl.plugins.policy import PluginPolicy, machine_policy, normalize
-from nemorl.plugins.venvs import IsolatedPoint, PluginVenv, plugin_venvs
-from nemorl.suggest import did_you_mean
+from nemorl.plugins.policy import HOUSE, PluginPolicy, machine_policy, normalize
+from nemorl.text.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -40,6 +40,13 @@ KINDS = (
     "report_sections",
 )
 """Entry-point groups, without the ``nemorl.`` prefix."""
+
+NAMES = "nemorl.names"
+"""Group of what ``import nemorl`` offers besides the kernel's own: ``train = "nemorl_rl.api:train"``."""
+
+FINDERS = "nemorl.plugin_finders"
+"""Group of functions ``find(prefix) -> entry points`` that look where pip of this environment did not install. Only
+those of the house are called: whoever finds plugins runs in every command."""
 
 CAN_BE_ISOLATED = frozenset(
     {"training_backends", "generation_backends", "environments", "datasets", "loggers", "templates"}
@@ -128,6 +135,34 @@ def kind_called(text: str) -> str:
     return wanted
 
 
+class PluginHome(Protocol):
+    """Another environment that a plugin is installed in."""
+
+    @property
+    def folder(self) -> Path: ...
+
+    @property
+    def python(self) -> Path:
+        """Its interpreter."""
+        ...
+
+    @property
+    def site_packages(self) -> Path: ...
+
+
+class ForeignPoint(metadata.EntryPoint):
+    """An entry point of another environment. Loading it gives what stands for the plugin in this one."""
+
+    def __init__(self, point: metadata.EntryPoint, dist: metadata.Distribution, home: PluginHome) -> None:
+        super().__init__(point.name, point.value, point.group)
+        vars(self).update(dist=dist, home=home)  # entry points refuse assignment
+
+    @property
+    def home(self) -> PluginHome:
+        found: PluginHome = vars(self)["home"]
+        return found
+
+
 @dataclass(frozen=True)
 class PluginEntry:
     """One component that some distribution offers, known from metadata alone."""
@@ -147,9 +182,9 @@ class PluginEntry:
         return f"{self.distribution}:{self.name}"
 
     @property
-    def venv(self) -> PluginVenv | None:
+    def venv(self) -> PluginHome | None:
         """The virtual environment of an isolated plugin."""
-        return self.point.home if isinstance(self.point, IsolatedPoint) else None
+        return self.point.home if isinstance(self.point, ForeignPoint) else None
 
     @property
     def search_path(self) -> list[str] | None:
@@ -170,7 +205,8 @@ class Index:
 
     def __init__(self, points: Sequence[metadata.EntryPoint], policy: PluginPolicy | None = None) -> None:
         self.policy = policy or PluginPolicy()
-        self._points = tuple(points)
+        self._points = tuple(point for point in points if point.group not in (NAMES, FINDERS))
+        self._named = tuple(point for point in points if point.group == NAMES)
 
     @classmethod
     def installed(cls, policy: PluginPolicy | None = None) -> Index:
@@ -184,16 +220,26 @@ class Index:
             if damage is not None:
                 points.append(DamagedPoint(PREFIX + DAMAGED, dist, damage))
         # After this environment's own: a distribution that is in both is used from here.
-        points += [point for venv in plugin_venvs() for point in venv.points(PREFIX)]
+        points += [point for find in _finders(points) for point in find(PREFIX)]
         return cls(points, machine_policy() if policy is None else policy)
 
     def narrowed(self, policy: PluginPolicy) -> Index:
         """This index under a further policy: what either refuses is refused."""
-        return Index(self._points, policy.within(self.policy))
+        return Index((*self._points, *self._named), policy.within(self.policy))
 
     def with_entry(self, point: metadata.EntryPoint) -> Index:
         """This index and one more entry (``register_*`` decorators), in place of one that reads the same."""
-        return Index((*(other for other in self._points if other != point), point), self.policy)
+        others = (other for other in self._points if other != point)
+        return Index((*others, point, *self._named), self.policy)
+
+    @cached_property
+    def names(self) -> Mapping[str, metadata.EntryPoint]:
+        """What distributions contribute to ``nemorl``, the first of each name, where the policy admits them."""
+        found: dict[str, metadata.EntryPoint] = {}
+        for point in self._named:
+            if self.policy.admits(owner_of(point)[0]):
+                found.setdefault(point.name, point)
+        return found
 
     @cached_property
     def entries(self) -> tuple[PluginEntry, ...]:
@@ -326,6 +372,10 @@ class Index:
                 f"choose one in the config, e.g. plugins.prefer: {{{key}: {entry.distribution}}}",
             )
         )
+
+
+def _finders(points: Sequence[metadata.EntryPoint]) -> list[Callable[[str], Iterable[metadata.EntryPoint]]]:
+    return [point.load() for point in points if point.group == FINDERS and owner_of(point)[0] in HOUSE]
 
 
 def _unreadable(entry: PluginEntry, damage: str) -> Diagnostic:

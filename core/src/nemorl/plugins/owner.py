@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 
-from nemorl.distributions import InstalledDistribution
+from nemorl.plugins.distributions import InstalledDistribution
 
 UNKNOWN = "unknown"
 DAMAGED = "distributions"

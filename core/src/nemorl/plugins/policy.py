@@ -14,8 +14,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-KERNEL = "nemorl-core"
-"""Always admitted: it is running."""
+HOUSE = frozenset(
+    {"nemorl-core"} | {f"nemorl-{name}" for name in ("tensors", "rl", "report", "isolation", "commands", "testing")}
+)
+"""The kernel and the toolkits: always admitted."""
 KEYS = ("allow", "block", "prefer")
 
 
@@ -43,7 +45,7 @@ class PluginPolicy:
     def refusal(self, distribution: str) -> str | None:
         """Why a distribution may not be used; ``None`` if it may."""
         name = normalize(distribution)
-        if name == KERNEL:
+        if name in HOUSE:
             return None
         if name in map(normalize, self.block):
             return f"plugins.block in {self.source} names it"
@@ -85,7 +87,7 @@ def machine_policy() -> PluginPolicy:
 
 def read_policy(path: Path) -> PluginPolicy:
     """The ``plugins:`` of a settings file. One that cannot be understood admits nobody: it was meant to forbid."""
-    from nemorl.reading import parse_yaml, read_text
+    from nemorl.text.reading import parse_yaml, read_text
 
     try:
         return _checked(parse_yaml(read_text(path)) or {}, str(path))

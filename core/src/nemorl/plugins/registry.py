@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from stevedore import DriverManager
 
-from nemorl.deadlines import deadline
 from nemorl.errors import DeadlineError, ForeignError, NemorlError, PluginError, boundary
 from nemorl.plugins.diagnosis import Diagnostic
 from nemorl.plugins.index import KINDS, PREFIX, Index, PluginEntry, singular
 from nemorl.plugins.policy import PluginPolicy
+from nemorl.process.deadlines import deadline
 
 if TYPE_CHECKING:
     from nemorl.config.base import Config
@@ -186,13 +186,14 @@ _current: ContextVar[Registry | None] = ContextVar("nemorl_registry", default=No
 
 
 @cache
-def _installed() -> Registry:
+def installed() -> Registry:
+    """What this environment has installed, read once."""
     return Registry(Index.installed())
 
 
 def registry() -> Registry:
     """The registry in force: the one set by :func:`use_registry`, else the installed plugins (read once)."""
-    return _current.get() or _installed()
+    return _current.get() or installed()
 
 
 class use_registry:  # noqa: N801  (reads as a statement: `with use_registry(…):`)
@@ -217,7 +218,7 @@ def restricted(policy: PluginPolicy) -> Registry:
 def register(kind: str, name: str) -> Callable[[type], type]:
     """Decorator form of :meth:`Registry.register`: ``@register("environments", "my_env")``.
 
-    For config classes. :mod:`nemorl.registration` has one decorator per kind, which takes functions and classes too.
+    For config classes. :mod:`nemorl_rl.registration` has one decorator per kind, which takes functions and classes too.
     """
 
     def add(target: type) -> type:

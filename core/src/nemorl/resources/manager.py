@@ -21,8 +21,8 @@ from nemorl.config.run import RunConfig
 from nemorl.contracts import Head, WorkerGroup
 from nemorl.errors import WorkerLostError
 from nemorl.plugins.kinds import TrainingBackendConfig
-from nemorl.policy import GenerationPolicy, TrainingPolicy
 from nemorl.resources.local import LocalWorkerGroup
+from nemorl.resources.policies import GenerationPolicy, TrainingPolicy
 from nemorl.resources.worker import GuestFactory, GuestGroup, WorkerContext, WorkerFactory
 from nemorl.weights import IN_PROCESS, WeightHandle
 
@@ -141,7 +141,7 @@ class ResourceManager:
         else:
             self._launcher = LocalLauncher(context)
         self._stack.callback(self._launcher.close)
-        self._transport = config.weight_transport
+        self._sampler = config.sampler
 
     def training_policy(self, planned_updates: int) -> TrainingPolicy:
         """The policy that learns, built on its devices; its learning rate decays over ``planned_updates``."""
@@ -162,16 +162,18 @@ class ResourceManager:
 
     def generation_policy(self) -> GenerationPolicy:
         """The policy that speaks: starts from the training policy's weights if there is one, else from disk."""
-        config = self.config
-        if config.generation_lives_with_training and self._training is not None:
-            guest = GuestEngineFactory(config.generation, config.policy)
+        config, sampler = self.config, self._sampler
+        assert sampler is not None, "this kind of run samples nothing"
+        generation = sampler.generation
+        if sampler.is_attached and self._training is not None:
+            guest = GuestEngineFactory(generation, config.policy)
             # Lost with its trainer, and replaced with it: there is nothing to revive alone.
             return GenerationPolicy(self._launcher.guest_group(self._training, guest))
         weights = self.weight_handle(version=0) if self._training is not None else None
         # Engines may live where the trainer's package is not installed: its config does not travel there.
         policy = config.policy.model_copy(update={"backend": TrainingBackendConfig()})
-        factory = GenerationFactory(config.generation, policy, weights)
-        group = self._launcher.generation_group(factory, f"generation backend {_name(config.generation.backend)}")
+        factory = GenerationFactory(generation, policy, weights)
+        group = self._launcher.generation_group(factory, f"generation backend {_name(generation.backend)}")
         self._stack.callback(group.shutdown)
 
         def revive(error: WorkerLostError) -> None:
@@ -183,10 +185,11 @@ class ResourceManager:
     def weight_handle(self, version: int) -> WeightHandle:
         """The training policy's current weights, over the transport that both sides declare."""
         assert self._training is not None, "weights were asked for before the training policy was built"
-        if self.config.generation_lives_with_training:
+        assert self._sampler is not None, "nothing asks for weights where nothing samples"
+        if self._sampler.is_attached:
             return WeightHandle(IN_PROCESS, version, payload=None)  # nothing travels
-        assert self._transport is not None, "the config checks that the backends share a transport"
-        self._published = self._training.publish(self._transport, version)
+        assert self._sampler.transport is not None, "the config checks that the backends share a transport"
+        self._published = self._training.publish(self._sampler.transport, version)
         return self._published
 
     def restart_training(self, error: WorkerLostError) -> None:

@@ -20,8 +20,9 @@ class RayLauncher:
     def __init__(self, config: RunConfig, context: WorkerContext, log_folder: Path) -> None:
         self._config, self._context = config, context
         self._stack = ExitStack()
-        cluster, width = config.cluster, config.generation.backend.devices_per_replica
-        is_shared = cluster.colocated and config.needs_generation and not config.generation_lives_with_training
+        cluster, sampler = config.cluster, config.sampler
+        width = 1 if sampler is None else sampler.devices
+        is_shared = sampler is not None and cluster.colocated and not sampler.is_attached
         self._log_folder = log_folder
         # Groups on one place take turns: each reserves an equal part of it.
         self._training_share = 1.0 / (1 + len(config.companions) + is_shared)
@@ -29,9 +30,7 @@ class RayLauncher:
         with ExitStack() as undo:
             undo.callback(self.close)
             self._stack.callback(RaySession(cluster).close)
-            apart = (
-                0 if cluster.colocated or not config.needs_generation else cluster.generation_replicas(width) * width
-            )
+            apart = 0 if cluster.colocated or sampler is None else cluster.generation_replicas(width) * width
             training, generation = split_devices(cluster.num_nodes, cluster.devices_per_node, apart)
             self._training = RayVirtualCluster([count for count in training if count], cluster)
             self._stack.callback(self._training.shutdown)
@@ -55,7 +54,7 @@ class RayLauncher:
         return RayWorkerGroup(self._training, factory, self._context, settings)
 
     def generation_group(self, factory: GenerationFactory, name: str) -> WorkerGroup:
-        generation = self._config.generation
+        generation = factory.generation
         settings = GroupSettings(
             share=self._generation_share,
             log_folder=self._log_folder,

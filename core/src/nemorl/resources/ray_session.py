@@ -15,7 +15,7 @@ from pathlib import Path
 
 from nemorl.config.cluster import ClusterConfig, SecurityConfig
 from nemorl.errors import ResourceError
-from nemorl.last_words import note
+from nemorl.process.last_words import note
 from nemorl.resources import ray_guard
 
 QUIET = {

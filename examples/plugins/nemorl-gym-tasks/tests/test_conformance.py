@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 from nemorl.errors import DataError, UsageError
-from nemorl.testing import conformance
 from nemorl.types import Prompt, Score
+from nemorl_testing import conformance
 from pydantic import ValidationError
 
 from nemorl_gym_tasks.config import GymMixtureConfig, GymTasksConfig, TaskConfig

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from nemorl.tensors import TokenBatch
-from nemorl.testing import conformance
 from nemorl.types import Prompt, Sample, Samples, Score
+from nemorl_tensors import TokenBatch
+from nemorl_testing import conformance
 
 from nemorl_raft.trainer import ImitationLoss, best_of_each
 

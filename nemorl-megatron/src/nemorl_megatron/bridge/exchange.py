@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from nemorl.errors import BackendError
-from nemorl.tensors.buckets import BUCKET_BYTES, in_buckets
+from nemorl_tensors.engines.buckets import BUCKET_BYTES, in_buckets
 from torch import Tensor, nn
 
 from nemorl_megatron.bridge.rules import Part, Rule, rules

@@ -11,7 +11,7 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from nemorl.errors import BackendError, boundary
-from nemorl.tensors.buckets import in_buckets
+from nemorl_tensors.engines.buckets import in_buckets
 
 from nemorl_megatron.model import PolicyModel
 

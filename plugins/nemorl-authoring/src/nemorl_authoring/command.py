@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from nemorl.cli.answers import AsJson, echo_json
-from nemorl.terminal import say
+from nemorl_commands.answers import AsJson, echo_json
+from nemorl_commands.terminal import say
 
 from nemorl_authoring.names import Names, kind_called, kinds
 from nemorl_authoring.writing import Written, write_package

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from nemorl.environments import Environment
+from nemorl.environment import Environment
 from nemorl.errors import BackendError, DataError, UsageError
 from nemorl.types import Prompt, Score
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from nemorl.cli.answers import AsJson, echo_json
-from nemorl.files import replace_text
-from nemorl.terminal import say
+from nemorl.storage.files import replace_text
+from nemorl_commands.answers import AsJson, echo_json
+from nemorl_commands.terminal import say
 
 from nemorl_compat.migration import Migration, migrate_file
 

@@ -12,9 +12,9 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from nemorl import Environment
-from nemorl.environments.batching import Batcher
 from nemorl.errors import UsageError
 from nemorl.types import Prompt, Score, Step
+from nemorl_rl.environments.batching import Batcher
 
 MessageLog = list[dict[str, str]]
 """A conversation so far: ``{"role": "user" | "assistant" | "environment", "content": …}``."""

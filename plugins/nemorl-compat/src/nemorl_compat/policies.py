@@ -22,23 +22,25 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import nemorl
 from nemorl.config import ClusterConfig, GenerationConfig, PolicyConfig, RunConfig
 from nemorl.config.load import validate
-from nemorl.data import RowDataModule, to_prompts
-from nemorl.environments import EnvironmentPool, Unscored
+from nemorl.data import DataSource, RowDataModule, rows_of
 from nemorl.errors import DataError, UsageError
-from nemorl.observe.metrics import Metrics, values
-from nemorl.policy import GenerationPolicy, TrainingPolicy
+from nemorl.metrics import Metrics, values
+from nemorl.process.seeding import derive_seed
 from nemorl.resources.manager import GenerationFactory, ResourceManager, standalone_generation
-from nemorl.results import TrainResult
-from nemorl.rollouts import RolloutEngine, RolloutPlan
-from nemorl.seeding import derive_seed
-from nemorl.sources import DataSource, as_environment, rows_of
-from nemorl.tokenizer import Tokenizer
+from nemorl.resources.policies import GenerationPolicy, TrainingPolicy
+from nemorl.run import TrainResult
 from nemorl.trainer import BaseTrainer
 from nemorl.types import Row, Samples
+from nemorl_rl.config import RolloutRunConfig
+from nemorl_rl.environments import EnvironmentPool, Unscored
+from nemorl_rl.environments.sources import as_environment
+from nemorl_rl.prompts import to_prompts
+from nemorl_rl.rollouts import RolloutEngine, RolloutPlan
+from nemorl_rl.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from nemorl.resources.ray_cluster import RayVirtualCluster
-    from nemorl.tensors import TokenBatch
+    from nemorl_tensors import TokenBatch
     from torch import Tensor
 
 UPDATES = 1_000_000
@@ -86,7 +88,7 @@ class HuggingFacePolicy(PolicyInterface):
         """
         settings = {"model_name": model_name, "backend": self.backend, **policy}
         self.config = validate(
-            RunConfig,
+            RolloutRunConfig,
             {"policy": settings, "generation": dict(generation or {}), "cluster": {"launcher": "local"}},
             source=type(self).__name__,
         )
@@ -144,7 +146,7 @@ class HuggingFacePolicy(PolicyInterface):
         return _Speaker(self._parts[2], policy.model_name, self.config.generation, policy.max_sequence_tokens)
 
     def _to_batch(self, samples: Any, rewards: Sequence[float]) -> TokenBatch:
-        from nemorl.tensors import TokenBatch
+        from nemorl_tensors import TokenBatch
 
         if not isinstance(samples, Samples) or len(samples) != len(rewards):
             raise UsageError(
@@ -268,9 +270,10 @@ class _Pipeline:
         self._cluster = cluster
         if isinstance(config, HuggingFacePolicy):
             given = config.config
-            config = self.config_class(
-                policy=given.policy, generation=given.generation, cluster=_places(cluster) if cluster else given.cluster
-            )
+            samples = issubclass(self.config_class, RolloutRunConfig)
+            engine: Any = {"generation": given.generation} if samples else {}
+            places = _places(cluster) if cluster else given.cluster
+            config = self.config_class(policy=given.policy, cluster=places, **engine)
         super().__init__(config)  # type: ignore[call-arg]
 
     def train(self, dataset: DataSource, *args: Any, **options: Any) -> TrainResult:

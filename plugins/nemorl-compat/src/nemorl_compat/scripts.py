@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from nemorl.config import load_config
+from nemorl.data import DataSource
 from nemorl.errors import UsageError
-from nemorl.results import TrainResult
-from nemorl.sources import DataSource
+from nemorl.run import TrainResult
 from nemorl.trainer import BaseTrainer
 
 from nemorl_compat.migration import migrate
@@ -67,4 +67,5 @@ def grpo_train(
             f"{len(environments)} environments for different tasks",
             fix="write one environment that looks at the row, or a reward function with the column as an argument",
         )
-    return policy.fit(dataloader, next(iter(environments.values()), None), val_dataset=val_dataloader)
+    given: Any = dict(zip(["reward_fn"], environments.values(), strict=False))
+    return policy.fit(dataloader, val_dataset=val_dataloader, **given)

@@ -4,7 +4,7 @@ The guide hands a trainer a dict of settings and leaves open what a batch is and
 
 - ``batch`` in ``_train_step`` is the step's rows, a list of mappings as they come from the dataset;
 - ``self.encode(batch)`` makes tokens of them, ``self.update(tokens)`` is one optimizer step of the policy on
-  ``_compute_loss``, ``self.policy`` is the policy itself (``nemorl.policy.TrainingPolicy``);
+  ``_compute_loss``, ``self.policy`` is the policy itself (``nemorl.resources.policies.TrainingPolicy``);
 - ``_compute_loss(batch, outputs)`` is given those tokens (a ``TokenBatch``) and ``outputs`` [N], the policy's log-prob
   of each token with gradient. It runs where the model is, perhaps in another process.
 
@@ -22,25 +22,24 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from nemorl import trainer as kernel
 from nemorl.config import RunConfig
 from nemorl.config.load import validate
-from nemorl.encoding import encode_row
 from nemorl.errors import ConfigError, Problem, UsageError
-from nemorl.observe.metrics import Mean, Metrics, values
+from nemorl.metrics import Mean, Metrics, values
 from nemorl.plugins import registry
-from nemorl.registration import register_algorithm
-from nemorl.suggest import did_you_mean
+from nemorl.text.suggest import did_you_mean
 from nemorl.types import Row
+from nemorl_rl.encoding import encode_row
+from nemorl_rl.registration import register_algorithm
+from nemorl_rl.tokenizer import Tokenizer
 from pydantic import Field
 
 if TYPE_CHECKING:
-    from nemorl.policy import TrainingPolicy
-    from nemorl.tensors import TokenBatch
+    from nemorl.resources.policies import TrainingPolicy
+    from nemorl_tensors import TokenBatch
     from torch import Tensor
 
 
 class GuideConfig(RunConfig):
     """The settings of a trainer in the guide's style: those of every run, and the trainer's own under ``custom``."""
-
-    needs_generation: ClassVar[bool] = False
 
     batch_size: int = Field(32, ge=1)
     """Rows per step."""
@@ -121,10 +120,10 @@ class BaseTrainer(kernel.BaseTrainer[GuideConfig]):
 
     def encode(self, rows: Sequence[Row]) -> TokenBatch:
         """Rows with ``messages``, or ``prompt`` and ``response``, as one ragged batch: responses are trained on."""
-        from nemorl.tensors import TokenBatch
+        from nemorl_tensors import TokenBatch
 
         limit = self.config.policy.max_sequence_tokens
-        encoded = [encode_row(row, self.run.tokenizer) for row in rows]
+        encoded = [encode_row(row, self.tokenizer) for row in rows]
         return TokenBatch.from_sequences([ids[:limit] for ids, _ in encoded], [mask[:limit] for _, mask in encoded])
 
     def update(self, tokens: TokenBatch) -> dict[str, float]:
@@ -137,6 +136,9 @@ class BaseTrainer(kernel.BaseTrainer[GuideConfig]):
     @property
     def batch_size(self) -> int:
         return self.config.batch_size
+
+    def setup(self) -> None:
+        self.tokenizer = Tokenizer.load(self.config.policy.model_name)
 
     def train_step(self, rows: Sequence[Row]) -> Metrics:
         metrics = self._train_step(rows)

@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
-from nemorl.config import RESUMABLE, Config, ExpandsHome, PolicyConfig, RunConfig
+from nemorl.config import RESUMABLE, Config, ExpandsHome, PolicyConfig
 from nemorl.config.models import TRAINING_BACKEND, Companion, interpreter_problems, model_problems
 from nemorl.errors import Problem
+from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import TrainingBackendConfig
+from nemorl_rl.config import RolloutRunConfig
 from pydantic import Field
 
 KLType = Literal["forward", "reverse", "mixed"]
@@ -45,11 +47,14 @@ class TeacherConfig(Config):
         return student.model_copy(update={**own, "init": "pretrained", "lora": None})
 
 
-class TaughtConfig(RunConfig):
+class TaughtConfig(RolloutRunConfig):
     """What every algorithm has whose student samples responses and whose teacher reads them."""
 
-    needs_environment: ClassVar[bool] = False
     needs_columns: ClassVar[tuple[frozenset[str], ...]] = (frozenset({"prompt"}), frozenset({"messages"}))
+    metrics: ClassVar[Mapping[str, MetricInfo]] = {
+        **RolloutRunConfig.metrics,
+        **{name: MetricInfo() for name in ("train/forward_kl", "train/reverse_kl", "validation/reverse_kl")},
+    }
     best_metric: ClassVar[str] = "validation/reverse_kl"
     best_is_highest: ClassVar[bool] = False
 
@@ -65,6 +70,9 @@ class TaughtConfig(RunConfig):
     """Optimizer steps per batch. Above 1 the later ones see responses of a slightly older student."""
     loss_level: Literal["token", "sequence"] = "token"
     """Average over all response tokens, or over responses of their own averages."""
+
+    def reward_problems(self, scorer: object, fix: str) -> Iterator[Problem]:
+        yield from ()  # the teacher is all it learns from; an environment that is given counts for validation
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from nemorl.observe.metrics import Mean, Metrics
-from nemorl.tensors import TokenBatch, masked_mean
-from nemorl.tensors.ratios import masked_log_ratio, probability_ratio
-from nemorl.tensors.surrogate import clipped_surrogate, ratio_metrics, sampler_metrics
+from nemorl.metrics import Mean, Metrics
+from nemorl_tensors import TokenBatch, masked_mean
+from nemorl_tensors.ratios import masked_log_ratio, probability_ratio
+from nemorl_tensors.surrogate import clipped_surrogate, ratio_metrics, sampler_metrics
 from torch import Tensor
 
 from nemorl_distillation.config import KLType, OutsideTopK

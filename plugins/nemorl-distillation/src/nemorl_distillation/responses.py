@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from nemorl.data import to_prompt
-from nemorl.encoding import encode_row
 from nemorl.errors import DataError
-from nemorl.tokenizer import Tokenizer
 from nemorl.types import Row, Sample, Score
+from nemorl_rl.encoding import encode_row
+from nemorl_rl.prompts import to_prompt
+from nemorl_rl.tokenizer import Tokenizer
 
 
 def given_count(fraction: float, batch_size: int, step: int) -> int:

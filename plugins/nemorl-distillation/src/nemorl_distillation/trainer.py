@@ -9,15 +9,17 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
-from nemorl.data import to_prompts
 from nemorl.errors import UsageError
-from nemorl.observe.metrics import Metrics, average
-from nemorl.policy import TrainingPolicy
-from nemorl.rollouts import RolloutPlan, rollout_metrics
-from nemorl.seeding import derive_seed
-from nemorl.tensors import KL_ESTIMATORS, TokenBatch, masked_mean
-from nemorl.trainer import BaseTrainer
+from nemorl.metrics import Metrics, average
+from nemorl.process.seeding import derive_seed
+from nemorl.resources.policies import TrainingPolicy
 from nemorl.types import Row, Samples
+from nemorl_rl.environments import Unscored
+from nemorl_rl.environments.sources import as_environment
+from nemorl_rl.prompts import to_prompts
+from nemorl_rl.rollouts import RolloutPlan, rollout_metrics
+from nemorl_rl.trainer import RolloutTrainer
+from nemorl_tensors import KL_ESTIMATORS, TokenBatch, masked_mean
 
 from nemorl_distillation.config import DistillationConfig, OPDConfig, TaughtConfig
 from nemorl_distillation.loss import SampledReverseKLLoss, TopKDistillationLoss
@@ -27,7 +29,7 @@ from nemorl_distillation.vocabulary import shared_vocabulary
 T = TypeVar("T", bound=TaughtConfig)
 
 
-class TaughtTrainer(BaseTrainer[T]):
+class TaughtTrainer(RolloutTrainer[T]):
     """What both algorithms share. One defines ``loss`` in ``setup``, and ``ask_teacher``."""
 
     loss: TopKDistillationLoss | SampledReverseKLLoss
@@ -60,12 +62,12 @@ class TaughtTrainer(BaseTrainer[T]):
 
         The k3 estimate from the sampled tokens. Where there is an environment, its metrics too.
         """
-        scored = super().validate(rows) if self.is_scored else {}
+        scored = super().validate(rows) if self.has_rewards else {}
         sampling = self.config.generation.sampling(temperature=self.temperature)
         plan = RolloutPlan(1, sampling, self.config.max_turns)
-        prompts = to_prompts(rows, self.run.tokenizer)
+        prompts = to_prompts(rows, self.tokenizer)
         samples = self.rollouts.collect(prompts, plan, seed=derive_seed(self.config.seed, "validation", "reverse_kl"))
-        if not self.is_scored:
+        if not self.has_rewards:
             self.record_samples(samples, "validation", len(samples))
         batch = self.to_batch(samples)
         kl = KL_ESTIMATORS["k3"](self.run.policy.get_logprobs(batch), self.teacher.get_logprobs(batch))
@@ -88,6 +90,15 @@ class TaughtTrainer(BaseTrainer[T]):
         return self.collect(rows)
 
     # What follows from the config
+
+    def open_inputs(self) -> None:
+        """An environment is not needed: without one, nobody judges the responses."""
+        self.environment = as_environment(self._scorer) or Unscored()
+
+    @property
+    def has_rewards(self) -> bool:
+        """Something gives rewards, which then count for validation."""
+        return not isinstance(self.environment, Unscored)
 
     @property
     def teacher(self) -> TrainingPolicy:
@@ -126,7 +137,7 @@ class TaughtTrainer(BaseTrainer[T]):
 
     def describe(self, samples: Samples) -> Metrics:
         """What happened in the rollout; of rewards only where something gives them."""
-        rewards = () if self.is_scored else ("reward", "accuracy")
+        rewards = () if self.has_rewards else ("reward", "accuracy")
         return {name: metric for name, metric in rollout_metrics(samples).items() if name not in rewards}
 
 
@@ -148,7 +159,7 @@ class DistillationTrainer(TaughtTrainer[DistillationConfig]):
     def respond(self, rows: Sequence[Row]) -> Samples:
         """Some rows with the dataset's response, the rest with the student's."""
         count = given_count(self.config.dataset_fraction, len(rows), self.step)
-        tokenizer, limit = self.run.tokenizer, self.config.policy.max_sequence_tokens
+        tokenizer, limit = self.tokenizer, self.config.policy.max_sequence_tokens
         given = [given_sample(row, index, tokenizer, limit) for index, row in enumerate(rows[:count])]
         return Samples([*given, *(self.collect(rows[count:]) if rows[count:] else ())])
 

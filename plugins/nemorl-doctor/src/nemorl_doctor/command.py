@@ -10,11 +10,11 @@ import math
 from typing import Annotated, Any
 
 import typer
-from nemorl.cli.answers import AsJson, echo_json
-from nemorl.cli.runs import Overrides
 from nemorl.errors import UsageError
-from nemorl.observe.console import Console
-from nemorl.terminal import print_table, say
+from nemorl_commands.answers import AsJson, echo_json
+from nemorl_commands.console import Console
+from nemorl_commands.runs import Overrides
+from nemorl_commands.terminal import print_table, say
 
 AUDIT_NEW_TOKENS = 32
 """Response length of an audit, unless overridden: errors show from the first token on."""
@@ -83,11 +83,11 @@ def _describe_machine(as_json: bool) -> None:
 
 def _compare_engines(model: str, changes: list[str], as_json: bool) -> None:
     from nemorl.config.load import apply_overrides, validate
-    from nemorl.config.run import RunConfig
+    from nemorl_rl.config import RolloutRunConfig
 
     data: dict[str, Any] = {"model": model, "generation": {"max_new_tokens": AUDIT_NEW_TOKENS}}
-    config = validate(RunConfig, apply_overrides(data, changes, "doctor"), source="doctor")
-    from nemorl.mismatch import likely_causes, measure_mismatch
+    config = validate(RolloutRunConfig, apply_overrides(data, changes, "doctor"), source="doctor")
+    from nemorl_rl.mismatch import likely_causes, measure_mismatch
 
     with Console(quiet=as_json) as console:
         console.message(f"comparing engines on {model}")

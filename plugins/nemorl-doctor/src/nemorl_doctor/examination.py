@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nemorl.cli.plugins import as_dict
-from nemorl.observe.provenance import describe_environment
 from nemorl.plugins import PluginEntry, registry
-from nemorl.terminal import PlainConsole, console, styled
+from nemorl_commands.plugins import as_dict
+from nemorl_commands.terminal import PlainConsole, console, styled
+from nemorl_report.provenance import describe_environment
 from rich.padding import Padding
 from rich.table import Table
 

@@ -3,7 +3,7 @@
 Everything is decided from metadata and files, nothing is imported: a broken installation is the very thing to look at.
 :class:`Installed` and :class:`Machine` hold the facts, each check is a function of the two that yields
 :class:`Finding` objects, and a healthy environment yields none. Plugins that cannot be used are the index's to report
-(:mod:`nemorl.plugins.index`); whether two engines agree is measured elsewhere (:mod:`nemorl.mismatch`).
+(:mod:`nemorl.plugins.index`); whether two engines agree is measured elsewhere (:mod:`nemorl_rl.mismatch`).
 """
 
 from __future__ import annotations

@@ -11,11 +11,11 @@ from typing import Annotated, Any
 import typer
 import yaml
 from nemorl.checkpoints import Checkpoint
-from nemorl.cli.answers import AsJson, echo_json
 from nemorl.errors import NemorlError, UsageError
-from nemorl.plugins.lock import FILE as PLUGINS_FILE
-from nemorl.plugins.lock import read_lock
-from nemorl.terminal import print_table, styled
+from nemorl_commands.answers import AsJson, echo_json
+from nemorl_commands.terminal import print_table, styled
+from nemorl_report.lock import FILE as PLUGINS_FILE
+from nemorl_report.lock import read_lock
 
 app = typer.Typer(
     add_completion=False,

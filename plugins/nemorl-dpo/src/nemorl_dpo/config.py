@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import ClassVar, Literal
 
 from nemorl.config import RunConfig
 from nemorl.errors import Problem
+from nemorl.metrics import MetricInfo
 from pydantic import Field
+
+PAIR_METRICS = tuple(
+    f"{split}/{name}"
+    for split in ("train", "validation")
+    for name in ("preference_loss", "sft_loss", "rewards_chosen_mean", "rewards_rejected_mean", "rewards_margin_mean")
+)
 
 
 class DPOConfig(RunConfig):
@@ -15,9 +22,12 @@ class DPOConfig(RunConfig):
 
     summary: ClassVar[str] = "Direct preference optimisation on pairs of responses (sigmoid, hinge, IPO)"
     trainer: ClassVar[str] = "nemorl_dpo.trainer:DPOTrainer"
+    metrics: ClassVar[Mapping[str, MetricInfo]] = {
+        **RunConfig.metrics,
+        **{name: MetricInfo() for name in PAIR_METRICS},
+    }
     best_metric: ClassVar[str] = "validation/loss"
     best_is_highest: ClassVar[bool] = False
-    needs_generation: ClassVar[bool] = False
     needs_columns: ClassVar[tuple[frozenset[str], ...]] = (frozenset({"prompt", "chosen", "rejected"}),)
 
     algorithm: Literal["dpo"] = "dpo"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 from nemorl.errors import DataError
-from nemorl.tensors import TokenBatch, segment_sum
+from nemorl_tensors import TokenBatch, segment_sum
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 

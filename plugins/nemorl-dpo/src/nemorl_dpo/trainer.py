@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from nemorl.contracts import DataModule
-from nemorl.encoding import EncodedPair, encode_pair
 from nemorl.errors import DataError
-from nemorl.observe.metrics import Mean, Metrics, values
-from nemorl.tensors import TokenBatch, pair_batch, segment_sum
+from nemorl.metrics import Mean, Metrics, values
 from nemorl.trainer import BaseTrainer
 from nemorl.types import Row
+from nemorl_rl.encoding import EncodedPair, encode_pair
+from nemorl_rl.tokenizer import Tokenizer
+from nemorl_tensors import TokenBatch, pair_batch, segment_sum
 
 from nemorl_dpo.config import DPOConfig
 from nemorl_dpo.hinge import HingeLoss
@@ -28,6 +29,7 @@ class DPOTrainer(BaseTrainer[DPOConfig]):
     config_class = DPOConfig
 
     def setup(self) -> None:
+        self.tokenizer = Tokenizer.load(self.config.policy.model_name)
         self.loss = loss_of(self.config)
         self.references: ReferenceTable | None = None
         if self.config.reference == "precomputed":
@@ -54,7 +56,7 @@ class DPOTrainer(BaseTrainer[DPOConfig]):
 
     def to_batch(self, rows: Sequence[Row]) -> TokenBatch:
         """The rows as one ragged batch, chosen and rejected in turn; what is beyond the length limit is cut off."""
-        pairs = [encode_pair(row, self.run.tokenizer) for row in rows]
+        pairs = [encode_pair(row, self.tokenizer) for row in rows]
         limit = self.config.policy.max_sequence_tokens
         return pair_batch(
             [_sequence(pair, pair.chosen, limit) for pair in pairs],
@@ -91,7 +93,7 @@ class DPOTrainer(BaseTrainer[DPOConfig]):
         used = min(len(held_out), self.config.validation.max_samples)
         for start in range(0, used, self.batch_size):
             yield [held_out[i] for i in range(start, min(start + self.batch_size, used))]
-        yield from look_ahead(self.run.data, self.total_steps)
+        yield from look_ahead(self.data, self.total_steps)
 
 
 def look_ahead(data: DataModule, steps: int) -> Iterator[list[Row]]:

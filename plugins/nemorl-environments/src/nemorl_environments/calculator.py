@@ -7,7 +7,7 @@ import re
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from nemorl.environments import Environment
+from nemorl.environment import Environment
 from nemorl.errors import DataError
 from nemorl.types import Prompt, Score, Step
 

@@ -10,7 +10,7 @@ from nemorl.config.base import Config
 from nemorl.config.component import Component
 from nemorl.errors import Problem
 from nemorl.plugins.kinds import EnvironmentConfig
-from nemorl.suggest import did_you_mean
+from nemorl.text.suggest import did_you_mean
 from pydantic import Field, WithJsonSchema
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class WeightedConfig(EnvironmentConfig):
             yield Problem("lead", f"no part is named {self.lead!r}", hint)
 
     def build(self) -> Environment:
-        from nemorl.environments import Part, WeightedEnvironment
+        from nemorl_rl.environments import Part, WeightedEnvironment
 
         parts = {name: Part(part.environment, part.weight) for name, part in self.parts.items()}
         return WeightedEnvironment(parts, lead=self.lead)
@@ -75,7 +75,7 @@ class ChainConfig(EnvironmentConfig):
     a conversation."""
 
     def build(self) -> Environment:
-        from nemorl.environments import ChainEnvironment, Stage
+        from nemorl_rl.environments import ChainEnvironment, Stage
 
         parts = {name: Stage(part.environment, part.weight, part.threshold) for name, part in self.parts.items()}
         return ChainEnvironment(parts)

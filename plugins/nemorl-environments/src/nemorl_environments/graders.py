@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from nemorl.environments import Environment
+from nemorl.environment import Environment
 from nemorl.errors import DataError
 from nemorl.types import Prompt, Score
 

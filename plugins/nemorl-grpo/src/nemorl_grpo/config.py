@@ -16,9 +16,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
-from nemorl.config import Config, RunConfig
-from nemorl.config.kl import KLPenalty
+from nemorl.config import Config
 from nemorl.errors import Problem
+from nemorl.metrics import MetricInfo
+from nemorl_rl.config import RolloutRunConfig
+from nemorl_rl.kl import KLPenalty
 from pydantic import Field, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema
 
@@ -151,7 +153,16 @@ class ClippedRatio(Config):
     """Bound on the loss of negative advantages, as a multiple of the advantage (arXiv:1912.09729; 3 is typical)."""
 
 
-class PolicyGradientConfig(RunConfig):
+GROUP_METRICS = tuple(
+    f"train/{name}"
+    for name in (
+        *("advantages/mean", "baseline_reward/pct_0", "baseline_reward/pct_1", "baseline_reward/pct_mixed"),
+        *("kl_penalty", "token_mult_prob_error", "gen_kl_error", "approx_entropy"),
+    )
+)
+
+
+class PolicyGradientConfig(RolloutRunConfig):
     """What every variant has: how much is sampled, how often it is learnt from, and what it is worth by then."""
 
     needs_columns: ClassVar[tuple[frozenset[str], ...]] = (frozenset({"prompt"}), frozenset({"messages"}))
@@ -234,5 +245,9 @@ class GRPOConfig(GroupCredit, ClippedConfig):
     summary: ClassVar[str] = "Group relative policy optimisation: each response against others to its prompt"
     trainer: ClassVar[str] = "nemorl_grpo.trainer:GRPOTrainer"
 
+    metrics: ClassVar[Mapping[str, MetricInfo]] = {
+        **RolloutRunConfig.metrics,
+        **{name: MetricInfo() for name in GROUP_METRICS},
+    }
     algorithm: Literal["grpo"] = "grpo"
     """Name of the algorithm."""

@@ -9,7 +9,7 @@ expectation, and the kinds differ in what they do about weights that are too lar
 A correction multiplies the policy-gradient term of a loss, never the KL term, and carries no gradient. It does not
 touch ``loss_weights``: a token or sequence that is left out contributes 0, as in the reference system, and the others
 weigh no more for it. Where both engines agree, every kind gives exactly 1. Log ratios count as ±20 at most. One that
-is not finite, of a token which the sampler says it cannot have drawn, gives weight 0 (``nemorl.tensors.ratios``), and
+is not finite, of a token which the sampler says it cannot have drawn, gives weight 0 (``nemorl_tensors.ratios``), and
 the metric ``nonfinite_sampler_logprobs`` counts it.
 """
 
@@ -19,9 +19,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from nemorl.observe.metrics import Mean, Metric
-from nemorl.tensors import TokenBatch, masked_mean, segment_mean, segment_sum
-from nemorl.tensors.ratios import importance_weight, probability_ratio
+from nemorl.metrics import Mean, Metric
+from nemorl_tensors import TokenBatch, masked_mean, segment_mean, segment_sum
+from nemorl_tensors.ratios import importance_weight, probability_ratio
 from torch import Tensor
 
 from nemorl_grpo.config import ImportanceCorrection

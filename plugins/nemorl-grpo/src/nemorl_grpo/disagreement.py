@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from nemorl.observe.metrics import Max, Mean, Metric, Sum
-from nemorl.tensors import TokenBatch, loss_weights, segment_mean, segment_sum
-from nemorl.tensors.ratios import masked_log_ratio, probability_ratio
+from nemorl.metrics import Max, Mean, Metric, Sum
+from nemorl_tensors import TokenBatch, loss_weights, segment_mean, segment_sum
+from nemorl_tensors.ratios import masked_log_ratio, probability_ratio
 from torch import Tensor
 
 

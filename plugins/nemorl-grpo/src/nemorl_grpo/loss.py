@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nemorl.observe.metrics import Metric
-from nemorl.tensors import TokenBatch
-from nemorl.tensors.ratios import masked_log_ratio, probability_ratio
-from nemorl.tensors.surrogate import clipped_surrogate, ratio_metrics
+from nemorl.metrics import Metric
+from nemorl_tensors import TokenBatch
+from nemorl_tensors.ratios import masked_log_ratio, probability_ratio
+from nemorl_tensors.surrogate import clipped_surrogate, ratio_metrics
 from torch import Tensor
 
 from nemorl_grpo.loss_base import PolicyGradientLoss

@@ -3,7 +3,7 @@
 # N = tokens of all sequences concatenated
 
 Not here: the surrogates, one file each (``loss.py``, ``loss_gspo.py``, ``loss_cispo.py``), and what PPO shares with
-them (``nemorl.tensors.surrogate``).
+them (``nemorl_tensors.surrogate``).
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-from nemorl.observe.metrics import Metric, Metrics
-from nemorl.tensors import KLTerm, TokenBatch, masked_mean
-from nemorl.tensors.ratios import masked_log_ratio
-from nemorl.tensors.surrogate import sampler_metrics
+from nemorl.metrics import Metric, Metrics
+from nemorl_tensors import KLTerm, TokenBatch, masked_mean
+from nemorl_tensors.ratios import masked_log_ratio
+from nemorl_tensors.surrogate import sampler_metrics
 from torch import Tensor
 
 from nemorl_grpo.correction import Correction

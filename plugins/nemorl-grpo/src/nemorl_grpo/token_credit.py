@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from nemorl.tensors import TokenBatch, segment_sum
+from nemorl_tensors import TokenBatch, segment_sum
 from torch import Tensor
 
 from nemorl_grpo.advantages import group_advantages

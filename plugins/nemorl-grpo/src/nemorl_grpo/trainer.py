@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from nemorl.observe.metrics import Max, Mean, Metric, Metrics, Min, average
-from nemorl.rollouts import RolloutPlan, rollout_metrics
-from nemorl.trainer import BaseTrainer
+from nemorl.metrics import Max, Mean, Metric, Metrics, Min, average
 from nemorl.types import Row, Sample, Samples
+from nemorl_rl.rollouts import RolloutPlan, rollout_metrics
+from nemorl_rl.trainer import RolloutTrainer
 
 from nemorl_grpo.advantages import EPSILON, clip_advantages, differ, group_advantages
 from nemorl_grpo.config import (
@@ -30,7 +30,7 @@ from nemorl_grpo.config import (
 from nemorl_grpo.rewards import shaped_rewards
 
 if TYPE_CHECKING:
-    from nemorl.tensors import NormalizationLevel, TokenBatch
+    from nemorl_tensors import NormalizationLevel, TokenBatch
 
     from nemorl_grpo.loss_base import PolicyGradientLoss
 
@@ -40,7 +40,7 @@ L = TypeVar("L", bound=PenalizedConfig)
 K = TypeVar("K", bound=ClippedConfig)
 
 
-class PolicyGradientTrainer(BaseTrainer[P]):
+class PolicyGradientTrainer(RolloutTrainer[P]):
     """What the family shares. A variant sets ``loss`` in ``setup`` and defines ``advantages``."""
 
     loss: PolicyGradientLoss
@@ -135,7 +135,7 @@ class PolicyGradientTrainer(BaseTrainer[P]):
 
     def to_batch(self, samples: Samples, advantages: Sequence[float]) -> TokenBatch:
         """The samples as tensors, each token with the advantage of its response."""
-        from nemorl.tensors import TokenBatch
+        from nemorl_tensors import TokenBatch
 
         return TokenBatch.from_samples(
             samples,
@@ -246,7 +246,7 @@ def has_spread(group: Sequence[Sample]) -> bool:
 
 def kl_metrics(batch: TokenBatch) -> dict[str, Metric]:
     """The KL that rewards were charged, where they were."""
-    from nemorl.tensors import masked_mean
+    from nemorl_tensors import masked_mean
 
     return {"kl_penalty": masked_mean(batch["kl"], batch.mask)} if "kl" in batch else {}
 

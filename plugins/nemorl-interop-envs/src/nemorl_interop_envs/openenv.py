@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from nemorl.environments import Environment
+from nemorl.environment import Environment
 from nemorl.errors import DataError
 from nemorl.types import Prompt, Score, Step
 

@@ -11,9 +11,9 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from nemorl.environments import Environment
+from nemorl.environment import Environment
 from nemorl.errors import DataError, UsageError, boundary
-from nemorl.suggest import did_you_mean
+from nemorl.text.suggest import did_you_mean
 from nemorl.types import Prompt, Row, Score
 
 if TYPE_CHECKING:

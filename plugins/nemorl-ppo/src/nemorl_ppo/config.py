@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, ClassVar, Literal
 
-from nemorl.config import RESUMABLE, Config, ExpandsHome, OptimizerConfig, PolicyConfig, RunConfig, ScheduleConfig
-from nemorl.config.kl import KLPenalty
+from nemorl.config import RESUMABLE, Config, ExpandsHome, OptimizerConfig, PolicyConfig, ScheduleConfig
 from nemorl.config.models import TRAINING_BACKEND, Companion
 from nemorl.errors import Problem
+from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import TrainingBackendConfig
+from nemorl_rl.config import RolloutRunConfig
+from nemorl_rl.kl import KLPenalty
 from pydantic import Field
 
 
@@ -41,13 +43,27 @@ class CriticConfig(Config):
         return policy.model_copy(update={**own, "init": init, "lora": None})
 
 
-class PPOConfig(KLPenalty, RunConfig):
+class PPOConfig(KLPenalty, RolloutRunConfig):
     """Proximal policy optimisation with a critic (arXiv:1707.06347), VAPO's refinements (arXiv:2504.05118) included."""
 
     summary: ClassVar[str] = "Proximal policy optimisation: a critic says what each token was worth"
     trainer: ClassVar[str] = "nemorl_ppo.trainer:PPOTrainer"
     needs_columns: ClassVar[tuple[frozenset[str], ...]] = (frozenset({"prompt"}), frozenset({"messages"}))
 
+    metrics: ClassVar[Mapping[str, MetricInfo]] = {
+        **RolloutRunConfig.metrics,
+        **{
+            name: MetricInfo()
+            for name in (
+                "train/critic/loss",
+                "train/critic/explained_var",
+                "train/kl_penalty",
+                "train/token_mult_prob_error",
+                "train/gen_kl_error",
+                "train/approx_entropy",
+            )
+        },
+    }
     algorithm: Literal["ppo"] = "ppo"
     """Name of the algorithm."""
     num_prompts_per_step: int = Field(32, ge=1)

@@ -10,7 +10,7 @@ last trained token, also where the token limit cut it. Masked slots may hold any
 from __future__ import annotations
 
 import torch
-from nemorl.tensors import segment_ids, segment_sum
+from nemorl_tensors import segment_ids, segment_sum
 from torch import Tensor
 
 EPSILON = 1e-6

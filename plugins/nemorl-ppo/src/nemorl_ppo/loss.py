@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-from nemorl.observe.metrics import Metric, Metrics, Sum
-from nemorl.tensors import KLTerm, TokenBatch, masked_mean
-from nemorl.tensors.ratios import masked_log_ratio, probability_ratio
-from nemorl.tensors.surrogate import clipped_surrogate, ratio_metrics, sampler_metrics
+from nemorl.metrics import Metric, Metrics, Sum
+from nemorl_tensors import KLTerm, TokenBatch, masked_mean
+from nemorl_tensors.ratios import masked_log_ratio, probability_ratio
+from nemorl_tensors.surrogate import clipped_surrogate, ratio_metrics, sampler_metrics
 from torch import Tensor
 
 

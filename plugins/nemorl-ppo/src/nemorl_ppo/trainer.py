@@ -7,20 +7,20 @@ from collections.abc import Sequence
 import torch
 from nemorl.contracts import Loss
 from nemorl.errors import BackendError
-from nemorl.observe.metrics import Mean, Metric, Metrics, average
-from nemorl.policy import TrainingPolicy
-from nemorl.rollouts import RolloutPlan, accuracy_of, rollout_metrics
-from nemorl.tensors import TokenBatch, loss_weights, masked_max, masked_mean, masked_min, standardized
-from nemorl.tokenizer import Tokenizer
-from nemorl.trainer import BaseTrainer
+from nemorl.metrics import Mean, Metric, Metrics, average
+from nemorl.resources.policies import TrainingPolicy
 from nemorl.types import Row, Samples
+from nemorl_rl.rollouts import RolloutPlan, accuracy_of, rollout_metrics
+from nemorl_rl.tokenizer import Tokenizer
+from nemorl_rl.trainer import RolloutTrainer
+from nemorl_tensors import TokenBatch, loss_weights, masked_max, masked_mean, masked_min, standardized
 
 from nemorl_ppo.config import PPOConfig
 from nemorl_ppo.credit import advantages, explained_variance, length_adaptive_lambdas, terminal_rewards
 from nemorl_ppo.loss import PPOLoss, ValueLoss
 
 
-class PPOTrainer(BaseTrainer[PPOConfig]):
+class PPOTrainer(RolloutTrainer[PPOConfig]):
     """Proximal policy optimisation with a critic (arXiv:1707.06347)."""
 
     config_class = PPOConfig
@@ -40,7 +40,7 @@ class PPOTrainer(BaseTrainer[PPOConfig]):
         self.value_loss = ValueLoss(config.value_clip)
         self.critic = self.run.companions["critic"]
         if config.critic.model_name:
-            require_same_tokens(self.run.tokenizer, config.critic.model_name)
+            require_same_tokens(self.tokenizer, config.critic.model_name)
 
     def train_step(self, rows: Sequence[Row]) -> Metrics:
         # 1. Sample responses from the current weights, each scored by the environment.

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from nemorl.cli.answers import AsJson, echo_json
 from nemorl.config.load import load_config
-from nemorl.observe.console import Console
-from nemorl.observe.jsonl import read_jsonl
-from nemorl.observe.report import write_combined_report
-from nemorl.sources import rows_of
-from nemorl.terminal import say
-from nemorl.tiny import write_tiny_model
+from nemorl.data import rows_of
+from nemorl.storage.jsonl import read_jsonl
+from nemorl_commands.answers import AsJson, echo_json
+from nemorl_commands.console import Console
+from nemorl_commands.terminal import say
+from nemorl_report.report import write_combined_report
+from nemorl_testing.tiny import write_tiny_model
 
 from nemorl_quickstart import recipe
 

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from nemorl.config import RESUMABLE, Config, ExpandsHome, RunConfig
 from nemorl.contracts import Head
 from nemorl.errors import Problem
+from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import EnvironmentConfig
 from pydantic import Field
 
 if TYPE_CHECKING:
-    from nemorl.environments import Environment
+    from nemorl.environment import Environment
+
+
+PAIR_METRICS = tuple(
+    f"{split}/{name}"
+    for split in ("train", "validation")
+    for name in (
+        "preference_loss",
+        "center_loss",
+        "rewards_chosen_mean",
+        "rewards_rejected_mean",
+        "rewards_margin_mean",
+    )
+)
 
 
 class RMConfig(RunConfig):
@@ -21,9 +35,12 @@ class RMConfig(RunConfig):
 
     summary: ClassVar[str] = "Reward model from pairs of responses (Bradley-Terry)"
     trainer: ClassVar[str] = "nemorl_rm.trainer:RMTrainer"
+    metrics: ClassVar[Mapping[str, MetricInfo]] = {
+        **RunConfig.metrics,
+        **{name: MetricInfo() for name in PAIR_METRICS},
+    }
     best_metric: ClassVar[str] = "validation/loss"
     best_is_highest: ClassVar[bool] = False
-    needs_generation: ClassVar[bool] = False
     policy_head: ClassVar[Head] = "value"
     needs_columns: ClassVar[tuple[frozenset[str], ...]] = (frozenset({"prompt", "chosen", "rejected"}),)
 

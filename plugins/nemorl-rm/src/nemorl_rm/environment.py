@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from nemorl.encoding import encode_response
-from nemorl.environments import Environment
-from nemorl.environments.batching import Batcher
+from nemorl.environment import Environment
 from nemorl.errors import BackendError, UsageError, boundary
-from nemorl.tokenizer import Tokenizer
 from nemorl.types import Prompt, Score
+from nemorl_rl.encoding import encode_response
+from nemorl_rl.environments.batching import Batcher
+from nemorl_rl.tokenizer import Tokenizer
 from torch import Tensor
 
 if TYPE_CHECKING:

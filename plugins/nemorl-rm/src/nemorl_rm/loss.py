@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from nemorl.observe.metrics import Metrics, Sum
-from nemorl.tensors import TokenBatch, pair_weights, preference_metrics, segment_sum, split_pairs
+from nemorl.metrics import Metrics, Sum
+from nemorl_tensors import TokenBatch, pair_weights, preference_metrics, segment_sum, split_pairs
 from torch import Tensor
 from torch.nn.functional import softplus
 

@@ -6,12 +6,13 @@ import math
 from collections.abc import Sequence
 
 import torch
-from nemorl.encoding import encode_pair
 from nemorl.errors import DataError
-from nemorl.observe.metrics import Mean, Metrics, values
-from nemorl.tensors import TokenBatch, pair_batch
+from nemorl.metrics import Mean, Metrics, values
 from nemorl.trainer import BaseTrainer
 from nemorl.types import Row
+from nemorl_rl.encoding import encode_pair
+from nemorl_rl.tokenizer import Tokenizer
+from nemorl_tensors import TokenBatch, pair_batch
 from torch import Tensor
 
 from nemorl_rm.config import RMConfig
@@ -27,6 +28,7 @@ class RMTrainer(BaseTrainer[RMConfig]):
     config_class = RMConfig
 
     def setup(self) -> None:
+        self.tokenizer = Tokenizer.load(self.config.policy.model_name)
         self.loss = BradleyTerryLoss(self.config.center_loss_weight)
 
     def train_step(self, rows: Sequence[Row]) -> Metrics:
@@ -54,7 +56,7 @@ class RMTrainer(BaseTrainer[RMConfig]):
         limit = self.config.policy.max_sequence_tokens
         chosen, rejected = [], []
         for row in rows:
-            pair = encode_pair(row, self.run.tokenizer)
+            pair = encode_pair(row, self.tokenizer)
             is_scored = len(pair.prompt) < limit
             chosen.append(_scored_at_the_end((pair.prompt + pair.chosen)[:limit], is_scored))
             rejected.append(_scored_at_the_end((pair.prompt + pair.rejected)[:limit], is_scored))

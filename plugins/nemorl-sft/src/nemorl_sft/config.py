@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from nemorl.config import RunConfig
+from nemorl.metrics import MetricInfo
 from pydantic import Field
 
 
@@ -13,9 +15,12 @@ class SFTConfig(RunConfig):
 
     summary: ClassVar[str] = "Supervised fine-tuning on chat or prompt/response rows"
     trainer: ClassVar[str] = "nemorl_sft.trainer:SFTTrainer"
+    metrics: ClassVar[Mapping[str, MetricInfo]] = {
+        **RunConfig.metrics,
+        **{name: MetricInfo() for name in ("validation/val_loss",)},
+    }
     best_metric: ClassVar[str] = "validation/val_loss"
     best_is_highest: ClassVar[bool] = False
-    needs_generation: ClassVar[bool] = False
     needs_columns: ClassVar[tuple[frozenset[str], ...]] = (
         frozenset({"messages"}),
         frozenset({"prompt", "response"}),

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from nemorl.observe.metrics import Metrics
-from nemorl.tensors import TokenBatch
+from nemorl.metrics import Metrics
+from nemorl_tensors import TokenBatch
 from torch import Tensor
 
 

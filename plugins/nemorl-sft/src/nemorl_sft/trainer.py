@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nemorl.encoding import encode_row
 from nemorl.errors import DataError
-from nemorl.observe.metrics import Mean, Metrics
-from nemorl.tensors import TokenBatch
+from nemorl.metrics import Mean, Metrics
 from nemorl.trainer import BaseTrainer
 from nemorl.types import Row
+from nemorl_rl.encoding import encode_row
+from nemorl_rl.tokenizer import Tokenizer
+from nemorl_tensors import TokenBatch
 
 from nemorl_sft.config import SFTConfig
 from nemorl_sft.loss import NLLLoss
@@ -20,6 +21,9 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
 
     config_class = SFTConfig
     loss = NLLLoss()
+
+    def setup(self) -> None:
+        self.tokenizer = Tokenizer.load(self.config.policy.model_name)
 
     def train_step(self, rows: Sequence[Row]) -> Metrics:
         batch = self.to_batch(rows)
@@ -40,7 +44,7 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
     def to_batch(self, rows: Sequence[Row]) -> TokenBatch:
         """The rows as one ragged batch; rows beyond the length limit are cut at its end."""
         limit = self.config.policy.max_sequence_tokens
-        encoded = [encode_row(row, self.run.tokenizer, only_last_turn=self.config.only_last_turn) for row in rows]
+        encoded = [encode_row(row, self.tokenizer, only_last_turn=self.config.only_last_turn) for row in rows]
         batch = TokenBatch.from_sequences(
             [ids[:limit] for ids, _ in encoded], [mask[:limit] for _, mask in encoded], level=self.config.loss_level
         )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from nemorl.config import RunConfig
+from nemorl_rl.config import RolloutRunConfig
 from pydantic import Field
 
 
-class RaftConfig(RunConfig):
+class RaftConfig(RolloutRunConfig):
     """Reward-ranked fine-tuning (arXiv:2304.06767): imitate the best of several responses to each prompt."""
 
     summary: ClassVar[str] = "Imitate the best of your own responses"

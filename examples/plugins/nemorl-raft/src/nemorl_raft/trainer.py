@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from nemorl.observe.metrics import Mean, Metrics
-from nemorl.rollouts import RolloutPlan, rollout_metrics
-from nemorl.tensors import TokenBatch
-from nemorl.trainer import BaseTrainer
+from nemorl.metrics import Mean, Metrics
 from nemorl.types import Row, Sample, Samples
+from nemorl_rl.rollouts import RolloutPlan, rollout_metrics
+from nemorl_rl.trainer import RolloutTrainer
+from nemorl_tensors import TokenBatch
 from torch import Tensor
 
 from nemorl_raft.config import RaftConfig
@@ -28,7 +28,7 @@ class ImitationLoss:
         return -(kept_N * batch.loss_weights).sum(), {}
 
 
-class RaftTrainer(BaseTrainer[RaftConfig]):
+class RaftTrainer(RolloutTrainer[RaftConfig]):
     """Differs from the paper: one optimizer step per round of sampling, so samples come from the current weights."""
 
     config_class = RaftConfig

@@ -27,7 +27,7 @@ from nemorl_grpo.rewards import shaped_rewards
 from nemorl_grpo.trainer import GroupTrainer
 
 if TYPE_CHECKING:
-    from nemorl.tensors import NormalizationLevel, TokenBatch
+    from nemorl_tensors import NormalizationLevel, TokenBatch
 
 
 class DrGRPOConfig(RewardShaping, ClippedRatio, GroupConfig):

@@ -18,7 +18,7 @@ from nemorl_grpo.config import GroupCredit, PenalizedConfig
 from nemorl_grpo.trainer import PenalizedTrainer, group_credit
 
 if TYPE_CHECKING:
-    from nemorl.tensors import NormalizationLevel
+    from nemorl_tensors import NormalizationLevel
 
 
 class GSPOConfig(GroupCredit, PenalizedConfig):

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from nemorl.config.kl import KLCharge
 from nemorl.types import Samples
+from nemorl_rl.kl import KLCharge
 from pydantic import Field
 
 from nemorl_grpo.config import ClippedRatio, PolicyGradientConfig, RewardShaping
@@ -26,7 +26,7 @@ from nemorl_grpo.rewards import shaped_rewards
 from nemorl_grpo.trainer import PolicyGradientTrainer
 
 if TYPE_CHECKING:
-    from nemorl.tensors import NormalizationLevel, TokenBatch
+    from nemorl_tensors import NormalizationLevel, TokenBatch
 
 
 class ReinforcePlusPlusConfig(RewardShaping, ClippedRatio, KLCharge, PolicyGradientConfig):
@@ -72,7 +72,7 @@ class ReinforcePlusPlusTrainer(PolicyGradientTrainer[ReinforcePlusPlusConfig]):
         return self.config.loss_level
 
     def credit_tokens(self, batch: TokenBatch, samples: Samples) -> TokenBatch:
-        from nemorl.tensors import standardized
+        from nemorl_tensors import standardized
 
         from nemorl_grpo.token_credit import kl_to_go
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from nemorl.config.kl import KLType
 from nemorl.types import Samples
+from nemorl_rl.kl import KLType
 
 from nemorl_grpo.advantages import batch_normalized, group_advantages
 from nemorl_grpo.config import ClippedConfig, RewardShaping

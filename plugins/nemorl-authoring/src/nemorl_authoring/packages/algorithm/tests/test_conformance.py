@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from nemorl.tensors import TokenBatch
-from nemorl.testing import conformance
+from nemorl_tensors import TokenBatch
+from nemorl_testing import conformance
 
 from nemorl_example.loss import ExampleLoss
 from nemorl_example.trainer import centred

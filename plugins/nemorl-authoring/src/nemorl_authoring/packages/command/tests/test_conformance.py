@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from nemorl.errors import UsageError
-from nemorl.testing import conformance
+from nemorl_testing import conformance
 from typer.testing import CliRunner
 
 from nemorl_example.command import app, summary

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from nemorl.errors import DataError
-from nemorl.testing import conformance
 from nemorl.types import Prompt, Score
+from nemorl_testing import conformance
 
 from nemorl_example.config import ExampleConfig
 

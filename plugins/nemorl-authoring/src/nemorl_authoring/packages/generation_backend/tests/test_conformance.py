@@ -6,8 +6,8 @@ from pathlib import Path
 
 from nemorl.config import GenerationConfig, PolicyConfig
 from nemorl.resources.worker import WorkerContext
-from nemorl.testing import conformance
 from nemorl.types import GenerationRequest, SamplingParams
+from nemorl_testing import conformance
 
 from nemorl_example.config import ExampleConfig
 

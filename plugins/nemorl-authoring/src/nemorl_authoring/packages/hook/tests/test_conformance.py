@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from nemorl.testing import conformance
 from nemorl.types import Prompt, Sample, Samples, Score
+from nemorl_testing import conformance
 
 from nemorl_example.hook import teaches
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from nemorl.testing import conformance
+from nemorl_testing import conformance
 
 from nemorl_example.config import ExampleConfig
 

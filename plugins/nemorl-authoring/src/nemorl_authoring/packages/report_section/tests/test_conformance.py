@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from nemorl.observe.report_sections import Section, Table
-from nemorl.observe.run_data import RunData
-from nemorl.testing import conformance
+from nemorl_report.run_data import RunData
+from nemorl_report.sections import Section, Table
+from nemorl_testing import conformance
 
 from nemorl_example.section import hardest_prompts
 

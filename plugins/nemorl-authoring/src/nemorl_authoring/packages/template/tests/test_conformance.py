@@ -7,7 +7,7 @@ from pathlib import Path
 from nemorl.config.load import load_config
 from nemorl.plugins import registry
 from nemorl.plugins.source import template_text
-from nemorl.testing import conformance
+from nemorl_testing import conformance
 
 test_conformance = conformance("templates", "example")
 

@@ -9,10 +9,10 @@ from typing import ClassVar
 import pytest
 from nemorl.config import PolicyConfig
 from nemorl.errors import BackendError
-from nemorl.observe.metrics import Metrics
+from nemorl.metrics import Metrics
 from nemorl.resources.worker import WorkerContext
-from nemorl.tensors import TokenBatch
-from nemorl.testing import conformance
+from nemorl_tensors import TokenBatch
+from nemorl_testing import conformance
 from torch import Tensor
 
 from nemorl_example.config import ExampleConfig

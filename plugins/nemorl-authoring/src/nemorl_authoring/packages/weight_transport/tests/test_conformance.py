@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from nemorl.errors import WeightsLostError
-from nemorl.testing import conformance
+from nemorl_testing import conformance
 
 from nemorl_example.transport import ExampleTransport
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from nemorl.config import RunConfig
+from nemorl_rl.config import RolloutRunConfig
 from pydantic import Field
 
 
-class ExampleConfig(RunConfig):
+class ExampleConfig(RolloutRunConfig):
     """REINFORCE (Williams, 1992) against the mean reward of the responses to the same prompt."""
 
     summary: ClassVar[str] = "REINFORCE against the mean reward of each prompt"

@@ -1,4 +1,4 @@
-"""The step: sample, credit, update, publish. Resume, validation, checkpoints and logging come from ``BaseTrainer``."""
+"""The step: sample, credit, update, publish. The rest comes from ``RolloutTrainer``."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections import defaultdict
 from collections.abc import Sequence
 from statistics import fmean
 
-from nemorl.observe.metrics import Metrics
-from nemorl.rollouts import RolloutPlan, rollout_metrics
-from nemorl.tensors import TokenBatch
-from nemorl.trainer import BaseTrainer
+from nemorl.metrics import Metrics
 from nemorl.types import Row
+from nemorl_rl.rollouts import RolloutPlan, rollout_metrics
+from nemorl_rl.trainer import RolloutTrainer
+from nemorl_tensors import TokenBatch
 
 from nemorl_example.config import ExampleConfig
 from nemorl_example.loss import ExampleLoss
 
 
-class ExampleTrainer(BaseTrainer[ExampleConfig]):
+class ExampleTrainer(RolloutTrainer[ExampleConfig]):
     """REINFORCE against the mean reward of the responses to the same prompt."""
 
     config_class = ExampleConfig

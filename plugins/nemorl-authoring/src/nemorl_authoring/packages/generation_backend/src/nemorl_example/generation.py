@@ -1,7 +1,7 @@
-"""The backend: ``nemorl.contracts.GenerationBackend`` is the specification, ``nemorl.testing`` its tests.
+"""The backend: ``nemorl.contracts.GenerationBackend`` is the specification, ``nemorl_testing`` its tests.
 
 All responses to a prompt grow side by side from one cache; as they begin with the same tokens, nothing is padded. How
-tokens are drawn and when a response ends is the same in every backend: ``nemorl.tensors``.
+tokens are drawn and when a response ends is the same in every backend: ``nemorl_tensors``.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from nemorl.errors import BackendError
-from nemorl.tensors.responses import Response, begin_responses
-from nemorl.tensors.sampling import RowSampler
-from nemorl.tokenizer import Tokenizer
 from nemorl.types import Completion, GenerationRequest
 from nemorl.weights import WeightHandle
+from nemorl_rl.tokenizer import Tokenizer
+from nemorl_tensors.engines.responses import Response, begin_responses
+from nemorl_tensors.engines.sampling import RowSampler
 
 if TYPE_CHECKING:
     from nemorl.config import PolicyConfig

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from statistics import fmean
 from typing import Any
 
-from nemorl.observe.report_sections import Section, Table, Text
-from nemorl.observe.run_data import RunData
+from nemorl_report.run_data import RunData
+from nemorl_report.sections import Section, Table, Text
 
 SHOWN = 10
 """Prompts in the table."""

@@ -1,4 +1,4 @@
-"""The backend: ``nemorl.contracts.TrainingBackend`` is the specification, ``nemorl.testing`` its tests.
+"""The backend: ``nemorl.contracts.TrainingBackend`` is the specification, ``nemorl_testing`` its tests.
 
 # N = tokens of all sequences concatenated
 
@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from nemorl.contracts import Loss, WeightsName
 from nemorl.errors import UsageError
-from nemorl.observe.metrics import Metrics
-from nemorl.schedules import schedule_factor
-from nemorl.tensors import TokenBatch
-from nemorl.tensors.model_folder import save_tokenizer
-from nemorl.tensors.steps import StepResult, evaluate_loss, require_fields, step_metrics
+from nemorl.metrics import Metrics
+from nemorl_tensors import TokenBatch
+from nemorl_tensors.engines.model_folder import save_tokenizer
+from nemorl_tensors.engines.schedules import schedule_factor
+from nemorl_tensors.engines.steps import StepResult, evaluate_loss, require_fields, step_metrics
 from torch import Tensor
 
 from nemorl_example import checkpoint

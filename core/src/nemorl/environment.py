@@ -1,0 +1,99 @@
+"""The base class of environments, and its one-turn episode."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterator, Mapping
+from typing import SupportsFloat
+
+from nemorl.contracts import Episode
+from nemorl.errors import UsageError
+from nemorl.types import Prompt, Score, Step
+
+
+class Environment:
+    """Base class. Override ``score`` for one-turn tasks, or ``start`` for conversations.
+
+    Example:
+        >>> class Shouting(Environment):
+        ...     def score(self, prompt, response):
+        ...         return float(response.isupper())
+    """
+
+    name = "environment"
+    batched: bool = False
+    """Whether awaiting one score computes all that were asked for by then. The pool lets every episode ask first."""
+    has_side_effects: bool = True
+    """Whether ``score`` costs time or money, or changes anything. Where it does not, one call is tried on the first row
+    before the model is loaded, so that a mistake in it shows at once."""
+
+    @property
+    def owner(self) -> str:
+        """What errors call it: by its name, and by its class where it has none of its own."""
+        of = "" if self.name != Environment.name else f" ({type(self).__module__}.{type(self).__qualname__})"
+        return f"environment {self.name!r}{of}"
+
+    def score(self, prompt: Prompt, response: str) -> float | Score | Awaitable[float | Score]:
+        """The reward of one response: a number, or a :class:`Score` with parts and metrics. May be async."""
+        raise NotImplementedError(f"{type(self).__name__} must define score() or start()")
+
+    def start(self, prompt: Prompt) -> Episode:
+        """A new episode. The default one asks ``score`` and ends."""
+        return _OneTurn(self, prompt)
+
+    def rehearsals(self) -> Iterator[Environment]:
+        """The environments whose ``score`` is tried before the run."""
+        if not self.has_side_effects:
+            yield self
+
+    def close(self) -> None:
+        """Release what the environment holds."""
+
+
+class _OneTurn:
+    def __init__(self, environment: Environment, prompt: Prompt) -> None:
+        self._environment, self._prompt = environment, prompt
+
+    def step(self, response: str) -> Step | Awaitable[Step]:
+        result = self._environment.score(self._prompt, response)
+        if isinstance(result, Awaitable):
+            return self._later(result)
+        return self._step(result)
+
+    async def _later(self, result: Awaitable[float | Score]) -> Step:
+        return self._step(await result)
+
+    def _step(self, result: float | Score) -> Step:
+        return Step(as_score(result, owner=self._environment.owner))
+
+
+def as_score(result: object, *, owner: str = "the environment") -> Score:
+    """A bare number, or several, as a :class:`Score`.
+
+    Several rewards add up and are kept as components: ``{"correct": 1.0, "format": 0.5}`` under their names, a list as
+    ``reward1``, ``reward2``, … A part named ``correct`` says as well whether the answer is right: above 0 it is.
+
+    Args:
+        result: What was returned: a number, anything with ``__float__`` (a tensor of one element), several of them in
+            a mapping, list or tuple, or a ``Score``.
+        owner: Who returned it, for the error.
+    """
+    if isinstance(result, Score):
+        return result
+    if isinstance(result, list | tuple) and len(result) > 1:
+        result = {f"reward{number}": part for number, part in enumerate(result, start=1)}
+    if isinstance(result, Mapping) and result:
+        parts = {str(name): _as_float(part, f"{owner}, part {name!r},") for name, part in result.items()}
+        correct = parts["correct"] > 0 if "correct" in parts else None
+        return Score(sum(parts.values()), components=parts, correct=correct)
+    return Score(_as_float(result, owner))
+
+
+def _as_float(result: object, owner: str) -> float:
+    try:
+        # Text converts as well, but a reward that comes as text is a mistake in the making.
+        return float(result if isinstance(result, SupportsFloat) else None)  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"{owner} returned {result!r:.80} ({type(result).__name__}) as a reward",
+            fix="return one number per response, several as a dict, or a nemorl.Score",
+        ) from error

@@ -1,0 +1,75 @@
+"""One graceful-stop path: the first SIGINT, SIGTERM or SIGHUP asks the run to finish its step, a second ends it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Self
+
+from nemorl.errors import Interrupted
+from nemorl.process.last_words import note
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+NOBODY_WATCHES = "lost the terminal"
+"""Why a run stops whose progress display cannot be written."""
+TERMINAL_LOST = (f"received {signal.SIGHUP.name}", NOBODY_WATCHES)
+"""Reasons to stop that nobody gave: the run is saved, and its command ends with an error."""
+
+
+class _Handlers:
+    """Handlers of the three signals for the length of a block, in the main thread: Python has no others."""
+
+    def __init__(self) -> None:
+        self._previous: dict[signal.Signals, object] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                # Who starts a program with nohup wants it to outlive the terminal.
+                if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                    self._previous[number] = signal.signal(number, self._first)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._restore()
+
+    def _first(self, number: int, _frame: FrameType | None) -> None:
+        note(signal=number, time=time.time())
+        self._restore()
+        self.received(signal.Signals(number))
+
+    def received(self, number: signal.Signals) -> None:
+        """The first signal has come; the handlers are those of before again."""
+        raise NotImplementedError
+
+    def _restore(self) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+        self._previous = {}
+
+
+class GracefulStop(_Handlers):
+    """Inside the block, the first signal calls ``request`` with its name; the second acts as if we were not here."""
+
+    def __init__(self, request: Callable[[str], None]) -> None:
+        super().__init__()
+        self._request = request
+
+    def received(self, number: signal.Signals) -> None:
+        self._request(number.name)
+
+
+class PromptStop(_Handlers):
+    """Inside the block, the first signal raises :class:`Interrupted`; the second acts as if we were not here."""
+
+    name: str | None = None
+    """Of the signal that came."""
+
+    def received(self, number: signal.Signals) -> None:
+        self.name = number.name
+        raise Interrupted(f"received {number.name}")

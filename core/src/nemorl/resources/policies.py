@@ -1,0 +1,164 @@
+"""The driver's side of the two policies: one that learns, one that speaks. Two classes, on purpose (REQ-2.2.1).
+
+They hide how many ranks there are. The training policy shards a batch by tokens and puts results back in order; the
+generation policy spreads requests over replicas.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from nemorl.contracts import Loss, WeightsName, WorkerGroup
+from nemorl.errors import WeightsLostError, WorkerLostError
+from nemorl.metrics import Metrics, merge
+from nemorl.storage.files import replacing_folder
+from nemorl.types import Completion, GenerationRequest
+from nemorl.weights import WeightHandle
+
+if TYPE_CHECKING:
+    from nemorl_tensors import TokenBatch
+    from torch import Tensor
+
+T = TypeVar("T")
+
+
+class TrainingPolicy:
+    """A training backend over a worker group, seen as one object."""
+
+    def __init__(self, workers: WorkerGroup) -> None:
+        self.workers = workers
+
+    def train_step(self, minibatch: TokenBatch, loss: Loss) -> Metrics:
+        """One optimizer step; metrics merged over ranks by their own reductions."""
+        return merge(self._sharded("train_step", minibatch, loss)[1])
+
+    def get_logprobs(self, batch: TokenBatch, weights: WeightsName = "policy") -> Tensor:
+        """[N] float32 nats of every token of ``batch``, in its order."""
+        return self._measured("get_logprobs", batch, weights)[0]
+
+    def get_values(self, batch: TokenBatch) -> Tensor:
+        """[N] float32 value of the state before each token of ``batch``, of a model with a value head."""
+        return self._measured("get_values", batch)[0]
+
+    def get_topk_logprobs(self, batch: TokenBatch, k: int) -> tuple[Tensor, Tensor]:
+        """[N, K] ids and log-probs of the k likeliest tokens in place of each token of ``batch``."""
+        ids, logprobs = self._measured("get_topk_logprobs", batch, k)
+        return ids, logprobs
+
+    def save_checkpoint(self, path: Path) -> None:
+        self.workers.call("save_checkpoint", path)
+
+    def load_checkpoint(self, path: Path) -> None:
+        self.workers.call("load_checkpoint", path)
+
+    def save_pretrained(self, path: Path) -> None:
+        """Write a Hugging Face model folder, in place of the one that is there."""
+        with replacing_folder(path) as draft:
+            self.workers.call("save_pretrained", draft)
+
+    def shutdown(self) -> None:
+        self.workers.shutdown()
+
+    def _measured(self, method: str, batch: TokenBatch, *args: Any) -> list[Tensor]:
+        """The results of a method that says something of each token, in the order of ``batch``."""
+        import torch
+
+        # They are of tokens: what an update needs beside them stays here.
+        bare = replace(batch, token_fields={}, sequence_fields={}, coupled=1)
+        shards, parts = self._sharded(method, bare, *args)
+        results = [part if isinstance(part, tuple) else (part,) for part in parts]
+        if len(shards) == 1:
+            return list(results[0])
+        lengths = batch.lengths.tolist()
+        found = []
+        for columns in zip(*results, strict=True):
+            pieces: dict[int, Tensor] = {}
+            for shard, column in zip(shards, columns, strict=True):
+                pieces.update(zip(shard, column.split([lengths[index] for index in shard]), strict=True))
+            found.append(torch.cat([pieces[index] for index in range(len(batch))]))
+        return found
+
+    def _sharded(self, method: str, batch: TokenBatch, *args: Any) -> tuple[list[list[int]], list[Any]]:
+        ranks = self.workers.data_parallel_size
+        if ranks == 1:
+            return [list(range(len(batch)))], self.workers.scatter(method, [(batch, *args)])
+        shards = batch.shards(ranks)
+        return shards, self.workers.scatter(method, _Shards(batch, shards, args))
+
+
+@dataclass(frozen=True, slots=True)
+class _Shards(Sequence[tuple[Any, ...]]):
+    """The arguments for each rank, cut out of the batch when asked for: the driver need not hold them all at once."""
+
+    batch: TokenBatch
+    indices: list[list[int]]
+    """Which sequences each rank gets."""
+    args: tuple[Any, ...]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, rank: Any) -> Any:
+        return (self.batch.select(self.indices[rank]), *self.args)
+
+
+class GenerationPolicy:
+    """A generation backend over a worker group, seen as one object."""
+
+    def __init__(self, workers: WorkerGroup, revive: Callable[[WorkerLostError], None] | None = None) -> None:
+        """
+        Args:
+            workers: Independent replicas of one engine.
+            revive: Replaces lost replicas with ones that hold the newest weights, or raises the error it is given.
+        """
+        self.workers = workers
+        self._revive = revive
+        self._lives = 0
+        self._reviving = threading.Lock()
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[list[Completion]]:
+        """One list of completions per request, in order.
+
+        When a replica is lost it is replaced and all requests are made again: their seeds give the same tokens.
+        """
+        return self._with_replacements(lambda: self._generate(requests))
+
+    def _generate(self, requests: Sequence[GenerationRequest]) -> list[list[Completion]]:
+        replicas = self.workers.data_parallel_size
+        shards = [list(requests[rank::replicas]) for rank in range(replicas)]
+        parts = self.workers.scatter("generate", [(shard,) for shard in shards])
+        ordered: list[list[Completion]] = [[] for _ in requests]
+        for rank, part in enumerate(parts):
+            ordered[rank::replicas] = part
+        return ordered
+
+    def update_weights(self, handle: WeightHandle) -> None:
+        """Every replica generates from these weights from now on."""
+        self._with_replacements(lambda: self.workers.call("update_weights", handle, handle.version))
+
+    def _with_replacements(self, call: Callable[[], T]) -> T:
+        """The result of ``call``, made again whenever a replica was lost and replaced."""
+        while True:
+            life = self._lives
+            try:
+                return call()
+            except WeightsLostError:
+                raise  # it is the trainer who died
+            except WorkerLostError as error:
+                self._replace_lost(error, life)
+
+    def _replace_lost(self, error: WorkerLostError, life: int) -> None:
+        """Once per loss, however many threads notice it; ``life`` is when the caller last saw the replicas."""
+        if self._revive is None:
+            raise error
+        with self._reviving:
+            if self._lives == life:
+                self._revive(error)
+                self._lives += 1
+
+    def shutdown(self) -> None:
+        self.workers.shutdown()

@@ -1,0 +1,78 @@
+"""From a trainer and its inputs to a run under way, and its end: what is built, in which order, and recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nemorl.contracts import Display
+from nemorl.data import DataSource, held_out_rows, open_data
+from nemorl.errors import ConfigError, NemorlError, StorageError, boundary
+from nemorl.plugins.hooks import Hooks, build_hooks
+from nemorl.plugins.registry import restricted
+from nemorl.process.deadlines import deadline
+from nemorl.run import Run
+from nemorl.storage.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from nemorl.trainer import BaseTrainer
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What ``fit`` was given."""
+
+    data: Any
+    """A ``DataSource``"""
+    held_out: DataSource | None
+    callbacks: Sequence[object]
+
+
+@contextmanager
+def opened(trainer: BaseTrainer[Any], directory: RunDirectory, console: Display, inputs: Inputs) -> Iterator[None]:
+    """The run of ``trainer``, built, for the length of the block. Whatever ends it is recorded, and all is closed."""
+    trainer.directory = directory
+    hooks = Hooks(directory.warn)
+    with ExitStack() as parts:
+        try:
+            with boundary(trainer.owner, passing=(Exception,)):
+                hooks = _hooks(trainer, inputs.callbacks)
+                _build(trainer, console, hooks, inputs, parts)
+            yield
+        except BaseException as error:
+            with suppress(StorageError):  # on a full disk the error itself says so
+                directory.event("failed", step=trainer.progress.step, error=f"{type(error).__name__}: {error}")
+            hooks.fire("on_exception", trainer=trainer, error=error)
+            with suppress(NemorlError):  # has an event of its own, and this error comes first
+                parts.close()
+            raise
+
+
+def _hooks(trainer: BaseTrainer[Any], callbacks: Sequence[object]) -> Hooks:
+    settings, directory = trainer.config.plugins, trainer.directory
+    plugins = restricted(settings.policy())
+    hooks = build_hooks(plugins, settings.hooks, callbacks, directory.warn, limit_s=settings.hook_timeout_s)
+    for name, hook in trainer.own_hooks().items():
+        hooks.register(hook, name)
+    return hooks
+
+
+def _build(trainer: BaseTrainer[Any], console: Display, hooks: Hooks, inputs: Inputs, parts: ExitStack) -> None:
+    """Build everything the run needs, in a directory that is already ours: a failure leaves an event there."""
+    config = trainer.config
+    console.announce("reading the data and trying the reward")
+    limit_s = config.plugins.build_timeout_s
+    with deadline("building environment and dataset", limit_s, setting="plugins.build_timeout_s"):
+        trainer.open_inputs()
+        trainer.data = open_data(inputs.data, config, trainer.batch_size)
+        held_out = held_out_rows(inputs.data, inputs.held_out, config)
+    if problems := list(trainer.preflight()):
+        raise ConfigError(problems, source="before loading anything")
+    planned = trainer.planned_updates
+    trainer.run = Run.build(config, trainer.directory, console, hooks, trainer.data, held_out, planned_updates=planned)
+    parts.callback(trainer.run.close)
+    trainer.build_parts()
+    trainer.directory.describe()
+    hooks.fire("on_build_end", trainer=trainer)

@@ -1,0 +1,130 @@
+"""Append-only JSON lines: what a run leaves behind, readable at any moment and after any kind of death.
+
+One line is one object and is flushed when written, so a killed run loses at most the line it was writing. Readers
+skip such a cut line; a writer that continues the file removes it first.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from nemorl.storage.files import replacing, storing
+
+
+class JsonlWriter:
+    """Appends records to a file, creating it and its folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        with storing(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            _remove_cut_line(self.path)
+            self._file = self._open()
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """One line, in strict JSON: NaN and infinities become null. The system has it when this returns."""
+        with storing(self.path):
+            rest = memoryview(dumps(record) + b"\n")
+            while rest:  # a disk that is nearly full takes a part
+                rest = rest[self._file.write(rest) :]
+
+    def truncate_after(self, step: int) -> None:
+        """Drop records whose ``step`` is greater; records without a step stay.
+
+        A run that resumes from step k repeats step k + 1, which must not appear twice. The new content replaces
+        the old in one rename, so a crash leaves either.
+        """
+        with replacing(self.path) as target, self.path.open("rb") as source:
+            for line in source:
+                record = _parse(line)
+                if record is not None and not _is_after(record, step):
+                    target.write(line.rstrip(b"\n") + b"\n")
+        self._file.close()
+        self._file = self._open()
+
+    def close(self) -> None:
+        """Close the file. Calling it twice is harmless."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _open(self) -> Any:
+        return self.path.open("ab", buffering=0)
+
+
+def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a file, in order. A missing file is empty; lines that are not whole objects are skipped."""
+    if not Path(path).is_file():
+        return
+    with Path(path).open("rb") as file:
+        for line in file:
+            record = _parse(line)
+            if record is not None:
+                yield record
+
+
+def dumps(value: Any) -> bytes:
+    """``value`` as one line of strict JSON in UTF-8.
+
+    Numpy and torch scalars become numbers, other unknown objects text. Model output may hold lone surrogates,
+    which UTF-8 cannot: they are written as JSON's own ``\\udXXX`` escapes.
+    """
+    text = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, default=str)
+    return text.encode("utf-8", errors="backslashreplace")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, bool | int | str) or value is None:
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, Sequence | set | frozenset) and not isinstance(value, bytes | bytearray):
+        return [_finite(item) for item in value]
+    if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
+        return _finite(value.item())
+    return value
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _is_after(record: Mapping[str, Any], step: int) -> bool:
+    own = record.get("step")
+    return isinstance(own, int | float) and own > step
+
+
+def _remove_cut_line(path: Path) -> None:
+    """Make the file end with a newline, so that the next record starts on a line of its own."""
+    if not path.is_file() or not path.stat().st_size:
+        return
+    with path.open("rb+") as file:
+        content_end = file.seek(0, os.SEEK_END)
+        tail, start = b"", content_end
+        while start > 0 and b"\n" not in tail:
+            start = max(0, start - 65536)
+            file.seek(start)
+            tail = file.read(content_end - start)
+        last_line = tail.rpartition(b"\n")[2]
+        if not last_line:
+            return
+        if _parse(last_line) is not None:  # whole, only its newline is missing
+            file.seek(content_end)
+            file.write(b"\n")
+        else:
+            file.truncate(content_end - len(last_line))

@@ -1,0 +1,240 @@
+"""The directory that a run owns: its files, who may write them, and what they say of the run.
+
+It holds ``config.yaml`` (resolved), ``metrics.jsonl``, ``samples.jsonl``, ``events.jsonl``, ``checkpoints/`` and, at
+the end, ``model/``. Toolkits add more, such as ``report.html``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+
+from nemorl.checkpoints import CheckpointManager
+from nemorl.config.base import identity
+from nemorl.config.run import RunConfig
+from nemorl.errors import ConfigError, Problem, RunInUseError, UsageError
+from nemorl.process.last_words import note
+from nemorl.storage.files import replace_text, storing
+from nemorl.storage.jsonl import JsonlWriter, read_jsonl
+from nemorl.storage.ownership import Ownership
+
+ENDINGS = frozenset({"finished", "stopped", "failed"})
+"""Events that end a run."""
+BEGINNINGS = frozenset({"started", "resumed"})
+
+
+class RunDirectory:
+    """The files of one run, which nobody else writes in until it is closed."""
+
+    def __init__(
+        self,
+        path: Path,
+        config: RunConfig,
+        ownership: Ownership,
+        tell: Callable[[str], None],
+        from_step: int | None = None,
+    ) -> None:
+        """
+        Args:
+            path: Of the directory.
+            config: Of the run.
+            ownership: What keeps others out; ``close`` ends it.
+            tell: Shows a person a line of text.
+            from_step: The run is continued from its checkpoint of this step. Unset: from the newest.
+        """
+        self.path, self.config, self._tell, self.from_step = path, config, tell, from_step
+        self.is_resumed = has_progress(path)
+        """A run is being continued in it."""
+        with ExitStack() as stack:
+            stack.callback(ownership.close)
+            self.metrics = stack.enter_context(JsonlWriter(path / "metrics.jsonl"))
+            self.samples = stack.enter_context(JsonlWriter(path / "samples.jsonl"))
+            self.events = stack.enter_context(JsonlWriter(path / "events.jsonl"))
+            note(run=path.resolve())
+            stack.callback(note, closed=path.resolve())
+            self.checkpoints = CheckpointManager.of_run(path, config)
+            self.checkpoints.repair()
+            if from_step is not None:
+                self.checkpoints.of_step(from_step)  # a step that there is not is said before anything is loaded
+            self._stack = stack.pop_all()
+
+    @classmethod
+    def claim(
+        cls, config: RunConfig, *, tell: Callable[[str], None], resume: bool = False, from_step: int | None = None
+    ) -> Self:
+        """Own the directory of a run.
+
+        With ``resume``, or ``from_step``, an existing run of the same config is continued. Without, a new directory is
+        made: a default name gets a counter, an explicit ``run_dir`` must not hold a run yet. A run that completed no
+        step is no run.
+
+        Raises:
+            ConfigError: the directory holds a run whose config differs; lists the differences.
+            UsageError: an explicit directory already holds a run and ``resume`` is off, or its config is lost.
+            RunInUseError: another process runs there.
+            StorageError: the directory cannot be made or written.
+        """
+        path, resume = run_path(config), resume or from_step is not None
+        if resume or config.run_dir is not None:
+            return cls(path, config, _owned(path, config, resume=resume), tell, from_step)
+        for number in itertools.count(2):
+            with suppress(RunInUseError):
+                if not has_progress(path):
+                    return cls(path, config, _owned(path, config, resume=False), tell)
+            path = run_path(config).with_name(f"{run_path(config).name}-{number}")
+        raise AssertionError("there is always a next number")
+
+    def event(self, name: str, **facts: Any) -> None:
+        """One line of the audit log."""
+        self.events.write({"time": time.time(), "event": name, **facts})
+
+    def warn(self, text: str) -> None:
+        """Tell the person and the audit log."""
+        self._tell(f"warning: {text}")
+        self.event("warning", message=text)
+
+    def describe(self) -> None:
+        """Record what runs here: from now on the directory counts as a run."""
+        replace_text(self.path / "config.yaml", to_yaml(self.config))
+        if self.is_resumed:
+            self._explain_previous()
+        self.event("resumed" if self.is_resumed else "started", seed=self.config.seed)
+
+    def _explain_previous(self) -> None:
+        """Say so where the process before this one ended without a word: a run ends with an event."""
+        names = [str(event.get("event")) for event in read_jsonl(self.path / "events.jsonl")]
+        about_run = [name for name in names if name in ENDINGS | BEGINNINGS]
+        if about_run and about_run[-1] in ENDINGS:
+            return
+        step = last_step(self.path)
+        what = f"the previous process ended without a word after step {step}: killed, or the machine was"
+        self.event("failed", step=step, error=what)
+        self._tell(what)
+
+    def rewind(self, step: int) -> None:
+        """Drop records after ``step``: the continuation writes them again. Says so where earlier ones are lost."""
+        self.metrics.truncate_after(step)
+        self.samples.truncate_after(step)
+        last = last_step(self.path)
+        if last < step:
+            self.warn(f"metrics.jsonl was damaged: it ends at step {last}, what it held up to step {step} is lost")
+
+    def set_aside(self, checkpoints: Sequence[Path], step: int) -> Path:
+        """Move checkpoints, and ``model/``, into a folder of their own, with copies of the logs.
+
+        Args:
+            checkpoints: Folders or links.
+            step: The run goes on from here.
+
+        Returns:
+            The folder.
+        """
+        place = self.path / "set_aside"
+        number = next(number for number in itertools.count(1) if not any(place.glob(f"{number:03d}_*")))
+        folder = place / f"{number:03d}_from_step_{step}"
+        with storing(folder):
+            (folder / "checkpoints").mkdir(parents=True)
+            for path in checkpoints:
+                path.rename(folder / "checkpoints" / path.name)
+            for writer in (self.metrics, self.samples):
+                shutil.copy2(writer.path, folder)
+            if (self.path / "model").is_dir():
+                (self.path / "model").rename(folder / "model")
+        return folder
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def to_yaml(config: RunConfig) -> str:
+    """The resolved config, loadable again."""
+    text: str = yaml.safe_dump(_as_data(config), sort_keys=False, allow_unicode=True)
+    return text
+
+
+def _as_data(config: RunConfig) -> dict[str, Any]:
+    return config.model_dump(mode="json", exclude={"model"})  # policy.model_name says it
+
+
+def _owned(path: Path, config: RunConfig, *, resume: bool) -> Ownership:
+    with storing(path):
+        path.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as undo:
+        ownership = Ownership(path)
+        undo.callback(ownership.close)
+        is_resumed = has_progress(path)
+        if is_resumed and not resume:
+            raise UsageError(f"{path} already holds a run", fix="continue it with --resume, or choose another run_dir")
+        if is_resumed:
+            recorded, present = (identity(config, data) for data in (_recorded_config(path), _as_data(config)))
+            differences = list(_differences(recorded, present))
+            if differences:
+                raise ConfigError(differences, source=f"{path} holds a run with another config")
+        undo.pop_all()
+    return ownership
+
+
+def has_progress(path: Path) -> bool:
+    """Whether a run directory holds anything that starting anew in it would lose: a checkpoint, or a completed step."""
+    return any((path / "checkpoints").glob("step_*")) or last_step(path) > 0
+
+
+def last_step(path: Path) -> int:
+    """The last step that a run directory has metrics of; 0 where there are none."""
+    steps = (record.get("step") for record in read_jsonl(path / "metrics.jsonl"))
+    return max((step for step in steps if type(step) is int), default=0)
+
+
+def _recorded_config(path: Path) -> dict[str, Any]:
+    """The config of the run in a directory, as it was recorded.
+
+    Raises:
+        UsageError: the record is missing or damaged.
+    """
+    file = path / "config.yaml"
+    try:
+        data = yaml.safe_load(file.read_text(encoding="utf-8"))
+        cause = f"is not a config but a {type(data).__name__}"
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        data, cause = None, f"cannot be read ({' '.join(str(error).split())})"
+    if isinstance(data, dict):
+        return data
+    fix = f"put it back if you can (`nemorl config show CONFIG` prints one), else choose another run_dir than {path}"
+    raise UsageError(f"{path} holds a run, but its config.yaml {cause}: what it ran is not known", fix=fix)
+
+
+def run_path(config: RunConfig) -> Path:
+    """Where a run of this config lives."""
+    return config.run_dir or Path("runs") / default_name(config)
+
+
+def default_name(config: RunConfig) -> str:
+    """``grpo-1a2b3c4d``: equal for equal configs, so that running a command again continues its run."""
+    digest = hashlib.sha256(json.dumps(identity(config, _as_data(config)), sort_keys=True).encode()).hexdigest()
+    return f"{config.algorithm or type(config).__name__.removesuffix('Config').lower()}-{digest[:8]}"
+
+
+def _differences(old: Any, new: Any, path: str = "") -> list[Problem]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        found = []
+        for key in sorted({*old, *new}):
+            found += _differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+        return found
+    if old == new:
+        return []
+    return [Problem(path, f"the run has {old!r}, this config {new!r}", "use another run_dir, or the run's own value")]

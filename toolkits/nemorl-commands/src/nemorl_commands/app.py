@@ -1,0 +1,170 @@
+"""The command tree, commands that plugins add, and how errors reach a person."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from typing import Annotated, NoReturn
+
+import typer
+from nemorl import __version__
+from nemorl.errors import ForeignError, Interrupted, NemorlError, boundary
+from nemorl.plugins import PluginEntry, registry
+from nemorl.plugins.owner import described
+from nemorl.process.last_words import note
+from nemorl.process.stopping import PromptStop
+from rich.markup import escape
+
+from nemorl_commands import configs, evals, plugin_installs, plugins, runs
+from nemorl_commands.streams import SteadyStream
+from nemorl_commands.terminal import plain, say
+
+USER_ERROR = 2
+UNEXPECTED = 1
+LOST_OUTPUT = 1
+"""Nobody could read the answer."""
+TYPER_ERROR: type[Exception] = typer.BadParameter.__mro__[-4]
+"""The root of typer's usage errors, right below Exception: its name differs between versions."""
+TYPER_LOOP = "_main"
+"""The function of typer that calls ``sys.exit`` with a command's exit code; what commands do is called by others."""
+BY_SIGNAL = 128
+"""A shell's convention: 128 + the number of the signal."""
+FIX_EXIT = "whose code that is must raise an Exception instead; only the command decides that all went well"
+FIX_BUG = "--debug shows the traceback; if it is not in your own code, report it to whom it belongs"
+FIX_OUTPUT = "what the command did is done; where its output matters, keep the pipe or terminal open, or use a file"
+FIX_SIGNAL = "the same command continues a run from its last checkpoint"
+
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Post-train language models with reinforcement learning.",
+    epilog="Start with: nemorl quickstart",
+)
+app.command("train")(runs.train)
+app.command("eval")(evals.evaluate)
+app.command("generate")(runs.generate)
+app.command("export")(runs.export)
+app.command("report")(runs.report)
+plugins.app.command("install", context_settings=plugin_installs.PASS_ON)(plugin_installs.install)
+plugins.app.command("uninstall")(plugin_installs.uninstall)
+GROUPS = {"plugins": plugins.app, "config": configs.app, "runs": runs.app}
+"""Commands that have commands. Plugins may add to them: the entry ``config.migrate`` is `nemorl config migrate`."""
+for _name, _group in GROUPS.items():
+    app.add_typer(_group, name=_name)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        say(f"nemorl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show it.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+) -> None:
+    """Options that every command has."""
+
+
+def _add_plugin_commands() -> None:
+    """One command per entry of ``nemorl.commands``: described from metadata, imported when it is called."""
+    for entry in registry().index.of_kind("commands"):
+        if entry.diagnostics:
+            continue
+        summary = described(entry.point.dist).summary if entry.point.dist is not None else f"from {entry.distribution}"
+        group, _, name = entry.name.rpartition(".")
+        GROUPS.get(group, app).command(
+            name if group in GROUPS else entry.name,
+            help=escape(plain(summary)),  # help texts are rich's markup
+            rich_help_panel="Commands from plugins",
+            add_help_option=False,
+            context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+        )(_forward_to(entry))
+
+
+def _forward_to(entry: PluginEntry) -> Callable[[typer.Context], None]:
+    def run(ctx: typer.Context) -> None:
+        command = registry().load("commands", entry.id)
+        try:
+            with boundary(f"command {entry.id}", passing=(typer.Exit, typer.Abort, TYPER_ERROR)):
+                command(args=list(ctx.args), prog_name=f"nemorl {entry.name.replace('.', ' ')}")
+        except ForeignError as error:
+            if not isinstance(error.__cause__, SystemExit):
+                raise
+            _exit_like(error.__cause__)  # a command may end as it likes, itself
+
+    return run
+
+
+def _exit_like(exit_: SystemExit) -> NoReturn:
+    if exit_.code is not None and not isinstance(exit_.code, int):
+        say(exit_.code, err=True)
+    raise typer.Exit(exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)) from exit_
+
+
+def main() -> None:
+    """Run the command of ``sys.argv`` and exit. Whatever ends it, the exit code is 0 only where all went well.
+
+    A user's mistake prints what happened and how to fix it, without a traceback, and exits 2.
+    """
+    stdout, stderr = SteadyStream(sys.stdout), SteadyStream(sys.stderr)
+    with redirect_stdout(stdout), redirect_stderr(stderr):  # type: ignore[type-var]
+        code = _run([argument for argument in sys.argv[1:] if argument != "--debug"], debug="--debug" in sys.argv)
+        stdout.flush()
+        if stdout.is_lost and code == 0:
+            code = _report("nobody read all of what went to standard output", FIX_OUTPUT, debug=False, code=LOST_OUTPUT)
+        stderr.flush()
+    note(exit=code)
+    sys.exit(code)
+
+
+def _run(arguments: list[str], *, debug: bool) -> int:
+    """The exit code; errors are printed."""
+    with PromptStop() as stop:
+        try:
+            _add_plugin_commands()
+            app(arguments, prog_name="nemorl")
+            return 0
+        except SystemExit as exit_:
+            if stop.name is None and not _is_own(exit_):
+                return _report(f"{type(exit_).__name__}: {exit_.code}{_raised_at(exit_)}", FIX_EXIT, debug=debug)
+            code = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+            if stop.name is None and code == BY_SIGNAL + signal.SIGINT:
+                return _report("KeyboardInterrupt, though nobody pressed Ctrl-C", FIX_EXIT, debug=debug, code=code)
+        except Interrupted:
+            code = 0
+        except NemorlError as error:
+            return _report(error.message, error.fix, debug=debug, code=USER_ERROR)
+        except BaseException as error:
+            return _report(f"{type(error).__name__}: {error}{_raised_at(error)}", FIX_BUG, debug=debug)
+        if stop.name is not None:
+            number = BY_SIGNAL + signal.Signals[stop.name]
+            return _report(f"received {stop.name}: ended at once", FIX_SIGNAL, debug=debug, code=number)
+        return code
+
+
+def _is_own(exit_: SystemExit) -> bool:
+    """Whether typer ended the command, rather than code that it ran."""
+    frames = [frame for frame, _ in traceback.walk_tb(exit_.__traceback__)]
+    typers = [frame for frame in frames if frame.f_globals.get("__name__", "").partition(".")[0] == "typer"]
+    # Below its main loop there is sys.exit alone, or what a library such as wandb has put in its place.
+    return bool(typers) and typers[-1].f_code.co_name == TYPER_LOOP
+
+
+def _raised_at(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    return f" (in {frames[-1].filename}, line {frames[-1].lineno}, {frames[-1].name})" if frames else ""
+
+
+def _report(message: str, fix: str | None, *, debug: bool, code: int = UNEXPECTED) -> int:
+    if debug:
+        say(traceback.format_exc(), err=True)
+    say(f"{message}\n  fix: {fix}" if fix else message, lead=typer.style("error: ", fg="red", bold=True), err=True)
+    return code

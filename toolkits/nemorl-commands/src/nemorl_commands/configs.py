@@ -1,0 +1,210 @@
+"""``nemorl config validate | show | diff | docs | schema | templates``.
+
+Imports that need pydantic are inside the commands: it takes 0.2 s, which ``--help`` need not wait for.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from textwrap import shorten
+from typing import Annotated, Any
+
+import typer
+from nemorl.errors import ConfigError, UsageError
+from nemorl.plugins import registry
+from nemorl.plugins.source import template_text
+from nemorl.storage.files import replace_text
+from nemorl.text.suggest import did_you_mean
+
+from nemorl_commands.answers import AsJson, echo_json, reserved_stdout
+from nemorl_commands.plugins import as_dict
+from nemorl_commands.runs import ConfigPath, Overrides
+from nemorl_commands.terminal import print_table, say
+
+app = typer.Typer(no_args_is_help=True, help="Check, show and describe configs.")
+
+
+@app.command()
+def validate(config: ConfigPath, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Report every mistake of a config at once; exit 2 if there is any. Nothing is loaded or started.
+
+    Example:
+
+      nemorl config validate grpo.yaml policy.precision=bfloat16
+    """
+    from nemorl.config.load import load_config
+
+    try:
+        loaded = load_config(config, overrides or [], for_launch=True)
+    except ConfigError as error:
+        if not as_json:
+            raise
+        problems = [{"path": p.path, "message": p.message, "fix": p.fix} for p in error.problems]
+        echo_json({"valid": False, "problems": problems})
+        raise typer.Exit(2) from error
+    if as_json:
+        echo_json({"valid": True, "problems": []})
+    else:
+        say(f"{config}: ok ({loaded.algorithm})")
+
+
+@app.command()
+def show(config: ConfigPath, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Print a config with every default filled in.
+
+    Example:
+
+      nemorl config show grpo.yaml
+    """
+    from nemorl.config.load import load_config
+    from nemorl.storage.run_directory import to_yaml
+
+    loaded = load_config(config, overrides or [])
+    if as_json:
+        echo_json(loaded.model_dump(mode="json"))
+    else:
+        say(to_yaml(loaded), nl=False)
+
+
+@app.command()
+def diff(
+    one: Annotated[Path, typer.Argument(help="A config file, or a run's directory.", show_default=False)],
+    other: Annotated[Path, typer.Argument(help="Another one.", show_default=False)],
+    as_json: AsJson = False,
+) -> None:
+    """Show where two configs differ once every default is filled in. Exit 1 if they do.
+
+    Examples:
+
+      nemorl config diff grpo.yaml dapo.yaml
+
+      nemorl config diff runs/grpo-1a2b3c4d runs/grpo-5e6f7a8b --json
+    """
+    from nemorl_report.run_data import flatten
+
+    absent = [reason for path in (one, other) if (reason := _no_config(path)) is not None]
+    if absent:
+        raise UsageError("; ".join(absent), fix="give two config files or directories of runs")
+    left, right = (dict(flatten(_resolved(path))) for path in (one, other))
+    found: list[dict[str, Any]] = [
+        {"path": path, "one": left.get(path), "other": right.get(path)}
+        for path in dict.fromkeys([*left, *right])
+        if (path in left, left.get(path)) != (path in right, right.get(path))
+    ]
+    if as_json:
+        echo_json(found)
+    elif not found:
+        say("no difference")
+    else:
+        print_table(("PATH", str(one), str(other)), [(d["path"], *map(_shown, (d["one"], d["other"]))) for d in found])
+    if found:
+        raise typer.Exit(1)
+
+
+def _no_config(path: Path) -> str | None:
+    """Why there is no config at a path."""
+    if not path.exists():
+        return f"there is no {str(path)!r}"
+    if path.is_dir() and not (path / "config.yaml").is_file():
+        return f"the folder {str(path)!r} is no run: it has no config.yaml"
+    return None
+
+
+def _resolved(path: Path) -> dict[str, Any]:
+    from nemorl.config.load import load_config
+
+    loaded = load_config(path / "config.yaml" if path.is_dir() else path)
+    return loaded.model_dump(mode="json", exclude={"model"})
+
+
+def _shown(value: Any) -> str:
+    return "–" if value is None else str(value)
+
+
+@app.command()
+def docs(
+    path: Annotated[str, typer.Argument(help="Dotted path of a section, e.g. policy.optimizer.")] = "",
+    algorithm: Annotated[str, typer.Option(help="Whose config.")] = "grpo",
+    as_json: AsJson = False,
+) -> None:
+    """Explain the keys of a config, or of one section of it. Plugins have theirs in `nemorl plugins show`.
+
+    Examples:
+
+      nemorl config docs policy.optimizer
+
+      nemorl config docs --algorithm dpo
+    """
+    from nemorl.config.explain import config_at, field_paths
+
+    config_class = registry().load("algorithms", algorithm)
+    section = config_at(config_class, {}, path)
+    if section is None:
+        known = [known for known in field_paths(config_class) if config_at(config_class, {}, known) is not None]
+        fix = did_you_mean(path, known) or f"sections: {', '.join(known)}"
+        raise UsageError(f"{path!r} is no section of a {algorithm} config", fix=fix)
+    options = section.describe_options()
+    if as_json:
+        echo_json(options, indent=2)
+        return
+    rows = [(o["name"], o["type"], "required" if o["required"] else _shown(o["default"]), o["description"])
+            for o in options]  # fmt: skip
+    print_table(("KEY", "TYPE", "DEFAULT", "MEANING"), [(*row[:2], shorten(row[2], 40), row[3]) for row in rows])
+
+
+@app.command()
+def schema(
+    algorithm: Annotated[str, typer.Argument(help="Name of an algorithm.")] = "grpo",
+    output: Annotated[Path | None, typer.Option(help="Write to this file instead of stdout.")] = None,
+) -> None:
+    """Print the JSON Schema of an algorithm's config, installed plugins included.
+
+    In an editor, put this first in a YAML file: # yaml-language-server: $schema=./grpo.schema.json
+
+    Example:
+
+      nemorl config schema grpo --output grpo.schema.json
+    """
+    with reserved_stdout():
+        found = registry().load("algorithms", algorithm).model_json_schema()
+        if output is None:
+            echo_json(found, indent=2)
+    if output is not None:
+        replace_text(output, json.dumps(found, indent=2) + "\n")
+        say(f"wrote {output}")
+
+
+@app.command()
+def templates(
+    name: Annotated[str | None, typer.Argument(help="Print this one. Unset: list all.", show_default=False)] = None,
+    output: Annotated[Path | None, typer.Option(help="Write to this file instead of stdout.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the config templates that installed plugins offer, or print one to start from.
+
+    Examples:
+
+      nemorl config templates
+
+      nemorl config templates grpo --output my-run.yaml
+    """
+    index = registry().index
+    if name is None:
+        known = [as_dict(entry) for entry in index.of_kind("templates")]
+        if as_json:
+            echo_json(known, indent=2)
+            return
+        columns = ("name", "distribution", "summary")
+        print_table([c.upper() for c in columns], [[entry[c] for c in columns] for entry in known])
+        return
+    text = template_text(index.find("templates", name))
+    if as_json:
+        echo_json({"name": name, "text": text})
+    elif output is None:
+        say(text, nl=False)
+    elif output.exists():
+        raise UsageError(f"{output} exists", fix="choose another file name")
+    else:
+        replace_text(output, text)
+        say(f"wrote {output}: fill in the model, then `nemorl train {output}`")

@@ -1,0 +1,219 @@
+"""``nemorl eval``: which model, which datasets, and how the numbers are shown. What they mean is in ``evaluation``."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from nemorl.errors import DataError, UsageError
+from nemorl.storage.jsonl import JsonlWriter
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from nemorl_commands.answers import AsJson, echo_json
+from nemorl_commands.runs import Overrides
+from nemorl_commands.terminal import PlainConsole, console, plain, print_table
+
+if TYPE_CHECKING:
+    from nemorl.types import Row, Sample
+    from nemorl_rl.config import RolloutRunConfig
+    from nemorl_rl.evaluation import Evaluation
+
+PLAIN_INTERVAL_S = 2.0
+"""Without a terminal, at most one line of progress per this many seconds."""
+
+
+def evaluate(
+    config: Annotated[
+        Path | None, typer.Argument(help="Config file or run directory. May be left out.", show_default=False)
+    ] = None,
+    overrides: Overrides = None,
+    model: Annotated[str | None, typer.Option(help="Evaluate this model instead of the config's.")] = None,
+    data: Annotated[
+        list[str] | None, typer.Option(help="Dataset: a name, path or org/name. Repeat it for several.")
+    ] = None,
+    environment: Annotated[str | None, typer.Option(help="What scores responses, e.g. math.")] = None,
+    max_samples: Annotated[int | None, typer.Option(min=1, help="Rows of each dataset.")] = None,
+    generations: Annotated[int | None, typer.Option(min=1, help="Responses per prompt: pass@k and cons@k.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, help="0 is greedy.")] = None,
+    max_turns: Annotated[int | None, typer.Option(min=1, help="Responses per episode. Unset: as in training.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Repetitions: mean and standard error of each metric.")] = 1,
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts that the generator gets at a time.")] = 256,
+    output: Annotated[Path | None, typer.Option(help="Write every sample to this JSONL file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a model on held-out data.
+
+    CONFIG may be a run directory: its config and its exported model are used. Without CONFIG, give --model, --data and
+    --environment.
+
+    Examples:
+
+      nemorl eval runs/grpo-1a2b3c4d --generations 8 --temperature 1 --seeds 3
+
+      nemorl eval --model Qwen/Qwen2.5-1.5B-Instruct --data word_problems --data tests/hard.jsonl --environment math
+
+      nemorl eval examples/grpo_arithmetic.yaml --model runs/grpo-1a2b3c4d/model --json
+    """
+    if config is not None and "=" in config.name and not config.exists():
+        config, overrides = None, [str(config), *(overrides or [])]
+    settings = {"max_samples": max_samples, "num_generations": generations, "temperature": temperature}
+    changes = [f"validation.{name}={value}" for name, value in settings.items() if value is not None]
+    changes += [f"environment={environment}"] if environment else []
+    loaded = _load(config, [*changes, *(overrides or [])], model, has_data=bool(data))
+    from nemorl_rl.evaluation import Evaluator, eval_record, held_out_rows
+
+    name = loaded.policy.model_name
+    results: dict[str, Evaluation] = {}
+    with ExitStack() as stack:
+        display = stack.enter_context(_display(quiet=as_json))
+        display.begin(f"loading {name}", None)
+        datasets = {source: _rows(source, display) for source in data or []} or {"validation": held_out_rows(loaded)}
+        evaluator = stack.enter_context(Evaluator(loaded, max_turns=max_turns))
+        writer = stack.enter_context(_new_file(output)) if output else None
+        for dataset, rows in datasets.items():
+            display.begin(dataset, seeds * min(len(rows), loaded.validation.max_samples))
+
+            def on_group(seed: int, group: Sequence[Sample], dataset: str = dataset) -> None:
+                display.advance()
+                if writer is not None:
+                    for sample in group:
+                        writer.write(eval_record(sample, dataset, seed))
+
+            results[dataset] = evaluator.evaluate(rows, seeds=seeds, batch_size=batch_size, on_group=on_group)
+    if as_json:
+        echo_json(_summary(name, results, seeds))
+    else:
+        _print_results(results)
+
+
+def _load(config: Path | None, changes: Sequence[str], model: str | None, *, has_data: bool) -> RolloutRunConfig:
+    """The config to evaluate: of a file, of a run with its exported model, or made of the command line alone."""
+    from nemorl.config.load import apply_overrides, load_config, validate
+    from nemorl_rl.config import RolloutRunConfig
+
+    if config is None:
+        if model is None or not has_data:
+            raise UsageError("nothing to evaluate", fix="give a config or a run, or --model with --data")
+        return validate(RolloutRunConfig, apply_overrides({"model": model}, changes), source="eval")
+    chosen = _model_overrides(model, "model", "policy.model_name") if model else []
+    if (config / "config.yaml").is_file():
+        exported = config / "model"
+        if not model and not (exported / "config.json").is_file():
+            raise UsageError(
+                f"{config} has no exported model yet", fix="let the run finish, or give a config and --model"
+            )
+        chosen = chosen or _model_overrides(str(exported), "policy.model_name")
+        config = config / "config.yaml"
+    loaded = load_config(config, [*chosen, *changes], for_launch=not has_data)
+    if not isinstance(loaded, RolloutRunConfig):
+        raise UsageError(
+            f"{config} is of the algorithm {loaded.algorithm}, which samples no responses",
+            fix="evaluate its model: --model RUN/model --data NAME environment=NAME",
+        )
+    return loaded
+
+
+def _model_overrides(model: str, *keys: str) -> list[str]:
+    """The overrides that choose a model, in quotes: a folder may have any name."""
+    return [*(f"{key}={json.dumps(model)}" for key in keys), "policy.init=pretrained"]
+
+
+def _rows(source: str, display: _Display) -> Sequence[Row]:
+    """The validation rows of a dataset by name or path; all of its rows where it has no such split."""
+    from nemorl.data import rows_of
+
+    rows = rows_of(source, "validation")
+    if rows is None:
+        display.say(f"{source} has no validation split: all its rows are used")
+        rows = rows_of(source, "train")
+    if not rows:
+        raise DataError(f"{source} has no rows", fix="check its path, split and filters")
+    return rows
+
+
+def _new_file(path: Path) -> JsonlWriter:
+    """A writer of a fresh file: samples of two evaluations in one file could not be told apart."""
+    path.unlink(missing_ok=True)
+    return JsonlWriter(path)
+
+
+# What is shown
+
+
+class _Display:
+    """Progress on stderr: a bar on a terminal, a line now and then elsewhere."""
+
+    def __init__(self, console: PlainConsole, *, quiet: bool) -> None:
+        self._console, self._quiet = console, quiet
+        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+        is_live = console.is_terminal and not quiet
+        self.bar = Progress(*columns, TimeElapsedColumn(), console=console, transient=True) if is_live else None
+        self._name, self._total, self._done, self._said_at = "", 0, 0, 0.0
+
+    def begin(self, name: str, total: int | None) -> None:
+        self._name, self._total, self._done, self._said_at = name, total or 0, 0, time.monotonic()
+        if self.bar is not None:
+            for task in self.bar.task_ids:
+                self.bar.remove_task(task)
+            self.bar.add_task(plain(name), total=total)
+        else:
+            self.say(f"{name}: {total} prompts" if total else name)
+
+    def advance(self) -> None:
+        self._done += 1
+        if self.bar is not None:
+            self.bar.advance(self.bar.task_ids[0])
+        elif time.monotonic() - self._said_at >= PLAIN_INTERVAL_S:
+            self.say(f"{self._name}: {self._done}/{self._total}")
+            self._said_at = time.monotonic()
+
+    def say(self, text: str) -> None:
+        if not self._quiet:
+            self._console.print(text, soft_wrap=True)
+
+
+@contextmanager
+def _display(*, quiet: bool) -> Iterator[_Display]:
+    display = _Display(console(err=True), quiet=quiet)
+    with display.bar or nullcontext():
+        yield display
+
+
+def _summary(model: str, results: Mapping[str, Evaluation], seeds: int) -> dict[str, Any]:
+    """One dataset: its metrics at the top. Several: ``datasets``, by name."""
+    records: dict[str, dict[str, Any]] = {}
+    for dataset, evaluation in results.items():
+        records[dataset] = dict(evaluation.metrics)
+        if seeds > 1:
+            records[dataset] |= {"standard_errors": dict(evaluation.standard_errors)}
+    about = {"model": model} | ({"seeds": seeds} if seeds > 1 else {})
+    if len(records) > 1:
+        return {**about, "datasets": records}
+    (only,) = records
+    return {**about, "dataset": only, **records[only]}
+
+
+def _print_results(results: Mapping[str, Evaluation]) -> None:
+    """Metrics by dataset. Of many ``@k``, powers of two and the last are shown; ``--json`` has them all."""
+    names = list(dict.fromkeys(name for evaluation in results.values() for name in evaluation.metrics))
+    last = max((_k(name) for name in names), default=0)
+    shown = [name for name in names if not ((k := _k(name)) & (k - 1)) or k == last]
+    rows = [(name, *(_cell(evaluation, name) for evaluation in results.values())) for name in shown]
+    print_table(("METRIC", *results), rows, whole=("METRIC",), numbers=tuple(results))
+
+
+def _k(name: str) -> int:
+    """4 for ``pass@4``, 0 for other metrics."""
+    return int(name.partition("@")[2] or 0)
+
+
+def _cell(evaluation: Evaluation, name: str) -> str:
+    if name not in evaluation.metrics:
+        return "–"
+    error = evaluation.standard_errors.get(name)
+    return f"{evaluation.metrics[name]:.4f}" + ("" if error is None else f" ± {error:.4f}")

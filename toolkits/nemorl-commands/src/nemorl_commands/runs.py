@@ -1,0 +1,310 @@
+"""``nemorl train | generate | runs | export | report``. ``nemorl eval`` is in ``evals``."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from nemorl.errors import ConfigError, Problem, TerminalLostError, UsageError
+from nemorl.process.stopping import TERMINAL_LOST
+from typer.core import TyperGroup
+
+from nemorl_commands.answers import AsJson, echo_json
+from nemorl_commands.console import Console
+from nemorl_commands.terminal import plain, print_list, say
+
+if TYPE_CHECKING:
+    from nemorl.config.run import RunConfig
+    from nemorl.run import TrainResult
+
+ConfigPath = Annotated[Path, typer.Argument(help="Config file (.yaml or .json).", show_default=False)]
+Overrides = Annotated[list[str] | None, typer.Argument(help="path=value, e.g. policy.precision=bfloat16")]
+
+
+def train(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Where the run keeps its files.", show_default=False)] = None,
+    resume: Annotated[
+        bool | None,
+        typer.Option(
+            "--resume/--fresh", help="Demand a run to continue / start a new one. Neither: continue if there is one."
+        ),
+    ] = None,
+    from_step: Annotated[
+        int | None,
+        typer.Option(min=0, help="Continue from this checkpoint; what is newer is set aside.", show_default=False),
+    ] = None,
+    locked: Annotated[
+        bool,
+        typer.Option("--locked", help="Refuse other plugins, or versions or files of them, than the run recorded."),
+    ] = False,
+    lock_file: Annotated[
+        Path | None, typer.Option(help="Hold a run to another run's plugins.lock.json.", show_default=False)
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, train nothing.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train, or continue a run that was interrupted.
+
+    The same command continues after a kill: a run's directory follows from its config. Ctrl-C finishes the step,
+    saves and exits; a second one stops at once.
+
+    Examples:
+
+      nemorl train examples/grpo_arithmetic.yaml
+
+      nemorl train grpo.yaml policy.optimizer.lr=1e-5 --run-dir runs/small-lr
+
+      nemorl train grpo.yaml --from-step 200
+
+      nemorl train grpo.yaml --lock-file ../paper/plugins.lock.json
+    """
+    console = Console(quiet=as_json)
+    console.announce(f"reading {config}")
+    with console:
+        loaded = _checked_config(config, overrides or [], run_dir, locked, lock_file)
+        from nemorl.resources.preflight import launch_problems
+        from nemorl.storage.run_directory import run_path
+
+        console.announce("checking the run directory, the model and the reward")
+        if dry_run:
+            _rehearse(config, loaded, console, as_json=as_json)
+            return
+        if from_step is not None and resume is False:
+            raise UsageError("--from-step continues a run, --fresh starts one", fix="drop one of them")
+        if resume or from_step is not None:
+            _demand_run(loaded)
+        _refuse(launch_problems(loaded, run_path(loaded)))  # the reward's turn comes when it is built
+        trainer = loaded.build()
+        result = trainer.fit(resume=resume is not False, from_step=from_step, console=console)
+    elsewhere = result.run_dir != run_path(loaded) or run_dir is not None
+    options = ["--run-dir", str(result.run_dir)] if elsewhere else []
+    options += ["--locked"] * locked + (["--lock-file", str(lock_file)] if lock_file is not None else [])
+    _conclude(result, shlex.join(["nemorl", "train", str(config), *(overrides or []), *options]), as_json=as_json)
+
+
+def _rehearse(config: Path, loaded: RunConfig, console: Console, *, as_json: bool) -> None:
+    """All checks that come before a run, and what it would be."""
+    from nemorl.storage.run_directory import run_path
+
+    _refuse(loaded.dry_run(run_path(loaded), lambda text: console.message(f"warning: {text}")))
+    planned = {"ok": True, "config": type(loaded).__name__, "run_dir": str(run_path(loaded))}
+    if as_json:
+        echo_json(planned)
+    else:
+        say(f"{config}: ok, would run {planned['config']} in {planned['run_dir']}")
+
+
+def _refuse(problems: Iterator[Problem]) -> None:
+    if found := list(problems):
+        raise ConfigError(found, source="before loading anything")
+
+
+def _conclude(result: TrainResult, again: str, *, as_json: bool) -> None:
+    """Say how a run ended; ``again`` is the command that continues it.
+
+    Raises:
+        TerminalLostError: it stopped because nobody watches.
+    """
+    summary = {
+        "run_dir": str(result.run_dir),
+        "report": str(result.run_dir / "report.html"),
+        "steps": result.steps,
+        "stopped": result.stopped,
+        "continue": again if result.stopped else None,
+        "best_checkpoint": str(result.best_checkpoint) if result.best_checkpoint else None,
+        "metrics": dict(result.metrics),
+    }
+    if as_json:
+        echo_json(summary)
+    else:
+        _tell(summary)
+    if result.stopped in TERMINAL_LOST:
+        raise TerminalLostError(
+            f"the terminal went away ({result.stopped}): the run was saved after step {result.steps} and stopped",
+            fix=f"continue it with: {again}; nohup or tmux let a run outlive its terminal",
+        )
+
+
+def _tell(summary: Mapping[str, Any]) -> None:
+    ending = f", stopped: {summary['stopped']}" if summary["stopped"] else ""
+    say(f"{summary['steps']} steps{ending}")
+    if summary["stopped"]:
+        say(f"to continue: {summary['continue']}")
+    for name in ("validation/accuracy", "validation/val_loss", "train/reward"):
+        if name in summary["metrics"]:
+            say(f"{name}: {summary['metrics'][name]:.4f}")
+    say(f"report: {summary['report']}")
+
+
+def _checked_config(
+    config: Path, overrides: list[str], run_dir: Path | None, locked: bool, lock_file: Path | None
+) -> RunConfig:
+    from nemorl.config.load import load_config
+    from nemorl.storage.run_directory import run_path
+
+    # In quotes, since a folder may have any name.
+    changes = [*overrides, *([f"run_dir={json.dumps(str(run_dir))}"] if run_dir else [])]
+    loaded = load_config(config, changes, for_launch=True)
+    if locked or lock_file is not None:
+        from nemorl_report.lock import FILE, refuse_other_plugins
+
+        refuse_other_plugins(loaded, lock_file or run_path(loaded) / FILE)
+    return loaded
+
+
+def _demand_run(config: RunConfig) -> None:
+    from nemorl.storage.run_directory import run_path
+
+    if not (run_path(config) / "config.yaml").is_file():
+        raise UsageError(f"no run to continue in {run_path(config)}", fix="drop --resume, or give its --run-dir")
+
+
+def generate(
+    prompts: Annotated[list[str], typer.Argument(help="One or more prompts.", show_default=False)],
+    model: Annotated[str, typer.Option(help="Hugging Face name or local folder.", show_default=False)],
+    chat: Annotated[
+        bool | None, typer.Option("--chat/--raw", help="Chat turn or raw text. Unset: chat if the model can.")
+    ] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Responses per prompt.")] = 1,
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest response.")] = 256,
+    seed: Annotated[int, typer.Option(min=0, help="Seeds the sampling.")] = 0,
+    backend: Annotated[str, typer.Option(help="Generation backend.")] = "hf",
+    as_json: AsJson = False,
+) -> None:
+    """Let a model answer.
+
+    Examples:
+
+      nemorl generate --model runs/quickstart/model "12+7="
+
+      nemorl generate --model Qwen/Qwen2.5-1.5B-Instruct --samples 4 --temperature 1 "Name a prime number."
+    """
+    from nemorl_rl.generating import respond
+
+    with Console(quiet=as_json) as console:
+        console.message(f"loading {model}")
+        answers = respond(
+            model, prompts, chat=chat, samples=samples, seed=seed, backend=backend,
+            temperature=temperature, max_new_tokens=max_new_tokens,
+        )  # fmt: skip
+    if as_json:
+        echo_json([{"prompt": prompt, "responses": texts} for prompt, texts in answers])
+        return
+    for prompt, texts in answers:
+        for text in texts:
+            lead = f"{typer.style(plain(prompt), bold=True)}{' ' if chat else ''}" if len(answers) > 1 else ""
+            say(text, lead=lead)
+
+
+def report(
+    run_dir: Annotated[Path, typer.Argument(help="A run's directory.", show_default=False)],
+    output: Annotated[Path | None, typer.Option(help="Where to write. Unset: report.html in the run.")] = None,
+) -> None:
+    """Write a run's report again: one HTML file, readable offline.
+
+    Example:
+
+      nemorl report runs/grpo-1a2b3c4d
+    """
+    from nemorl_report.report import write_report
+
+    if not (run_dir / "metrics.jsonl").is_file():
+        raise UsageError(f"{run_dir} is not a run directory (no metrics.jsonl)", fix="give the path of a run")
+    say(write_report(run_dir, output))
+
+
+class _ListByDefault(TyperGroup):
+    """``nemorl runs [FOLDER]`` means ``nemorl runs list [FOLDER]``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args or args[0] not in {*self.commands, *ctx.help_option_names}:
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(cls=_ListByDefault, help="List runs (the default), and look after them.")
+
+
+@app.command("list")
+def list_runs(
+    folder: Annotated[Path, typer.Argument(help="Where runs are.")] = Path("runs"), as_json: AsJson = False
+) -> None:
+    """List the runs below a folder, the newest first: how far each is, and how well it does.
+
+    Examples:
+
+      nemorl runs
+
+      nemorl runs experiments/august --json
+    """
+    from nemorl_report.run_data import RunData, clock_time
+
+    if not folder.is_dir():
+        raise UsageError(f"no folder {str(folder)!r}", fix="give the folder that holds the runs' directories")
+    runs = [RunData.load(path.parent) for path in folder.glob("*/config.yaml")]
+    runs.sort(key=lambda run: run.times[0] if run.times else 0.0, reverse=True)
+    found: list[dict[str, Any]] = [
+        {
+            "name": run.name,
+            "status": run.status,
+            "algorithm": run.algorithm,
+            "model": run.model,
+            "step": run.last_step,
+            "max_steps": run.max_steps,
+            "reward": run.last("train/reward"),
+            "accuracy": run.last("validation/accuracy"),
+            "started": run.started,
+            "seconds": round(run.duration_s, 1),
+        }
+        for run in runs
+    ]
+    if as_json:
+        echo_json(found, indent=2)
+        return
+    rows = []
+    for facts in found:
+        steps = f"{facts['step']}{f' of {most}' if (most := facts['max_steps']) else ''}"
+        numbers = ("–" if facts[key] is None else f"{facts[key]:.3f}" for key in ("reward", "accuracy"))
+        model, took = Path(facts["model"]).name, clock_time(facts["seconds"])
+        rows.append((facts["name"], facts["status"], model, steps, *numbers, facts["started"], took))
+    columns = ("NAME", "STATUS", "MODEL", "STEP", "REWARD", "ACCURACY", "STARTED", "TOOK")
+    print_list(columns, rows, first_to_go=("TOOK", "STARTED", "MODEL"))
+    if not found:
+        say(f"no runs in {folder} yet: nemorl train CONFIG")
+
+
+def export(
+    run_dir: Annotated[Path, typer.Argument(help="A run's directory.", show_default=False)],
+    output: Annotated[Path, typer.Argument(help="The model folder to write.", show_default=False)],
+    overrides: Overrides = None,
+    step: Annotated[int | None, typer.Option(help="Of the checkpoint. Unset: the latest.")] = None,
+    best: Annotated[bool, typer.Option("--best", help="The best checkpoint by the run's metric.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a checkpoint's policy as a Hugging Face folder, to start from with any training or generation backend.
+
+    A finished run has the last one in its folder model/ already.
+
+    Examples:
+
+      nemorl export runs/grpo-1a2b3c4d models/best --best
+
+      nemorl export runs/grpo-1a2b3c4d models/step-100 --step 100 cluster.launcher=local
+    """
+    from nemorl_rl.exporting import export_model
+
+    with Console(quiet=as_json) as console:
+        console.message(f"reading a checkpoint of {run_dir}")
+        checkpoint = export_model(run_dir, output, step=step, best=best, overrides=overrides or [])
+    found = {"step": checkpoint.step, "checkpoint": str(checkpoint.path), "model": str(output)}
+    if as_json:
+        echo_json(found)
+    else:
+        say(f"wrote step {checkpoint.step} to {output}")

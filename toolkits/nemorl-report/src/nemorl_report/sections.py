@@ -1,0 +1,91 @@
+"""Sections that plugins add to a report: plain data here, drawn and escaped by the report.
+
+A plugin of the group ``nemorl.report_sections`` is a function of the run's records:
+
+>>> def dropped_groups(run: RunData) -> Section | None:
+...     values = run.metrics.get("train/dropped_groups")
+...     return Section("Dropped groups", [Curves("Groups per step", {"dropped": values})]) if values else None
+
+A run names the ones it wants in ``plugins.report_sections``. One that fails says so in its place; the report goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nemorl.errors import NemorlError, PluginError, boundary
+from nemorl.plugins.registry import Registry
+from nemorl.process.deadlines import deadline
+
+from nemorl_report.run_data import RunData
+
+Cell = str | float | None
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under column titles. Numbers are shown with four significant digits."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+
+
+@dataclass(frozen=True)
+class Curves:
+    """One chart: curves over steps."""
+
+    title: str
+    series: Mapping[str, Mapping[int, float]]
+    """Label -> step -> value."""
+    hint: str = ""
+    """Unit or meaning, in a few words."""
+    smooth: bool = False
+    """Draw a moving average over the faint raw curve."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """What stands under one title."""
+
+    title: str
+    blocks: Sequence[Text | Table | Curves]
+
+
+LIMIT_S = 600.0
+"""Longest time that a section may take."""
+
+SectionSource = Callable[[RunData], Section | None]
+"""What an entry point of ``nemorl.report_sections`` names; ``None`` where the run has nothing to show."""
+
+
+def sections_of(run: RunData, registry: Registry, failed: Callable[[NemorlError], None]) -> Iterator[Section]:
+    """The sections that the run's config asks for, in its order. ``failed`` is told of one that raises."""
+    plugins = run.config.get("plugins")
+    asked: Any = plugins.get("report_sections") if isinstance(plugins, Mapping) else None
+    for name in asked if isinstance(asked, list) else ():
+        try:
+            section = _made(run, registry, str(name))
+        except NemorlError as error:
+            failed(error)
+            section = Section(f"Section {name}", [Text(str(error))])
+        if section is not None:
+            yield section
+
+
+def _made(run: RunData, registry: Registry, name: str) -> Section | None:
+    source: SectionSource = registry.load("report_sections", name)
+    owner = f"report section {registry.index.find('report_sections', name).id}"
+    with boundary(owner), deadline(owner, LIMIT_S):
+        made = source(run)
+    if made is not None and not isinstance(made, Section):
+        raise PluginError(f"{owner} returned {made!r:.80}", fix="return a nemorl_report.sections.Section")
+    return made

@@ -1,0 +1,94 @@
+"""The short ways: one call from a model and data to a trained model, and the trainer of any algorithm by name.
+
+Everything here is sugar for ``SomeConfig(...).build().fit(...)``. What may be given as data and as reward is described
+in ``sources``; the loop itself is in ``trainer``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from nemorl.config.load import validate
+from nemorl.config.run import RunConfig
+from nemorl.data import DataSource
+from nemorl.errors import UsageError
+from nemorl.plugins import registry
+from nemorl.run import TrainResult
+from nemorl.trainer import BaseTrainer
+
+from nemorl_rl.environments.sources import RewardSource
+from nemorl_rl.trainer import RolloutTrainer
+
+
+class Trainer:
+    """The trainer of any algorithm, by name. ``nemorl.GRPOTrainer`` and its like are the classes themselves."""
+
+    @staticmethod
+    def from_pretrained(model: str, *, algorithm: str = "grpo", **knobs: Any) -> BaseTrainer[Any]:
+        """A trainer, ready to ``fit``.
+
+        Args:
+            model: Hugging Face name or local folder, such as the ``model`` folder of an earlier run.
+            algorithm: Name of an installed or registered algorithm.
+            **knobs: Fields of the algorithm's config, e.g. ``max_steps=100`` or ``policy={"precision": "bfloat16"}``.
+
+        Raises:
+            PluginNotFoundError: the algorithm is not installed; says what to install.
+            ConfigError: every knob that is wrong.
+        """
+        config_class: type[RunConfig] = registry().load("algorithms", algorithm)
+        config = validate(config_class, {"model": model, **knobs}, source=config_class.__name__)
+        return config.build()
+
+
+def train(
+    model: str,
+    dataset: DataSource | None = None,
+    reward_fn: RewardSource | None = None,
+    *,
+    algorithm: str = "grpo",
+    val_dataset: DataSource | None = None,
+    callbacks: Sequence[object] = (),
+    resume: bool = False,
+    **knobs: Any,
+) -> TrainResult:
+    """Post-train ``model`` on ``dataset``.
+
+    Args:
+        model: Hugging Face name or local folder.
+        dataset: A dataset's name or path, rows, a ``datasets.Dataset`` or a ``DataModule`` (see ``sources``). Unset:
+            the ``data`` knob.
+        reward_fn: ``f(prompt, response) -> float``, or an environment; required where the algorithm samples, unless
+            the ``environment`` knob is set.
+        algorithm: Name of an installed or registered algorithm.
+        val_dataset: Held-out rows. Unset: the validation split of the dataset, if it has one.
+        callbacks: Objects with ``on_*`` methods.
+        resume: Continue an interrupted run of the same config.
+        **knobs: Fields of the algorithm's config, e.g. ``max_steps=100`` or ``policy={"precision": "bfloat16"}``.
+
+    Example:
+        >>> nemorl.train("Qwen/Qwen2.5-1.5B", rows, lambda prompt, response: float("42" in response))
+    """
+    trainer = Trainer.from_pretrained(model, algorithm=algorithm, **knobs)
+    given = {"val_dataset": val_dataset, "callbacks": callbacks, "resume": resume}
+    if isinstance(trainer, RolloutTrainer):
+        return trainer.fit(dataset, reward_fn, **given)
+    if reward_fn is not None:
+        raise UsageError(f"{algorithm} samples no responses, so there is nothing to reward", fix="drop reward_fn")
+    return trainer.fit(dataset, **given)  # type: ignore[arg-type]
+
+
+def train_grpo(model: str, dataset: DataSource, reward_fn: RewardSource | None = None, **knobs: Any) -> TrainResult:
+    """:func:`train` with ``algorithm="grpo"``: learn from rewards, relative to the other responses to a prompt."""
+    return train(model, dataset, reward_fn, algorithm="grpo", **knobs)
+
+
+def train_sft(model: str, dataset: DataSource, **knobs: Any) -> TrainResult:
+    """:func:`train` with ``algorithm="sft"``: imitate rows with ``messages``, or with ``prompt`` and ``response``."""
+    return train(model, dataset, algorithm="sft", **knobs)
+
+
+def train_dpo(model: str, dataset: DataSource, **knobs: Any) -> TrainResult:
+    """:func:`train` with ``algorithm="dpo"``: learn from rows with ``prompt``, ``chosen`` and ``rejected``."""
+    return train(model, dataset, algorithm="dpo", **knobs)

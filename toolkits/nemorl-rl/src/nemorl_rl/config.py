@@ -1,0 +1,212 @@
+"""The config of runs that sample from the policy: what ``RunConfig`` has, and generation, environment and rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from nemorl.config.base import RESUMABLE, Config
+from nemorl.config.cluster import LONGEST_WAIT_S
+from nemorl.config.component import Component
+from nemorl.config.models import GenerationConfig, Sampler
+from nemorl.config.run import RunConfig, ValidationConfig
+from nemorl.errors import Problem, boundary
+from nemorl.metrics import MetricInfo
+from nemorl.plugins import registry
+from nemorl.plugins.kinds import EnvironmentConfig
+from nemorl.weights import choose_transport
+from pydantic import Field, model_validator
+
+ROLLOUT_METRICS = (
+    *(f"train/{name}" for name in ("reward", "accuracy", "mean_prompt_length", "mean_gen_tokens_per_sample")),
+    *(f"train/{name}" for name in ("max_gen_tokens_per_sample", "mean_total_tokens_per_sample", "truncation_rate")),
+    *(f"train/{name}" for name in ("natural_termination_rate", "avg_turns_per_sample")),
+    *(f"validation/{name}" for name in ("accuracy", "reward", "avg_length", "truncation_rate", "avg_turns")),
+)
+"""Metrics of every algorithm that samples."""
+
+
+class BreakerConfig(Config):
+    """When steps that teach nothing end the run, or are warned of."""
+
+    failed_frac: float = Field(1.0, gt=0, le=1)
+    """Share of a step's episodes that must have timed out, or failed in the environment, for the step to count. Lower
+    it where some tasks always get through."""
+    failed_steps: int = Field(3, ge=0)
+    """Such steps in a row after which the run ends with an error; 0: never."""
+    equal_frac: float = Field(1.0, gt=0, le=1)
+    """Share of a step's groups whose rewards must all be the same for the step to count."""
+    equal_steps: int = Field(10, ge=0)
+    """Such steps in a row after which ``on_equal`` happens; 0: never."""
+    on_equal: Literal["warn", "stop"] = "warn"
+    """``warn`` once, until a step has other rewards; ``stop`` with an error where hours are dear."""
+
+
+class RolloutConfig(Config):
+    """How responses are collected and scored."""
+
+    mode: Literal["sync", "async"] = "sync"
+    """``sync``: sample, then train. ``async``: sample the next batches while training on earlier ones."""
+    max_staleness: int = Field(1, ge=0, le=10_000)
+    """``async``: updates that may lie between the weights that sampled a token and those that learn from it. 0 is
+    exactly ``sync``. What is older is dropped and counted in ``dropped_stale_groups``."""
+    max_batches_per_step: Annotated[int, RESUMABLE] = Field(10, ge=1, le=1_000_000)
+    """Where an algorithm rejects groups (dynamic sampling): batches sampled for one step before the run gives up."""
+    environment_timeout_s: float = Field(60.0, gt=0, le=LONGEST_WAIT_S)
+    """Seconds the environment may take for one response; then it scores 0 and counts in ``environment_timeout``."""
+    episode_timeout_s: float | None = Field(None, gt=0, le=LONGEST_WAIT_S)
+    """Seconds the environment may take for all responses of an episode together, generation not counted; then it ends
+    with 0 and counts in ``episode_timeout``. Set it for long conversations. Unset: only each response is limited."""
+    environment_concurrency: Annotated[int, RESUMABLE] = Field(16, ge=1, le=10_000)
+    """Responses scored at the same time. Raise it for environments that wait on a network."""
+    breaker: Annotated[BreakerConfig, RESUMABLE] = Field(default_factory=BreakerConfig)
+    """When steps that teach nothing end the run, or are warned of."""
+    mismatch_warning: Annotated[float, RESUMABLE] = Field(1.05, gt=1)
+    """Warn when ``token_mult_prob_error`` exceeds this: the mean factor by which trainer and sampler differ in the
+    probability of a sampled token. 1 is agreement. Raise it where a larger one is expected and corrected for."""
+    mismatch_limit: Annotated[float | None, RESUMABLE] = Field(1.3, gt=1)
+    """End the run when ``token_mult_prob_error`` exceeds this in its first step, or the first after it was resumed: the
+    sampler then runs another model. Rounding to bfloat16 gives up to about 1.05. Unset (``null``): only warn."""
+
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        if self.mismatch_limit is not None and self.mismatch_limit < self.mismatch_warning:
+            yield Problem(
+                "mismatch_limit",
+                f"{self.mismatch_limit:g} is below mismatch_warning = {self.mismatch_warning:g}, which only warns",
+                "raise mismatch_limit as well, or set it to null to be warned only",
+            )
+
+
+class RolloutValidationConfig(ValidationConfig):
+    """Held-out evaluation during training, by sampling."""
+
+    num_generations: int = Field(1, ge=1, le=100_000)
+    """Responses per prompt; above 1 also reports pass@k for k = 1 … this."""
+    temperature: float = Field(0.0, ge=0)
+    """Sampling temperature of validation; 0 is greedy. Use 1.0 with num_generations above 1."""
+
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        if self.num_generations > 1 and self.temperature == 0:
+            yield Problem(
+                "temperature",
+                "greedy responses to one prompt are all the same",
+                "set validation.temperature above 0, or num_generations to 1",
+            )
+
+
+class RolloutRunConfig(RunConfig):
+    """One run of an algorithm that samples from the policy it trains."""
+
+    metrics: ClassVar[Mapping[str, MetricInfo]] = {
+        **RunConfig.metrics,
+        **{name: MetricInfo() for name in ROLLOUT_METRICS},
+    }
+
+    generation: GenerationConfig = Field(default_factory=GenerationConfig)
+    """The sampling engine and its settings."""
+    rollouts: RolloutConfig = Field(default_factory=RolloutConfig)
+    """How responses are collected and scored."""
+    environment: Annotated[EnvironmentConfig, Component("environments")] | None = None
+    """What scores responses. Unset: pass ``reward_fn`` to ``fit``."""
+    validation: Annotated[RolloutValidationConfig, RESUMABLE] = Field(default_factory=RolloutValidationConfig)
+    """Held-out evaluation."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_generation(cls, data: Any) -> Any:
+        # A default built by its factory would lose its path in error messages.
+        return {"generation": {}, **data} if isinstance(data, dict) else data
+
+    @property
+    def sampler(self) -> Sampler:
+        return Sampler(self.generation, self.is_attached, self.weight_transport)
+
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        yield from self.interpreter_problems("generation", self.generation)
+        yield from self._generation_problems()
+
+    def launch_problems(self) -> Iterator[Problem]:
+        yield from super().launch_problems()
+        yield from self.reward_problems(self.environment, "set `environment:`, e.g. `environment: math`")
+
+    def dry_run(self, run_dir: Path, warn: Callable[[str], None]) -> Iterator[Problem]:
+        from nemorl_rl.environments.sources import as_environment
+        from nemorl_rl.rehearsal import rehearse, reward_problems
+
+        found = list(super().dry_run(run_dir, warn))
+        with boundary(f"dataset {type(self.data).__name__}"):
+            row = self.data.first_row() if self.data is not None else None
+        environment = as_environment(self.environment)
+        if environment is not None:
+            with closing(environment):
+                found += reward_problems(environment, row)
+                if not found:
+                    rehearse(environment, row, warn)
+        yield from found
+
+    def reward_problems(self, scorer: object, fix: str) -> Iterator[Problem]:
+        """What is missing for responses to be scored, given what scores them. Algorithms that need no rewards override
+        it."""
+        if scorer is None:
+            yield Problem("environment", "nothing scores the responses", fix)
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether the generator is built in the trainer's processes, over its weights."""
+        host = self.generation.backend.lives_with
+        if not self.cluster.colocated or host is None:
+            return False
+        return registry().name_of("training_backends", type(self.policy.backend)) == host
+
+    @property
+    def weight_transport(self) -> str | None:
+        """How weights get from training to generation; ``None`` where the backends have no way in common."""
+        asked, cluster = self.cluster.weight_transport, self.cluster
+        offered, accepted = self.policy.backend.weight_transports, self.generation.backend.weight_transports
+        if asked is not None:
+            offered = (asked,)  # every trainer can send by any: the kernel does it with what `export_weights` yields
+            accepted = (*accepted, asked) if "any_transport" in self.generation.backend.supports else accepted
+        return choose_transport(
+            offered, accepted, cluster.weight_distance, device=cluster.device, colocated=cluster.colocated
+        )
+
+    def _generation_problems(self) -> Iterator[Problem]:
+        yield from self.generation.backend.policy_problems(
+            self.policy, device=self.cluster.device, as_guest=self.is_attached
+        )
+        if self.weight_transport is None and not self.is_attached:
+            asked = self.cluster.weight_transport
+            yield Problem(
+                "generation.backend" if asked is None else "cluster.weight_transport",
+                f"no weight transport in common{f' called {asked!r}' if asked else ''} that works within one "
+                f"{self.cluster.weight_distance} on {self.cluster.device}: training offers "
+                f"{', '.join(self.policy.backend.weight_transports)}, generation accepts "
+                f"{', '.join(self.generation.backend.weight_transports)}",
+                "choose another generation backend" if asked is None else "leave it unset",
+            )
+        overlaps = self.rollouts.mode == "async" and self.rollouts.max_staleness > 0
+        if overlaps and (not self.cluster.uses_ray or self.cluster.colocated):
+            yield Problem(
+                "rollouts.mode",
+                "generation and training cannot overlap on the same devices",
+                "set cluster.colocated: false with gpus_per_node (workers_per_node on the CPU) of at least 2, or "
+                "rollouts.max_staleness: 0",
+            )
+        if self.cluster.uses_ray and self.cluster.colocated and self.generation.backend.devices_per_replica > 1:
+            yield Problem(
+                "cluster.colocated",
+                "an engine that spreads over several devices cannot share them with training workers",
+                "set cluster.colocated: false, or one device per engine",
+            )
+        if self.generation.max_new_tokens >= self.policy.max_sequence_tokens:
+            yield Problem(
+                "generation.max_new_tokens",
+                f"{self.generation.max_new_tokens} leaves no room for a prompt within "
+                f"policy.max_sequence_tokens = {self.policy.max_sequence_tokens}",
+                "lower it, or raise policy.max_sequence_tokens",
+            )

@@ -1,0 +1,22 @@
+"""Environments: what turns a response into a reward.
+
+The class to derive from is the kernel's (``nemorl.environment``). ``functions``: a plain function as an environment.
+``composition``: several environments as one. ``pool``: steps many episodes at once, bounded and timed. Which
+environments exist is the business of plugins; how episodes and generation take turns is that of ``nemorl_rl.rollouts``.
+"""
+
+from nemorl_rl.environments.composition import ChainEnvironment, Part, Stage, WeightedEnvironment
+from nemorl_rl.environments.functions import FunctionalRewardWrapper, RewardFunction
+from nemorl_rl.environments.pool import EnvironmentPool
+from nemorl_rl.environments.unscored import Unscored
+
+__all__ = [
+    "ChainEnvironment",
+    "EnvironmentPool",
+    "FunctionalRewardWrapper",
+    "Part",
+    "RewardFunction",
+    "Stage",
+    "Unscored",
+    "WeightedEnvironment",
+]

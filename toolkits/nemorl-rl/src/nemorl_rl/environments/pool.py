@@ -1,0 +1,113 @@
+"""EnvironmentPool: many episodes at once, with a limit on how many and on how long each takes.
+
+How one turn is done is in ``turn.py``.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Self
+
+from nemorl.contracts import Episode
+from nemorl.environment import Environment
+from nemorl.errors import boundary
+from nemorl.process.loop_thread import LoopThread
+from nemorl.types import Prompt, Step
+
+from nemorl_rl.config import RolloutConfig
+from nemorl_rl.environments.turn import TimedEpisode, Turn
+
+HEARTBEAT_S = 1.0
+"""An event loop that does not turn for this long is running blocking code."""
+
+
+class EnvironmentPool:
+    """Steps many episodes at once: bounded, timed, and with every failure attributed.
+
+    Blocking environments get a thread per running step, async ones are coroutines on one event loop that lives as long
+    as the pool, so clients may keep their connections. A step that takes longer than ``timeout_s`` scores 0 and counts
+    in ``environment_timeout``; an episode whose steps together take longer than ``episode_timeout_s`` likewise, in
+    ``episode_timeout``. Either way the episode ends, and the others go on. When as many steps in a row as run at once
+    have timed out, the environment is taken for dead and the rest of the turn is given up, so that a dead service costs
+    one time-out and not one per response.
+
+    A step that raises stops the run with the environment named, since a silent zero would teach the wrong lesson.
+    A coroutine that is given up is cancelled. Python cannot end a thread: one that is stuck is abandoned and replaced.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        *,
+        timeout_s: float = 60.0,
+        episode_timeout_s: float | None = None,
+        concurrency: int = 16,
+    ) -> None:
+        """
+        Args:
+            environment: What scores.
+            timeout_s: Longest time of one step; waiting for a free slot does not count.
+            episode_timeout_s: Longest time of all steps of an episode; generation does not count. Unset: no limit.
+            concurrency: Steps that run at the same time.
+        """
+        self.environment = environment
+        self.timeout_s = timeout_s
+        self.episode_timeout_s = episode_timeout_s
+        self._concurrency = concurrency
+        self._lock = threading.Lock()
+        self._loop: LoopThread | None = None
+
+    @classmethod
+    def from_config(cls, environment: Environment, rollouts: RolloutConfig) -> Self:
+        """A pool with a run's settings."""
+        return cls(
+            environment,
+            timeout_s=rollouts.environment_timeout_s,
+            episode_timeout_s=rollouts.episode_timeout_s,
+            concurrency=rollouts.environment_concurrency,
+        )
+
+    def start(self, prompt: Prompt) -> Episode:
+        with boundary(self.environment.owner):
+            return TimedEpisode(self.environment.start(prompt), prompt=prompt)
+
+    def step(self, episodes: Sequence[Episode], responses: Sequence[str]) -> list[Step]:
+        """One turn of each episode; results in order."""
+        by_index = dict(self.stream(episodes, responses))
+        return [by_index[index] for index in range(len(episodes))]
+
+    def stream(self, episodes: Sequence[Episode], responses: Sequence[str]) -> Iterator[tuple[int, Step]]:
+        """One turn of each episode: its index and the environment's answer, whichever comes first."""
+        turn = Turn(
+            self.environment,
+            self._running_loop,
+            timeout_s=self.timeout_s,
+            episode_timeout_s=self.episode_timeout_s,
+            concurrency=self._concurrency,
+        )
+        yield from turn.answers(episodes, responses)
+        if turn.was_late:
+            self._replace_blocked_loop()
+
+    def close(self) -> None:
+        self.environment.close()
+        with self._lock:
+            loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.stop()
+
+    def _running_loop(self) -> LoopThread:
+        with self._lock:
+            if self._loop is None:
+                self._loop = LoopThread(f"environment-{self.environment.name}-loop")
+            return self._loop
+
+    def _replace_blocked_loop(self) -> None:
+        """A coroutine that blocks takes the loop with it; the next turn gets another one."""
+        with self._lock:
+            loop = self._loop
+        if loop is not None and not loop.responds(HEARTBEAT_S):
+            loop.stop()
+            with self._lock:
+                self._loop = None if self._loop is loop else self._loop

@@ -1,0 +1,265 @@
+"""Evaluation: what a model's responses to held-out prompts are worth. Validation and ``nemorl eval`` are this one path.
+
+``evaluate`` asks, scores and averages; ``Evaluator`` loads a model and an environment for it, outside any run. What
+k of n responses are worth is in ``voting``; the command and its tables are in ``cli.evals``.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from nemorl.data import rows_of
+from nemorl.errors import DataError, UsageError
+from nemorl.metrics import Mean
+from nemorl.process.seeding import derive_seed
+from nemorl.resources.manager import standalone_generation
+from nemorl.resources.preflight import require_models
+from nemorl.types import Prompt, Row, Sample, Samples, SamplingParams
+
+from nemorl_rl.config import RolloutRunConfig
+from nemorl_rl.environments import EnvironmentPool
+from nemorl_rl.environments.sources import as_environment
+from nemorl_rl.prompts import to_prompts
+from nemorl_rl.rollouts import RolloutEngine, RolloutPlan, accuracy_of
+from nemorl_rl.tokenizer import Tokenizer
+from nemorl_rl.voting import cons_at_k, pass_at_k
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Numbers and the samples behind them."""
+
+    metrics: dict[str, float]
+    samples: Samples
+    standard_errors: Mapping[str, float] = field(default_factory=dict)
+    """Of each metric's mean over seeds; empty for one seed."""
+
+
+def evaluate(
+    rollouts: RolloutEngine,
+    prompts: Sequence[Prompt],
+    *,
+    num_generations: int,
+    sampling: SamplingParams,
+    seed: int,
+    max_turns: int = 1,
+    batch_size: int | None = None,
+    on_group: Callable[[Sequence[Sample]], None] = lambda _: None,
+) -> Evaluation:
+    """Respond to every prompt and average.
+
+    Args:
+        rollouts: What responds and scores.
+        prompts: P tasks, numbered by ``index``.
+        num_generations: Responses per prompt.
+        sampling: How they are drawn.
+        seed: Seeds every response, each differently.
+        max_turns: Responses per episode at most, in environments of several turns.
+        batch_size: Prompts handed to the generator at a time. Unset: all.
+        on_group: Told the responses to each prompt as soon as they are scored.
+    """
+    groups: dict[int, Sequence[Sample]] = {}
+    size = batch_size or max(1, len(prompts))
+    plan = RolloutPlan(num_generations, sampling, max_turns)
+    for start in range(0, len(prompts), size):
+        for group in rollouts.stream(prompts[start : start + size], plan, seed=seed):
+            groups[group[0].prompt.index] = group
+            on_group(group)
+    ordered = [groups[prompt.index] for prompt in prompts]
+    return Evaluation(measure(ordered), Samples([sample for group in ordered for sample in group]))
+
+
+def measure(groups: Sequence[Sequence[Sample]]) -> dict[str, float]:
+    """The metrics of scored responses, one group per prompt, all of one size G.
+
+    Returns:
+        ``accuracy`` (mean correctness, or mean reward where nothing says right or wrong), ``reward``, ``avg_length``
+        (response tokens), ``truncation_rate``; ``avg_turns`` where any episode had several; with G above 1 ``pass@k``,
+        and ``cons@k`` where the environment tells answers apart (``Score.answer``), for k = 1 … G.
+    """
+    samples = [sample for group in groups for sample in group]
+    metrics = {
+        "accuracy": Mean.of(accuracy_of(sample) for sample in samples).value,
+        "reward": Mean.of(sample.reward for sample in samples).value,
+        "avg_length": Mean.of(sample.response_tokens for sample in samples).value,
+        "truncation_rate": Mean.of(float(sample.truncated) for sample in samples).value,
+    }
+    if any(sample.turns > 1 for sample in samples):
+        metrics["avg_turns"] = Mean.of(sample.turns for sample in samples).value
+    size = len(groups[0]) if groups else 0
+    if size > 1:
+        correct = [[accuracy_of(sample) > 0.5 for sample in group] for group in groups]
+        for k in range(1, size + 1):
+            metrics[f"pass@{k}"] = Mean.of(pass_at_k(size, sum(right), k) for right in correct).value
+        if any(sample.score.answer is not None for sample in samples):
+            answers = [[sample.score.answer for sample in group] for group in groups]
+            by_prompt = [cons_at_k(given, right) for given, right in zip(answers, correct, strict=True)]
+            for k in range(1, size + 1):
+                metrics[f"cons@{k}"] = Mean.of(values[k - 1] for values in by_prompt).value
+    return metrics
+
+
+class Evaluator:
+    """A model and an environment, loaded once, to be asked about any number of datasets.
+
+    Example:
+        >>> with Evaluator(config) as evaluator:  # doctest: +SKIP
+        ...     print(evaluator.evaluate(rows, seeds=3).metrics["accuracy"])
+    """
+
+    def __init__(self, config: RolloutRunConfig, *, max_turns: int | None = None) -> None:
+        """
+        Args:
+            config: Model, generation, environment and ``validation`` (samples, generations, temperature).
+            max_turns: Responses per episode at most. Unset: what the config's algorithm trains with.
+
+        Raises:
+            UsageError: the config has no environment.
+        """
+        environment = as_environment(config.environment)
+        if environment is None:
+            raise UsageError("nothing scores the responses", fix="set `environment:`, e.g. environment=math")
+        require_models(config)
+        self._config = config
+        self._max_turns = max_turns or configured_turns(config)
+        self._pool = EnvironmentPool.from_config(environment, config.rollouts)
+        try:
+            self._tokenizer = Tokenizer.load(config.policy.model_name)
+            self._engine = standalone_generation(config.generation, config.policy)
+        except BaseException:
+            self._pool.close()
+            raise
+        limit = config.policy.max_sequence_tokens
+        self._rollouts = RolloutEngine(self._engine, self._pool, self._tokenizer, max_sequence_tokens=limit)
+
+    def evaluate(
+        self,
+        rows: Sequence[Row],
+        *,
+        seeds: int = 1,
+        batch_size: int | None = None,
+        on_group: Callable[[int, Sequence[Sample]], None] = lambda _seed, _group: None,
+    ) -> Evaluation:
+        """Respond to the first ``validation.max_samples`` rows, once per seed.
+
+        Args:
+            rows: The tasks.
+            seeds: Repetitions that differ in the seed only; the first is the validation of a run of this config.
+            batch_size: Prompts handed to the generator at a time. Unset: all.
+            on_group: Told (number of the seed, responses to one prompt) as soon as they are scored.
+
+        Returns:
+            Means over the seeds, their standard errors (sample standard deviation / sqrt(seeds)), all samples.
+        """
+        settings = self._config.validation
+        if seeds > 1 and settings.temperature == 0:
+            raise UsageError("greedy responses are the same for every seed", fix="set a temperature above 0")
+        prompts = to_prompts([rows[i] for i in range(min(len(rows), settings.max_samples))], self._tokenizer)
+        parts = [
+            evaluate(
+                self._rollouts,
+                prompts,
+                num_generations=settings.num_generations,
+                sampling=self._config.generation.sampling(temperature=settings.temperature),
+                seed=derive_seed(self._config.seed, "validation", *([number] if number else [])),
+                max_turns=self._max_turns,
+                batch_size=batch_size,
+                on_group=lambda group, number=number: on_group(number, group),  # type: ignore[misc]
+            )
+            for number in range(seeds)
+        ]
+        return _combined(parts)
+
+    def close(self) -> None:
+        """Release the model and the environment."""
+        self._pool.close()
+        self._engine.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def evaluate_config(config: RolloutRunConfig) -> Evaluation:
+    """Evaluate a config's model on its validation rows, without a training policy.
+
+    Raises:
+        DataError: the dataset has no validation split.
+    """
+    rows = held_out_rows(config)
+    with Evaluator(config) as evaluator:
+        return evaluator.evaluate(rows)
+
+
+def held_out_rows(config: RolloutRunConfig) -> Sequence[Row]:
+    """The rows that a run of this config validates on."""
+    source = config.validation.data or config.data
+    rows = rows_of(source, "validation") if source is not None else None
+    if not rows:
+        raise DataError("the dataset has no validation rows", fix="set validation.data, or a validation split in data")
+    return rows
+
+
+def configured_turns(config: RolloutRunConfig) -> int:
+    """Responses per episode that the config's algorithm trains with; 1 for a config of none."""
+    if not config.trainer:
+        return 1
+    return planned_turns(config.build())
+
+
+def planned_turns(trainer: Any) -> int:
+    """``max_turns`` of a trainer's rollout plan; 1 for an algorithm that has no plan."""
+    try:
+        turns: int = trainer.rollout_plan.max_turns
+    except NotImplementedError:
+        return 1
+    return turns
+
+
+def _combined(parts: Sequence[Evaluation]) -> Evaluation:
+    if len(parts) == 1:
+        return parts[0]
+    values = {name: [part.metrics[name] for part in parts if name in part.metrics] for name in parts[0].metrics}
+    return Evaluation(
+        {name: statistics.fmean(of_seeds) for name, of_seeds in values.items()},
+        Samples([sample for part in parts for sample in part.samples]),
+        {
+            name: statistics.stdev(of_seeds) / math.sqrt(len(of_seeds))
+            for name, of_seeds in values.items()
+            if len(of_seeds) > 1
+        },
+    )
+
+
+def sample_record(sample: Sample, step: int, split: str) -> dict[str, Any]:
+    """A sample as one line of ``samples.jsonl``."""
+    return {
+        "step": step,
+        "split": split,
+        "prompt": sample.prompt.text,
+        "response": sample.response,
+        "answer": sample.prompt.answer,
+        "reward": sample.reward,
+        "finish_reason": sample.finish_reason,
+        "tokens": sample.response_tokens,
+    }
+
+
+def eval_record(sample: Sample, dataset: str, seed: int) -> dict[str, Any]:
+    """A sample as one line of the output of ``nemorl eval``: everything needed to count again."""
+    return {
+        "dataset": dataset,
+        "seed": seed,
+        "index": sample.prompt.index,
+        **{key: value for key, value in sample_record(sample, 0, "eval").items() if key not in ("step", "split")},
+        "given": sample.score.answer,
+        "correct": sample.score.correct,
+        "turns": sample.turns,
+        "metrics": dict(sample.score.metrics),
+    }

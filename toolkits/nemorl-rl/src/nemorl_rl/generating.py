@@ -1,0 +1,54 @@
+"""Text in, text out: the shortest way to hear a model (``nemorl generate``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from nemorl.config.models import GenerationConfig, PolicyConfig
+from nemorl.process.seeding import derive_seed
+from nemorl.resources.manager import standalone_generation
+from nemorl.resources.preflight import require_model
+from nemorl.types import GenerationRequest
+
+from nemorl_rl.tokenizer import Tokenizer
+
+
+def respond(
+    model: str,
+    prompts: Sequence[str],
+    *,
+    chat: bool | None = None,
+    samples: int = 1,
+    seed: int = 0,
+    backend: str = "hf",
+    **settings: Any,
+) -> list[tuple[str, list[str]]]:
+    """Responses of a model, in prompt order.
+
+    Args:
+        model: Hugging Face name or folder.
+        prompts: Texts; each becomes one user turn, or is continued as it is.
+        chat: Use the chat template. ``None``: if the model has one.
+        samples: Responses per prompt.
+        seed: Seeds the sampling.
+        backend: Name of a generation backend.
+        **settings: Fields of ``GenerationConfig`` (temperature, max_new_tokens, …).
+    """
+    generation = GenerationConfig.model_validate({"backend": backend, **settings})
+    require_model(model)
+    tokenizer = Tokenizer.load(model)
+    as_chat = tokenizer.has_chat_template if chat is None else chat
+    engine = standalone_generation(generation, PolicyConfig(model_name=model))
+    try:
+        requests = []
+        for number, prompt in enumerate(prompts):
+            turns = [{"role": "user", "content": prompt}]
+            ids = tokenizer.encode_prompt(turns) if as_chat else tokenizer.encode(prompt)
+            seeds = tuple(derive_seed(seed, number, sample) for sample in range(samples))
+            requests.append(GenerationRequest(tuple(ids), generation.sampling(), seeds))
+        completions = engine.generate(requests)
+    finally:
+        engine.shutdown()
+    texts = [[tokenizer.decode(completion.token_ids) for completion in group] for group in completions]
+    return list(zip(prompts, texts, strict=True))

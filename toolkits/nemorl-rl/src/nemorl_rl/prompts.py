@@ -1,0 +1,49 @@
+"""Rows of a dataset as tasks to respond to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nemorl.errors import DataError
+from nemorl.types import Message, Prompt, Row
+
+from nemorl_rl.tokenizer import Tokenizer
+
+
+def to_prompt(row: Row, index: int, tokenizer: Tokenizer) -> Prompt:
+    """A dataset row as a task. ``prompt`` is raw text or chat messages; ``messages`` may stand for the latter.
+
+    Raises:
+        DataError: the row has neither, or an empty one.
+    """
+    source = row.get("prompt") or row.get("messages")
+    answer = row.get("answer")
+    messages: tuple[Message, ...]
+    if isinstance(source, str) and source:
+        text, messages, ids = source, (), tokenizer.encode(source)
+    elif isinstance(source, Sequence) and source:
+        messages = _prompt_turns(source)
+        text = next((turn["content"] for turn in reversed(messages) if turn["role"] == "user"), messages[-1]["content"])
+        ids = tokenizer.encode_prompt(messages)
+    else:
+        raise DataError(
+            f"row {index} has no prompt (columns: {', '.join(map(str, row))})",
+            fix="give rows a `prompt` (text or messages), or map your column to it in `data:`",
+        )
+    return Prompt(index, text, tuple(ids), messages, None if answer is None else str(answer), row)
+
+
+def to_prompts(rows: Sequence[Row], tokenizer: Tokenizer) -> list[Prompt]:
+    return [to_prompt(row, index, tokenizer) for index, row in enumerate(rows)]
+
+
+def _prompt_turns(turns: Sequence[Any]) -> tuple[Message, ...]:
+    """Chat turns up to where the assistant is to speak: a final assistant turn is the answer, not the prompt."""
+    for turn in turns:
+        if not isinstance(turn, Mapping) or not {"role", "content"} <= set(turn):
+            raise DataError(f"{turn!r} is not a chat message", fix='write {"role": "user", "content": "…"}')
+    kept = turns[:-1] if turns[-1]["role"] == "assistant" else turns
+    if not kept:
+        raise DataError("a conversation holds only the assistant's answer", fix="begin it with a user message")
+    return tuple({"role": str(turn["role"]), "content": str(turn["content"])} for turn in kept)

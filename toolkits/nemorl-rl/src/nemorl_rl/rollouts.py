@@ -1,0 +1,225 @@
+"""RolloutEngine: prompts -> generate -> environment -> Samples, for one turn or many.
+
+Tokens in, tokens out (invariant 7): what was sampled is what is trained. Observations are appended as tokens with
+mask False; nothing is ever decoded and tokenised again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from nemorl.contracts import Episode
+from nemorl.errors import DataError
+from nemorl.metrics import Max, Mean, Metric
+from nemorl.process.seeding import derive_seed
+from nemorl.process.timing import Timer
+from nemorl.resources.policies import GenerationPolicy
+from nemorl.types import Completion, GenerationRequest, Prompt, Sample, Samples, SamplingParams, Score, Step
+
+from nemorl_rl.environments import EnvironmentPool
+from nemorl_rl.tokenizer import Tokenizer
+
+
+@dataclass
+class _Trajectory:
+    """One sample in the making."""
+
+    prompt: Prompt
+    episode: Episode
+    seed: int
+    token_ids: list[int]
+    mask: list[bool]
+    logprobs: list[float]
+    scores: list[Score] = field(default_factory=list)
+    versions: set[int] = field(default_factory=set)
+    last: Completion | None = None
+    response: str = ""
+    done: bool = False
+
+    def extend(self, completion: Completion, response: str) -> None:
+        self.token_ids += completion.token_ids
+        self.mask += [True] * len(completion.token_ids)
+        self.logprobs += completion.logprobs
+        self.versions.update(completion.weight_versions)
+        self.last, self.response = completion, response
+
+    def observe(self, token_ids: Sequence[int]) -> None:
+        self.token_ids += token_ids
+        self.mask += [False] * len(token_ids)
+        self.logprobs += [0.0] * len(token_ids)
+
+    def sample(self) -> Sample:
+        assert self.last is not None
+        return Sample(
+            prompt=self.prompt,
+            token_ids=tuple(self.token_ids),
+            response_mask=tuple(self.mask),
+            generation_logprobs=tuple(self.logprobs),
+            score=_total(self.scores),
+            response=self.response,
+            finish_reason=self.last.finish_reason,
+            turns=len(self.scores),
+            weight_versions=tuple(sorted(self.versions)),
+        )
+
+
+@dataclass(frozen=True)
+class RolloutPlan:
+    """How a prompt becomes a group of samples."""
+
+    samples_per_prompt: int
+    """G"""
+    sampling: SamplingParams
+    max_turns: int = 1
+    """Responses per episode at most."""
+    keep: Callable[[Sequence[Sample]], bool] | None = None
+    """Which groups are worth training on; others are replaced by more prompts (dynamic sampling). Unset: all."""
+
+
+class RolloutEngine:
+    """Samples responses and has them scored."""
+
+    def __init__(
+        self,
+        policy: GenerationPolicy,
+        environments: EnvironmentPool,
+        tokenizer: Tokenizer,
+        *,
+        max_sequence_tokens: int,
+        timer: Timer | None = None,
+    ) -> None:
+        self.policy = policy
+        self.environments = environments
+        self.tokenizer = tokenizer
+        self.max_sequence_tokens = max_sequence_tokens
+        self.timer = timer or Timer()
+
+    def with_timer(self, timer: Timer) -> RolloutEngine:
+        """The same engine, its seconds counted elsewhere: a timer belongs to one thread."""
+        limit = self.max_sequence_tokens
+        return RolloutEngine(self.policy, self.environments, self.tokenizer, max_sequence_tokens=limit, timer=timer)
+
+    def collect(self, prompts: Sequence[Prompt], plan: RolloutPlan, *, seed: int) -> Samples:
+        """G trajectories for each prompt, scored; groups contiguous and in prompt order.
+
+        Args:
+            prompts: P tasks; ``index`` tells groups apart.
+            plan: How a prompt becomes a group.
+            seed: Seeds every sample of this call, each differently.
+        """
+        groups = {group[0].prompt.index: group for group in self.stream(prompts, plan, seed=seed)}
+        return Samples([sample for prompt in prompts for sample in groups[prompt.index]])
+
+    def stream(
+        self,
+        prompts: Sequence[Prompt],
+        plan: RolloutPlan,
+        *,
+        seed: int,
+        on_generated: Callable[[], None] = lambda: None,
+    ) -> Iterator[list[Sample]]:
+        """The groups of ``prompts``, each when its last episode has ended. A turn begins when all of the last ended.
+
+        Args:
+            prompts: P tasks; ``index`` tells groups apart.
+            plan: How a prompt becomes a group.
+            seed: Seeds every sample of this call, each differently.
+            on_generated: Called when the generator has nothing more to do but for later turns.
+        """
+        groups = {
+            prompt.index: [self._begin(prompt, g, seed) for g in range(plan.samples_per_prompt)] for prompt in prompts
+        }
+        for turn in range(plan.max_turns):
+            active = [trajectory for group in groups.values() for trajectory in group if not trajectory.done]
+            if not active:
+                return
+            with self.timer.phase("generation"):
+                self._respond(active, plan.sampling, turn)
+            on_generated()
+            with self.timer.phase("reward_calculation"):
+                for index, step in self.environments.stream([t.episode for t in active], [t.response for t in active]):
+                    self._receive(active[index], step, is_last=turn == plan.max_turns - 1)
+                    group = groups[active[index].prompt.index]
+                    if all(trajectory.done for trajectory in group):
+                        yield [trajectory.sample() for trajectory in group]
+
+    def _begin(self, prompt: Prompt, g: int, seed: int) -> _Trajectory:
+        size = len(prompt.token_ids)
+        if size >= self.max_sequence_tokens:
+            raise DataError(
+                f"prompt {prompt.index} ({prompt.text[:50]!r}) has {size} tokens, "
+                f"the limit is {self.max_sequence_tokens}",
+                fix="raise policy.max_sequence_tokens, or filter long prompts from the dataset",
+            )
+        own_seed = derive_seed(seed, prompt.index, g)
+        episode = self.environments.start(prompt)
+        return _Trajectory(prompt, episode, own_seed, list(prompt.token_ids), [False] * size, [0.0] * size)
+
+    def _respond(self, active: Sequence[_Trajectory], sampling: SamplingParams, turn: int) -> None:
+        """One response for each. Trajectories that still share their prefix form one request."""
+        shared: dict[tuple[int, tuple[int, ...]], list[_Trajectory]] = {}
+        for trajectory in active:
+            shared.setdefault((trajectory.prompt.index, tuple(trajectory.token_ids)), []).append(trajectory)
+        requests = []
+        for (_, token_ids), members in shared.items():
+            room = self.max_sequence_tokens - len(token_ids)
+            limited = replace(sampling, max_new_tokens=min(sampling.max_new_tokens, room))
+            seeds = tuple(derive_seed(member.seed, turn) for member in members)
+            requests.append(GenerationRequest(token_ids, limited, seeds))
+        for members, completions in zip(shared.values(), self.policy.generate(requests), strict=True):
+            for member, completion in zip(members, completions, strict=True):
+                member.extend(completion, self.tokenizer.decode(completion.token_ids))
+
+    def _receive(self, trajectory: _Trajectory, step: Step, *, is_last: bool) -> None:
+        """Score the turn and append the observation, unless there is no turn or no room left to answer it."""
+        trajectory.scores.append(step.score)
+        trajectory.done = step.done or step.observation is None or is_last
+        if step.observation is not None and not trajectory.done:
+            tokens = self.tokenizer.encode_observation(step.observation)
+            trajectory.done = len(trajectory.token_ids) + len(tokens) >= self.max_sequence_tokens
+            trajectory.observe([] if trajectory.done else tokens)
+
+
+def _total(scores: Sequence[Score]) -> Score:
+    """Rewards and parts add up over turns; the answer and its correctness are the last turn's word."""
+    if len(scores) == 1:
+        return scores[0]
+    components: Counter[str] = Counter()
+    metrics: Counter[str] = Counter()
+    for score in scores:
+        components.update(score.components)
+        metrics.update(score.metrics)
+    last = scores[-1]
+    reward, valid = sum(score.reward for score in scores), all(score.valid for score in scores)
+    return Score(reward, dict(components), dict(metrics), last.correct, last.answer, valid)
+
+
+def rollout_metrics(samples: Samples) -> dict[str, Metric]:
+    """What happened in a rollout, under the reference system's names."""
+    lengths = [sample.response_tokens for sample in samples]
+    metrics: dict[str, Metric] = {
+        "reward": Mean.of(samples.rewards),
+        "accuracy": Mean.of(accuracy_of(sample) for sample in samples),
+        "mean_prompt_length": Mean.of(len(sample.prompt.token_ids) for sample in samples),
+        "mean_gen_tokens_per_sample": Mean.of(lengths),
+        "max_gen_tokens_per_sample": Max.of(lengths),
+        "mean_total_tokens_per_sample": Mean.of(len(sample.token_ids) for sample in samples),
+        "num_valid_samples": Mean(sum(sample.score.valid for sample in samples)),
+        "total_num_tokens": Mean(sum(len(sample.token_ids) for sample in samples)),
+        "natural_termination_rate": Mean.of(float(not sample.truncated) for sample in samples),
+        "truncation_rate": Mean.of(float(sample.truncated) for sample in samples),
+        "avg_turns_per_sample": Mean.of(sample.turns for sample in samples),
+    }
+    for kind in ("components", "metrics"):
+        names = sorted({name for sample in samples for name in getattr(sample.score, kind)})
+        for name in names:
+            label = f"reward/{name}" if kind == "components" else f"environment/{name}"
+            metrics[label] = Mean.of(getattr(sample.score, kind).get(name, 0.0) for sample in samples)
+    return metrics
+
+
+def accuracy_of(sample: Sample) -> float:
+    """1.0 or 0.0 where the environment says right or wrong, else the reward itself."""
+    return sample.reward if sample.score.correct is None else float(sample.score.correct)

@@ -1,0 +1,159 @@
+"""Text to tokens and back, on the driver. The only module of the kernel that reaches for transformers, on first use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from nemorl.errors import BackendError, DataError, boundary
+from nemorl.text.reading import expanded
+from nemorl.types import Message
+
+
+class Tokenizer:
+    """A Hugging Face tokenizer, reduced to what training needs."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        """The ``transformers`` tokenizer itself."""
+
+    @classmethod
+    def load(cls, model_name: str) -> Tokenizer:
+        """The tokenizer of a model folder or hub name."""
+        from transformers import AutoTokenizer, PreTrainedTokenizerFast
+        from transformers.models.auto.tokenization_auto import get_tokenizer_config
+
+        name = str(expanded(model_name))
+        with boundary(f"loading the tokenizer of {model_name!r}"), _missing_model(model_name):
+            # AutoTokenizer (transformers 5) picks the class by the model's architecture and rebuilds its splitting
+            # rules, even for a folder whose tokenizer says that tokenizer.json is all there is to it.
+            declared = get_tokenizer_config(name).get("tokenizer_class")
+            generic = declared in ("TokenizersBackend", "PreTrainedTokenizerFast")
+            return cls((PreTrainedTokenizerFast if generic else AutoTokenizer).from_pretrained(name))
+
+    @cached_property
+    def has_chat_template(self) -> bool:
+        return bool(self.inner.chat_template)
+
+    @cached_property
+    def stop_token_ids(self) -> frozenset[int]:
+        """The end-of-sequence token of the tokenizer."""
+        return frozenset({self.inner.eos_token_id} - {None})
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of raw text, with the special tokens the tokenizer adds itself."""
+        ids: list[int] = self.inner(text)["input_ids"]
+        return ids
+
+    def encode_observation(self, text: str) -> list[int]:
+        """Tokens of text that is appended to a running sequence: no special tokens."""
+        ids: list[int] = self.inner(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text without special tokens."""
+        text: str = self.inner.decode(list(token_ids), skip_special_tokens=True)
+        return text
+
+    def encode_prompt(self, messages: Sequence[Message]) -> list[int]:
+        """Tokens of a conversation, ending where the assistant begins to speak.
+
+        Raises:
+            BackendError: the model has no chat template.
+        """
+        return self._apply_template(messages, add_generation_prompt=True)
+
+    def encode_chat(self, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
+        """Tokens of a finished conversation and a mask that is True on what the assistant wrote, end token included.
+
+        Found by rendering each prefix of the conversation: tokens between "assistant begins" and "assistant ends"
+        are its words. Needs a template whose prefixes render to prefixes, which is checked.
+        """
+        ids: list[int] = []
+        mask: list[bool] = []
+        for turn, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            before = self._apply_template(messages[:turn], add_generation_prompt=True)
+            after = self._apply_template(messages[: turn + 1], add_generation_prompt=False)
+            if before[: len(ids)] != ids or after[: len(before)] != before:
+                raise DataError(
+                    "the chat template rewrites earlier turns when a later one is added, so the assistant's tokens "
+                    "cannot be located",
+                    fix="train on single-turn rows, or use a template whose prefixes are stable",
+                )
+            mask += [False] * (len(before) - len(ids)) + [True] * (len(after) - len(before))
+            ids = after
+        if not any(mask):
+            raise DataError("a conversation has no assistant turn to learn from", fix="add an assistant message")
+        return ids, mask
+
+    def encode_reply(self, messages: Sequence[Message], reply: str) -> tuple[list[int], list[int]]:
+        """Tokens of a conversation up to where the assistant begins to speak, and those of what it says next.
+
+        The latter include whatever the template puts after the assistant's words.
+
+        Raises:
+            BackendError: the model has no chat template.
+            DataError: the template renders the conversation otherwise once there is a reply.
+        """
+        before = self._apply_template(messages, add_generation_prompt=True)
+        turn = {"role": "assistant", "content": reply}
+        after = self._apply_template([*messages, turn], add_generation_prompt=False)
+        if after[: len(before)] != before or len(after) == len(before):
+            raise DataError(
+                "the chat template writes the prompt in another way once a reply follows, so the reply's tokens cannot "
+                "be located",
+                fix="use a template whose prefixes are stable",
+            )
+        return before, after[len(before) :]
+
+    def save(self, path: Path) -> None:
+        self.inner.save_pretrained(path)
+
+    def _apply_template(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> list[int]:
+        if not self.has_chat_template:
+            raise BackendError(
+                "the model's tokenizer has no chat template, but the data holds chat messages",
+                fix="use an instruction-tuned model, or rows with a plain text `prompt`",
+            )
+        if not messages:
+            return []
+        with boundary("the chat template"):
+            text = self.inner.apply_chat_template(
+                [dict(message) for message in messages], tokenize=False, add_generation_prompt=add_generation_prompt
+            )
+        return self.encode_observation(text)
+
+
+def end_token_ids(model_name: str, tokenizer: Tokenizer, *declared: int | Sequence[int] | None) -> frozenset[int]:
+    """Every token that ends a response of a model.
+
+    Args:
+        model_name: Folder or hub name, for its generation config.
+        tokenizer: Of the model.
+        *declared: What the model's config says: a token, several, or nothing.
+    """
+    from transformers import GenerationConfig
+
+    try:
+        stored = GenerationConfig.from_pretrained(model_name).eos_token_id
+    except OSError:  # the file is optional
+        stored = None
+    ids = {token for value in (stored, *declared) for token in (value if isinstance(value, Sequence) else [value])}
+    return tokenizer.stop_token_ids.union(token for token in ids if token is not None)
+
+
+@contextmanager
+def _missing_model(model_name: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise BackendError(
+            f"no tokenizer for model {model_name!r}: {reason}",
+            fix="give a folder that holds config.json and the tokenizer, or a hub name that is cached or reachable",
+        ) from error

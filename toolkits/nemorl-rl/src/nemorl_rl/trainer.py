@@ -1,0 +1,208 @@
+"""RolloutTrainer: the trainer of every algorithm that samples from the policy it trains.
+
+It adds to :class:`nemorl.trainer.BaseTrainer` what sampling takes: a generator that holds the policy's weights, an
+environment that scores, and the buffer of rollouts that run ahead of training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from nemorl.contracts import DataModule
+from nemorl.data import DataSource, RowDataModule
+from nemorl.environment import Environment
+from nemorl.errors import Problem
+from nemorl.metrics import Metrics
+from nemorl.plugins import registry
+from nemorl.process.seeding import derive_seed
+from nemorl.process.timing import Timer
+from nemorl.resources.policies import GenerationPolicy
+from nemorl.run import TrainResult
+from nemorl.trainer import BaseTrainer
+from nemorl.types import Row, Samples
+
+from nemorl_rl.async_buffer import RolloutStream
+from nemorl_rl.breaker import CircuitBreaker
+from nemorl_rl.config import RolloutRunConfig
+from nemorl_rl.environments import EnvironmentPool
+from nemorl_rl.environments.sources import RewardSource, as_environment
+from nemorl_rl.evaluation import evaluate, planned_turns, sample_record
+from nemorl_rl.mismatch import MismatchWatch
+from nemorl_rl.prompts import to_prompts
+from nemorl_rl.rehearsal import rehearse, reward_problems
+from nemorl_rl.rollouts import RolloutEngine, RolloutPlan
+from nemorl_rl.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from nemorl_tensors import TokenBatch
+
+SHOWN_SAMPLES = 8
+"""Samples written to ``samples.jsonl`` per training step, taken from different groups where possible."""
+
+R = TypeVar("R", bound=RolloutRunConfig)
+
+
+class RolloutTrainer(BaseTrainer[R]):
+    """Runs an algorithm that samples. Subclasses define ``train_step`` and ``rollout_plan``."""
+
+    def __init__(self, config: R) -> None:
+        super().__init__(config)
+        self.environment: Environment
+        """What scores responses."""
+        self.tokenizer: Tokenizer
+        self.generation: GenerationPolicy
+        """The policy as it samples."""
+        self.rollouts: RolloutEngine
+        self.stream: RolloutStream | None = None
+
+    # What an algorithm defines
+
+    @property
+    def rollout_plan(self) -> RolloutPlan:
+        """How a prompt becomes a group of samples."""
+        raise NotImplementedError(f"{type(self).__name__} must define rollout_plan")
+
+    def validate(self, rows: Sequence[Row]) -> dict[str, float]:
+        """Metrics on held-out rows. By default: respond, score, average (the code path of ``nemorl eval``)."""
+        settings = self.config.validation
+        evaluation = evaluate(
+            self.rollouts,
+            to_prompts(rows, self.tokenizer),
+            num_generations=settings.num_generations,
+            sampling=self.config.generation.sampling(temperature=settings.temperature),
+            seed=derive_seed(self.config.seed, "validation"),
+            max_turns=planned_turns(self),
+        )
+        self.record_samples(evaluation.samples, "validation", len(evaluation.samples))
+        return evaluation.metrics
+
+    # What it may use
+
+    def collect(self, rows: Sequence[Row]) -> Samples:
+        """A scored group for each row of this step, as ``rollout_plan`` says."""
+        if self.stream is not None:
+            samples = self.stream.collect()
+        else:
+            prompts = to_prompts(rows, self.tokenizer)
+            samples = self.rollouts.collect(prompts, self.rollout_plan, seed=self._rollout_seed(self.step))
+        self.run.hooks.fire("on_rollout_end", trainer=self, step=self.step, samples=samples)
+        self.record_samples(samples)
+        return samples
+
+    def sync_weights(self) -> None:
+        """Give the generator the current policy: outside ``train_step`` it always has it."""
+        with self.run.timer.phase("weight_sync"):
+            self.generation.update_weights(self.run.resources.weight_handle(self.progress.step))
+        if self.stream is not None:
+            self.stream.publish(self.progress.step)
+        self.run.hooks.fire("on_weights_synced", trainer=self, step=self.progress.step, version=self.progress.step)
+
+    def with_old_logprobs(self, batch: TokenBatch) -> TokenBatch:
+        """The batch with ``old_logprobs``: the training backend's own view before any update of this step."""
+        with self.run.timer.phase("policy_and_reference_logprobs"):
+            return batch.with_tokens(old_logprobs=self.run.policy.get_logprobs(batch))
+
+    def with_reference_logprobs(self, batch: TokenBatch) -> TokenBatch:
+        """The batch with ``reference_logprobs``: the frozen initial policy's."""
+        with self.run.timer.phase("policy_and_reference_logprobs"):
+            return batch.with_tokens(reference_logprobs=self.run.policy.get_logprobs(batch, "reference"))
+
+    def record_samples(self, samples: Samples, split: str = "train", limit: int = SHOWN_SAMPLES) -> None:
+        """Keep up to ``limit`` of these samples, evenly spread, in ``samples.jsonl``."""
+        stride = max(1, len(samples) // limit)
+        for sample in samples[::stride][:limit]:
+            self.directory.samples.write(sample_record(sample, self.progress.step, split))
+
+    # What the loop asks
+
+    def fit(
+        self,
+        dataset: DataSource | None = None,
+        reward_fn: RewardSource | None = None,
+        **options: Any,
+    ) -> TrainResult:
+        """Train until the configured end, a stop request or an error.
+
+        Args:
+            dataset: Rows, a dataset name, a dataset config or a ``DataModule``. Unset: ``config.data``.
+            reward_fn: ``f(prompt, response)`` or an ``Environment``. Unset: ``config.environment``.
+            **options: As :meth:`BaseTrainer.fit` takes them: ``val_dataset``, ``callbacks``, ``resume``, …
+
+        Returns:
+            Metrics, history and the run directory.
+        """
+        self._scorer = reward_fn if reward_fn is not None else self.config.environment
+        return super().fit(dataset, **options)
+
+    def missing_inputs(self, source: DataSource | None) -> Iterator[Problem]:
+        yield from super().missing_inputs(source)
+        yield from self.config.reward_problems(self._scorer, "pass fit(reward_fn=…) or set `environment:`")
+
+    def open_inputs(self) -> None:
+        environment = as_environment(self._scorer)
+        assert environment is not None, "missing_inputs says so, where an algorithm needs one"
+        self.environment = environment
+
+    def preflight(self) -> Iterator[Problem]:
+        row = self.data.first_row if isinstance(self.data, RowDataModule) else None
+        problems = [*super().preflight(), *reward_problems(self.environment, row)]
+        if not problems:
+            rehearse(self.environment, row, self.directory.warn)
+        yield from problems
+
+    def own_hooks(self) -> Mapping[str, object]:
+        warn, event = self.directory.warn, self.directory.event
+        return {
+            "nemorl-rl:mismatch": MismatchWatch(self.config, warn),
+            "nemorl-rl:breaker": CircuitBreaker(self.config.rollouts.breaker, warn, event),
+        }
+
+    def build_parts(self) -> None:
+        """Start the generator, and what collects and scores its responses."""
+        run, config = self.run, self.config
+        self.tokenizer = Tokenizer.load(config.policy.model_name)
+        backend = registry().name_of("generation_backends", type(config.generation.backend))
+        run.console.announce(f"starting the generator {backend}")
+        with run.loading():
+            self.generation = run.resources.generation_policy()
+        pool = run.own(EnvironmentPool.from_config(self.environment, config.rollouts), "close")
+        limit = config.policy.max_sequence_tokens
+        self.rollouts = RolloutEngine(self.generation, pool, self.tokenizer, max_sequence_tokens=limit, timer=run.timer)
+
+    def _begin(self) -> None:
+        self.stream = self._open_stream()
+        super()._begin()
+
+    @property
+    def batches(self) -> DataModule:
+        """The data, or rollouts of it that are finished."""
+        return self.stream or self.data
+
+    def next_rows(self) -> Sequence[Row]:
+        if self.stream is None:
+            return super().next_rows()
+        with self.run.timer.phase("exposed_generation"):
+            return self.stream.next_batch()
+
+    def step_metrics(self, rows: Sequence[Row]) -> Metrics:
+        metrics = super().step_metrics(rows)
+        return {**metrics, **(self.stream.metrics() if self.stream is not None else {})}
+
+    def _rollout_seed(self, batch: int) -> int:
+        return derive_seed(self.config.seed, "rollout", batch)
+
+    def _open_stream(self) -> RolloutStream | None:
+        """Needed where rollouts run ahead of training, or not every group is trained on."""
+        settings = self.config.rollouts
+        if settings.mode == "sync" and self.rollout_plan.keep is None:
+            return None
+        return RolloutStream(
+            self.data,
+            self.rollouts.with_timer(Timer()),
+            self.rollout_plan,
+            max_staleness=settings.max_staleness if settings.mode == "async" else 0,
+            max_batches=settings.max_batches_per_step,
+            deadline_s=self.config.cluster.worker_timeout_s + settings.environment_timeout_s,
+            seed_of=self._rollout_seed,
+        )

@@ -1,0 +1,280 @@
+"""The ragged batch that every algorithm trains on.
+
+# N = tokens of all sequences concatenated, B = sequences
+
+Invariants (DESIGN section 7): nothing is padded; index t describes token t; masks are bool and True counts; a
+sequence's first token is never scored; ``loss_weights`` sum to 1 over one optimizer step, so a loss is
+``(per_token * loss_weights).sum()`` and microbatching or sharding cannot change the gradient.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from dataclasses import fields as dataclass_fields
+from typing import Any, Literal
+
+import numpy
+import torch
+from nemorl.errors import DataError, UsageError
+from nemorl.types import Samples
+from torch import Tensor
+
+from nemorl_tensors.functional import segment_ids, segment_sum
+
+NormalizationLevel = Literal["token", "sequence", "sequence_sum"]
+"""``token``: every trained token weighs the same. ``sequence``: every sequence does, shared among its tokens.
+``sequence_sum``: every token weighs one over the number of sequences; the one level whose weights do not sum to 1."""
+
+SPAN_TOKENS = 512
+"""Mean length from which sequences are copied span by span. Shorter ones are gathered token by token: a span costs a
+few microseconds, as much as gathering some hundred tokens."""
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """Sequences laid end to end, with named fields per token and per sequence.
+
+    Tensors of a batch are not to be written to: they may be those of another batch, or memory shared between ranks.
+    """
+
+    token_ids: Tensor
+    """[N] int64"""
+    lengths: Tensor
+    """[B] int64, sums to N"""
+    mask: Tensor
+    """[N] bool, True where the token is trained on; False at every sequence's first token"""
+    loss_weights: Tensor
+    """[N] float32, 0.0 where mask is False"""
+    level: NormalizationLevel = "token"
+    """How ``loss_weights`` were normalised, so that minibatches normalise alike"""
+    temperature: float = 1.0
+    """The sampling temperature: log-probs of this batch are those of ``softmax(logits / temperature)``"""
+    token_fields: Mapping[str, Tensor] = field(default_factory=dict)
+    """Named [N] tensors, e.g. ``advantages``, ``old_logprobs``; [N, K] where each token has several values"""
+    sequence_fields: Mapping[str, Tensor] = field(default_factory=dict)
+    """Named [B] tensors"""
+    coupled: int = 1
+    """Neighbouring sequences that a loss compares, e.g. 2 for preference pairs. However a batch is cut (minibatches,
+    microbatches, shards), they stay together and in order."""
+
+    @classmethod
+    def from_sequences(
+        cls,
+        token_ids: Sequence[Sequence[int]],
+        masks: Sequence[Sequence[bool]],
+        *,
+        level: NormalizationLevel = "token",
+        temperature: float = 1.0,
+        coupled: int = 1,
+    ) -> TokenBatch:
+        """Lay B token lists end to end. ``masks[b][t]`` says whether token t of sequence b is trained on."""
+        if len(token_ids) % coupled:
+            raise DataError(f"{len(token_ids)} sequences do not divide into groups of {coupled}")
+        if [len(ids) for ids in token_ids] != [len(mask) for mask in masks]:
+            raise DataError("token_ids and masks must have equal lengths, sequence by sequence")
+        lengths = torch.tensor([len(ids) for ids in token_ids], dtype=torch.int64)
+        flat_ids = torch.tensor([token for ids in token_ids for token in ids], dtype=torch.int64)
+        mask = torch.tensor([bool(keep) for row in masks for keep in row], dtype=torch.bool)
+        mask[(torch.cumsum(lengths, 0) - lengths)[lengths > 0]] = False
+        weights = loss_weights(mask, lengths, level)
+        return cls(flat_ids, lengths, mask, weights, level, temperature, coupled=coupled)
+
+    @classmethod
+    def from_samples(
+        cls,
+        samples: Samples,
+        advantages: Sequence[float],
+        *,
+        level: NormalizationLevel = "token",
+        temperature: float = 1.0,
+        drop: Sequence[bool] | None = None,
+    ) -> TokenBatch:
+        """Rollouts as a batch: each sample's advantage on each of its response tokens.
+
+        Args:
+            samples: B scored trajectories.
+            advantages: One per sample.
+            level: What the loss averages over.
+            temperature: The sampling temperature of the rollout.
+            drop: [B] samples that keep their place but train nothing (overlong filtering).
+        """
+        dropped = drop or [False] * len(samples)
+        batch = cls.from_sequences(
+            [sample.token_ids for sample in samples],
+            [[keep and not out for keep in sample.response_mask] for sample, out in zip(samples, dropped, strict=True)],
+            level=level,
+            temperature=temperature,
+        )
+        per_token = torch.repeat_interleave(torch.tensor(list(advantages), dtype=torch.float32), batch.lengths)
+        sampled = torch.tensor([lp for sample in samples for lp in sample.generation_logprobs], dtype=torch.float32)
+        return batch.with_tokens(advantages=per_token, generation_logprobs=sampled)
+
+    def __getitem__(self, name: str) -> Tensor:
+        for fields in (self.token_fields, self.sequence_fields):
+            if name in fields:
+                return fields[name]
+        known = ", ".join([*self.token_fields, *self.sequence_fields]) or "none"
+        raise UsageError(
+            f"this batch has no field {name!r} (fields: {known})",
+            fix="compute it before train_step, e.g. trainer.with_old_logprobs(batch), or add it with with_tokens()",
+        )
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.token_fields or name in self.sequence_fields
+
+    def __len__(self) -> int:
+        return self.lengths.numel()
+
+    @property
+    def num_tokens(self) -> int:
+        return self.token_ids.numel()
+
+    @property
+    def sequence_ids(self) -> Tensor:
+        """[N] index of each token's sequence."""
+        return segment_ids(self.lengths)
+
+    def with_tokens(self, **fields: Tensor) -> TokenBatch:
+        """This batch with more [N] or [N, K] fields."""
+        for name, values in fields.items():
+            if values.shape[:1] != self.token_ids.shape:
+                raise UsageError(f"token field {name!r} has shape {tuple(values.shape)}, expected ({self.num_tokens},)")
+        return replace(self, token_fields={**self.token_fields, **fields})
+
+    def with_sequences(self, **fields: Tensor) -> TokenBatch:
+        """This batch with more [B] fields."""
+        for name, values in fields.items():
+            if values.shape != self.lengths.shape:
+                raise UsageError(f"sequence field {name!r} has shape {tuple(values.shape)}, expected ({len(self)},)")
+        return replace(self, sequence_fields={**self.sequence_fields, **fields})
+
+    def select(self, sequences: Sequence[int]) -> TokenBatch:
+        """The given sequences, in the given order, with their loss weights unchanged."""
+        picked = torch.as_tensor(list(sequences), dtype=torch.int64, device=self.lengths.device)
+        lengths = self.lengths[picked]
+        cut = _cutter(torch.cumsum(self.lengths, 0)[picked] - lengths, lengths)
+        return replace(
+            self,
+            token_ids=cut(self.token_ids),
+            lengths=lengths,
+            mask=cut(self.mask),
+            loss_weights=cut(self.loss_weights),
+            token_fields={name: cut(values) for name, values in self.token_fields.items()},
+            sequence_fields={name: values[picked] for name, values in self.sequence_fields.items()},
+        )
+
+    def minibatches(self, count: int) -> list[TokenBatch]:
+        """Split by order into ``count`` optimizer steps, each with loss weights that sum to 1."""
+        groups = len(self) // self.coupled
+        if not 1 <= count <= groups:
+            what = "sequences" if self.coupled == 1 else f"groups of {self.coupled} sequences"
+            raise UsageError(f"cannot split {groups} {what} into {count} minibatches")
+        if count == 1:
+            return [self]
+        bounds = [groups * i // count * self.coupled for i in range(count + 1)]
+        parts = [self.select(range(low, high)) for low, high in itertools.pairwise(bounds)]
+        return [replace(part, loss_weights=loss_weights(part.mask, part.lengths, self.level)) for part in parts]
+
+    def shards(self, count: int) -> list[list[int]]:
+        """Sequence indices for each of ``count`` ranks, balanced by tokens: longest first, to the emptiest rank."""
+        loads = [(0, rank) for rank in range(count)]  # a heap: the emptiest rank first, the lowest of equals
+        groups: list[list[int]] = [[] for _ in range(count)]
+        sizes_G = self.lengths.view(-1, self.coupled).sum(1)
+        sizes = sizes_G.tolist()
+        for group in torch.argsort(sizes_G, descending=True, stable=True).tolist():
+            load, rank = loads[0]
+            heapq.heapreplace(loads, (load + sizes[group], rank))
+            groups[rank].append(group)
+        return [[group * self.coupled + i for group in sorted(shard) for i in range(self.coupled)] for shard in groups]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # numpy arrays leave a pickle of protocol 5 as buffers, which Ray copies once; torch would copy them thrice, and
+        # of a view all that it is a view of.
+        values = [getattr(self, item.name) for item in dataclass_fields(self)]
+        return _unpacked, (type(self), [_packed(value) for value in values])
+
+    def to(self, device: torch.device | str) -> TokenBatch:
+        """This batch on another device."""
+        move = {name: getattr(self, name).to(device) for name in ("token_ids", "lengths", "mask", "loss_weights")}
+        return replace(
+            self,
+            **move,
+            token_fields={name: values.to(device) for name, values in self.token_fields.items()},
+            sequence_fields={name: values.to(device) for name, values in self.sequence_fields.items()},
+        )
+
+
+def _cutter(starts: Tensor, lengths: Tensor) -> Callable[[Tensor], Tensor]:
+    """A function from [N] values to those of the sequences at ``starts``, one after the other."""
+    spans = _spans(starts, lengths)
+    count = int(lengths.sum())
+    if count >= SPAN_TOKENS * len(spans):
+        return lambda values: torch.cat([values[start:stop] for start, stop in spans])
+    shifts = starts - (torch.cumsum(lengths, 0) - lengths)
+    tokens = torch.arange(count, device=lengths.device) + torch.repeat_interleave(shifts, lengths)
+    return lambda values: values[tokens]
+
+
+def _spans(starts: Tensor, lengths: Tensor) -> list[tuple[int, int]]:
+    """Tokens [start, stop) of each sequence; neighbours that follow one another are one span."""
+    spans: list[tuple[int, int]] = []
+    for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
+        if spans and start == spans[-1][1]:
+            spans[-1] = (spans[-1][0], start + length)
+        else:
+            spans.append((start, start + length))
+    return spans or [(0, 0)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """A tensor as it travels: its bytes, on the CPU."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    data: numpy.ndarray[Any, Any]
+    """uint8"""
+
+
+def _packed(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _packed(item) for name, item in value.items()}
+    if not isinstance(value, Tensor):
+        return value
+    flat = value.detach().cpu().contiguous().reshape(-1)
+    return _Packed(value.dtype, tuple(value.shape), flat.view(torch.uint8).numpy())
+
+
+def _unpacked(kind: type[TokenBatch], values: Sequence[Any]) -> TokenBatch:
+    return kind(*map(_tensor, values))
+
+
+def _tensor(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _tensor(item) for name, item in value.items()}
+    if not isinstance(value, _Packed):
+        return value
+    with warnings.catch_warnings():  # about Ray's memory, which is read-only: nobody writes to a batch
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(value.data).view(value.dtype).reshape(value.shape)
+
+
+def loss_weights(mask: Tensor, lengths: Tensor, level: NormalizationLevel) -> Tensor:
+    """[N] float32 weights that sum to 1 over the masked-in tokens (all zeros when there are none).
+
+    ``token``: 1 / T for each of T trained tokens. ``sequence``: 1 / (S * t_b) for each of the t_b trained tokens of
+    sequence b, where S sequences have any. ``sequence_sum``: 1 / S for each, so that they sum to T / S
+    (``seq-mean-token-sum`` in verl).
+    """
+    ones = mask.float()
+    if level == "token":
+        return ones / ones.sum().clamp(min=1)
+    per_sequence = segment_sum(ones, mask, lengths)
+    if level == "sequence_sum":
+        return ones / (per_sequence > 0).sum().clamp(min=1)
+    scale = 1.0 / (per_sequence.clamp(min=1) * (per_sequence > 0).sum().clamp(min=1))
+    return ones * torch.repeat_interleave(scale, lengths)

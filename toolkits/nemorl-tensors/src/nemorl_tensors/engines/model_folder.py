@@ -1,0 +1,88 @@
+"""Files of a Hugging Face model folder, written tensor by tensor: weights in parts, their index, the tokenizer.
+
+Not here: the model's config, which whoever knows the model saves beside them.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from nemorl.errors import BackendError
+from safetensors.torch import save_file
+from torch import Tensor
+
+TOKENIZER_FILES = (
+    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model", "chat_template*",
+    "generation_config.json",
+)  # fmt: skip
+"""Copied rather than loaded and saved again: loading may guess another tokenizer class."""
+FILE_BYTES = 4 * 2**30
+"""Size of one file of weights, which is in memory until it is written."""
+
+
+def write_weights(folder: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Write tensors under their Hugging Face names into an existing folder, as they come: one file or several.
+
+    Args:
+        folder: Of the model.
+        tensors: All of them; each may be made as it is asked for.
+    """
+    files: list[list[str]] = []
+    pending: dict[str, Tensor] = {}
+    size = 0
+    for name, tensor in tensors:
+        if pending and size + tensor.nbytes > FILE_BYTES:
+            files.append(_write_part(folder, len(files), pending))
+            pending, size = {}, 0
+        pending[name] = tensor.detach().cpu().contiguous()
+        size += tensor.nbytes
+    files.append(_write_part(folder, len(files), pending))
+    _name_parts(folder, files)
+
+
+def save_tokenizer(folder: Path, model_name: str) -> None:
+    """Give a model folder the tokenizer of the model that the policy was loaded from."""
+    source = Path(model_name).expanduser()
+    if source.is_dir():
+        for pattern in TOKENIZER_FILES:
+            for file in source.glob(pattern):
+                shutil.copyfile(file, folder / file.name)
+        return
+    from transformers import AutoTokenizer
+
+    try:
+        AutoTokenizer.from_pretrained(model_name).save_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise BackendError(
+            f"the weights were written to {folder}, but the tokenizer of {model_name!r} cannot be loaded: {error}",
+            fix="copy the tokenizer files into the folder yourself",
+        ) from error
+
+
+def _write_part(folder: Path, number: int, tensors: Mapping[str, Tensor]) -> list[str]:
+    """The names written. How many files there will be, and so their names, is known at the end."""
+    save_file(dict(tensors), folder / _part(number), metadata={"format": "pt"})
+    return list(tensors)
+
+
+def _name_parts(folder: Path, files: list[list[str]]) -> None:
+    """Rename the parts as transformers expects them, and say which tensor is in which."""
+    if len(files) == 1:
+        (folder / _part(0)).rename(folder / "model.safetensors")
+        return
+    places: dict[str, str] = {}
+    total = 0
+    for number, names in enumerate(files):
+        final = f"model-{number + 1:05}-of-{len(files):05}.safetensors"
+        (folder / _part(number)).rename(folder / final)
+        total += (folder / final).stat().st_size
+        places.update(dict.fromkeys(names, final))
+    index = {"metadata": {"total_size": total}, "weight_map": places}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _part(number: int) -> str:
+    return f"part-{number:05}.safetensors"

@@ -1,0 +1,67 @@
+"""Preference pairs in a batch: its sequences 2p and 2p + 1 are the chosen and the rejected response of pair p.
+
+# N = tokens of all sequences concatenated, B = sequences, P = pairs (B = 2P)
+
+What DPO and reward models share: how pairs are laid out, what each weighs, and the metrics of a comparison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from nemorl.metrics import Mean, Metrics, Sum
+from torch import Tensor
+
+from nemorl_tensors.batch import TokenBatch
+from nemorl_tensors.functional import segment_sum
+
+
+def pair_batch(
+    chosen: Sequence[tuple[Sequence[int], Sequence[bool]]], rejected: Sequence[tuple[Sequence[int], Sequence[bool]]]
+) -> TokenBatch:
+    """P pairs of (token ids, mask) as one batch. Every pair weighs the same, whatever its length.
+
+    A pair one side of which has nothing to train on has nothing to compare: its other side is masked too, so that it
+    takes no weight from the rest.
+    """
+    sequences, masks = [], []
+    for pair in zip(chosen, rejected, strict=True):
+        is_complete = all(any(mask[1:]) for _, mask in pair)  # the first token of a sequence is never trained
+        sequences += [ids for ids, _ in pair]
+        masks += [[keep and is_complete for keep in mask] for _, mask in pair]
+    return TokenBatch.from_sequences(sequences, masks, level="sequence", coupled=2)
+
+
+def split_pairs(values_B: Tensor) -> tuple[Tensor, Tensor]:
+    """[B] of sequences -> [P] of the chosen, [P] of the rejected."""
+    return values_B[0::2], values_B[1::2]
+
+
+def pair_weights(batch: TokenBatch) -> Tensor:
+    """[P] what each pair contributes to a mean over the pairs of its optimizer step; 0.0 for one that trains nothing.
+
+    A sequence with trained tokens has 1 / S of the weight of a step, S being their number, and a pair has two of them
+    or none (:func:`pair_batch`).
+    """
+    chosen, rejected = split_pairs(segment_sum(batch.loss_weights, batch.mask, batch.lengths))
+    return torch.where((chosen > 0) & (rejected > 0), chosen + rejected, 0.0)
+
+
+def preference_metrics(rewards_chosen: Tensor, rewards_rejected: Tensor, counted: Tensor) -> Metrics:
+    """How often the chosen response is rewarded more, and by how much.
+
+    Args:
+        rewards_chosen: [P] any scale.
+        rewards_rejected: [P]
+        counted: [P] bool, the pairs to count.
+    """
+    chosen, rejected = rewards_chosen.detach()[counted], rewards_rejected.detach()[counted]
+    count = chosen.numel()
+    return {
+        "accuracy": Mean(float((chosen > rejected).sum()), count),
+        "rewards_chosen_mean": Mean(float(chosen.sum()), count),
+        "rewards_rejected_mean": Mean(float(rejected.sum()), count),
+        "rewards_margin_mean": Mean(float((chosen - rejected).sum()), count),
+        "num_valid_samples": Sum(float(count)),
+    }

@@ -1,0 +1,162 @@
+"""Log-probs of given tokens where the output head's rows, one per vocabulary entry, are spread over ranks.
+
+# M = positions scored, D = hidden size, V = vocabulary, U = entries of it on this rank, C = positions per chunk,
+# K = candidate tokens per position
+
+Each rank computes the logits of its own entries; two small reductions per chunk (a maximum and a sum of ``[C]``) make
+them one softmax. No rank ever holds ``[C, V]`` logits, and none of the ranks holds ``[M, U]``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from nemorl_tensors.logprobs import CHUNK_LOGITS, chunked, head_logits
+
+
+def vocab_parallel_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    first: int,
+    group: dist.ProcessGroup,
+    bias: Tensor | None = None,
+    temperature: float = 1.0,
+    softcap: float | None = None,
+    chunk_tokens: int | None = None,
+) -> Tensor:
+    """What :func:`nemorl_tensors.linear_logprobs` computes, with ``weight`` spread over ``group``. Collective.
+
+    Args:
+        hidden: [M, D] states, the same on every rank.
+        weight: [U, D] this rank's rows of the head.
+        targets: [M] token ids in the whole vocabulary, or [M, K]; the same on every rank.
+        first: Token id of the first of those rows.
+        group: The ranks that share the vocabulary.
+        bias: [U] of the head, if it has one.
+        temperature: Divides the logits.
+        softcap: ``softcap * tanh(logits / softcap)`` where the model caps its logits.
+        chunk_tokens: Positions per chunk; by default so many that a chunk's logits fill ``CHUNK_LOGITS`` elements.
+
+    Returns:
+        float32 nats of the shape of ``targets``, the same on every rank. The gradient of ``hidden`` is whole on every
+        rank, that of ``weight`` and ``bias`` belongs to this rank's rows.
+    """
+    chunk = chunk_tokens or max(1, CHUNK_LOGITS // max(1, weight.shape[0]))
+    settings = (first, group, temperature, softcap, chunk)
+    candidates_MK = targets[:, None] if targets.ndim == 1 else targets
+    result: Tensor = _VocabParallelLogprobs.apply(hidden, weight, bias, candidates_MK, settings)  # type: ignore[no-untyped-call]
+    return result.view(targets.shape)
+
+
+@torch.no_grad()
+def vocab_parallel_topk_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    k: int,
+    *,
+    first: int,
+    group: dist.ProcessGroup,
+    bias: Tensor | None = None,
+    temperature: float = 1.0,
+    softcap: float | None = None,
+    chunk_tokens: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """What :func:`nemorl_tensors.linear_topk_logprobs` finds, with ``weight`` spread over ``group``. Collective.
+
+    Each rank offers its own k likeliest; the best k of all of them are the best k of the vocabulary.
+    """
+    count, own, ranks = hidden.shape[0], weight.shape[0], dist.get_world_size(group)
+    ids = torch.empty((count, k), dtype=torch.int64, device=hidden.device)
+    logprobs = torch.empty((count, k), dtype=torch.float32, device=hidden.device)
+    for part in chunked(count, chunk_tokens or max(1, CHUNK_LOGITS // max(1, own))):
+        logits_CU = head_logits(hidden[part], weight, bias, temperature, softcap)[0]
+        offered = logits_CU.topk(min(k, own), dim=1)
+        missing = (0, k - min(k, own))  # a rank may have fewer than k entries
+        values_CK = torch.nn.functional.pad(offered.values, missing, value=-torch.inf).contiguous()
+        ids_CK = torch.nn.functional.pad(offered.indices + first, missing).contiguous()
+        all_values = [torch.empty_like(values_CK) for _ in range(ranks)]
+        all_ids = [torch.empty_like(ids_CK) for _ in range(ranks)]
+        dist.all_gather(all_values, values_CK, group=group)
+        dist.all_gather(all_ids, ids_CK, group=group)
+        best = torch.cat(all_values, 1).topk(k, dim=1)
+        ids[part] = torch.cat(all_ids, 1).gather(1, best.indices)
+        sums = torch.exp(logits_CU - best.values[:, :1]).sum(1, keepdim=True)
+        dist.all_reduce(sums, group=group)
+        logprobs[part] = best.values - best.values[:, :1] - torch.log(sums)
+    return ids, logprobs
+
+
+class _VocabParallelLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: tuple[Any, ...]
+    ) -> Tensor:
+        first, group, temperature, softcap, chunk = settings
+        logprobs = torch.empty(targets.shape, dtype=torch.float32, device=hidden.device)
+        normalizers = torch.empty((targets.shape[0], 1), dtype=torch.float32, device=hidden.device)
+        for part in chunked(targets.shape[0], chunk):
+            logits_CU = head_logits(hidden[part], weight, bias, temperature, softcap)[0]
+            highest = logits_CU.amax(1, keepdim=True)
+            dist.all_reduce(highest, dist.ReduceOp.MAX, group=group)
+            # Both sums in one reduction: of exp(logits), and of the targets' logits, each of which one rank has.
+            total = torch.exp(logits_CU - highest).sum(1, keepdim=True)
+            sums = torch.cat((total, _picked(logits_CU, targets[part], first)), 1)
+            dist.all_reduce(sums, group=group)
+            normalizers[part] = highest + torch.log(sums[:, :1])
+            logprobs[part] = sums[:, 1:] - normalizers[part]
+        ctx.save_for_backward(hidden, weight, bias, targets, normalizers)
+        ctx.settings = settings
+        return logprobs
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets, normalizers = ctx.saved_tensors
+        first, group, temperature, softcap, chunk = ctx.settings
+        (grad_MK,) = grads
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        grad_hidden = torch.empty_like(hidden, dtype=torch.float32) if needs_hidden else None
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else None
+        grad_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and needs_bias else None
+        for part in chunked(targets.shape[0], chunk):
+            logits_CU, cap_slope_CU = head_logits(hidden[part], weight, bias, temperature, softcap)
+            # d logp(target) / d logits = onehot(target) - softmax
+            grad_CU = torch.exp(logits_CU - normalizers[part]).mul_(-grad_MK[part].sum(1, keepdim=True))
+            is_mine, column = _columns(targets[part], first, weight.shape[0])
+            grad_CU.scatter_add_(1, column, torch.where(is_mine, grad_MK[part], 0.0))
+            grad_CU /= temperature
+            if cap_slope_CU is not None:
+                grad_CU *= cap_slope_CU
+            if grad_bias is not None:
+                grad_bias += grad_CU.sum(0)
+            grad_CU = grad_CU.to(weight.dtype)
+            if grad_hidden is not None:
+                grad_hidden[part] = (grad_CU @ weight).float()
+            if grad_weight is not None:
+                grad_weight += grad_CU.t() @ hidden[part]
+        if grad_hidden is not None:
+            dist.all_reduce(grad_hidden, group=group)
+        return (
+            grad_hidden.to(hidden.dtype) if grad_hidden is not None else None,
+            grad_weight.to(weight.dtype) if grad_weight is not None else None,
+            grad_bias.to(bias.dtype) if grad_bias is not None else None,
+            None,
+            None,
+        )
+
+
+def _columns(targets: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:
+    """[C, K] whether each target's row is on this rank, and its column there (0 where it is not)."""
+    is_mine = (targets >= first) & (targets < first + count)
+    return is_mine, torch.where(is_mine, targets - first, 0)
+
+
+def _picked(logits_CU: Tensor, targets: Tensor, first: int) -> Tensor:
+    """[C, K] the logit of each target, 0 where another rank has it."""
+    is_mine, column = _columns(targets, first, logits_CU.shape[1])
+    return torch.where(is_mine, logits_CU.gather(1, column), 0.0)

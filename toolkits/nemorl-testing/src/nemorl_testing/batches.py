@@ -1,0 +1,75 @@
+"""Ragged batches with known lengths, and probe losses that show what a backend does with them.
+
+# N = tokens of all sequences concatenated
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from nemorl.metrics import Max, Metrics
+from nemorl_tensors import TokenBatch
+from torch import Tensor
+
+LENGTHS = (5, 17, 9, 33, 3, 12, 20, 8, 1)
+"""Tokens of each sequence: 108 in all. 5 and 6 are trained on in part, 7 not at all, 8 has nothing to score."""
+FIRST_TEXT_TOKEN = 8
+"""Smaller ids are special tokens of the tiny model."""
+
+
+def ragged_batch(*, temperature: float = 1.0, vocabulary: int = 80, seed: int = 0) -> TokenBatch:
+    """Nine sequences with ``advantages`` in [-1, 1]."""
+    draw = random.Random(seed)
+    ids = [[draw.randrange(FIRST_TEXT_TOKEN, vocabulary) for _ in range(length)] for length in LENGTHS]
+    masks = [[True] * length for length in LENGTHS]
+    masks[5] = [False] * 6 + [True] * 3 + [False] * 3
+    masks[6] = [index % 3 == 0 for index in range(20)]
+    masks[7] = [False] * 8
+    batch = TokenBatch.from_sequences(ids, masks, temperature=temperature)
+    return batch.with_tokens(advantages=torch.tensor([draw.uniform(-1, 1) for _ in range(batch.num_tokens)]))
+
+
+@dataclass(frozen=True)
+class WeightedNLL:
+    """loss = -sum(loss_weights * advantages * policy_logprobs): the gradient of every trained token matters."""
+
+    requires: ClassVar[frozenset[str]] = frozenset({"advantages"})
+
+    def __call__(self, policy_logprobs: Tensor, batch: TokenBatch) -> tuple[Tensor, Metrics]:
+        per_token = torch.where(batch.mask, -policy_logprobs * batch["advantages"], 0.0)
+        return (per_token * batch.loss_weights).sum(), {}
+
+
+@dataclass(frozen=True)
+class RatioProbe:
+    """Reports how far the ratio policy / old is from 1 at most."""
+
+    requires: ClassVar[frozenset[str]] = frozenset({"old_logprobs"})
+
+    def __call__(self, policy_logprobs: Tensor, batch: TokenBatch) -> tuple[Tensor, Metrics]:
+        log_ratio = torch.where(batch.mask, policy_logprobs - batch["old_logprobs"], 0.0)
+        error = torch.expm1(log_ratio.detach()).abs().max() if log_ratio.numel() else torch.zeros(())
+        return (log_ratio * batch.loss_weights).sum(), {"ratio_error": Max(float(error))}
+
+
+@dataclass(frozen=True)
+class Demanding:
+    """Declares a field that no batch has, and does not read it: only the declaration can reveal the mistake."""
+
+    requires: ClassVar[frozenset[str]] = frozenset({"a_field_nobody_made"})
+
+    def __call__(self, policy_logprobs: Tensor, batch: TokenBatch) -> tuple[Tensor, Metrics]:
+        return (policy_logprobs * batch.loss_weights).sum(), {}
+
+
+@dataclass(frozen=True)
+class NotFinite:
+    """A loss that has diverged."""
+
+    requires: ClassVar[frozenset[str]] = frozenset()
+
+    def __call__(self, policy_logprobs: Tensor, batch: TokenBatch) -> tuple[Tensor, Metrics]:
+        return policy_logprobs.sum() * torch.nan, {}

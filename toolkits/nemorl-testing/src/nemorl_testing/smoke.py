@@ -1,0 +1,110 @@
+"""One plugin, looked at in a process of its own: ``python -m nemorl_testing.smoke KIND ID ANSWER [--full]``.
+
+For ``nemorl plugins check``. The answer goes to a file, so a plugin may print what it likes; one that hangs or exits
+takes only this process with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from nemorl.errors import NemorlError
+from nemorl.plugins import PluginEntry, registry
+from nemorl.plugins.index import requirement_on_kernel
+
+from nemorl_testing.kit import CONFIG_KINDS, checks_for, run_checks
+
+ONE_CHECK_KINDS = frozenset({"algorithms", "training_backends", "generation_backends", "templates"})
+"""Kinds whose checks run models, or need files of their user: the first of theirs shows that the plugin works."""
+PRINTED_CHARACTERS = 200
+
+
+def look(kind: str, name: str, *, full: bool) -> dict[str, Any]:
+    """What is wrong with a plugin, and what was tried."""
+    problems: list[dict[str, str]] = []
+    notes: list[str] = []
+    answer: dict[str, Any] = {"problems": problems, "notes": notes, "passed": [], "skipped": {}, "import_s": None}
+    try:
+        entry = registry().index.find(kind, name)
+        if kind != "templates":  # files
+            answer["import_s"] = _load(entry, notes)
+    except NemorlError as error:
+        problems.append({"what": error.message, "fix": error.fix or "", "traceback": _traceback(error.__cause__)})
+        return answer
+    if entry.point.dist is not None and requirement_on_kernel(entry) is None:
+        notes.append('states no requirement on nemorl-core: add e.g. "nemorl-core>=0.1.0,<0.2" to its dependencies')
+    stop = registry().diagnose(entry) if kind in CONFIG_KINDS else None
+    if stop is not None:
+        problems.append({"what": stop.message, "fix": stop.fix})
+        return answer
+    required = _required_options(entry)
+    if required:
+        notes.append(f"not built: it needs a value for {', '.join(required)}")
+        return answer
+    report = run_checks(kind, name, only=_chosen(kind, full=full))
+    answer["passed"], answer["skipped"] = list(report.passed), dict(report.skipped)
+    fix = f"a defect of {entry.distribution}: update it, or tell its authors"
+    problems += [{"what": broken.message, "fix": fix} for broken in report.failed.values()]
+    return answer
+
+
+def _traceback(cause: BaseException | None) -> str:
+    """What the plugin's own code did, from its first frame on."""
+    if cause is None:
+        return ""
+    frames = traceback.extract_tb(cause.__traceback__)
+    loading = [n for n, frame in enumerate(frames) if "importlib" in frame.filename or "/nemorl/" in frame.filename]
+    own = frames[loading[-1] + 1 :] if loading else frames
+    return "".join([*traceback.format_list(own), *traceback.format_exception_only(cause)]).rstrip()
+
+
+def _required_options(entry: PluginEntry) -> list[str]:
+    """Options without a default. The checks of algorithms give them values."""
+    if entry.kind not in CONFIG_KINDS or entry.kind == "algorithms":
+        return []
+    fields = registry().load(entry.kind, entry.id).model_fields
+    return [option for option, field in fields.items() if field.is_required()]
+
+
+def _load(entry: PluginEntry, notes: list[str]) -> float:
+    """Seconds that loading took; what it printed is a note."""
+    printed = io.StringIO()
+    began = time.perf_counter()
+    with contextlib.redirect_stdout(printed):
+        registry().load(entry.kind, entry.id)
+    seconds = time.perf_counter() - began
+    if printed.getvalue().strip():
+        notes.append(f"prints on import: {printed.getvalue().strip()[:PRINTED_CHARACTERS]!r}")
+    return round(seconds, 3)
+
+
+def _chosen(kind: str, *, full: bool) -> list[str]:
+    checks = checks_for(kind)
+    if full:
+        return [check.name for check in checks]
+    own = [check for check in checks if check.function.__module__.rpartition(".")[2] == kind and not check.is_slow]
+    general = [check for check in checks if check not in own and not check.is_slow]
+    if kind not in ONE_CHECK_KINDS:
+        return [check.name for check in (*general, *own)]
+    static = [check for check in general if check.function.__module__.endswith(("every_config", "entry_points"))]
+    return [check.name for check in (*static, *own[:1])]
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kind")
+    parser.add_argument("name")
+    parser.add_argument("answer", type=Path)
+    parser.add_argument("--full", action="store_true")
+    asked = parser.parse_args()
+    found = look(asked.kind, asked.name, full=asked.full)
+    asked.answer.write_text(json.dumps(found))
+    sys.exit(1 if found["problems"] else 0)
