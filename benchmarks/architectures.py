@@ -111,7 +111,7 @@ class Subject:
 
         generation = GenerationConfig.model_validate({"backend": backend})
         policy = self.policy.model_copy(update={"model_name": str(self.folder / "saved")} if saved else {})
-        for problem in generation.backend.policy_problems(policy, device="cpu", as_guest=False):
+        for problem in generation.backend.policy_problems(policy, device="cpu", is_attached=False):
             raise ValueError(problem.message)
         first = None if saved else in_process_handle(self.trainer.export_weights, 0)
         engine = generation.backend.build(generation, policy, self.context, first)

@@ -114,7 +114,10 @@ def drawn_batch(
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(2, 7, (8,), generator=generator).tolist()
     shape = TokenBatch.from_sequences(
-        [[1] * n for n in lengths], [[t > 0 and t % 3 != 0 for t in range(n)] for n in lengths], level=level, coupled=2
+        [[1] * n for n in lengths],
+        [[t > 0 and t % 3 != 0 for t in range(n)] for n in lengths],
+        loss_aggregation=level,
+        sequences_per_group=2,
     )
     size = (shape.num_tokens,)
     policy = -torch.rand(size, generator=generator) - 0.1

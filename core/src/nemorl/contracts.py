@@ -29,7 +29,7 @@ class Loss(Protocol):
     """A scalar objective over what a model says. Implementations are frozen dataclasses: picklable, compared by value.
 
     A loss sums ``per_token * batch.loss_weights`` and nothing else normalises, so that microbatches add up. One that
-    compares sequences with each other is given a batch whose ``coupled`` says how many belong together.
+    compares sequences with each other is given a batch whose ``sequences_per_group`` says how many belong together.
     """
 
     @property

@@ -37,7 +37,7 @@ def _rebuild(cls: type[NemorlError], message: str, fix: str | None) -> NemorlErr
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class ConfigIssue:
     """One mistake in a config: where it is, what is wrong and how to fix it."""
 
     path: str
@@ -53,7 +53,7 @@ class Problem:
 class ConfigError(NemorlError, ValueError):
     """A config that cannot run. Carries every problem found, not only the first."""
 
-    def __init__(self, problems: Sequence[Problem], *, source: str = "config") -> None:
+    def __init__(self, problems: Sequence[ConfigIssue], *, source: str = "config") -> None:
         self.problems = tuple(problems)
         self.source = source
         count = f"{len(self.problems)} problem{'s' if len(self.problems) != 1 else ''}"
@@ -63,7 +63,7 @@ class ConfigError(NemorlError, ValueError):
         return (_rebuild_config_error, (self.problems, self.source))
 
 
-def _rebuild_config_error(problems: tuple[Problem, ...], source: str) -> ConfigError:
+def _rebuild_config_error(problems: tuple[ConfigIssue, ...], source: str) -> ConfigError:
     return ConfigError(problems, source=source)
 
 

@@ -47,7 +47,7 @@ class Run:
     loggers: list[Logger]
     resources: ResourceManager
     policy: TrainingPolicy
-    companions: dict[str, TrainingPolicy]
+    auxiliary_models: dict[str, TrainingPolicy]
     """The other models of the run, by role."""
 
     @classmethod
@@ -82,9 +82,9 @@ class Run:
             run.resources = run.own(ResourceManager(config, run.path, on_restart=run.warn), "close")
             with run.loading():
                 run.policy = run.resources.training_policy(planned_updates)
-                run.companions = {
-                    role: run.resources.companion_policy(role, companion, planned_updates + companion.extra_updates)
-                    for role, companion in config.companions.items()
+                run.auxiliary_models = {
+                    role: run.resources.auxiliary_policy(role, auxiliary, planned_updates + auxiliary.extra_updates)
+                    for role, auxiliary in config.auxiliary_models.items()
                 }
             undo.pop_all()
         return run
@@ -111,7 +111,7 @@ class Run:
     @property
     def learners(self) -> dict[str, TrainingPolicy]:
         """The models that checkpoints hold, by the name of their folder."""
-        learning = {role: self.companions[role] for role, c in self.config.companions.items() if c.learns}
+        learning = {role: self.auxiliary_models[role] for role, c in self.config.auxiliary_models.items() if c.learns}
         return {"policy": self.policy, **learning}
 
     def _logger(self, config: LoggerConfig) -> Logger:

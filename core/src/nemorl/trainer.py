@@ -14,7 +14,7 @@ from nemorl.config.ranking import warn_of_absent_metric
 from nemorl.config.run import RunConfig
 from nemorl.contracts import DataModule, Display
 from nemorl.data import DataSource, RowDataModule
-from nemorl.errors import ConfigError, Problem, UsageError, WorkerLostError, boundary
+from nemorl.errors import ConfigError, ConfigIssue, UsageError, WorkerLostError, boundary
 from nemorl.metrics import Metrics, values
 from nemorl.plugins.registry import restricted, use_registry
 from nemorl.process.display import display_of
@@ -280,15 +280,15 @@ class BaseTrainer(Resumable[C]):
 
     # What comes before the loop
 
-    def missing_inputs(self, source: DataSource | None) -> Iterator[Problem]:
+    def missing_inputs(self, source: DataSource | None) -> Iterator[ConfigIssue]:
         """What neither ``fit`` nor the config gave."""
         if source is None:
-            yield Problem("data", "no dataset given", "pass one to fit(dataset=…) or set `data:`")
+            yield ConfigIssue("data", "no dataset given", "pass one to fit(dataset=…) or set `data:`")
 
     def open_inputs(self) -> None:
         """Build what the run needs besides data and models, and may fail soon: nothing, by default."""
 
-    def preflight(self) -> Iterator[Problem]:
+    def preflight(self) -> Iterator[ConfigIssue]:
         """What would end the run later, as far as it can be known before anything is loaded."""
         warn_of_unused_names(self.config, self.directory.warn)
         yield from launch_problems(self.config, self.directory.path)

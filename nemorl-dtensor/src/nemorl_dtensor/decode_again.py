@@ -21,7 +21,7 @@ class RecomputingDecoder:
         self._rows: list[list[int]] = []
         """Tokens so far"""
 
-    def admit(self, prompts: Sequence[tuple[int, ...]], reserve_tokens: int) -> Tensor:
+    def attach_engine(self, prompts: Sequence[tuple[int, ...]], reserve_tokens: int) -> Tensor:
         unique = {prompt: place for place, prompt in enumerate(dict.fromkeys(prompts))}
         self._rows += map(list, prompts)
         return self._next_logits(list(unique))[[unique[prompt] for prompt in prompts]]

@@ -156,8 +156,8 @@ class LlamaDecoder:
         self._cos, self._sin = _rotary_tables(body.rotary_emb, max_tokens, dtype, device)
         self._cache = KVCache(len(self._layers), self._kv_heads, self._head_size, dtype, device)
 
-    def admit(self, prompts: Sequence[tuple[int, ...]], reserve_tokens: int) -> Tensor:
-        return self._cache.admit(prompts, reserve_tokens, self._prefill)
+    def attach_engine(self, prompts: Sequence[tuple[int, ...]], reserve_tokens: int) -> Tensor:
+        return self._cache.attach_engine(prompts, reserve_tokens, self._prefill)
 
     def step(self, tokens: Tensor) -> Tensor:
         positions = self._cache.positions()

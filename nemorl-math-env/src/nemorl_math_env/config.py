@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from nemorl.config.base import RESUMABLE, Config
-from nemorl.errors import Problem
+from nemorl.errors import ConfigIssue
 from nemorl.plugins.kinds import DatasetConfig, EnvironmentConfig
 from pydantic import Field
 
@@ -43,10 +43,10 @@ class MathConfig(EnvironmentConfig):
     r"""Accept ``12 + 7``, ``5!`` or ``\sqrt{361}`` where the answer is a number. Off, because copying the question
     would earn the reward."""
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         if any(not marker.strip() for marker in self.answer_markers):
-            yield Problem("answer_markers", "an empty marker would match everywhere", "remove it")
+            yield ConfigIssue("answer_markers", "an empty marker would match everywhere", "remove it")
 
     def build(self) -> Environment:
         from nemorl_math_env.environment import MathEnvironment
@@ -64,11 +64,11 @@ class _Generated(Config):
     seed: int = Field(0, ge=0)
     """Chooses the problems. The same seed gives the same rows everywhere."""
 
-    def _too_many(self, available: int, fix: str) -> Iterator[Problem]:
+    def _too_many(self, available: int, fix: str) -> Iterator[ConfigIssue]:
         wanted = self.num_train + self.num_validation
         if wanted > available:
             message = f"{self.num_train} + {self.num_validation} validation = {wanted} problems asked for, "
-            yield Problem("num_train", f"{message}but these options allow {available} distinct ones", fix)
+            yield ConfigIssue("num_train", f"{message}but these options allow {available} distinct ones", fix)
 
 
 class ArithmeticConfig(_Generated, DatasetConfig):
@@ -96,17 +96,17 @@ class ArithmeticConfig(_Generated, DatasetConfig):
         """The largest operand."""
         return 10 ** (self.max_digits or 2) - 1 if self.max_value is None else self.max_value
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         if len(set(self.operations)) != len(self.operations):
-            yield Problem("operations", f"{', '.join(self.operations)} names one twice", "name each operation once")
+            yield ConfigIssue("operations", f"{', '.join(self.operations)} names one twice", "name each operation once")
         if "{problem}" not in self.instruction:
-            yield Problem("instruction", "does not contain {problem}", "write {problem} where the task goes")
+            yield ConfigIssue("instruction", "does not contain {problem}", "write {problem} where the task goes")
         if self.max_digits is not None and self.max_value is not None:
-            yield Problem("max_value", "max_digits and max_value both set the largest operand", "keep one of them")
+            yield ConfigIssue("max_value", "max_digits and max_value both set the largest operand", "keep one of them")
         if self.min_value > self.largest:
             message = f"smallest operand {self.min_value} is above the largest, {self.largest}"
-            yield Problem("min_value", message, "lower min_value, or raise max_value or max_digits")
+            yield ConfigIssue("min_value", message, "lower min_value, or raise max_value or max_digits")
         else:
             available = arithmetic.num_problems(self)
             yield from self._too_many(available, "lower num_train, or raise max_digits, or add operations")
@@ -128,7 +128,7 @@ class WordProblemsConfig(_Generated, DatasetConfig):
     instruction: str = "Solve the problem. End with 'Answer: <number>'."
     """Follows every problem, for the format that the grader reads. Empty for none."""
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         yield from self._too_many(word_problems.num_problems(self), "lower num_train, or raise difficulty")
 

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from nemorl.config import RESUMABLE, GenerationConfig, PolicyConfig
-from nemorl.errors import Problem
+from nemorl.errors import ConfigIssue
 from nemorl.plugins.kinds import GenerationBackendConfig, TrainingBackendConfig
 from pydantic import Field
 
@@ -55,10 +55,10 @@ class MegatronConfig(TrainingBackendConfig):
     """Attention kernel. ``sdpa``: PyTorch's. ``auto``: Transformer Engine's on CUDA where it is installed and computes
     what the model asks for, else PyTorch's."""
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         if self.virtual_pipeline_parallel_size is not None and self.pipeline_parallel_size == 1:
-            yield Problem(
+            yield ConfigIssue(
                 "virtual_pipeline_parallel_size",
                 "there is no pipeline whose stages could be divided",
                 "raise pipeline_parallel_size, or remove virtual_pipeline_parallel_size",
@@ -73,10 +73,10 @@ class MegatronConfig(TrainingBackendConfig):
         width = policy.tensor_parallel_size * self.context_parallel_size
         return tuple(rank % stage // width for rank in range(world_size))
 
-    def rank_problems(self, policy: PolicyConfig, world_size: int) -> Iterator[Problem]:
+    def rank_problems(self, policy: PolicyConfig, world_size: int) -> Iterator[ConfigIssue]:
         together = self.expert_parallel_size * self.expert_tensor_parallel_size * self.pipeline_parallel_size
         if world_size % together:
-            yield Problem(
+            yield ConfigIssue(
                 "backend.expert_parallel_size",
                 f"{self.expert_parallel_size} expert-parallel * {self.expert_tensor_parallel_size} "
                 f"expert-tensor-parallel * {self.pipeline_parallel_size} pipeline-parallel ranks do not divide "
@@ -101,7 +101,7 @@ class MegatronGenerationConfig(GenerationBackendConfig):
     install_hint: ClassVar[str] = "pip install nemorl-megatron"
     supports: ClassVar[frozenset[str]] = frozenset({"any_transport"})
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process", "shared_memory", "object_store")
-    lives_with: ClassVar[str | None] = "megatron"
+    colocates_with: ClassVar[str | None] = "megatron"
 
     max_batch_rows: Annotated[int, RESUMABLE] = Field(256, ge=1)
     """Most samples decoded at once; the rest wait for a place. Lower it when memory is short."""
@@ -116,27 +116,27 @@ class MegatronGenerationConfig(GenerationBackendConfig):
     rows take memory as they grow, joining and leaving copies nothing. Tested with stand-ins for its kernels, never run
     on CUDA."""
 
-    def policy_problems(self, policy: PolicyConfig, *, device: str, as_guest: bool) -> Iterator[Problem]:
+    def policy_problems(self, policy: PolicyConfig, *, device: str, is_attached: bool) -> Iterator[ConfigIssue]:
         on_cuda = device.startswith("cuda")
         if self.engine == "megatron_core" and not has_flash_attention(device):
-            yield Problem(
+            yield ConfigIssue(
                 "generation.backend.engine",
                 "megatron-core's inference engine computes attention with flash-attention on CUDA: "
                 + ("it is not installed here" if on_cuda else "the cluster has none"),
                 "set engine: rows",
             )
         host = policy.backend
-        if not (as_guest and isinstance(host, MegatronConfig)):
+        if not (is_attached and isinstance(host, MegatronConfig)):
             return
         if host.context_parallel_size > 1:
-            yield Problem(
+            yield ConfigIssue(
                 "policy.backend.context_parallel_size",
                 "its ranks see parts of a sequence, and generation in the trainer's processes has whole ones",
                 "set it to 1, or choose another generation.backend",
             )
         has_other_kernel = on_cuda and find_spec("transformer_engine") is not None
         if host.attention == "transformer_engine" or (host.attention == "auto" and has_other_kernel):
-            yield Problem(
+            yield ConfigIssue(
                 "policy.backend.attention",
                 "generation in the trainer's processes decodes with PyTorch's attention, and the trainer's model would "
                 "have Transformer Engine's",
@@ -156,7 +156,7 @@ class MegatronGenerationConfig(GenerationBackendConfig):
     ) -> GenerationBackend:
         from nemorl_megatron.training import MegatronBackend
 
-        assert isinstance(trainer, MegatronBackend), "the kernel builds it where ``lives_with`` trains"
+        assert isinstance(trainer, MegatronBackend), "the kernel builds it where ``colocates_with`` trains"
         return trainer.generator(self)
 
 

@@ -132,9 +132,9 @@ class CachedDecoder:
             self._device,
         )
 
-    def admit(self, prompts: Sequence[tuple[int, ...]], reserve_tokens: int) -> Tensor:
+    def attach_engine(self, prompts: Sequence[tuple[int, ...]], reserve_tokens: int) -> Tensor:
         """[len(prompts), V] as ``Stages.logits`` has them."""
-        return self._cache.admit(prompts, reserve_tokens, self._prefill)
+        return self._cache.attach_engine(prompts, reserve_tokens, self._prefill)
 
     def step(self, tokens: Tensor) -> Tensor:
         """[B, V] likewise."""

@@ -81,8 +81,8 @@ def microbatches(
 def _plan_equal(batch: TokenBatch, budget: int) -> list[list[int]]:
     """Sequence indices per microbatch, as many in each as the budget allows of the longest."""
     longest = max(1, int(fed_lengths(batch).max())) if len(batch) else 1
-    groups = max(1, budget // (longest * batch.coupled))
-    step = groups * batch.coupled
+    groups = max(1, budget // (longest * batch.sequences_per_group))
+    step = groups * batch.sequences_per_group
     return [list(range(start, min(start + step, len(batch)))) for start in range(0, len(batch), step)]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from nemorl.config.base import RESUMABLE
-from nemorl.errors import Problem
+from nemorl.errors import ConfigIssue
 from nemorl.plugins.kinds import GenerationBackendConfig
 from pydantic import Field
 
@@ -83,19 +83,19 @@ class VLLMConfig(GenerationBackendConfig):
     def devices_per_replica(self) -> int:
         return self.tensor_parallel_size
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         for name in sorted(self.engine_args.keys() & SET_ELSEWHERE.keys()):
-            yield Problem(f"engine_args.{name}", f"{name!r} is not for engine_args to set", SET_ELSEWHERE[name])
+            yield ConfigIssue(f"engine_args.{name}", f"{name!r} is not for engine_args to set", SET_ELSEWHERE[name])
 
-    def policy_problems(self, policy: PolicyConfig, *, device: str, as_guest: bool) -> Iterator[Problem]:
-        yield from super().policy_problems(policy, device=device, as_guest=as_guest)
+    def policy_problems(self, policy: PolicyConfig, *, device: str, is_attached: bool) -> Iterator[ConfigIssue]:
+        yield from super().policy_problems(policy, device=device, is_attached=is_attached)
         stored = _stored_config(policy.model_name)
         architecture = stored.get("model_type")
         if device == "cpu" and stored.get("kv_lora_rank"):
-            yield Problem("generation.backend", f"{architecture}: {LATENT_ATTENTION}", USE_HF)
+            yield ConfigIssue("generation.backend", f"{architecture}: {LATENT_ATTENTION}", USE_HF)
         if device == "cpu" and architecture in RECURRENT_TYPES:
-            yield Problem("generation.backend", f"{architecture}: {RECURRENT}", USE_HF)
+            yield ConfigIssue("generation.backend", f"{architecture}: {RECURRENT}", USE_HF)
 
     def build(
         self, generation: GenerationConfig, policy: PolicyConfig, worker: WorkerContext, weights: WeightHandle | None

@@ -94,7 +94,7 @@ class AveragesMicrobatches(DTensorBackend):
     """Of token losses; pairs and values are added up."""
 
     def train_step(self, batch: TokenBatch, loss: Loss) -> Metrics:
-        plain = self._head == "language_model" and batch.coupled == 1
+        plain = self._head == "language_model" and batch.sequences_per_group == 1
         return super().train_step(batch, _Changed(loss, "average", batch) if plain else loss)
 
 
@@ -192,7 +192,7 @@ class ShutsDownOnce(DTensorBackend):
 
 class TearsPairs(DTensorBackend):
     def train_step(self, batch: TokenBatch, loss: Loss) -> Metrics:
-        return super().train_step(replace(batch, coupled=1), loss)
+        return super().train_step(replace(batch, sequences_per_group=1), loss)
 
 
 class RenormalisesTopK(DTensorBackend):

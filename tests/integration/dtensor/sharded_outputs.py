@@ -43,7 +43,7 @@ class Outputs:
 
 def outputs(context: WorkerContext, model: str, way: Way) -> Outputs:
     """One rank: a critic learns two steps, and a policy one step of pairs and one of candidates."""
-    batch = replace(ragged_batch().select([0, 5, 2, 3, 4, 1, 7, 6]), coupled=2)
+    batch = replace(ragged_batch().select([0, 5, 2, 3, 4, 1, 7, 6]), sequences_per_group=2)
     batch = batch.with_sequences(pair=torch.arange(8) // 2)
     candidates = torch.stack([batch.token_ids, batch.token_ids.roll(1), batch.token_ids.roll(2)], 1)
     batch = batch.with_tokens(targets=torch.linspace(-1, 1, batch.num_tokens), candidate_ids=candidates)

@@ -131,7 +131,7 @@ def _batch(loss: LossName) -> TokenBatch:
     if loss != "dpo":
         return batch
     pairs = batch.select([0, 1, 2, 3, 4, 5, 6, 8])  # the last pair has nothing to score on one side
-    return replace(pairs, coupled=2)
+    return replace(pairs, sequences_per_group=2)
 
 
 def _shard(batch: TokenBatch, case: Case, rank: int) -> list[int]:

@@ -137,7 +137,7 @@ test_the_contract = pytest.mark.usefixtures("_kernels")(
 def test_it_is_refused_where_there_is_no_cuda() -> None:
     policy = PolicyConfig(model_name=str(tiny_model()))
     config = MegatronGenerationConfig(engine="megatron_core")
-    (problem,) = config.policy_problems(policy, device="cpu", as_guest=False)
+    (problem,) = config.policy_problems(policy, device="cpu", is_attached=False)
     assert (problem.path, problem.fix) == ("generation.backend.engine", "set engine: rows")
     assert "the cluster has none" in problem.message
     with pytest.raises(BackendError, match=r"(?s)flash-attention .* on CUDA, and here there is none.*engine: rows"):

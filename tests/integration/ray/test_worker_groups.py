@@ -20,7 +20,7 @@ from nemorl.resources.ray_cluster import RayVirtualCluster
 from nemorl.resources.ray_launcher import split_devices
 from nemorl.resources.ray_session import RaySession
 from nemorl.resources.ray_workers import GroupSettings, RayWorkerGroup
-from nemorl.resources.worker import GuestGroup
+from nemorl.resources.worker import AttachedGroup
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 sys.path.insert(0, str(Path(__file__).parent))
@@ -62,8 +62,8 @@ def test_ranks_that_share_a_shard_answer_once(cluster: RayVirtualCluster) -> Non
 
 
 def test_guests_live_and_die_with_their_hosts(group: RayWorkerGroup) -> None:
-    group.admit(Doubler)
-    guests = GuestGroup(group)
+    group.attach_engine(Doubler)
+    guests = AttachedGroup(group)
     assert guests.data_parallel_size == 2
     assert guests.call("double", 3) == [6, 8]  # twice what its host adds to 3
     assert guests.scatter("double", [(1,), (5,)]) == [2, 12]

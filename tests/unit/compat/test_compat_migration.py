@@ -180,7 +180,7 @@ def test_what_the_new_config_lacks_here_is_told(tmp_path: Path) -> None:
         ({"loss_fn.sequence_level_importance_ratios": True, "loss_fn.token_level_loss": False}, {}, "gspo", {}),
         ({"grpo.adv_estimator": {"name": "gdpo"}}, {}, "gdpo", {}),
         ({"grpo.adv_estimator.name": "reinforce_plus_plus"}, {}, "reinforce_plus_plus_baseline", {}),
-        ({"loss_fn.token_level_loss": False}, {}, "grpo", {"loss_level": "sequence"}),
+        ({"loss_fn.token_level_loss": False}, {}, "grpo", {"loss_aggregation": "sequence"}),
         (
             {
                 "loss_fn.truncated_importance_sampling_type": "icepop",

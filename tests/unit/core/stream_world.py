@@ -21,7 +21,7 @@ from nemorl.resources.policies import GenerationPolicy
 from nemorl.resources.worker import WorkerContext
 from nemorl.types import Completion, GenerationRequest, Sample, SamplingParams
 from nemorl.weights import WeightHandle
-from nemorl_rl.async_buffer import RolloutStream
+from nemorl_rl.async_buffer import AsyncRolloutBuffer
 from nemorl_rl.environments import EnvironmentPool, RewardFunction
 from nemorl_rl.rollouts import RolloutEngine, RolloutPlan
 from nemorl_rl.tokenizer import Tokenizer
@@ -140,9 +140,9 @@ class World:
         self.limits = {"max_staleness": staleness, "max_batches": max_batches, "deadline_s": deadline_s}
         self.stream = self.new_stream()
 
-    def new_stream(self) -> RolloutStream:
+    def new_stream(self) -> AsyncRolloutBuffer:
         data = RowDataModule(ROWS, self.prompts, seed=1, shuffle=False)
-        return RolloutStream(data, self.engine, self.plan, seed_of=seed_of, **self.limits)  # type: ignore[arg-type]
+        return AsyncRolloutBuffer(data, self.engine, self.plan, seed_of=seed_of, **self.limits)  # type: ignore[arg-type]
 
     def score(self, prompt: str, response: str) -> float:
         self.doors.enter(prompt)

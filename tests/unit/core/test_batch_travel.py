@@ -27,7 +27,7 @@ def assert_equal(found: TokenBatch, expected: TokenBatch) -> None:
     for name in ("token_ids", "lengths", "mask", "loss_weights"):
         assert torch.equal(getattr(found, name), getattr(expected, name)), name
         assert getattr(found, name).dtype == getattr(expected, name).dtype, name
-    assert (found.level, found.temperature) == (expected.level, expected.temperature)
+    assert (found.loss_aggregation, found.temperature) == (expected.loss_aggregation, expected.temperature)
     assert [*found.token_fields, *found.sequence_fields] == [*expected.token_fields, *expected.sequence_fields]
     for name in [*found.token_fields, *found.sequence_fields]:
         assert torch.equal(found[name], expected[name]), name
@@ -66,7 +66,7 @@ def test_a_selection_owns_its_memory() -> None:
 @pytest.mark.parametrize("protocol", [4, 5])
 @pytest.mark.parametrize("lengths", [(3, 1, 4, 2), (1,), ()])
 def test_a_pickled_batch_arrives_whole(lengths: tuple[int, ...], protocol: int) -> None:
-    sent = replace(batch(lengths), temperature=0.7, level="sequence")
+    sent = replace(batch(lengths), temperature=0.7, loss_aggregation="sequence")
     assert_equal(pickle.loads(pickle.dumps(sent, protocol=protocol)), sent)
 
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import pytest
 from nemorl.config.load import load_config
-from nemorl.errors import ConfigError, Problem
+from nemorl.errors import ConfigError, ConfigIssue
 from nemorl.plugins.index import Index
 from nemorl.plugins.kinds import DatasetConfig, GenerationBackendConfig, LoggerConfig
 from nemorl.plugins.registry import Registry, use_registry
@@ -101,7 +101,7 @@ OUT_OF_RANGE = [
     ("precision by its nickname", {"policy": {"precision": "bf16"}}, "policy.precision", "'bf16'", "'bfloat16'"),
     ("schedule misspelt", {"policy": {"schedule": {"kind": "cosin"}}}, "policy.schedule.kind", "'cosin'", "'cosine'"),
     ("unknown estimator", {"kl_type": "k4"}, "kl_type", "'k4' is not one of", "use one of k1, k2, k3"),
-    ("unknown level", {"loss_level": "tokens"}, "loss_level", "'tokens' is not one of", "'token'"),
+    ("unknown level", {"loss_aggregation": "tokens"}, "loss_aggregation", "'tokens' is not one of", "'token'"),
     ("unknown launcher", {"cluster": {"launcher": "slurm"}}, "cluster.launcher", "'slurm' is not one of", "auto"),
     ("unknown option value", {"policy": {"backend": {"layout": "pad"}}}, "policy.backend.layout", "'pad'", "'padded'"),
     ("no operations", {"data": {"name": "arithmetic", "operations": []}}, "data.operations", "0 values", "at least 1"),
@@ -438,14 +438,14 @@ def placed(value: Any, model: Path, files: Path) -> Any:
     return value.replace("{model}", str(model)).replace("{files}", str(files)) if isinstance(value, str) else value
 
 
-def problems_of(source: Any, overrides: tuple[str, ...] = ()) -> dict[str, Problem]:
+def problems_of(source: Any, overrides: tuple[str, ...] = ()) -> dict[str, ConfigIssue]:
     with pytest.raises(ConfigError) as caught:
         load_config(source, overrides, for_launch=True)
     assert "Traceback" not in str(caught.value)
     return {problem.path: problem for problem in caught.value.problems}
 
 
-def check(problems: Mapping[str, Problem], path: str, says: str, fix: str) -> None:
+def check(problems: Mapping[str, ConfigIssue], path: str, says: str, fix: str) -> None:
     assert path in problems, f"problems at {list(problems)}"
     assert says in problems[path].message
     assert fix in (problems[path].fix or "")

@@ -11,7 +11,16 @@ from typing import Any
 
 import pytest
 from nemorl import errors
-from nemorl.errors import ConfigError, DataError, ForeignError, Interrupted, NemorlError, Problem, UsageError, boundary
+from nemorl.errors import (
+    ConfigError,
+    ConfigIssue,
+    DataError,
+    ForeignError,
+    Interrupted,
+    NemorlError,
+    UsageError,
+    boundary,
+)
 
 CLASSES = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, NemorlError)]
 SIMPLE = [cls for cls in CLASSES if cls is not ConfigError]
@@ -29,7 +38,9 @@ def test_errors_survive_the_way_from_a_worker(cls: Any) -> None:
 
 
 def test_a_config_error_survives_with_all_its_problems() -> None:
-    error = ConfigError([Problem("policy.init", "is odd", "use random"), Problem("", "is empty")], source="grpo.yaml")
+    error = ConfigError(
+        [ConfigIssue("policy.init", "is odd", "use random"), ConfigIssue("", "is empty")], source="grpo.yaml"
+    )
     back = pickle.loads(pickle.dumps(error))
     assert back.problems == error.problems
     assert str(back) == str(error)

@@ -19,7 +19,7 @@ def three_pairs() -> TokenBatch:
 def test_chosen_and_rejected_take_turns() -> None:
     batch = three_pairs()
     assert batch.lengths.tolist() == [4, 2, 2, 4, 2, 2]
-    assert batch.coupled == 2
+    assert batch.sequences_per_group == 2
     chosen, rejected = split_pairs(batch.lengths)
     assert (chosen.tolist(), rejected.tolist()) == ([4, 2, 2], [2, 4, 2])
 

@@ -82,7 +82,7 @@ def test_packing_puts_each_sequence_into_the_first_row_that_has_room() -> None:
 def test_packed_microbatches_keep_pairs_together_and_lose_nothing() -> None:
     lengths = [5, 9, 2, 2, 7, 4, 1, 1]
     batch = TokenBatch.from_sequences(
-        [[1] * n for n in lengths], [[False] + [True] * (n - 1) for n in lengths], coupled=2
+        [[1] * n for n in lengths], [[False] + [True] * (n - 1) for n in lengths], sequences_per_group=2
     )
     # Fed tokens of a pair, the last not being fed: 4 + 8, 1 + 1, 6 + 3, and nothing.
     assert plan_microbatches(batch, 14, padded=False) == [[0, 1, 2, 3], [4, 5, 6, 7]]

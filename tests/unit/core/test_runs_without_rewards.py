@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nemorl.errors import ConfigError, Problem
+from nemorl.errors import ConfigError, ConfigIssue
 from nemorl.metrics import Metrics
 from nemorl.types import Row
 from nemorl_commands.console import Console
@@ -23,7 +23,7 @@ ROWS = [{"prompt": "1+1="}, {"prompt": "2+2="}]
 class ListenConfig(RolloutRunConfig):
     """Samples and learns nothing."""
 
-    def reward_problems(self, scorer: object, fix: str) -> Iterator[Problem]:
+    def reward_problems(self, scorer: object, fix: str) -> Iterator[ConfigIssue]:
         yield from ()
 
 

@@ -39,7 +39,7 @@ MASKS = [[False, True, True, True], [False, False, True]]
 
 
 def two_sequences(level: str = "token") -> TokenBatch:
-    return TokenBatch.from_sequences(IDS, MASKS, level=level)  # type: ignore[arg-type]
+    return TokenBatch.from_sequences(IDS, MASKS, loss_aggregation=level)  # type: ignore[arg-type]
 
 
 # TokenBatch
@@ -113,12 +113,12 @@ def test_select_of_nothing_is_an_empty_batch() -> None:
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_every_minibatch_weighs_one(level: str) -> None:
     lengths = [2, 5, 3, 4, 6, 2, 7]
-    batch = TokenBatch.from_sequences([[1] * n for n in lengths], [[True] * n for n in lengths], level=level)  # type: ignore[arg-type]
+    batch = TokenBatch.from_sequences([[1] * n for n in lengths], [[True] * n for n in lengths], loss_aggregation=level)  # type: ignore[arg-type]
     for count in range(1, 8):
         parts = batch.minibatches(count)
         assert [float(part.loss_weights.sum()) for part in parts] == pytest.approx([1.0] * count)
         assert torch.equal(torch.cat([part.lengths for part in parts]), batch.lengths)
-        assert all(part.level == level for part in parts)
+        assert all(part.loss_aggregation == level for part in parts)
 
 
 @pytest.mark.parametrize("count", [0, 3])

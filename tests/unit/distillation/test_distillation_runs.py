@@ -89,7 +89,7 @@ def test_the_teacher_is_a_model_beside_the_student() -> None:
         policy={"lora": {"rank": 2}, "max_sequence_tokens": 99},  # type: ignore[arg-type]
         generation={"max_new_tokens": 9},  # type: ignore[arg-type]
     )
-    teacher = config.companions["teacher"]
+    teacher = config.auxiliary_models["teacher"]
     assert not teacher.learns
     assert (teacher.policy.model_name, teacher.policy.precision) == ("some/teacher", "bfloat16")
     assert (teacher.policy.lora, teacher.policy.max_sequence_tokens, teacher.policy.microbatch_tokens) == (None, 99, 7)

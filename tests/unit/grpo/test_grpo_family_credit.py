@@ -223,7 +223,7 @@ def test_responses_that_nobody_could_judge_teach_nothing(algorithm: str) -> None
     unjudged = [replace(one, score=Score(0.0, {"a": 1.0, "b": 0.0}, valid=False)) for one in (sample(0), sample(1))]
     built = trainer(algorithm)
     assert over_valid(Samples(unjudged), built.advantages) == [0.0, 0.0]
-    assert not built.teaches(unjudged)
+    assert not built.keep_group(unjudged)
 
 
 def test_a_kl_in_the_reward_has_the_gradient_of_the_kl_of_whole_responses() -> None:
@@ -375,9 +375,9 @@ def test_config_and_trainer_have_the_names_of_the_paper(algorithm: str) -> None:
 @pytest.mark.parametrize(
     ("algorithm", "knobs"),
     [
-        ("dr_grpo", ["normalize_std", "leave_one_out", "kl_penalty", "loss_level"]),
-        ("gspo", ["loss_level", "dual_clip"]),
-        ("cispo", ["clip_low", "clip_high", "dual_clip", "loss_level"]),
+        ("dr_grpo", ["normalize_std", "leave_one_out", "kl_penalty", "loss_aggregation"]),
+        ("gspo", ["loss_aggregation", "dual_clip"]),
+        ("cispo", ["clip_low", "clip_high", "dual_clip", "loss_aggregation"]),
         ("rloo", ["normalize_std", "leave_one_out"]),
         ("maxrl", ["normalize_std", "leave_one_out"]),
         ("reinforce_plus_plus_baseline", ["normalize_std", "leave_one_out"]),

@@ -28,7 +28,9 @@ KINDS: list[Correction] = [Plain(), Truncated(), IcePop(), SequenceMask(0.9, 1.2
 
 def two_responses(*, old: float = -1.0, generation: float = -1.0, fill: float = NAN) -> TokenBatch:
     """Answers of 2 and 1 tokens, A = 1 both, level ``sequence``: weights 1/4, 1/4 and 1/2."""
-    shape = TokenBatch.from_sequences([[5, 6, 7], [5, 6]], [[False, True, True], [False, True]], level="sequence")
+    shape = TokenBatch.from_sequences(
+        [[5, 6, 7], [5, 6]], [[False, True, True], [False, True]], loss_aggregation="sequence"
+    )
     held = {"advantages": 1.0, "old_logprobs": old, "reference_logprobs": -1.5, "generation_logprobs": generation}
     return shape.with_tokens(**{name: torch.where(shape.mask, value, fill) for name, value in held.items()})
 

@@ -97,7 +97,7 @@ def test_the_kl_penalty_by_hand(kind: Any, gradient: Any, kl: float, slope: floa
 def three_and_one(level: str) -> TokenBatch:
     """Answers of 3 and 1 tokens with advantages 1 and -1; everything else agrees with the policy's -1."""
     return TokenBatch.from_sequences(
-        [[1, 2, 3, 4], [1, 2]], [[False, True, True, True], [False, True]], level=level
+        [[1, 2, 3, 4], [1, 2]], [[False, True, True, True], [False, True]], loss_aggregation=level
     ).with_tokens(  # type: ignore[arg-type]
         advantages=torch.tensor([1.0, 1, 1, 1, -1, -1]), generation_logprobs=torch.full((6,), -1.0)
     )

@@ -158,5 +158,5 @@ def test_a_group_teaches_nothing_by_a_reward_that_is_not_one() -> None:
     group = [sample(0, 1.0), sample(0, 1.0), sample(0, 0.0, valid=False)]
     assert not has_spread([member for member in group if member.score.valid])
     trainer = GRPOConfig(model="none", dynamic_sampling=True).build()
-    assert not trainer.teaches(group)
+    assert not trainer.keep_group(group)
     assert [trainer.is_dropped(member) for member in group] == [False, False, True]

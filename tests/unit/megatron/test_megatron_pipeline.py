@@ -22,9 +22,11 @@ def place(sizes: Sizes) -> Parallel:
     return Parallel(sizes, 0, "cpu", places)
 
 
-def batch(*lengths: int, coupled: int = 1) -> TokenBatch:
+def batch(*lengths: int, sequences_per_group: int = 1) -> TokenBatch:
     ids = [list(range(1, length + 1)) for length in lengths]
-    return TokenBatch.from_sequences(ids, [[True] * length for length in lengths], coupled=coupled)
+    return TokenBatch.from_sequences(
+        ids, [[True] * length for length in lengths], sequences_per_group=sequences_per_group
+    )
 
 
 def test_each_rank_has_an_early_and_a_late_chunk_and_scores_what_they_predict() -> None:
@@ -43,8 +45,8 @@ def test_each_rank_has_an_early_and_a_late_chunk_and_scores_what_they_predict() 
 
 def test_stages_with_parts_get_passes_of_one_shape_and_a_multiple_of_the_stages() -> None:
     sizes = Sizes(pipeline=2, virtual_pipeline=2)
-    for coupled in (1, 2):
-        parts = microbatches(batch(9, 3, 5, 2, 4, 6, coupled=coupled), 16, place(sizes))
+    for sequences_per_group in (1, 2):
+        parts = microbatches(batch(9, 3, 5, 2, 4, 6, sequences_per_group=sequences_per_group), 16, place(sizes))
         # the longest row has 8 tokens: two rows of 8 fill 16; three passes and one of nothing
         assert [tuple(part.rows.input_ids.shape) for part in parts] == [(2, 8)] * 4
         assert [part.batch.lengths.tolist() for part in parts] == [[9, 3], [5, 2], [4, 6], []]

@@ -22,7 +22,7 @@ def ppo(tiny_model: Path, **knobs: Any) -> PPOConfig:
 def test_the_critic_is_the_policys_model_with_an_optimizer_of_its_own(tiny_model: Path) -> None:
     policy = {"init": "random", "backend": {"name": "dtensor", "layout": "packed"}, "microbatch_tokens": 99}
     config = ppo(tiny_model, policy={**policy, "optimizer": {"lr": 3e-6}}, critic={"max_grad_norm": 0.5})
-    critic = config.companions["critic"]
+    critic = config.auxiliary_models["critic"]
     assert (critic.head, critic.learns) == ("value", True)
     assert critic.policy.model_name == str(tiny_model)
     assert (critic.policy.init, critic.policy.microbatch_tokens) == ("random", 99)
@@ -33,19 +33,19 @@ def test_the_critic_is_the_policys_model_with_an_optimizer_of_its_own(tiny_model
 def test_a_critic_of_another_model_is_loaded_and_not_drawn(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     critic = {"model_name": str(tmp_path), "backend": {"name": "dtensor", "layout": "packed"}, "precision": "bfloat16"}
-    found = ppo(tiny_model, policy={"init": "random"}, critic=critic).companions["critic"].policy
+    found = ppo(tiny_model, policy={"init": "random"}, critic=critic).auxiliary_models["critic"].policy
     assert (found.model_name, found.init, found.precision) == (str(tmp_path), "pretrained", "bfloat16")
     assert found.backend.model_dump()["layout"] == "packed"
 
 
 def test_adapters_of_the_policy_are_not_the_critics(tiny_model: Path) -> None:
     config = ppo(tiny_model, policy={"lora": {"rank": 4}})
-    assert config.companions["critic"].policy.lora is None
+    assert config.auxiliary_models["critic"].policy.lora is None
 
 
 def test_the_critics_schedule_covers_its_warmup(tiny_model: Path) -> None:
     config = ppo(tiny_model, critic_warmup_steps=5, num_minibatches=2, num_epochs_per_rollout=3)
-    assert config.companions["critic"].extra_updates == 5 * 2 * 3
+    assert config.auxiliary_models["critic"].extra_updates == 5 * 2 * 3
 
 
 @pytest.mark.parametrize(

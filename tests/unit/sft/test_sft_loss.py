@@ -20,7 +20,9 @@ LOGPROBS = [NAN, -0.1, -0.2, -0.6, NAN, -2.1]
     ],
 )
 def test_the_loss_is_the_mean_negative_log_likelihood(level: str, expected: float) -> None:
-    batch = TokenBatch.from_sequences([[1] * 4, [1] * 2], [[False, True, True, True], [False, True]], level=level)  # type: ignore[arg-type]
+    batch = TokenBatch.from_sequences(
+        [[1] * 4, [1] * 2], [[False, True, True, True], [False, True]], loss_aggregation=level
+    )  # type: ignore[arg-type]
     logprobs = torch.tensor(LOGPROBS, requires_grad=True)
     value, metrics = NLLLoss()(logprobs, batch)
     value.backward()

@@ -50,12 +50,12 @@ def test_options_out_of_range_and_unknown_ones_are_refused(options: dict[str, fl
 def test_models_that_vllm_cannot_serve_on_the_cpu_are_refused_by_name(stored: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(stored))
     policy = PolicyConfig(model_name=str(tmp_path))
-    (problem,) = config.VLLMConfig().policy_problems(policy, device="cpu", as_guest=False)
+    (problem,) = config.VLLMConfig().policy_problems(policy, device="cpu", is_attached=False)
     assert problem.path == "generation.backend"
     assert stored["model_type"] in problem.message
-    assert not [*config.VLLMConfig().policy_problems(policy, device="cuda:0", as_guest=False)]
+    assert not [*config.VLLMConfig().policy_problems(policy, device="cuda:0", is_attached=False)]
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    assert not [*config.VLLMConfig().policy_problems(policy, device="cpu", as_guest=False)]
+    assert not [*config.VLLMConfig().policy_problems(policy, device="cpu", is_attached=False)]
 
 
 def test_the_config_imports_neither_torch_nor_vllm() -> None:

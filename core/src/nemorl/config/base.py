@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError, to_jsonable_python
 
 from nemorl.config.scalars import WrongValueError, read_field
-from nemorl.errors import Problem, boundary
+from nemorl.errors import ConfigIssue, boundary
 from nemorl.text.reading import shown
 
 
@@ -77,7 +77,7 @@ class Config(BaseModel):
             for name, field in cls.model_fields.items()
         ]
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[ConfigIssue]:
         """Mistakes that no single field can see. Override, and start with ``yield from super().problems()``."""
         return iter(())
 
@@ -93,14 +93,14 @@ class Config(BaseModel):
 
     @model_validator(mode="after")
     def _report_problems(self) -> Self:
-        found: list[Problem] = []
+        found: list[ConfigIssue] = []
         try:
             with boundary(f"problems() of {type(self).__name__} ({type(self).__module__})", passing=(OSError,)):
                 for problem in self.problems():
                     found.append(problem)
         except OSError as error:
             message = f"{shown(str(error.filename))} cannot be looked at ({error.strerror})"
-            found.append(Problem("", message, "check the path, and the permissions of its folders"))
+            found.append(ConfigIssue("", message, "check the path, and the permissions of its folders"))
         if found:
             raise validation_error(type(self).__name__, found)
         return self
@@ -124,7 +124,7 @@ def identity(config: Any, data: Any) -> Any:
     return data
 
 
-def validation_error(title: str, problems: list[Problem]) -> ValidationError:
+def validation_error(title: str, problems: list[ConfigIssue]) -> ValidationError:
     """Our findings as pydantic's own error, so that they merge into the caller's with the right path prefix."""
     details: list[InitErrorDetails] = []
     for problem in problems:

@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 from pydantic import Field
 
 from nemorl.config.base import Config
-from nemorl.errors import Problem
+from nemorl.errors import ConfigIssue
 from nemorl.weights import Distance
 
 LONGEST_WAIT_S = 1e8
@@ -35,17 +35,17 @@ class SecurityConfig(Config):
     tls_ca: Path | None = None
     """PEM certificate of the authority that signed every node's certificate."""
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         files = {name: getattr(self, name) for name in ("tls_certificate", "tls_key", "tls_ca")}
         for name, path in {"token_file": self.token_file, **files}.items():
             if path is not None and not path.is_file():
-                yield Problem(name, f"no file {str(path)!r}", "give the path of an existing file")
+                yield ConfigIssue(name, f"no file {str(path)!r}", "give the path of an existing file")
         missing = [name for name, path in files.items() if path is None]
         if missing and len(missing) < len(files):
-            yield Problem(missing[0], f"TLS also needs {', '.join(missing)}", "give all three, or none")
+            yield ConfigIssue(missing[0], f"TLS also needs {', '.join(missing)}", "give all three, or none")
         if self.token_file is not None and self.token_auth is False:
-            yield Problem("token_file", "excludes token_auth: false", "remove one of them")
+            yield ConfigIssue("token_file", "excludes token_auth: false", "remove one of them")
 
 
 class ClusterConfig(Config):
@@ -146,50 +146,50 @@ class ClusterConfig(Config):
             return self.generation_workers
         return max(1, self.world_size // devices_per_replica) if self.colocated else 1
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         if self.gpus_per_node and self.workers_per_node:
-            yield Problem("workers_per_node", "with GPUs there is one worker per GPU", "remove it")
+            yield ConfigIssue("workers_per_node", "with GPUs there is one worker per GPU", "remove it")
         if self.launcher == "local":
             yield from self._local_problems()
         elif self.num_nodes > 1 and self.address is None:
-            yield Problem(
+            yield ConfigIssue(
                 "num_nodes",
                 f"{self.num_nodes} nodes need a Ray cluster that spans them",
                 "start one (`ray start --head`, `ray start --address …`) and set cluster.address: auto",
             )
         yield from self._worker_environment_problems()
         if self.address is None and (self.gpus_per_node or 0) > count_gpus():
-            yield Problem(
+            yield ConfigIssue(
                 "gpus_per_node",
                 f"asked for {self.gpus_per_node} GPUs, this machine has {count_gpus()}",
                 "lower it, or leave it out",
             )
 
-    def _worker_environment_problems(self) -> Iterator[Problem]:
+    def _worker_environment_problems(self) -> Iterator[ConfigIssue]:
         if not self.uses_ray:
             for name in ("env_vars", "runtime_env"):
                 if getattr(self, name):
-                    yield Problem(
+                    yield ConfigIssue(
                         name,
                         "is for worker processes, and this run has one process",
                         "set the variables in the shell that starts the run, or set launcher: ray",
                     )
         for key, instead in {"env_vars": "cluster.env_vars", "py_executable": "the backend's python"}.items():
             if key in self.runtime_env:
-                yield Problem("runtime_env", f"has {key!r}", f"use {instead}")
+                yield ConfigIssue("runtime_env", f"has {key!r}", f"use {instead}")
 
-    def _local_problems(self) -> Iterator[Problem]:
+    def _local_problems(self) -> Iterator[ConfigIssue]:
         text = "the local launcher runs one process"
         if self.num_nodes > 1:
-            yield Problem("num_nodes", f"{text}, not {self.num_nodes} nodes", "set launcher: ray, or num_nodes: 1")
+            yield ConfigIssue("num_nodes", f"{text}, not {self.num_nodes} nodes", "set launcher: ray, or num_nodes: 1")
         elif self.world_size > 1:
             name = "gpus_per_node" if self.gpus_per_node else "workers_per_node"
-            yield Problem(name, f"{text}, not {self.world_size}", f"set launcher: ray, or {name}: 1")
+            yield ConfigIssue(name, f"{text}, not {self.world_size}", f"set launcher: ray, or {name}: 1")
         if not self.colocated:
-            yield Problem("colocated", f"{text}: generation has no device of its own", "set launcher: ray")
+            yield ConfigIssue("colocated", f"{text}: generation has no device of its own", "set launcher: ray")
         if self.address is not None:
-            yield Problem("address", f"{text} and joins no cluster", "set launcher: ray, or remove it")
+            yield ConfigIssue("address", f"{text} and joins no cluster", "set launcher: ray, or remove it")
 
 
 def count_gpus() -> int:

@@ -14,7 +14,7 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, PydanticUserErr
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from nemorl.config.base import PROBLEM, Config
-from nemorl.errors import NemorlError, Problem, boundary
+from nemorl.errors import ConfigIssue, NemorlError, boundary
 from nemorl.plugins import registry
 from nemorl.plugins.index import a_kind, singular
 from nemorl.text.reading import shown
@@ -101,12 +101,12 @@ def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
     return schema
 
 
-def missing_modules(kind: str, name: str, plugin: type[PluginConfig]) -> Problem | None:
+def missing_modules(kind: str, name: str, plugin: type[PluginConfig]) -> ConfigIssue | None:
     """What is wrong when a plugin's modules are not installed here."""
     missing = plugin.missing_modules()
     if not missing:
         return None
-    return Problem(
+    return ConfigIssue(
         "",
         f"{singular(kind)} {name!r} needs {', '.join(missing)}, which cannot be found",
         plugin.install_hint or f"pip install {' '.join(missing)}",

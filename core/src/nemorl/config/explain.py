@@ -8,7 +8,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from nemorl.config.base import Config
 from nemorl.config.component import Component
-from nemorl.errors import NemorlError, Problem
+from nemorl.errors import ConfigIssue, NemorlError
 from nemorl.plugins import registry
 from nemorl.text.reading import shown
 from nemorl.text.suggest import did_you_mean
@@ -32,30 +32,30 @@ _TYPES = {
 }
 
 
-def explain(config_class: type[Config], data: Mapping[str, Any], path: str, error: Mapping[str, Any]) -> Problem:
-    """One pydantic error item as a :class:`Problem`."""
+def explain(config_class: type[Config], data: Mapping[str, Any], path: str, error: Mapping[str, Any]) -> ConfigIssue:
+    """One pydantic error item as a :class:`ConfigIssue`."""
     kind, value = error["type"], error.get("input")
     context = error.get("ctx", {})
     if kind == "extra_forbidden":
         return _unknown_key(config_class, data, path)
     if kind == "missing":
         last = path.rpartition(".")[2]
-        return Problem(path, "is required", "add another value" if last.isdigit() else f"add `{last}:`")
+        return ConfigIssue(path, "is required", "add another value" if last.isdigit() else f"add `{last}:`")
     if kind == "literal_error":
-        return Problem(
+        return ConfigIssue(
             path, f"{shown(value)} is not one of {context['expected']}", _closest(value, context["expected"])
         )
     if kind in _BOUNDS:
         key, words = _BOUNDS[kind]
-        return Problem(path, f"{shown(value)} is out of range", f"give a value {words} {context[key]}")
+        return ConfigIssue(path, f"{shown(value)} is out of range", f"give a value {words} {context[key]}")
     if kind == "too_short":
-        return Problem(path, f"has {context['actual_length']} values", f"give at least {context['min_length']}")
+        return ConfigIssue(path, f"has {context['actual_length']} values", f"give at least {context['min_length']}")
     expected = _TYPES.get(kind.split("_")[0])
     if expected is not None:
-        return Problem(path, f"expected {expected}, got {shown(value)}", f"give {expected}")
+        return ConfigIssue(path, f"expected {expected}, got {shown(value)}", f"give {expected}")
     if kind == "frozen_instance":
-        return Problem(path, "configs are frozen", "make a changed copy with model_copy(update=…)")
-    return Problem(path, str(error["msg"]))
+        return ConfigIssue(path, "configs are frozen", "make a changed copy with model_copy(update=…)")
+    return ConfigIssue(path, str(error["msg"]))
 
 
 def _closest(value: Any, expected: str) -> str | None:
@@ -63,7 +63,7 @@ def _closest(value: Any, expected: str) -> str | None:
     return did_you_mean(str(value), choices) or f"use one of {', '.join(choices)}"
 
 
-def _unknown_key(config_class: type[Config], data: Mapping[str, Any], path: str) -> Problem:
+def _unknown_key(config_class: type[Config], data: Mapping[str, Any], path: str) -> ConfigIssue:
     parent, _, key = path.rpartition(".")
     owner = config_at(config_class, data, parent)
     choices = list(owner.model_fields) if owner is not None else []
@@ -72,7 +72,7 @@ def _unknown_key(config_class: type[Config], data: Mapping[str, Any], path: str)
     guess = did_you_mean(key, choices)
     if elsewhere and guess is None:
         guess = f"this key lives at {' or '.join(elsewhere[:2])}"
-    return Problem(path, f"unknown key in {where}", guess or f"keys here: {', '.join(choices)}")
+    return ConfigIssue(path, f"unknown key in {where}", guess or f"keys here: {', '.join(choices)}")
 
 
 def config_at(config_class: type[Config], data: Mapping[str, Any], path: str) -> type[Config] | None:

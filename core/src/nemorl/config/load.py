@@ -17,7 +17,7 @@ from nemorl.config.base import PROBLEM, Config
 from nemorl.config.explain import explain
 from nemorl.config.plugin_lists import PluginsConfig
 from nemorl.config.run import RunConfig
-from nemorl.errors import ConfigError, NemorlError, Problem
+from nemorl.errors import ConfigError, ConfigIssue, NemorlError
 from nemorl.plugins.registry import registry, restricted, use_registry
 from nemorl.text.reading import UnreadableError, check_tree, expanded, parse_json, parse_yaml, read_text, shown
 
@@ -41,7 +41,7 @@ def load_config(
     """
     name = str(source) if isinstance(source, (str, Path)) else "config"
     data = apply_overrides(read_source(source), overrides, name)
-    problems: list[Problem] = []
+    problems: list[ConfigIssue] = []
     with use_registry(restricted(_plugin_policy(data))):
         config_class = _algorithm_class(data, name)
         config, problems = _validate(config_class, data)
@@ -68,21 +68,23 @@ def read_source(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     if not path.exists():
         nearby = ", ".join(sorted(p.name for p in path.parent.glob("*.y*ml"))[:8]) if path.parent.is_dir() else ""
         fix = f"files here: {nearby}" if nearby else "give the path of a .yaml or .json file"
-        raise ConfigError([Problem("", f"no config file {str(path)!r}", fix)], source=str(path))
+        raise ConfigError([ConfigIssue("", f"no config file {str(path)!r}", fix)], source=str(path))
     try:
         text = read_text(path)
     except UnreadableError as error:
-        raise ConfigError([Problem("", str(error), "give a .yaml or .json file in UTF-8")], source=str(path)) from error
+        raise ConfigError(
+            [ConfigIssue("", str(error), "give a .yaml or .json file in UTF-8")], source=str(path)
+        ) from error
     form = path.suffix[1:].lower()
     try:
         data = parse_json(text) if form == "json" else parse_yaml(text)
         check_tree(data)
     except UnreadableError as error:
-        raise ConfigError([Problem("", f"not valid {form or 'YAML'}: {error}")], source=str(path)) from error
+        raise ConfigError([ConfigIssue("", f"not valid {form or 'YAML'}: {error}")], source=str(path)) from error
     if not isinstance(data, dict):
         found = "nothing" if data is None else f"a {type(data).__name__}"
         fix = "write `key: value` lines, starting with `algorithm:`"
-        raise ConfigError([Problem("", f"expected a mapping, found {found}", fix)], source=str(path))
+        raise ConfigError([ConfigIssue("", f"expected a mapping, found {found}", fix)], source=str(path))
     return data
 
 
@@ -90,7 +92,7 @@ def _checked(data: Mapping[str, Any], source: str) -> dict[str, Any]:
     try:
         check_tree(data)
     except UnreadableError as error:
-        raise ConfigError([Problem("", str(error))], source=source) from error
+        raise ConfigError([ConfigIssue("", str(error))], source=source) from error
     return dict(data)
 
 
@@ -102,7 +104,7 @@ def apply_overrides(data: dict[str, Any], overrides: Sequence[str], source: str 
         named = f"override {shown(override)}"
         keys = path.strip().split(".")
         if not equals or not all(keys):
-            problems.append(Problem("", f"{named} is not `path=value`", "e.g. policy.precision=bfloat16"))
+            problems.append(ConfigIssue("", f"{named} is not `path=value`", "e.g. policy.precision=bfloat16"))
             continue
         target: Any = data
         for key in keys[:-1]:
@@ -111,14 +113,14 @@ def apply_overrides(data: dict[str, Any], overrides: Sequence[str], source: str 
                 below = {"name": below}
             target[key] = target = {} if below is None else below
             if not isinstance(target, dict):
-                problems.append(Problem(path, f"{named} goes through {key!r}, which is not a mapping"))
+                problems.append(ConfigIssue(path, f"{named} goes through {key!r}, which is not a mapping"))
                 break
         else:
             try:
                 target[keys[-1]] = parse_yaml(text)
             except UnreadableError as error:
                 message = f"the value of {named} is not valid YAML: {error}"
-                problems.append(Problem(path, message, "put it in quotes"))
+                problems.append(ConfigIssue(path, message, "put it in quotes"))
     if problems:
         raise ConfigError(problems, source=source)
     return data
@@ -137,18 +139,18 @@ def _algorithm_class(data: Mapping[str, Any], source: str) -> type[RunConfig]:
     if not isinstance(name, str):
         what = "no algorithm given" if name is None else f"expected the name of an algorithm, got {shown(name)}"
         raise ConfigError(
-            [Problem("algorithm", what, f"set `algorithm:` to one of {', '.join(installed)}")], source=source
+            [ConfigIssue("algorithm", what, f"set `algorithm:` to one of {', '.join(installed)}")], source=source
         )
     try:
         loaded: type[RunConfig] = registry().load("algorithms", name)
     except NemorlError as error:
-        raise ConfigError([Problem("algorithm", error.message, error.fix)], source=source) from error
+        raise ConfigError([ConfigIssue("algorithm", error.message, error.fix)], source=source) from error
     return loaded
 
 
-def _validate(config_class: type[AnyConfig], data: dict[str, Any]) -> tuple[AnyConfig | None, list[Problem]]:
+def _validate(config_class: type[AnyConfig], data: dict[str, Any]) -> tuple[AnyConfig | None, list[ConfigIssue]]:
     remaining = copy.copy(data)
-    found: dict[str, Problem] = {}
+    found: dict[str, ConfigIssue] = {}
     for _ in range(MAX_ROUNDS):
         try:
             return config_class.model_validate(remaining), list(found.values())
@@ -166,7 +168,7 @@ def _validate(config_class: type[AnyConfig], data: dict[str, Any]) -> tuple[AnyC
 
 def _problems(
     config_class: type[Config], data: Mapping[str, Any], error: ValidationError
-) -> Iterator[tuple[tuple[str | int, ...], Problem]]:
+) -> Iterator[tuple[tuple[str | int, ...], ConfigIssue]]:
     for item in error.errors(include_url=False):
         location = item["loc"]
         if item["type"] == "default_factory_not_called":
@@ -179,7 +181,7 @@ def _problems(
         path = ".".join(str(part) for part in location)
         if item["type"] == PROBLEM:
             context = item["ctx"]
-            yield location, Problem(path, context["message"], context["fix"] or None)
+            yield location, ConfigIssue(path, context["message"], context["fix"] or None)
         else:
             yield location, explain(config_class, data, path, item)
 
@@ -193,12 +195,12 @@ def _is_given(data: Any, location: Sequence[str | int]) -> bool:
     return True
 
 
-def _is_reported(path: str, problems: Sequence[Problem]) -> bool:
+def _is_reported(path: str, problems: Sequence[ConfigIssue]) -> bool:
     """Whether something at or below ``path`` is known to be wrong: what was taken out there is not missing."""
     return any(f"{problem.path}.".startswith(f"{path}.") for problem in problems)
 
 
-def _is_consequence(path: str, found: Mapping[str, Problem]) -> bool:
+def _is_consequence(path: str, found: Mapping[str, ConfigIssue]) -> bool:
     return path in found or (path == "model" and "policy.model_name" in found)
 
 

@@ -16,7 +16,7 @@ from nemorl.config.base import RESUMABLE, Config
 from nemorl.config.component import Component, missing_modules
 from nemorl.config.scalars import ExpandsHome
 from nemorl.contracts import Head
-from nemorl.errors import Problem
+from nemorl.errors import ConfigIssue
 from nemorl.plugins import registry
 from nemorl.plugins.kinds import GenerationBackendConfig, PluginConfig, TrainingBackendConfig
 from nemorl.text.reading import expanded, shown
@@ -39,10 +39,10 @@ class OptimizerConfig(Config):
     weight_decay: float = Field(0.01, ge=0)
     """Decoupled decay per unit of learning rate; not applied to biases and norms."""
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         if not all(0 <= beta < 1 for beta in self.betas):
-            yield Problem("betas", f"each beta must be in [0, 1), got {self.betas}", "use e.g. [0.9, 0.999]")
+            yield ConfigIssue("betas", f"each beta must be in [0, 1), got {self.betas}", "use e.g. [0.9, 0.999]")
 
 
 class ScheduleConfig(Config):
@@ -110,34 +110,36 @@ class PolicyConfig(Config):
         """The Python of its workers, where that is another one than this process's."""
         return self.python or self.backend.interpreter
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         yield from interpreter_problems("training_backends", self.backend, self.python)
         yield from model_problems("model_name", self.model_name)
         if self.lora is not None and "lora" not in self.backend.supports:
-            yield Problem("lora", "the chosen training backend has no LoRA", "remove lora or choose another backend")
+            yield ConfigIssue(
+                "lora", "the chosen training backend has no LoRA", "remove lora or choose another backend"
+            )
         if (
             self.lora is not None
             and self.tensor_parallel_size > 1
             and "tensor_parallel_lora" not in self.backend.supports
         ):
-            yield Problem(
+            yield ConfigIssue(
                 "lora",
                 "the chosen training backend has no LoRA with tensor parallelism",
                 "set tensor_parallel_size: 1 (adapters are small: data parallelism is enough)",
             )
         if self.lora is not None and self.init == "random":
-            yield Problem("lora", "adapters on random weights cannot learn", "use init: pretrained, or remove lora")
+            yield ConfigIssue("lora", "adapters on random weights cannot learn", "use init: pretrained, or remove lora")
 
 
-def model_problems(path: str, model_name: str) -> Iterator[Problem]:
+def model_problems(path: str, model_name: str) -> Iterator[ConfigIssue]:
     """What is wrong with a model given under the key ``path``, as far as the disk tells."""
     folder = expanded(model_name)
     looks_local = model_name.startswith(("/", "./", "../", "~")) or model_name.count("/") > 1
     if looks_local and not folder.is_dir():
-        yield Problem(path, f"no folder {shown(model_name)}", "give an existing model folder or a hub name")
+        yield ConfigIssue(path, f"no folder {shown(model_name)}", "give an existing model folder or a hub name")
     elif model_name and folder.is_dir() and not (folder / "config.json").is_file():
-        yield Problem(path, f"{shown(model_name)} has no config.json", "give a Hugging Face model folder")
+        yield ConfigIssue(path, f"{shown(model_name)} has no config.json", "give a Hugging Face model folder")
 
 
 class GenerationConfig(Config):
@@ -170,7 +172,7 @@ class GenerationConfig(Config):
         """The Python of its workers, where that is another one than this process's."""
         return self.python or self.backend.interpreter
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         yield from interpreter_problems("generation_backends", self.backend, self.python)
 
@@ -180,15 +182,15 @@ class GenerationConfig(Config):
         return SamplingParams(**{**settings, **changes})
 
 
-def interpreter_problems(kind: str, backend: PluginConfig, python: Path | None) -> Iterator[Problem]:
+def interpreter_problems(kind: str, backend: PluginConfig, python: Path | None) -> Iterator[ConfigIssue]:
     """The backend's modules must be where it is built: here, or in the environment of ``python``."""
     if python is not None:
         if not python.is_file():
-            yield Problem("python", f"no interpreter {str(python)!r}", "give the bin/python of an environment")
+            yield ConfigIssue("python", f"no interpreter {str(python)!r}", "give the bin/python of an environment")
         return  # what it has installed is asked when the run starts
     problem = missing_modules(kind, registry().name_of(kind, type(backend)), type(backend))
     if problem is not None:
-        yield Problem("backend", problem.message, problem.fix)
+        yield ConfigIssue("backend", problem.message, problem.fix)
 
 
 @dataclass(frozen=True)
@@ -208,7 +210,7 @@ class Sampler:
 
 
 @dataclass(frozen=True)
-class Companion:
+class AuxiliaryModel:
     """Another model of a run, built by the policy's kind of backend: a critic that learns, a teacher that does not."""
 
     policy: PolicyConfig

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from nemorl.config.base import Config
 from nemorl.config.cluster import LONGEST_WAIT_S
-from nemorl.errors import Problem
+from nemorl.errors import ConfigIssue
 from nemorl.plugins import registry
 from nemorl.plugins.index import KINDS
 from nemorl.plugins.policy import PluginPolicy, normalize
@@ -47,7 +47,7 @@ class PluginsConfig(Config):
     def policy(self) -> PluginPolicy:
         return PluginPolicy(self.allow, self.block, self.prefer, import_timeout_s=self.import_timeout_s)
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         yield from self._preference_problems()
         installed = {normalize(entry.distribution) for entry in registry().index.entries}
@@ -55,14 +55,14 @@ class PluginsConfig(Config):
             for position, name in enumerate(getattr(self, key) or ()):
                 if not DISTRIBUTION.fullmatch(name):
                     fix = "write the name that pip knows, e.g. acme-math"
-                    yield Problem(f"{key}.{position}", f"{shown(name)} is no name of a distribution", fix)
+                    yield ConfigIssue(f"{key}.{position}", f"{shown(name)} is no name of a distribution", fix)
                     continue
                 # A list may name what is not installed here; one letter off, it would silently not do its work.
                 guess = did_you_mean(normalize(name), installed, likeness=TYPO_LIKENESS)
                 if normalize(name) not in installed and guess:
-                    yield Problem(f"{key}.{position}", f"no distribution {name!r} is installed", guess)
+                    yield ConfigIssue(f"{key}.{position}", f"no distribution {name!r} is installed", guess)
 
-    def _preference_problems(self) -> Iterator[Problem]:
+    def _preference_problems(self) -> Iterator[ConfigIssue]:
         """A preference must name a plugin and a distribution that provides it: any other would decide nothing."""
         entries = registry().index.entries
         for key, distribution in self.prefer.items():
@@ -71,10 +71,10 @@ class PluginsConfig(Config):
             if kind not in KINDS or not name:
                 guess = did_you_mean(key, {f"{e.kind}.{e.name}" for e in entries})
                 message = f"{shown(key)} is not kind.name"
-                yield Problem(f"prefer.{key}", message, guess or "write e.g. environments.math: acme-math")
+                yield ConfigIssue(f"prefer.{key}", message, guess or "write e.g. environments.math: acme-math")
             elif not providers:
                 guess = did_you_mean(key, {f"{e.kind}.{e.name}" for e in entries})
-                yield Problem(f"prefer.{key}", f"no installed distribution provides {key}", guess or "remove it")
+                yield ConfigIssue(f"prefer.{key}", f"no installed distribution provides {key}", guess or "remove it")
             elif normalize(distribution) not in providers:
                 message = f"{shown(distribution)} does not provide {key}"
-                yield Problem(f"prefer.{key}", message, f"name one of {', '.join(sorted(providers.values()))}")
+                yield ConfigIssue(f"prefer.{key}", message, f"name one of {', '.join(sorted(providers.values()))}")

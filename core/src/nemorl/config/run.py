@@ -17,12 +17,12 @@ from pydantic import Field, model_validator
 from nemorl.config.base import RESUMABLE, Config
 from nemorl.config.cluster import ClusterConfig
 from nemorl.config.component import Component
-from nemorl.config.models import Companion, GenerationConfig, PolicyConfig, Sampler
+from nemorl.config.models import AuxiliaryModel, GenerationConfig, PolicyConfig, Sampler
 from nemorl.config.plugin_lists import PluginsConfig
 from nemorl.config.ranking import metric_problem
 from nemorl.config.scalars import ExpandsHome
 from nemorl.contracts import Head
-from nemorl.errors import NemorlError, Problem, boundary
+from nemorl.errors import ConfigIssue, NemorlError, boundary
 from nemorl.metrics import MetricInfo
 from nemorl.plugins import registry
 from nemorl.plugins.kinds import (
@@ -98,7 +98,7 @@ class RunConfig(Config):
     needs_columns: ClassVar[tuple[frozenset[str], ...]] = ()
     """Alternative sets of columns, one of which a train row must have. Empty: any row will do."""
     needs_capabilities: ClassVar[Mapping[str, frozenset[str]]] = {}
-    """What the backends of the policy (``policy``) and of companions (their role) must support."""
+    """What the backends of the policy (``policy``) and of auxiliary models (their role) must support."""
 
     algorithm: str = ""
     """Name of the algorithm. Fixed by the class in Python; chooses the class in files."""
@@ -141,12 +141,12 @@ class RunConfig(Config):
                 data = {**data, "policy": policy.model_copy(update={"model_name": data["model"]})}
         return data
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         if not self.policy.model_name:
-            yield Problem("model", "no model given", "set `model:` to a Hugging Face name or a local folder")
+            yield ConfigIssue("model", "no model given", "set `model:` to a Hugging Face name or a local folder")
         elif self.model not in (None, self.policy.model_name):
-            yield Problem(
+            yield ConfigIssue(
                 "model",
                 f"model is {self.model!r} but policy.model_name is {self.policy.model_name!r}",
                 "give the model once",
@@ -159,7 +159,7 @@ class RunConfig(Config):
                 self.checkpoint.metric, self.metrics, validates=validates, has_hooks=bool(self.plugins.hooks)
             )
             if found is not None:
-                yield Problem("checkpoint.metric", *found)
+                yield ConfigIssue("checkpoint.metric", *found)
         yield from self.interpreter_problems("policy", self.policy)
         index = registry().index.narrowed(self.plugins.policy())
         for kind in ("hooks", "report_sections"):
@@ -167,13 +167,13 @@ class RunConfig(Config):
                 try:
                     index.find(kind, name)
                 except NemorlError as error:
-                    yield Problem(f"plugins.{kind}.{position}", error.message, error.fix)
+                    yield ConfigIssue(f"plugins.{kind}.{position}", error.message, error.fix)
 
-    def _rank_problems(self) -> Iterator[Problem]:
+    def _rank_problems(self) -> Iterator[ConfigIssue]:
         sampler = self.sampler
         ranks = self.cluster.world_size if sampler is None else self.cluster.training_workers(sampler.devices)
         if ranks < 1:
-            yield Problem(
+            yield ConfigIssue(
                 "cluster.generation_workers",
                 f"generation apart takes all {self.cluster.world_size} devices, training has none",
                 "lower it, or give the cluster more devices",
@@ -182,7 +182,7 @@ class RunConfig(Config):
         for role, model in self._models.items():
             together = model.policy.backend.ranks_per_copy(model.policy)
             if ranks % together:
-                yield Problem(
+                yield ConfigIssue(
                     f"{role}.tensor_parallel_size",
                     f"{together} ranks per copy of the model do not divide {ranks} training processes",
                     "lower it, or raise cluster.gpus_per_node (workers_per_node on the CPU)",
@@ -191,28 +191,28 @@ class RunConfig(Config):
             for problem in model.policy.backend.rank_problems(model.policy, ranks):
                 yield replace(problem, path=f"{role}.{problem.path}")
 
-    def _capability_problems(self) -> Iterator[Problem]:
+    def _capability_problems(self) -> Iterator[ConfigIssue]:
         for role, model in self._models.items():
             needed = self.needs_capabilities.get(role, frozenset()) | (
                 {"value_head"} if model.head == "value" else set()
             )
             missing = needed - model.policy.backend.supports
             if missing:
-                yield Problem(
+                yield ConfigIssue(
                     f"{role}.backend",
                     f"{registry().name_of('training_backends', type(model.policy.backend))} does not support "
                     f"{', '.join(sorted(missing))}, which {self.algorithm} needs",
                     "choose another training backend (`nemorl plugins show NAME` lists capabilities)",
                 )
 
-    def launch_problems(self) -> Iterator[Problem]:
+    def launch_problems(self) -> Iterator[ConfigIssue]:
         """What a run started from a file still lacks; in Python these can be given to ``fit`` instead."""
         if self.data is None:
-            yield Problem("data", "no dataset given", "set `data:`, e.g. `data: arithmetic`")
+            yield ConfigIssue("data", "no dataset given", "set `data:`, e.g. `data: arithmetic`")
         elif self.needs_columns:
             yield from self._column_problems(self.data)
 
-    def dry_run(self, run_dir: Path, warn: Callable[[str], None]) -> Iterator[Problem]:
+    def dry_run(self, run_dir: Path, warn: Callable[[str], None]) -> Iterator[ConfigIssue]:
         """What would end a run of this config alone, as far as it can be known without loading a model.
 
         Args:
@@ -222,29 +222,29 @@ class RunConfig(Config):
         warn_of_unused_names(self, warn)
         yield from launch_problems(self, run_dir)
 
-    def _column_problems(self, data: DatasetConfig) -> Iterator[Problem]:
+    def _column_problems(self, data: DatasetConfig) -> Iterator[ConfigIssue]:
         try:
             owner, limit_s = f"dataset {type(data).__name__}", self.plugins.build_timeout_s
             with boundary(owner), deadline(f"reading {owner}", limit_s, setting="plugins.build_timeout_s"):
                 row = data.first_row()
         except NemorlError as error:
-            yield Problem("data", error.message, error.fix)
+            yield ConfigIssue("data", error.message, error.fix)
             return
         present = {column for column, value in (row or {}).items() if value is not None}
         if row is not None and not any(columns <= present for columns in self.needs_columns):
             wanted = ", or ".join(" with ".join(f"`{column}`" for column in sorted(c)) for c in self.needs_columns)
-            yield Problem(
+            yield ConfigIssue(
                 "data",
                 f"{self.algorithm} needs rows with {wanted}; the first one has {', '.join(map(str, row)) or 'nothing'}",
                 "map your columns to these names in `data:`, or choose another dataset",
             )
 
-    def interpreter_problems(self, part: str, model: PolicyConfig | GenerationConfig) -> Iterator[Problem]:
+    def interpreter_problems(self, part: str, model: PolicyConfig | GenerationConfig) -> Iterator[ConfigIssue]:
         """A part of the run that needs an interpreter of its own, on a launcher that has one."""
         if model.interpreter is not None and not self.cluster.uses_ray:
             key = "python" if model.python is not None else "backend"
             message = f"it runs under {model.interpreter}, and the local launcher has one interpreter"
-            yield Problem(f"{part}.{key}", message, "set cluster.launcher: ray")
+            yield ConfigIssue(f"{part}.{key}", message, "set cluster.launcher: ray")
 
     @property
     def sampler(self) -> Sampler | None:
@@ -257,12 +257,12 @@ class RunConfig(Config):
         return False
 
     @property
-    def _models(self) -> Mapping[str, Companion]:
+    def _models(self) -> Mapping[str, AuxiliaryModel]:
         """All models that workers hold, by the role that names them in messages."""
-        return {"policy": Companion(self.policy, self.policy_head), **self.companions}
+        return {"policy": AuxiliaryModel(self.policy, self.policy_head), **self.auxiliary_models}
 
     @property
-    def companions(self) -> Mapping[str, Companion]:
+    def auxiliary_models(self) -> Mapping[str, AuxiliaryModel]:
         """The other models of the run by role, e.g. ``critic``. Algorithms that have any override this."""
         return {}
 

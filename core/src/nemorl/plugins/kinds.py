@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from nemorl.config.base import Config
-from nemorl.errors import Problem
+from nemorl.errors import ConfigIssue
 
 if TYPE_CHECKING:
     from nemorl.config.models import GenerationConfig, PolicyConfig
@@ -71,7 +71,7 @@ class TrainingBackendConfig(PluginConfig):
         width = self.ranks_per_copy(policy)
         return tuple(rank // width for rank in range(world_size))
 
-    def rank_problems(self, policy: PolicyConfig, world_size: int) -> Iterator[Problem]:
+    def rank_problems(self, policy: PolicyConfig, world_size: int) -> Iterator[ConfigIssue]:
         """What cannot be on this many ranks, a multiple of ``ranks_per_copy``. Paths begin at the policy."""
         yield from ()
 
@@ -103,7 +103,7 @@ class GenerationBackendConfig(PluginConfig):
         """The Python that its workers need; ``None``: one like this process's."""
         return None
 
-    lives_with: ClassVar[str | None] = None
+    colocates_with: ClassVar[str | None] = None
     """Name of the training backend in whose processes it can live, over the trainer's own weights: colocated runs with
     that backend then build it by ``build_in``. ``None``: it always has a model of its own."""
 
@@ -112,13 +112,13 @@ class GenerationBackendConfig(PluginConfig):
         """Devices that one engine spreads over (its own tensor parallelism). The kernel reserves them."""
         return 1
 
-    def policy_problems(self, policy: PolicyConfig, *, device: str, as_guest: bool) -> Iterator[Problem]:
+    def policy_problems(self, policy: PolicyConfig, *, device: str, is_attached: bool) -> Iterator[ConfigIssue]:
         """What cannot be for this policy. Paths begin at the run's config.
 
         Args:
             policy: The model to generate with, and its training backend.
             device: torch device of a worker, ``cpu`` or ``cuda:0``.
-            as_guest: It is built in the trainer's processes (``lives_with``).
+            is_attached: It is built in the trainer's processes (``colocates_with``).
         """
         yield from ()
 

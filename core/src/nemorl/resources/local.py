@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nemorl.errors import boundary
-from nemorl.resources.worker import GuestFactory, WorkerContext, WorkerFactory, WorkerHost
+from nemorl.resources.worker import AttachedFactory, Role, WorkerContext, WorkerFactory, WorkerHost
 from nemorl.weights import WeightHandle
 
 
@@ -18,22 +18,28 @@ class LocalWorkerGroup:
         with boundary(name):
             self._host = WorkerHost(factory, context)
 
-    def admit(self, factory: GuestFactory) -> None:
-        """Build a guest beside the worker."""
+    def attach_engine(self, factory: AttachedFactory) -> None:
+        """Build an engine beside the worker."""
         with boundary(self.name):
-            self._host.admit(factory)
+            self._host.attach_engine(factory)
 
     @property
     def data_parallel_size(self) -> int:
         return 1
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
+        return self.call_as("backend", method, *args, **kwargs)
+
+    def call_as(self, role: Role, method: str, *args: Any, **kwargs: Any) -> list[Any]:
         with boundary(self.name):
-            return [self._host.call(method, args, kwargs)]
+            return [self._host.call(role, method, args, kwargs)]
 
     def scatter(self, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
+        return self.scatter_as("backend", method, shards)
+
+    def scatter_as(self, role: Role, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
         assert len(shards) == 1, f"one rank cannot take {len(shards)} shards"
-        return self.call(method, *shards[0])
+        return self.call_as(role, method, *shards[0])
 
     def publish(self, transport: str, version: int) -> WeightHandle:
         with boundary(self.name):

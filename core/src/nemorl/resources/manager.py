@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nemorl.config.cluster import ClusterConfig
-from nemorl.config.models import Companion, GenerationConfig, PolicyConfig
+from nemorl.config.models import AuxiliaryModel, GenerationConfig, PolicyConfig
 from nemorl.config.run import RunConfig
 from nemorl.contracts import Head, WorkerGroup
 from nemorl.errors import WorkerLostError
 from nemorl.plugins.kinds import TrainingBackendConfig
 from nemorl.resources.local import LocalWorkerGroup
 from nemorl.resources.policies import GenerationPolicy, TrainingPolicy
-from nemorl.resources.worker import GuestFactory, GuestGroup, WorkerContext, WorkerFactory
+from nemorl.resources.worker import AttachedFactory, AttachedGroup, WorkerContext, WorkerFactory
 from nemorl.weights import IN_PROCESS, WeightHandle
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainingFactory:
-    """Builds one rank of the policy that learns, or of a companion, in its worker process."""
+    """Builds one rank of the policy that learns, or of a auxiliary, in its worker process."""
 
     policy: PolicyConfig
     reference: bool = False
@@ -55,7 +55,7 @@ class GenerationFactory:
 
 
 @dataclass(frozen=True)
-class GuestEngineFactory:
+class AttachedEngineFactory:
     """Builds an engine in the process of a trainer, over its weights."""
 
     generation: GenerationConfig
@@ -72,8 +72,8 @@ class Launcher(Protocol):
 
     def generation_group(self, factory: GenerationFactory, name: str) -> WorkerGroup: ...
 
-    def guest_group(self, hosts: WorkerGroup, factory: GuestFactory) -> WorkerGroup:
-        """Guests in the processes of a group that this launcher made."""
+    def attached_group(self, hosts: WorkerGroup, factory: AttachedFactory) -> WorkerGroup:
+        """Engines in the processes of a group that this launcher made."""
         ...
 
     def restart(self, group: WorkerGroup, factory: WorkerFactory | None = None) -> None:
@@ -95,10 +95,10 @@ class LocalLauncher:
     def generation_group(self, factory: GenerationFactory, name: str) -> WorkerGroup:
         return LocalWorkerGroup(factory, self._context, name)
 
-    def guest_group(self, hosts: WorkerGroup, factory: GuestFactory) -> WorkerGroup:
+    def attached_group(self, hosts: WorkerGroup, factory: AttachedFactory) -> WorkerGroup:
         assert isinstance(hosts, LocalWorkerGroup), "the group was made by another launcher"
-        hosts.admit(factory)
-        return GuestGroup(hosts)
+        hosts.attach_engine(factory)
+        return AttachedGroup(hosts)
 
     def restart(self, group: WorkerGroup, factory: WorkerFactory | None = None) -> None:
         raise AssertionError("a worker in this process cannot be lost without it")
@@ -152,10 +152,10 @@ class ResourceManager:
         self._stack.callback(self._training.shutdown)
         return TrainingPolicy(self._training)
 
-    def companion_policy(self, role: str, companion: Companion, planned_updates: int) -> TrainingPolicy:
+    def auxiliary_policy(self, role: str, auxiliary: AuxiliaryModel, planned_updates: int) -> TrainingPolicy:
         """Another model of the run, on the devices of the policy."""
-        factory = TrainingFactory(_planned(companion.policy, planned_updates), head=companion.head)
-        group = self._launcher.training_group(factory, f"{role} on {_name(companion.policy.backend)}")
+        factory = TrainingFactory(_planned(auxiliary.policy, planned_updates), head=auxiliary.head)
+        group = self._launcher.training_group(factory, f"{role} on {_name(auxiliary.policy.backend)}")
         self._stack.callback(group.shutdown)
         self._companions.append(group)
         return TrainingPolicy(group)
@@ -166,9 +166,9 @@ class ResourceManager:
         assert sampler is not None, "this kind of run samples nothing"
         generation = sampler.generation
         if sampler.is_attached and self._training is not None:
-            guest = GuestEngineFactory(generation, config.policy)
+            engine = AttachedEngineFactory(generation, config.policy)
             # Lost with its trainer, and replaced with it: there is nothing to revive alone.
-            return GenerationPolicy(self._launcher.guest_group(self._training, guest))
+            return GenerationPolicy(self._launcher.attached_group(self._training, engine))
         weights = self.weight_handle(version=0) if self._training is not None else None
         # Engines may live where the trainer's package is not installed: its config does not travel there.
         policy = config.policy.model_copy(update={"backend": TrainingBackendConfig()})
@@ -193,7 +193,7 @@ class ResourceManager:
         return self._published
 
     def restart_training(self, error: WorkerLostError) -> None:
-        """Replace the training workers, and those of companions, with fresh ones: all models go back together.
+        """Replace the training workers, and those of auxiliary models, with fresh ones: all models go back together.
 
         They have initial weights, which a checkpoint must then overwrite.
 

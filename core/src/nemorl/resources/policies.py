@@ -68,7 +68,7 @@ class TrainingPolicy:
         import torch
 
         # They are of tokens: what an update needs beside them stays here.
-        bare = replace(batch, token_fields={}, sequence_fields={}, coupled=1)
+        bare = replace(batch, token_fields={}, sequence_fields={}, sequences_per_group=1)
         shards, parts = self._sharded(method, bare, *args)
         results = [part if isinstance(part, tuple) else (part,) for part in parts]
         if len(shards) == 1:

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nemorl.errors import ConfigError, Problem
+from nemorl.errors import ConfigError, ConfigIssue
 from nemorl.plugins.policy import normalize
 from nemorl.plugins.registry import registry
 from nemorl.text.reading import expanded, shown
@@ -23,7 +23,7 @@ HUB_TIMEOUT_S = 5.0
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
-def launch_problems(config: RunConfig, run_dir: Path) -> Iterator[Problem]:
+def launch_problems(config: RunConfig, run_dir: Path) -> Iterator[ConfigIssue]:
     """What can be known without loading anything."""
     yield from directory_problems(run_dir)
     yield from model_problems(config)
@@ -38,21 +38,21 @@ def warn_of_unused_names(config: RunConfig, warn: Callable[[str], None]) -> None
             warn(f"plugins.allow or block names {shown(name)}, which is not installed here")
 
 
-def directory_problems(run_dir: Path) -> Iterator[Problem]:
+def directory_problems(run_dir: Path) -> Iterator[ConfigIssue]:
     """Whether files can be made where the run will keep its own."""
     fix = "choose another run_dir (--run-dir), or make this one writable"
     try:
         place = next(path for path in (run_dir.absolute(), *run_dir.absolute().parents) if path.exists())
     except OSError as error:  # such as a name that is too long
-        yield Problem("run_dir", f"{shown(str(run_dir))} cannot be a folder: {error.strerror}", fix)
+        yield ConfigIssue("run_dir", f"{shown(str(run_dir))} cannot be a folder: {error.strerror}", fix)
         return
     try:
         with tempfile.TemporaryDirectory(prefix=".nemorl-", dir=place):
             pass  # the only way to know: permissions, quotas and read-only file systems all show here
     except NotADirectoryError:
-        yield Problem("run_dir", f"{place} is a file: {run_dir} cannot be in it", fix)
+        yield ConfigIssue("run_dir", f"{place} is a file: {run_dir} cannot be in it", fix)
     except OSError as error:
-        yield Problem("run_dir", f"{run_dir} cannot be written: {place}: {error.strerror}", fix)
+        yield ConfigIssue("run_dir", f"{run_dir} cannot be written: {place}: {error.strerror}", fix)
 
 
 def require_models(config: RunConfig) -> None:
@@ -67,21 +67,21 @@ def require_model(name: str) -> None:
         raise ConfigError(problems, source="before loading anything")
 
 
-def model_problems(config: RunConfig) -> Iterator[Problem]:
+def model_problems(config: RunConfig) -> Iterator[ConfigIssue]:
     """Models that are neither a folder nor in the hub's cache nor on the hub."""
     models = {"model": config.policy.model_name}
-    models |= {f"{role}.model_name": companion.policy.model_name for role, companion in config.companions.items()}
+    models |= {f"{role}.model_name": auxiliary.policy.model_name for role, auxiliary in config.auxiliary_models.items()}
     for path, name in models.items():
         if name and not expanded(name).is_dir() and (path == "model" or name != models["model"]):
             yield from _absent(path, name)
 
 
-def _absent(path: str, name: str) -> Iterator[Problem]:
+def _absent(path: str, name: str) -> Iterator[ConfigIssue]:
     folder = expanded(name)
     beside = [str(folder.parent / other.name) for other in folder.parent.iterdir()] if folder.parent.is_dir() else []
     guess = did_you_mean(name, beside) or "give a folder with config.json, or a hub name that is cached or reachable"
     if not _HUB_NAME.fullmatch(name):
-        yield Problem(path, f"there is no folder {shown(name)}, and it is no name of the Hugging Face hub", guess)
+        yield ConfigIssue(path, f"there is no folder {shown(name)}, and it is no name of the Hugging Face hub", guess)
         return
     if find_spec("huggingface_hub") is None:
         return  # another way of loading models, which nemorl does not know
@@ -92,16 +92,18 @@ def _absent(path: str, name: str) -> Iterator[Problem]:
         return
     here = f"there is no folder {shown(name)}, it is not in the cache of the Hugging Face hub"
     if constants.HF_HUB_OFFLINE:
-        yield Problem(path, f"{here}, and HF_HUB_OFFLINE is set", guess)
+        yield ConfigIssue(path, f"{here}, and HF_HUB_OFFLINE is set", guess)
         return
     try:
         HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
     except GatedRepoError:
-        yield Problem(path, f"{shown(name)} on the hub asks for permission", "accept its terms there, and set HF_TOKEN")
+        yield ConfigIssue(
+            path, f"{shown(name)} on the hub asks for permission", "accept its terms there, and set HF_TOKEN"
+        )
     except RepositoryNotFoundError:
-        yield Problem(path, f"{here}, and the hub knows no such model", guess)
+        yield ConfigIssue(path, f"{here}, and the hub knows no such model", guess)
     except HfHubHTTPError:
         return  # the hub answers, with an error of its own: the download retries
     except Exception as error:  # whatever the HTTP library of the day raises without a connection
         reason = type(error).__name__
-        yield Problem(path, f"{here}, and {constants.ENDPOINT} cannot be reached ({reason})", guess)
+        yield ConfigIssue(path, f"{here}, and {constants.ENDPOINT} cannot be reached ({reason})", guess)

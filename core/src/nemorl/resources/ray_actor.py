@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nemorl.errors import NemorlError
-from nemorl.resources.worker import GuestFactory, WorkerContext, WorkerFactory, WorkerHost
+from nemorl.resources.worker import AttachedFactory, Role, WorkerContext, WorkerFactory, WorkerHost
 from nemorl.weights import WeightHandle
 
 
@@ -50,12 +50,12 @@ class RayWorker:
     def build(self, factory: WorkerFactory, context: WorkerContext) -> None:
         self._host = WorkerHost(factory, context)
 
-    def admit(self, factory: GuestFactory) -> None:
-        self._built.admit(factory)
+    def attach_engine(self, factory: AttachedFactory) -> None:
+        self._built.attach_engine(factory)
 
-    def invoke(self, method: str, kwargs: dict[str, Any], *args: Any) -> Any:
+    def invoke(self, role: Role, method: str, kwargs: dict[str, Any], *args: Any) -> Any:
         """One method of the worker. Arguments stand at the top level, where Ray resolves references to shared ones."""
-        return self._built.call(method, args, kwargs)
+        return self._built.call(role, method, args, kwargs)
 
     def publish(self, transport: str, version: int) -> WeightHandle | None:
         return self._built.publish(transport, version)

@@ -11,7 +11,7 @@ from nemorl.resources.manager import GenerationFactory, TrainingFactory
 from nemorl.resources.ray_cluster import RayVirtualCluster
 from nemorl.resources.ray_session import RaySession
 from nemorl.resources.ray_workers import GroupSettings, RayWorkerGroup
-from nemorl.resources.worker import GuestFactory, GuestGroup, WorkerContext, WorkerFactory
+from nemorl.resources.worker import AttachedFactory, AttachedGroup, WorkerContext, WorkerFactory
 
 
 class RayLauncher:
@@ -25,7 +25,7 @@ class RayLauncher:
         is_shared = sampler is not None and cluster.colocated and not sampler.is_attached
         self._log_folder = log_folder
         # Groups on one place take turns: each reserves an equal part of it.
-        self._training_share = 1.0 / (1 + len(config.companions) + is_shared)
+        self._training_share = 1.0 / (1 + len(config.auxiliary_models) + is_shared)
         self._generation_share = self._training_share if is_shared else 1.0
         with ExitStack() as undo:
             undo.callback(self.close)
@@ -73,10 +73,10 @@ class RayLauncher:
         package = self._config.trainer.partition(":")[0].partition(".")[0]
         return [package] if package not in ("", "__main__") else []
 
-    def guest_group(self, hosts: WorkerGroup, factory: GuestFactory) -> WorkerGroup:
+    def attached_group(self, hosts: WorkerGroup, factory: AttachedFactory) -> WorkerGroup:
         assert isinstance(hosts, RayWorkerGroup), "the group was made by another launcher"
-        hosts.admit(factory)
-        return GuestGroup(hosts)
+        hosts.attach_engine(factory)
+        return AttachedGroup(hosts)
 
     def restart(self, group: WorkerGroup, factory: WorkerFactory | None = None) -> None:
         assert isinstance(group, RayWorkerGroup), "the group was made by another launcher"

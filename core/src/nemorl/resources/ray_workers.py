@@ -24,7 +24,7 @@ from nemorl.errors import BackendError, ForeignError, NemorlError, WorkerHungErr
 from nemorl.resources.interpreters import require_interpreter
 from nemorl.resources.ray_actor import RayWorker, WorkerFacts
 from nemorl.resources.ray_cluster import Place, RayVirtualCluster
-from nemorl.resources.worker import GuestFactory, WorkerContext, WorkerFactory
+from nemorl.resources.worker import AttachedFactory, Role, WorkerContext, WorkerFactory
 from nemorl.weights import WeightHandle
 
 BLAME_S = 5.0
@@ -112,7 +112,7 @@ class RayWorkerGroup:
         self._size = self.settings.workers or cluster.world_size
         self._ranks: list[_Rank] = []
         """Workers that are built; replaced as a whole, so that no call reaches one that is not."""
-        self._guest: GuestFactory | None = None
+        self._engine: AttachedFactory | None = None
         # Two threads that call an SPMD group must reach all its ranks in one order: a collective meets its like.
         self._order = threading.Lock()
         if self.settings.python is not None:
@@ -130,13 +130,19 @@ class RayWorkerGroup:
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Call on all ranks; results in rank order."""
+        return self.call_as("backend", method, *args, **kwargs)
+
+    def call_as(self, role: Role, method: str, *args: Any, **kwargs: Any) -> list[Any]:
         shared = [ray.put(value) if _is_large(value) else value for value in args]
         with self._order:
-            calls = {rank: rank.actor.invoke.remote(method, kwargs, *shared) for rank in self._ranks}
+            calls = {rank: rank.actor.invoke.remote(role, method, kwargs, *shared) for rank in self._ranks}
         return list(self._gather(method, calls).values())
 
     def scatter(self, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Call with ``shards[i]`` as arguments on data-parallel rank i; one result per shard."""
+        return self.scatter_as("backend", method, shards)
+
+    def scatter_as(self, role: Role, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
         members = self._shards
         assert len(shards) == len(members), f"{len(shards)} shards for {len(members)} data-parallel ranks"
         calls: dict[_Rank, Any] = {}
@@ -145,7 +151,7 @@ class RayWorkerGroup:
             for numbers, shard in zip(members, shards, strict=True):
                 # Ranks that share a shard read one copy of it.
                 sent = [ray.put(value) if len(numbers) > 1 and _is_large(value) else value for value in shard]
-                calls |= {workers[n]: workers[n].actor.invoke.remote(method, {}, *sent) for n in numbers}
+                calls |= {workers[n]: workers[n].actor.invoke.remote(role, method, {}, *sent) for n in numbers}
         results = self._gather(method, calls)
         return [results[numbers[0]] for numbers in members]
 
@@ -162,10 +168,10 @@ class RayWorkerGroup:
         handle: WeightHandle = self._gather("publish", calls)[0]
         return handle
 
-    def admit(self, factory: GuestFactory) -> None:
-        """Build a guest beside each worker. Restarted workers get theirs again."""
-        self._guest = factory
-        self._gather("admit", {rank: rank.actor.admit.remote(factory) for rank in self._ranks})
+    def attach_engine(self, factory: AttachedFactory) -> None:
+        """Build an engine beside each worker. Restarted workers get theirs again."""
+        self._engine = factory
+        self._gather("attach_engine", {rank: rank.actor.attach_engine.remote(factory) for rank in self._ranks})
 
     def restart(self, worker_class: WorkerFactory | None = None) -> None:
         """Replace the workers that were lost; in an SPMD group, all of them.
@@ -210,8 +216,8 @@ class RayWorkerGroup:
             contexts = self._contexts(ranks)
             build = {rank: rank.actor.build.remote(self._factory, contexts[rank.number]) for rank in started}
             self._gather("build", build)
-            if self._guest is not None:
-                self._gather("admit", {rank: rank.actor.admit.remote(self._guest) for rank in started})
+            if self._engine is not None:
+                self._gather("attach_engine", {rank: rank.actor.attach_engine.remote(self._engine) for rank in started})
         except BaseException:
             for rank in started:
                 ray.kill(rank.actor)

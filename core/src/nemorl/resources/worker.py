@@ -1,16 +1,14 @@
-"""What runs in a worker process: one backend, perhaps a guest beside it, and how its weights leave the process."""
+"""What runs in a worker process: a backend, perhaps an engine attached to it, and how its weights leave."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal, Protocol
 
+from nemorl.contracts import WorkerGroup
 from nemorl.weights import WeightHandle, transport
-
-if TYPE_CHECKING:
-    from nemorl.contracts import WorkerGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +32,10 @@ class WorkerContext:
 WorkerFactory = Callable[[WorkerContext], Any]
 """Builds the object that a worker process holds: a class, or a picklable function. It runs inside the process."""
 
-GuestFactory = Callable[[Any, WorkerContext], Any]
+Role = Literal["backend", "engine"]
+"""Which object of a worker process is meant: the one that it was made for, or the engine that is attached to it."""
+
+AttachedFactory = Callable[[Any, WorkerContext], Any]
 """Builds an object that lives in another one's process, given that one: an engine over a trainer's own weights."""
 
 
@@ -44,17 +45,17 @@ class WorkerHost:
     def __init__(self, factory: WorkerFactory, context: WorkerContext) -> None:
         self.worker = factory(context)
         self._context = context
-        self._guest: Any = None
+        self._engine: Any = None
         self._senders: dict[str, Any] = {}
 
-    def admit(self, factory: GuestFactory) -> None:
-        """Build a guest beside the object."""
-        self._guest = factory(self.worker, self._context)
+    def attach_engine(self, factory: AttachedFactory) -> None:
+        """Build an engine beside the object, over its weights."""
+        self._engine = factory(self.worker, self._context)
 
-    def call(self, method: str, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        """One method of the object, or of its guest: ``guest.generate``."""
-        owner, _, name = method.rpartition(".")
-        return getattr(self._guest if owner else self.worker, name)(*args, **(kwargs or {}))
+    def call(self, role: Role, method: str, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        """One method of the object in a role."""
+        owner = self.worker if role == "backend" else self._engine
+        return getattr(owner, method)(*args, **(kwargs or {}))
 
     def publish(self, name: str, version: int) -> WeightHandle | None:
         """The weights under ``version``, over the transport ``name``. Collective: rank 0 returns the handle."""
@@ -67,19 +68,35 @@ class WorkerHost:
         return WeightHandle(name, version, self._senders[name].publish(self.worker.export_weights))
 
     def shutdown(self) -> None:
-        """Shut the guest and the object down, and release what was published."""
-        if self._guest is not None:
-            self._guest.shutdown()
+        """Shut the engine and the object down, and release what was published."""
+        if self._engine is not None:
+            self._engine.shutdown()
         self.worker.shutdown()
         for sender in self._senders.values():
             sender.close()
         self._senders = {}
 
 
-class GuestGroup:
-    """The guests of a group's workers, as a group of their own. They live and die with their hosts."""
+class HostGroup(WorkerGroup, Protocol):
+    """A worker group whose workers may each have an engine attached."""
 
-    def __init__(self, hosts: WorkerGroup) -> None:
+    def attach_engine(self, factory: AttachedFactory) -> None:
+        """Build an engine beside each worker."""
+        ...
+
+    def call_as(self, role: Role, method: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """``call`` of the objects in a role."""
+        ...
+
+    def scatter_as(self, role: Role, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """``scatter`` to the objects in a role."""
+        ...
+
+
+class AttachedGroup:
+    """The engines attached to the workers of a group, as a group of their own. They live and die with their hosts."""
+
+    def __init__(self, hosts: HostGroup) -> None:
         self._hosts = hosts
 
     @property
@@ -87,13 +104,13 @@ class GuestGroup:
         return self._hosts.data_parallel_size
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
-        return self._hosts.call(f"guest.{method}", *args, **kwargs)
+        return self._hosts.call_as("engine", method, *args, **kwargs)
 
     def scatter(self, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
-        return self._hosts.scatter(f"guest.{method}", shards)
+        return self._hosts.scatter_as("engine", method, shards)
 
     def publish(self, transport: str, version: int) -> WeightHandle:
         return self._hosts.publish(transport, version)
 
     def shutdown(self) -> None:
-        """Nothing: the hosts shut their guests down."""
+        """Nothing: the hosts shut their engines down."""

@@ -21,7 +21,7 @@ import yaml
 from nemorl.checkpoints import CheckpointManager
 from nemorl.config.base import identity
 from nemorl.config.run import RunConfig
-from nemorl.errors import ConfigError, Problem, RunInUseError, UsageError
+from nemorl.errors import ConfigError, ConfigIssue, RunInUseError, UsageError
 from nemorl.process.last_words import note
 from nemorl.storage.files import replace_text, storing
 from nemorl.storage.jsonl import JsonlWriter, read_jsonl
@@ -229,7 +229,7 @@ def default_name(config: RunConfig) -> str:
     return f"{config.algorithm or type(config).__name__.removesuffix('Config').lower()}-{digest[:8]}"
 
 
-def _differences(old: Any, new: Any, path: str = "") -> list[Problem]:
+def _differences(old: Any, new: Any, path: str = "") -> list[ConfigIssue]:
     if isinstance(old, dict) and isinstance(new, dict):
         found = []
         for key in sorted({*old, *new}):
@@ -237,4 +237,6 @@ def _differences(old: Any, new: Any, path: str = "") -> list[Problem]:
         return found
     if old == new:
         return []
-    return [Problem(path, f"the run has {old!r}, this config {new!r}", "use another run_dir, or the run's own value")]
+    return [
+        ConfigIssue(path, f"the run has {old!r}, this config {new!r}", "use another run_dir, or the run's own value")
+    ]

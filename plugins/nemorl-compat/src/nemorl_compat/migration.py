@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 from nemorl.config import RunConfig, load_config
-from nemorl.errors import ConfigError, NemorlError, Problem, UsageError
+from nemorl.errors import ConfigError, ConfigIssue, NemorlError, UsageError
 from nemorl.plugins import registry
 
 from nemorl_compat import legacy_yaml, migration_parts
@@ -35,7 +35,7 @@ class Migration:
     """Old path -> value that found no place"""
     notes: Mapping[str, str]
     """Old path -> why it found none, where that can be said"""
-    problems: Sequence[Problem]
+    problems: Sequence[ConfigIssue]
     """What the new config still lacks here: a package, a GPU, a file"""
 
     def to_yaml(self) -> str:
@@ -186,7 +186,7 @@ def _ordered(tree: Mapping[str, Any]) -> dict[str, Any]:
     return {key: tree[key] for key in sorted(tree, key=lambda key: FIRST.index(key) if key in FIRST else len(FIRST))}
 
 
-def _problems(tree: Mapping[str, Any]) -> Sequence[Problem]:
+def _problems(tree: Mapping[str, Any]) -> Sequence[ConfigIssue]:
     try:
         load_config(tree, for_launch=True)
     except ConfigError as error:

@@ -193,7 +193,7 @@ def rewards(keys: Keys, section: str) -> Pieces:
     """Shaping and scaling of rewards, corrections, asynchrony: what GRPO configs turn on by ``enabled``."""
     if section != "grpo":
         return {}
-    found: Pieces = {"loss_level": "token" if keys.take("loss_fn.token_level_loss", True) else "sequence"}
+    found: Pieces = {"loss_aggregation": "token" if keys.take("loss_fn.token_level_loss", True) else "sequence"}
     shaping, scaling, late = "grpo.reward_shaping", "grpo.reward_scaling", "grpo.async_grpo"
     if keys.take(f"{shaping}.enabled", False):
         factor = keys.take(f"{shaping}.stop_properly_penalty_coef")

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from nemorl import trainer as kernel
 from nemorl.config import RunConfig
 from nemorl.config.load import validate
-from nemorl.errors import ConfigError, Problem, UsageError
+from nemorl.errors import ConfigError, ConfigIssue, UsageError
 from nemorl.metrics import Mean, Metrics, values
 from nemorl.plugins import registry
 from nemorl.text.suggest import did_you_mean
@@ -80,7 +80,7 @@ class BaseTrainer(kernel.BaseTrainer[GuideConfig]):
         own = {key for name in _sections(cls.config_class, config) for key in _keys(config[name])}
         taken = {*cls.config_class.model_fields, *own}
         unknown = [
-            Problem(name, "no such setting", did_you_mean(name, taken) or "see _build_config_from_pretrained")
+            ConfigIssue(name, "no such setting", did_you_mean(name, taken) or "see _build_config_from_pretrained")
             for name in knobs
             if name not in taken
         ]

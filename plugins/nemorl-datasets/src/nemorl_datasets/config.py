@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from nemorl.config import Config, ExpandsHome
-from nemorl.errors import DataError, Problem
+from nemorl.errors import ConfigIssue, DataError
 from nemorl.plugins.kinds import DatasetConfig
 from pydantic import Field
 
@@ -59,10 +59,10 @@ class _Table(Config):
             system_prompt=self.system_prompt,
         )
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         if self.prompt_column and self.prompt_template is not None:
-            yield Problem("prompt_template", "prompt_column is set as well", "keep one of them")
+            yield ConfigIssue("prompt_template", "prompt_column is set as well", "keep one of them")
 
 
 class FileConfig(_Table, DatasetConfig):
@@ -77,12 +77,12 @@ class FileConfig(_Table, DatasetConfig):
     validation_path: Path | None = None
     """The validation file. Unset: none, or a ``validation_fraction`` of ``path``."""
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[ConfigIssue]:
         from nemorl_datasets import files
 
         yield from super().problems()
         if self.validation_path is not None and self.validation_fraction:
-            yield Problem("validation_fraction", "validation_path is set as well", "keep one of them")
+            yield ConfigIssue("validation_fraction", "validation_path is set as well", "keep one of them")
         for field in ("path", "validation_path"):
             path: Path | None = getattr(self, field)
             if path is None:
@@ -90,7 +90,7 @@ class FileConfig(_Table, DatasetConfig):
             try:
                 row = files.first_row(path)
             except DataError as error:
-                yield Problem(field, error.message, error.fix)
+                yield ConfigIssue(field, error.message, error.fix)
             else:
                 yield from self.mapping().problems(row, where=field, source=str(path))
 
@@ -128,16 +128,16 @@ class HuggingFaceConfig(_Table, DatasetConfig):
     validation_split: str | None = None
     """Split to validate on, e.g. ``test``. Unset: none, or a ``validation_fraction`` of the training split."""
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         if self.validation_split is not None and self.validation_fraction:
-            yield Problem("validation_fraction", "validation_split is set as well", "keep one of them")
+            yield ConfigIssue("validation_fraction", "validation_split is set as well", "keep one of them")
         if self.validation_split == self.train_split:
             message = f"{self.validation_split!r} is the training split: its accuracy would say nothing"
-            yield Problem("validation_split", message, "name another split, or set validation_fraction instead")
+            yield ConfigIssue("validation_split", message, "name another split, or set validation_fraction instead")
         if Path(self.path).is_file():
             fix = f"use data: {{name: file, path: {self.path}}}"
-            yield Problem("path", f"{self.path} is a file, not a dataset of the hub", fix)
+            yield ConfigIssue("path", f"{self.path} is a file, not a dataset of the hub", fix)
 
     def build(self, split: str) -> Sequence[Row] | None:
         from nemorl_datasets.hub import load_split

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from nemorl.errors import DataError, Problem
+from nemorl.errors import ConfigIssue, DataError
 from nemorl.text.suggest import did_you_mean
 
 USUAL_NAMES: dict[str, tuple[str, ...]] = {
@@ -38,35 +38,35 @@ class ColumnMapping:
     chat: bool = False
     system_prompt: str | None = None
 
-    def problems(self, row: Mapping[str, Any], *, where: str, source: str) -> Iterator[Problem]:
+    def problems(self, row: Mapping[str, Any], *, where: str, source: str) -> Iterator[ConfigIssue]:
         """What keeps this row from becoming one of nemorl's; ``where`` is the config field that names the source."""
         names = list(row)
         missing = [(f"{key}_column", name) for key, name in self.columns.items() if name and name not in names]
         missing += [("prompt_template", name) for name in self._placeholders() if name not in names]
         for field, name in missing:
             message = f"{source} has no column {name!r} (it has {_listed(names)})"
-            yield Problem(field, message, did_you_mean(name, names) or "name one of its columns")
+            yield ConfigIssue(field, message, did_you_mean(name, names) or "name one of its columns")
         if missing:
             return
         yield from self._shape_problems(names, where, source)
         try:
             self.convert(row, number=0, source=source)
         except DataError as error:
-            yield Problem(where, error.message, error.fix)
+            yield ConfigIssue(where, error.message, error.fix)
 
-    def _shape_problems(self, names: list[str], where: str, source: str) -> Iterator[Problem]:
+    def _shape_problems(self, names: list[str], where: str, source: str) -> Iterator[ConfigIssue]:
         def has(key: str) -> bool:
             return self._column(key, names) is not None
 
         if has("chosen") != has("rejected"):
             present, absent = ("chosen", "rejected") if has("chosen") else ("rejected", "chosen")
             message = f"{source} has {present} responses but no {absent} ones (it has {_listed(names)})"
-            yield Problem(where, message, f"name that column: {absent}_column: …")
+            yield ConfigIssue(where, message, f"name that column: {absent}_column: …")
         elif not (has("prompt") or has("messages") or has("chosen") or self.prompt_template is not None):
             hints = (did_you_mean(name, names) for key in ("prompt", "messages") for name in USUAL_NAMES[key])
             hint = next((hint for hint in hints if hint), "")
             message = f"{source} has no column for the prompt or the conversation (it has {_listed(names)})"
-            yield Problem(where, message, f"name it: prompt_column or messages_column. {hint}".strip())
+            yield ConfigIssue(where, message, f"name it: prompt_column or messages_column. {hint}".strip())
 
     def convert(self, row: Mapping[str, Any], *, number: int, source: str) -> dict[str, Any]:
         """One table row as a nemorl row.

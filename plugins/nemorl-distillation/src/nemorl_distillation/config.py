@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
 from nemorl.config import RESUMABLE, Config, ExpandsHome, PolicyConfig
-from nemorl.config.models import TRAINING_BACKEND, Companion, interpreter_problems, model_problems
-from nemorl.errors import Problem
+from nemorl.config.models import TRAINING_BACKEND, AuxiliaryModel, interpreter_problems, model_problems
+from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import TrainingBackendConfig
 from nemorl_rl.config import RolloutRunConfig
@@ -36,7 +36,7 @@ class TeacherConfig(Config):
     microbatch_tokens: Annotated[int | None, RESUMABLE] = Field(None, ge=1)
     """Padded tokens per forward pass. Unset: the backend's choice for the device. It does not change results."""
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         yield from model_problems("model", self.model)
 
@@ -68,24 +68,26 @@ class TaughtConfig(RolloutRunConfig):
     """Responses per episode at most, where an environment answers back."""
     num_minibatches: int = Field(1, ge=1)
     """Optimizer steps per batch. Above 1 the later ones see responses of a slightly older student."""
-    loss_level: Literal["token", "sequence"] = "token"
+    loss_aggregation: Literal["token", "sequence"] = "token"
     """Average over all response tokens, or over responses of their own averages."""
 
-    def reward_problems(self, scorer: object, fix: str) -> Iterator[Problem]:
+    def reward_problems(self, scorer: object, fix: str) -> Iterator[ConfigIssue]:
         yield from ()  # the teacher is all it learns from; an environment that is given counts for validation
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         for problem in interpreter_problems("training_backends", self.teacher.backend, self.policy.python):
             if problem.path == "backend":  # a wrong interpreter is reported for the policy
                 yield replace(problem, path="teacher.backend")
         responses = self.num_prompts_per_step * self.num_generations_per_prompt
         if self.num_minibatches > responses:
-            yield Problem("num_minibatches", f"{self.num_minibatches} minibatches of {responses} responses", "lower it")
+            yield ConfigIssue(
+                "num_minibatches", f"{self.num_minibatches} minibatches of {responses} responses", "lower it"
+            )
 
     @property
-    def companions(self) -> Mapping[str, Companion]:
-        return {"teacher": Companion(self.teacher.beside(self.policy))}
+    def auxiliary_models(self) -> Mapping[str, AuxiliaryModel]:
+        return {"teacher": AuxiliaryModel(self.teacher.beside(self.policy))}
 
 
 class DistillationConfig(TaughtConfig):
@@ -116,10 +118,10 @@ class DistillationConfig(TaughtConfig):
     """Share of the prompts whose response is the dataset's (column ``response``) instead of the student's own: a
     teacher reads both. Some of it helps a student whose own responses are still useless; 1 never samples."""
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         if self.dataset_fraction > 0 and self.rollouts.mode == "async":
-            yield Problem(
+            yield ConfigIssue(
                 "dataset_fraction",
                 "asynchronous rollouts sample a response to every prompt",
                 "set rollouts.mode: sync, or dataset_fraction: 0",
@@ -142,10 +144,10 @@ class OPDConfig(TaughtConfig):
     clip_high: float = Field(0.2, ge=0)
     """With several minibatches, the probability ratio is clipped above at 1 + this."""
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         if self.generation.temperature == 0:
-            yield Problem(
+            yield ConfigIssue(
                 "generation.temperature",
                 "the reverse KL is estimated from sampled tokens, greedy ones are not samples",
                 "use 1.0, or algorithm: distillation",

@@ -103,7 +103,7 @@ class TaughtTrainer(RolloutTrainer[T]):
     @property
     def teacher(self) -> TrainingPolicy:
         """The model to imitate."""
-        teacher: TrainingPolicy = self.run.companions["teacher"]
+        teacher: TrainingPolicy = self.run.auxiliary_models["teacher"]
         return teacher
 
     @property
@@ -129,7 +129,7 @@ class TaughtTrainer(RolloutTrainer[T]):
         batch = TokenBatch.from_sequences(
             [sample.token_ids for sample in samples],
             [sample.response_mask for sample in samples],
-            level=self.config.loss_level,
+            loss_aggregation=self.config.loss_aggregation,
             temperature=self.temperature,
         )
         sampled = torch.tensor([logprob for sample in samples for logprob in sample.generation_logprobs])

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import ClassVar, Literal
 
 from nemorl.config import RunConfig
-from nemorl.errors import Problem
+from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
 from pydantic import Field
 
@@ -56,12 +56,14 @@ class DPOConfig(RunConfig):
     rows that the run will see, and keep them in the run directory. ``model``: keep a frozen copy and ask it in every
     step; for data whose rows are not known beforehand."""
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         if self.label_smoothing and self.loss != "sigmoid":
-            yield Problem("label_smoothing", f"{self.loss} has no label smoothing", "set it to 0, or use loss: sigmoid")
+            yield ConfigIssue(
+                "label_smoothing", f"{self.loss} has no label smoothing", "set it to 0, or use loss: sigmoid"
+            )
         if not self.preference_loss_weight and not self.sft_loss_weight:
-            yield Problem("preference_loss_weight", "both losses weigh 0: nothing would be learnt", "use 1.0")
+            yield ConfigIssue("preference_loss_weight", "both losses weigh 0: nothing would be learnt", "use 1.0")
 
     @property
     def averages_preference(self) -> bool:

@@ -77,7 +77,7 @@ class DPOTrainer(BaseTrainer[DPOConfig]):
         found = len(table)
         self.run.console.phase("computing reference log-probs")
         for rows in self._all_rows():
-            batch = replace(self.to_batch(rows), coupled=1)  # a response counts alone here
+            batch = replace(self.to_batch(rows), sequences_per_group=1)  # a response counts alone here
             missing = table.missing(batch)
             if missing:
                 asked = batch.select(missing)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from nemorl.config.base import Config
 from nemorl.config.component import Component
-from nemorl.errors import Problem
+from nemorl.errors import ConfigIssue
 from nemorl.plugins.kinds import EnvironmentConfig
 from nemorl.text.suggest import did_you_mean
 from pydantic import Field, WithJsonSchema
@@ -52,11 +52,11 @@ class WeightedConfig(EnvironmentConfig):
     lead: str | None = None
     """The part that says what is correct and leads a conversation. Unset: the first."""
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         if self.lead is not None and self.lead not in self.parts:
             hint = did_you_mean(self.lead, self.parts) or f"name one of {', '.join(self.parts)}"
-            yield Problem("lead", f"no part is named {self.lead!r}", hint)
+            yield ConfigIssue("lead", f"no part is named {self.lead!r}", hint)
 
     def build(self) -> Environment:
         from nemorl_rl.environments import Part, WeightedEnvironment
@@ -119,23 +119,25 @@ class FormatConfig(EnvironmentConfig):
     max_chars: int = Field(20_000, ge=1)
     """Longer responses have the wrong form. Bounds what ``pattern`` can cost."""
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         if bool(self.tags) == (self.pattern is not None):
             seen = "both are set" if self.tags else "neither is set"
-            yield Problem("tags", f"the form is given by tags or by pattern, and {seen}", "set one of them")
+            yield ConfigIssue("tags", f"the form is given by tags or by pattern, and {seen}", "set one of them")
         if len(set(self.tags)) != len(self.tags):
-            yield Problem("tags", f"{', '.join(self.tags)} names one twice", "name each tag once")
+            yield ConfigIssue("tags", f"{', '.join(self.tags)} names one twice", "name each tag once")
         if self.credit != "whole" and not self.tags:
-            yield Problem("credit", "a regular expression has no parts to give credit for", "set tags, or leave it out")
+            yield ConfigIssue(
+                "credit", "a regular expression has no parts to give credit for", "set tags, or leave it out"
+            )
         if self.shares and (self.credit == "whole" or set(self.shares) != set(self.tags)):
             fix = f"name each of {', '.join(self.tags) or 'the tags'} and set credit to elements or tags"
-            yield Problem("shares", f"shares of {', '.join(self.shares)} are not what is paid", fix)
+            yield ConfigIssue("shares", f"shares of {', '.join(self.shares)} are not what is paid", fix)
         if self.pattern is not None:
             try:
                 re.compile(self.pattern)
             except re.error as error:
-                yield Problem("pattern", f"no regular expression: {error}", "mend it, or escape special characters")
+                yield ConfigIssue("pattern", f"no regular expression: {error}", "mend it, or escape special characters")
 
     def build(self) -> Environment:
         from nemorl_environments.graders import Format
@@ -170,10 +172,12 @@ class ConversationConfig(EnvironmentConfig):
     puts around a user message, from the end of the assistant's to its next beginning, e.g. for ChatML
     ``"\\n<|im_start|>user\\n{text}<|im_end|>\\n<|im_start|>assistant\\n"``."""
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         if "{text}" not in self.turn_template:
-            yield Problem("turn_template", "does not contain {text}", "write {text} where the environment's text goes")
+            yield ConfigIssue(
+                "turn_template", "does not contain {text}", "write {text} where the environment's text goes"
+            )
 
     def observation(self, text: str) -> str:
         """The environment's text as the policy reads it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from nemorl.errors import Problem
+from nemorl.errors import ConfigIssue
 from nemorl.plugins.kinds import DatasetConfig
 from pydantic import Field
 
@@ -43,11 +43,11 @@ class SlidingPuzzlesConfig(GeneratedConfig):
     )
     """Stands before the board."""
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         if self.min_scramble > self.max_scramble:
             message = f"fewest moves {self.min_scramble} exceed the most, {self.max_scramble}"
-            yield Problem("min_scramble", message, "lower it, or raise max_scramble")
+            yield ConfigIssue("min_scramble", message, "lower it, or raise max_scramble")
             return
         from nemorl_environments.rows import num_puzzles
 
@@ -56,7 +56,7 @@ class SlidingPuzzlesConfig(GeneratedConfig):
         if available is not None and available < wanted:
             message = f"{self.num_train} + {self.num_validation} validation = {wanted} puzzles asked for, "
             fix = "lower num_train, or raise max_scramble or size"
-            yield Problem("num_train", f"{message}but these options allow {available} distinct ones", fix)
+            yield ConfigIssue("num_train", f"{message}but these options allow {available} distinct ones", fix)
 
     def build(self, split: str) -> Sequence[Row] | None:
         from nemorl_environments.rows import puzzle_rows, split_or_none
@@ -87,14 +87,14 @@ class CalculationsConfig(GeneratedConfig):
         numbers = 10**self.max_digits - 1
         return int(numbers**self.operands * len(set(self.operations)) ** (self.operands - 1))
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         if "{problem}" not in self.instruction:
-            yield Problem("instruction", "does not contain {problem}", "write {problem} where the expression goes")
+            yield ConfigIssue("instruction", "does not contain {problem}", "write {problem} where the expression goes")
         wanted = self.num_train + self.num_validation
         if 2 * wanted > self.num_expressions:
             message = f"{wanted} expressions asked for, more than half of the {self.num_expressions} that there are"
-            yield Problem("num_train", message, "lower it, or raise max_digits or operands")
+            yield ConfigIssue("num_train", message, "lower it, or raise max_digits or operands")
 
     def build(self, split: str) -> Sequence[Row] | None:
         from nemorl_environments.rows import calculation_rows, split_or_none

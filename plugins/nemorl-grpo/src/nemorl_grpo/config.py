@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 from nemorl.config import Config
-from nemorl.errors import Problem
+from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
 from nemorl_rl.config import RolloutRunConfig
 from nemorl_rl.kl import KLPenalty
@@ -37,10 +37,10 @@ class RewardScaling(Config):
     target_max: float = 1.0
     """What ``source_max`` becomes."""
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         if self.source_max <= self.source_min:
-            yield Problem("source_max", f"must be above source_min = {self.source_min}", "widen the source range")
+            yield ConfigIssue("source_max", f"must be above source_min = {self.source_min}", "widen the source range")
 
 
 class OverlongPenalty(Config):
@@ -53,10 +53,10 @@ class OverlongPenalty(Config):
     penalty: float = Field(1.0, gt=0)
     """Subtracted from the reward at ``max_response_tokens``."""
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         if self.buffer_tokens > self.max_response_tokens:
-            yield Problem("buffer_tokens", f"exceeds max_response_tokens = {self.max_response_tokens}", "lower it")
+            yield ConfigIssue("buffer_tokens", f"exceeds max_response_tokens = {self.max_response_tokens}", "lower it")
 
 
 CorrectionKind = Literal["plain", "truncated", "icepop", "sequence_mask"]
@@ -103,18 +103,18 @@ class ImportanceCorrection(Config):
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         return {"anyOf": [{"type": "string", "enum": list(CORRECTION_BOUNDS)}, handler(schema)]}
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         bounds = CORRECTION_BOUNDS[self.kind]
         for name in ("cap", "low", "high"):
             if getattr(self, name) is not None and name not in bounds:
-                yield Problem(name, f"{self.kind} has no {name}", f"its bounds: {', '.join(bounds) or 'none'}")
+                yield ConfigIssue(name, f"{self.kind} has no {name}", f"its bounds: {', '.join(bounds) or 'none'}")
         top = "cap" if self.kind == "truncated" else "high"
         low, high = self.low, getattr(self, top)
         if low is not None and high is not None and low > high:
-            yield Problem("low", f"{low:g} is above {top} = {high:g}", "swap or widen them")
+            yield ConfigIssue("low", f"{low:g} is above {top} = {high:g}", "swap or widen them")
         if self.kind == "sequence_mask" and self.per == "sequence":
-            yield Problem("per", "sequence_mask keeps or drops responses and weighs tokens", "leave it out")
+            yield ConfigIssue("per", "sequence_mask keeps or drops responses and weighs tokens", "leave it out")
 
 
 class RewardShaping(Config):
@@ -127,10 +127,10 @@ class RewardShaping(Config):
     truncation_reward_factor: float | None = Field(None, ge=0, le=1)
     """Multiply the reward of responses cut by the token limit. Excludes ``overlong_penalty``."""
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         if self.overlong_penalty is not None and self.truncation_reward_factor is not None:
-            yield Problem("overlong_penalty", "excludes truncation_reward_factor: both punish length", "keep one")
+            yield ConfigIssue("overlong_penalty", "excludes truncation_reward_factor: both punish length", "keep one")
 
 
 class GroupCredit(RewardShaping):
@@ -187,13 +187,15 @@ class PolicyGradientConfig(RolloutRunConfig):
     log-prob|), 1 where both agree exactly, is above this. 1.05 is typical. Costs a forward pass where there is one
     update per step."""
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         responses = self.num_prompts_per_step * self.num_generations_per_prompt
         if self.num_minibatches > responses:
-            yield Problem("num_minibatches", f"{self.num_minibatches} minibatches of {responses} responses", "lower it")
+            yield ConfigIssue(
+                "num_minibatches", f"{self.num_minibatches} minibatches of {responses} responses", "lower it"
+            )
         if self.generation.temperature == 0:
-            yield Problem(
+            yield ConfigIssue(
                 "generation.temperature",
                 "greedy responses of a group are all the same, so nothing is learnt",
                 "use 1.0",
@@ -218,11 +220,11 @@ class GroupConfig(PolicyGradientConfig):
     advantage_clip_high: float | None = None
     """Advantages above are lowered to this."""
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         low, high = self.advantage_clip_low, self.advantage_clip_high
         if low is not None and high is not None and low >= high:
-            yield Problem(
+            yield ConfigIssue(
                 "advantage_clip_low", f"{low} is not below advantage_clip_high = {high}", "swap or widen them"
             )
 
@@ -234,7 +236,7 @@ class PenalizedConfig(KLPenalty, GroupConfig):
 class ClippedConfig(ClippedRatio, PenalizedConfig):
     """A variant that differs from GRPO in the credit of a response, and trains with GRPO's loss."""
 
-    loss_level: Literal["token", "sequence", "sequence_sum"] = "token"
+    loss_aggregation: Literal["token", "sequence", "sequence_sum"] = "token"
     """Average over all response tokens, over responses of their own averages, or over responses of their sums (a long
     response then counts as often as it has tokens; lower the learning rate by about its length)."""
 

@@ -40,4 +40,4 @@ def drop_disagreeing(batch: TokenBatch, limit: float) -> tuple[TokenBatch, dict[
         "max_sequence_mult_prob_error": Max(max(measured, default=0.0)),
         "dropped_disagreeing": Sum(float((trained & ~kept).sum())),
     }
-    return replace(batch, mask=mask, loss_weights=loss_weights(mask, batch.lengths, batch.level)), metrics
+    return replace(batch, mask=mask, loss_weights=loss_weights(mask, batch.lengths, batch.loss_aggregation)), metrics

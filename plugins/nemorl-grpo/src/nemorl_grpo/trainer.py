@@ -30,7 +30,7 @@ from nemorl_grpo.config import (
 from nemorl_grpo.rewards import shaped_rewards
 
 if TYPE_CHECKING:
-    from nemorl_tensors import NormalizationLevel, TokenBatch
+    from nemorl_tensors import LossAggregation, TokenBatch
 
     from nemorl_grpo.loss_base import PolicyGradientLoss
 
@@ -84,7 +84,7 @@ class PolicyGradientTrainer(RolloutTrainer[P]):
         raise NotImplementedError(f"{type(self).__name__} must define advantages()")
 
     @property
-    def level(self) -> NormalizationLevel:
+    def loss_aggregation(self) -> LossAggregation:
         """What the loss averages over."""
         return "token"
 
@@ -140,7 +140,7 @@ class PolicyGradientTrainer(RolloutTrainer[P]):
         return TokenBatch.from_samples(
             samples,
             advantages,
-            level=self.level,
+            loss_aggregation=self.loss_aggregation,
             temperature=self.config.generation.temperature,
             drop=[self.is_dropped(sample) for sample in samples],
         )
@@ -157,13 +157,13 @@ class GroupTrainer(PolicyGradientTrainer[G]):
         config = self.config
         return clip_advantages(self.credit(samples), config.advantage_clip_low, config.advantage_clip_high)
 
-    def teaches(self, group: Sequence[Sample]) -> bool:
+    def keep_group(self, group: Sequence[Sample]) -> bool:
         """Whether dynamic sampling keeps a group."""
         return has_spread([sample for sample in group if sample.score.valid])
 
     @property
     def rollout_plan(self) -> RolloutPlan:
-        return replace(super().rollout_plan, keep=self.teaches if self.config.dynamic_sampling else None)
+        return replace(super().rollout_plan, keep=self.keep_group if self.config.dynamic_sampling else None)
 
 
 class PenalizedTrainer(GroupTrainer[L]):
@@ -204,8 +204,8 @@ class ClippedTrainer(PenalizedTrainer[K]):
         )
 
     @property
-    def level(self) -> NormalizationLevel:
-        return self.config.loss_level
+    def loss_aggregation(self) -> LossAggregation:
+        return self.config.loss_aggregation
 
 
 class GRPOTrainer(ClippedTrainer[GRPOConfig]):

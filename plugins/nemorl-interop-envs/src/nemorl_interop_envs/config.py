@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from nemorl.errors import Problem
+from nemorl.errors import ConfigIssue
 from nemorl.plugins.kinds import DatasetConfig, EnvironmentConfig
 from pydantic import Field
 
@@ -49,11 +49,11 @@ class ReasoningGymTasksConfig(DatasetConfig):
     instruction: str = "Give the final answer as <answer>…</answer>."
     """Follows every task. Empty for none."""
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         reserved = {"seed", "size"} & self.options.keys()
         if reserved:
-            yield Problem("options", f"{', '.join(sorted(reserved))} is set elsewhere", "use seed and num_train")
+            yield ConfigIssue("options", f"{', '.join(sorted(reserved))} is set elsewhere", "use seed and num_train")
 
     def build(self, split: str) -> Sequence[Row] | None:
         from nemorl_interop_envs.reasoning_gym import rows
@@ -122,12 +122,12 @@ class OpenEnvConfig(EnvironmentConfig):
     """Seconds that the server may take for one message; then the run ends with an error. The pool's
     ``environment_timeout_s``, if shorter, scores 0 instead."""
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         if "{response}" not in str(self.action):
-            yield Problem("action", "no text contains {response}", "write {response} where the response goes")
+            yield ConfigIssue("action", "no text contains {response}", "write {response} where the response goes")
         if "{text}" not in self.turn_template:
-            yield Problem("turn_template", "does not contain {text}", "write {text} where the server's text goes")
+            yield ConfigIssue("turn_template", "does not contain {text}", "write {text} where the server's text goes")
 
     def build(self) -> Environment:
         from nemorl_interop_envs.openenv import OpenEnv

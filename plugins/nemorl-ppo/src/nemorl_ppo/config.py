@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, ClassVar, Literal
 
 from nemorl.config import RESUMABLE, Config, ExpandsHome, OptimizerConfig, PolicyConfig, ScheduleConfig
-from nemorl.config.models import TRAINING_BACKEND, Companion
-from nemorl.errors import Problem
+from nemorl.config.models import TRAINING_BACKEND, AuxiliaryModel
+from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import TrainingBackendConfig
 from nemorl_rl.config import RolloutRunConfig
@@ -113,34 +113,36 @@ class PPOConfig(KLPenalty, RolloutRunConfig):
     positive_nll_weight: float = Field(0.0, ge=0)
     """Weight of a further term that imitates the right responses (VAPO: 0.1). Right is what the environment calls so,
     or a reward above 0 where it does not say."""
-    loss_level: Literal["token", "sequence"] = "token"
+    loss_aggregation: Literal["token", "sequence"] = "token"
     """Average over all response tokens, or over responses of their own averages."""
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         responses = self.num_prompts_per_step * self.num_generations_per_prompt
         if self.num_minibatches > responses:
-            yield Problem("num_minibatches", f"{self.num_minibatches} minibatches of {responses} responses", "lower it")
+            yield ConfigIssue(
+                "num_minibatches", f"{self.num_minibatches} minibatches of {responses} responses", "lower it"
+            )
         if self.generation.temperature == 0:
-            yield Problem("generation.temperature", "greedy responses explore nothing", "use 1.0")
+            yield ConfigIssue("generation.temperature", "greedy responses explore nothing", "use 1.0")
         if self.length_adaptive_alpha is not None and self.gae_lambda_policy is not None:
-            yield Problem("gae_lambda_policy", "excludes length_adaptive_alpha, which chooses it", "keep one")
+            yield ConfigIssue("gae_lambda_policy", "excludes length_adaptive_alpha, which chooses it", "keep one")
         if self.max_steps is not None and self.critic_warmup_steps >= self.max_steps:
-            yield Problem(
+            yield ConfigIssue(
                 "critic_warmup_steps",
                 f"the policy would learn in none of max_steps = {self.max_steps}",
                 "lower it, or raise max_steps",
             )
         set_here = {name for name, value in self.critic if value is not None}
-        for problem in self.companions["critic"].policy.problems():
+        for problem in self.auxiliary_models["critic"].policy.problems():
             if problem.path.split(".")[0] in set_here:
-                yield Problem(f"critic.{problem.path}", problem.message, problem.fix)
+                yield ConfigIssue(f"critic.{problem.path}", problem.message, problem.fix)
 
     @property
-    def companions(self) -> Mapping[str, Companion]:
+    def auxiliary_models(self) -> Mapping[str, AuxiliaryModel]:
         head_start = self.critic_warmup_steps * self.updates_per_step
         critic = self.critic.resolved(self.policy)
-        return {"critic": Companion(critic, head="value", learns=True, extra_updates=head_start)}
+        return {"critic": AuxiliaryModel(critic, head="value", learns=True, extra_updates=head_start)}
 
     @property
     def updates_per_step(self) -> int:

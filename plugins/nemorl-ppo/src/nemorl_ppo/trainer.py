@@ -38,7 +38,7 @@ class PPOTrainer(RolloutTrainer[PPOConfig]):
             on_policy=config.updates_per_step == 1,
         )
         self.value_loss = ValueLoss(config.value_clip)
-        self.critic = self.run.companions["critic"]
+        self.critic = self.run.auxiliary_models["critic"]
         if config.critic.model_name:
             require_same_tokens(self.tokenizer, config.critic.model_name)
 
@@ -94,7 +94,7 @@ class PPOTrainer(RolloutTrainer[PPOConfig]):
         batch = TokenBatch.from_sequences(
             [sample.token_ids for sample in samples],
             [sample.response_mask for sample in samples],
-            level=self.config.loss_level,
+            loss_aggregation=self.config.loss_aggregation,
             temperature=self.config.generation.temperature,
         )
         sampled = torch.tensor([lp for sample in samples for lp in sample.generation_logprobs], dtype=torch.float32)
@@ -163,7 +163,9 @@ class PPOTrainer(RolloutTrainer[PPOConfig]):
         if "positive_weights" not in self.policy_loss.requires:
             return minibatch
         right = minibatch.mask & minibatch["is_right"][minibatch.sequence_ids]
-        return minibatch.with_tokens(positive_weights=loss_weights(right, minibatch.lengths, minibatch.level))
+        return minibatch.with_tokens(
+            positive_weights=loss_weights(right, minibatch.lengths, minibatch.loss_aggregation)
+        )
 
     def update(self, learner: TrainingPolicy, loss: Loss, minibatches: Sequence[TokenBatch]) -> dict[str, Metric]:
         """All epochs of one model; metrics are means over its optimizer steps."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from nemorl.config import RESUMABLE, Config, ExpandsHome, RunConfig
 from nemorl.contracts import Head
-from nemorl.errors import Problem
+from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import EnvironmentConfig
 from pydantic import Field
@@ -55,10 +55,10 @@ class RMConfig(RunConfig):
     """Weight of a term that keeps the rewards of a pair around 0 (arXiv:2312.09244; 0.01 is typical). Pairs alone leave
     the zero of the scale undetermined, which matters where rewards of different prompts meet."""
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         if self.policy.lora is not None:
-            yield Problem(
+            yield ConfigIssue(
                 "policy.lora", "a reward model is trained whole: its head is new", "remove lora from the policy"
             )
 
@@ -99,11 +99,11 @@ class RewardModelConfig(EnvironmentConfig):
     normalization: RewardNormalization | None = None
     """Bring the scores to another scale. Unset: the reward is the model's own number."""
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         is_path = self.model.startswith(("/", "./", "../", "~")) or self.model.count("/") > 1
         if is_path and not (Path(self.model).expanduser() / "config.json").is_file():
-            yield Problem(
+            yield ConfigIssue(
                 "model", f"{self.model!r} is not a model folder: it has no config.json", "give a Hugging Face folder"
             )
 

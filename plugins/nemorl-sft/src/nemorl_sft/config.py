@@ -32,5 +32,5 @@ class SFTConfig(RunConfig):
     """Rows per optimizer step."""
     only_last_turn: bool = False
     """Learn from the last assistant turn only, instead of from all of them."""
-    loss_level: Literal["token", "sequence"] = "token"
+    loss_aggregation: Literal["token", "sequence"] = "token"
     """Average over all response tokens, or over rows of their own averages."""

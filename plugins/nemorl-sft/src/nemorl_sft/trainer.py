@@ -46,7 +46,9 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
         limit = self.config.policy.max_sequence_tokens
         encoded = [encode_row(row, self.tokenizer, only_last_turn=self.config.only_last_turn) for row in rows]
         batch = TokenBatch.from_sequences(
-            [ids[:limit] for ids, _ in encoded], [mask[:limit] for _, mask in encoded], level=self.config.loss_level
+            [ids[:limit] for ids, _ in encoded],
+            [mask[:limit] for _, mask in encoded],
+            loss_aggregation=self.config.loss_aggregation,
         )
         if not bool(batch.mask.any()):
             raise DataError("no row of this batch has a token to learn from", fix="raise policy.max_sequence_tokens")

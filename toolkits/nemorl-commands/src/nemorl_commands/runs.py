@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from nemorl.errors import ConfigError, Problem, TerminalLostError, UsageError
+from nemorl.errors import ConfigError, ConfigIssue, TerminalLostError, UsageError
 from nemorl.process.stopping import TERMINAL_LOST
 from typer.core import TyperGroup
 
@@ -100,7 +100,7 @@ def _rehearse(config: Path, loaded: RunConfig, console: Console, *, as_json: boo
         say(f"{config}: ok, would run {planned['config']} in {planned['run_dir']}")
 
 
-def _refuse(problems: Iterator[Problem]) -> None:
+def _refuse(problems: Iterator[ConfigIssue]) -> None:
     if found := list(problems):
         raise ConfigError(found, source="before loading anything")
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
 from nemorl.config.base import RESUMABLE, Config
 from nemorl.environment import Environment
-from nemorl.errors import BackendError, PluginError, Problem
+from nemorl.errors import BackendError, ConfigIssue, PluginError
 from nemorl.plugins import kinds
 from pydantic import Field, create_model
 
@@ -51,18 +51,18 @@ class _StandIn(Config):
         """What was set, as the real class is given it."""
         return {name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set}
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         own = f"install it here: nemorl plugins install {self._venv.distribution}"
         for name in self._description.not_asked:
-            yield Problem("", f"it has a {name} of its own, which cannot be asked in another environment", own)
+            yield ConfigIssue("", f"it has a {name} of its own, which cannot be asked in another environment", own)
         not_plain = [name for name in self._options if not _is_plain(self._options[name])]
         for name in not_plain:
-            yield Problem(name, "only text, numbers, lists and mappings reach a plugin in another environment", own)
+            yield ConfigIssue(name, "only text, numbers, lists and mappings reach a plugin in another environment", own)
         if not not_plain:
             process = process_of(self._venv)
             for path, message, fix in process.call("check", self._value, self._options, within_s=CHECK_S):
-                yield Problem(path, message, fix)
+                yield ConfigIssue(path, message, fix)
 
     @classmethod
     def missing_modules(cls) -> list[str]:

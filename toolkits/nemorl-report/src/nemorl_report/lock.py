@@ -81,7 +81,7 @@ def _toolkits() -> Iterator[PluginEntry]:
 
 
 def _names_of(config: RunConfig) -> Iterator[tuple[str, str]]:
-    policies = [companion.policy for companion in config.companions.values()]
+    policies = [auxiliary.policy for auxiliary in config.auxiliary_models.values()]
     for part in (config, *_parts_in(config), *_parts_in(policies)):
         with suppress(PluginError):  # defined by the running program
             kind = next(kind for kind, base in config_bases().items() if isinstance(part, base))

@@ -1,4 +1,4 @@
-"""RolloutStream: scored groups in the order they are done, while the trainer trains on earlier ones.
+"""AsyncRolloutBuffer: scored groups in the order they are done, while the trainer trains on earlier ones.
 
 It is the data module of a run whose batches are more than "the next P rows": ``next_batch`` returns P rows whose groups
 are sampled, scored and wanted, ``collect`` hands over their samples. The version of the weights counts the trainer's
@@ -63,7 +63,7 @@ class _Batch:
         return len(self.settled) == len(self.rows)
 
 
-class RolloutStream:
+class AsyncRolloutBuffer:
     """A ``DataModule`` of finished rollouts."""
 
     def __init__(

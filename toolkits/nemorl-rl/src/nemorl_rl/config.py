@@ -12,7 +12,7 @@ from nemorl.config.cluster import LONGEST_WAIT_S
 from nemorl.config.component import Component
 from nemorl.config.models import GenerationConfig, Sampler
 from nemorl.config.run import RunConfig, ValidationConfig
-from nemorl.errors import Problem, boundary
+from nemorl.errors import ConfigIssue, boundary
 from nemorl.metrics import MetricInfo
 from nemorl.plugins import registry
 from nemorl.plugins.kinds import EnvironmentConfig
@@ -70,10 +70,10 @@ class RolloutConfig(Config):
     """End the run when ``token_mult_prob_error`` exceeds this in its first step, or the first after it was resumed: the
     sampler then runs another model. Rounding to bfloat16 gives up to about 1.05. Unset (``null``): only warn."""
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         if self.mismatch_limit is not None and self.mismatch_limit < self.mismatch_warning:
-            yield Problem(
+            yield ConfigIssue(
                 "mismatch_limit",
                 f"{self.mismatch_limit:g} is below mismatch_warning = {self.mismatch_warning:g}, which only warns",
                 "raise mismatch_limit as well, or set it to null to be warned only",
@@ -88,10 +88,10 @@ class RolloutValidationConfig(ValidationConfig):
     temperature: float = Field(0.0, ge=0)
     """Sampling temperature of validation; 0 is greedy. Use 1.0 with num_generations above 1."""
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         if self.num_generations > 1 and self.temperature == 0:
-            yield Problem(
+            yield ConfigIssue(
                 "temperature",
                 "greedy responses to one prompt are all the same",
                 "set validation.temperature above 0, or num_generations to 1",
@@ -125,16 +125,16 @@ class RolloutRunConfig(RunConfig):
     def sampler(self) -> Sampler:
         return Sampler(self.generation, self.is_attached, self.weight_transport)
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         yield from self.interpreter_problems("generation", self.generation)
         yield from self._generation_problems()
 
-    def launch_problems(self) -> Iterator[Problem]:
+    def launch_problems(self) -> Iterator[ConfigIssue]:
         yield from super().launch_problems()
         yield from self.reward_problems(self.environment, "set `environment:`, e.g. `environment: math`")
 
-    def dry_run(self, run_dir: Path, warn: Callable[[str], None]) -> Iterator[Problem]:
+    def dry_run(self, run_dir: Path, warn: Callable[[str], None]) -> Iterator[ConfigIssue]:
         from nemorl_rl.environments.sources import as_environment
         from nemorl_rl.rehearsal import rehearse, reward_problems
 
@@ -149,16 +149,16 @@ class RolloutRunConfig(RunConfig):
                     rehearse(environment, row, warn)
         yield from found
 
-    def reward_problems(self, scorer: object, fix: str) -> Iterator[Problem]:
+    def reward_problems(self, scorer: object, fix: str) -> Iterator[ConfigIssue]:
         """What is missing for responses to be scored, given what scores them. Algorithms that need no rewards override
         it."""
         if scorer is None:
-            yield Problem("environment", "nothing scores the responses", fix)
+            yield ConfigIssue("environment", "nothing scores the responses", fix)
 
     @property
     def is_attached(self) -> bool:
         """Whether the generator is built in the trainer's processes, over its weights."""
-        host = self.generation.backend.lives_with
+        host = self.generation.backend.colocates_with
         if not self.cluster.colocated or host is None:
             return False
         return registry().name_of("training_backends", type(self.policy.backend)) == host
@@ -175,13 +175,13 @@ class RolloutRunConfig(RunConfig):
             offered, accepted, cluster.weight_distance, device=cluster.device, colocated=cluster.colocated
         )
 
-    def _generation_problems(self) -> Iterator[Problem]:
+    def _generation_problems(self) -> Iterator[ConfigIssue]:
         yield from self.generation.backend.policy_problems(
-            self.policy, device=self.cluster.device, as_guest=self.is_attached
+            self.policy, device=self.cluster.device, is_attached=self.is_attached
         )
         if self.weight_transport is None and not self.is_attached:
             asked = self.cluster.weight_transport
-            yield Problem(
+            yield ConfigIssue(
                 "generation.backend" if asked is None else "cluster.weight_transport",
                 f"no weight transport in common{f' called {asked!r}' if asked else ''} that works within one "
                 f"{self.cluster.weight_distance} on {self.cluster.device}: training offers "
@@ -191,20 +191,20 @@ class RolloutRunConfig(RunConfig):
             )
         overlaps = self.rollouts.mode == "async" and self.rollouts.max_staleness > 0
         if overlaps and (not self.cluster.uses_ray or self.cluster.colocated):
-            yield Problem(
+            yield ConfigIssue(
                 "rollouts.mode",
                 "generation and training cannot overlap on the same devices",
                 "set cluster.colocated: false with gpus_per_node (workers_per_node on the CPU) of at least 2, or "
                 "rollouts.max_staleness: 0",
             )
         if self.cluster.uses_ray and self.cluster.colocated and self.generation.backend.devices_per_replica > 1:
-            yield Problem(
+            yield ConfigIssue(
                 "cluster.colocated",
                 "an engine that spreads over several devices cannot share them with training workers",
                 "set cluster.colocated: false, or one device per engine",
             )
         if self.generation.max_new_tokens >= self.policy.max_sequence_tokens:
-            yield Problem(
+            yield ConfigIssue(
                 "generation.max_new_tokens",
                 f"{self.generation.max_new_tokens} leaves no room for a prompt within "
                 f"policy.max_sequence_tokens = {self.policy.max_sequence_tokens}",

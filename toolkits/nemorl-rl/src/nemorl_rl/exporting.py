@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nemorl.checkpoints import Checkpoint, CheckpointManager
 from nemorl.config.load import load_config
-from nemorl.config.models import Companion
+from nemorl.config.models import AuxiliaryModel
 from nemorl.config.run import RunConfig
 from nemorl.errors import UsageError
 from nemorl.resources.manager import ResourceManager
@@ -43,7 +43,7 @@ def export_model(
     checkpoint = _chosen(run_dir, config, step, best)
     checkpoint.verify()
     with closing(ResourceManager(config, run_dir)) as resources:
-        policy = resources.companion_policy("policy", Companion(config.policy, config.policy_head), 1)
+        policy = resources.auxiliary_policy("policy", AuxiliaryModel(config.policy, config.policy_head), 1)
         policy.load_checkpoint(checkpoint.path / "policy")
         policy.save_pretrained(output)
     return checkpoint

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from nemorl.config.base import Config
-from nemorl.errors import Problem
+from nemorl.errors import ConfigIssue
 from pydantic import Field
 
 if TYPE_CHECKING:
@@ -79,20 +79,20 @@ class KLPenalty(KLCharge):
         bounds = self.kl_input_clamp, self.kl_output_clamp
         return KLTerm(self.kl_estimator, *bounds, self.kl_gradient, self.kl_importance_weights)
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         if self.kl_in == "reward":
             if self.kl_estimator != "k1":
-                yield Problem(
+                yield ConfigIssue(
                     "kl_type",
                     f"as part of the reward, {self.kl_type} has next to no gradient near the initial policy",
                     "use k1, or kl_in: loss",
                 )
             for name, neutral in (("kl_gradient", "unbiased"), ("kl_importance_weights", False)):
                 if getattr(self, name) != neutral:
-                    yield Problem(name, "has no effect with kl_in: reward", "leave it out, or set kl_in: loss")
+                    yield ConfigIssue(name, "has no effect with kl_in: reward", "leave it out, or set kl_in: loss")
         elif self.kl_estimator == "k1" and self.kl_gradient == "estimator":
-            yield Problem(
+            yield ConfigIssue(
                 "kl_type",
                 "the derivative of k1 is zero in expectation: the term would add noise and hold nothing back",
                 "set kl_gradient: unbiased, or use k2 or k3",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from nemorl.environment import Environment, as_score
-from nemorl.errors import NemorlError, Problem, boundary
+from nemorl.errors import ConfigIssue, NemorlError, boundary
 from nemorl.text.reading import shown
 from nemorl.text.suggest import did_you_mean
 from nemorl.types import Prompt, Row
@@ -25,7 +25,7 @@ SURE_MISTAKES = (TypeError, NameError, AttributeError, KeyError, ImportError)
 """Errors that the text of the response rarely causes. Others may be its fault, and become a warning."""
 
 
-def reward_problems(environment: Environment, row: Row | None) -> Iterator[Problem]:
+def reward_problems(environment: Environment, row: Row | None) -> Iterator[ConfigIssue]:
     """What the rewards of an environment ask of a row that it does not have."""
     for part in environment.rehearsals() if row is not None else ():
         yield from _column_problems(part, row or {})
@@ -55,7 +55,7 @@ class _NoTokens(Tokenizer):
         return []
 
 
-def _column_problems(environment: Environment, row: Row) -> Iterator[Problem]:
+def _column_problems(environment: Environment, row: Row) -> Iterator[ConfigIssue]:
     """Parameters of a reward function that no column fills."""
     if not isinstance(environment, RewardFunction):
         return
@@ -63,7 +63,7 @@ def _column_problems(environment: Environment, row: Row) -> Iterator[Problem]:
     for name in sorted(environment.required_columns() - {"answer", *columns}):
         fix = did_you_mean(name, columns) or "map a column to it in `data:`, or give the parameter a default"
         owner = f"reward function {environment.name!r}"
-        yield Problem("reward_fn", f"{owner} asks for {name}; the rows have {', '.join(columns)}", fix)
+        yield ConfigIssue("reward_fn", f"{owner} asks for {name}; the rows have {', '.join(columns)}", fix)
 
 
 def _rehearse(environment: Environment, row: Row, warn: Callable[[str], None]) -> None:

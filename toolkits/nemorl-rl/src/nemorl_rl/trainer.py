@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from nemorl.contracts import DataModule
 from nemorl.data import DataSource, RowDataModule
 from nemorl.environment import Environment
-from nemorl.errors import Problem
+from nemorl.errors import ConfigIssue
 from nemorl.metrics import Metrics
 from nemorl.plugins import registry
 from nemorl.process.seeding import derive_seed
@@ -22,7 +22,7 @@ from nemorl.run import TrainResult
 from nemorl.trainer import BaseTrainer
 from nemorl.types import Row, Samples
 
-from nemorl_rl.async_buffer import RolloutStream
+from nemorl_rl.async_buffer import AsyncRolloutBuffer
 from nemorl_rl.breaker import CircuitBreaker
 from nemorl_rl.config import RolloutRunConfig
 from nemorl_rl.environments import EnvironmentPool
@@ -54,7 +54,7 @@ class RolloutTrainer(BaseTrainer[R]):
         self.generation: GenerationPolicy
         """The policy as it samples."""
         self.rollouts: RolloutEngine
-        self.stream: RolloutStream | None = None
+        self.stream: AsyncRolloutBuffer | None = None
 
     # What an algorithm defines
 
@@ -135,7 +135,7 @@ class RolloutTrainer(BaseTrainer[R]):
         self._scorer = reward_fn if reward_fn is not None else self.config.environment
         return super().fit(dataset, **options)
 
-    def missing_inputs(self, source: DataSource | None) -> Iterator[Problem]:
+    def missing_inputs(self, source: DataSource | None) -> Iterator[ConfigIssue]:
         yield from super().missing_inputs(source)
         yield from self.config.reward_problems(self._scorer, "pass fit(reward_fn=…) or set `environment:`")
 
@@ -144,7 +144,7 @@ class RolloutTrainer(BaseTrainer[R]):
         assert environment is not None, "missing_inputs says so, where an algorithm needs one"
         self.environment = environment
 
-    def preflight(self) -> Iterator[Problem]:
+    def preflight(self) -> Iterator[ConfigIssue]:
         row = self.data.first_row if isinstance(self.data, RowDataModule) else None
         problems = [*super().preflight(), *reward_problems(self.environment, row)]
         if not problems:
@@ -192,12 +192,12 @@ class RolloutTrainer(BaseTrainer[R]):
     def _rollout_seed(self, batch: int) -> int:
         return derive_seed(self.config.seed, "rollout", batch)
 
-    def _open_stream(self) -> RolloutStream | None:
+    def _open_stream(self) -> AsyncRolloutBuffer | None:
         """Needed where rollouts run ahead of training, or not every group is trained on."""
         settings = self.config.rollouts
         if settings.mode == "sync" and self.rollout_plan.keep is None:
             return None
-        return RolloutStream(
+        return AsyncRolloutBuffer(
             self.data,
             self.rollouts.with_timer(Timer()),
             self.rollout_plan,

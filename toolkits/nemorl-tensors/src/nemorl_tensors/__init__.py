@@ -3,7 +3,7 @@
 Importing this package imports torch; ``import nemorl`` does not.
 """
 
-from nemorl_tensors.batch import NormalizationLevel, TokenBatch, loss_weights
+from nemorl_tensors.batch import LossAggregation, TokenBatch, loss_weights
 from nemorl_tensors.functional import (
     masked_max,
     masked_mean,
@@ -22,7 +22,7 @@ __all__ = [
     "KL_ESTIMATORS",
     "KLTerm",
     "KLType",
-    "NormalizationLevel",
+    "LossAggregation",
     "TokenBatch",
     "kl_k1",
     "kl_k2",

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from nemorl_tensors.functional import segment_ids, segment_sum
 
-NormalizationLevel = Literal["token", "sequence", "sequence_sum"]
+LossAggregation = Literal["token", "sequence", "sequence_sum"]
 """``token``: every trained token weighs the same. ``sequence``: every sequence does, shared among its tokens.
 ``sequence_sum``: every token weighs one over the number of sequences; the one level whose weights do not sum to 1."""
 
@@ -49,7 +49,7 @@ class TokenBatch:
     """[N] bool, True where the token is trained on; False at every sequence's first token"""
     loss_weights: Tensor
     """[N] float32, 0.0 where mask is False"""
-    level: NormalizationLevel = "token"
+    loss_aggregation: LossAggregation = "token"
     """How ``loss_weights`` were normalised, so that minibatches normalise alike"""
     temperature: float = 1.0
     """The sampling temperature: log-probs of this batch are those of ``softmax(logits / temperature)``"""
@@ -57,7 +57,7 @@ class TokenBatch:
     """Named [N] tensors, e.g. ``advantages``, ``old_logprobs``; [N, K] where each token has several values"""
     sequence_fields: Mapping[str, Tensor] = field(default_factory=dict)
     """Named [B] tensors"""
-    coupled: int = 1
+    sequences_per_group: int = 1
     """Neighbouring sequences that a loss compares, e.g. 2 for preference pairs. However a batch is cut (minibatches,
     microbatches, shards), they stay together and in order."""
 
@@ -67,21 +67,23 @@ class TokenBatch:
         token_ids: Sequence[Sequence[int]],
         masks: Sequence[Sequence[bool]],
         *,
-        level: NormalizationLevel = "token",
+        loss_aggregation: LossAggregation = "token",
         temperature: float = 1.0,
-        coupled: int = 1,
+        sequences_per_group: int = 1,
     ) -> TokenBatch:
         """Lay B token lists end to end. ``masks[b][t]`` says whether token t of sequence b is trained on."""
-        if len(token_ids) % coupled:
-            raise DataError(f"{len(token_ids)} sequences do not divide into groups of {coupled}")
+        if len(token_ids) % sequences_per_group:
+            raise DataError(f"{len(token_ids)} sequences do not divide into groups of {sequences_per_group}")
         if [len(ids) for ids in token_ids] != [len(mask) for mask in masks]:
             raise DataError("token_ids and masks must have equal lengths, sequence by sequence")
         lengths = torch.tensor([len(ids) for ids in token_ids], dtype=torch.int64)
         flat_ids = torch.tensor([token for ids in token_ids for token in ids], dtype=torch.int64)
         mask = torch.tensor([bool(keep) for row in masks for keep in row], dtype=torch.bool)
         mask[(torch.cumsum(lengths, 0) - lengths)[lengths > 0]] = False
-        weights = loss_weights(mask, lengths, level)
-        return cls(flat_ids, lengths, mask, weights, level, temperature, coupled=coupled)
+        weights = loss_weights(mask, lengths, loss_aggregation)
+        return cls(
+            flat_ids, lengths, mask, weights, loss_aggregation, temperature, sequences_per_group=sequences_per_group
+        )
 
     @classmethod
     def from_samples(
@@ -89,7 +91,7 @@ class TokenBatch:
         samples: Samples,
         advantages: Sequence[float],
         *,
-        level: NormalizationLevel = "token",
+        loss_aggregation: LossAggregation = "token",
         temperature: float = 1.0,
         drop: Sequence[bool] | None = None,
     ) -> TokenBatch:
@@ -98,7 +100,7 @@ class TokenBatch:
         Args:
             samples: B scored trajectories.
             advantages: One per sample.
-            level: What the loss averages over.
+            loss_aggregation: What the loss averages over.
             temperature: The sampling temperature of the rollout.
             drop: [B] samples that keep their place but train nothing (overlong filtering).
         """
@@ -106,7 +108,7 @@ class TokenBatch:
         batch = cls.from_sequences(
             [sample.token_ids for sample in samples],
             [[keep and not out for keep in sample.response_mask] for sample, out in zip(samples, dropped, strict=True)],
-            level=level,
+            loss_aggregation=loss_aggregation,
             temperature=temperature,
         )
         per_token = torch.repeat_interleave(torch.tensor(list(advantages), dtype=torch.float32), batch.lengths)
@@ -169,27 +171,32 @@ class TokenBatch:
 
     def minibatches(self, count: int) -> list[TokenBatch]:
         """Split by order into ``count`` optimizer steps, each with loss weights that sum to 1."""
-        groups = len(self) // self.coupled
+        groups = len(self) // self.sequences_per_group
         if not 1 <= count <= groups:
-            what = "sequences" if self.coupled == 1 else f"groups of {self.coupled} sequences"
+            what = "sequences" if self.sequences_per_group == 1 else f"groups of {self.sequences_per_group} sequences"
             raise UsageError(f"cannot split {groups} {what} into {count} minibatches")
         if count == 1:
             return [self]
-        bounds = [groups * i // count * self.coupled for i in range(count + 1)]
+        bounds = [groups * i // count * self.sequences_per_group for i in range(count + 1)]
         parts = [self.select(range(low, high)) for low, high in itertools.pairwise(bounds)]
-        return [replace(part, loss_weights=loss_weights(part.mask, part.lengths, self.level)) for part in parts]
+        return [
+            replace(part, loss_weights=loss_weights(part.mask, part.lengths, self.loss_aggregation)) for part in parts
+        ]
 
     def shards(self, count: int) -> list[list[int]]:
         """Sequence indices for each of ``count`` ranks, balanced by tokens: longest first, to the emptiest rank."""
         loads = [(0, rank) for rank in range(count)]  # a heap: the emptiest rank first, the lowest of equals
         groups: list[list[int]] = [[] for _ in range(count)]
-        sizes_G = self.lengths.view(-1, self.coupled).sum(1)
+        sizes_G = self.lengths.view(-1, self.sequences_per_group).sum(1)
         sizes = sizes_G.tolist()
         for group in torch.argsort(sizes_G, descending=True, stable=True).tolist():
             load, rank = loads[0]
             heapq.heapreplace(loads, (load + sizes[group], rank))
             groups[rank].append(group)
-        return [[group * self.coupled + i for group in sorted(shard) for i in range(self.coupled)] for shard in groups]
+        return [
+            [group * self.sequences_per_group + i for group in sorted(shard) for i in range(self.sequences_per_group)]
+            for shard in groups
+        ]
 
     def __reduce__(self) -> tuple[Any, ...]:
         # numpy arrays leave a pickle of protocol 5 as buffers, which Ray copies once; torch would copy them thrice, and
@@ -263,7 +270,7 @@ def _tensor(value: Any) -> Any:
         return torch.from_numpy(value.data).view(value.dtype).reshape(value.shape)
 
 
-def loss_weights(mask: Tensor, lengths: Tensor, level: NormalizationLevel) -> Tensor:
+def loss_weights(mask: Tensor, lengths: Tensor, loss_aggregation: LossAggregation) -> Tensor:
     """[N] float32 weights that sum to 1 over the masked-in tokens (all zeros when there are none).
 
     ``token``: 1 / T for each of T trained tokens. ``sequence``: 1 / (S * t_b) for each of the t_b trained tokens of
@@ -271,10 +278,10 @@ def loss_weights(mask: Tensor, lengths: Tensor, level: NormalizationLevel) -> Te
     (``seq-mean-token-sum`` in verl).
     """
     ones = mask.float()
-    if level == "token":
+    if loss_aggregation == "token":
         return ones / ones.sum().clamp(min=1)
     per_sequence = segment_sum(ones, mask, lengths)
-    if level == "sequence_sum":
+    if loss_aggregation == "sequence_sum":
         return ones / (per_sequence > 0).sum().clamp(min=1)
     scale = 1.0 / (per_sequence.clamp(min=1) * (per_sequence > 0).sum().clamp(min=1))
     return ones * torch.repeat_interleave(scale, lengths)

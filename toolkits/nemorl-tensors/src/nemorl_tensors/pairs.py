@@ -30,7 +30,7 @@ def pair_batch(
         is_complete = all(any(mask[1:]) for _, mask in pair)  # the first token of a sequence is never trained
         sequences += [ids for ids, _ in pair]
         masks += [[keep and is_complete for keep in mask] for _, mask in pair]
-    return TokenBatch.from_sequences(sequences, masks, level="sequence", coupled=2)
+    return TokenBatch.from_sequences(sequences, masks, loss_aggregation="sequence", sequences_per_group=2)
 
 
 def split_pairs(values_B: Tensor) -> tuple[Tensor, Tensor]:

@@ -75,9 +75,9 @@ class SquaredError:
 
 
 def check_coupled_sequences_stay_together(subject: Subject) -> None:
-    """A loss finds the coupled sequences of a batch together and in order, in every microbatch. (DESIGN 7.5)"""
+    """A loss finds the sequences of a group together and in order, in every microbatch. (DESIGN 7.5)"""
     whole = ragged_batch()
-    pairs = replace(whole.select([0, 5, 2, 3, 4, 1, 7, 6]), coupled=2)
+    pairs = replace(whole.select([0, 5, 2, 3, 4, 1, 7, 6]), sequences_per_group=2)
     pairs = pairs.with_sequences(pair=torch.arange(8) // 2)
     updates = []
     for tokens in (100_000, 1):

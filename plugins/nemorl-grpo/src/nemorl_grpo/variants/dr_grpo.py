@@ -27,7 +27,7 @@ from nemorl_grpo.rewards import shaped_rewards
 from nemorl_grpo.trainer import GroupTrainer
 
 if TYPE_CHECKING:
-    from nemorl_tensors import NormalizationLevel, TokenBatch
+    from nemorl_tensors import LossAggregation, TokenBatch
 
 
 class DrGRPOConfig(RewardShaping, ClippedRatio, GroupConfig):
@@ -61,7 +61,7 @@ class DrGRPOTrainer(GroupTrainer[DrGRPOConfig]):
         return group_advantages(rewards, samples.group_ids, normalize_std=False, leave_one_out=False)
 
     @property
-    def level(self) -> NormalizationLevel:
+    def loss_aggregation(self) -> LossAggregation:
         return "sequence"
 
     def to_batch(self, samples: Samples, advantages: Sequence[float]) -> TokenBatch:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import ClassVar, Literal
 
-from nemorl.errors import Problem, UsageError
+from nemorl.errors import ConfigIssue, UsageError
 from nemorl.types import Sample, Samples
 
 from nemorl_grpo.advantages import batch_normalized, differ, group_advantages
@@ -38,10 +38,10 @@ class GDPOConfig(ClippedConfig):
     reward_weights: dict[str, float] | None = None
     """Weight of each component of the reward by name, all of them. Unset: 1 each."""
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         if self.reward_weights is not None and len(self.reward_weights) < 2:
-            yield Problem(
+            yield ConfigIssue(
                 "reward_weights", "GDPO weighs at least two rewards", "name them all, or use `algorithm: grpo`"
             )
 
@@ -59,7 +59,7 @@ class GDPOTrainer(ClippedTrainer[GDPOConfig]):
             total = [so_far + weight * value for so_far, value in zip(total, credit, strict=True)]
         return batch_normalized(total, [1.0] * len(samples))
 
-    def teaches(self, group: Sequence[Sample]) -> bool:
+    def keep_group(self, group: Sequence[Sample]) -> bool:
         """Whether any component differs: their sum may not."""
         found = [sample.score.components for sample in group if sample.score.valid]
         names = {name for components in found for name in components}

@@ -18,7 +18,7 @@ from nemorl_grpo.config import GroupCredit, PenalizedConfig
 from nemorl_grpo.trainer import PenalizedTrainer, group_credit
 
 if TYPE_CHECKING:
-    from nemorl_tensors import NormalizationLevel
+    from nemorl_tensors import LossAggregation
 
 
 class GSPOConfig(GroupCredit, PenalizedConfig):
@@ -58,5 +58,5 @@ class GSPOTrainer(PenalizedTrainer[GSPOConfig]):
         return group_credit(samples, self.config)
 
     @property
-    def level(self) -> NormalizationLevel:
+    def loss_aggregation(self) -> LossAggregation:
         return "sequence"

@@ -5,7 +5,7 @@ arXiv:2602.02710. Dividing by the success rate p turns the gradient of p into th
 A_i = (r_i - mean(group)) / mean(group)
 
 Differs from the paper: rewards need not be 0 or 1, only not negative; the average over tokens is that of
-``loss_level``; with several updates per step the ratio is clipped as in GRPO. A group without any reward teaches
+``loss_aggregation``; with several updates per step the ratio is clipped as in GRPO. A group without any reward teaches
 nothing, as there.
 """
 

@@ -26,7 +26,7 @@ from nemorl_grpo.rewards import shaped_rewards
 from nemorl_grpo.trainer import PolicyGradientTrainer
 
 if TYPE_CHECKING:
-    from nemorl_tensors import NormalizationLevel, TokenBatch
+    from nemorl_tensors import LossAggregation, TokenBatch
 
 
 class ReinforcePlusPlusConfig(RewardShaping, ClippedRatio, KLCharge, PolicyGradientConfig):
@@ -39,7 +39,7 @@ class ReinforcePlusPlusConfig(RewardShaping, ClippedRatio, KLCharge, PolicyGradi
     """Name of the algorithm."""
     kl_penalty: float = Field(0.01, ge=0)
     """How much of the reward a nat of KL(policy || initial policy) costs. 0 needs no reference model."""
-    loss_level: Literal["token", "sequence"] = "token"
+    loss_aggregation: Literal["token", "sequence"] = "token"
     """Average over all response tokens, or over responses of their own averages."""
 
 
@@ -68,8 +68,8 @@ class ReinforcePlusPlusTrainer(PolicyGradientTrainer[ReinforcePlusPlusConfig]):
         return shaped_rewards(samples, self.config)
 
     @property
-    def level(self) -> NormalizationLevel:
-        return self.config.loss_level
+    def loss_aggregation(self) -> LossAggregation:
+        return self.config.loss_aggregation
 
     def credit_tokens(self, batch: TokenBatch, samples: Samples) -> TokenBatch:
         from nemorl_tensors import standardized

@@ -5,7 +5,7 @@ arXiv:2402.14740.
 A_i = r_i - mean of the other rewards of its group
 
 Differs from the paper: it sums log-probs over a response, here they are averaged over all tokens of the step (one
-common factor) or, with ``loss_level: sequence``, within each response first. Its KL is part of the reward
+common factor) or, with ``loss_aggregation: sequence``, within each response first. Its KL is part of the reward
 (``kl_in: reward``); by default here it is a term of the loss, with the estimator k2, whose gradient is that of charging
 each token's KL to its own reward. With several updates per step the ratio is clipped as in GRPO; with one, this is
 plain REINFORCE.

@@ -58,7 +58,7 @@ class KVCache:
         values = self.values[:, :rows, :, first : self.length]
         return keys, values, None if self._mask is None else self._mask[..., first : self.length]
 
-    def admit(self, prompts: Sequence[Prompt], reserve_tokens: int, prefill: Prefill) -> Tensor:
+    def attach_engine(self, prompts: Sequence[Prompt], reserve_tokens: int, prefill: Prefill) -> Tensor:
         """Append rows that begin with ``prompts``, each distinct one computed once, and make room for steps after them.
 
         Returns:

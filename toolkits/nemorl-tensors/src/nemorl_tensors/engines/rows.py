@@ -57,18 +57,22 @@ def plan_microbatches(batch: TokenBatch, budget: int, *, padded: bool = True) ->
     """Sequence indices per microbatch: of similar length together, up to ``budget`` computed tokens.
 
     A sequence longer than the budget has a microbatch to itself. Every sequence is in exactly one microbatch, together
-    with those it is coupled to; those without a scored token, which cost nothing, are in the last.
+    with those it is compared with; those without a scored token, which cost nothing, are in the last.
     """
-    coupled = batch.coupled
-    fed_GK = fed_lengths(batch).view(-1, coupled)
-    costs: list[int] = (fed_GK.amax(1) * coupled if padded else fed_GK.sum(1)).tolist()
+    sequences_per_group = batch.sequences_per_group
+    fed_GK = fed_lengths(batch).view(-1, sequences_per_group)
+    costs: list[int] = (fed_GK.amax(1) * sequences_per_group if padded else fed_GK.sum(1)).tolist()
     order = sorted(range(len(costs)), key=costs.__getitem__, reverse=True)
     fed = [group for group in order if costs[group] > 0]
     widths = [costs[group] for group in fed]
     places = _padded_bins(widths, budget) if padded else first_fit_decreasing(widths, budget)
     groups = [[fed[place] for place in members] for members in places] or [[]]
     groups[-1] += order[len(fed) :]
-    return [[group * coupled + i for group in members for i in range(coupled)] for members in groups if members]
+    return [
+        [group * sequences_per_group + i for group in members for i in range(sequences_per_group)]
+        for members in groups
+        if members
+    ]
 
 
 def _padded_bins(widths: list[int], budget: int) -> list[list[int]]:

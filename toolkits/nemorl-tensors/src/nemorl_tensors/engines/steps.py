@@ -115,4 +115,4 @@ def with_places(batch: TokenBatch) -> TokenBatch:
     A microbatch reorders sequences; this says where what was found of its tokens belongs.
     """
     place = torch.arange(batch.num_tokens, device=batch.token_ids.device)
-    return replace(batch, token_fields={PLACE: place}, sequence_fields={}, coupled=1)
+    return replace(batch, token_fields={PLACE: place}, sequence_fields={}, sequences_per_group=1)

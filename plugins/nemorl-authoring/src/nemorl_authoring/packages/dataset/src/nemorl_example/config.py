@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from nemorl.errors import Problem
+from nemorl.errors import ConfigIssue
 from nemorl.plugins.kinds import DatasetConfig
 from pydantic import Field
 
@@ -25,10 +25,10 @@ class ExampleConfig(DatasetConfig):
     seed: int = Field(0, ge=0)
     """Chooses the order and which products are held out."""
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         if self.num_validation >= self.largest**2:
-            yield Problem(
+            yield ConfigIssue(
                 "num_validation",
                 f"{self.num_validation} of {self.largest**2} products held out leave none to train on",
                 "lower it, or raise largest",

@@ -57,8 +57,8 @@ class ExampleBackend:
         self._optimizer.zero_grad()
         parts: list[Metrics] = []
         losses: list[Tensor] = []
-        for start in range(0, len(batch), batch.coupled):  # sequences that a loss compares stay together
-            part = batch.select(range(start, start + batch.coupled)).to(self._device)
+        for start in range(0, len(batch), batch.sequences_per_group):  # sequences that a loss compares stay together
+            part = batch.select(range(start, start + batch.sequences_per_group)).to(self._device)
             value, metrics = evaluate_loss(loss, self._logprobs(self._model, part), part)
             value.backward()  # type: ignore[no-untyped-call]
             parts.append(metrics)
