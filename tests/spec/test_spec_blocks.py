@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 import spec_world as world
-from nemorl.plugins import Index, Registry, use_registry
+from nemorl.plugins import Index, Registry
+from nemorl_testing.registries import use_registry
 from spec_blocks import BLOCKS, FOLDER, OWN_PACKAGE, under_new_names
 
 DOCUMENTS = {

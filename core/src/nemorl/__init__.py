@@ -54,16 +54,16 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    from nemorl.plugins.registry import installed
+    from nemorl.plugins.registry import registry
 
-    return sorted({"__version__", *_KERNEL, *installed().index.names})
+    return sorted({"__version__", *_KERNEL, *registry().index.names})
 
 
 def _from_others(name: str) -> Any:
     """A name that an installed toolkit or plugin contributes, or the config or trainer of an installed algorithm."""
-    from nemorl.plugins.registry import installed
+    from nemorl.plugins.registry import registry
 
-    point = installed().index.names.get(name)
+    point = registry().index.names.get(name)
     if point is not None:
         return point.load()
     return _from_algorithms(name)

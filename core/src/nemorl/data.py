@@ -13,7 +13,7 @@ from nemorl.config.load import validate
 from nemorl.config.run import RunConfig
 from nemorl.contracts import DataModule
 from nemorl.errors import DataError, UsageError, boundary
-from nemorl.plugins import registry
+from nemorl.plugins import Registry, registry
 from nemorl.plugins.kinds import DatasetConfig
 from nemorl.process.seeding import derive_seed
 from nemorl.text.reading import shown
@@ -151,7 +151,7 @@ def open_data(source: DataSource, config: RunConfig, batch_size: int) -> DataMod
     """Whatever the user calls data, as a ``DataModule``."""
     if isinstance(source, DataModule):
         return source
-    rows = rows_of(source, "train")
+    rows = rows_of(source, "train", config.registry)
     if rows is None:
         raise UsageError("the dataset has no train split", fix="check the options of `data:`")
     owner = f"dataset {type(source).__name__}" if isinstance(source, DatasetConfig) else "the dataset"
@@ -161,21 +161,27 @@ def open_data(source: DataSource, config: RunConfig, batch_size: int) -> DataMod
 def held_out_rows(source: DataSource, given: DataSource | None, config: RunConfig) -> Sequence[Row] | None:
     """Rows to validate on: those given, else those of the config, else the validation split of the data."""
     held_out = given if given is not None else config.validation.data or source
-    found = None if isinstance(held_out, DataModule) else rows_of(held_out, "validation")
-    return rows_of(given, "train") if given is not None and found is None else found
+    found = None if isinstance(held_out, DataModule) else rows_of(held_out, "validation", config.registry)
+    return rows_of(given, "train", config.registry) if given is not None and found is None else found
 
 
-def rows_of(source: Any, split: str) -> Sequence[Row] | None:
+def rows_of(source: Any, split: str, plugins: Registry | None = None) -> Sequence[Row] | None:
     """The rows of one split of any data source but a ``DataModule``; ``None`` where it has no such split.
+
+    Args:
+        source: Any of :data:`DataSource` but a ``DataModule``.
+        split: ``train`` or ``validation``.
+        plugins: Those that a name may mean. Unset: those of this process.
 
     Raises:
         UsageError: nothing has the name, or the object holds no rows.
         ConfigError: the options of the dataset are wrong.
     """
     if isinstance(source, str | Path):
-        source = named_dataset(source)
+        source = named_dataset(source, plugins)
     elif isinstance(source, Mapping) and isinstance(source.get("name"), str):
-        source = configured_dataset(source["name"], {key: value for key, value in source.items() if key != "name"})
+        options = {key: value for key, value in source.items() if key != "name"}
+        source = configured_dataset(source["name"], options, plugins or registry())
     if isinstance(source, DatasetConfig):
         with boundary(f"dataset {type(source).__name__}"):
             return source.build(split)
@@ -184,18 +190,17 @@ def rows_of(source: Any, split: str) -> Sequence[Row] | None:
     return as_rows(source) if split == "train" else None
 
 
-def named_dataset(name: str | Path) -> DatasetConfig:
+def named_dataset(name: str | Path, plugins: Registry | None = None) -> DatasetConfig:
     """The dataset that a text or path means: an installed one, else what ``nemorl.find_dataset`` makes of it.
 
     Raises:
         UsageError: it is none; names what comes closest.
     """
-    from nemorl.plugins.registry import installed
-
-    known = [entry.name for entry in registry().index.of_kind("datasets")]
+    plugins = plugins or registry()
+    known = [entry.name for entry in plugins.index.of_kind("datasets")]
     if isinstance(name, str) and name.rpartition(":")[2] in known:
-        return configured_dataset(name, {})
-    finder = installed().index.names.get("find_dataset")
+        return configured_dataset(name, {}, plugins)
+    finder = registry().index.names.get("find_dataset")
     if finder is not None:
         with boundary("find_dataset"):
             found: DatasetConfig = finder.load()(name, known)
@@ -206,14 +211,14 @@ def named_dataset(name: str | Path) -> DatasetConfig:
     )
 
 
-def configured_dataset(name: str, options: Mapping[str, Any]) -> DatasetConfig:
+def configured_dataset(name: str, options: Mapping[str, Any], plugins: Registry) -> DatasetConfig:
     """The config of an installed dataset with these options.
 
     Raises:
         PluginNotFoundError: no such dataset is installed; says what to install.
         ConfigError: every option that is wrong.
     """
-    config_class = registry().load("datasets", name)
+    config_class = plugins.load("datasets", name)
     problem = missing_modules("datasets", name, config_class)
     if problem is not None:
         raise UsageError(problem.message, fix=problem.fix)

@@ -11,7 +11,6 @@ from nemorl.contracts import Display
 from nemorl.data import DataSource, held_out_rows, open_data
 from nemorl.errors import ConfigError, NemorlError, StorageError, boundary
 from nemorl.plugins.hooks import Hooks, build_hooks
-from nemorl.plugins.registry import restricted
 from nemorl.process.deadlines import deadline
 from nemorl.run import Run
 from nemorl.storage.run_directory import RunDirectory
@@ -52,8 +51,9 @@ def opened(trainer: BaseTrainer[Any], directory: RunDirectory, console: Display,
 
 def _hooks(trainer: BaseTrainer[Any], callbacks: Sequence[object]) -> Hooks:
     settings, directory = trainer.config.plugins, trainer.directory
-    plugins = restricted(settings.policy())
-    hooks = build_hooks(plugins, settings.hooks, callbacks, directory.warn, limit_s=settings.hook_timeout_s)
+    hooks = build_hooks(
+        trainer.config.registry, settings.hooks, callbacks, directory.warn, limit_s=settings.hook_timeout_s
+    )
     for name, hook in trainer.own_hooks().items():
         hooks.register(hook, name)
     return hooks

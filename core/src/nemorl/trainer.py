@@ -16,7 +16,6 @@ from nemorl.contracts import DataModule, Display
 from nemorl.data import DataSource, RowDataModule
 from nemorl.errors import ConfigError, ConfigIssue, UsageError, WorkerLostError, boundary
 from nemorl.metrics import Metrics, values
-from nemorl.plugins.registry import restricted, use_registry
 from nemorl.process.display import display_of
 from nemorl.process.stopping import NOBODY_WATCHES, GracefulStop
 from nemorl.resources.preflight import launch_problems, warn_of_unused_names
@@ -103,7 +102,6 @@ class BaseTrainer(Resumable[C]):
         if lacking := list(self.missing_inputs(source)):
             raise ConfigError(lacking, source=type(self.config).__name__)
         with (
-            use_registry(restricted(self.config.plugins.policy())),
             display_of(console) as shown,
             RunDirectory.claim(self.config, tell=shown.message, resume=resume, from_step=from_step) as directory,
             opened(self, directory, shown, Inputs(source, val_dataset, callbacks)),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from nemorl.errors import PluginNotFoundError
-from nemorl.plugins.registry import registry
+from nemorl.plugins.registry import Registry, registry
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,6 +22,8 @@ Export = Callable[[], Iterator[Mapping[str, "Tensor"]]]
 
 IN_PROCESS = "in_process"
 """Both sides live in one process: the payload is a function that yields the live parameters, and nothing is copied."""
+
+_OWN = f"nemorl-core:{IN_PROCESS}"
 
 Distance = Literal["process", "node", "cluster"]
 """What trainer and generator share: their process, their node, or only the network."""
@@ -33,9 +35,15 @@ class WeightHandle:
     """Permission to fetch one version of the policy's weights."""
 
     transport: str
+    """Id of the plugin that carries them: it means the same in every process."""
     version: int
     payload: Any
     """Whatever the transport's ``publish`` returned; ``in_process``: the backend's ``export_weights``."""
+
+    @property
+    def is_in_process(self) -> bool:
+        """The weights are the trainer's own, in this process."""
+        return self.transport == _OWN
 
     def buckets(self) -> Iterator[Mapping[str, Tensor]]:
         """The weights, bucket by bucket, under their Hugging Face names.
@@ -48,7 +56,7 @@ class WeightHandle:
 
 
 def transport(name: str) -> Any:
-    """A transport by name, ready to publish and fetch.
+    """A transport by the id of its plugin, ready to publish and fetch.
 
     Raises:
         PluginNotFoundError: there is none of this name.
@@ -56,9 +64,9 @@ def transport(name: str) -> Any:
     return registry().load("weight_transports", name)().build()
 
 
-def in_process_handle(export: Export, version: int) -> WeightHandle:
-    """The handle for a generator in the same process as the trainer."""
-    return WeightHandle(IN_PROCESS, version, export)
+def in_process_handle(export: Export | None, version: int) -> WeightHandle:
+    """The handle for a generator in the trainer's process; one that shares its weights needs no ``export``."""
+    return WeightHandle(_OWN, version, export)
 
 
 def choose_transport(
@@ -66,29 +74,28 @@ def choose_transport(
     accepted: Sequence[str],
     distance: Distance = "process",
     *,
+    plugins: Registry,
     device: str = "cpu",
     colocated: bool = False,
 ) -> str | None:
-    """The sender's first choice that the receiver accepts and that works between them; ``None`` if there is none.
+    """The sender's first choice that the receiver accepts and that works between them, by its id; else ``None``.
 
     Args:
         offered: What the training backend offers, best first.
         accepted: What the generation backend accepts.
         distance: What they share.
+        plugins: Those that may be used.
         device: torch device string of both.
         colocated: Whether they share devices.
     """
-    return next((name for name in offered if name in accepted and _works(name, distance, device, colocated)), None)
-
-
-def _works(name: str, distance: Distance, device: str, colocated: bool) -> bool:
-    try:
-        config = registry().load("weight_transports", name)
-    except PluginNotFoundError:
-        return False
-    reach: Distance = config.reach
-    return (
-        _DISTANCES.index(reach) >= _DISTANCES.index(distance)
-        and device.partition(":")[0] in config.devices
-        and (config.works_colocated or not colocated)
-    )
+    for name in offered:
+        if name not in accepted:
+            continue
+        try:
+            config = plugins.load("weight_transports", name)
+        except PluginNotFoundError:
+            continue
+        reaches = _DISTANCES.index(config.reach) >= _DISTANCES.index(distance)
+        if reaches and device.partition(":")[0] in config.devices and (config.works_colocated or not colocated):
+            return plugins.index.find("weight_transports", name).id
+    return None

@@ -14,7 +14,7 @@ from nemorl_vllm.environment import enable_amx
 enable_amx()  # a worker of a multi-device engine is a fresh process: this module is the first of ours that it imports
 
 from nemorl.errors import DeadlineError, WeightsLostError  # noqa: E402
-from nemorl.weights import IN_PROCESS, WeightHandle  # noqa: E402
+from nemorl.weights import WeightHandle  # noqa: E402
 from vllm.config import set_current_vllm_config  # noqa: E402
 
 import nemorl_vllm.transfer  # noqa: E402, F401  registers how weights get into the model
@@ -54,7 +54,7 @@ class WorkerExtension:
         """
         # Of all transports this one alone cannot fail on the way, and may make tensors as it goes.
         try:
-            buckets = handle.buckets() if handle.transport == IN_PROCESS else list(handle.buckets())
+            buckets = handle.buckets() if handle.is_in_process else list(handle.buckets())
         except (WeightsLostError, DeadlineError) as error:
             return NotFetched(error)
         self.start_weight_update()

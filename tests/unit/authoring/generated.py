@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from nemorl.plugins import Index, Registry, use_registry
+from nemorl.plugins import Index, Registry
 from nemorl_authoring.names import Names
 from nemorl_authoring.writing import write_package
+from nemorl_testing.registries import use_registry
 
 
 def write(kind: str, name: str, parent: Path) -> tuple[Names, Path]:

@@ -10,8 +10,9 @@ from typing import Any
 import nemorl
 import pytest
 from nemorl.errors import ConfigError, ForeignError, UsageError
-from nemorl.plugins import Index, Registry, use_registry
+from nemorl.plugins import Index, Registry
 from nemorl_compat.trainers import ALGORITHM_REGISTRY, BaseTrainer, GuideLoss
+from nemorl_testing.registries import use_registry
 
 ROWS = [{"prompt": f"{n}+1=", "response": str(n + 1)} for n in range(8)]
 KNOBS = {

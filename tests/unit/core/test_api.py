@@ -11,10 +11,11 @@ import nemorl
 import pytest
 from nemorl.data import RowDataModule, as_rows, named_dataset, rows_of
 from nemorl.errors import ConfigError, DataError, PluginNotFoundError, UsageError
-from nemorl.plugins import Index, PluginPolicy, Registry, use_registry
+from nemorl.plugins import Index, PluginPolicy, Registry
 from nemorl.run import TrainResult
 from nemorl_datasets import FileConfig, HuggingFaceConfig
 from nemorl_math_env.config import ArithmeticConfig
+from nemorl_testing.registries import use_registry
 
 ROWS = [{"prompt": f"{i}+1=", "response": str(i + 1)} for i in range(6)]
 SMALL: dict[str, Any] = {
@@ -62,7 +63,7 @@ def test_each_helper_trains_its_algorithm(tiny_model: Path, tmp_path: Path) -> N
 def test_an_algorithm_that_is_not_installed_says_what_to_install() -> None:
     everything = Index.installed()
     without = Registry(everything.narrowed(PluginPolicy()))
-    without.index = Index([entry.point for entry in everything.entries if entry.name != "dpo"])
+    without.index = Index([point for point in everything.points if point.name != "dpo"])
     with use_registry(without), pytest.raises(PluginNotFoundError, match="no algorithm named 'dpo'") as caught:
         nemorl.train_dpo("some/model", ROWS)
     assert caught.value.fix == "pip install nemorl-dpo"

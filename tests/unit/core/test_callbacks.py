@@ -12,11 +12,12 @@ from typing import Any
 import nemorl
 import pytest
 from nemorl.errors import ConfigError, PluginNotFoundError, UsageError
-from nemorl.plugins import Index, Registry, register, use_registry
+from nemorl.plugins import Index, Registry, register
 from nemorl.plugins.kinds import LoggerConfig
 from nemorl.run import TrainResult
 from nemorl_commands.console import Console
 from nemorl_rl.callbacks import Callback, CheckpointCallback, EarlyStopping, LoggerCallback, WandbCallback
+from nemorl_testing.registries import use_registry
 
 ROWS = [{"prompt": f"{i}+1=", "response": str(i + 1)} for i in range(8)]
 

@@ -14,9 +14,10 @@ import pytest
 import yaml
 from nemorl import __version__
 from nemorl.plugins.index import Index
-from nemorl.plugins.registry import Registry, use_registry
+from nemorl.plugins.registry import Registry
 from nemorl_commands import main, terminal
 from nemorl_commands.plugins import listed
+from nemorl_testing.registries import use_registry
 from rich.console import Console as RichConsole
 
 

@@ -18,8 +18,9 @@ from nemorl.config.load import load_config
 from nemorl.errors import ConfigError, ConfigIssue
 from nemorl.plugins.index import Index
 from nemorl.plugins.kinds import DatasetConfig, GenerationBackendConfig, LoggerConfig
-from nemorl.plugins.registry import Registry, use_registry
+from nemorl.plugins.registry import Registry
 from nemorl.types import Row
+from nemorl_testing.registries import use_registry
 
 GRPO = {"algorithm": "grpo", "model": "{model}", "data": "arithmetic", "environment": "math"}
 SFT = {"algorithm": "sft", "model": "{model}", "data": "arithmetic"}

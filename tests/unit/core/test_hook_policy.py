@@ -14,9 +14,10 @@ import nemorl
 import pytest
 from nemorl import Callback, hookimpl
 from nemorl.errors import ForeignError, PluginError, UsageError
-from nemorl.plugins import Index, Registry, use_registry
+from nemorl.plugins import Index, Registry
 from nemorl.plugins.hooks import Hooks, build_hooks
 from nemorl_commands.console import Console
+from nemorl_testing.registries import use_registry
 
 DOCS = (Path(__file__).parents[3] / "docs/hooks.md").read_text()
 ROWS = [{"prompt": f"{i}+{i}=", "answer": str(2 * i)} for i in range(4)]

@@ -12,11 +12,12 @@ import nemorl
 import pytest
 from nemorl.config.run import RunConfig
 from nemorl.errors import ForeignError, UsageError
-from nemorl.plugins import Index, Registry, use_registry
+from nemorl.plugins import Index, Registry
 from nemorl.plugins.hooks import CONTROL, EVENTS, Hooks, HookSpecs, build_hooks
 from nemorl.trainer import BaseTrainer, TrainResult
 from nemorl_commands.console import Console
 from nemorl_rl.callbacks import Callback, EarlyStopping
+from nemorl_testing.registries import use_registry
 
 ROWS = [{"prompt": f"{i}+{i}=", "answer": str(2 * i)} for i in range(4)]
 

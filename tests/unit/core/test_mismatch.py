@@ -15,7 +15,7 @@ import torch
 from nemorl.config.load import validate
 from nemorl.errors import BackendError, ConfigError
 from nemorl.metrics import Histogram, merge, values
-from nemorl.plugins import Registry, registry, use_registry
+from nemorl.plugins import Registry, registry
 from nemorl.types import Completion, GenerationRequest
 from nemorl.weights import WeightHandle, in_process_handle
 from nemorl_commands.console import Console
@@ -25,6 +25,7 @@ from nemorl_rl.config import RolloutRunConfig
 from nemorl_rl.mismatch import MismatchWatch, measure_mismatch
 from nemorl_tensors.mismatch import mismatch_metrics
 from nemorl_testing import models
+from nemorl_testing.registries import use_registry
 
 NAN = float("nan")
 

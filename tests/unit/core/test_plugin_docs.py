@@ -18,10 +18,11 @@ import nemorl
 import pytest
 import yaml
 from nemorl.config.load import load_config
-from nemorl.plugins import KINDS, Index, Registry, use_registry
+from nemorl.plugins import KINDS, Index, Registry
 from nemorl.plugins.index import CAN_BE_ISOLATED, OWN_COMMANDS
 from nemorl.plugins.policy import read_policy
 from nemorl_commands.console import Console
+from nemorl_testing.registries import use_registry
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
@@ -157,7 +158,7 @@ def test_a_run_may_ask_for_a_transport_that_no_backend_lists(
     (text,) = blocks(KIND_PAGES["weight_transports"], "yaml")
     data = {"algorithm": "grpo", "model": str(tiny_model), "policy": {"init": "random"}, **yaml.safe_load(text)}
     with use_registry(Registry(Index.installed())):
-        assert load_config(data).weight_transport == "by_value"
+        assert load_config(data).weight_transport == "by-value-transport:by_value"
 
 
 def test_what_the_pages_take_from_the_code_is_up_to_date() -> None:

@@ -14,10 +14,11 @@ from textwrap import dedent
 import pytest
 from nemorl.config.load import load_config
 from nemorl.errors import ConfigError, PluginError
-from nemorl.plugins import Index, Registry, use_registry
+from nemorl.plugins import Index, Registry
 from nemorl.plugins.hooks import build_hooks
 from nemorl.plugins.index import OWN_COMMANDS
 from nemorl.plugins.source import template_text
+from nemorl_testing.registries import use_registry
 from zoo import GOOD, ZOO, Specimen
 
 BROKEN = [specimen for specimen in ZOO if specimen.said]

@@ -12,11 +12,12 @@ import pytest
 from installed_plugins import GOOD, Install
 from nemorl.config.base import Config
 from nemorl.errors import PluginError, PluginNotFoundError
-from nemorl.plugins import Index, PluginPolicy, Registry, register, use_registry
+from nemorl.plugins import Index, PluginPolicy, Registry, register
 from nemorl.plugins.index import PREFIX
 from nemorl.plugins.kinds import EnvironmentConfig
 from nemorl.plugins.policy import normalize
 from nemorl.text.suggest import did_you_mean
+from nemorl_testing.registries import use_registry
 
 BAD_SYNTAX = "class Env(:\n"
 

@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
-from nemorl.plugins import Index, Registry, use_registry
+from nemorl.plugins import Index, Registry
 from nemorl_testing.models import tiny_model as model_with_weights
+from nemorl_testing.registries import use_registry
 
 DOCS = Path(__file__).parents[3] / "docs"
 MODEL = "Qwen/Qwen2.5-0.5B-Instruct"

@@ -256,7 +256,7 @@ def test_a_resolved_config_keeps_words_that_yaml_1_1_would_change(tiny_model: Pa
     }
     (path := tmp_path / "config.yaml").write_text(to_yaml(load_config(data)))
     again = load_config(path)
-    assert again == load_config(data).model_copy(update={"model": None})
+    assert again == load_config(data)
     assert (again.data.revision, again.data.train_split) == (revision, "on")  # type: ignore[union-attr]
 
 

@@ -18,13 +18,14 @@ import pytest
 import registered_parts as parts
 from nemorl.config.load import validate
 from nemorl.errors import BackendError, ConfigError, PluginError, PluginNotFoundError
-from nemorl.plugins import Index, PluginPolicy, Registry, use_registry
+from nemorl.plugins import Index, PluginPolicy, Registry
 from nemorl.plugins.kinds import EnvironmentConfig
-from nemorl.plugins.registry import restricted
+from nemorl.plugins.registry import registry as process_registry
 from nemorl.resources.manager import GenerationFactory
 from nemorl.resources.worker import WorkerContext
 from nemorl.types import Prompt
 from nemorl_commands.console import Console
+from nemorl_testing.registries import use_registry
 
 pytestmark = pytest.mark.usefixtures("scoped")
 
@@ -197,7 +198,7 @@ def test_the_same_definition_again_replaces_the_first(scoped: Registry) -> None:
 
 def test_a_runs_plugin_policy_keeps_what_is_registered() -> None:
     nemorl.register_environment("local")(lambda prompt, response: 1.0)
-    with use_registry(restricted(PluginPolicy())) as narrow:
+    with use_registry(process_registry().restricted(PluginPolicy())) as narrow:
         config = narrow.load("environments", "local")()
         assert narrow.name_of("environments", type(config)) == "local"
 

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nemorl.plugins import Index, Registry, use_registry
+from nemorl.plugins import Index, Registry
 from nemorl_commands import main
 from nemorl_rl.mismatch import CAUSES
 from nemorl_testing import models
+from nemorl_testing.registries import use_registry
 
 
 @pytest.fixture

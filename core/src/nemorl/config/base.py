@@ -6,7 +6,8 @@ yielded from :meth:`Config.problems`; they are reported together with the field 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from types import NoneType, UnionType
 from typing import Any, Literal, Self, Union, get_args, get_origin
 
@@ -21,7 +22,7 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError, to_jsonable_python
 
 from nemorl.config.scalars import WrongValueError, read_field
-from nemorl.errors import ConfigIssue, boundary
+from nemorl.errors import ConfigIssue, PluginError, boundary
 from nemorl.text.reading import shown
 
 
@@ -38,6 +39,10 @@ RESUMABLE = _Resumable()
 For what changes no result of a step beyond rounding (layout, parallel sizes, memory, waiting) and for what a run keeps
 or how long it is. Such a field is no part of the run's identity and so of its default name."""
 
+PLUGINS = "plugins"
+"""Key of the validation context: the ``Registry`` that a config is read with. Unset: that of this process."""
+DEFERRED = "deferred"
+"""Key of the validation context: ``problems()`` are asked for later, of the whole config at once."""
 PROBLEM = "nemorl_problem"
 """pydantic error type under which our own findings travel; ``config.load`` unpacks message and fix."""
 
@@ -92,18 +97,42 @@ class Config(BaseModel):
             raise PydanticCustomError(PROBLEM, "{message}", context) from error
 
     @model_validator(mode="after")
-    def _report_problems(self) -> Self:
-        found: list[ConfigIssue] = []
-        try:
-            with boundary(f"problems() of {type(self).__name__} ({type(self).__module__})", passing=(OSError,)):
-                for problem in self.problems():
-                    found.append(problem)
-        except OSError as error:
-            message = f"{shown(str(error.filename))} cannot be looked at ({error.strerror})"
-            found.append(ConfigIssue("", message, "check the path, and the permissions of its folders"))
+    def _report_problems(self, info: ValidationInfo) -> Self:
+        found = [] if (info.context or {}).get(DEFERRED) else self.own_problems()
         if found:
             raise validation_error(type(self).__name__, found)
         return self
+
+    def own_problems(self) -> list[ConfigIssue]:
+        """``problems()``, asked in a way that a failure in it is one as well."""
+        found: list[ConfigIssue] = []
+        try:
+            with boundary(
+                f"problems() of {type(self).__name__} ({type(self).__module__})", passing=(OSError, PluginError)
+            ):
+                for problem in self.problems():
+                    found.append(problem)
+        except PluginError as error:
+            found.append(ConfigIssue("", error.message, error.fix))
+        except OSError as error:
+            message = f"{shown(str(error.filename))} cannot be looked at ({error.strerror})"
+            found.append(ConfigIssue("", message, "check the path, and the permissions of its folders"))
+        return found
+
+
+def all_problems(value: Any, path: str = "") -> Iterator[ConfigIssue]:
+    """The ``problems()`` of a config and of all configs in it, inner ones first, with full paths."""
+    below: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, Config):
+        below = ((name, getattr(value, name)) for name in type(value).model_fields)
+    elif isinstance(value, Mapping):
+        below = value.items()
+    elif isinstance(value, list | tuple):
+        below = enumerate(value)
+    for key, item in below:
+        yield from all_problems(item, f"{path}.{key}" if path else str(key))
+    for problem in value.own_problems() if isinstance(value, Config) else ():
+        yield replace(problem, path=".".join(filter(None, (path, problem.path))))
 
 
 def identity(config: Any, data: Any) -> Any:

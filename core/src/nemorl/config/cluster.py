@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -198,7 +199,10 @@ def count_gpus() -> int:
     if visible is not None:
         return len([device for device in visible.split(",") if device.strip() not in ("", "-1")])
     tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return 0
+    return _gpus_listed_by(tool) if tool is not None else 0
+
+
+@cache
+def _gpus_listed_by(tool: str) -> int:
     listing = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=20, check=False)
     return sum(line.startswith("GPU ") for line in listing.stdout.splitlines())

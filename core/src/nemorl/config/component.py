@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, PydanticUserError, ValidationError
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from nemorl.config.base import PROBLEM, Config
+from nemorl.config.base import PLUGINS, PROBLEM, Config
 from nemorl.errors import ConfigIssue, NemorlError, boundary
-from nemorl.plugins import registry
+from nemorl.plugins import Registry, registry
 from nemorl.plugins.index import a_kind, singular
 from nemorl.text.reading import shown
 
@@ -34,8 +34,8 @@ class Component:
     """Whether this process builds the component, so that its modules must be installed here."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(
-            self.resolve, serialization=core_schema.plain_serializer_function_ser_schema(self.dump)
+        return core_schema.with_info_plain_validator_function(
+            self._resolve, serialization=core_schema.plain_serializer_function_ser_schema(self.dump)
         )
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
@@ -55,8 +55,19 @@ class Component:
         text = f"Name of {a_kind(self.kind)}, or a mapping with `name` and its options."
         return {"description": text, "anyOf": [{"type": "string", "enum": names}, *options]}
 
-    def resolve(self, value: Any) -> Config:
-        """A name, a mapping with ``name``, or a ready config object -> the plugin's config object."""
+    def _resolve(self, value: Any, info: core_schema.ValidationInfo) -> Config:
+        context = info.context or {}
+        return self.resolve(value, context.get(PLUGINS), context)
+
+    def resolve(self, value: Any, plugins: Registry | None = None, context: Mapping[str, Any] | None = None) -> Config:
+        """A name, a mapping with ``name``, or a ready config object -> the plugin's config object.
+
+        Args:
+            value: What was written.
+            plugins: Those that may be used. Unset: those of this process.
+            context: That its options are validated in.
+        """
+        plugins = plugins or registry()
         if isinstance(value, Config):
             registry().name_of(self.kind, type(value))  # raises where workers could not find it again
             return value
@@ -70,14 +81,15 @@ class Component:
                 f"write e.g. {self._example()!r}, or {{name: {self._example()}, …options}}",
             )
         try:
-            plugin = registry().load(self.kind, value["name"])
+            plugin = plugins.load(self.kind, value["name"])
         except NemorlError as error:
             raise _problem(error.message, error.fix or "") from error
         problem = missing_modules(self.kind, value["name"], plugin) if self.built_here else None
         if problem is not None:
             raise _problem(problem.message, problem.fix or "")
         with boundary(f"{singular(self.kind)} {value['name']!r}", passing=(ValidationError, PydanticUserError)):
-            loaded: Config = plugin.model_validate({key: option for key, option in value.items() if key != "name"})
+            options = {key: option for key, option in value.items() if key != "name"}
+            loaded: Config = plugin.model_validate(options, context=context)
         return loaded
 
     def dump(self, value: Config) -> dict[str, Any]:

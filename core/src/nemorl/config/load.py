@@ -1,29 +1,27 @@
 """From a file, a dict or Python to a checked config; every mistake reported at once.
 
-pydantic stops at the first layer that fails (field errors hide cross-field ones). So what is wrong is recorded, taken
-out, and the rest is checked again, until nothing new is found.
+First all fields; then, on what is left without those that are wrong, everything that fields say together.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pydantic import ValidationError
 
-from nemorl.config.base import PROBLEM, Config
+from nemorl.config.base import DEFERRED, PLUGINS, PROBLEM, Config, all_problems
 from nemorl.config.explain import explain
-from nemorl.config.plugin_lists import PluginsConfig
+from nemorl.config.plugin_lists import policy_in
 from nemorl.config.run import RunConfig
 from nemorl.errors import ConfigError, ConfigIssue, NemorlError
-from nemorl.plugins.registry import registry, restricted, use_registry
+from nemorl.plugins.registry import Registry, registry
 from nemorl.text.reading import UnreadableError, check_tree, expanded, parse_json, parse_yaml, read_text, shown
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
-MAX_ROUNDS = 10
-"""Rounds of take-out-and-check; each must remove something, so real configs need two or three."""
 
 
 def load_config(
@@ -41,23 +39,68 @@ def load_config(
     """
     name = str(source) if isinstance(source, (str, Path)) else "config"
     data = apply_overrides(read_source(source), overrides, name)
-    problems: list[ConfigIssue] = []
-    with use_registry(restricted(_plugin_policy(data))):
-        config_class = _algorithm_class(data, name)
-        config, problems = _validate(config_class, data)
-        if config is not None and for_launch:
-            problems += [lack for lack in config.launch_problems() if not _is_reported(lack.path, problems)]
-    if problems or config is None:
-        raise ConfigError(problems, source=name)
-    return config
+    plugins = registry().restricted(policy_in(data))
+    found = _Reading(_algorithm_class(data, name, plugins), data, plugins)
+    if found.config is not None and for_launch:
+        lacks = found.config.launch_problems()
+        found.issues += [lack for lack in lacks if not _is_at_or_above(lack.path, found.issues)]
+    return found.result(name)
 
 
 def validate(config_class: type[AnyConfig], data: Mapping[str, Any], source: str = "config") -> AnyConfig:
     """A mapping as ``config_class``, with all problems at once (``load_config`` when the class is known)."""
-    config, problems = _validate(config_class, _checked(data, source))
-    if problems or config is None:
-        raise ConfigError(problems, source=source)
-    return config
+    checked = _checked(data, source)
+    return _Reading(config_class, checked, registry().restricted(policy_in(checked))).result(source)
+
+
+class _Reading(Generic[AnyConfig]):
+    """A mapping read as a config in two passes: all fields, then one walk over ``problems()`` of all that is there."""
+
+    def __init__(self, config_class: type[AnyConfig], data: dict[str, Any], plugins: Registry) -> None:
+        self._class, self._data = config_class, data
+        self._context = {PLUGINS: plugins, DEFERRED: True}
+        self.issues: list[ConfigIssue] = []
+        self.config: AnyConfig | None = None
+        try:
+            self.config = config_class.model_validate(data, context=self._context)
+        except ValidationError as error:
+            self.issues = list(self._explained(error))
+            self.config = self._without([item["loc"] for item in error.errors(include_url=False)])
+        if self.config is not None:
+            for issue in all_problems(self.config):
+                spelled = replace(issue, path=_as_written(issue.path, data))
+                if not _is_at_or_above(spelled.path, self.issues):
+                    self.issues.append(spelled)
+
+    def result(self, source: str) -> AnyConfig:
+        """The config.
+
+        Raises:
+            ConfigError: every issue.
+        """
+        if self.issues or self.config is None:
+            raise ConfigError(self.issues, source=source)
+        return self.config
+
+    def _explained(self, error: ValidationError) -> Iterator[ConfigIssue]:
+        for item in error.errors(include_url=False):
+            if item["type"] == "default_factory_not_called":
+                continue  # a default that follows from other fields, one of which is wrong and reported itself
+            path = _as_written(".".join(map(str, item["loc"])), self._data)
+            if item["type"] == PROBLEM:
+                yield ConfigIssue(path, item["ctx"]["message"], item["ctx"]["fix"] or None)
+            else:
+                yield explain(self._class, self._data, path, item)
+
+    def _without(self, wrong: Sequence[tuple[str | int, ...]]) -> AnyConfig | None:
+        """What is left without the wrong keys, to look for problems in it; ``None`` where that is no config."""
+        rest = copy.deepcopy(self._data)
+        for location in wrong:
+            _take_out(rest, _as_written(".".join(map(str, location)), self._data).split("."))
+        try:
+            return self._class.model_validate(rest, context=self._context)
+        except ValidationError:
+            return None
 
 
 def read_source(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
@@ -126,99 +169,42 @@ def apply_overrides(data: dict[str, Any], overrides: Sequence[str], source: str 
     return data
 
 
-def _plugin_policy(data: Mapping[str, Any]) -> Any:
-    try:
-        return PluginsConfig.model_validate(data.get("plugins") or {}).policy()
-    except ValidationError:
-        return PluginsConfig().policy()  # the same mistake is reported with all others below
-
-
-def _algorithm_class(data: Mapping[str, Any], source: str) -> type[RunConfig]:
+def _algorithm_class(data: Mapping[str, Any], source: str, plugins: Registry) -> type[RunConfig]:
     name = data.get("algorithm")
-    installed = [entry.name for entry in registry().index.of_kind("algorithms")]
+    installed = [entry.name for entry in plugins.index.of_kind("algorithms")]
     if not isinstance(name, str):
         what = "no algorithm given" if name is None else f"expected the name of an algorithm, got {shown(name)}"
         raise ConfigError(
             [ConfigIssue("algorithm", what, f"set `algorithm:` to one of {', '.join(installed)}")], source=source
         )
     try:
-        loaded: type[RunConfig] = registry().load("algorithms", name)
+        loaded: type[RunConfig] = plugins.load("algorithms", name)
     except NemorlError as error:
         raise ConfigError([ConfigIssue("algorithm", error.message, error.fix)], source=source) from error
     return loaded
 
 
-def _validate(config_class: type[AnyConfig], data: dict[str, Any]) -> tuple[AnyConfig | None, list[ConfigIssue]]:
-    remaining = copy.copy(data)
-    found: dict[str, ConfigIssue] = {}
-    for _ in range(MAX_ROUNDS):
-        try:
-            return config_class.model_validate(remaining), list(found.values())
-        except ValidationError as error:
-            located = list(_problems(config_class, data, error))
-            fresh = [(loc, problem) for loc, problem in located if not _is_consequence(problem.path, found)]
-            for _loc, problem in fresh:
-                found[problem.path] = problem
-            remaining = copy.deepcopy(remaining)
-            removed = [_take_out(remaining, loc) for loc, _ in located]
-            if not any(removed):
-                break
-    return None, list(found.values())
+def _as_written(path: str, data: Mapping[str, Any]) -> str:
+    """``policy.model_name`` is ``model`` where that is how it was written."""
+    policy = data.get("policy")
+    in_policy = isinstance(policy, Mapping) and bool(policy.get("model_name"))
+    return "model" if path == "policy.model_name" and not in_policy else path
 
 
-def _problems(
-    config_class: type[Config], data: Mapping[str, Any], error: ValidationError
-) -> Iterator[tuple[tuple[str | int, ...], ConfigIssue]]:
-    for item in error.errors(include_url=False):
-        location = item["loc"]
-        if item["type"] == "default_factory_not_called":
-            continue  # a default that follows from other fields, one of which is wrong and reported itself
-        if item["type"] == "missing" and _is_given(data, location):
-            continue  # it was wrong, and taken out
-        policy = data.get("policy")
-        if location == ("policy", "model_name") and not (isinstance(policy, Mapping) and policy.get("model_name")):
-            location = ("model",)  # where the user wrote it
-        path = ".".join(str(part) for part in location)
-        if item["type"] == PROBLEM:
-            context = item["ctx"]
-            yield location, ConfigIssue(path, context["message"], context["fix"] or None)
-        else:
-            yield location, explain(config_class, data, path, item)
-
-
-def _is_given(data: Any, location: Sequence[str | int]) -> bool:
-    """Whether the user's config has something at ``location``."""
-    for key in location:
-        if not isinstance(data, Mapping) or key not in data:
-            return False
-        data = data[key]
-    return True
-
-
-def _is_reported(path: str, problems: Sequence[ConfigIssue]) -> bool:
+def _is_at_or_above(path: str, issues: Sequence[ConfigIssue]) -> bool:
     """Whether something at or below ``path`` is known to be wrong: what was taken out there is not missing."""
-    return any(f"{problem.path}.".startswith(f"{path}.") for problem in problems)
+    return any(f"{issue.path}.".startswith(f"{path}.") for issue in issues)
 
 
-def _is_consequence(path: str, found: Mapping[str, ConfigIssue]) -> bool:
-    return path in found or (path == "model" and "policy.model_name" in found)
-
-
-def _take_out(data: Any, location: Sequence[str | int]) -> bool:
-    """Remove the value at ``location``, or its closest existing ancestor. Whether anything was removed."""
-    if not location:
-        return False
+def _take_out(data: Any, location: Sequence[str]) -> None:
+    """Remove the value at ``location``, or its closest ancestor that exists."""
     target, parents = data, [data]
     for key in location[:-1]:
         if not isinstance(target, dict) or key not in target:
             break
         target = target[key]
         parents.append(target)
-    for depth in range(len(parents) - 1, -1, -1):
-        holder, key = parents[depth], location[depth]
+    for holder, key in reversed(list(zip(parents, location, strict=False))):
         if isinstance(holder, dict) and key in holder:
             del holder[key]
-            if key == "model" and isinstance(holder.get("policy"), dict):
-                holder["policy"].pop("model_name", None)
-            return True
-    return False
+            return

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from nemorl.config.base import Config
 from nemorl.config.cluster import LONGEST_WAIT_S
@@ -78,3 +79,11 @@ class PluginsConfig(Config):
             elif normalize(distribution) not in providers:
                 message = f"{shown(distribution)} does not provide {key}"
                 yield ConfigIssue(f"prefer.{key}", message, f"name one of {', '.join(sorted(providers.values()))}")
+
+
+def policy_in(data: Mapping[str, Any]) -> PluginPolicy:
+    """The plugin policy of a config that is still to be read; where it is wrong, that is reported with the rest."""
+    try:
+        return PluginsConfig.model_validate(data.get("plugins") or {}).policy()
+    except ValidationError:
+        return PluginsConfig().policy()

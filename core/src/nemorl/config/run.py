@@ -12,19 +12,19 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
-from nemorl.config.base import RESUMABLE, Config
+from nemorl.config.base import PLUGINS, RESUMABLE, Config
 from nemorl.config.cluster import ClusterConfig
 from nemorl.config.component import Component
 from nemorl.config.models import AuxiliaryModel, GenerationConfig, PolicyConfig, Sampler
-from nemorl.config.plugin_lists import PluginsConfig
+from nemorl.config.plugin_lists import PluginsConfig, policy_in
 from nemorl.config.ranking import metric_problem
 from nemorl.config.scalars import ExpandsHome
 from nemorl.contracts import Head
 from nemorl.errors import ConfigIssue, NemorlError, boundary
 from nemorl.metrics import MetricInfo
-from nemorl.plugins import registry
+from nemorl.plugins import Registry, registry
 from nemorl.plugins.kinds import (
     DatasetConfig,
     LoggerConfig,
@@ -102,7 +102,7 @@ class RunConfig(Config):
 
     algorithm: str = ""
     """Name of the algorithm. Fixed by the class in Python; chooses the class in files."""
-    model: Annotated[str | None, ExpandsHome()] = None
+    model: Annotated[str | None, ExpandsHome()] = Field(None, exclude=True)
     """Hugging Face name or local folder: short for ``policy.model_name``."""
     policy: PolicyConfig = Field(default_factory=PolicyConfig)
     """The model and how it is trained."""
@@ -127,19 +127,35 @@ class RunConfig(Config):
     run_dir: Annotated[Path | None, RESUMABLE] = None
     """Where the run keeps everything it writes. Unset: ``runs/<name>``, the same for the same config."""
 
+    @property
+    def registry(self) -> Registry:
+        """The plugins that this run may use."""
+        return registry().restricted(self.plugins.policy())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _under_its_own_policy(cls, data: Any, info: ValidationInfo) -> Any:
+        """What is built in Python, too, is read with the plugins that its policy admits."""
+        if info.context is not None or not isinstance(data, dict) or not data.get("plugins"):
+            return data
+        read = cls.model_validate(data, context={PLUGINS: registry().restricted(policy_in(data))})
+        return {name: getattr(read, name) for name in read.model_fields_set}
+
     @model_validator(mode="before")
     @classmethod
     def _expand_model(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            # A default built by its factory would lose its path in error messages.
-            data = {"policy": {}, **data}
-        if isinstance(data, dict) and isinstance(data.get("model"), str):
-            policy = data.get("policy") or {}
-            if isinstance(policy, dict) and not policy.get("model_name"):
-                data = {**data, "policy": {**policy, "model_name": data["model"]}}
-            elif isinstance(policy, PolicyConfig) and not policy.model_name:
-                data = {**data, "policy": policy.model_copy(update={"model_name": data["model"]})}
-        return data
+        """``model`` and ``policy.model_name`` are one: whichever is given is both."""
+        if not isinstance(data, dict):
+            return data
+        model, policy = data.get("model"), data.get("policy") or {}  # built by its factory it would have no path
+        named: Any = None
+        if isinstance(policy, PolicyConfig):
+            named = policy.model_name
+            policy = policy.model_copy(update={"model_name": model}) if not named and isinstance(model, str) else policy
+        elif isinstance(policy, dict):
+            named = policy.get("model_name")
+            policy = {**policy, "model_name": model} if not named and isinstance(model, str) else policy
+        return {**data, "model": named if model is None and named else model, "policy": policy}
 
     def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
@@ -161,7 +177,7 @@ class RunConfig(Config):
             if found is not None:
                 yield ConfigIssue("checkpoint.metric", *found)
         yield from self.interpreter_problems("policy", self.policy)
-        index = registry().index.narrowed(self.plugins.policy())
+        index = self.registry.index
         for kind in ("hooks", "report_sections"):
             for position, name in enumerate(getattr(self.plugins, kind)):
                 try:

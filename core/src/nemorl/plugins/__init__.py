@@ -3,7 +3,7 @@
 from nemorl.plugins.diagnosis import Diagnostic
 from nemorl.plugins.index import KINDS, Index, PluginEntry
 from nemorl.plugins.policy import PluginPolicy
-from nemorl.plugins.registry import Registry, register, registry, use_registry
+from nemorl.plugins.registry import Registry, register, registry
 
 __all__ = [
     "KINDS",
@@ -14,5 +14,4 @@ __all__ = [
     "Registry",
     "register",
     "registry",
-    "use_registry",
 ]

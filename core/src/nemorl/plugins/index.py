@@ -208,6 +208,11 @@ class Index:
         self._points = tuple(point for point in points if point.group not in (NAMES, FINDERS))
         self._named = tuple(point for point in points if point.group == NAMES)
 
+    @property
+    def points(self) -> tuple[metadata.EntryPoint, ...]:
+        """All that it was made of, whatever becomes of it."""
+        return (*self._points, *self._named)
+
     @classmethod
     def installed(cls, policy: PluginPolicy | None = None) -> Index:
         """What pip has installed in this environment, in a stable order."""
@@ -225,7 +230,7 @@ class Index:
 
     def narrowed(self, policy: PluginPolicy) -> Index:
         """This index under a further policy: what either refuses is refused."""
-        return Index((*self._points, *self._named), policy.within(self.policy))
+        return Index(self.points, policy.within(self.policy))
 
     def with_entry(self, point: metadata.EntryPoint) -> Index:
         """This index and one more entry (``register_*`` decorators), in place of one that reads the same."""

@@ -7,8 +7,6 @@ installed plugins); its load protocol and error callbacks are what we use.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextvars import ContextVar
-from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +57,10 @@ class Registry:
         self.index = index
         self._loaded: dict[tuple[str, str], Any] = {}
 
+    def restricted(self, policy: PluginPolicy) -> Registry:
+        """This registry, limited to what a policy admits as well."""
+        return Registry(self.index.narrowed(policy))
+
     def load(self, kind: str, name: str) -> Any:
         """The object behind an entry: for most kinds, a config class.
 
@@ -78,10 +80,19 @@ class Registry:
         Raises:
             PluginError: the class belongs to no entry of this kind.
         """
+        entry = self.entry_of(kind, config_class)
+        return entry.name if not entry.diagnostics else entry.id
+
+    def entry_of(self, kind: str, config_class: type) -> PluginEntry:
+        """The entry whose config class this is.
+
+        Raises:
+            PluginError: the class belongs to no entry of this kind.
+        """
         value = f"{config_class.__module__}:{config_class.__qualname__}"
         for entry in self.index.of_kind(kind):
             if entry.value == value or self._loaded.get((kind, entry.id)) is config_class:
-                return entry.name if not entry.diagnostics else entry.id
+                return entry
         decorator = f"nemorl.register_{singular(kind).replace(' ', '_')}"
         raise PluginError(
             f"{value} is not registered as a {singular(kind)}",
@@ -182,37 +193,27 @@ def _checked(kind: str, name: str, loaded: Any) -> Any:
     return loaded
 
 
-_current: ContextVar[Registry | None] = ContextVar("nemorl_registry", default=None)
+class _Process:
+    """The registry of this process, made when it is first asked for."""
 
-
-@cache
-def installed() -> Registry:
-    """What this environment has installed, read once."""
-    return Registry(Index.installed())
+    registry: Registry | None = None
 
 
 def registry() -> Registry:
-    """The registry in force: the one set by :func:`use_registry`, else the installed plugins (read once)."""
-    return _current.get() or installed()
+    """What this environment has installed and this program registered, under the policies of the site and the user.
+
+    A run's own policy narrows it further: ``config.registry`` is what a run may use, and is passed on from there. What
+    reaches another thread or process names a plugin by its full id, which means the same here.
+    """
+    if _Process.registry is None:
+        _Process.registry = Registry(Index.installed())
+    return _Process.registry
 
 
-class use_registry:  # noqa: N801  (reads as a statement: `with use_registry(…):`)
-    """Make another registry the one in force inside a ``with`` block (tests, per-run plugin policy)."""
-
-    def __init__(self, scoped: Registry) -> None:
-        self._scoped = scoped
-
-    def __enter__(self) -> Registry:
-        self._token = _current.set(self._scoped)
-        return self._scoped
-
-    def __exit__(self, *_: object) -> None:
-        _current.reset(self._token)
-
-
-def restricted(policy: PluginPolicy) -> Registry:
-    """The registry in force, limited to what a run's policy admits as well."""
-    return Registry(registry().index.narrowed(policy))
+def replace_registry(other: Registry) -> Registry:
+    """Make another registry that of this process, for tests; returns the one before."""
+    before, _Process.registry = registry(), other
+    return before
 
 
 def register(kind: str, name: str) -> Callable[[type], type]:

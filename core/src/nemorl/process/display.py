@@ -32,8 +32,8 @@ class Silence:
 
 def display_of(given: Display | None) -> AbstractContextManager[Display]:
     """The display that was given, else the terminal (``nemorl.Console``), where the command line is installed."""
-    from nemorl.plugins.registry import installed
+    from nemorl.plugins.registry import registry
 
-    console = installed().index.names.get("Console")
+    console = registry().index.names.get("Console")
     found: Any = given if given is not None else console.load()() if console is not None else Silence()
     return found  # type: ignore[no-any-return]

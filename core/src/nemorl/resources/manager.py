@@ -24,7 +24,7 @@ from nemorl.plugins.kinds import TrainingBackendConfig
 from nemorl.resources.local import LocalWorkerGroup
 from nemorl.resources.policies import GenerationPolicy, TrainingPolicy
 from nemorl.resources.worker import AttachedFactory, AttachedGroup, WorkerContext, WorkerFactory
-from nemorl.weights import IN_PROCESS, WeightHandle
+from nemorl.weights import WeightHandle, in_process_handle
 
 if TYPE_CHECKING:
     from nemorl.contracts import GenerationBackend, TrainingBackend
@@ -187,7 +187,7 @@ class ResourceManager:
         assert self._training is not None, "weights were asked for before the training policy was built"
         assert self._sampler is not None, "nothing asks for weights where nothing samples"
         if self._sampler.is_attached:
-            return WeightHandle(IN_PROCESS, version, payload=None)  # nothing travels
+            return in_process_handle(None, version)  # nothing travels
         assert self._sampler.transport is not None, "the config checks that the backends share a transport"
         self._published = self._training.publish(self._sampler.transport, version)
         return self._published

@@ -168,7 +168,7 @@ def to_yaml(config: RunConfig) -> str:
 
 
 def _as_data(config: RunConfig) -> dict[str, Any]:
-    return config.model_dump(mode="json", exclude={"model"})  # policy.model_name says it
+    return config.model_dump(mode="json")
 
 
 def _owned(path: Path, config: RunConfig, *, resume: bool) -> Ownership:

@@ -115,7 +115,7 @@ def _resolved(path: Path) -> dict[str, Any]:
     from nemorl.config.load import load_config
 
     loaded = load_config(path / "config.yaml" if path.is_dir() else path)
-    return loaded.model_dump(mode="json", exclude={"model"})
+    return loaded.model_dump(mode="json")
 
 
 def _shown(value: Any) -> str:

@@ -66,7 +66,7 @@ def plugins_of(config: RunConfig) -> Iterator[PluginEntry]:
     named += [("report_sections", name) for name in config.plugins.report_sections]
     if config.sampler is not None and config.sampler.transport is not None:
         named.append(("weight_transports", config.sampler.transport))
-    yield from (registry().index.find(kind, name) for kind, name in dict.fromkeys(named))
+    yield from (config.registry.index.find(kind, name) for kind, name in dict.fromkeys(named))
     yield from _toolkits()
 
 

@@ -10,7 +10,6 @@ import json
 from typing import Any
 
 from nemorl.errors import UsageError
-from nemorl.plugins import registry
 from nemorl.plugins.hooks import hookimpl
 from nemorl.storage.files import replace_text
 from nemorl.storage.run_directory import RunDirectory
@@ -25,7 +24,9 @@ class Records:
 
     def on_build_end(self, trainer: Any) -> None:
         directory: RunDirectory = trainer.directory
-        replace_text(directory.path / "environment.json", json.dumps(describe_environment(registry()), indent=1))
+        replace_text(
+            directory.path / "environment.json", json.dumps(describe_environment(directory.config.registry), indent=1)
+        )
         _record_plugins(directory)
 
     @hookimpl(trylast=True)

@@ -19,7 +19,7 @@ from typing import Any
 
 from nemorl.config.plugin_lists import PluginsConfig
 from nemorl.errors import NemorlError, boundary
-from nemorl.plugins.registry import Registry, restricted
+from nemorl.plugins.registry import Registry, registry
 from nemorl.storage.files import replace_text, storing
 from pydantic import ValidationError
 
@@ -139,9 +139,9 @@ def _stage(key: str, name: str, run: RunData, data: dict[str, Any], failed: Call
 def _admitted(run: RunData) -> Registry:
     """The plugins that the run allowed itself."""
     try:
-        return restricted(PluginsConfig.model_validate(run.config.get("plugins") or {}).policy())
+        return registry().restricted(PluginsConfig.model_validate(run.config.get("plugins") or {}).policy())
     except ValidationError:
-        return restricted(PluginsConfig(allow=()).policy())  # an unreadable policy admits nobody
+        return registry().restricted(PluginsConfig(allow=()).policy())  # an unreadable policy admits nobody
 
 
 def _drawn(key: str, section: Section, data: dict[str, Any], failed: Callable[[NemorlError], None]) -> str:

@@ -161,7 +161,7 @@ class RolloutRunConfig(RunConfig):
         host = self.generation.backend.colocates_with
         if not self.cluster.colocated or host is None:
             return False
-        return registry().name_of("training_backends", type(self.policy.backend)) == host
+        return registry().entry_of("training_backends", type(self.policy.backend)).name == host
 
     @property
     def weight_transport(self) -> str | None:
@@ -172,7 +172,12 @@ class RolloutRunConfig(RunConfig):
             offered = (asked,)  # every trainer can send by any: the kernel does it with what `export_weights` yields
             accepted = (*accepted, asked) if "any_transport" in self.generation.backend.supports else accepted
         return choose_transport(
-            offered, accepted, cluster.weight_distance, device=cluster.device, colocated=cluster.colocated
+            offered,
+            accepted,
+            cluster.weight_distance,
+            plugins=self.registry,
+            device=cluster.device,
+            colocated=cluster.colocated,
         )
 
     def _generation_problems(self) -> Iterator[ConfigIssue]:

@@ -208,7 +208,7 @@ class _Engines:
         policy = config.policy.model_copy(update={"optimizer": optimizer, "schedule": schedule})
         context = WorkerContext(device=config.cluster.device, seed=config.seed)
         backends = policy.backend.weight_transports, config.generation.backend.weight_transports
-        name = choose_transport(*backends, device=context.device, colocated=True)
+        name = choose_transport(*backends, plugins=config.registry, device=context.device, colocated=True)
         assert name is not None, "the config checks that the backends share a transport"
         self._transport, self._carrier = name, transport(name)
         stack.callback(self._carrier.close)

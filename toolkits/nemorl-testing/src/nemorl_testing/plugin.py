@@ -52,7 +52,9 @@ def nemorl_tiny_model() -> Path:
 @pytest.fixture
 def nemorl_registry() -> Iterator[Registry]:
     """A registry of this test alone: ``nemorl_registry.register(kind, name, config_class)`` ends with the test."""
-    from nemorl.plugins import Registry, registry, use_registry
+    from nemorl.plugins import Registry, registry
+
+    from nemorl_testing.registries import use_registry
 
     with use_registry(Registry(registry().index)) as scoped:
         yield scoped
