@@ -13,9 +13,10 @@ import pytest
 from generated import installed, write
 from nemorl import __version__
 from nemorl.plugins import Registry
-from nemorl.plugins.source import read_source
 from nemorl_authoring.names import PACKAGES, Names, kinds
 from nemorl_authoring.writing import package_texts
+from nemorl_report.diagnosing import diagnose
+from nemorl_report.source import read_source
 from nemorl_testing import conformance
 from packaging.requirements import Requirement
 
@@ -98,7 +99,7 @@ def test_a_package_loads_and_is_summed_up_in_one_line(kind: str, packages: Regis
     assert facts.summary
     if kind != "template":  # read, never loaded
         assert packages.load(names.group, names.entry) is not None
-        assert packages.diagnose(entry) is None
+        assert diagnose(entry, packages) is None
 
 
 SUM = {"text": "12+7=", "answer": "19"}

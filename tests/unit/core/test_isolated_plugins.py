@@ -24,11 +24,11 @@ from nemorl.config.component import Component
 from nemorl.config.load import load_config, validate
 from nemorl.errors import ConfigError, ForeignError, PluginError
 from nemorl.plugins import Index, Registry
-from nemorl.plugins.source import read_source
 from nemorl.types import Prompt
 from nemorl_commands.console import Console
 from nemorl_isolation.process import process_of
 from nemorl_report.lock import locked_plugins
+from nemorl_report.source import read_source
 from nemorl_rl.environments import EnvironmentPool
 from nemorl_testing.registries import use_registry
 

@@ -9,7 +9,7 @@ import pytest
 from installed_plugins import GOOD, Install
 from nemorl.errors import PluginError
 from nemorl.plugins import Index, PluginEntry
-from nemorl.plugins.source import Place, locate, read_source, template_text
+from nemorl_report.source import Place, locate, read_source, template_text
 
 EXPLODES = "raise RuntimeError('a module that must not run')\n"
 

@@ -17,6 +17,7 @@ from nemorl.plugins.index import PREFIX
 from nemorl.plugins.kinds import EnvironmentConfig
 from nemorl.plugins.policy import normalize
 from nemorl.text.suggest import did_you_mean
+from nemorl_report.diagnosing import diagnose
 from nemorl_testing.registries import use_registry
 
 BAD_SYNTAX = "class Env(:\n"
@@ -175,7 +176,7 @@ def test_a_broken_plugin_disturbs_nobody_until_it_is_selected(
     assert cause in caught.value.message
     assert "reinstall or update acme-env" in str(caught.value.fix)
     assert "plugins check acme-env:gym" in str(caught.value.fix)
-    diagnostic = registry.diagnose(registry.index.find("environments", "gym"))
+    diagnostic = diagnose(registry.index.find("environments", "gym"), registry)
     assert diagnostic is not None
     assert (diagnostic.state, diagnostic.code, diagnostic.plugin) == ("broken", "NRL106", "acme-env:gym")
 
@@ -201,7 +202,7 @@ def test_ctrl_c_while_a_plugin_imports_is_not_swallowed(install: Install) -> Non
 def test_a_missing_library_is_diagnosed_without_importing_it(install: Install) -> None:
     install("acme-env", {"gym": "acme_env:Env"}, code=dedent(GOOD) + '    requires_modules = ("no_such_library",)\n')
     registry = here()
-    diagnostic = registry.diagnose(registry.index.find("environments", "gym"))
+    diagnostic = diagnose(registry.index.find("environments", "gym"), registry)
     assert diagnostic is not None
     assert (diagnostic.state, diagnostic.fix) == ("missing", "pip install no_such_library")
 
@@ -209,7 +210,7 @@ def test_a_missing_library_is_diagnosed_without_importing_it(install: Install) -
 def test_a_missing_library_inside_a_missing_package_is_diagnosed_too(install: Install) -> None:
     install("acme-env", {"gym": "acme_env:Env"}, code=dedent(GOOD) + '    requires_modules = ("no_such.library",)\n')
     registry = here()
-    diagnostic = registry.diagnose(registry.index.find("environments", "gym"))
+    diagnostic = diagnose(registry.index.find("environments", "gym"), registry)
     assert diagnostic is not None
     assert diagnostic.message == "needs no_such.library, which cannot be found"
 
@@ -327,7 +328,7 @@ def test_everything_that_ships_with_nemorl_loads() -> None:
     ours = [entry for entry in registry.index.entries if entry.distribution.startswith("nemorl-")]
     assert len(ours) >= 13
     for entry in ours:
-        diagnostic = registry.diagnose(entry)
+        diagnostic = diagnose(entry, registry)
         assert diagnostic is None or diagnostic.state == "missing", diagnostic
         if entry.kind == "templates":  # files
             continue

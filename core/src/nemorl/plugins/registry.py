@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from stevedore import DriverManager
 
 from nemorl.errors import DeadlineError, ForeignError, NemorlError, PluginError, boundary
-from nemorl.plugins.diagnosis import Diagnostic
 from nemorl.plugins.index import KINDS, PREFIX, Index, PluginEntry, singular
 from nemorl.plugins.policy import PluginPolicy
 from nemorl.process.deadlines import deadline
@@ -98,32 +97,6 @@ class Registry:
             f"{value} is not registered as a {singular(kind)}",
             fix=f'add an entry point in the group "{PREFIX}{kind}", or register it with {decorator}',
         )
-
-    def diagnose(self, entry: PluginEntry) -> Diagnostic | None:
-        """What stops an entry, importing its config module to find out."""
-        if entry.diagnostics:
-            return entry.diagnostics[0]
-        if entry.kind == "templates":  # files, which nobody imports
-            from nemorl.plugins.source import read_source
-
-            return read_source(entry).problem
-        try:
-            loaded = self._import(entry)
-        except PluginError as error:
-            return Diagnostic("broken", "NRL106", entry.id, error.message, error.fix or "", repr(error.__cause__))
-        from nemorl.plugins.kinds import PluginConfig
-
-        is_config = isinstance(loaded, type) and issubclass(loaded, PluginConfig)
-        missing = loaded.missing_modules() if is_config else []
-        if missing:
-            return Diagnostic(
-                "missing",
-                "NRL105",
-                entry.id,
-                f"needs {', '.join(missing)}, which cannot be found",
-                loaded.install_hint or f"pip install {' '.join(missing)}",
-            )
-        return None
 
     def register(self, kind: str, name: str, target: Any) -> None:
         """Add a config class of this process, next to the installed ones.

@@ -22,8 +22,9 @@ import typer
 from nemorl.errors import PluginNotFoundError
 from nemorl.plugins import Diagnostic, PluginEntry, registry
 from nemorl.plugins.index import kind_called, singular
-from nemorl.plugins.source import read_source, template_text
 from nemorl.text.suggest import did_you_mean
+from nemorl_report.diagnosing import diagnose
+from nemorl_report.source import read_source, template_text
 from rich.table import Table
 
 from nemorl_commands.answers import AsJson, echo_json
@@ -232,7 +233,7 @@ def _details(entry: PluginEntry) -> dict[str, Any]:
     details = {**known, "supports": [], "weight_transports": [], "requires_modules": [], "options": []}
     if entry.kind == "templates" and known["status"] == "ok":
         return {**details, "text": template_text(entry)}
-    diagnostic = registry().diagnose(entry)
+    diagnostic = diagnose(entry, registry())
     if diagnostic is not None:
         details |= {"status": diagnostic.state, "diagnostics": [diagnostic.as_dict()]}
         if diagnostic.state != "missing":

@@ -19,9 +19,9 @@ from pathlib import Path, PurePosixPath
 
 from nemorl.plugins.distributions import InstalledDistribution
 from nemorl.plugins.index import PluginEntry
-from nemorl.plugins.source import locate
 
 from nemorl_report import bytecode
+from nemorl_report.source import locate
 
 OF_THIS_MACHINE = frozenset({"RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json", "uv_build.json"})
 """Files of a ``.dist-info`` that say how it came here; two installations of one release differ in them."""

@@ -19,6 +19,7 @@ from typing import Any
 from nemorl.errors import NemorlError
 from nemorl.plugins import PluginEntry, registry
 from nemorl.plugins.index import requirement_on_kernel
+from nemorl_report.diagnosing import diagnose
 
 from nemorl_testing.kit import CONFIG_KINDS, checks_for, run_checks
 
@@ -41,7 +42,7 @@ def look(kind: str, name: str, *, full: bool) -> dict[str, Any]:
         return answer
     if entry.point.dist is not None and requirement_on_kernel(entry) is None:
         notes.append('states no requirement on nemorl-core: add e.g. "nemorl-core>=0.1.0,<0.2" to its dependencies')
-    stop = registry().diagnose(entry) if kind in CONFIG_KINDS else None
+    stop = diagnose(entry, registry()) if kind in CONFIG_KINDS else None
     if stop is not None:
         problems.append({"what": stop.message, "fix": stop.fix})
         return answer

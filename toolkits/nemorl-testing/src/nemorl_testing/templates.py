@@ -6,7 +6,7 @@ from typing import Any
 
 from nemorl.config.load import load_config, read_source
 from nemorl.errors import ConfigError
-from nemorl.plugins.source import template_text
+from nemorl_report.source import template_text
 
 from nemorl_testing.kit import NotApplicable, Subject, expect
 

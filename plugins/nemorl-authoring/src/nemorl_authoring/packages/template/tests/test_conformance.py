@@ -6,7 +6,7 @@ from pathlib import Path
 
 from nemorl.config.load import load_config
 from nemorl.plugins import registry
-from nemorl.plugins.source import template_text
+from nemorl_report.source import template_text
 from nemorl_testing import conformance
 
 test_conformance = conformance("templates", "example")
