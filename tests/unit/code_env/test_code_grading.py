@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from nemorl.errors import BackendError, PluginError
 from nemorl.types import Prompt, Score
 from nemorl_code_env import CodeConfig
 from nemorl_code_env.environment import CodeEnvironment
+from nemorl_code_env.server import Server, _Process
 from nemorl_rl.environments import EnvironmentPool
 
 ASSERTS = [
@@ -315,7 +318,8 @@ def test_a_sandbox_that_dies_scores_the_program_that_was_in_it(
     with ThreadPoolExecutor(1) as threads:
         score = threads.submit(grade, environment, "import time\ntime.sleep(15)", tests)
         for pid in generations(server, programs)[depth]:
-            os.kill(pid, 9)
+            with contextlib.suppress(ProcessLookupError):  # with the first of them the other one ends
+                os.kill(pid, 9)
         found = score.result()
     assert (found.reward, happened(found)) == (0.0, {"code_sandbox_died"})
 
@@ -324,6 +328,42 @@ def test_programs_go_on_after_the_death_of_the_server(environment: CodeEnvironme
     (server,) = [pid for pid in below(os.getpid()) if "inside" in Path(f"/proc/{pid}/cmdline").read_text()]
     os.kill(server, 9)
     assert grade(environment, "def add(a, b): return a + b").reward == 1.0
+
+
+class Dying(Server):
+    """Its first processes, so many of them, die with the request that they were sent unread."""
+
+    def __init__(self, deaths: int) -> None:
+        super().__init__(sys.executable)
+        self.deaths = deaths
+
+    def start(self, fds: Sequence[int]) -> None:
+        if self.deaths:
+            self.deaths -= 1
+            self._process = _Process(sys.executable)
+            os.kill(self._process._process.pid, signal.SIGSTOP)
+            super().start(fds)
+            os.kill(self._process._process.pid, signal.SIGKILL)
+        else:
+            super().start(fds)
+
+
+@pytest.mark.parametrize("tests", [[{"input": "", "output": "5"}], ["assert add(2, 3) == 5"]], ids=["pair", "asserts"])
+def test_a_program_that_was_never_begun_is_run_again(tests: Any) -> None:
+    # Of three attempts the third reaches a server that lives.
+    environment = built()
+    environment.sandbox._server = Dying(2)
+    found = grade(environment, "def add(a, b): return a + b\nprint(5)", tests)
+    environment.close()
+    assert (found.reward, happened(found)) == (1.0, set())
+
+
+def test_a_server_that_always_dies_is_given_up() -> None:
+    environment = built()
+    environment.sandbox._server = Dying(6)  # three for the program, three for the control
+    with pytest.raises(BackendError, match="the sandbox ended without a word"):
+        grade(environment, "print(5)", [{"input": "", "output": "5"}])
+    environment.close()
 
 
 def test_where_no_program_can_be_run_there_is_an_error_and_no_zero(tmp_path: Path) -> None:

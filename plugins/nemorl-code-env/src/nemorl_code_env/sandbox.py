@@ -38,6 +38,8 @@ JUDGE_CODES = (0, PEER_IS_GONE, TAMPERED)
 """Exit codes of ``inside/judge.py``."""
 NO_WORD = "the sandbox ended without a word"
 STDERR_BYTES = 4096
+ATTEMPTS = 3
+"""At a run whose server dies before the program was begun, which the program then has no part in."""
 GRACE_S = 5.0
 """For the run to be set up and to end, on top of the program's and the judge's time."""
 MIB = 2**20
@@ -74,6 +76,8 @@ class Result:
     """The judge's, one per test that it came to: ``passed``, ``failed``, or ``refused`` and why."""
     tampered: bool = False
     """The program spoke to its judge out of turn."""
+    began: bool = True
+    """Said of a broken run: its keeper had begun, so the program may be the cause."""
 
 
 class Sandbox:
@@ -126,6 +130,13 @@ class Sandbox:
         return self._run({"solution.py": program}, ["-c", DRIVER], "", [asdict(test) for test in tests])
 
     def _run(self, files: Mapping[str, str], arguments: Sequence[str], stdin: str, tests: Any) -> Result:
+        for _ in range(ATTEMPTS):
+            result = self._attempt(files, arguments, stdin, tests)
+            if result.outcome != "broken" or result.began:
+                break
+        return result
+
+    def _attempt(self, files: Mapping[str, str], arguments: Sequence[str], stdin: str, tests: Any) -> Result:
         with (
             tempfile.TemporaryDirectory(prefix="nemorl-code-", ignore_cleanup_errors=True) as work,
             ExitStack() as stack,
@@ -196,12 +207,14 @@ class _Conversation:
         with suppress(BrokenPipeError, ConnectionResetError):
             self._control.sendall(spec)
             outcome = self._listen(stdin.encode("utf-8", "replace"))
-            self._end()
+        self._end()
         stdout, stderr, lines = (bytes(part) for part in self._said.values())
         ends: dict[str, dict[str, Any]] = {}
         for said in map(json.loads, lines.splitlines()):
             ends.setdefault(said["who"], {}).update(said)
         error = stderr[:STDERR_BYTES].decode("utf-8", "replace")
+        if "keeper" not in ends and outcome in ("done", "broken"):  # the server died, and nothing was run
+            return Result("broken", stderr=NO_WORD, began=False)
         if outcome != "done":
             return Result(outcome, stdout=stdout.decode("utf-8", "replace"), stderr=error)
         return self._judged(ends, stdout, error) if self._is_judged else _alone(ends, stdout, error)

@@ -65,10 +65,7 @@ class _Process:
     def send(self, fds: Sequence[int]) -> None:
         try:
             socket.send_fds(self._requests, [b"r"], list(fds))
-        except (
-            BrokenPipeError,
-            ConnectionResetError,
-        ):  # it died just now: this run ends without a word
+        except (BrokenPipeError, ConnectionResetError):  # it died just now: nothing of this run begins
             self._process.wait()
 
 

@@ -58,6 +58,7 @@ def _keep(fds: list[int]) -> None:
         spec = json.loads(read(int.from_bytes(read(8), "big")))
     except EOFError:
         return
+    report(control, who="keeper", began=True)  # what ends without this line has run no program
     try:
         keeper.keep(control, spec)
     except OSError as error:  # no process, no descriptor
