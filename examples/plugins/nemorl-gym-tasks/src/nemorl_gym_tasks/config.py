@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from nemorl.config.base import Config
-from nemorl.errors import Problem
+from nemorl.errors import ConfigIssue
 from nemorl.plugins.kinds import DatasetConfig, EnvironmentConfig
 from pydantic import Field
 
@@ -25,11 +25,11 @@ class TaskConfig(Config):
     options: dict[str, Any] = Field(default_factory=dict)
     """reasoning-gym's own options of the task, such as its difficulty: ``{max_terms: 3, max_digits: 2}``."""
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         reserved = sorted({"seed", "size"} & self.options.keys())
         if reserved:
-            yield Problem("options", f"{', '.join(reserved)} is the mixture's to set", "use seed and num_train")
+            yield ConfigIssue("options", f"{', '.join(reserved)} is the mixture's to set", "use seed and num_train")
 
 
 class GymMixtureConfig(DatasetConfig):
