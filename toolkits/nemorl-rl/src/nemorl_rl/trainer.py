@@ -54,7 +54,7 @@ class RolloutTrainer(BaseTrainer[R]):
         self.generation: GenerationPolicy
         """The policy as it samples."""
         self.rollouts: RolloutEngine
-        self.stream: AsyncRolloutBuffer | None = None
+        self.buffer: AsyncRolloutBuffer | None = None
 
     # What an algorithm defines
 
@@ -81,8 +81,8 @@ class RolloutTrainer(BaseTrainer[R]):
 
     def collect(self, rows: Sequence[Row]) -> Samples:
         """A scored group for each row of this step, as ``rollout_plan`` says."""
-        if self.stream is not None:
-            samples = self.stream.collect()
+        if self.buffer is not None:
+            samples = self.buffer.collect()
         else:
             prompts = to_prompts(rows, self.tokenizer)
             samples = self.rollouts.collect(prompts, self.rollout_plan, seed=self._rollout_seed(self.step))
@@ -94,8 +94,8 @@ class RolloutTrainer(BaseTrainer[R]):
         """Give the generator the current policy: outside ``train_step`` it always has it."""
         with self.run.timer.phase("weight_sync"):
             self.generation.update_weights(self.run.resources.weight_handle(self.progress.step))
-        if self.stream is not None:
-            self.stream.publish(self.progress.step)
+        if self.buffer is not None:
+            self.buffer.publish(self.progress.step)
         self.run.hooks.fire("on_weights_synced", trainer=self, step=self.progress.step, version=self.progress.step)
 
     def with_old_logprobs(self, batch: TokenBatch) -> TokenBatch:
@@ -171,28 +171,28 @@ class RolloutTrainer(BaseTrainer[R]):
         self.rollouts = RolloutEngine(self.generation, pool, self.tokenizer, max_sequence_tokens=limit, timer=run.timer)
 
     def _begin(self) -> None:
-        self.stream = self._open_stream()
+        self.buffer = self._new_buffer()
         super()._begin()
 
     @property
     def batches(self) -> DataModule:
         """The data, or rollouts of it that are finished."""
-        return self.stream or self.data
+        return self.buffer or self.data
 
     def next_rows(self) -> Sequence[Row]:
-        if self.stream is None:
+        if self.buffer is None:
             return super().next_rows()
         with self.run.timer.phase("exposed_generation"):
-            return self.stream.next_batch()
+            return self.buffer.next_batch()
 
     def step_metrics(self, rows: Sequence[Row]) -> Metrics:
         metrics = super().step_metrics(rows)
-        return {**metrics, **(self.stream.metrics() if self.stream is not None else {})}
+        return {**metrics, **(self.buffer.metrics() if self.buffer is not None else {})}
 
     def _rollout_seed(self, batch: int) -> int:
         return derive_seed(self.config.seed, "rollout", batch)
 
-    def _open_stream(self) -> AsyncRolloutBuffer | None:
+    def _new_buffer(self) -> AsyncRolloutBuffer | None:
         """Needed where rollouts run ahead of training, or not every group is trained on."""
         settings = self.config.rollouts
         if settings.mode == "sync" and self.rollout_plan.keep is None:

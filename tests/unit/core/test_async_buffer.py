@@ -1,4 +1,4 @@
-"""The rollout stream: what is begun, taken, dropped and refused. Restarts are in ``test_rollout_stream_restarts``."""
+"""The rollout buffer: what is begun, taken, dropped and refused. Restarts are in ``test_async_buffer_restarts``."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from buffer_world import PATIENCE_S, ROWS, Build, Doors, names, seed_of, worlds
 from nemorl.data import RowDataModule
 from nemorl.environment import Environment
 from nemorl.errors import DataError, DeadlineError, ForeignError
 from nemorl.metrics import values
 from nemorl.types import Prompt, Sample, Score, Step
-from nemorl_rl import async_buffer as rollout_stream
+from nemorl_rl import rollout_schedule
 from nemorl_rl.environments import RewardFunction
 from nemorl_rl.prompts import to_prompts
-from stream_world import PATIENCE_S, ROWS, Build, Doors, names, seed_of, worlds
 
 
 @pytest.fixture
@@ -28,14 +28,14 @@ def build(tiny_model: Path) -> Iterator[Build]:
 # Without staleness
 
 
-def test_without_staleness_rows_and_samples_are_those_of_a_run_without_a_stream(build: Build) -> None:
+def test_without_staleness_rows_and_samples_are_those_of_a_run_without_a_buffer(build: Build) -> None:
     world = build(prompts=3, group=2, staleness=0)
     data = RowDataModule(ROWS, 3, seed=1, shuffle=False)
     for step in range(1, 5):
         rows = data.next_batch()
         expected = world.engine.collect(to_prompts(rows, world.engine.tokenizer), world.plan, seed=seed_of(step))
-        assert world.stream.next_batch() == rows
-        assert list(world.stream.collect()) == list(expected)
+        assert world.buffer.next_batch() == rows
+        assert list(world.buffer.collect()) == list(expected)
         assert world.update()["max_trajectory_age"] == 0
 
 
@@ -198,8 +198,8 @@ def test_one_straggler_in_every_batch_does_not_pile_up_batches(build: Build) -> 
 def test_no_batch_is_begun_while_scores_that_suffice_may_be_a_moment_away(
     build: Build, monkeypatch: pytest.MonkeyPatch, grace_s: float
 ) -> None:
-    monkeypatch.setattr(rollout_stream, "MIN_GRACE_S", grace_s)
-    monkeypatch.setattr(rollout_stream, "GRACE_FRAC", 0.0)
+    monkeypatch.setattr(rollout_schedule, "MIN_GRACE_S", grace_s)
+    monkeypatch.setattr(rollout_schedule, "GRACE_FRAC", 0.0)
     world = build(prompts=2, staleness=1, keep=lambda group: group[0].prompt.text != "1")
     world.doors.close()
     with ThreadPoolExecutor(1) as trainer:
@@ -224,7 +224,7 @@ def test_groups_are_taken_oldest_first_and_renumbered(build: Build) -> None:
         world.doors.open(name)
         world.wait_for_groups(name)
     assert world.take() == names(2, 3, 4)
-    samples = world.stream.collect()
+    samples = world.buffer.collect()
     assert [(sample.prompt.index, sample.prompt.text) for sample in samples] == [
         (0, "2"), (0, "2"), (1, "3"), (1, "3"), (2, "4"), (2, "4"),
     ]  # fmt: skip
@@ -235,8 +235,8 @@ def test_samples_carry_every_version_of_the_weights_and_age_by_the_oldest(build:
     world.update()
     world.speaker.versions = (0, 1)  # weights changed while the response was sampled
     world.take()
-    assert [sample.weight_versions for sample in world.stream.collect()] == [(0, 1)]
-    assert values(world.stream.metrics())["max_trajectory_age"] == 1
+    assert [sample.weight_versions for sample in world.buffer.collect()] == [(0, 1)]
+    assert values(world.buffer.metrics())["max_trajectory_age"] == 1
     world.finish_threads()
     assert world.update()["dropped_stale_groups"] == 1  # the other row of weights 0 and 1
 

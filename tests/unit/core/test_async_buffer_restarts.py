@@ -1,4 +1,4 @@
-"""The rollout stream over restarts: no row is lost, none is trained on twice, nothing old comes through."""
+"""The asynchronous buffer over restarts: no row is lost, none is trained on twice, nothing old comes through."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from buffer_world import ROWS, Build, World, names, seed_of, worlds
 from nemorl.data import RowDataModule
 from nemorl.errors import DeadlineError, ForeignError
 from nemorl_rl.prompts import to_prompts
-from stream_world import ROWS, Build, World, names, seed_of, worlds
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ class Trainer:
             self.answer(taking)
         for name in taking.result():
             assert name not in self.trained, "a row was trained on twice"
-            self.trained[name] = [s.response for s in world.stream.collect() if s.prompt.text == name]
+            self.trained[name] = [s.response for s in world.buffer.collect() if s.prompt.text == name]
         metrics = world.update()
         assert metrics["max_trajectory_age"] <= world.limits["max_staleness"]
         self.dropped += int(metrics["dropped_stale_groups"])
@@ -71,7 +71,7 @@ class Trainer:
 
     def save(self) -> None:
         """Every row drawn is trained on, dropped and counted, or will be made again: none is lost."""
-        state = self.world.stream.state_dict()
+        state = self.world.buffer.state_dict()
         pending = unsettled(state, self.world.prompts)
         assert not set(pending) & set(self.trained)
         missing = set(names(*range(drawn(state, self.world.prompts)))) - set(pending) - set(self.trained)
@@ -86,11 +86,11 @@ class Trainer:
         state, trained, self.dropped, self.world.version = self.saved
         self.trained = dict(trained)
         if self.dice.random() < 0.5:
-            self.world.stream = self.world.new_stream()
-        self.world.stream.load_state_dict(state)
+            self.world.buffer = self.world.new_buffer()
+        self.world.buffer.load_state_dict(state)
         self.world.doors.close()
         self.world.speaker.versions = (self.world.version,)
-        self.world.stream.publish(self.world.version)
+        self.world.buffer.publish(self.world.version)
 
 
 def is_unwanted(name: str) -> bool:
@@ -131,20 +131,20 @@ def all_groups(world: World, batches: int) -> dict[str, list[str]]:
 def test_without_staleness_a_restart_at_any_step_continues_identically(build: Build, has_filter: bool) -> None:
     keep = (lambda group: int(group[0].prompt.text) % 5 != 0) if has_filter else None
     world = build(prompts=3, group=2, staleness=0, keep=keep)
-    states, batches = [world.stream.state_dict()], []
+    states, batches = [world.buffer.state_dict()], []
     for _ in range(6):
-        batches.append((world.take(), list(world.stream.collect())))
+        batches.append((world.take(), list(world.buffer.collect())))
         world.update()
-        states.append(world.stream.state_dict())
+        states.append(world.buffer.state_dict())
     for begin, state in enumerate(states):
         again = build(prompts=3, group=2, staleness=0, keep=keep)
-        again.stream.load_state_dict(state)
+        again.buffer.load_state_dict(state)
         again.version = begin - 1
         again.update()
         for rows, samples in batches[begin:]:
             assert again.take() == rows
             expected = [(s.prompt, s.token_ids, s.reward) for s in samples]
-            assert [(s.prompt, s.token_ids, s.reward) for s in again.stream.collect()] == expected
+            assert [(s.prompt, s.token_ids, s.reward) for s in again.buffer.collect()] == expected
             again.update()
 
 
@@ -156,11 +156,11 @@ def test_a_batch_settled_before_an_older_one_is_not_made_again(build: Build) -> 
     world.update()
     assert world.take_of("3", "4") == names(3, 4)
     world.update()
-    state = world.stream.state_dict()
+    state = world.buffer.state_dict()
     assert unsettled(state, 2)[:2] == names(1, 5)
     world.let_all_go()
     again = build(prompts=2, staleness=2)
-    again.stream.load_state_dict(state)
+    again.buffer.load_state_dict(state)
     again.take()
     again.finish_threads()
     assert not {"0", "2", "3", "4"} & set(again.speaker.asked)
@@ -173,11 +173,11 @@ def test_restored_groups_are_sampled_with_the_first_weights_after_a_restart(buil
     world.update()
     world.take()
     world.update()
-    state = world.stream.state_dict()
+    state = world.buffer.state_dict()
     pending = unsettled(state, 2)
     assert len(pending) == 2
     again = build(prompts=2, staleness=1)
-    again.stream.load_state_dict(state)
+    again.buffer.load_state_dict(state)
     assert again.speaker.asked == []  # the generator has weights of its own making still
     again.version = 6
     assert again.update()["dropped_stale_groups"] == 0
@@ -190,25 +190,25 @@ def test_restored_groups_are_sampled_with_the_first_weights_after_a_restart(buil
 
 def test_threads_of_an_earlier_life_bring_nothing(build: Build) -> None:
     world = build(prompts=1, staleness=1, deadline_s=0.1)
-    state = world.stream.state_dict()
+    state = world.buffer.state_dict()
     world.speaker.doors.close()
     world.speaker.versions = (99,)
     with pytest.raises(DeadlineError):
         world.take()  # rows 0 and 1 are being sampled with weights 99
-    world.stream.load_state_dict(state)
+    world.buffer.load_state_dict(state)
     world.speaker.versions = (0,)
     world.let_all_go()
     assert world.take() in (names(0), names(1))
-    assert [sample.weight_versions for sample in world.stream.collect()] == [(0,)]
+    assert [sample.weight_versions for sample in world.buffer.collect()] == [(0,)]
 
 
 def test_a_failure_of_an_earlier_life_is_forgotten(build: Build) -> None:
     world = build(prompts=1, staleness=1)
-    state = world.stream.state_dict()
+    state = world.buffer.state_dict()
     world.speaker.broken = True
     with pytest.raises(ForeignError):
         world.take()
     world.finish_threads()
     world.speaker.broken = False
-    world.stream.load_state_dict(state)
+    world.buffer.load_state_dict(state)
     assert world.take() in (names(0), names(1))

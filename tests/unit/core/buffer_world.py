@@ -1,4 +1,4 @@
-"""A small world for the rollout stream: real parts, but environments and generator wait until the test lets them go.
+"""A small world for the rollout buffer: real parts, but environments and generator wait until the test lets them go.
 
 Rows are prompts "0", "1", "2", … in batches of P. What each group looks like is fixed by its batch's seed, so that a
 group that is made again after a restart can be told from a wrong one.
@@ -114,7 +114,7 @@ class Engine(RolloutEngine):
 
 
 class World:
-    """A stream over one speaker and one environment, and the part of the trainer that it sees."""
+    """A buffer over one speaker and one environment, and the part of the trainer that it sees."""
 
     def __init__(
         self,
@@ -138,9 +138,9 @@ class World:
         self.engine.delivered = self.doors
         self.prompts, self.version = prompts, 0
         self.limits = {"max_staleness": staleness, "max_batches": max_batches, "deadline_s": deadline_s}
-        self.stream = self.new_stream()
+        self.buffer = self.new_buffer()
 
-    def new_stream(self) -> AsyncRolloutBuffer:
+    def new_buffer(self) -> AsyncRolloutBuffer:
         data = RowDataModule(ROWS, self.prompts, seed=1, shuffle=False)
         return AsyncRolloutBuffer(data, self.engine, self.plan, seed_of=seed_of, **self.limits)  # type: ignore[arg-type]
 
@@ -150,7 +150,7 @@ class World:
 
     def take(self) -> list[str]:
         """The prompts of the next batch."""
-        return [row["prompt"] for row in self.stream.next_batch()]
+        return [row["prompt"] for row in self.buffer.next_batch()]
 
     def take_of(self, *names: str) -> list[str]:
         """The next batch when environments answer for these only, in this order."""
@@ -165,11 +165,11 @@ class World:
         """The end of a training step: new weights, then metrics."""
         self.version += 1
         self.speaker.versions = (self.version,)
-        self.stream.publish(self.version)
-        return values(self.stream.metrics())
+        self.buffer.publish(self.version)
+        return values(self.buffer.metrics())
 
     def wait_for_groups(self, *names: str) -> None:
-        """Until the stream has these groups."""
+        """Until the buffer has these groups."""
         self.doors.wait_for(lambda: self.doors.passed >= set(names))
 
     def finish_threads(self) -> None:
