@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -75,8 +75,7 @@ class Run:
         """
         run = cls(config, directory, console, hooks, Timer(on_enter=console.phase))
         run.data, run.validation_rows = data, validation_rows
-        with ExitStack() as undo:
-            undo.callback(run.close)
+        try:
             run.loggers = [run._logger(logger) for logger in config.loggers]
             console.announce(f"loading PyTorch and the model {config.policy.model_name}")
             run.resources = run.own(ResourceManager(config, run.path, on_restart=run.warn), "close")
@@ -86,7 +85,10 @@ class Run:
                     role: run.resources.auxiliary_policy(role, auxiliary, planned_updates + auxiliary.extra_updates)
                     for role, auxiliary in config.auxiliary_models.items()
                 }
-            undo.pop_all()
+        except BaseException:
+            with suppress(NemorlError):  # has an event of its own, and this error comes first
+                run.close()
+            raise
         return run
 
     def loading(self) -> deadline:

@@ -34,14 +34,18 @@ class BaseTrainer(Resumable[C]):
 
     def __init__(self, config: C) -> None:
         self.config = config
-        self.progress = Progress()
-        self.history: list[dict[str, float]] = []
-        self.stop_reason: str | None = None
-        self._epoch: int | None = None
+        self._reset()
         self.directory: RunDirectory
         self.data: DataModule
         """Both are there before ``run`` is."""
         self.run: Run
+
+    def _reset(self) -> None:
+        """Be at the beginning of a run: nothing of an earlier ``fit`` stays."""
+        self.progress = Progress()
+        self.history: list[dict[str, float]] = []
+        self.stop_reason: str | None = None
+        self._epoch: int | None = None
 
     @classmethod
     def from_pretrained(cls, model: str, **knobs: Any) -> Self:
@@ -101,6 +105,7 @@ class BaseTrainer(Resumable[C]):
         source = dataset if dataset is not None else train_dataset if train_dataset is not None else self.config.data
         if lacking := list(self.missing_inputs(source)):
             raise ConfigError(lacking, source=type(self.config).__name__)
+        self._reset()
         with (
             display_of(console) as shown,
             RunDirectory.claim(self.config, tell=shown.message, resume=resume, from_step=from_step) as directory,

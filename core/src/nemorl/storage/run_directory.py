@@ -39,23 +39,31 @@ class RunDirectory:
         self,
         path: Path,
         config: RunConfig,
-        ownership: Ownership,
         tell: Callable[[str], None],
+        *,
+        resume: bool = False,
         from_step: int | None = None,
     ) -> None:
         """
         Args:
-            path: Of the directory.
+            path: Of the directory, which is made if there is none.
             config: Of the run.
-            ownership: What keeps others out; ``close`` ends it.
             tell: Shows a person a line of text.
-            from_step: The run is continued from its checkpoint of this step. Unset: from the newest.
+            resume: Continue the run in it, if there is one.
+            from_step: From its checkpoint of this step. Unset: from the newest.
+
+        Raises:
+            ConfigError, UsageError, RunInUseError, StorageError: as :meth:`claim` says.
         """
         self.path, self.config, self._tell, self.from_step = path, config, tell, from_step
-        self.is_resumed = has_progress(path)
-        """A run is being continued in it."""
+        with storing(path):
+            path.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
-            stack.callback(ownership.close)
+            stack.callback(Ownership(path).close)
+            self.is_resumed = has_progress(path)
+            """A run is being continued in it."""
+            if self.is_resumed:
+                _require_same_run(path, config, resume=resume)
             self.metrics = stack.enter_context(JsonlWriter(path / "metrics.jsonl"))
             self.samples = stack.enter_context(JsonlWriter(path / "samples.jsonl"))
             self.events = stack.enter_context(JsonlWriter(path / "events.jsonl"))
@@ -85,11 +93,11 @@ class RunDirectory:
         """
         path, resume = run_path(config), resume or from_step is not None
         if resume or config.run_dir is not None:
-            return cls(path, config, _owned(path, config, resume=resume), tell, from_step)
+            return cls(path, config, tell, resume=resume, from_step=from_step)
         for number in itertools.count(2):
             with suppress(RunInUseError):
                 if not has_progress(path):
-                    return cls(path, config, _owned(path, config, resume=False), tell)
+                    return cls(path, config, tell)
             path = run_path(config).with_name(f"{run_path(config).name}-{number}")
         raise AssertionError("there is always a next number")
 
@@ -171,22 +179,13 @@ def _as_data(config: RunConfig) -> dict[str, Any]:
     return config.model_dump(mode="json")
 
 
-def _owned(path: Path, config: RunConfig, *, resume: bool) -> Ownership:
-    with storing(path):
-        path.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as undo:
-        ownership = Ownership(path)
-        undo.callback(ownership.close)
-        is_resumed = has_progress(path)
-        if is_resumed and not resume:
-            raise UsageError(f"{path} already holds a run", fix="continue it with --resume, or choose another run_dir")
-        if is_resumed:
-            recorded, present = (identity(config, data) for data in (_recorded_config(path), _as_data(config)))
-            differences = list(_differences(recorded, present))
-            if differences:
-                raise ConfigError(differences, source=f"{path} holds a run with another config")
-        undo.pop_all()
-    return ownership
+def _require_same_run(path: Path, config: RunConfig, *, resume: bool) -> None:
+    """Refuse a directory whose run is not to be continued, or has another config."""
+    if not resume:
+        raise UsageError(f"{path} already holds a run", fix="continue it with --resume, or choose another run_dir")
+    recorded, present = (identity(config, data) for data in (_recorded_config(path), _as_data(config)))
+    if differences := _differences(recorded, present):
+        raise ConfigError(differences, source=f"{path} holds a run with another config")
 
 
 def has_progress(path: Path) -> bool:

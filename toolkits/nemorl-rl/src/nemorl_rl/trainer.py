@@ -149,6 +149,7 @@ class RolloutTrainer(BaseTrainer[R]):
         problems = [*super().preflight(), *reward_problems(self.environment, row)]
         if not problems:
             rehearse(self.environment, row, self.directory.warn)
+            self.tokenizer = Tokenizer.load(self.config.policy.model_name)  # the model takes longer to load
         yield from problems
 
     def own_hooks(self) -> Mapping[str, object]:
@@ -161,7 +162,6 @@ class RolloutTrainer(BaseTrainer[R]):
     def build_parts(self) -> None:
         """Start the generator, and what collects and scores its responses."""
         run, config = self.run, self.config
-        self.tokenizer = Tokenizer.load(config.policy.model_name)
         backend = registry().name_of("generation_backends", type(config.generation.backend))
         run.console.announce(f"starting the generator {backend}")
         with run.loading():
@@ -170,9 +170,10 @@ class RolloutTrainer(BaseTrainer[R]):
         limit = config.policy.max_sequence_tokens
         self.rollouts = RolloutEngine(self.generation, pool, self.tokenizer, max_sequence_tokens=limit, timer=run.timer)
 
-    def _begin(self) -> None:
+    def restore(self) -> None:
+        """Be where the run was, rollouts that ran ahead included."""
         self.buffer = self._new_buffer()
-        super()._begin()
+        super().restore()
 
     @property
     def batches(self) -> DataModule:
