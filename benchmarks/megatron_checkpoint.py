@@ -36,7 +36,6 @@ METADATA = {
 def torch_dist(backend: Any) -> tuple[Callable[[Path], None], Callable[[Path], None]]:
     """Saving and loading as a program over megatron-core does it."""
     from megatron.core import dist_checkpointing
-    from nemorl_megatron.cpu_shim import cuda_or_cpu
 
     model, optimizer = backend._pieces[0], backend._learner._optimizer
 
@@ -48,12 +47,10 @@ def torch_dist(backend: Any) -> tuple[Callable[[Path], None], Callable[[Path], N
         }
 
     def save(path: Path) -> None:
-        with cuda_or_cpu():
-            dist_checkpointing.save(sharded(is_loading=False), str(path))
+        dist_checkpointing.save(sharded(is_loading=False), str(path))
 
     def load(path: Path) -> None:
-        with cuda_or_cpu():
-            dist_checkpointing.load(sharded(is_loading=True), str(path))
+        dist_checkpointing.load(sharded(is_loading=True), str(path))
 
     return save, load
 

@@ -1,110 +1,74 @@
 """The one place that knows that megatron-core is made for CUDA: lets it run where there is none.
 
-megatron-core names the device it wants ("cuda") in many places and asks torch about it in more. Within
-:func:`cuda_or_cpu` these mean the CPU. Where CUDA is available nothing is replaced, nothing is installed.
+megatron-core names the device it wants ("cuda") in a dozen places and asks torch about it in more. Importing this
+module makes these mean the CPU, once and for the process. Where CUDA is available nothing is replaced.
 
-What is replaced until the block ends:
+What is replaced:
 
-- ``device="cuda"`` arguments, ``Tensor.cuda()``, ``.to("cuda")`` and what ``Tensor.type()`` says, by a torch function
-  mode;
-- the current device, synchronisation, streams, events and the random state of ``torch.cuda``;
-- the same names where ``megatron.core.tensor_parallel.random`` holds them;
+- the current device, synchronisation, streams, events and the random state of ``torch.cuda``, and the same names where
+  ``megatron.core.tensor_parallel.random`` holds them;
+- ``Tensor.cuda()`` and the text of ``Tensor.type()``, by which megatron-core's optimizer recognises parameters;
+- ``torch`` as those modules of megatron-core see it that make tensors for ``device="cuda"``. For all others that stays
+  the error that it is;
 - how mixtures of experts fetch token counts from the device, which turns them into numpy on the way.
-
-Replacements are seen by the whole process, so only one thread at a time may be within a block.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+import functools
+import types
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
+from megatron.core import utils
+from megatron.core.dist_checkpointing import exchange_utils
+from megatron.core.dist_checkpointing.strategies import state_dict_saver
+from megatron.core.models.common.embeddings import rope_utils
+from megatron.core.optimizer import clip_grads, grad_scaler, optimizer
+from megatron.core.pipeline_parallel import schedules
+from megatron.core.tensor_parallel import data, random
+from megatron.core.transformer import utils as transformer_utils
+from megatron.core.transformer.moe import moe_utils, token_dispatcher
 
 CPU = torch.device("cpu")
+MAKERS = ("empty", "empty_like", "ones", "tensor", "zeros")
+"""Functions of torch to which megatron-core passes ``device="cuda"`` or ``pin_memory=True``."""
+USERS = (
+    utils,
+    exchange_utils,
+    state_dict_saver,
+    rope_utils,
+    clip_grads,
+    grad_scaler,
+    optimizer,
+    schedules,
+    data,
+    transformer_utils,
+    moe_utils,
+)
+"""Modules that call them so."""
 
 
-def cuda_or_cpu(*, torch_functions: bool = True) -> AbstractContextManager[None]:
-    """Within the block megatron-core computes on CUDA if there is CUDA, on the CPU otherwise. Blocks may nest.
+class _Torch(types.ModuleType):
+    """``torch`` whose :data:`MAKERS` make tensors on the CPU."""
 
-    Args:
-        torch_functions: Watch every call of a torch function, which costs microseconds each: a third of the time that a
-            tiny model takes to generate. Passes that only compute, over a model that is there, do without.
-    """
-    return nullcontext() if torch.cuda.is_available() else _on_cpu(torch_functions)
+    def __init__(self) -> None:
+        super().__init__("torch")
+        for name in MAKERS:
+            setattr(self, name, _on_cpu(getattr(torch, name)))
 
-
-@contextmanager
-def _on_cpu(torch_functions: bool) -> Iterator[None]:
-    from megatron.core.tensor_parallel import random
-    from megatron.core.transformer.moe import token_dispatcher
-
-    replacements: list[tuple[Any, str, Any]] = [
-        (torch.cuda, "current_device", lambda: CPU),
-        (torch.cuda, "synchronize", _nothing),
-        (torch.cuda, "_lazy_init", _nothing),
-        (torch.cuda, "get_rng_state", _get_rng_state),
-        (torch.cuda, "set_rng_state", _set_rng_state),
-        (torch.cuda, "manual_seed", torch.manual_seed),
-        (torch.cuda, "current_stream", _Idle),
-        (torch.cuda, "stream", lambda _: nullcontext()),
-        (torch.cuda, "Stream", _Idle),
-        (torch.cuda, "Event", _Idle),
-        (random, "_lazy_init", _nothing),
-        (random, "_get_cuda_rng_state", _get_rng_state),
-        (random, "_set_cuda_rng_state", _set_rng_state),
-        (token_dispatcher, "maybe_move_tensor_to_cpu", _moved_to_cpu),
-    ]
-    with ExitStack() as stack, warnings.catch_warnings():
-        # The mode sees every question for a gradient, also where there is none; megatron-core calls torch by old names.
-        warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf", UserWarning)
-        warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
-        for owner, name, value in replacements:
-            stack.enter_context(_replaced(owner, name, value))
-        if torch_functions:
-            stack.enter_context(_CudaMeansCpu())
-        yield
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
 
 
-@contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    original = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
+def _on_cpu(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    @functools.wraps(make)
+    def made(*args: Any, pin_memory: bool = False, device: Any = None, **options: Any) -> torch.Tensor:
+        return make(*args, **options, device=CPU if str(device).startswith("cuda") else device)
 
-
-class _CudaMeansCpu(TorchFunctionMode):
-    """Calls of torch functions and tensor methods that name CUDA are made for the CPU."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func is torch.Tensor.cuda:
-            return args[0]
-        if func is torch.Tensor.to:
-            args = (args[0], *(CPU if _is_cuda(value) else value for value in args[1:]))
-        if _is_cuda(kwargs.get("device")):
-            kwargs = {**kwargs, "device": CPU}
-        if kwargs.get("pin_memory"):
-            kwargs = {**kwargs, "pin_memory": False}
-        found = func(*args, **kwargs)
-        if func is torch.Tensor.type and isinstance(found, str):
-            # The optimizer recognises parameters by this text.
-            return found.replace("torch.", "torch.cuda.", 1)
-        return found
-
-
-def _is_cuda(device: Any) -> bool:
-    if isinstance(device, torch.device):
-        return device.type == "cuda"
-    return isinstance(device, str) and device.startswith("cuda")
+    return made
 
 
 class _Idle:
@@ -147,5 +111,40 @@ def _set_rng_state(state: torch.Tensor, *_: Any, **__: Any) -> None:
     torch.set_rng_state(state)
 
 
+def _type_text(tensor: torch.Tensor, dtype: Any = None, *args: Any, **options: Any) -> Any:
+    found = _TYPE(tensor, dtype, *args, **options)
+    return found.replace("torch.", "torch.cuda.", 1) if isinstance(found, str) else found
+
+
 def _moved_to_cpu(tensor: Any, as_numpy: bool = False, **_: Any) -> Any:
     return tensor.numpy() if as_numpy and isinstance(tensor, torch.Tensor) else tensor
+
+
+_TYPE = torch.Tensor.type
+
+
+def _replace() -> None:
+    replacements: list[tuple[Any, str, Any]] = [
+        (torch.cuda, "current_device", lambda: CPU),
+        (torch.cuda, "synchronize", _nothing),
+        (torch.cuda, "get_rng_state", _get_rng_state),
+        (torch.cuda, "set_rng_state", _set_rng_state),
+        (torch.cuda, "manual_seed", torch.manual_seed),
+        (torch.cuda, "current_stream", _Idle),
+        (torch.cuda, "stream", lambda _: nullcontext()),
+        (torch.cuda, "Stream", _Idle),
+        (torch.cuda, "Event", _Idle),
+        (random, "_lazy_init", _nothing),
+        (random, "_get_cuda_rng_state", _get_rng_state),
+        (random, "_set_cuda_rng_state", _set_rng_state),
+        (torch.Tensor, "cuda", lambda tensor, *_, **__: tensor),
+        (torch.Tensor, "type", _type_text),
+        (token_dispatcher, "maybe_move_tensor_to_cpu", _moved_to_cpu),
+    ]
+    view = _Torch()
+    for owner, name, value in (*replacements, *((module, "torch", view) for module in USERS)):
+        setattr(owner, name, value)
+
+
+if not torch.cuda.is_available():
+    _replace()

@@ -24,7 +24,6 @@ from nemorl_tensors.engines.responses import Response, begin_responses
 from nemorl_megatron.attention import CoreAttention
 from nemorl_megatron.bridge import load_config
 from nemorl_megatron.bridge.own import OwnBridge
-from nemorl_megatron.cpu_shim import cuda_or_cpu
 from nemorl_megatron.generation_weights import OwnWeights
 from nemorl_megatron.inference import CachedDecoder
 from nemorl_megatron.inference_ranks import Stages, generating
@@ -141,7 +140,7 @@ class MegatronGeneration:
         if self._stages is None:
             raise BackendError("this generator has been shut down", fix="build a new one")
         limits = BatchLimits(self._options.max_batch_rows, self._options.kv_cache_tokens)
-        with cuda_or_cpu(torch_functions=False), generating(self._stages.pieces):
+        with generating(self._stages.pieces):
             try:
                 groups = begin_responses(
                     requests,

@@ -20,7 +20,6 @@ from nemorl.errors import BackendError
 from torch import Tensor
 from torch.nn.functional import gelu, silu
 
-from nemorl_megatron.cpu_shim import cuda_or_cpu
 from nemorl_megatron.layers import block_spec
 from nemorl_megatron.rope import Rotary
 
@@ -133,12 +132,11 @@ def build_model(
     """
     _require_divisible(settings, parallel.sizes)
     parts = [None] if parallel.sizes.virtual_pipeline is None else range(parallel.sizes.virtual_pipeline)
-    with cuda_or_cpu():
-        config = transformer_config(
-            settings, parallel, dtype=dtype, activation_checkpointing=activation_checkpointing, **changes
-        )
-        pieces = [PolicyModel(settings, config, parallel, attention=attention, part=part) for part in parts]
-        return [piece.to(parallel.device).eval() for piece in pieces]
+    config = transformer_config(
+        settings, parallel, dtype=dtype, activation_checkpointing=activation_checkpointing, **changes
+    )
+    pieces = [PolicyModel(settings, config, parallel, attention=attention, part=part) for part in parts]
+    return [piece.to(parallel.device).eval() for piece in pieces]
 
 
 def padded_vocabulary(settings: Settings, sizes: Sizes) -> int:

@@ -20,7 +20,7 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from nemorl.errors import BackendError
 from torch import Tensor
 
-from nemorl_megatron.cpu_shim import cuda_or_cpu
+from nemorl_megatron import cpu_shim  # noqa: F401  (lets megatron-core run without CUDA; every backend comes by here)
 
 if TYPE_CHECKING:
     from nemorl.config.models import PolicyConfig
@@ -109,7 +109,7 @@ class Parallel:
                 another layout.
         """
         sizes.data(worker.world_size)
-        with _explained(worker), cuda_or_cpu():
+        with _explained(worker):
             if not parallel_state.model_parallel_is_initialized():
                 _form_groups(worker, sizes)
             _require_same(sizes)

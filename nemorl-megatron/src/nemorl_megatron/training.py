@@ -28,7 +28,6 @@ from torch import Tensor
 from nemorl_megatron import checkpoint, export
 from nemorl_megatron.bridge import bridge_for
 from nemorl_megatron.context import added_up
-from nemorl_megatron.cpu_shim import cuda_or_cpu
 from nemorl_megatron.head import OutputHead
 from nemorl_megatron.optim import Learner
 from nemorl_megatron.parallel import Parallel, Sizes
@@ -58,9 +57,8 @@ class MegatronBackend:
         self._budget = policy.microbatch_tokens or default_microbatch_tokens(worker.device)
         self._bridge = bridge_for(policy)
         self._parallel = Parallel.join(worker, Sizes.of(policy, config))
-        with cuda_or_cpu():
-            self._pieces = self._build(worker.seed)
-            self._reference = self._build(worker.seed) if reference else None
+        self._pieces = self._build(worker.seed)
+        self._reference = self._build(worker.seed) if reference else None
         for piece in self._reference or ():
             piece.requires_grad_(False)
 
@@ -83,21 +81,20 @@ class MegatronBackend:
     def train_step(self, batch: TokenBatch, loss: Loss) -> Metrics:
         require_fields(batch, loss)
         candidates = "candidate_ids" in loss.requires
-        with cuda_or_cpu():
-            learner = self._learner
-            learner.clear_gradients()
+        learner = self._learner
+        learner.clear_gradients()
 
-            # 1. Forward and backward, microbatch by microbatch: gradients add up, over ranks too.
-            parts = microbatches(batch, self._budget, self._parallel, candidates=candidates)
-            _train(self._pieces, True)
-            try:
-                found = self._run(learner.pieces, self._pieces, parts, self._evaluate(loss), backward=True)
-            finally:
-                _train(self._pieces, False)
-            found = self._parallel.from_last_stage(found)
+        # 1. Forward and backward, microbatch by microbatch: gradients add up, over ranks too.
+        parts = microbatches(batch, self._budget, self._parallel, candidates=candidates)
+        _train(self._pieces, True)
+        try:
+            found = self._run(learner.pieces, self._pieces, parts, self._evaluate(loss), backward=True)
+        finally:
+            _train(self._pieces, False)
+        found = self._parallel.from_last_stage(found)
 
-            # 2. One update.
-            result = learner.step()
+        # 2. One update.
+        result = learner.step()
         return step_metrics(batch, [metrics for metrics, _ in found], [value for _, value in found], result)
 
     def get_logprobs(self, batch: TokenBatch, weights: WeightsName = "policy") -> Tensor:
@@ -139,12 +136,10 @@ class MegatronBackend:
         yield from self._bridge.export(self._pieces, self._parallel)
 
     def save_checkpoint(self, path: Path) -> None:
-        with cuda_or_cpu():
-            checkpoint.save(path, self._pieces, self._learner, self._parallel)
+        checkpoint.save(path, self._pieces, self._learner, self._parallel)
 
     def load_checkpoint(self, path: Path) -> None:
-        with cuda_or_cpu():
-            checkpoint.load(path, self._pieces, self._learner, self._parallel)
+        checkpoint.load(path, self._pieces, self._learner, self._parallel)
 
     def save_pretrained(self, path: Path) -> None:
         export.save_pretrained(path, self._policy, self.export_weights(), self._parallel.rank)
@@ -201,12 +196,11 @@ class MegatronBackend:
                     whole_batch[places] = found
             return states.new_zeros(()), None
 
-        with cuda_or_cpu():
-            self._run(pieces, pieces, microbatches(with_places(batch), self._budget, self._parallel), fill)
-            for found in into:
-                if self._parallel.sizes.context > 1:
-                    torch.distributed.all_reduce(found, group=self._parallel.context_group)
-                self._parallel.from_last_stage(found)
+        self._run(pieces, pieces, microbatches(with_places(batch), self._budget, self._parallel), fill)
+        for found in into:
+            if self._parallel.sizes.context > 1:
+                torch.distributed.all_reduce(found, group=self._parallel.context_group)
+            self._parallel.from_last_stage(found)
 
     def _run(
         self,

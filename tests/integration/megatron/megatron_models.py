@@ -18,7 +18,6 @@ from nemorl_megatron.bridge import load_config
 from nemorl_megatron.bridge.exchange import Exchange, global_names
 from nemorl_megatron.bridge.rules import Index
 from nemorl_megatron.bridge.sources import SafetensorsFolder
-from nemorl_megatron.cpu_shim import cuda_or_cpu
 from nemorl_megatron.head import OutputHead
 from nemorl_megatron.model import PolicyModel, build_model
 from nemorl_megatron.parallel import Parallel, Sizes
@@ -180,19 +179,18 @@ def _forward_backward(
 
         return states, mean_logprob
 
-    with cuda_or_cpu():
-        for piece in model:
-            piece.train()  # mixtures of experts then insist on what training needs
-        batches = [iter(microbatches) for _ in model]
-        get_forward_backward_func()(
-            forward_step_func=step,
-            data_iterator=batches if len(batches) > 1 else batches[0],
-            model=[*model] if len(model) > 1 else model[0],
-            num_microbatches=len(microbatches),
-            seq_length=LONGEST,
-            micro_batch_size=len(LENGTHS[0]),
-            forward_only=False,
-        )
+    for piece in model:
+        piece.train()  # mixtures of experts then insist on what training needs
+    batches = [iter(microbatches) for _ in model]
+    get_forward_backward_func()(
+        forward_step_func=step,
+        data_iterator=batches if len(batches) > 1 else batches[0],
+        model=[*model] if len(model) > 1 else model[0],
+        num_microbatches=len(microbatches),
+        seq_length=LONGEST,
+        micro_batch_size=len(LENGTHS[0]),
+        forward_only=False,
+    )
     return logits, [found.detach() for found in logprobs]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +18,10 @@ from nemorl_testing.tiny import write_tiny_model
 pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install nemorl-megatron")
 
 from megatron.core import parallel_state
-from nemorl_megatron import MegatronConfig
+from nemorl_megatron import MegatronConfig, cpu_shim
 from nemorl_megatron.bridge import bridge_for
 from nemorl_megatron.bridge.exchange import Exchange, global_names
 from nemorl_megatron.bridge.sources import Tensors
-from nemorl_megatron.cpu_shim import cuda_or_cpu
 from nemorl_megatron.head import OutputHead
 from nemorl_megatron.model import build_model
 from nemorl_megatron.parallel import Parallel, Sizes
@@ -55,7 +56,7 @@ def test_a_bfloat16_policy_computes_and_exports_bfloat16(pretrained: Path, paral
     expected = AutoModelForCausalLM.from_pretrained(pretrained, dtype=torch.bfloat16).eval()
     ids = torch.randint(0, bridge.vocabulary, (2, 9), generator=torch.Generator().manual_seed(0))
     head = OutputHead(model[0], parallel, bridge.vocabulary, bridge.logit_cap)
-    with torch.no_grad(), cuda_or_cpu():
+    with torch.no_grad():
         logits = head.logits(head.whole(model[0](ids)))
     torch.testing.assert_close(logits.transpose(0, 1), expected(ids).logits.float(), atol=0.02, rtol=0.02)
 
@@ -135,15 +136,37 @@ def test_parts_of_stages_need_stages() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA: nothing is replaced")
-def test_within_the_block_cuda_means_the_cpu_and_afterwards_nothing_has_changed() -> None:
-    before = {name: getattr(torch.cuda, name) for name in ("current_device", "synchronize", "Stream", "manual_seed")}
-    with cuda_or_cpu():
-        with cuda_or_cpu():
-            assert torch.zeros(2, device="cuda").device.type == "cpu"
-        assert torch.zeros(2).cuda().to("cuda").device == torch.cuda.current_device()
-        assert torch.zeros(2).type() == "torch.cuda.FloatTensor"
-        torch.cuda.synchronize()
-    assert {name: getattr(torch.cuda, name) for name in before} == before
-    assert torch.zeros(2).type() == "torch.FloatTensor"
-    with pytest.raises(AssertionError):
+def test_cuda_means_the_cpu_to_megatron_core_and_nothing_to_others() -> None:
+    assert torch.zeros(2).cuda().device == torch.cuda.current_device() == torch.device("cpu")
+    assert torch.zeros(2).type() == "torch.cuda.FloatTensor"
+    assert torch.zeros(2).type(torch.int64).dtype == torch.int64
+    torch.cuda.synchronize()
+    for name in cpu_shim.MAKERS:
+        made = getattr(cpu_shim.schedules.torch, name)(torch.zeros(1) if name == "empty_like" else [1], device="cuda")
+        assert made.device.type == "cpu"
+        assert made.equal(made) or name.startswith("empty")
+    with pytest.raises(AssertionError, match="not compiled with CUDA"):
         torch.zeros(2, device="cuda")
+
+
+ON_CUDA = re.compile(r"""torch\.(\w+)\([^()]*(?:\([^()]*\)[^()]*)*(?:device\s*=\s*["']cuda|pin_memory\s*=\s*True)""")
+
+
+UNUSED = re.compile(
+    r"fp8_utils|nccl_allocator|rerun_state_machine|distributed\.(fsdp\..*|param_and_grad_buffer)"
+    r"|pipeline_parallel\.hybrid_cp_schedule|fusions\.fused_indices_converter"
+)
+"""Modules that are loaded with others, and make tensors on CUDA in functions that this package never reaches: float8,
+allocators of NCCL, sharded data parallelism, fault injection, fused kernels."""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA: nothing is replaced")
+def test_every_module_of_megatron_core_in_use_that_asks_for_cuda_is_answered() -> None:
+    asking = {}
+    for name, module in list(sys.modules.items()):
+        source = getattr(module, "__file__", None) if name.startswith("megatron.core") else None
+        if source and (found := set(ON_CUDA.findall(Path(source).read_text()))):
+            asking[name] = found
+    used = {name: found for name, found in asking.items() if not UNUSED.fullmatch(name.removeprefix("megatron.core."))}
+    assert used.keys() <= {module.__name__ for module in cpu_shim.USERS}
+    assert set().union(*used.values()) == set(cpu_shim.MAKERS)
