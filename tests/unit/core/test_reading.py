@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import random
 import tracemalloc
 from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
+import yaml
 from nemorl.config import Config, ExpandsHome
 from nemorl.config.load import apply_overrides, load_config, read_source, validate
 from nemorl.data import rows_of
 from nemorl.errors import ConfigError, DataError
 from nemorl.plugins.policy import read_policy
 from nemorl.storage.run_directory import to_yaml
-from nemorl.text.reading import MAX_CONFIG_BYTES, MAX_DEPTH, UnreadableError, parse_json, parse_yaml, read_text
+from nemorl.text.reading import MAX_CONFIG_BYTES, MAX_DEPTH, UnreadableError, parse_json, read_text
+from nemorl.text.yaml_text import format_yaml, parse_yaml
 from pydantic import Field
 
 
@@ -258,6 +262,22 @@ def test_a_resolved_config_keeps_words_that_yaml_1_1_would_change(tiny_model: Pa
     again = load_config(path)
     assert again == load_config(data)
     assert (again.data.revision, again.data.train_split) == (revision, "on")  # type: ignore[union-attr]
+
+
+def test_every_text_that_is_written_is_read_back_as_this_text() -> None:
+    """Also by readers of YAML 1.1: PyYAML's own."""
+    words = ["yes", "on", "~", "null", "12e4567", "0o17", "0x1F", "1:30", "2024-01-01", "<<", "=", "*a", "!x", "1_0.e1"]
+    numbers = ["".join(word) for length in (1, 2, 3, 4) for word in itertools.product("1.eE+-_", repeat=length)]
+    rng = random.Random(0)
+    alphabet = "aB1 .,:;#-?!&*|>'\"%@`{}[]~\t\n\x07\x7f\x85\xa0\u2028\ufeff\u00e9\U0001f600"
+    texts = ["".join(rng.choices(alphabet, k=rng.randrange(30))) for _ in range(400)]
+    data = {"list": words + numbers + texts, "keys": dict.fromkeys(words + numbers + texts, 1)}
+    written = format_yaml(data)
+    assert parse_yaml(written) == yaml.load(written, getattr(yaml, "CSafeLoader", yaml.SafeLoader)) == data
+    short = {"texts": [*words, *texts[:40]], "more": [1e-5, 3, True, None, float("inf")]}
+    line = format_yaml(short, one_line=True)
+    assert parse_yaml(line) == short
+    assert format_yaml("a", one_line=True) == "a"
 
 
 GRPO = {"algorithm": "grpo", "data": "arithmetic", "environment": "math"}

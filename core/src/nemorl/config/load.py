@@ -19,7 +19,7 @@ from nemorl.config.plugin_lists import policy_in
 from nemorl.config.run import RunConfig
 from nemorl.errors import ConfigError, ConfigIssue, NemorlError
 from nemorl.plugins.registry import Registry, registry
-from nemorl.text.reading import UnreadableError, check_tree, expanded, parse_json, parse_yaml, read_text, shown
+from nemorl.text.reading import UnreadableError, check_tree, expanded, parse_json, read_text, shown
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 
@@ -119,6 +119,8 @@ def read_source(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
             [ConfigIssue("", str(error), "give a .yaml or .json file in UTF-8")], source=str(path)
         ) from error
     form = path.suffix[1:].lower()
+    from nemorl.text.yaml_text import parse_yaml
+
     try:
         data = parse_json(text) if form == "json" else parse_yaml(text)
         check_tree(data)
@@ -141,6 +143,8 @@ def _checked(data: Mapping[str, Any], source: str) -> dict[str, Any]:
 
 def apply_overrides(data: dict[str, Any], overrides: Sequence[str], source: str = "config") -> dict[str, Any]:
     """``policy.optimizer.lr=1e-5`` on the raw mapping. A component given by name becomes a mapping on the way."""
+    from nemorl.text.yaml_text import parse_yaml
+
     problems = []
     for override in overrides:
         path, equals, text = override.partition("=")

@@ -87,7 +87,8 @@ def machine_policy() -> PluginPolicy:
 
 def read_policy(path: Path) -> PluginPolicy:
     """The ``plugins:`` of a settings file. One that cannot be understood admits nobody: it was meant to forbid."""
-    from nemorl.text.reading import parse_yaml, read_text
+    from nemorl.text.reading import read_text
+    from nemorl.text.yaml_text import parse_yaml
 
     try:
         return _checked(parse_yaml(read_text(path)) or {}, str(path))

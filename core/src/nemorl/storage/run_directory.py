@@ -16,8 +16,6 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Self
 
-import yaml
-
 from nemorl.checkpoints import CheckpointManager
 from nemorl.config.base import identity
 from nemorl.config.run import RunConfig
@@ -171,8 +169,9 @@ class RunDirectory:
 
 def to_yaml(config: RunConfig) -> str:
     """The resolved config, loadable again."""
-    text: str = yaml.safe_dump(_as_data(config), sort_keys=False, allow_unicode=True)
-    return text
+    from nemorl.text.yaml_text import format_yaml
+
+    return format_yaml(_as_data(config))
 
 
 def _as_data(config: RunConfig) -> dict[str, Any]:
@@ -205,11 +204,13 @@ def _recorded_config(path: Path) -> dict[str, Any]:
     Raises:
         UsageError: the record is missing or damaged.
     """
+    from nemorl.text.yaml_text import parse_yaml
+
     file = path / "config.yaml"
     try:
-        data = yaml.safe_load(file.read_text(encoding="utf-8"))
+        data = parse_yaml(file.read_text(encoding="utf-8"))
         cause = f"is not a config but a {type(data).__name__}"
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError) as error:
         data, cause = None, f"cannot be read ({' '.join(str(error).split())})"
     if isinstance(data, dict):
         return data

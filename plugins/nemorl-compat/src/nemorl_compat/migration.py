@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from nemorl.config import RunConfig, load_config
 from nemorl.errors import ConfigError, ConfigIssue, NemorlError, UsageError
 from nemorl.plugins import registry
+from nemorl.text.yaml_text import format_yaml
 
 from nemorl_compat import legacy_yaml, migration_parts
 from nemorl_compat.legacy_keys import BY_ALGORITHM, EVERY, LOOP, Keys
@@ -40,8 +40,11 @@ class Migration:
 
     def to_yaml(self) -> str:
         """The new config as a file; what found no place is listed at its end, as comments."""
-        text = yaml.safe_dump(dict(self.config), sort_keys=False, allow_unicode=True)
-        lines = [f"#   {path}: {_shown(value)}{self._note(path)}" for path, value in self.unmapped.items()]
+        text = format_yaml(dict(self.config))
+        lines = [
+            f"#   {path}: {format_yaml(value, one_line=True)}{self._note(path)}"
+            for path, value in self.unmapped.items()
+        ]
         return "\n".join([f"{text}\n# Not migrated:", *lines, ""]) if lines else text
 
     def _note(self, path: str) -> str:
@@ -199,8 +202,3 @@ def _at(old: Mapping[str, Any], path: str) -> Any:
     for key in path.split("."):
         found = found.get(key) if isinstance(found, Mapping) else None
     return found
-
-
-def _shown(value: Any) -> str:
-    text: str = yaml.safe_dump(value, default_flow_style=True, width=10_000).strip()
-    return text.removesuffix("...").strip()

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 from nemorl.checkpoints import Checkpoint
 from nemorl.errors import NemorlError, UsageError
+from nemorl.text.yaml_text import parse_yaml
 from nemorl_commands.answers import AsJson, echo_json
 from nemorl_commands.terminal import print_table, styled
 from nemorl_report.lock import FILE as PLUGINS_FILE
@@ -98,13 +98,13 @@ def _problem(check: Callable[[Path], Any], path: Path) -> str | None:
         check(path)
     except NemorlError as error:
         return error.message
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         return f"cannot be read: {' '.join(str(error).split())}"
     return None
 
 
 def _config(path: Path) -> None:
-    if not isinstance(yaml.safe_load(path.read_text(encoding="utf-8")), dict):
+    if not isinstance(parse_yaml(path.read_text(encoding="utf-8")), dict):
         raise ValueError("it is not a mapping")
 
 

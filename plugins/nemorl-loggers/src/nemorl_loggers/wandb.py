@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import wandb
-import yaml
+from nemorl.text.yaml_text import parse_yaml
 
 from nemorl_loggers.config import WandbConfig
 from nemorl_loggers.identity import save_id, saved_id
@@ -45,4 +45,4 @@ class WandbLogger:
 
 def _run_config(run_dir: Path) -> dict[str, Any]:
     path = run_dir / "config.yaml"
-    return yaml.safe_load(path.read_text(encoding="utf-8")) or {} if path.is_file() else {}
+    return parse_yaml(path.read_text(encoding="utf-8")) or {} if path.is_file() else {}

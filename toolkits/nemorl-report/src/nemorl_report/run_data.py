@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nemorl.storage.jsonl import read_jsonl
-from nemorl.text.reading import parse_json, parse_yaml
+from nemorl.text.reading import parse_json
 
 RUN_EVENT = re.compile(r"(?:(?:run|fit|train|training)[_.: -]?)(\w+)|(\w+)")
 STATUS_OF_WORD = {
@@ -53,6 +53,8 @@ class RunData:
     @classmethod
     def load(cls, run_dir: Path) -> RunData:
         """Read whatever is there."""
+        from nemorl.text.yaml_text import parse_yaml
+
         run_dir = Path(run_dir)
         config_text = _text(run_dir / "config.yaml")
         records = list(read_jsonl(run_dir / "metrics.jsonl"))
