@@ -141,6 +141,7 @@ def test_a_folder_of_other_names_is_all_to_train_on(tmp_path: Path) -> None:
         ({"train.jsonl": 1, "more.jsonl": 1}, r"train files and others \(more.jsonl\)"),
         ({"notes.txt": 1}, "holds no tables"),
         ({"validation.jsonl": 1}, "no files to train on"),
+        ({"train.jsonl": 1, "train.val.jsonl": 1}, r"train.val.jsonl may be to train or to validate on"),
         ({"dataset_dict.json": 1}, "written by save_to_disk"),
     ],
 )
@@ -150,6 +151,68 @@ def test_a_folder_that_is_not_clear_is_refused(tmp_path: Path, files: dict[str, 
     with pytest.raises(UsageError, match=words) as caught:
         named_dataset(tmp_path)
     assert caught.value.fix
+
+
+LAYOUTS = [
+    ("train.jsonl", "validation.jsonl", "test.jsonl"), ("train-0.jsonl", "train-1.jsonl", "dev.jsonl"),
+    ("gsm8k_train.jsonl", "gsm8k_test.jsonl"), ("train1.csv", "train2.csv", "test1.csv"), ("a.csv", "trainees.csv"),
+    ("contest.jsonl", "math.jsonl"), ("my training.csv", "my evaluation.csv"), ("latest.json", "pretrained.json"),
+    ("x.train.jsonl", "y-valid-1.jsonl"), ("train.csv", "train2.jsonl", "val.csv"),
+    ("train.jsonl", "dataset_info.json"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("names", LAYOUTS, ids=lambda names: names[0])
+def test_the_files_of_a_folder_are_split_as_the_datasets_library_splits_them(
+    names: tuple[str, ...], tmp_path: Path
+) -> None:
+    from datasets.data_files import DataFilesDict, get_data_patterns
+
+    for number, name in enumerate(names):
+        text = f"prompt\n{number}\n" if name.endswith(".csv") else json.dumps({"prompt": str(number)})
+        (tmp_path / name).write_text(text)
+    peers = DataFilesDict.from_patterns(get_data_patterns(str(tmp_path)), base_path=str(tmp_path))
+    found = {str(split): sorted(str(names.index(Path(file).name)) for file in files) for split, files in peers.items()}
+    assert sorted(prompts(rows_of(tmp_path, "train")) or ()) == found["train"]
+    assert prompts(rows_of(tmp_path, "validation")) == found.get("validation", found.get("test"))
+
+
+def test_capital_letters_in_a_name_are_no_other_split(tmp_path: Path) -> None:
+    write(tmp_path / "Train.jsonl", 1)
+    write(tmp_path / "Test.jsonl", 1, start=9)
+    assert [prompts(rows_of(tmp_path, split)) for split in ("train", "validation")] == [["0"], ["9"]]
+
+
+@pytest.fixture
+def no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+
+
+@pytest.mark.usefixtures("no_cache")
+def test_a_folder_of_folders_is_read_like_a_repository_of_the_hub(tmp_path: Path) -> None:
+    (tmp_path / "dataset_infos.json").write_text("{}")
+    write(tmp_path / "data/train-00000-of-00002.jsonl", 2)
+    write(tmp_path / "data/train-00001-of-00002.jsonl", 1, start=2)
+    write(tmp_path / "data/test-00000-of-00001.jsonl", 1, start=9)
+    assert isinstance(named_dataset(tmp_path), HuggingFaceConfig)
+    assert [prompts(rows_of(tmp_path, split)) for split in ("train", "validation")] == [["0", "1", "2"], ["9"]]
+
+
+@pytest.mark.usefixtures("no_cache")
+def test_a_repository_of_other_splits_says_which_it_has(tmp_path: Path) -> None:
+    for split in ("train_sft", "train_prefs"):  # as one they would be two data sets in one
+        write(tmp_path / f"data/{split}-00000-of-00001.jsonl", 1)
+    with pytest.raises(UsageError, match=r"no split 'train' .*train_prefs, train_sft") as caught:
+        named_dataset(tmp_path)
+    assert caught.value.fix
+    configs = "".join(f"- {{config_name: {name}, data_files: data/train_{name}*}}\n" for name in ("sft", "prefs"))
+    (tmp_path / "README.md").write_text(f"---\nconfigs:\n{configs}---\n")
+    with pytest.raises(UsageError, match=r"not clear to the datasets library: .*'sft', 'prefs'"):
+        named_dataset(tmp_path)
+    write(tmp_path / "hidden/.git/objects/config.json", 1)
+    with pytest.raises(UsageError, match="holds no tables"):
+        named_dataset(tmp_path / "hidden")
 
 
 def test_org_and_name_are_a_dataset_of_the_hub() -> None:

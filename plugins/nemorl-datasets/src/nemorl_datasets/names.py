@@ -23,7 +23,14 @@ TABLES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv")
 """Files that the ``file`` dataset reads."""
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 SAVED_TO_DISK = ("dataset_dict.json", "state.json")
-"""What ``datasets.save_to_disk`` leaves in a folder."""
+"""Files that ``datasets.save_to_disk`` leaves in a folder."""
+NO_TABLES = ("config.json", "dataset_info.json", "dataset_infos.json")
+"""Files that describe a dataset of the hub."""
+NAMES = {
+    "train": (*SPLITS["train"], "training"),
+    "validation": (*SPLITS["validation"], "testing", "eval", "evaluation"),
+}
+"""Words in the names of files, and what they are for: those that the ``datasets`` library knows."""
 
 
 def find_dataset(name: str | Path, installed: Sequence[str] = ()) -> DatasetConfig:
@@ -98,45 +105,74 @@ class Joined(Sequence[Row]):
 
 
 def _folder(folder: Path) -> DatasetConfig:
-    """``train*`` and ``validation*`` files by their names; files of other names are all to train on."""
+    """The tables of a folder by their names; one that has them in folders of its own is laid out as on the hub."""
     saved = [name for name in SAVED_TO_DISK if (folder / name).is_file()]
     if saved:
         raise UsageError(
             f"{folder} was written by save_to_disk ({saved[0]})",
             fix=f"pass the object: datasets.load_from_disk({str(folder)!r})",
         )
-    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in TABLES and path.is_file())
-    if not files:
-        raise UsageError(
-            f"{folder} holds no tables ({', '.join(TABLES)})", fix="give the folder of the files, or a file"
-        )
-    by_split = {split: _of_split(files, names) for split, names in SPLITS.items()}
-    known = [name for names in SPLITS.values() for name in names]
-    others = [file for file in files if not any(_is_named(file, name) for name in known)]
-    if by_split["train"] and others:
+    files = sorted(path for path in folder.iterdir() if _is_table(path))
+    if files:
+        return _tables(folder, files)
+    if any(_is_table(path) for path in folder.glob("*/**/*") if not path.relative_to(folder).parts[0].startswith(".")):
+        return _repository(folder)
+    raise UsageError(f"{folder} holds no tables ({', '.join(TABLES)})", fix="give the folder of the files, or a file")
+
+
+def _is_table(path: Path) -> bool:
+    return path.suffix.lower() in TABLES and path.name not in NO_TABLES and path.is_file()
+
+
+def _tables(folder: Path, files: Sequence[Path]) -> FolderConfig:
+    """Those whose names say ``validation`` or ``test`` are to validate on; those that say ``train`` to train on, where
+    none does all others."""
+    says = {name: [file for file in files if _says(file, name)] for names in NAMES.values() for name in names}
+    train = [file for name in NAMES["train"] for file in says[name]]
+    held_out = [file for name in NAMES["validation"] for file in says[name]]
+    others = [file for file in files if file not in train and file not in held_out]
+    if both := [file.name for file in train if file in held_out]:
+        raise UsageError(f"{folder}: {both[0]} may be to train or to validate on", fix="name it after one split")
+    if train and others:
         raise UsageError(
             f"{folder} holds train files and others ({', '.join(file.name for file in others[:5])}): "
             "which are to train on is not clear",
             fix="name the one you mean, or move the others away",
         )
-    tables = {
-        split: tuple(_configured(FileConfig, "file", {"path": file}) for file in found)
-        for split, found in (by_split | {"train": by_split["train"] or others}).items()
-    }
-    if not tables["train"]:
+    if not (train or others):
         raise UsageError(f"{folder} holds no files to train on", fix="name one train.jsonl (or .parquet, .csv)")
-    return FolderConfig(**tables)
+    validation = next((says[name] for name in NAMES["validation"] if says[name]), [])
+    splits = {"train": train or others, "validation": validation}
+    return FolderConfig(
+        **{
+            split: tuple(_configured(FileConfig, "file", {"path": file}) for file in found)
+            for split, found in splits.items()
+        }
+    )
 
 
-def _of_split(files: Sequence[Path], names: Sequence[str]) -> list[Path]:
-    """The files of the first of these names that any has."""
-    by_name = ([file for file in files if _is_named(file, name)] for name in names)
-    return next((found for found in by_name if found), [])
+def _says(file: Path, name: str) -> bool:
+    """``train.jsonl``, ``Train-00001.parquet`` and ``gsm8k_train.csv`` say ``train``, ``trainees.csv`` does not."""
+    return re.search(rf"(?<![a-z]){name}(?![a-z])", file.name.lower()) is not None
 
 
-def _is_named(file: Path, name: str) -> bool:
-    """``train.jsonl`` and ``train-00001.parquet`` are named ``train``, ``trainees.csv`` is not."""
-    return re.match(rf"{name}(?![a-z])", file.name, re.IGNORECASE) is not None
+def _repository(folder: Path) -> DatasetConfig:
+    """A folder as a repository of the hub has it: its splits are those that the ``datasets`` library finds."""
+    import datasets
+
+    from nemorl_datasets.hub import quiet
+
+    fix = f"say which part: data: {{name: huggingface, path: {folder}, config_name: …, train_split: …}}"
+    try:
+        with quiet():
+            splits = [str(split) for split in datasets.get_dataset_split_names(str(folder))]
+    except Exception as error:  # whatever the library and its parsers raise
+        reason = " ".join(str(error).split())[:300]
+        raise UsageError(f"{folder} is not clear to the datasets library: {reason}", fix=fix) from error
+    if "train" not in splits:
+        raise UsageError(f"{folder} has no split 'train' (it has {', '.join(splits) or 'none'})", fix=fix)
+    held_out = next((name for name in NAMES["validation"] if name in splits), None)
+    return _configured(HuggingFaceConfig, "huggingface", {"path": str(folder), "validation_split": held_out})
 
 
 def _beside(path: Path) -> list[Path]:
