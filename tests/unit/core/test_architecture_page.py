@@ -1,7 +1,9 @@
-"""docs/architecture.md names files, folders and names that exist, and leaves out no room of the kernel."""
+"""docs/architecture.md names files, folders and names that exist, and leaves out no room of the kernel; the examples of
+the toolkits' READMEs run."""
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,3 +67,18 @@ def test_what_a_change_begins_at_is_in_its_place(change: str, place: str, name: 
 
 def test_the_table_of_places_is_read() -> None:
     assert len(PLACES) >= 20
+
+
+@pytest.mark.parametrize("readme", sorted(ROOT.glob("toolkits/*/README.md")), ids=lambda path: path.parent.name)
+def test_the_example_of_a_toolkit_runs(readme: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (code,) = re.findall(r"^```python\n(.*?)^```", readme.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    exec(compile(code, str(readme), "exec"), {"__name__": "readme"})
+
+
+@pytest.mark.parametrize("readme", sorted(ROOT.glob("toolkits/*/README.md")), ids=lambda path: path.parent.name)
+def test_what_a_toolkits_readme_imports_exists(readme: Path) -> None:
+    rows = re.findall(r"^\| `from ([\w.]+) import ([\w, ]+)` \|", readme.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(rows) >= 3
+    for module, names in rows:
+        assert all(hasattr(importlib.import_module(module), name) for name in names.split(", ")), (module, names)

@@ -265,9 +265,21 @@ def test_every_plugin_requires_the_kernel_and_the_metapackage_every_standard_plu
         assert name in meta
 
 
-def test_the_kernel_requires_no_torch() -> None:
+def test_the_kernel_requires_no_torch_and_no_package_of_ours() -> None:
     core = projects()["nemorl-core"]
-    assert not [requirement for requirement in core["dependencies"] if requirement.startswith("torch")]  # type: ignore[attr-defined]
+    assert not [name for name in core["dependencies"] if name.startswith(("torch", "nemorl"))]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("package", sorted(PLUGINS))
+def test_a_package_requires_what_it_imports_of_ours(package: str) -> None:
+    name = package.replace("_", "-")
+    required = {re.split(r"[\[>=<; ]", line)[0] for line in projects()[name]["dependencies"]}  # type: ignore[attr-defined]
+    written_out = PLUGINS[package] / "packages"  # what `plugins new` writes: packages in their own right
+    used = {
+        top(module) for path in files(PLUGINS[package]) if written_out not in path.parents for module in imports(path)
+    }
+    ours = {"nemorl-core" if name == "nemorl" else name.replace("_", "-") for name in used & {"nemorl", *PLUGINS}}
+    assert ours - {name} <= required
 
 
 def test_every_package_is_typed_and_described() -> None:
