@@ -25,12 +25,13 @@ from _common import limit_threads, machine, print_table
 THREADS = limit_threads()
 
 import torch  # noqa: E402  after the thread limit
-from nemorl_grpo.advantages import batch_normalized, group_advantages, mean_normalized  # noqa: E402
-from nemorl_grpo.correction import IcePop, SequenceMask, Truncated  # noqa: E402
-from nemorl_grpo.loss import ClippedPolicyGradientLoss  # noqa: E402
 from nemorl_grpo.loss_cispo import CappedWeightLoss  # noqa: E402
 from nemorl_grpo.loss_gspo import SequenceRatioLoss  # noqa: E402
-from nemorl_grpo.token_credit import kl_to_go  # noqa: E402
+from nemorl_grpo.variants.maxrl import mean_normalized  # noqa: E402
+from nemorl_rl.policy_gradient.advantages import batch_normalized, group_advantages  # noqa: E402
+from nemorl_rl.policy_gradient.correction import IcePop, SequenceMask, Truncated  # noqa: E402
+from nemorl_rl.policy_gradient.kl_charge import kl_to_go  # noqa: E402
+from nemorl_rl.policy_gradient.loss import ClippedPolicyGradientLoss  # noqa: E402
 from nemorl_tensors import KLTerm, TokenBatch, standardized  # noqa: E402
 from nemorl_tensors.batch import loss_weights  # noqa: E402
 from nemorl_tensors.surrogate import ratio_metrics, sampler_metrics  # noqa: E402

@@ -33,7 +33,7 @@ import numpy  # noqa: E402  after the thread limit
 import torch  # noqa: E402
 from nemorl.metrics import Sum  # noqa: E402
 from nemorl.resources.policies import TrainingPolicy  # noqa: E402
-from nemorl_grpo.loss import ClippedPolicyGradientLoss  # noqa: E402
+from nemorl_rl.policy_gradient.loss import ClippedPolicyGradientLoss  # noqa: E402
 from nemorl_tensors import TokenBatch  # noqa: E402
 from nemorl_tensors.batch import loss_weights  # noqa: E402
 from ray import cloudpickle  # noqa: E402

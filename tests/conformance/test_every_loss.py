@@ -24,12 +24,11 @@ from nemorl_dpo.hinge import HingeLoss
 from nemorl_dpo.ipo import IPOLoss
 from nemorl_dpo.preference import PreferenceLoss
 from nemorl_dpo.sigmoid import SigmoidLoss
-from nemorl_grpo.correction import IcePop, OfSequences, Plain, SequenceMask, Truncated
-from nemorl_grpo.loss import ClippedPolicyGradientLoss
-from nemorl_grpo.loss_base import PolicyGradientLoss
 from nemorl_grpo.loss_cispo import CappedWeightLoss
 from nemorl_grpo.loss_gspo import SequenceRatioLoss
 from nemorl_ppo.loss import PPOLoss, ValueLoss
+from nemorl_rl.policy_gradient.correction import IcePop, OfSequences, Plain, SequenceMask, Truncated
+from nemorl_rl.policy_gradient.loss import ClippedPolicyGradientLoss, PolicyGradientLoss
 from nemorl_rm.loss import BradleyTerryLoss
 from nemorl_sft.loss import NLLLoss
 from nemorl_tensors import KLTerm, TokenBatch
@@ -87,9 +86,10 @@ ABSTRACT = {PolicyGradientLoss, PreferenceLoss}
 
 
 def shipped_losses() -> Iterator[type]:
-    """Every class that reads batch fields and can be called, in the packages of the installed algorithms."""
-    for name in dict.fromkeys(entry.name for entry in registry().index.of_kind("algorithms")):
-        package = registry().load("algorithms", name).trainer.partition(".")[0]
+    """Every class that reads batch fields and can be called, in the packages of algorithms and what these share."""
+    names = dict.fromkeys(entry.name for entry in registry().index.of_kind("algorithms"))
+    packages = [registry().load("algorithms", name).trainer.partition(".")[0] for name in names]
+    for package in dict.fromkeys([*packages, "nemorl_rl.policy_gradient"]):
         root = importlib.import_module(package)
         for module in pkgutil.walk_packages(root.__path__, f"{package}."):
             for _, found in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):

@@ -193,6 +193,11 @@ def average(parts: Sequence[Metrics]) -> dict[str, Metric]:
     """Combine optimizer steps of one batch: as :func:`merge`, but a ``Sum`` becomes the mean over the steps.
 
     ``loss`` and ``grad_norm`` are sums within an optimizer step and are reported per step.
+
+    Example:
+        >>> found = average([{"loss": Sum(1.0), "max": Max(2.0)}, {"loss": Sum(4.0), "max": Max(3.0)}])
+        >>> found["loss"].value, found["max"].value
+        (2.5, 3.0)
     """
     as_means = [{name: Mean(m.value) if isinstance(m, Sum) else m for name, m in part.items()} for part in parts]
     return merge(as_means)

@@ -13,8 +13,8 @@ from nemorl.plugins.kinds import TrainingBackendConfig
 from nemorl.resources.worker import WorkerContext
 from nemorl_dpo.sigmoid import SigmoidLoss
 from nemorl_dtensor import DTensorConfig
-from nemorl_grpo.loss import ClippedPolicyGradientLoss
 from nemorl_megatron import MegatronConfig
+from nemorl_rl.policy_gradient.loss import ClippedPolicyGradientLoss
 from nemorl_sft.loss import NLLLoss
 from nemorl_tensors import TokenBatch, segment_sum
 from nemorl_testing.batches import ragged_batch

@@ -207,8 +207,7 @@ def main(folder: Path, deaths: list[str]) -> None:
     install(site)
     sys.path.insert(0, str(site))
     import nemorl_dtensor.training  # noqa: F401
-    import nemorl_grpo.loss
-    import nemorl_grpo.trainer  # noqa: F401
+    import nemorl_rl.policy_gradient.loss  # noqa: F401
     import torch
     import transformers  # noqa: F401
     from nemorl_testing.tiny import write_tiny_model

@@ -153,10 +153,10 @@ def one_token_each() -> TokenBatch:
 
 @pytest.mark.parametrize("on_policy", [False, True])
 def test_a_kl_in_a_loss_has_the_gradient_of_the_kl(on_policy: bool) -> None:
-    from nemorl_grpo.loss import ClippedPolicyGradientLoss
     from nemorl_grpo.loss_cispo import CappedWeightLoss
     from nemorl_grpo.loss_gspo import SequenceRatioLoss
     from nemorl_ppo.loss import PPOLoss
+    from nemorl_rl.policy_gradient.loss import ClippedPolicyGradientLoss
 
     for kind in (ClippedPolicyGradientLoss, SequenceRatioLoss, CappedWeightLoss, PPOLoss):
         theta = POLICY.log().requires_grad_()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from nemorl_grpo.advantages import clip_advantages, group_advantages
+from nemorl_rl.policy_gradient.advantages import clip_advantages, group_advantages
 
 ONE_GROUP = [0, 0, 0, 0]
 

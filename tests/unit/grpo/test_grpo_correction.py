@@ -19,9 +19,9 @@ from nemorl.metrics import merge, values
 from nemorl.resources.worker import WorkerContext
 from nemorl_dtensor import DTensorConfig
 from nemorl_grpo import GRPOConfig
-from nemorl_grpo.config import CORRECTION_BOUNDS, ImportanceCorrection
-from nemorl_grpo.correction import Correction, IcePop, Plain, SequenceMask, Truncated, build_correction
-from nemorl_grpo.loss import ClippedPolicyGradientLoss
+from nemorl_rl.policy_gradient.config import CORRECTION_BOUNDS, ImportanceCorrection
+from nemorl_rl.policy_gradient.correction import Correction, IcePop, Plain, SequenceMask, Truncated, build_correction
+from nemorl_rl.policy_gradient.loss import ClippedPolicyGradientLoss
 from nemorl_tensors import TokenBatch
 from nemorl_testing.batches import ragged_batch
 from nemorl_testing.models import tiny_model

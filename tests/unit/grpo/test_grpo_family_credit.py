@@ -10,12 +10,12 @@ import pytest
 from nemorl.config.load import load_config
 from nemorl.errors import ConfigError, UsageError
 from nemorl.types import Prompt, Sample, Samples, Score
-from nemorl_grpo.advantages import batch_normalized, mean_normalized
-from nemorl_grpo.config import CORRECTION_BOUNDS
-from nemorl_grpo.loss import ClippedPolicyGradientLoss
 from nemorl_grpo.loss_cispo import CappedWeightLoss
 from nemorl_grpo.loss_gspo import SequenceRatioLoss
-from nemorl_grpo.trainer import over_valid
+from nemorl_grpo.variants.maxrl import mean_normalized
+from nemorl_rl.policy_gradient.advantages import batch_normalized, over_valid
+from nemorl_rl.policy_gradient.config import CORRECTION_BOUNDS
+from nemorl_rl.policy_gradient.loss import ClippedPolicyGradientLoss
 from nemorl_tensors import KLTerm, TokenBatch
 
 NAMES = {
@@ -77,20 +77,22 @@ def one_group(*rewards: float) -> Samples:
     ],
 )
 def test_one_right_answer_of_four(algorithm: str, expected: list[float]) -> None:
-    assert trainer(algorithm, overlong_penalty=None).advantages(one_group(1, 0, 0, 0)) == pytest.approx(
+    assert trainer(algorithm, overlong_penalty=None).compute_advantages(one_group(1, 0, 0, 0)) == pytest.approx(
         expected, abs=1e-5
     )
 
 
 @pytest.mark.parametrize("algorithm", sorted(set(NAMES) - {"reinforce_plus_plus", "gdpo"}))
 def test_equal_rewards_teach_nothing(algorithm: str) -> None:
-    assert trainer(algorithm, overlong_penalty=None).advantages(one_group(1, 1, 1, 1)) == [0.0] * 4
+    assert trainer(algorithm, overlong_penalty=None).compute_advantages(one_group(1, 1, 1, 1)) == [0.0] * 4
 
 
 @pytest.mark.parametrize("algorithm", sorted(set(NAMES) - {"reinforce_plus_plus", "gdpo"}))
 def test_advantages_are_clipped_last(algorithm: str) -> None:
     clipped = trainer(algorithm, overlong_penalty=None, advantage_clip_high=0.125)
-    assert max(clipped.advantages(one_group(1, 0, 0, 0))) == 0.125
+    found = over_valid(one_group(1, 0, 0, 0), clipped.compute_advantages, *clipped.config.advantage_bounds)
+    assert max(found) == 0.125
+    assert min(found) < 0
 
 
 def test_maxrl_weighs_rare_successes_more() -> None:
@@ -103,9 +105,9 @@ def test_maxrl_weighs_rare_successes_more() -> None:
 
 def test_maxrl_refuses_negative_rewards() -> None:
     with pytest.raises(UsageError, match="a reward is -1") as caught:
-        trainer("maxrl").advantages(one_group(1, -1))
+        trainer("maxrl").compute_advantages(one_group(1, -1))
     assert "reward_scaling" in str(caught.value.fix)
-    assert trainer("maxrl", reward_scaling={"source_min": -1.0}).advantages(one_group(1, -1)) == [1.0, -1.0]
+    assert trainer("maxrl", reward_scaling={"source_min": -1.0}).compute_advantages(one_group(1, -1)) == [1.0, -1.0]
 
 
 def test_batch_normalization_counts_tokens() -> None:
@@ -121,14 +123,14 @@ def test_batch_normalization_counts_tokens() -> None:
 def test_reinforce_plus_plus_baseline_scales_by_the_whole_batch() -> None:
     # Two groups, rewards against their means: the numbers of the test above.
     samples = Samples([sample(1, 3), sample(0, 1), sample(4, 2, index=1), sample(2, 2, index=1)])
-    found = trainer("reinforce_plus_plus_baseline").advantages(samples)
+    found = trainer("reinforce_plus_plus_baseline").compute_advantages(samples)
     assert found == pytest.approx([0.480384, -0.800640, 1.120896, -1.441152], abs=1e-5)
 
 
 def test_responses_that_train_nothing_do_not_count_in_the_batch() -> None:
     # Without the third: 0.5 and -0.5 at 2 tokens each, std 0.5. Its own value is scaled alike and not used.
     samples = Samples([sample(1), sample(0), sample(9, cut=True, index=1), sample(9, cut=True, index=1)])
-    found = trainer("reinforce_plus_plus_baseline", overlong_filtering=True).advantages(samples)
+    found = trainer("reinforce_plus_plus_baseline", overlong_filtering=True).compute_advantages(samples)
     assert found[:2] == pytest.approx([0.999998, -0.999998], abs=1e-6)
 
 
@@ -140,7 +142,7 @@ def test_dr_grpo_gives_every_token_the_same_share(turns: int) -> None:
     # L = 4 per turn, S = 2 responses: a token of advantage A weighs A / (S * L), whatever its response's length.
     dr_grpo = trainer("dr_grpo", generation={"max_new_tokens": 4}, max_turns=turns)
     samples = Samples([sample(1, 3), sample(0, 1)])
-    batch = dr_grpo.to_batch(samples, dr_grpo.advantages(samples))
+    batch = dr_grpo.to_batch(samples, dr_grpo.compute_advantages(samples))
     share = (batch["advantages"] * batch.loss_weights)[batch.mask].tolist()
     assert share == pytest.approx([0.5 / (8 * turns)] * 3 + [-0.5 / (8 * turns)])
     # Ratio 1: loss = -(0.5 * 3 - 0.5 * 1) / (2 * 4) = -0.125 for one turn.
@@ -155,7 +157,7 @@ def test_dr_grpo_gives_every_token_the_same_share(turns: int) -> None:
 def test_dr_grpo_divides_minibatches_by_the_same_constant() -> None:
     dr_grpo = trainer("dr_grpo", generation={"max_new_tokens": 8}, num_minibatches=2)
     samples = Samples([sample(1, 5), sample(0, 1), sample(1, 2), sample(0, 7)])
-    batch = dr_grpo.to_batch(samples, dr_grpo.advantages(samples))
+    batch = dr_grpo.to_batch(samples, dr_grpo.compute_advantages(samples))
     for part in batch.minibatches(2):  # two responses each: A / (2 * 8)
         shares = (part["advantages"] * part.loss_weights)[part.mask].abs().tolist()
         assert shares == pytest.approx([0.5 / 16] * len(shares))
@@ -171,9 +173,9 @@ def test_reinforce_plus_plus_charges_the_kl_before_it_normalizes(kl_penalty: flo
     algorithm = trainer("reinforce_plus_plus", kl_penalty=kl_penalty, num_generations_per_prompt=1)
     assert ("old_logprobs" in algorithm.loss.requires) == algorithm.config.needs_reference == (kl_penalty > 0)
     samples = Samples([sample(1, 2), sample(0, 1, index=1)])
-    batch = algorithm.to_batch(samples, algorithm.advantages(samples))
+    batch = algorithm.to_batch(samples, algorithm.compute_advantages(samples))
     batch = batch.with_tokens(old_logprobs=torch.full((5,), -1.0), reference_logprobs=torch.full((5,), -1.5))
-    found = algorithm.credit_tokens(batch, samples)["advantages"][batch.mask].tolist()
+    found = algorithm.with_token_advantages(batch, samples)["advantages"][batch.mask].tolist()
     if kl_penalty:
         # KL 0.5 a token: returns 1 - 1, 1 - 0.5, 0 - 0.5. Mean 0, variance (0 + 0.25 + 0.25) / 3, std 0.408248.
         assert found == pytest.approx([0.0, 1.224742, -1.224742], abs=1e-5)
@@ -197,7 +199,7 @@ def test_a_kl_in_the_reward_is_charged_against_the_group(algorithm: str) -> None
     batch = built.to_batch(samples, [0.0] * 5)
     old = torch.full((batch.num_tokens,), -1.0)
     departed = torch.tensor([0, 1, 0, 0, 0.5, 0, 0, 0, 4, 0, 0, 0, -0.5])
-    batch = built.credit_tokens(batch.with_tokens(old_logprobs=old, reference_logprobs=old - departed), samples)
+    batch = built.with_token_advantages(batch.with_tokens(old_logprobs=old, reference_logprobs=old - departed), samples)
     # KL of the responses: 1, 0.5, 4 and 0, -0.5. Against the others: 1 - 2.25, 0.5 - 2.5, 4 - 0.75; 0.5, -0.5.
     charged = [0.125, 0.125, 0.2, -0.325, -0.325, -0.325, -0.05, 0.05]
     assert batch["advantages"][batch.mask].tolist() == pytest.approx(charged, abs=1e-6)
@@ -213,7 +215,7 @@ def test_what_does_not_train_is_in_no_baseline_of_the_kl() -> None:
     departed = torch.tensor([0, 1.0, 0, 0.5, 0, 9.0])
     batch = built.to_batch(samples, [0.0] * 3).with_tokens(old_logprobs=old, reference_logprobs=old - departed)
     # 1 against 0.5; the third response is cut.
-    assert built.credit_tokens(batch, samples)["advantages"].tolist() == pytest.approx([0, -0.5, 0, 0.5, 0, 0])
+    assert built.with_token_advantages(batch, samples)["advantages"].tolist() == pytest.approx([0, -0.5, 0, 0.5, 0, 0])
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "gspo", "gdpo", "maxrl", "rloo", "reinforce_plus_plus_baseline"])
@@ -222,7 +224,7 @@ def test_responses_that_nobody_could_judge_teach_nothing(algorithm: str) -> None
 
     unjudged = [replace(one, score=Score(0.0, {"a": 1.0, "b": 0.0}, valid=False)) for one in (sample(0), sample(1))]
     built = trainer(algorithm)
-    assert over_valid(Samples(unjudged), built.advantages) == [0.0, 0.0]
+    assert over_valid(Samples(unjudged), built.compute_advantages) == [0.0, 0.0]
     assert not built.keep_group(unjudged)
 
 
@@ -252,7 +254,7 @@ def test_a_kl_in_the_reward_has_the_gradient_of_the_kl_of_whole_responses() -> N
             name: torch.cat([torch.cat([torch.zeros(1), tokens_of(table, y)]) for y in pair])
             for name, table in (("old_logprobs", logprobs.detach()), ("reference_logprobs", reference))
         }
-        batch = built.credit_tokens(built.to_batch(samples, [0.0, 0.0]).with_tokens(**fields), samples)
+        batch = built.with_token_advantages(built.to_batch(samples, [0.0, 0.0]).with_tokens(**fields), samples)
         policy = torch.cat([torch.cat([torch.zeros(1), tokens_of(logprobs, y)]) for y in pair])
         loss = built.loss(policy, batch)[0] * 2  # the mean over four tokens, as a mean over two responses
         (slope,) = torch.autograd.grad(loss, theta, retain_graph=True)
@@ -307,15 +309,15 @@ def test_gdpo_normalizes_each_reward_by_itself() -> None:
     # 2 * correct + format: 2.232046, -1.232049, 2.232046, -3.232044; mean 0, biased std
     # sqrt((2 * 4.982029 + 1.517945 + 10.446108) / 4) = 2.341375.
     samples = Samples(graded((1, 1), (0, 1), (1, 1), (0, 0)))
-    found = trainer("gdpo", reward_weights={"correct": 2.0, "format": 1.0}).advantages(samples)
+    found = trainer("gdpo", reward_weights={"correct": 2.0, "format": 1.0}).compute_advantages(samples)
     assert found == pytest.approx([0.953306, -0.526208, 0.953306, -1.380404], abs=1e-5)
 
 
 def test_gdpo_tells_combinations_apart_that_grpo_does_not() -> None:
     # Sums 2, 1, 1, 0 and components of different spread: 1 + 0 is rarer than 0 + 1.
     samples = Samples(graded((1, 1), (1, 0), (0, 1), (0, 1)))
-    rewards = trainer("grpo").advantages(samples)
-    decoupled = trainer("gdpo").advantages(samples)
+    rewards = trainer("grpo").compute_advantages(samples)
+    decoupled = trainer("gdpo").compute_advantages(samples)
     assert rewards[1] == pytest.approx(rewards[2])
     assert decoupled[1] != pytest.approx(decoupled[2])
 
@@ -349,7 +351,7 @@ def test_gdpo_keeps_a_group_whose_sums_are_equal() -> None:
 )
 def test_gdpo_says_which_rewards_are_missing(samples: Any, knobs: dict[str, Any], says: str, fix: str) -> None:
     with pytest.raises(UsageError, match=says) as caught:
-        trainer("gdpo", **knobs).advantages(Samples(samples))
+        trainer("gdpo", **knobs).compute_advantages(Samples(samples))
     assert fix in str(caught.value.fix)
 
 
@@ -357,8 +359,8 @@ def test_a_response_that_timed_out_scores_zero_in_every_reward() -> None:
     late = replace(sample(0.0), score=Score(0.0, metrics={"environment_timeout": 1.0}))
     samples = Samples([late, *graded((1, 1), (0, 1), (1, 0))])
     same = Samples(graded((0, 0), (1, 1), (0, 1), (1, 0)))
-    assert trainer("gdpo").advantages(samples) == trainer("gdpo").advantages(same)
-    assert trainer("gdpo").advantages(Samples([late, late])) == [0.0, 0.0]
+    assert trainer("gdpo").compute_advantages(samples) == trainer("gdpo").compute_advantages(same)
+    assert trainer("gdpo").compute_advantages(Samples([late, late])) == [0.0, 0.0]
 
 
 # Configs
@@ -458,7 +460,7 @@ def test_every_variant_takes_every_correction(algorithm: str, kind: str) -> None
         ("gspo", SequenceRatioLoss(on_policy=True)),
         ("cispo", CappedWeightLoss(on_policy=True)),
         ("rloo", ClippedPolicyGradientLoss(kl_penalty=0.01, kl=KLTerm("k2"), on_policy=True)),
-        ("reinforce_plus_plus", ClippedPolicyGradientLoss(on_policy=False)),
+        ("reinforce_plus_plus", ClippedPolicyGradientLoss(kl=KLTerm("k1"), on_policy=False)),  # its KL is in the reward
         ("reinforce_plus_plus_baseline", ClippedPolicyGradientLoss(kl_penalty=0.01, kl=KLTerm("k2"), on_policy=True)),
         ("gdpo", ClippedPolicyGradientLoss(kl_penalty=0.01, on_policy=True)),
         ("maxrl", ClippedPolicyGradientLoss(on_policy=True)),

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 from nemorl.metrics import merge, values
-from nemorl_grpo.correction import Correction, IcePop, Plain, SequenceMask, Truncated
-from nemorl_grpo.loss import ClippedPolicyGradientLoss
 from nemorl_grpo.loss_cispo import CappedWeightLoss
 from nemorl_grpo.loss_gspo import SequenceRatioLoss
-from nemorl_grpo.token_credit import kl_to_go
+from nemorl_rl.policy_gradient.correction import Correction, IcePop, Plain, SequenceMask, Truncated
+from nemorl_rl.policy_gradient.kl_charge import kl_to_go
+from nemorl_rl.policy_gradient.loss import ClippedPolicyGradientLoss
 from nemorl_tensors import KLTerm, TokenBatch, standardized
 from nemorl_testing.batches import ragged_batch
 from torch import Tensor

@@ -13,7 +13,7 @@ import pytest
 import torch
 from nemorl.errors import UsageError
 from nemorl.metrics import values
-from nemorl_grpo.loss import ClippedPolicyGradientLoss
+from nemorl_rl.policy_gradient.loss import ClippedPolicyGradientLoss
 from nemorl_tensors import KLTerm, TokenBatch
 from torch import Tensor
 

@@ -15,12 +15,11 @@ from nemorl.errors import ConfigError
 from nemorl.metrics import values
 from nemorl.types import Prompt, Sample, Samples, Score
 from nemorl_grpo import GRPOConfig
-from nemorl_grpo.advantages import group_advantages
-from nemorl_grpo.config import ImportanceCorrection
-from nemorl_grpo.correction import build_correction
-from nemorl_grpo.disagreement import drop_disagreeing
 from nemorl_grpo.loss_cispo import CappedWeightLoss
-from nemorl_grpo.trainer import has_spread, over_valid
+from nemorl_rl.policy_gradient.advantages import group_advantages, has_spread, over_valid
+from nemorl_rl.policy_gradient.config import ImportanceCorrection
+from nemorl_rl.policy_gradient.correction import build_correction
+from nemorl_rl.policy_gradient.disagreement import drop_disagreeing
 from nemorl_tensors import TokenBatch, loss_weights
 
 NAN = float("nan")

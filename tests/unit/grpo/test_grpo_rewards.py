@@ -8,10 +8,10 @@ import pytest
 from nemorl.metrics import values
 from nemorl.types import Prompt, Sample, Samples, Score
 from nemorl_grpo import GRPOConfig
-from nemorl_grpo.advantages import group_advantages
-from nemorl_grpo.config import OverlongPenalty, RewardScaling
-from nemorl_grpo.rewards import overlong, scale, shaped_rewards
-from nemorl_grpo.trainer import group_metrics, has_spread
+from nemorl_rl.policy_gradient.advantages import group_advantages, has_spread
+from nemorl_rl.policy_gradient.config import OverlongPenalty, RewardScaling
+from nemorl_rl.policy_gradient.metrics import group_metrics
+from nemorl_rl.policy_gradient.rewards import overlong, scale, shaped_rewards
 
 
 def sample(reward: float, tokens: int = 2, *, cut: bool = False, index: int = 0) -> Sample:

@@ -10,12 +10,13 @@ from typing import TypeVar
 
 import torch
 from nemorl.errors import UsageError
-from nemorl.metrics import Metrics, average
+from nemorl.metrics import Metrics
 from nemorl.process.seeding import derive_seed
 from nemorl.resources.policies import TrainingPolicy
 from nemorl.types import Row, Samples
 from nemorl_rl.environments import Unscored
 from nemorl_rl.environments.sources import as_environment
+from nemorl_rl.policy_gradient.updates import run_updates
 from nemorl_rl.prompts import to_prompts
 from nemorl_rl.rollouts import RolloutPlan, rollout_metrics
 from nemorl_rl.trainer import RolloutTrainer
@@ -50,12 +51,9 @@ class TaughtTrainer(RolloutTrainer[T]):
 
         # 3. Update, then publish: the next responses must come from the new weights.
         with self.run.timer.phase("policy_training"):
-            updates = [
-                self.run.policy.train_step(minibatch, self.loss)
-                for minibatch in batch.minibatches(self.config.num_minibatches)
-            ]
+            updates = run_updates(self.run.policy, self.loss, batch.minibatches(self.config.num_minibatches))
         self.sync_weights()
-        return {**self.describe(samples), **average(updates)}
+        return {**self.describe(samples), **updates}
 
     def validate(self, rows: Sequence[Row]) -> dict[str, float]:
         """``reverse_kl``: nats per token between student and teacher on new responses to held-out prompts.

@@ -7,9 +7,8 @@ from nemorl_grpo.variants.dr_grpo import DrGRPOConfig
 from nemorl_grpo.variants.gdpo import GDPOConfig
 from nemorl_grpo.variants.gspo import GSPOConfig
 from nemorl_grpo.variants.maxrl import MaxRLConfig
+from nemorl_grpo.variants.reinforce_baselines import ReinforcePlusPlusBaselineConfig, RLOOConfig
 from nemorl_grpo.variants.reinforce_plus_plus import ReinforcePlusPlusConfig
-from nemorl_grpo.variants.reinforce_plus_plus_baseline import ReinforcePlusPlusBaselineConfig
-from nemorl_grpo.variants.rloo import RLOOConfig
 
 __all__ = [
     "CISPOConfig",

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 
 import torch
 from nemorl.metrics import Metric
+from nemorl_rl.policy_gradient.loss import PolicyGradientLoss
 from nemorl_tensors import TokenBatch
 from nemorl_tensors.ratios import masked_log_ratio, probability_ratio
 from nemorl_tensors.surrogate import ratio_metrics
 from torch import Tensor
-
-from nemorl_grpo.loss_base import PolicyGradientLoss
 
 
 @dataclass(frozen=True)

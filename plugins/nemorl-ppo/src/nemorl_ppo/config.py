@@ -12,6 +12,7 @@ from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import TrainingBackendConfig
 from nemorl_rl.config import RolloutRunConfig
 from nemorl_rl.kl import KLPenalty
+from nemorl_rl.policy_gradient.config import ClippedRatio
 from pydantic import Field
 
 
@@ -43,7 +44,7 @@ class CriticConfig(Config):
         return policy.model_copy(update={**own, "init": init, "lora": None})
 
 
-class PPOConfig(KLPenalty, RolloutRunConfig):
+class PPOConfig(ClippedRatio, KLPenalty, RolloutRunConfig):
     """Proximal policy optimisation with a critic (arXiv:1707.06347), VAPO's refinements (arXiv:2504.05118) included."""
 
     summary: ClassVar[str] = "Proximal policy optimisation: a critic says what each token was worth"
@@ -101,12 +102,6 @@ class PPOConfig(KLPenalty, RolloutRunConfig):
     normalize_advantages: bool = True
     """Give the advantages mean 0 and standard deviation 1 over all trained tokens of the batch."""
 
-    clip_low: float = Field(0.2, ge=0, lt=1)
-    """The probability ratio is clipped below at 1 - this."""
-    clip_high: float = Field(0.2, ge=0)
-    """The probability ratio is clipped above at 1 + this. VAPO uses 0.28."""
-    dual_clip: float | None = Field(None, gt=1)
-    """Bound on the loss of negative advantages, as a multiple of the advantage (arXiv:1912.09729; 3 is typical)."""
     kl_in: Literal["loss", "reward"] = "reward"
     """Where it is charged. ``reward``: at the token that departs, so that the critic foresees it and the tokens before
     share the blame. ``loss``: as a term of its own, as in GRPO."""

@@ -5,18 +5,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from nemorl.metrics import Metric, Metrics, Sum
-from nemorl_tensors import KLTerm, TokenBatch, masked_mean
-from nemorl_tensors.ratios import masked_log_ratio, probability_ratio
-from nemorl_tensors.surrogate import clipped_surrogate, ratio_metrics, sampler_metrics
+from nemorl_rl.policy_gradient.loss import ClippedPolicyGradientLoss
+from nemorl_tensors import TokenBatch, masked_mean
 from torch import Tensor
 
 
 @dataclass(frozen=True)
-class PPOLoss:
+class PPOLoss(ClippedPolicyGradientLoss):
     """PPO's clipped surrogate, per token, with a KL term and an imitation term where their weights are not 0.
 
     ratio = exp(policy_logprobs - old_logprobs)
@@ -28,49 +27,19 @@ class PPOLoss:
     own; ``dual_clip`` bounds negative advantages (arXiv:1912.09729).
     """
 
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    dual_clip: float | None = None
-    kl_penalty: float = 0.0
-    kl: KLTerm = field(default_factory=KLTerm)
-    """How the KL is estimated and bounded, and which gradient it has."""
     positive_nll_weight: float = 0.0
-    on_policy: bool = False
-    """One update per batch: the old policy is the one at hand, the ratio is exactly 1."""
 
     @property
     def requires(self) -> frozenset[str]:
-        fields = {
-            "advantages": True,
-            "generation_logprobs": True,
-            "old_logprobs": not self.on_policy,
-            "reference_logprobs": self.kl_penalty > 0,
-            "positive_weights": self.positive_nll_weight > 0,
-        }
-        return frozenset(name for name, is_read in fields.items() if is_read)
+        return super().requires | ({"positive_weights"} if self.positive_nll_weight > 0 else set())
 
     def __call__(self, policy_logprobs: Tensor, batch: TokenBatch) -> tuple[Tensor, Metrics]:
-        mask = batch.mask
-        advantages = torch.where(mask, batch["advantages"], 0.0)
-        old_logprobs = policy_logprobs.detach() if self.on_policy else batch["old_logprobs"]
-
-        ratio = probability_ratio(masked_log_ratio(policy_logprobs, old_logprobs, mask))
-        surrogate, clipped_ratio = clipped_surrogate(ratio, advantages, self.clip_low, self.clip_high, self.dual_clip)
-        metrics: dict[str, Metric] = {
-            **ratio_metrics(ratio, clipped_ratio, mask),
-            **sampler_metrics(policy_logprobs, old_logprobs, batch["generation_logprobs"], mask),
-        }
-        per_token = -surrogate
-        if self.kl_penalty > 0:
-            kl = self.kl.loss_term(policy_logprobs, batch["reference_logprobs"], batch["generation_logprobs"], mask)
-            per_token = per_token + self.kl_penalty * kl
-            metrics["kl_penalty"] = masked_mean(kl, mask)
-        loss = (per_token * batch.loss_weights).sum()
+        loss, metrics = super().__call__(policy_logprobs, batch)
         if self.positive_nll_weight > 0:
-            weights = torch.where(mask, batch["positive_weights"], 0.0)
-            nll = -(torch.where(mask, policy_logprobs, 0.0) * weights).sum()
+            weights = torch.where(batch.mask, batch["positive_weights"], 0.0)
+            nll = -(torch.where(batch.mask, policy_logprobs, 0.0) * weights).sum()
             loss = loss + self.positive_nll_weight * nll
-            metrics["positive_nll_loss"] = Sum(float(nll.detach()))
+            metrics = {**metrics, "positive_nll_loss": Sum(float(nll.detach()))}
         return loss, metrics
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from nemorl.contracts import Loss
 from nemorl.errors import BackendError
-from nemorl.metrics import Mean, Metric, Metrics, average
-from nemorl.resources.policies import TrainingPolicy
+from nemorl.metrics import Mean, Metric, Metrics
 from nemorl.types import Row, Samples
+from nemorl_rl.policy_gradient.kl_charge import with_kl
+from nemorl_rl.policy_gradient.metrics import kl_metrics
+from nemorl_rl.policy_gradient.updates import run_updates
 from nemorl_rl.rollouts import RolloutPlan, accuracy_of, rollout_metrics
 from nemorl_rl.tokenizer import Tokenizer
 from nemorl_rl.trainer import RolloutTrainer
@@ -27,14 +28,11 @@ class PPOTrainer(RolloutTrainer[PPOConfig]):
 
     def setup(self) -> None:
         config = self.config
-        self.kl = config.kl_term()
         self.policy_loss = PPOLoss(
-            config.clip_low,
-            config.clip_high,
-            config.dual_clip,
-            config.loss_kl_penalty,
-            self.kl,
-            config.positive_nll_weight,
+            **config.ratio_options,
+            kl_penalty=config.loss_kl_penalty,
+            kl=config.kl_term(),
+            positive_nll_weight=config.positive_nll_weight,
             on_policy=config.updates_per_step == 1,
         )
         self.value_loss = ValueLoss(config.value_clip)
@@ -59,12 +57,13 @@ class PPOTrainer(RolloutTrainer[PPOConfig]):
         minibatches = [self.with_positive_weights(part) for part in batch.minibatches(self.config.num_minibatches)]
 
         # 5. The critic learns, and in the first steps nobody else: advantages against a new head are noise.
+        epochs = self.config.num_epochs_per_rollout
         with self.run.timer.phase("critic_training"):
-            critic_metrics = self.update(self.critic, self.value_loss, minibatches)
+            critic_metrics = run_updates(self.critic, self.value_loss, minibatches, epochs=epochs)
         policy_metrics: Metrics = {}
         if self.is_policy_learning:
             with self.run.timer.phase("policy_training"):
-                policy_metrics = self.update(self.run.policy, self.policy_loss, minibatches)
+                policy_metrics = run_updates(self.run.policy, self.policy_loss, minibatches, epochs=epochs)
 
         # 6. Publish: the next rollout must come from the new weights.
         self.sync_weights()
@@ -126,8 +125,7 @@ class PPOTrainer(RolloutTrainer[PPOConfig]):
         """
         rewards = terminal_rewards(batch["episode_rewards"], batch.mask, batch.lengths)
         if self.config.charges_kl:
-            kl = self.kl.estimate(batch["old_logprobs"], batch["reference_logprobs"], batch.mask)
-            batch = batch.with_tokens(kl=kl)
+            batch = with_kl(batch, self.config.kl_term())
             rewards = rewards - self.config.kl_penalty * batch["kl"]
         return batch.with_tokens(rewards=rewards)
 
@@ -167,11 +165,6 @@ class PPOTrainer(RolloutTrainer[PPOConfig]):
             positive_weights=loss_weights(right, minibatch.lengths, minibatch.loss_aggregation)
         )
 
-    def update(self, learner: TrainingPolicy, loss: Loss, minibatches: Sequence[TokenBatch]) -> dict[str, Metric]:
-        """All epochs of one model; metrics are means over its optimizer steps."""
-        epochs = range(self.config.num_epochs_per_rollout)
-        return average([learner.train_step(minibatch, loss) for _ in epochs for minibatch in minibatches])
-
 
 def credit_metrics(batch: TokenBatch) -> dict[str, Metric]:
     """What the critic said and should have said, and the advantages between, over the trained tokens."""
@@ -183,9 +176,7 @@ def credit_metrics(batch: TokenBatch) -> dict[str, Metric]:
     for prefix, name in fields.items():
         for kind, reduce in (("mean", masked_mean), ("max", masked_max), ("min", masked_min)):
             metrics[f"{prefix}{kind}"] = reduce(batch[name], mask)
-    if "kl" in batch:
-        metrics["kl_penalty"] = masked_mean(batch["kl"], mask)
-    return metrics
+    return metrics | kl_metrics(batch)
 
 
 def require_same_tokens(tokenizer: Tokenizer, model_name: str) -> None:

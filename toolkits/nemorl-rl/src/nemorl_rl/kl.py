@@ -30,6 +30,16 @@ class KLCharge(Config):
     def needs_reference(self) -> bool:
         return self.kl_penalty > 0
 
+    @property
+    def reward_kl_penalty(self) -> float:
+        """Weight of the KL in the reward."""
+        return self.kl_penalty
+
+    @property
+    def loss_kl_penalty(self) -> float:
+        """Weight of the KL in the loss."""
+        return 0.0
+
     def kl_term(self) -> KLTerm:
         """The KL of a token, as tensors compute it: k1, for the reward."""
         from nemorl_tensors import KLTerm
@@ -68,8 +78,11 @@ class KLPenalty(KLCharge):
         return self.kl_type or ("k1" if self.kl_in == "reward" else self.loss_estimator)
 
     @property
+    def reward_kl_penalty(self) -> float:
+        return self.kl_penalty if self.charges_kl else 0.0
+
+    @property
     def loss_kl_penalty(self) -> float:
-        """Weight of the term in the loss."""
         return 0.0 if self.charges_kl else self.kl_penalty
 
     def kl_term(self) -> KLTerm:

@@ -1,6 +1,7 @@
 """CISPO: clip the importance weight instead of the update, so that no token stops teaching.
 
-arXiv:2506.13585 (MiniMax-M1). The objective is in ``loss_cispo.py``; credit is GRPO's, the average that over tokens.
+arXiv:2506.13585 (MiniMax-M1). The objective is in ``loss_cispo.py``; advantages are GRPO's, the
+average is over tokens.
 
 Differs from the paper: std is the unbiased one; the cap, which the paper does not state, is 5 (arXiv:2510.13786 found 4
 to 8 alike); dynamic sampling and the length penalty that it borrows from DAPO are knobs, off by default; a KL penalty
@@ -9,16 +10,22 @@ can be added.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from nemorl.types import Samples
+from nemorl_rl.kl import KLPenalty
+from nemorl_rl.policy_gradient.config import GroupComparison, PolicyGradientConfig
+from nemorl_rl.policy_gradient.trainer import PolicyGradientTrainer
 from pydantic import Field
 
-from nemorl_grpo.config import GroupCredit, PenalizedConfig
-from nemorl_grpo.trainer import PenalizedTrainer, group_credit
+from nemorl_grpo.config import GroupNormalization
+from nemorl_grpo.trainer import grpo_advantages
+
+if TYPE_CHECKING:
+    from nemorl_grpo.loss_cispo import CappedWeightLoss
 
 
-class CISPOConfig(GroupCredit, PenalizedConfig):
+class CISPOConfig(GroupNormalization, KLPenalty, GroupComparison, PolicyGradientConfig):
     """Clipped importance-sampling-weight policy optimisation (arXiv:2506.13585)."""
 
     summary: ClassVar[str] = "REINFORCE with capped importance weights: every token keeps its gradient"
@@ -36,20 +43,15 @@ class CISPOConfig(GroupCredit, PenalizedConfig):
     """Weight of KL(policy || initial policy). 0 needs no reference model."""
 
 
-class CISPOTrainer(PenalizedTrainer[CISPOConfig]):
+class CISPOTrainer(PolicyGradientTrainer[CISPOConfig]):
     """Clipped importance-sampling-weight policy optimisation (arXiv:2506.13585)."""
 
     config_class = CISPOConfig
 
-    def setup(self) -> None:
+    def compute_advantages(self, samples: Samples) -> list[float]:
+        return grpo_advantages(samples, self.config)
+
+    def build_loss(self) -> CappedWeightLoss:
         from nemorl_grpo.loss_cispo import CappedWeightLoss
 
-        config = self.config
-        self.loss = CappedWeightLoss(
-            config.ratio_cap,
-            config.ratio_floor,
-            **self.loss_settings,
-        )
-
-    def credit(self, samples: Samples) -> list[float]:
-        return group_credit(samples, self.config)
+        return CappedWeightLoss(self.config.ratio_cap, self.config.ratio_floor, **self.loss_options)

@@ -12,10 +12,12 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 from nemorl.types import Samples
+from nemorl_rl.policy_gradient.config import ClippedConfig, OverlongPenalty
+from nemorl_rl.policy_gradient.trainer import PolicyGradientTrainer
 from pydantic import Field
 
-from nemorl_grpo.config import ClippedConfig, GroupCredit, OverlongPenalty
-from nemorl_grpo.trainer import ClippedTrainer, group_credit
+from nemorl_grpo.config import GroupNormalization
+from nemorl_grpo.trainer import grpo_advantages
 
 
 def _soft_punishment(known: dict[str, Any]) -> OverlongPenalty:
@@ -23,7 +25,7 @@ def _soft_punishment(known: dict[str, Any]) -> OverlongPenalty:
     return OverlongPenalty(max_response_tokens=limit, buffer_tokens=max(1, limit // 5))
 
 
-class DAPOConfig(GroupCredit, ClippedConfig):
+class DAPOConfig(GroupNormalization, ClippedConfig):
     """Decoupled clip and dynamic sampling policy optimisation (arXiv:2503.14476)."""
 
     summary: ClassVar[str] = "GRPO with clip-higher, dynamic sampling, a length penalty and no KL"
@@ -45,10 +47,10 @@ class DAPOConfig(GroupCredit, ClippedConfig):
     (times ``max_turns``). null: not at all."""
 
 
-class DAPOTrainer(ClippedTrainer[DAPOConfig]):
+class DAPOTrainer(PolicyGradientTrainer[DAPOConfig]):
     """Decoupled clip and dynamic sampling policy optimisation (arXiv:2503.14476)."""
 
     config_class = DAPOConfig
 
-    def credit(self, samples: Samples) -> list[float]:
-        return group_credit(samples, self.config)
+    def compute_advantages(self, samples: Samples) -> list[float]:
+        return grpo_advantages(samples, self.config)

@@ -20,17 +20,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from nemorl.types import Samples
-
-from nemorl_grpo.advantages import group_advantages
-from nemorl_grpo.config import ClippedRatio, GroupConfig, RewardShaping
-from nemorl_grpo.rewards import shaped_rewards
-from nemorl_grpo.trainer import GroupTrainer
+from nemorl_rl.policy_gradient.advantages import group_advantages
+from nemorl_rl.policy_gradient.config import ClippedRatio, GroupComparison, PolicyGradientConfig, RewardShaping
+from nemorl_rl.policy_gradient.rewards import shaped_rewards
+from nemorl_rl.policy_gradient.trainer import PolicyGradientTrainer
 
 if TYPE_CHECKING:
     from nemorl_tensors import LossAggregation, TokenBatch
 
 
-class DrGRPOConfig(RewardShaping, ClippedRatio, GroupConfig):
+class DrGRPOConfig(RewardShaping, ClippedRatio, GroupComparison, PolicyGradientConfig):
     """GRPO done right (arXiv:2503.20783): no division by a group's spread nor by a response's length."""
 
     summary: ClassVar[str] = "GRPO without the biases of dividing by spread and length"
@@ -39,30 +38,19 @@ class DrGRPOConfig(RewardShaping, ClippedRatio, GroupConfig):
     algorithm: Literal["dr_grpo"] = "dr_grpo"
     """Name of the algorithm."""
 
+    @property
+    def averages_over(self) -> LossAggregation:
+        return "sequence"
 
-class DrGRPOTrainer(GroupTrainer[DrGRPOConfig]):
+
+class DrGRPOTrainer(PolicyGradientTrainer[DrGRPOConfig]):
     """GRPO done right (arXiv:2503.20783)."""
 
     config_class = DrGRPOConfig
 
-    def setup(self) -> None:
-        from nemorl_grpo.loss import ClippedPolicyGradientLoss
-
-        config = self.config
-        self.loss = ClippedPolicyGradientLoss(
-            config.clip_low,
-            config.clip_high,
-            config.dual_clip,
-            **self.loss_settings,
-        )
-
-    def credit(self, samples: Samples) -> list[float]:
+    def compute_advantages(self, samples: Samples) -> list[float]:
         rewards = shaped_rewards(samples, self.config)
         return group_advantages(rewards, samples.group_ids, normalize_std=False, leave_one_out=False)
-
-    @property
-    def loss_aggregation(self) -> LossAggregation:
-        return "sequence"
 
     def to_batch(self, samples: Samples, advantages: Sequence[float]) -> TokenBatch:
         """The samples as tensors; lengths enter here, so that ``advantages/*`` report plain differences of rewards."""

@@ -18,10 +18,9 @@ from typing import ClassVar, Literal
 
 from nemorl.errors import ConfigIssue, UsageError
 from nemorl.types import Sample, Samples
-
-from nemorl_grpo.advantages import batch_normalized, differ, group_advantages
-from nemorl_grpo.config import ClippedConfig
-from nemorl_grpo.trainer import ClippedTrainer
+from nemorl_rl.policy_gradient.advantages import batch_normalized, differ, group_advantages
+from nemorl_rl.policy_gradient.config import ClippedConfig
+from nemorl_rl.policy_gradient.trainer import PolicyGradientTrainer
 
 TIMEOUTS = {"environment_timeout", "episode_timeout"}
 """Metrics by which the kernel marks a score that the environment did not give: 0, without components."""
@@ -46,17 +45,17 @@ class GDPOConfig(ClippedConfig):
             )
 
 
-class GDPOTrainer(ClippedTrainer[GDPOConfig]):
+class GDPOTrainer(PolicyGradientTrainer[GDPOConfig]):
     """Group reward-decoupled normalisation policy optimisation (arXiv:2601.05242)."""
 
     config_class = GDPOConfig
 
-    def credit(self, samples: Samples) -> list[float]:
+    def compute_advantages(self, samples: Samples) -> list[float]:
         total = [0.0] * len(samples)
         for name, rewards in components(samples, self.config.reward_weights).items():
             weight = 1.0 if self.config.reward_weights is None else self.config.reward_weights[name]
-            credit = group_advantages(rewards, samples.group_ids, normalize_std=True, leave_one_out=False)
-            total = [so_far + weight * value for so_far, value in zip(total, credit, strict=True)]
+            advantages = group_advantages(rewards, samples.group_ids, normalize_std=True, leave_one_out=False)
+            total = [so_far + weight * value for so_far, value in zip(total, advantages, strict=True)]
         return batch_normalized(total, [1.0] * len(samples))
 
     def keep_group(self, group: Sequence[Sample]) -> bool:

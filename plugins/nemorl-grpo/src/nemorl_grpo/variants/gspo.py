@@ -1,6 +1,6 @@
 """GSPO: the unit that is rewarded, the response, is also the unit whose ratio is taken and clipped.
 
-arXiv:2507.18071. The objective is in ``loss_gspo.py``; credit is GRPO's.
+arXiv:2507.18071. The objective is in ``loss_gspo.py``; advantages are GRPO's.
 
 Differs from the paper: std is the unbiased one; an ``importance_correction`` sees one log ratio per response, the mean
 of its tokens' (see the loss); a KL penalty can be added. The bounds are the paper's, nearly a thousand times tighter
@@ -12,16 +12,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from nemorl.types import Samples
+from nemorl_rl.kl import KLPenalty
+from nemorl_rl.policy_gradient.config import GroupComparison, PolicyGradientConfig
+from nemorl_rl.policy_gradient.trainer import PolicyGradientTrainer
 from pydantic import Field
 
-from nemorl_grpo.config import GroupCredit, PenalizedConfig
-from nemorl_grpo.trainer import PenalizedTrainer, group_credit
+from nemorl_grpo.config import GroupNormalization
+from nemorl_grpo.trainer import grpo_advantages
 
 if TYPE_CHECKING:
     from nemorl_tensors import LossAggregation
 
+    from nemorl_grpo.loss_gspo import SequenceRatioLoss
 
-class GSPOConfig(GroupCredit, PenalizedConfig):
+
+class GSPOConfig(GroupNormalization, KLPenalty, GroupComparison, PolicyGradientConfig):
     """Group sequence policy optimisation (arXiv:2507.18071)."""
 
     summary: ClassVar[str] = "GRPO with one clipped ratio per response"
@@ -38,25 +43,20 @@ class GSPOConfig(GroupCredit, PenalizedConfig):
     kl_penalty: float = Field(0.0, ge=0)
     """Weight of KL(policy || initial policy). 0 needs no reference model."""
 
+    @property
+    def averages_over(self) -> LossAggregation:
+        return "sequence"
 
-class GSPOTrainer(PenalizedTrainer[GSPOConfig]):
+
+class GSPOTrainer(PolicyGradientTrainer[GSPOConfig]):
     """Group sequence policy optimisation (arXiv:2507.18071)."""
 
     config_class = GSPOConfig
 
-    def setup(self) -> None:
+    def compute_advantages(self, samples: Samples) -> list[float]:
+        return grpo_advantages(samples, self.config)
+
+    def build_loss(self) -> SequenceRatioLoss:
         from nemorl_grpo.loss_gspo import SequenceRatioLoss
 
-        config = self.config
-        self.loss = SequenceRatioLoss(
-            config.clip_low,
-            config.clip_high,
-            **self.loss_settings,
-        )
-
-    def credit(self, samples: Samples) -> list[float]:
-        return group_credit(samples, self.config)
-
-    @property
-    def loss_aggregation(self) -> LossAggregation:
-        return "sequence"
+        return SequenceRatioLoss(self.config.clip_low, self.config.clip_high, **self.loss_options)

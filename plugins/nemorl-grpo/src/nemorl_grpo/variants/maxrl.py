@@ -11,16 +11,18 @@ nothing, as there.
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from nemorl.errors import UsageError
 from nemorl.types import Samples
+from nemorl_rl.policy_gradient.advantages import EPSILON
+from nemorl_rl.policy_gradient.config import ClippedConfig, RewardShaping
+from nemorl_rl.policy_gradient.rewards import shaped_rewards
+from nemorl_rl.policy_gradient.trainer import PolicyGradientTrainer
 from pydantic import Field
-
-from nemorl_grpo.advantages import mean_normalized
-from nemorl_grpo.config import ClippedConfig, RewardShaping
-from nemorl_grpo.rewards import shaped_rewards
-from nemorl_grpo.trainer import ClippedTrainer
 
 
 class MaxRLConfig(RewardShaping, ClippedConfig):
@@ -35,12 +37,12 @@ class MaxRLConfig(RewardShaping, ClippedConfig):
     """Weight of KL(policy || initial policy). 0 needs no reference model."""
 
 
-class MaxRLTrainer(ClippedTrainer[MaxRLConfig]):
+class MaxRLTrainer(PolicyGradientTrainer[MaxRLConfig]):
     """Maximum likelihood reinforcement learning (arXiv:2602.02710)."""
 
     config_class = MaxRLConfig
 
-    def credit(self, samples: Samples) -> list[float]:
+    def compute_advantages(self, samples: Samples) -> list[float]:
         rewards = shaped_rewards(samples, self.config)
         if min(rewards) < 0:
             raise UsageError(
@@ -48,3 +50,25 @@ class MaxRLTrainer(ClippedTrainer[MaxRLConfig]):
                 fix="map rewards to what is not negative, e.g. reward_scaling: {source_min: -1}, or use grpo",
             )
         return mean_normalized(rewards, samples.group_ids)
+
+
+def mean_normalized(rewards: Sequence[float], group_ids: Sequence[int]) -> list[float]:
+    """How many times its group's mean a reward is above it.
+
+    A_i = (r_i - mean) / mean                                    MaxRL, arXiv:2602.02710
+
+    Args:
+        rewards: One per response, none negative.
+        group_ids: Prompt index of each response, same order.
+
+    Returns:
+        One advantage per response, in input order; zeros where the mean is 0 or all rewards are equal.
+    """
+    groups: dict[int, list[float]] = defaultdict(list)
+    for reward, group in zip(rewards, group_ids, strict=True):
+        groups[group].append(reward)
+    means = {group: math.fsum(values) / len(values) for group, values in groups.items()}
+    return [
+        (reward - means[group]) / means[group] if means[group] > EPSILON else 0.0
+        for reward, group in zip(rewards, group_ids, strict=True)
+    ]

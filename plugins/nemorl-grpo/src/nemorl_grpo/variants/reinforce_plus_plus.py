@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from nemorl.types import Samples
 from nemorl_rl.kl import KLCharge
+from nemorl_rl.policy_gradient.config import ClippedRatio, PolicyGradientConfig, RewardShaping
+from nemorl_rl.policy_gradient.rewards import shaped_rewards
+from nemorl_rl.policy_gradient.trainer import PolicyGradientTrainer
 from pydantic import Field
-
-from nemorl_grpo.config import ClippedRatio, PolicyGradientConfig, RewardShaping
-from nemorl_grpo.rewards import shaped_rewards
-from nemorl_grpo.trainer import PolicyGradientTrainer
 
 if TYPE_CHECKING:
     from nemorl_tensors import LossAggregation, TokenBatch
@@ -42,43 +41,25 @@ class ReinforcePlusPlusConfig(RewardShaping, ClippedRatio, KLCharge, PolicyGradi
     loss_aggregation: Literal["token", "sequence"] = "token"
     """Average over all response tokens, or over responses of their own averages."""
 
+    @property
+    def averages_over(self) -> LossAggregation:
+        return self.loss_aggregation
+
 
 class ReinforcePlusPlusTrainer(PolicyGradientTrainer[ReinforcePlusPlusConfig]):
     """REINFORCE with PPO's clipping, a KL in the reward and batch normalisation (arXiv:2501.03262)."""
 
     config_class = ReinforcePlusPlusConfig
 
-    def setup(self) -> None:
-        from nemorl_grpo.loss import ClippedPolicyGradientLoss
-
-        config = self.config
-        self.loss = ClippedPolicyGradientLoss(
-            config.clip_low,
-            config.clip_high,
-            config.dual_clip,
-            **self.loss_settings,
-        )
-
-    @property
-    def needs_old_logprobs(self) -> bool:
-        """The KL that is charged to the reward is theirs."""
-        return super().needs_old_logprobs or self.config.needs_reference
-
-    def advantages(self, samples: Samples) -> list[float]:
+    def compute_advantages(self, samples: Samples) -> list[float]:
         return shaped_rewards(samples, self.config)
 
-    @property
-    def loss_aggregation(self) -> LossAggregation:
-        return self.config.loss_aggregation
-
-    def credit_tokens(self, batch: TokenBatch, samples: Samples) -> TokenBatch:
+    def with_token_advantages(self, batch: TokenBatch, samples: Samples) -> TokenBatch:
+        from nemorl_rl.policy_gradient.kl_charge import kl_to_go, with_kl
         from nemorl_tensors import standardized
-
-        from nemorl_grpo.token_credit import kl_to_go
 
         config, returns = self.config, batch["advantages"]
         if config.needs_reference:
-            kl = config.kl_term().estimate(batch["old_logprobs"], batch["reference_logprobs"], batch.mask)
-            returns = returns - config.kl_penalty * kl_to_go(kl, batch.mask, batch.lengths)
-            batch = batch.with_tokens(kl=kl)
+            batch = with_kl(batch, config.kl_term())
+            returns = returns - config.kl_penalty * kl_to_go(batch["kl"], batch.mask, batch.lengths)
         return batch.with_tokens(advantages=standardized(returns, batch.mask, unbiased=False))

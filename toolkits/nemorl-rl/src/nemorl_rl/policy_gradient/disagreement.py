@@ -18,6 +18,12 @@ def sequence_errors(batch: TokenBatch) -> Tensor:
     """[B] mean of exp(|old - generation log-prob|) over the trained tokens of each sequence; 0 where there are none.
 
     ``token_mult_prob_error`` of a sequence. A log-prob of the sampler that is not finite counts as 20 nats off.
+
+    Example:
+        >>> batch = TokenBatch.from_sequences([[5, 6, 7]], [[False, True, True]])
+        >>> old, sampled = torch.tensor([0.0, 0.5, 1.0]).log(), torch.tensor([0.0, 0.25, 1.0]).log()
+        >>> sequence_errors(batch.with_tokens(old_logprobs=old, generation_logprobs=sampled)).tolist()  # 2 and 1
+        [1.5]
     """
     gap = masked_log_ratio(batch["old_logprobs"], batch["generation_logprobs"], batch.mask)
     gap = torch.nan_to_num(gap, nan=torch.inf, posinf=torch.inf, neginf=-torch.inf).abs()
@@ -29,6 +35,21 @@ def drop_disagreeing(batch: TokenBatch, limit: float) -> tuple[TokenBatch, dict[
 
     As ``seq_logprob_error_threshold`` of NeMo RL does, after advantages: a response that is dropped still counts in the
     baseline of its group.
+
+    Args:
+        batch: B responses with ``old_logprobs`` and ``generation_logprobs``, [N] nats.
+        limit: Largest mean factor between the probabilities of a token; 1 is agreement.
+
+    Returns:
+        The batch with another ``mask`` and ``loss_weights``, and metrics of the errors.
+
+    Example:
+        >>> batch = TokenBatch.from_sequences([[5, 6], [5, 7]], [[False, True], [False, True]])
+        >>> sampled = torch.tensor([1.0, 0.5, 1.0, 0.5]).log()
+        >>> old = torch.tensor([1.0, 0.5, 1.0, 0.25]).log()
+        >>> kept, metrics = drop_disagreeing(batch.with_tokens(old_logprobs=old, generation_logprobs=sampled), 1.05)
+        >>> kept.mask.tolist(), kept.loss_weights.tolist(), metrics["dropped_disagreeing"].value
+        ([False, True, False, False], [0.0, 1.0, 0.0, 0.0], 1.0)
     """
     errors = sequence_errors(batch)
     trained = segment_sum(batch.mask.float(), batch.mask, batch.lengths) > 0

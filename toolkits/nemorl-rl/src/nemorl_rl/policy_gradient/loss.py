@@ -1,9 +1,6 @@
-"""What the losses of the family have in common: all but the surrogate.
+"""Losses of policy-gradient algorithms: what all have in common, and the clipped surrogate that most of them use.
 
 # N = tokens of all sequences concatenated
-
-Not here: the surrogates, one file each (``loss.py``, ``loss_gspo.py``, ``loss_cispo.py``), and what PPO shares with
-them (``nemorl_tensors.surrogate``).
 """
 
 from __future__ import annotations
@@ -13,11 +10,11 @@ from dataclasses import dataclass, field
 import torch
 from nemorl.metrics import Metric, Metrics
 from nemorl_tensors import KLTerm, TokenBatch, masked_mean
-from nemorl_tensors.ratios import masked_log_ratio
-from nemorl_tensors.surrogate import sampler_metrics
+from nemorl_tensors.ratios import masked_log_ratio, probability_ratio
+from nemorl_tensors.surrogate import clipped_surrogate, ratio_metrics, sampler_metrics
 from torch import Tensor
 
-from nemorl_grpo.correction import Correction
+from nemorl_rl.policy_gradient.correction import Correction
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +23,21 @@ class PolicyGradientLoss:
 
     loss = sum(loss_weights * (-w * surrogate + kl_penalty * KL(policy || reference)))
 
-    The correction never touches the KL term. A subclass says what the surrogate is.
+    The correction never touches the KL term. A subclass is a frozen dataclass that defines ``surrogate``.
+
+    Example:
+        >>> @dataclass(frozen=True)
+        ... class ReinforceLoss(PolicyGradientLoss):
+        ...     "surrogate = A * policy_logprobs (Williams, 1992)"
+        ...
+        ...     def surrogate(self, policy_logprobs, old_logprobs, advantages, batch):
+        ...         return advantages * torch.where(batch.mask, policy_logprobs, 0.0), {}
+        >>> batch = TokenBatch.from_sequences([[5, 6, 7]], [[False, True, True]])
+        >>> sampled = torch.tensor([0.0, -1.0, -2.0])
+        >>> batch = batch.with_tokens(advantages=torch.tensor([0.0, 1.0, 1.0]), generation_logprobs=sampled)
+        >>> loss, metrics = ReinforceLoss(on_policy=True)(sampled, batch)
+        >>> float(loss)  # -(1 * -1 + 1 * -2) / 2 trained tokens
+        1.5
     """
 
     kl_penalty: float = 0.0
@@ -80,3 +91,36 @@ class PolicyGradientLoss:
             per_token = per_token + self.kl_penalty * kl
             metrics["kl_penalty"] = masked_mean(kl, mask)
         return (per_token * batch.loss_weights).sum(), metrics
+
+
+@dataclass(frozen=True)
+class ClippedPolicyGradientLoss(PolicyGradientLoss):
+    """PPO's clipped surrogate, token by token, with a KL penalty to the reference.
+
+    ratio = exp(policy_logprobs - old_logprobs)
+    surrogate = min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A)
+    loss = sum(loss_weights * (-w * surrogate + kl_penalty * KL(policy || reference)))     arXiv:2402.03300, eq. 3
+
+    Differs from the paper: the average over tokens is that of ``loss_weights``; with ``dual_clip`` c, a negative
+    advantage's surrogate is bounded below by c * A (arXiv:1912.09729); w is 1 unless there is a ``correction`` for a
+    sampler that differs from the old policy.
+
+    Example:
+        >>> batch = TokenBatch.from_sequences([[5, 6]], [[False, True]])
+        >>> old = torch.tensor([0.0, -1.0])
+        >>> batch = batch.with_tokens(advantages=torch.ones(2), old_logprobs=old, generation_logprobs=old)
+        >>> loss, metrics = ClippedPolicyGradientLoss(clip_high=0.25)(old + 1.0, batch)
+        >>> float(loss), metrics["probs_ratio_clamped_frac"].value  # the ratio e counts as 1.25
+        (-1.25, 1.0)
+    """
+
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float | None = None
+
+    def surrogate(
+        self, policy_logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, batch: TokenBatch
+    ) -> tuple[Tensor, dict[str, Metric]]:
+        ratio = probability_ratio(masked_log_ratio(policy_logprobs, old_logprobs, batch.mask))
+        surrogate, clipped_ratio = clipped_surrogate(ratio, advantages, self.clip_low, self.clip_high, self.dual_clip)
+        return surrogate, ratio_metrics(ratio, clipped_ratio, batch.mask)

@@ -1,18 +1,25 @@
-"""Credit of each response relative to the other responses of its prompt. Plain Python: a few numbers per response."""
+"""From rewards to advantages: how much better a response is than expected. Plain Python: a few numbers per response."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+from nemorl.types import Sample, Samples
 
 EPSILON = 1e-6
 """Added to the standard deviation. Spreads below it are rounding noise and count as zero."""
 
 
 def differ(values: Sequence[float]) -> bool:
-    """True where values are further apart than rounding can make them: 0.1 + 0.2 and 0.3 are equal."""
+    """True where values are further apart than rounding can make them.
+
+    Example:
+        >>> differ([0.1 + 0.2, 0.3]), differ([0.3, 0.4])
+        (False, True)
+    """
     return len(values) > 1 and max(values) - min(values) > EPSILON
 
 
@@ -23,7 +30,7 @@ def group_advantages(
     normalize_std: bool = True,
     leave_one_out: bool = True,
 ) -> list[float]:
-    """Credit of each response relative to the others of its group.
+    """How much better each response is than the others of its group.
 
     A_i = (r_i - mean) / (std + 1e-6)                            GRPO, arXiv:2402.03300
     Differs from the paper: ``leave_one_out`` takes mean and std over the group without i (RLOO, arXiv:2402.14740),
@@ -37,6 +44,10 @@ def group_advantages(
 
     Returns:
         One advantage per response, in input order. All-equal rewards give zeros, hence no gradient.
+
+    Example:
+        >>> group_advantages([1.0, 0.0, 0.0, 5.0, 5.0], [0, 0, 0, 1, 1], normalize_std=False)
+        [1.0, -0.5, -0.5, 0.0, 0.0]
     """
     groups: dict[int, list[int]] = defaultdict(list)
     for index, group in enumerate(group_ids):
@@ -57,25 +68,6 @@ def _advantage(reward: float, peers: Sequence[float], normalize_std: bool) -> fl
     return (reward - mean) / (spread + EPSILON) if spread > EPSILON else reward - mean
 
 
-def mean_normalized(rewards: Sequence[float], group_ids: Sequence[int]) -> list[float]:
-    """How many times its group's mean a reward is above it.
-
-    A_i = (r_i - mean) / mean                                    MaxRL, arXiv:2602.02710
-
-    Args:
-        rewards: One per response, none negative.
-        group_ids: Prompt index of each response, same order.
-
-    Returns:
-        One advantage per response, in input order; zeros where the mean is 0 or all rewards are equal.
-    """
-    means = _group_means(rewards, group_ids)
-    return [
-        (reward - means[group]) / means[group] if means[group] > EPSILON else 0.0
-        for reward, group in zip(rewards, group_ids, strict=True)
-    ]
-
-
 def batch_normalized(advantages: Sequence[float], weights: Sequence[float]) -> list[float]:
     """Advantages with mean 0 and standard deviation 1 over the whole batch.
 
@@ -87,6 +79,10 @@ def batch_normalized(advantages: Sequence[float], weights: Sequence[float]) -> l
 
     Returns:
         One advantage per response, in input order. A spread that is rounding noise is not divided by.
+
+    Example:
+        >>> [round(value, 3) for value in batch_normalized([2.0, 0.0], weights=[1, 3])]  # mean 0.5, std sqrt(0.75)
+        [1.732, -0.577]
     """
     total = math.fsum(weights)
     if total == 0:
@@ -97,14 +93,59 @@ def batch_normalized(advantages: Sequence[float], weights: Sequence[float]) -> l
     return [value / (spread + EPSILON) for value in centred] if spread > EPSILON else centred
 
 
-def _group_means(rewards: Sequence[float], group_ids: Sequence[int]) -> dict[int, float]:
-    groups: dict[int, list[float]] = defaultdict(list)
-    for reward, group in zip(rewards, group_ids, strict=True):
-        groups[group].append(reward)
-    return {group: math.fsum(values) / len(values) for group, values in groups.items()}
-
-
 def clip_advantages(advantages: Sequence[float], low: float | None, high: float | None) -> list[float]:
-    """Each advantage within [low, high]; ``None`` leaves that side open."""
+    """Each advantage within [low, high]; ``None`` leaves that side open.
+
+    Example:
+        >>> clip_advantages([-3.0, 0.5, 3.0], -1.0, None)
+        [-1.0, 0.5, 3.0]
+    """
     floor, ceiling = -math.inf if low is None else low, math.inf if high is None else high
     return [min(max(value, floor), ceiling) for value in advantages]
+
+
+def over_valid(
+    samples: Samples,
+    compute_advantages: Callable[[Samples], list[float]],
+    low: float | None = None,
+    high: float | None = None,
+) -> list[float]:
+    """Advantages of the responses that could be scored, among themselves and within [low, high]; 0 for the others.
+
+    An environment that cannot judge a response says so with ``Score.valid``: its reward is in no baseline.
+
+    Args:
+        samples: All responses of a step.
+        compute_advantages: One advantage per response of the samples that it is given. It is never given none.
+        low: Smallest advantage. None: any.
+        high: Largest advantage. None: any.
+
+    Returns:
+        One advantage per response, in input order.
+
+    Example:
+        >>> from nemorl.types import Prompt, Score
+        >>> def response(reward: float, valid: bool) -> Sample:
+        ...     score = Score(reward, valid=valid)
+        ...     return Sample(Prompt(0, "1+1=", (5,)), (5, 6), (False, True), (0.0, -1.0), score, "2", "stop")
+        >>> samples = Samples([response(1.0, True), response(9.0, False), response(2.0, True)])
+        >>> over_valid(samples, lambda valid: group_advantages(valid.rewards, valid.group_ids, normalize_std=False))
+        [-1.0, 0.0, 1.0]
+    """
+    valid = Samples([sample for sample in samples if sample.score.valid])
+    found = iter(clip_advantages(compute_advantages(valid), low, high) if valid else ())
+    return [next(found) if sample.score.valid else 0.0 for sample in samples]
+
+
+def has_spread(group: Sequence[Sample]) -> bool:
+    """Whether a group teaches anything: rewards that are all equal give advantage 0 (DAPO, arXiv:2503.14476).
+
+    Example:
+        >>> from nemorl.types import Prompt, Score
+        >>> def response(reward: float) -> Sample:
+        ...     prompt = Prompt(0, "1+1=", (5,))
+        ...     return Sample(prompt, (5, 6), (False, True), (0.0, -1.0), Score(reward), "2", "stop")
+        >>> has_spread([response(1.0), response(1.0)]), has_spread([response(1.0), response(0.0)])
+        (False, True)
+    """
+    return differ([sample.reward for sample in group])

@@ -1,4 +1,4 @@
-"""Credit that depends on log-probs: a KL charged to the reward.
+"""A KL charged to the reward: advantages that depend on log-probs.
 
 # N = tokens of all sequences concatenated, B = sequences
 """
@@ -8,10 +8,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from nemorl_tensors import TokenBatch, segment_sum
+from nemorl_tensors import KLTerm, TokenBatch, segment_sum
 from torch import Tensor
 
-from nemorl_grpo.advantages import group_advantages
+from nemorl_rl.policy_gradient.advantages import group_advantages
+
+
+def with_kl(batch: TokenBatch, term: KLTerm) -> TokenBatch:
+    """The batch with ``kl``: [N] nats by which the policy before the update has left the reference, token by token.
+
+    Args:
+        batch: With ``old_logprobs`` and ``reference_logprobs``, [N] nats.
+        term: The estimator and its bounds: ``config.kl_term()``.
+
+    Returns:
+        The batch; ``kl`` is 0 in masked slots.
+
+    Example:
+        >>> batch = TokenBatch.from_sequences([[5, 6, 7]], [[False, True, True]])
+        >>> old, reference = torch.tensor([0.0, -1.0, -2.0]), torch.tensor([0.0, -1.5, -2.0])
+        >>> with_kl(batch.with_tokens(old_logprobs=old, reference_logprobs=reference), KLTerm("k2"))["kl"].tolist()
+        [0.0, 0.125, 0.0]
+    """
+    return batch.with_tokens(kl=term.estimate(batch["old_logprobs"], batch["reference_logprobs"], batch.mask))
 
 
 def kl_to_go(kl: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
@@ -23,6 +42,10 @@ def kl_to_go(kl: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
         kl: [N] nats, of the policy before the update from the reference.
         mask: [N] bool. Other slots may hold anything and are 0 in the result.
         lengths: [B], sums to N.
+
+    Example:
+        >>> kl_to_go(torch.tensor([9.0, 1.0, 2.0]), torch.tensor([False, True, True]), torch.tensor([3])).tolist()
+        [0.0, 3.0, 2.0]
     """
     # float64: one running sum over all N tokens would leave float32 few digits for the last sequences.
     kl = torch.where(mask, kl, 0.0).double()
@@ -44,6 +67,11 @@ def group_kl(kl: Tensor, batch: TokenBatch, group_ids: Sequence[int]) -> Tensor:
         kl: [N] nats per token, 0 in masked slots.
         batch: B responses.
         group_ids: Prompt index of each response.
+
+    Example:
+        >>> batch = TokenBatch.from_sequences([[5, 6], [5, 7]], [[False, True], [False, True]])
+        >>> group_kl(torch.tensor([0.0, 1.0, 0.0, 0.25]), batch, [0, 0]).tolist()
+        [0.0, 0.75, 0.0, -0.75]
     """
     trained = (segment_sum(batch.mask.float(), batch.mask, batch.lengths) > 0).nonzero().squeeze(1)
     of_responses = segment_sum(kl.double(), batch.mask, batch.lengths)

@@ -24,7 +24,7 @@ from nemorl_tensors import TokenBatch, masked_mean, segment_mean, segment_sum
 from nemorl_tensors.ratios import importance_weight, probability_ratio
 from torch import Tensor
 
-from nemorl_grpo.config import ImportanceCorrection
+from nemorl_rl.policy_gradient.config import ImportanceCorrection
 
 Correction = Callable[[Tensor, TokenBatch], tuple[Tensor, dict[str, Metric]]]
 """``(log_ratio [N], batch) -> (weights [N], metrics)``; ``log_ratio`` is 0 where ``batch.mask`` is False."""
@@ -37,6 +37,11 @@ class Plain:
     w_t = exp(log_ratio_t)
 
     Unbiased, of unbounded variance (https://fengyao.notion.site/off-policy-rl).
+
+    Example:
+        >>> batch = TokenBatch.from_sequences([[5, 6, 7, 8]], [[False, True, True, True]])
+        >>> Plain()(torch.tensor([1.0, 2.0, 0.5, 8.0]).log(), batch)[0].tolist()
+        [1.0, 2.0, 0.5, 8.0]
     """
 
     def __call__(self, log_ratio: Tensor, batch: TokenBatch) -> tuple[Tensor, dict[str, Metric]]:
@@ -50,6 +55,11 @@ class Truncated:
     w_t = clamp(exp(log_ratio_t), low, cap)               (https://fengyao.notion.site/off-policy-rl)
 
     Differs from the source: the lower bound, which is NeMo RL's; a token that the sampler cannot have drawn stays at 0.
+
+    Example:
+        >>> batch = TokenBatch.from_sequences([[5, 6, 7, 8]], [[False, True, True, True]])
+        >>> Truncated(cap=2.0)(torch.tensor([1.0, 2.0, 0.5, 8.0]).log(), batch)[0].tolist()
+        [1.0, 2.0, 0.5, 2.0]
     """
 
     cap: float = 2.0
@@ -69,6 +79,11 @@ class IcePop:
     w_t = exp(log_ratio_t) if low <= exp(log_ratio_t) <= high else 0      (https://hijkzzz.notion.site/online-ice-pop)
 
     Differs from the source: not at all.
+
+    Example:
+        >>> batch = TokenBatch.from_sequences([[5, 6, 7, 8]], [[False, True, True, True]])
+        >>> IcePop(low=0.5, high=5.0)(torch.tensor([1.0, 2.0, 0.5, 8.0]).log(), batch)[0].tolist()
+        [1.0, 2.0, 0.5, 0.0]
     """
 
     low: float = 0.5
@@ -89,6 +104,11 @@ class SequenceMask:
 
     From "When Speed Kills Stability" (https://yingru.notion.site); ``seq-mask-tis`` in NeMo RL. The bounds are tight
     because a mean over many tokens is: one token off by 2 nats moves that of a thousand by 0.2 %.
+
+    Example:
+        >>> batch = TokenBatch.from_sequences([[5, 6, 7, 8]], [[False, True, True, True]])
+        >>> SequenceMask(low=0.5, high=1.5)(torch.tensor([1.0, 2.0, 0.5, 8.0]).log(), batch)[0].tolist()
+        [0.0, 0.0, 0.0, 0.0]
     """
 
     low: float = 0.999
@@ -109,6 +129,11 @@ class OfSequences:
     log_ratio_t = sum of log_ratio over the trained tokens of its sequence
 
     The weight of a response under importance sampling, as in NeMo RL with ``sequence_level_importance_ratios``.
+
+    Example:
+        >>> batch = TokenBatch.from_sequences([[5, 6, 7, 8]], [[False, True, True, True]])
+        >>> OfSequences(Truncated(cap=3.0))(torch.tensor([1.0, 2.0, 0.5, 8.0]).log(), batch)[0].tolist()
+        [1.0, 3.0, 3.0, 3.0]
     """
 
     correction: Correction
@@ -120,7 +145,19 @@ class OfSequences:
 
 
 def build_correction(config: ImportanceCorrection | None) -> Correction | None:
-    """The correction that a config asks for."""
+    """The correction that a config asks for.
+
+    Args:
+        config: The field ``importance_correction`` of an algorithm's config.
+
+    Returns:
+        ``(log_ratio [N], batch) -> (weights [N], metrics)``, or None where tokens are not weighed.
+
+    Example:
+        >>> from nemorl_rl.policy_gradient.config import ImportanceCorrection
+        >>> build_correction(ImportanceCorrection(kind="truncated", cap=3.0))
+        Truncated(cap=3.0, low=0.0)
+    """
     if config is None:
         return None
     bounds = {name: value for name in ("cap", "low", "high") if (value := getattr(config, name)) is not None}

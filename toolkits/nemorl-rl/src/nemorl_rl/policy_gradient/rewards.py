@@ -6,11 +6,26 @@ from collections.abc import Sequence
 
 from nemorl.types import Samples
 
-from nemorl_grpo.config import OverlongPenalty, RewardScaling, RewardShaping
+from nemorl_rl.policy_gradient.config import OverlongPenalty, RewardScaling, RewardShaping
 
 
 def shaped_rewards(samples: Samples, config: RewardShaping) -> list[float]:
-    """Rewards after scaling, then length shaping, in sample order."""
+    """Rewards after scaling, then length shaping, in sample order.
+
+    Args:
+        samples: Scored responses.
+        config: An algorithm's config that has the block ``RewardShaping``.
+
+    Returns:
+        One reward per response, in input order; as the environment gave them where the config asks for nothing.
+
+    Example:
+        >>> from nemorl.types import Prompt, Sample, Score
+        >>> from nemorl_rl.policy_gradient.config import RewardScaling, RewardShaping
+        >>> response = Sample(Prompt(0, "1+1=", (5,)), (5, 6), (False, True), (0.0, -1.0), Score(8.0), "2", "stop")
+        >>> shaped_rewards(Samples([response]), RewardShaping(reward_scaling=RewardScaling(source_max=10.0)))
+        [0.8]
+    """
     rewards = samples.rewards
     if config.reward_scaling is not None:
         rewards = scale(rewards, config.reward_scaling)
@@ -24,7 +39,13 @@ def shaped_rewards(samples: Samples, config: RewardShaping) -> list[float]:
 
 
 def scale(rewards: Sequence[float], scaling: RewardScaling) -> list[float]:
-    """Clamp to [source_min, source_max], then map linearly to [target_min, target_max]."""
+    """Clamp to [source_min, source_max], then map linearly to [target_min, target_max].
+
+    Example:
+        >>> from nemorl_rl.policy_gradient.config import RewardScaling
+        >>> scale([-1.0, 0.5, 7.0], RewardScaling(target_max=10.0))
+        [0.0, 5.0, 10.0]
+    """
     slope = (scaling.target_max - scaling.target_min) / (scaling.source_max - scaling.source_min)
     clamped = [min(max(reward, scaling.source_min), scaling.source_max) for reward in rewards]
     return [scaling.target_min + (reward - scaling.source_min) * slope for reward in clamped]
@@ -34,6 +55,12 @@ def overlong(response_tokens: int, penalty: OverlongPenalty) -> float:
     """0 until the buffer begins, then linearly down to -penalty at the limit and on (arXiv:2503.14476, eq. 13).
 
     Differs from the paper: beyond the limit the line continues instead of ending at -penalty, so that longer is worse.
+
+    Example:
+        >>> from nemorl_rl.policy_gradient.config import OverlongPenalty
+        >>> penalty = OverlongPenalty(max_response_tokens=100, buffer_tokens=20)
+        >>> overlong(80, penalty), overlong(90, penalty), overlong(100, penalty)
+        (0.0, -0.5, -1.0)
     """
     start = penalty.max_response_tokens - penalty.buffer_tokens
     return min(0.0, -(response_tokens - start) / penalty.buffer_tokens * penalty.penalty)

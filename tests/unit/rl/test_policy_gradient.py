@@ -1,0 +1,116 @@
+"""What the author of a policy-gradient algorithm finds: few classes, examples that run, room for a variant."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+import pkgutil
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from nemorl.config import Config
+from nemorl.config.load import load_config, validate
+from nemorl.metrics import average
+from nemorl.plugins import registry
+from nemorl.trainer import BaseTrainer
+from nemorl_commands.console import Console
+from nemorl_rl import policy_gradient
+
+PAGE = Path(__file__).parents[3] / "docs/plugin-kinds/algorithm.md"
+ENTRIES = registry().index.of_kind("algorithms")
+OURS = sorted(entry.name for entry in ENTRIES if entry.distribution.startswith("nemorl-"))
+MODULES = [
+    importlib.import_module(f"{policy_gradient.__name__}.{module.name}")
+    for module in pkgutil.iter_modules(policy_gradient.__path__)
+]
+
+
+def trainer_of(algorithm: str) -> type[BaseTrainer[Any]]:
+    module, _, name = registry().load("algorithms", algorithm).trainer.partition(":")
+    trainer: type[BaseTrainer[Any]] = getattr(importlib.import_module(module), name)
+    return trainer
+
+
+def above_the_base(trainer: type[BaseTrainer[Any]]) -> list[str]:
+    return [cls.__name__ for cls in trainer.__mro__ if issubclass(cls, BaseTrainer) and cls is not BaseTrainer]
+
+
+@pytest.mark.parametrize("algorithm", OURS)
+def test_an_algorithm_is_at_most_three_classes_above_the_loop(algorithm: str) -> None:
+    assert len(above_the_base(trainer_of(algorithm))) <= 3
+
+
+def test_grpo_is_the_step_and_its_advantages() -> None:
+    assert above_the_base(trainer_of("grpo")) == ["GRPOTrainer", "PolicyGradientTrainer", "RolloutTrainer"]
+    assert [name for name in vars(trainer_of("grpo")) if not name.startswith("_")] == [
+        "config_class",
+        "compute_advantages",
+    ]
+
+
+def public(module: ModuleType) -> Iterator[Any]:
+    """Functions and classes that a module defines; configs, whose fields have docstrings of their own, are none."""
+    for name, thing in vars(module).items():
+        is_ours = getattr(thing, "__module__", None) == module.__name__ and not name.startswith("_")
+        if is_ours and (inspect.isfunction(thing) or (inspect.isclass(thing) and not issubclass(thing, Config))):
+            yield thing
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__.rpartition(".")[2])
+def test_everything_public_has_an_example_that_runs(module: ModuleType) -> None:
+    without = [thing.__name__ for thing in public(module) if ">>> " not in (inspect.getdoc(thing) or "")]
+    assert without == [], f"{module.__name__} has no example of {without}"
+    assert doctest.testmod(module, verbose=False).failed == 0
+
+
+def test_the_merging_of_metrics_has_an_example_too() -> None:
+    (example,) = doctest.DocTestFinder().find(average, "average")
+    assert example.examples
+    assert doctest.DocTestRunner(verbose=False).run(example).failed == 0
+
+
+def small(**changes: Any) -> dict[str, Any]:
+    return {
+        "policy": {"init": "random", "max_sequence_tokens": 32, "optimizer": {"lr": 1e-2}},
+        "generation": {"max_new_tokens": 3},
+        "validation": {"every": 0, "at_end": False},
+        "checkpoint": {"every": 0, "export": False},
+        "rollouts": {"mismatch_limit": None},
+        "max_steps": 2,
+        "num_prompts_per_step": 2,
+        "num_generations_per_prompt": 4,
+        "num_minibatches": 2,
+        "kl_penalty": 0.0,  # the variant's estimator is k3, RLOO's k2
+        "advantage_clip_high": 0.125,
+        **changes,
+    }
+
+
+def history(config: Any) -> list[dict[str, float]]:
+    rows = [{"prompt": f"{a}+{b}="} for a in range(2) for b in range(2)]
+    found = config.build().fit(rows, lambda prompt, response: len(set(response)) / 3, console=Console(quiet=True))
+    timed = ("timing/", "performance/")
+    return [{name: value for name, value in record.items() if not name.startswith(timed)} for record in found.history]
+
+
+def test_a_variant_from_outside_is_a_config_and_its_advantages(site: Path, tiny_model: Path, tmp_path: Path) -> None:
+    (section,) = re.findall(r"## From rewards to advantages\n.*?\n## ", PAGE.read_text(), re.DOTALL)
+    (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    written = [line for line in code.splitlines() if line and not line.startswith("from ")]
+    assert len(written) <= 12
+    (site / "acme_mean_baseline.py").write_text(code)
+    variant = importlib.import_module("acme_mean_baseline").MeanBaselineConfig
+    given = small(model=str(tiny_model))
+
+    # Rewards less the mean of the other rewards of the group are RLOO's advantages.
+    ours = load_config({"algorithm": "rloo", "run_dir": str(tmp_path / "rloo"), **given})
+    theirs = validate(variant, {"run_dir": str(tmp_path / "variant"), **given})
+    expected, found = history(ours), history(theirs)
+    assert found == expected
+    assert max(record.get("train/advantages/max", 0.0) for record in found) == 0.125
+    assert any(record.get("train/grad_norm", 0.0) > 0 for record in found)

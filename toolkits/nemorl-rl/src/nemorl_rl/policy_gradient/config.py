@@ -1,0 +1,299 @@
+"""The knobs of policy-gradient algorithms, in blocks that a config is made of. Importing this imports no torch.
+
+    PolicyGradientConfig    prompts, responses, updates, importance correction         every algorithm
+    GroupComparison         responses compared within their group                      a block
+    RewardShaping           rewards scaled, and lowered for length                     a block
+    ClippedRatio            PPO's clipped surrogate                                    a block
+    nemorl_rl.kl.KLPenalty  a KL from the initial policy, in the loss or the reward    a block
+    ClippedConfig           all of them but RewardShaping, and ``loss_aggregation``    what most algorithms start from
+
+An algorithm takes the blocks whose knobs mean something to it, so that none exists which would be ignored. Blocks stand
+before ``PolicyGradientConfig`` in the list of bases: they answer what it asks (``advantage_bounds`` and its like).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from nemorl.config import Config
+from nemorl.errors import ConfigIssue
+from nemorl.metrics import MetricInfo
+from pydantic import Field, GetJsonSchemaHandler, model_validator
+from pydantic_core import CoreSchema
+
+from nemorl_rl.config import RolloutRunConfig
+from nemorl_rl.kl import KLPenalty
+
+if TYPE_CHECKING:
+    from nemorl_tensors import KLTerm, LossAggregation
+
+
+class RewardScaling(Config):
+    """Clamp rewards to a source range, then map it linearly onto a target range."""
+
+    source_min: float = 0.0
+    """Rewards below are raised to this."""
+    source_max: float = 1.0
+    """Rewards above are lowered to this."""
+    target_min: float = 0.0
+    """What ``source_min`` becomes."""
+    target_max: float = 1.0
+    """What ``source_max`` becomes."""
+
+    def problems(self) -> Iterator[ConfigIssue]:
+        yield from super().problems()
+        if self.source_max <= self.source_min:
+            yield ConfigIssue("source_max", f"must be above source_min = {self.source_min}", "widen the source range")
+
+
+class OverlongPenalty(Config):
+    """DAPO's soft punishment of long responses (arXiv:2503.14476, eq. 13)."""
+
+    max_response_tokens: int = Field(ge=1)
+    """Length at which the full penalty applies."""
+    buffer_tokens: int = Field(128, ge=1)
+    """The penalty grows linearly over this many tokens before ``max_response_tokens``."""
+    penalty: float = Field(1.0, gt=0)
+    """Subtracted from the reward at ``max_response_tokens``."""
+
+    def problems(self) -> Iterator[ConfigIssue]:
+        yield from super().problems()
+        if self.buffer_tokens > self.max_response_tokens:
+            yield ConfigIssue("buffer_tokens", f"exceeds max_response_tokens = {self.max_response_tokens}", "lower it")
+
+
+CorrectionKind = Literal["plain", "truncated", "icepop", "sequence_mask"]
+CORRECTION_BOUNDS: Mapping[CorrectionKind, Mapping[str, float]] = {
+    "plain": {},
+    "truncated": {"cap": 2.0, "low": 0.0},
+    "icepop": {"low": 0.5, "high": 5.0},
+    "sequence_mask": {"low": 0.999, "high": 1.002},
+}
+"""The bounds that each kind has, with the values published for it."""
+
+
+class ImportanceCorrection(Config):
+    """Weigh each token by how likely the trainer finds it, relative to the engine that sampled it."""
+
+    kind: CorrectionKind = "truncated"
+    """``plain``: the ratio itself. ``truncated``: at most ``cap``. ``icepop``: tokens with a ratio out of bounds train
+    nothing. ``sequence_mask``: responses whose geometric mean ratio is out of bounds train nothing."""
+    cap: float | None = Field(None, gt=0)
+    """Largest weight of a token, for ``truncated``. Unset: 2. Below 1, tokens of an exact sampler weigh less too."""
+    low: float | None = Field(None, ge=0, le=1)
+    """Smallest ratio that trains. Unset: 0.5 for ``icepop``, 0.999 for ``sequence_mask``. For ``truncated``: the
+    smallest weight, to which smaller ratios are raised. Unset: 0."""
+    high: float | None = Field(None, ge=1)
+    """Largest ratio that trains. Unset: 5 for ``icepop``, 1.002 for ``sequence_mask``."""
+    per: Literal["token", "sequence"] = "token"
+    """``token``: each token by its own ratio. ``sequence``: all tokens of a response by the product of their ratios,
+    which is the ratio of the response: exact, and soon far from 1 where responses are long."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand(cls, data: Any) -> Any:
+        """``icepop`` for ``{kind: icepop}``, with the bounds of the kind."""
+        if isinstance(data, str):
+            data = {"kind": data}
+        if isinstance(data, Mapping):
+            given = {key: value for key, value in data.items() if value is not None}
+            kind = given.get("kind", cls.model_fields["kind"].default)
+            bounds = [bounds for known, bounds in CORRECTION_BOUNDS.items() if known == kind]
+            data = {**(bounds[0] if bounds else {}), **given}
+        return data
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"anyOf": [{"type": "string", "enum": list(CORRECTION_BOUNDS)}, handler(schema)]}
+
+    def problems(self) -> Iterator[ConfigIssue]:
+        yield from super().problems()
+        bounds = CORRECTION_BOUNDS[self.kind]
+        for name in ("cap", "low", "high"):
+            if getattr(self, name) is not None and name not in bounds:
+                yield ConfigIssue(name, f"{self.kind} has no {name}", f"its bounds: {', '.join(bounds) or 'none'}")
+        top = "cap" if self.kind == "truncated" else "high"
+        low, high = self.low, getattr(self, top)
+        if low is not None and high is not None and low > high:
+            yield ConfigIssue("low", f"{low:g} is above {top} = {high:g}", "swap or widen them")
+        if self.kind == "sequence_mask" and self.per == "sequence":
+            yield ConfigIssue("per", "sequence_mask keeps or drops responses and weighs tokens", "leave it out")
+
+
+class RewardShaping(Config):
+    """A block of knobs: what happens to a reward before it is compared with others."""
+
+    reward_scaling: RewardScaling | None = None
+    """Map rewards to another range before anything else."""
+    overlong_penalty: OverlongPenalty | None = None
+    """Punish responses that come close to the token limit."""
+    truncation_reward_factor: float | None = Field(None, ge=0, le=1)
+    """Multiply the reward of responses cut by the token limit. Excludes ``overlong_penalty``."""
+
+    def problems(self) -> Iterator[ConfigIssue]:
+        yield from super().problems()
+        if self.overlong_penalty is not None and self.truncation_reward_factor is not None:
+            yield ConfigIssue("overlong_penalty", "excludes truncation_reward_factor: both punish length", "keep one")
+
+
+class ClippedRatio(Config):
+    """A block of knobs: PPO's clipped surrogate, token by token (arXiv:1707.06347)."""
+
+    clip_low: float = Field(0.2, ge=0, lt=1)
+    """The probability ratio is clipped below at 1 - this."""
+    clip_high: float = Field(0.2, ge=0)
+    """The probability ratio is clipped above at 1 + this. DAPO and VAPO use 0.28."""
+    dual_clip: float | None = Field(None, gt=1)
+    """Bound on the loss of negative advantages, as a multiple of the advantage (arXiv:1912.09729; 3 is typical)."""
+
+    @property
+    def ratio_options(self) -> dict[str, Any]:
+        return {"clip_low": self.clip_low, "clip_high": self.clip_high, "dual_clip": self.dual_clip}
+
+
+GROUP_METRICS = tuple(
+    f"train/{name}"
+    for name in (
+        *("advantages/mean", "baseline_reward/pct_0", "baseline_reward/pct_1", "baseline_reward/pct_mixed"),
+        *("kl_penalty", "token_mult_prob_error", "gen_kl_error", "approx_entropy"),
+    )
+)
+
+
+class PolicyGradientConfig(RolloutRunConfig):
+    """What every policy-gradient algorithm has: how much is sampled, how often it is learnt from, and for what.
+
+    Example:
+        >>> class MeanBaselineConfig(PolicyGradientConfig):
+        ...     "REINFORCE against the mean reward of each prompt."
+        ...     trainer: ClassVar[str] = "acme.trainer:MeanBaselineTrainer"
+        ...     algorithm: Literal["mean_baseline"] = "mean_baseline"
+        >>> MeanBaselineConfig(model="some/model", num_minibatches=2, num_epochs_per_rollout=3).updates_per_step
+        6
+    """
+
+    metrics: ClassVar[Mapping[str, MetricInfo]] = {
+        **RolloutRunConfig.metrics,
+        **{name: MetricInfo() for name in GROUP_METRICS},
+    }
+    needs_columns: ClassVar[tuple[frozenset[str], ...]] = (frozenset({"prompt"}), frozenset({"messages"}))
+
+    num_prompts_per_step: int = Field(32, ge=1)
+    """Prompts in a batch."""
+    num_generations_per_prompt: int = Field(16, ge=1)
+    """Responses per prompt."""
+    max_turns: int = Field(1, ge=1)
+    """Responses per episode at most, for environments that answer back."""
+    num_minibatches: int = Field(1, ge=1)
+    """Optimizer steps per pass over the batch. Above 1 the later ones are off-policy and clipping matters."""
+    num_epochs_per_rollout: int = Field(1, ge=1)
+    """Passes over each batch."""
+    overlong_filtering: bool = False
+    """Responses cut by the token limit train nothing; they still count in their group's baseline."""
+    importance_correction: ImportanceCorrection | None = None
+    """Correct for a sampler that is not quite the policy (another engine or precision, older weights in asynchronous
+    rollouts): the name of a kind, or a mapping. Unset: treat its samples as the policy's own."""
+    max_sequence_error: float | None = Field(None, ge=1)
+    """Responses train nothing on which trainer and sampler disagree too much: their mean of exp(|old - generation
+    log-prob|), 1 where both agree exactly, is above this. 1.05 is typical. Costs a forward pass where there is one
+    update per step."""
+
+    def problems(self) -> Iterator[ConfigIssue]:
+        yield from super().problems()
+        responses = self.num_prompts_per_step * self.num_generations_per_prompt
+        if self.num_minibatches > responses:
+            yield ConfigIssue(
+                "num_minibatches", f"{self.num_minibatches} minibatches of {responses} responses", "lower it"
+            )
+        if self.generation.temperature == 0:
+            yield ConfigIssue(
+                "generation.temperature",
+                "greedy responses of a group are all the same, so nothing is learnt",
+                "use 1.0",
+            )
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer steps per batch."""
+        return self.num_minibatches * self.num_epochs_per_rollout
+
+    # What blocks answer, and what holds without them
+
+    @property
+    def averages_over(self) -> LossAggregation:
+        """The units that the loss averages over."""
+        return "token"
+
+    @property
+    def ratio_options(self) -> dict[str, Any]:
+        """Keywords of the clipped loss: its bounds. Without ``ClippedRatio``: the loss's own."""
+        return {}
+
+    @property
+    def advantage_bounds(self) -> tuple[float | None, float | None]:
+        """Lowest and highest advantage; None is open."""
+        return None, None
+
+    @property
+    def replaces_equal_groups(self) -> bool:
+        """Dynamic sampling: groups whose rewards are all equal are not trained on, others are sampled instead."""
+        return False
+
+    @property
+    def loss_kl_penalty(self) -> float:
+        """Weight of the KL from the initial policy in the loss."""
+        return 0.0
+
+    @property
+    def reward_kl_penalty(self) -> float:
+        """Weight of the KL from the initial policy in the reward."""
+        return 0.0
+
+    def kl_term(self) -> KLTerm:
+        """The KL of a token, as tensors compute it."""
+        from nemorl_tensors import KLTerm
+
+        return KLTerm()
+
+
+class GroupComparison(Config):
+    """A block of knobs: the responses to one prompt are compared with each other."""
+
+    num_generations_per_prompt: int = Field(16, ge=2)
+    """Responses per prompt, the group size G. Larger groups give better baselines."""
+    dynamic_sampling: bool = False
+    """Train only on groups whose rewards differ, and sample more prompts until there are enough (DAPO,
+    arXiv:2503.14476). ``rollouts.max_batches_per_step`` bounds how many."""
+    advantage_clip_low: float | None = None
+    """Advantages below are raised to this."""
+    advantage_clip_high: float | None = None
+    """Advantages above are lowered to this."""
+
+    def problems(self) -> Iterator[ConfigIssue]:
+        yield from super().problems()
+        low, high = self.advantage_clip_low, self.advantage_clip_high
+        if low is not None and high is not None and low >= high:
+            yield ConfigIssue(
+                "advantage_clip_low", f"{low} is not below advantage_clip_high = {high}", "swap or widen them"
+            )
+
+    @property
+    def advantage_bounds(self) -> tuple[float | None, float | None]:
+        return self.advantage_clip_low, self.advantage_clip_high
+
+    @property
+    def replaces_equal_groups(self) -> bool:
+        return self.dynamic_sampling
+
+
+class ClippedConfig(ClippedRatio, KLPenalty, GroupComparison, PolicyGradientConfig):
+    """GRPO's knobs but for how a reward becomes an advantage: group, clipped loss and KL penalty."""
+
+    loss_aggregation: Literal["token", "sequence", "sequence_sum"] = "token"
+    """Average over all response tokens, over responses of their own averages, or over responses of their sums (a long
+    response then counts as often as it has tokens; lower the learning rate by about its length)."""
+
+    @property
+    def averages_over(self) -> LossAggregation:
+        return self.loss_aggregation

@@ -1,0 +1,69 @@
+"""Metrics of a policy-gradient step beside those of its rollout and its loss, under the reference system's names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from nemorl.metrics import Max, Mean, Metric, Min
+from nemorl.types import Samples
+
+from nemorl_rl.policy_gradient.advantages import EPSILON, differ
+
+if TYPE_CHECKING:
+    from nemorl_tensors import TokenBatch
+
+
+def group_metrics(samples: Samples, advantages: Sequence[float]) -> dict[str, Metric]:
+    """Spread of advantages, and how many groups teach nothing because all their rewards are equal.
+
+    Args:
+        samples: Scored responses.
+        advantages: One per response, same order.
+
+    Returns:
+        ``advantages/mean``, ``/max``, ``/min``, over responses; ``baseline_reward/pct_0``, ``pct_1`` and ``pct_mixed``:
+        shares (0 … 1) of groups whose mean reward is 0, is 1, and whose rewards differ.
+
+    Example:
+        >>> from nemorl.types import Prompt, Sample, Samples, Score
+        >>> def response(reward: float) -> Sample:
+        ...     prompt = Prompt(0, "1+1=", (5,))
+        ...     return Sample(prompt, (5, 6), (False, True), (0.0, -1.0), Score(reward), "2", "stop")
+        >>> found = group_metrics(Samples([response(1.0), response(0.0)]), [0.5, -0.5])
+        >>> found["advantages/max"].value, found["baseline_reward/pct_mixed"].value
+        (0.5, 1.0)
+    """
+    groups: dict[int, list[float]] = {}
+    for sample in samples:
+        groups.setdefault(sample.prompt.index, []).append(sample.reward)
+    means = [sum(rewards) / len(rewards) for rewards in groups.values()]
+    mixed = [differ(rewards) for rewards in groups.values()]
+    return {
+        "advantages/mean": Mean.of(advantages),
+        "advantages/max": Max.of(advantages),
+        "advantages/min": Min.of(advantages),
+        "baseline_reward/pct_0": Mean.of(float(abs(mean) <= EPSILON) for mean in means),
+        "baseline_reward/pct_1": Mean.of(float(abs(mean - 1.0) <= EPSILON) for mean in means),
+        "baseline_reward/pct_mixed": Mean.of(map(float, mixed)),
+    }
+
+
+def kl_metrics(batch: TokenBatch) -> dict[str, Metric]:
+    """``kl_penalty``, the mean KL of a trained token, where rewards were charged with it (``with_kl``); else nothing.
+
+    Args:
+        batch: N tokens; ``kl`` is [N] nats.
+
+    Example:
+        >>> import torch
+        >>> from nemorl_tensors import TokenBatch
+        >>> batch = TokenBatch.from_sequences([[5, 6, 7]], [[False, True, True]])
+        >>> kl_metrics(batch)
+        {}
+        >>> kl_metrics(batch.with_tokens(kl=torch.tensor([0.0, 0.25, 0.75])))["kl_penalty"].value
+        0.5
+    """
+    from nemorl_tensors import masked_mean
+
+    return {"kl_penalty": masked_mean(batch["kl"], batch.mask)} if "kl" in batch else {}

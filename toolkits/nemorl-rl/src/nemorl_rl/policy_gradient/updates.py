@@ -1,0 +1,37 @@
+"""The optimizer steps of one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from nemorl.contracts import Loss
+from nemorl.metrics import Metric, average
+
+if TYPE_CHECKING:
+    from nemorl.resources.policies import TrainingPolicy
+    from nemorl_tensors import TokenBatch
+
+
+def run_updates(
+    learner: TrainingPolicy, loss: Loss, minibatches: Sequence[TokenBatch], *, epochs: int = 1
+) -> dict[str, Metric]:
+    """One optimizer step per minibatch, in order, ``epochs`` times; metrics are means over the steps.
+
+    PPO's inner loop (arXiv:1707.06347, algorithm 1). From the second step on, the samples are older than the weights.
+
+    Args:
+        learner: The model that learns: ``trainer.run.policy``, or an auxiliary model such as a critic.
+        loss: The same in all steps. The minibatches hold the fields that it ``requires``.
+        minibatches: Each with loss weights that sum to 1: ``batch.minibatches(count)``.
+        epochs: Passes over the batch.
+
+    Example:
+        >>> from nemorl.metrics import Sum
+        >>> class Model:
+        ...     def train_step(self, minibatch, loss):
+        ...         return {"loss": Sum(loss(minibatch))}
+        >>> run_updates(Model(), lambda numbers: sum(numbers), [[1, 2], [5]], epochs=2)["loss"].value
+        4.0
+    """
+    return average([learner.train_step(minibatch, loss) for _ in range(epochs) for minibatch in minibatches])
