@@ -195,8 +195,9 @@ def test_the_table_of_codes_is_that_of_the_sources() -> None:
 
 
 def _diagnostics() -> Iterator[tuple[str, str]]:
-    """(code, state) of every ``Diagnostic("state", "code", …)`` of the kernel."""
-    for path in Path(nemorl.__file__).parent.rglob("*.py"):
+    """(code, state) of every ``Diagnostic("state", "code", …)`` of the kernel and the toolkits."""
+    root = Path(nemorl.__file__).parents[3]
+    for path in (*(root / "core/src").rglob("*.py"), *(root / "toolkits").rglob("src/**/*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Diagnostic":
                 state, code = (getattr(argument, "value", None) for argument in node.args[:2])
