@@ -58,7 +58,10 @@ def parts() -> Mapping[str, Callable[[], str]]:
     }
     for kind in ("TrainingBackend", "GenerationBackend", "WeightTransport", "Logger"):
         found[f"verbs of {kind}"] = lambda kind=kind: verbs(getattr(contracts, kind))  # type: ignore[misc]
-    for kind in ("TrainingBackend", "GenerationBackend", "Environment", "Dataset", "Logger", "WeightTransport"):
+    for kind in (
+        *("TrainingBackend", "GenerationBackend", "Environment", "Dataset", "Logger", "WeightTransport"),
+        *("Hook", "ReportSection"),
+    ):
         base = getattr(kinds, f"{kind}Config")
         found[f"data of {kind}Config"] = lambda base=base: class_data(base)  # type: ignore[misc]
         found[f"build of {kind}Config"] = lambda base=base: verbs(base)  # type: ignore[misc]

@@ -83,9 +83,9 @@ TRANSPORTS = {
     "a_payload_can_be_sent": "sends a function",
 }
 HOOKS = {
-    "it_answers_an_event": "hooks:NothingToCall",
-    "manager_accepts_it": ("hooks:UnknownEvent", "hooks:UnknownArgument"),
-    "essential_is_a_bool": "hooks:EssentialInWords",
+    "it_answers_an_event": "NothingToCall",
+    "manager_accepts_it": ("UnknownEvent", "UnknownArgument"),
+    "essential_is_a_bool": "EssentialInWords",
 }
 COMMANDS = {
     "it_is_a_command": "commands:by_hand",
@@ -101,10 +101,10 @@ TEMPLATES = {
     "it_can_be_launched": "templates:dataless.yaml",
 }
 REPORT_SECTIONS = {
-    "it_gives_a_section_or_nothing": "report_sections:gives_text",
-    "run_without_records_is_no_error": "report_sections:expects_rewards",
-    "records_are_left_as_they_are": "report_sections:takes_out",
-    "report_can_draw_it": ("report_sections:short_rows", "report_sections:curve_without_steps"),
+    "it_gives_a_section_or_nothing": "gives_text",
+    "run_without_records_is_no_error": "expects_rewards",
+    "records_are_left_as_they_are": "takes_out",
+    "report_can_draw_it": ("short_rows", "curve_without_steps"),
 }
 ALGORITHMS = {
     "unknown_option_is_refused": "configs:LenientAlgorithm",
@@ -172,6 +172,8 @@ BASES = {
     "datasets": "datasets:AnyDataset",
     "loggers": "loggers:AnyLogger",
     "weight_transports": "transports:AnyTransport",
+    "hooks": "hooks:AnyHook",
+    "report_sections": "report_sections:AnySection",
     "training_backends": "backends:BrokenTraining",
     "generation_backends": "backends:BrokenGeneration",
 }
@@ -180,10 +182,8 @@ BASES = {
 SOUND = (
     *(Mutant(kind, value, frozenset()) for kind, value in BASES.items()),
     Mutant("environments", "configs:Sound", frozenset()),
-    Mutant("hooks", "hooks:GoodHook", frozenset()),
     Mutant("commands", "commands:good", frozenset()),
     Mutant("templates", "templates:good.yaml", frozenset()),
-    Mutant("report_sections", "report_sections:good", frozenset()),
     Mutant("datasets", BASES["datasets"], frozenset(), {"mistake": "none: prompts with several answers"}),
     Mutant("loggers", BASES["loggers"], frozenset(), {"mistake": "none: a database"}),
     Mutant("algorithms", "algorithms:SoundSFT", frozenset(), SMALL_BATCHES, SILENT),
@@ -211,10 +211,10 @@ ALONE = (
     *_by_mistake("datasets", DATASETS),
     *_by_mistake("loggers", LOGGERS),
     *_by_mistake("weight_transports", TRANSPORTS),
-    *_by_value("hooks", HOOKS),
+    *_by_mistake("hooks", HOOKS),
     *_by_value("commands", COMMANDS),
     *_by_value("templates", TEMPLATES),
-    *_by_value("report_sections", REPORT_SECTIONS),
+    *_by_mistake("report_sections", REPORT_SECTIONS),
     *_by_value("algorithms", ALGORITHMS, **SMALL_BATCHES),
     *_by_value("algorithms", SAMPLING_ALGORITHMS, **SMALL_GROUPS),
     *_by_mistake("training_backends", TRAINING),

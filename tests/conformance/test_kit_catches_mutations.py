@@ -14,6 +14,7 @@ from mutants import ALONE, BASES, EXAMPLES, SOUND, TOGETHER, Mutant
 from nemorl.errors import UsageError
 from nemorl.plugins import Registry
 from nemorl.plugins.index import PREFIX, singular
+from nemorl.plugins.registry import config_bases
 from nemorl_testing import ConformanceError, Report, check_plugin, checks_for, conformance, run_checks
 from nemorl_testing.kit import CHECKED_KINDS, CONFIG_KINDS
 
@@ -75,6 +76,12 @@ def split(message: str) -> list[str]:
     return [headline, clause, *rest.split("\n  check:  ")]
 
 
+def test_every_kind_that_has_a_config_class_is_held_to_what_every_config_promises() -> None:
+    assert set(CONFIG_KINDS) == set(config_bases())
+    for kind in CONFIG_KINDS:
+        assert {check.name for check in checks_for(kind)} >= SHARED, kind
+
+
 @pytest.mark.parametrize("kind", CHECKED_KINDS)
 def test_every_check_has_a_mutant_that_breaks_it_alone(kind: str) -> None:
     caught = {name for mutant in ALONE if mutant.kind == kind for name in mutant.fails}
@@ -92,7 +99,7 @@ def test_every_check_has_a_mutant_that_breaks_it_alone(kind: str) -> None:
         ("hooks", "hooks:TwinHook"),
         ("commands", "commands:twin"),
         ("templates", "templates:good.yaml"),
-        ("report_sections", "report_sections:twin"),
+        ("report_sections", "report_sections:TwinSection"),
     ],
 )
 def test_entry_point_that_is_not_usable_fails_that_check_alone(
@@ -116,7 +123,7 @@ def test_no_mistake_of_the_broken_package_is_left_out() -> None:
     for module in ("training", "generation", "environments", "algorithms", "hooks"):
         found = importlib.import_module(f"broken.{module}")
         written = {n for n, v in vars(found).items() if isinstance(v, type) and v.__module__ == found.__name__}
-        helpers = {"GoodEnvironment", "TwinHook"}
+        helpers = {"GoodEnvironment", "AnyHook", "GoodHook", "TwinHook"}
         assert {n for n in written if not n.startswith("_")} - listed - helpers == set(), module
 
 

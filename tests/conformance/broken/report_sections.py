@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
+from nemorl.plugins.kinds import ReportSectionConfig
 from nemorl_report.run_data import RunData
 from nemorl_report.sections import Curves, Section, Table, Text
 
 REWARD = "train/reward"
+
+
+class AnySection(ReportSectionConfig):
+    """Shows what ``mistake`` says."""
+
+    summary: ClassVar[str] = "a report section with a mistake"
+
+    mistake: str = "good"
+    """Name of the function that it builds."""
+
+    def build(self) -> Callable[[RunData], Any]:
+        return MISTAKES[self.mistake]
+
+
+class TwinSection(AnySection):
+    """Installed under one name by two distributions."""
 
 
 def good(run: RunData) -> Section | None:
@@ -17,11 +35,6 @@ def good(run: RunData) -> Section | None:
         return None
     rows = [(str(step), reward) for step, reward in rewards.items()]
     return Section("Rewards", [Text("By step."), Table(("step", "reward"), rows), Curves("Reward", {"": rewards})])
-
-
-def twin(run: RunData) -> Section | None:
-    """Installed under one name by two distributions."""
-    return good(run)
 
 
 def gives_text(run: RunData) -> Any:
@@ -50,3 +63,9 @@ def short_rows(run: RunData) -> Section:
 def curve_without_steps(run: RunData) -> Section:
     """Values in a list."""
     return Section("Rewards", [Curves("Reward", {"reward": list(run.metrics.get(REWARD, {}).values())})])  # type: ignore[dict-item]
+
+
+MISTAKES: dict[str, Callable[[RunData], Any]] = {
+    section.__name__: section
+    for section in (good, gives_text, expects_rewards, takes_out, short_rows, curve_without_steps)
+}

@@ -46,7 +46,7 @@ PLUGIN = """
 import ctypes, os, signal, sys
 from typing import Literal
 from nemorl.environment import Environment
-from nemorl.plugins.kinds import DatasetConfig, EnvironmentConfig, LoggerConfig
+from nemorl.plugins.kinds import DatasetConfig, EnvironmentConfig, HookConfig, LoggerConfig, ReportSectionConfig
 from nemorl_grpo.config import GRPOConfig
 
 WAYS = {ways!r}
@@ -102,8 +102,16 @@ class Hook:
     def on_step_end(self, step):
         die("hook")
 
+class HookPart(HookConfig):
+    def build(self):
+        return Hook()
+
 def section(run):
     die("section")
+
+class SectionPart(ReportSectionConfig):
+    def build(self):
+        return section
 
 class Algorithm(GRPOConfig):
     trainer = "acme_trainer:Trainer"
@@ -143,9 +151,9 @@ death = acme_death:Data
 [nemorl.loggers]
 death = acme_death:Logger
 [nemorl.hooks]
-death = acme_death:Hook
+death = acme_death:HookPart
 [nemorl.report_sections]
-death = acme_death:section
+death = acme_death:SectionPart
 [nemorl.algorithms]
 death = acme_death:Algorithm
 """

@@ -14,6 +14,7 @@ import pytest
 import yaml
 from nemorl import __version__
 from nemorl.plugins.index import Index
+from nemorl.plugins.kinds import HookConfig
 from nemorl.plugins.registry import Registry
 from nemorl_commands import main, terminal
 from nemorl_commands.plugins import listed
@@ -143,9 +144,14 @@ def test_fresh_starts_anew(nemorl: Command, config: Path) -> None:
     assert second["run_dir"] == f"{first['run_dir']}-2"
 
 
-class Enough:
+class EnoughConfig(HookConfig):
     """Stops a run after every step."""
 
+    def build(self) -> object:
+        return Enough()
+
+
+class Enough:
     def on_step_end(self, trainer: Any) -> None:
         trainer.stop("seen enough")
 
@@ -157,7 +163,7 @@ def test_a_stopped_run_continues_with_the_command_that_it_names(
     nemorl: Command, config: Path, options: list[str], tmp_path: Path
 ) -> None:
     scoped = Registry(Index.installed())
-    scoped.register("hooks", "enough", Enough)
+    scoped.register("hooks", "enough", EnoughConfig)
     with use_registry(scoped):
         if options == ["--fresh"]:
             nemorl("train", config, "max_steps=3", "plugins.hooks=[enough]", "generation.stop_strings=['a b']")

@@ -1,4 +1,4 @@
-"""Order and wrappers through the guard, and what happens when a hook raises, exits, or cannot be created."""
+"""Order and wrappers through the guard, and what happens when a hook raises, exits, or cannot be built."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from nemorl import Callback, hookimpl
 from nemorl.errors import ForeignError, PluginError, UsageError
 from nemorl.plugins import Index, Registry
 from nemorl.plugins.hooks import Hooks, build_hooks
+from nemorl.plugins.kinds import HookConfig
 from nemorl_commands.console import Console
 from nemorl_testing.registries import use_registry
 
@@ -305,11 +306,40 @@ class ExitsAtOnce:
         sys.exit(0)
 
 
+class ClumsyConfig(HookConfig):
+    """Builds each of them."""
+
+    def build(self) -> object:
+        return Clumsy()
+
+
+class EssentialConfig(HookConfig):
+    def build(self) -> object:
+        return EssentialClumsy()
+
+
+class WrappedConfig(HookConfig):
+    def build(self) -> object:
+        return Wrapped()
+
+
+class UnbuiltConfig(HookConfig):
+    """Cannot be built."""
+
+    why: str
+
+    def build(self) -> object:
+        return {"wrong": ConstructedWrong, "unconnected": Unconnected, "refuses": Refuses, "exits": ExitsAtOnce}[
+            self.why
+        ]()
+
+
 @pytest.fixture
 def plugins() -> Iterator[Registry]:
     scoped = Registry(Index.installed())
-    for kind in (Clumsy, EssentialClumsy, Wrapped, ConstructedWrong, Unconnected, Refuses, ExitsAtOnce):
-        scoped.register("hooks", kind.__name__.lower(), kind)
+    offered = {"clumsy": ClumsyConfig, "essential": EssentialConfig, "wrapped": WrappedConfig, "unbuilt": UnbuiltConfig}
+    for name, config in offered.items():
+        scoped.register("hooks", name, config)
     with use_registry(scoped):
         yield scoped
 
@@ -355,9 +385,9 @@ def test_a_hook_plugin_that_raises_is_named_once_in_the_audit_log_and_the_run_go
 
 
 def test_an_essential_hook_plugin_that_raises_ends_the_run(plugins: Registry, tiny_model: Path, tmp_path: Path) -> None:
-    identity = plugins.index.find("hooks", "essentialclumsy").id
+    identity = plugins.index.find("hooks", "essential").id
     with pytest.raises(ForeignError, match=re.escape(f"hook on_step_begin of {identity} raised KeyError")):
-        fit(tiny_model, tmp_path / "run", [], plugins={"hooks": ["essentialclumsy"]})
+        fit(tiny_model, tmp_path / "run", [], plugins={"hooks": ["essential"]})
     assert [line["event"] for line in events(tmp_path / "run")] == ["started", "failed"]
     assert said == ["clumsy 1"]
 
@@ -373,20 +403,20 @@ def test_an_exit_in_a_callback_does_not_end_the_run(tiny_model: Path, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("name", "words", "fix"),
+    ("why", "words", "fix"),
     [
-        ("constructedwrong", "TypeError: .*missing 1 required positional argument", "must work without arguments"),
+        ("wrong", "TypeError: .*missing 1 required positional argument", "check its options"),
         ("unconnected", "ConnectionError: no route to host", "remove it from plugins.hooks"),
         ("refuses", "ACME_TOKEN is not set", "export ACME_TOKEN"),
-        ("exitsatonce", "SystemExit: 0", "remove it from plugins.hooks"),
+        ("exits", "SystemExit: 0", "remove it from plugins.hooks"),
     ],
 )
-def test_a_hook_plugin_that_cannot_be_created_is_an_error_that_names_it(
-    plugins: Registry, name: str, words: str, fix: str
+def test_a_hook_plugin_that_cannot_be_built_is_an_error_that_names_it(
+    plugins: Registry, why: str, words: str, fix: str
 ) -> None:
-    identity = re.escape(plugins.index.find("hooks", name).id)
-    with pytest.raises(PluginError, match=f"hook plugin '{identity}' could not be created: .*{words}") as caught:
-        build_hooks(plugins, [name], [], print)
+    identity = re.escape(plugins.index.find("hooks", "unbuilt").id)
+    with pytest.raises(PluginError, match=f"hook plugin '{identity}' could not be built: .*{words}") as caught:
+        build_hooks(plugins, [UnbuiltConfig(why=why)], [], print)
     assert fix in str(caught.value.fix)
 
 

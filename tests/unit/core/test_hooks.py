@@ -10,14 +10,18 @@ from typing import Any
 
 import nemorl
 import pytest
+import yaml
+from nemorl.config.plugin_lists import PluginsConfig
 from nemorl.config.run import RunConfig
-from nemorl.errors import ForeignError, UsageError
+from nemorl.errors import ConfigError, ForeignError, UsageError
 from nemorl.plugins import Index, Registry
 from nemorl.plugins.hooks import CONTROL, EVENTS, Hooks, HookSpecs, build_hooks
+from nemorl.plugins.kinds import HookConfig
 from nemorl.trainer import BaseTrainer, TrainResult
 from nemorl_commands.console import Console
 from nemorl_rl.callbacks import Callback, EarlyStopping
 from nemorl_testing.registries import use_registry
+from pydantic import Field, ValidationError
 
 ROWS = [{"prompt": f"{i}+{i}=", "answer": str(2 * i)} for i in range(4)]
 
@@ -258,16 +262,32 @@ def test_one_of_our_errors_in_an_observer_does_not_end_the_run(hooks: Hooks, rep
 
 
 class Loud:
-    """A hook plugin of the tests: says its name at every step."""
+    """Says its name at every step."""
 
-    said: list[str]
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     def on_step_end(self) -> None:
-        called.append(type(self).__name__)
+        called.append(self.name)
 
 
-class Louder(Loud):
+class LoudConfig(HookConfig):
+    """A hook plugin of the tests."""
+
+    word: str = "loud"
+    """What it says at every step."""
+    times: int = Field(1, ge=1, le=3)
+    """How often."""
+
+    def build(self) -> object:
+        return Loud(" ".join([self.word] * self.times))
+
+
+class LouderConfig(LoudConfig):
     """Another."""
+
+    word: str = "louder"
+    """What it says."""
 
 
 called: list[str] = []
@@ -276,8 +296,8 @@ called: list[str] = []
 @pytest.fixture
 def with_hooks() -> Iterator[Registry]:
     scoped = Registry(Index.installed())
-    scoped.register("hooks", "loud", Loud)
-    scoped.register("hooks", "louder", Louder)
+    scoped.register("hooks", "loud", LoudConfig)
+    scoped.register("hooks", "louder", LouderConfig)
     called.clear()
     with use_registry(scoped):
         yield scoped
@@ -285,25 +305,82 @@ def with_hooks() -> Iterator[Registry]:
 
 @pytest.mark.parametrize("enabled", [["loud", "louder"], ["louder", "loud"]])
 def test_the_call_order_is_the_configs_then_the_callbacks(with_hooks: Registry, enabled: list[str]) -> None:
-    class Third(Loud):
-        pass
-
-    class Fourth(Loud):
-        pass
-
-    hooks = build_hooks(with_hooks, enabled, [Third(), Fourth()], print)
+    configs = PluginsConfig.model_validate({"hooks": enabled}).hooks
+    hooks = build_hooks(with_hooks, configs, [Loud("third"), Loud("fourth")], print)
     hooks.fire("on_step_end", trainer=None, step=1, metrics={})
-    assert called == [*(name.capitalize() for name in enabled), "Third", "Fourth"]
+    assert called == [*enabled, "third", "fourth"]
 
 
 def test_two_callbacks_of_one_class_are_both_called(with_hooks: Registry) -> None:
-    build_hooks(with_hooks, [], [Loud(), Loud()], print).fire("on_step_end", trainer=None, step=1, metrics={})
-    assert called == ["Loud", "Loud"]
+    callbacks = [Loud("one"), Loud("two")]
+    build_hooks(with_hooks, [], callbacks, print).fire("on_step_end", trainer=None, step=1, metrics={})
+    assert called == ["one", "two"]
 
 
-def test_hooks_of_the_config_run(with_hooks: Registry, tiny_model: Path, tmp_path: Path) -> None:
-    fit(knobs(tiny_model, tmp_path / "run", plugins={"hooks": ["louder"]}, max_steps=1), [])
-    assert called == ["Louder"]
+def test_hooks_of_the_config_run_with_their_options(with_hooks: Registry, tiny_model: Path, tmp_path: Path) -> None:
+    plugins = {"hooks": ["louder", {"name": "loud", "times": 2}]}
+    fit(knobs(tiny_model, tmp_path / "run", plugins=plugins, max_steps=1), [])
+    assert called == ["louder", "loud loud"]
+    resolved = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
+    assert resolved["plugins"]["hooks"] == [
+        {"name": "louder", "word": "louder", "times": 1},
+        {"name": "loud", "word": "loud", "times": 2},
+    ]
+    (plugin,) = [
+        plugin
+        for plugin in json.loads((tmp_path / "run/plugins.lock.json").read_text())["plugins"]
+        if any(part.startswith("hooks:") for part in plugin["parts"])
+    ]
+    assert plugin["parts"] == ["hooks:loud", "hooks:louder"]
+
+
+@pytest.mark.parametrize(
+    ("hooks", "path", "words"),
+    [
+        (["loud", {"name": "loudest"}], "plugins.hooks.1", "Did you mean 'loud"),
+        ([{"name": "loud", "tmes": 2}], "plugins.hooks.0.tmes", "Did you mean 'times'"),
+        (["louder", {"name": "loud", "times": 4}], "plugins.hooks.1.times", "4 is out of range"),
+        ([{"name": "loud", "times": 2}, "louder", "loud"], "plugins.hooks.2", "hook 'loud' is listed twice"),
+        ([{"times": 2}], "plugins.hooks.0", "expected the name of a hook"),
+        ("loud", "plugins.hooks", "expected a list"),
+        ([Loud("an object")], "plugins.hooks.0", "expected the name of a hook"),
+    ],
+)
+def test_a_wrong_hook_is_an_issue_of_the_config(
+    with_hooks: Registry, tiny_model: Path, tmp_path: Path, hooks: Any, path: str, words: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        nemorl.load_config({**knobs(tiny_model, tmp_path / "run"), "plugins": {"hooks": hooks}})
+    (issue,) = caught.value.problems
+    assert issue.path == path
+    assert words in f"{issue.message} {issue.fix}"
+
+
+def test_a_resolved_config_loads_to_the_same_hooks(with_hooks: Registry, tiny_model: Path, tmp_path: Path) -> None:
+    hooks = ["louder", {"name": "loud", "word": "ha", "times": 3}]
+    config = nemorl.load_config({**knobs(tiny_model, tmp_path / "run"), "plugins": {"hooks": hooks}})
+    assert config.plugins.hooks == (LouderConfig(), LoudConfig(word="ha", times=3))
+    again = nemorl.load_config(json.loads(json.dumps(config.model_dump(mode="json"))))
+    assert again == config
+
+
+@pytest.mark.parametrize("policy", [{"block": ["acme-hooks"]}, {"allow": ["nemorl-grpo"]}], ids=["block", "allow"])
+def test_a_hook_that_the_policy_refuses_is_not_imported(
+    policy: dict[str, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "acme_hooks-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-hooks\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[nemorl.hooks]\nquiet = acme_hooks:Quiet\n")
+    (tmp_path / "acme_hooks.py").write_text("raise RuntimeError('it was imported')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with use_registry(Registry(Index.installed())):
+        for make in (PluginsConfig.model_validate, lambda data: PluginsConfig(**data)):
+            with pytest.raises(ValidationError, match="distribution acme-hooks is not allowed"):
+                make({"hooks": ["quiet"], **policy})
+        with pytest.raises(ValidationError, match="it was imported"):
+            PluginsConfig.model_validate({"hooks": ["quiet"]})
+        assert not PluginsConfig.policy_in({"hooks": ["quiet"], **policy}).admits("acme-hooks")
 
 
 def test_every_event_is_documented() -> None:

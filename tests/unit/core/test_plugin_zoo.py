@@ -23,7 +23,7 @@ from zoo import GOOD, ZOO, Specimen
 
 BROKEN = [specimen for specimen in ZOO if specimen.said]
 USES: dict[str, Callable[[Registry, str], object]] = {
-    "hooks": lambda registry, name: build_hooks(registry, [name], [], print),
+    "hooks": lambda registry, name: build_hooks(registry, [registry.load("hooks", name)()], [], print),
     "templates": lambda registry, name: template_text(registry.index.find("templates", name)),
     "commands": lambda registry, name: registry.load("commands", name),
 }

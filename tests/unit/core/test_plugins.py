@@ -16,6 +16,7 @@ from nemorl.plugins import Index, PluginPolicy, Registry, register
 from nemorl.plugins.index import PREFIX
 from nemorl.plugins.kinds import EnvironmentConfig
 from nemorl.plugins.policy import normalize
+from nemorl.plugins.registry import config_bases
 from nemorl.text.suggest import did_you_mean
 from nemorl_report.diagnosing import diagnose
 from nemorl_testing.registries import use_registry
@@ -297,9 +298,10 @@ def test_registering_an_installed_name_is_refused() -> None:
 
 
 def test_a_class_that_nothing_offers_has_no_name() -> None:
-    with pytest.raises(PluginError, match="LocalEnv is not registered") as caught:
-        here().name_of("environments", LocalEnv)
-    assert "nemorl.register_environment" in str(caught.value.fix)
+    for kind in config_bases():
+        with pytest.raises(PluginError, match="LocalEnv is not registered") as caught:
+            here().name_of(kind, LocalEnv)
+        assert f'nemorl.plugins.register("{kind}", NAME)' in str(caught.value.fix)
 
 
 def test_a_registry_is_in_force_inside_its_block_only() -> None:

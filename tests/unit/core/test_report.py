@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from nemorl.plugins import Registry
+from nemorl.plugins.kinds import ReportSectionConfig
 from nemorl_report import parts
 from nemorl_report.report import plugin_section, write_combined_report, write_report
 from nemorl_report.run_data import RunData
@@ -197,20 +198,69 @@ def test_numbers_are_short(value: float | None, text: str) -> None:
     assert parts.number(value) == text
 
 
-def test_a_section_that_cannot_be_drawn_says_so_and_the_report_goes_on(
-    tmp_path: Path, nemorl_registry: Registry
-) -> None:
-    def listed(run: RunData) -> Section:
-        return Section("Rewards", [Curves("Reward", {"reward": [0.1, 0.2]})])  # type: ignore[dict-item]  # no steps
+class RewardsConfig(ReportSectionConfig):
+    """A section of the tests."""
 
-    nemorl_registry.register("report_sections", "listed", listed)
-    folder = make_run(tmp_path / "run")
-    with (folder / "config.yaml").open("a") as file:
-        file.write("plugins: {report_sections: [listed]}\n")
+    metric: str = "train/reward"
+    """What it shows."""
+    as_list: bool = False
+    """Forget the steps."""
+
+    def build(self) -> Callable[[RunData], Section]:
+        def section(run: RunData) -> Section:
+            values: Any = run.metrics[self.metric]
+            return Section(f"Curve of {self.metric}", [Curves("", {"": [*values] if self.as_list else values})])
+
+        return section
+
+
+@pytest.fixture
+def rewards(nemorl_registry: Registry) -> None:
+    nemorl_registry.register("report_sections", "rewards", RewardsConfig)
+
+
+def run_with_sections(folder: Path, *sections: object) -> Path:
+    made = make_run(folder)
+    with (made / "config.yaml").open("a") as file:
+        file.write(f"plugins: {json.dumps({'report_sections': sections})}\n")
+    return made
+
+
+@pytest.mark.usefixtures("rewards")
+def test_sections_stand_in_the_order_of_the_config_each_with_its_options(tmp_path: Path) -> None:
+    folder = run_with_sections(tmp_path / "run", {"name": "rewards", "metric": "validation/accuracy"}, "rewards")
     page = write_report(folder).read_text()
-    assert "report section &#x27;Rewards&#x27; raised AttributeError" in page
+    assert re.findall(r"<h2>Curve of ([\w/]+)</h2>", page) == ["validation/accuracy", "train/reward"]
+
+
+@pytest.mark.usefixtures("rewards")
+def test_a_section_that_cannot_be_drawn_says_so_and_the_report_goes_on(tmp_path: Path) -> None:
+    folder = run_with_sections(tmp_path / "run", {"name": "rewards", "as_list": True})
+    page = write_report(folder).read_text()
+    assert "report section &#x27;Curve of train/reward&#x27; raised AttributeError" in page
     assert "4 exactly" in page
     assert list(embedded_data(page)) == ["s1"]
+
+
+@pytest.mark.usefixtures("rewards")
+@pytest.mark.parametrize(
+    ("given", "title", "words"),
+    [
+        ("rewrads", "rewrads", "no report section named"),
+        ({"name": "rewards", "metrc": "x"}, "rewards", "report_sections.0.metrc"),
+        ({"name": "rewards", "metric": "train/absent"}, "rewards", "raised KeyError"),
+        (3, "3", "expected the name of a report section"),
+    ],
+)
+def test_a_section_that_cannot_be_made_says_why_in_its_place(
+    given: object, title: str, words: str, tmp_path: Path
+) -> None:
+    told: list[str] = []
+    page = write_report(run_with_sections(tmp_path / "run", given, "rewards"), warn=told.append).read_text()
+    assert f"<h2>Section {title}</h2>" in page
+    assert "<h2>Curve of train/reward</h2>" in page
+    (why,) = told
+    assert words in why
 
 
 def test_curves_of_a_plugin_in_a_row_share_a_line_and_text_is_escaped() -> None:

@@ -28,8 +28,17 @@ GOOD = """
             return Generous()
 """
 HOOK = """
+    from nemorl.plugins.kinds import HookConfig
+
     class Hook:
         def {method}: {body}
+
+    class Config(HookConfig):
+        "Is called."
+        summary = "is called"
+
+        def build(self):
+            return Hook()
 """
 
 
@@ -95,7 +104,7 @@ def template(distribution: str, said: str, text: str) -> Specimen:
 
 def hook(distribution: str, said: str, method: str, body: str = "...") -> Specimen:
     return Specimen(
-        distribution, said, HOOK.format(method=method, body=body), kind="hooks", entry="{name} = {module}:Hook"
+        distribution, said, HOOK.format(method=method, body=body), kind="hooks", entry="{name} = {module}:Config"
     )
 
 
@@ -154,6 +163,7 @@ ZOO = (
     hook("acme-wrong-signature", "takes", "on_step_end(self, step, reward)"),
     hook("acme-unknown-event", "which nemorl never calls", "on_step_ended(self, step)"),
     hook("acme-raising-hook", "", "on_step_end(self, step)", "raise ValueError('not today')"),
+    Specimen("acme-old-hook", "not a subclass of nemorl.plugins.kinds.HookConfig", "class Env: ...", kind="hooks"),
     command("acme-takes-train", "`nemorl train` is nemorl's own command", "train"),
     command("acme-takes-list", "`nemorl plugins list` is nemorl's own command", "plugins.list"),
     template("acme-no-yaml", "not valid yaml", "algorithm: [grpo"),

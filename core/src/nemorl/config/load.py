@@ -47,10 +47,19 @@ def load_config(
     return found.result(name)
 
 
-def validate(config_class: type[AnyConfig], data: Mapping[str, Any], source: str = "config") -> AnyConfig:
-    """A mapping as ``config_class``, with all problems at once (``load_config`` when the class is known)."""
+def validate(
+    config_class: type[AnyConfig], data: Mapping[str, Any], source: str = "config", *, plugins: Registry | None = None
+) -> AnyConfig:
+    """A mapping as ``config_class``, with all problems at once (``load_config`` when the class is known).
+
+    Args:
+        config_class: What it is meant to be.
+        data: The mapping.
+        source: What errors call it.
+        plugins: Those that may be used. Unset: those that the policy in ``data`` admits.
+    """
     checked = _checked(data, source)
-    return _Reading(config_class, checked, registry().restricted(policy_in(checked))).result(source)
+    return _Reading(config_class, checked, plugins or registry().restricted(policy_in(checked))).result(source)
 
 
 class _Reading(Generic[AnyConfig]):

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, ValidationInfo, model_validator
 
-from nemorl.config.base import Config
+from nemorl.config.base import PLUGINS, Config
 from nemorl.config.cluster import LONGEST_WAIT_S
+from nemorl.config.component import Component
 from nemorl.errors import ConfigIssue
-from nemorl.plugins import registry
 from nemorl.plugins.index import KINDS
-from nemorl.plugins.policy import PluginPolicy, normalize
+from nemorl.plugins.kinds import HookConfig, ReportSectionConfig
+from nemorl.plugins.policy import KEYS, PluginPolicy, normalize
+from nemorl.plugins.registry import registry
 from nemorl.text.reading import shown
 from nemorl.text.suggest import did_you_mean
 
 DISTRIBUTION = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 """A distribution's name (PEP 508)."""
+POLICY = (*KEYS, "import_timeout_s")
+"""Fields that make up the policy."""
 TYPO_LIKENESS = 0.85
 """How alike two names of distributions are when one is taken for a slip of the other."""
 
@@ -32,13 +36,13 @@ class PluginsConfig(Config):
     """Distributions that may not, applied after ``allow``."""
     prefer: dict[str, str] = Field(default_factory=dict)
     """Who wins a name that several distributions provide: ``{"environments.math": "acme-math"}``."""
-    hooks: tuple[str, ...] = ()
-    """Hook plugins to enable, in call order."""
-    report_sections: tuple[str, ...] = ()
-    """Sections that plugins add to ``report.html``, in order."""
-
     import_timeout_s: float = Field(300.0, gt=0, le=LONGEST_WAIT_S)
     """Seconds that importing one plugin may take. Raise it where libraries come from a slow disk."""
+    hooks: tuple[Annotated[HookConfig, Component("hooks")], ...] = ()
+    """Hook plugins to enable, in call order: each a name, or a mapping with ``name`` and its options."""
+    report_sections: tuple[Annotated[ReportSectionConfig, Component("report_sections")], ...] = ()
+    """Sections that plugins add to ``report.html``, in order: each a name, or a mapping with ``name`` and its
+    options."""
     build_timeout_s: float = Field(3600.0, gt=0, le=LONGEST_WAIT_S)
     """Seconds that building one part (a dataset, an environment, a logger, a model) may take. Raise it for large
     downloads."""
@@ -48,9 +52,22 @@ class PluginsConfig(Config):
     def policy(self) -> PluginPolicy:
         return PluginPolicy(self.allow, self.block, self.prefer, import_timeout_s=self.import_timeout_s)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _under_its_own_policy(cls, data: Any, info: ValidationInfo) -> Any:
+        """What is built in Python, too, looks hooks and sections up among the plugins that its policy admits."""
+        if info.context is not None or not isinstance(data, dict) or not (data.keys() & {"hooks", "report_sections"}):
+            return data
+        read = cls.model_validate(data, context={PLUGINS: registry().restricted(policy_in({"plugins": data}))})
+        return {name: getattr(read, name) for name in read.model_fields_set}
+
     def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         yield from self._preference_problems()
+        for position, hook in enumerate(self.hooks):
+            if type(hook) in map(type, self.hooks[:position]):
+                message = f"hook {registry().name_of('hooks', type(hook))!r} is listed twice"
+                yield ConfigIssue(f"hooks.{position}", message, "list it once")
         installed = {normalize(entry.distribution) for entry in registry().index.entries}
         for key in ("allow", "block"):
             for position, name in enumerate(getattr(self, key) or ()):
@@ -81,9 +98,20 @@ class PluginsConfig(Config):
                 yield ConfigIssue(f"prefer.{key}", message, f"name one of {', '.join(sorted(providers.values()))}")
 
 
+def policy_of(plugins: Any) -> PluginPolicy:
+    """The policy of what is written under ``plugins:``. It is needed to look plugins up, so none is looked up here.
+
+    Raises:
+        ValidationError: a key of the policy is wrong.
+    """
+    if isinstance(plugins, Mapping):
+        plugins = {key: plugins[key] for key in POLICY if key in plugins}
+    return PluginsConfig.model_validate(plugins).policy()
+
+
 def policy_in(data: Mapping[str, Any]) -> PluginPolicy:
     """The plugin policy of a config that is still to be read; where it is wrong, that is reported with the rest."""
     try:
-        return PluginsConfig.model_validate(data.get("plugins") or {}).policy()
+        return policy_of(data.get("plugins") or {})
     except ValidationError:
         return PluginsConfig().policy()

@@ -177,13 +177,6 @@ class RunConfig(Config):
             if found is not None:
                 yield ConfigIssue("checkpoint.metric", *found)
         yield from self.interpreter_problems("policy", self.policy)
-        index = self.registry.index
-        for kind in ("hooks", "report_sections"):
-            for position, name in enumerate(getattr(self.plugins, kind)):
-                try:
-                    index.find(kind, name)
-                except NemorlError as error:
-                    yield ConfigIssue(f"plugins.{kind}.{position}", error.message, error.fix)
 
     def _rank_problems(self) -> Iterator[ConfigIssue]:
         sampler = self.sampler

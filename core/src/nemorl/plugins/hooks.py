@@ -32,6 +32,7 @@ from nemorl.process.deadlines import deadline
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from nemorl.plugins.kinds import HookConfig
     from nemorl.trainer import BaseTrainer
     from nemorl.types import Samples
 
@@ -236,7 +237,7 @@ def _leave(running: Generator[Any, Any, Any], error: BaseException | None = None
 
 def build_hooks(
     registry: Registry,
-    enabled: Iterable[str],
+    enabled: Iterable[HookConfig],
     callbacks: Iterable[object],
     report: Callable[[str], None],
     *,
@@ -245,11 +246,11 @@ def build_hooks(
     """The manager of a run: hook plugins in the config's order, those of the toolkits, then the user's callbacks."""
     hooks = Hooks(report, limit_s=limit_s)
     ordered: list[tuple[str, object]] = []
-    own = [entry.id for entry in registry.index.of_kind("hooks") if entry.distribution in HOUSE]
-    for name in (*enabled, *own):
-        loaded = registry.load("hooks", name)
-        identity = registry.index.find("hooks", name).id
-        ordered.append((identity, _created(loaded, identity) if isinstance(loaded, type) else loaded))
+    house = [entry.id for entry in registry.index.of_kind("hooks") if entry.distribution in HOUSE]
+    own = [registry.load("hooks", identity)() for identity in house]
+    for config in (*enabled, *own):
+        identity = registry.index.find("hooks", registry.name_of("hooks", type(config))).id
+        ordered.append((identity, _built(config, identity)))
     for number, callback in enumerate(callbacks):
         kind = callback if isinstance(callback, type) else type(callback)
         ordered.append((f"callback {number} ({kind.__name__})", callback))
@@ -258,12 +259,12 @@ def build_hooks(
     return hooks
 
 
-def _created(hook_class: type, name: str) -> object:
-    what = f"hook plugin {name!r} could not be created"
-    fix = f"{hook_class.__name__}() must work without arguments; to run without it, remove it from plugins.hooks"
+def _built(config: HookConfig, name: str) -> object:
+    what = f"hook plugin {name!r} could not be built"
+    fix = "check its options; to run without it, remove it from plugins.hooks"
     try:
         with boundary(what):
-            return hook_class()
+            return config.build()
     except ForeignError as error:
         raise PluginError(f"{what}: {type(error.__cause__).__name__}: {error.__cause__}", fix=fix) from error.__cause__
     except NemorlError as error:

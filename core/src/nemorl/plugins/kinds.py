@@ -8,9 +8,9 @@ rebuilds its part from the pickled config.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from nemorl.config.base import Config
 from nemorl.errors import ConfigIssue
@@ -191,4 +191,21 @@ class WeightTransportConfig(PluginConfig):
 
     def build(self) -> WeightTransport:
         """One end of the transport; a run builds one on each side."""
+        raise NotImplementedError(f"{type(self).__name__} must define build()")
+
+
+class HookConfig(PluginConfig):
+    """Base of hooks (entry-point group ``nemorl.hooks``)."""
+
+    def build(self) -> object:
+        """The object whose ``on_*`` methods are called at the events of a run; every run builds one."""
+        raise NotImplementedError(f"{type(self).__name__} must define build()")
+
+
+class ReportSectionConfig(PluginConfig):
+    """Base of report sections (entry-point group ``nemorl.report_sections``)."""
+
+    def build(self) -> Callable[[Any], Any]:
+        """The function that makes a ``Section`` of a run's records (``RunData``), or ``None`` where it has nothing to
+        show. Both types are in ``nemorl_report``."""
         raise NotImplementedError(f"{type(self).__name__} must define build()")

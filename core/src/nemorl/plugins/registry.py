@@ -92,10 +92,9 @@ class Registry:
         for entry in self.index.of_kind(kind):
             if entry.value == value or self._loaded.get((kind, entry.id)) is config_class:
                 return entry
-        decorator = f"nemorl.register_{singular(kind).replace(' ', '_')}"
         raise PluginError(
             f"{value} is not registered as a {singular(kind)}",
-            fix=f'add an entry point in the group "{PREFIX}{kind}", or register it with {decorator}',
+            fix=f'add an entry point in the group "{PREFIX}{kind}", or @nemorl.plugins.register("{kind}", NAME)',
         )
 
     def register(self, kind: str, name: str, target: Any) -> None:
@@ -141,7 +140,7 @@ class Registry:
 
 
 def config_bases() -> dict[str, type[Config]]:
-    """The class that the config of each kind subclasses; hooks, commands and templates have none."""
+    """The class that the config of each kind subclasses; commands and templates have none."""
     from nemorl.config.run import RunConfig
     from nemorl.plugins import kinds
 
@@ -153,6 +152,8 @@ def config_bases() -> dict[str, type[Config]]:
         "datasets": kinds.DatasetConfig,
         "loggers": kinds.LoggerConfig,
         "weight_transports": kinds.WeightTransportConfig,
+        "hooks": kinds.HookConfig,
+        "report_sections": kinds.ReportSectionConfig,
     }
 
 

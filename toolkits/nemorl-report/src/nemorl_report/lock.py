@@ -62,8 +62,6 @@ def plugins_of(config: RunConfig) -> Iterator[PluginEntry]:
     What the running program defined itself and never registered belongs to no plugin.
     """
     named = [("weight_transports", "in_process"), *_names_of(config)]
-    named += [("hooks", name) for name in config.plugins.hooks]
-    named += [("report_sections", name) for name in config.plugins.report_sections]
     if config.sampler is not None and config.sampler.transport is not None:
         named.append(("weight_transports", config.sampler.transport))
     yield from (config.registry.index.find(kind, name) for kind, name in dict.fromkeys(named))

@@ -17,7 +17,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from nemorl.config.plugin_lists import PluginsConfig
+from nemorl.config.plugin_lists import PluginsConfig, policy_of
 from nemorl.errors import NemorlError, boundary
 from nemorl.plugins.registry import Registry, registry
 from nemorl.storage.files import replace_text, storing
@@ -139,7 +139,7 @@ def _stage(key: str, name: str, run: RunData, data: dict[str, Any], failed: Call
 def _admitted(run: RunData) -> Registry:
     """The plugins that the run allowed itself."""
     try:
-        return registry().restricted(PluginsConfig.model_validate(run.config.get("plugins") or {}).policy())
+        return registry().restricted(policy_of(run.config.get("plugins") or {}))
     except ValidationError:
         return registry().restricted(PluginsConfig(allow=()).policy())  # an unreadable policy admits nobody
 

@@ -1,6 +1,6 @@
 """Sections that plugins add to a report: plain data here, drawn and escaped by the report.
 
-A plugin of the group ``nemorl.report_sections`` is a function of the run's records:
+A plugin of the group ``nemorl.report_sections`` builds a function of the run's records:
 
 >>> def dropped_groups(run: RunData) -> Section | None:
 ...     values = run.metrics.get("train/dropped_groups")
@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nemorl.config.load import validate
+from nemorl.config.plugin_lists import PluginsConfig
 from nemorl.errors import NemorlError, PluginError, boundary
 from nemorl.plugins.registry import Registry
 from nemorl.process.deadlines import deadline
@@ -64,27 +66,30 @@ LIMIT_S = 600.0
 """Longest time that a section may take."""
 
 SectionSource = Callable[[RunData], Section | None]
-"""What an entry point of ``nemorl.report_sections`` names; ``None`` where the run has nothing to show."""
+"""What a ``ReportSectionConfig`` builds; it gives ``None`` where the run has nothing to show."""
 
 
 def sections_of(run: RunData, registry: Registry, failed: Callable[[NemorlError], None]) -> Iterator[Section]:
     """The sections that the run's config asks for, in its order. ``failed`` is told of one that raises."""
     plugins = run.config.get("plugins")
     asked: Any = plugins.get("report_sections") if isinstance(plugins, Mapping) else None
-    for name in asked if isinstance(asked, list) else ():
+    for given in asked if isinstance(asked, list) else ():
         try:
-            section = _made(run, registry, str(name))
+            section = _made(run, registry, given)
         except NemorlError as error:
             failed(error)
+            name = given.get("name", given) if isinstance(given, Mapping) else given
             section = Section(f"Section {name}", [Text(str(error))])
         if section is not None:
             yield section
 
 
-def _made(run: RunData, registry: Registry, name: str) -> Section | None:
-    source: SectionSource = registry.load("report_sections", name)
-    owner = f"report section {registry.index.find('report_sections', name).id}"
+def _made(run: RunData, registry: Registry, given: Any) -> Section | None:
+    """The section of one item of ``plugins.report_sections``."""
+    (config,) = validate(PluginsConfig, {"report_sections": [given]}, "plugins", plugins=registry).report_sections
+    owner = f"report section {registry.entry_of('report_sections', type(config)).id}"
     with boundary(owner), deadline(owner, LIMIT_S):
+        source: SectionSource = config.build()
         made = source(run)
     if made is not None and not isinstance(made, Section):
         raise PluginError(f"{owner} returned {made!r:.80}", fix="return a nemorl_report.sections.Section")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from nemorl.plugins import registry
 from nemorl.plugins.hooks import EVENTS, Hooks
 
 from nemorl_testing.kit import Subject, expect
@@ -28,5 +27,5 @@ def check_essential_is_a_bool(subject: Subject) -> None:
 
 
 def _plugin(subject: Subject) -> Any:
-    loaded = registry().load("hooks", subject.name)
-    return loaded() if isinstance(loaded, type) else loaded
+    subject.require_modules()
+    return subject.config.build()

@@ -35,6 +35,8 @@ CONFIG_KINDS = (
     "datasets",
     "loggers",
     "weight_transports",
+    "hooks",
+    "report_sections",
 )
 """Kinds whose plugin is a config class."""
 
@@ -42,7 +44,7 @@ _MODULES: Mapping[str, tuple[str, ...]] = {
     **{kind: ("entry_points", "every_config", kind) for kind in CONFIG_KINDS},
     "training_backends": ("entry_points", "every_config", "training_backends", "training_outputs", "pairs"),
     "generation_backends": ("entry_points", "every_config", "generation_backends", "pairs"),
-    **{kind: ("entry_points", kind) for kind in ("hooks", "commands", "templates", "report_sections")},
+    **{kind: ("entry_points", kind) for kind in ("commands", "templates")},
 }
 CHECKED_KINDS = tuple(_MODULES)
 """Kinds that have checks."""

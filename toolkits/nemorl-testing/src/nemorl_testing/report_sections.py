@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nemorl.plugins import registry
 from nemorl_report.report import plugin_section
 from nemorl_report.run_data import RunData
 from nemorl_report.sections import Curves, Section, Table, Text
@@ -54,7 +53,8 @@ def check_report_can_draw_it(subject: Subject) -> None:
 
 
 def _made(subject: Subject, run: RunData) -> Any:
-    return registry().load("report_sections", subject.name)(run)
+    subject.require_modules()
+    return subject.config.build()(run)
 
 
 def _run(subject: Subject) -> RunData:

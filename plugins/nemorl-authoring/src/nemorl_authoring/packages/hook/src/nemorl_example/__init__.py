@@ -1,1 +1,5 @@
 """A hook for nemorl."""
+
+from nemorl_example.config import ExampleConfig
+
+__all__ = ["ExampleConfig"]

@@ -1,4 +1,4 @@
-"""The hook. A run that lists it in ``plugins.hooks`` makes one and calls its ``on_*`` methods."""
+"""The hook. A run that lists it in ``plugins.hooks`` builds one and calls its ``on_*`` methods."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from typing import Any
 from nemorl import BaseTrainer
 from nemorl.types import Samples
 
-PATIENCE_STEPS = 20
-"""So many steps in a row must teach nothing before the run is stopped."""
-
 
 class ExampleHook:
     """Stops a run when all responses to each prompt earn the same, step after step: comparing them teaches nothing.
@@ -19,13 +16,14 @@ class ExampleHook:
     attribute ``essential = True`` it ends the run instead.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, patience_steps: int) -> None:
+        self.patience_steps = patience_steps
         self.idle_steps = 0
         """Steps in a row that taught nothing."""
 
     def on_rollout_end(self, trainer: BaseTrainer[Any], samples: Samples) -> None:
         self.idle_steps = 0 if teaches(samples) else self.idle_steps + 1
-        if self.idle_steps >= PATIENCE_STEPS:
+        if self.idle_steps >= self.patience_steps:
             trainer.stop(f"{self.idle_steps} steps in a row without a difference in rewards")
 
 

@@ -1,1 +1,5 @@
 """A report section for nemorl."""
+
+from nemorl_example.config import ExampleConfig
+
+__all__ = ["ExampleConfig"]

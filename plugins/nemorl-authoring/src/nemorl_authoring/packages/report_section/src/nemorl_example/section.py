@@ -4,24 +4,29 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 from nemorl_report.run_data import RunData
 from nemorl_report.sections import Section, Table, Text
 
-SHOWN = 10
-"""Prompts in the table."""
 PROMPT_CHARS = 120
 
 
-def hardest_prompts(run: RunData) -> Section | None:
+@dataclass(frozen=True)
+class HardestPrompts:
     """The prompts with the lowest mean reward."""
-    rows = ranked(run.samples)
-    if not rows:
-        return None  # the run recorded no samples: the report leaves the section out
-    table = Table(["prompt", "responses", "mean reward"], [[p[:PROMPT_CHARS], n, mean] for p, n, mean in rows[:SHOWN]])
-    return Section("Hardest prompts", [Text(f"Of {len(rows)} prompts with recorded samples."), table])
+
+    count: int
+
+    def __call__(self, run: RunData) -> Section | None:
+        rows = ranked(run.samples)
+        if not rows:
+            return None  # the run recorded no samples: the report leaves the section out
+        shown = [[prompt[:PROMPT_CHARS], responses, mean] for prompt, responses, mean in rows[: self.count]]
+        table = Table(["prompt", "responses", "mean reward"], shown)
+        return Section("Hardest prompts", [Text(f"Of {len(rows)} prompts with recorded samples."), table])
 
 
 def ranked(samples: Iterable[Mapping[str, Any]]) -> list[tuple[str, int, float]]:

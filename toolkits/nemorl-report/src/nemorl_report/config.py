@@ -1,0 +1,18 @@
+"""The plugins of this toolkit."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from nemorl.plugins.kinds import HookConfig
+
+
+class RecordsConfig(HookConfig):
+    """What every run leaves behind beside the kernel's own files. Part of every run; nobody lists it."""
+
+    summary: ClassVar[str] = "environment.json, plugins.lock.json and report.html of every run"
+
+    def build(self) -> object:
+        from nemorl_report.records import Records
+
+        return Records()
