@@ -24,8 +24,8 @@ class HardestPrompts:
         rows = ranked(run.samples)
         if not rows:
             return None  # the run recorded no samples: the report leaves the section out
-        shown = [[prompt[:PROMPT_CHARS], responses, mean] for prompt, responses, mean in rows[: self.count]]
-        table = Table(["prompt", "responses", "mean reward"], shown)
+        worst = rows[: self.count]
+        table = Table(["prompt", "responses", "mean reward"], [[p[:PROMPT_CHARS], n, mean] for p, n, mean in worst])
         return Section("Hardest prompts", [Text(f"Of {len(rows)} prompts with recorded samples."), table])
 
 
