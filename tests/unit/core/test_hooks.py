@@ -13,7 +13,7 @@ import pytest
 import yaml
 from nemorl.config.plugin_lists import PluginsConfig
 from nemorl.config.run import RunConfig
-from nemorl.errors import ConfigError, ForeignError, UsageError
+from nemorl.errors import ConfigError, ForeignError, PluginError, UsageError
 from nemorl.plugins import Index, Registry
 from nemorl.plugins.hooks import CONTROL, EVENTS, Hooks, HookSpecs, build_hooks
 from nemorl.plugins.kinds import HookConfig
@@ -315,6 +315,15 @@ def test_two_callbacks_of_one_class_are_both_called(with_hooks: Registry) -> Non
     callbacks = [Loud("one"), Loud("two")]
     build_hooks(with_hooks, [], callbacks, print).fire("on_step_end", trainer=None, step=1, metrics={})
     assert called == ["one", "two"]
+
+
+def test_a_hook_of_every_run_may_be_listed_and_is_there_once(with_hooks: Registry) -> None:
+    listed = PluginsConfig.model_validate({"hooks": ["records", "loud"]}).hooks
+    hooks = build_hooks(with_hooks, listed, [], print)
+    taken = [entry.id for entry in with_hooks.index.of_kind("hooks") if entry.name in ("records", "loud")]
+    for name in taken:
+        with pytest.raises(PluginError, match="is there twice"):
+            hooks.register(Loud("again"), name)
 
 
 def test_hooks_of_the_config_run_with_their_options(with_hooks: Registry, tiny_model: Path, tmp_path: Path) -> None:

@@ -246,9 +246,12 @@ def build_hooks(
     """The manager of a run: hook plugins in the config's order, those of the toolkits, then the user's callbacks."""
     hooks = Hooks(report, limit_s=limit_s)
     ordered: list[tuple[str, object]] = []
-    house = [entry.id for entry in registry.index.of_kind("hooks") if entry.distribution in HOUSE]
-    own = [registry.load("hooks", identity)() for identity in house]
-    for config in (*enabled, *own):
+    configs = list(enabled)
+    for entry in registry.index.of_kind("hooks"):
+        own = registry.load("hooks", entry.id) if entry.distribution in HOUSE else None
+        if own is not None and own not in map(type, configs):  # a run may list it, for its options or its place
+            configs.append(own())
+    for config in configs:
         identity = registry.index.find("hooks", registry.name_of("hooks", type(config))).id
         ordered.append((identity, _built(config, identity)))
     for number, callback in enumerate(callbacks):

@@ -8,7 +8,7 @@ from nemorl.plugins.kinds import HookConfig
 
 
 class RecordsConfig(HookConfig):
-    """What every run leaves behind beside the kernel's own files. Part of every run; nobody lists it."""
+    """What every run leaves behind beside the kernel's own files. Part of every run, listed or not."""
 
     summary: ClassVar[str] = "environment.json, plugins.lock.json and report.html of every run"
 
