@@ -11,10 +11,11 @@ from typing import Any
 import nemorl
 import pytest
 from nemorl.errors import ForeignError, NemorlError
-from nemorl.plugins import Index, Registry, use_registry
+from nemorl.plugins import Index, Registry
 from nemorl.plugins.kinds import LoggerConfig, TrainingBackendConfig
 from nemorl.process.display import Silence
 from nemorl_rl.callbacks import Callback
+from nemorl_testing.registries import use_registry
 
 ROWS = [{"prompt": f"{i}+1=", "response": str(i + 1)} for i in range(6)]
 
