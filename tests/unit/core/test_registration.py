@@ -218,16 +218,6 @@ def test_what_cannot_be_a_part_is_refused_at_once(register: Any, target: Any, wo
     assert caught.value.fix
 
 
-def test_a_setup_that_asks_for_the_unknown_is_refused() -> None:
-    class Backend:
-        def setup(self, config: Any, mesh: Any) -> None:
-            pass
-
-    with pytest.raises(PluginError, match="setup takes mesh, which nemorl does not provide") as caught:
-        nemorl.register_training_backend("odd")(Backend)
-    assert "config, policy, worker, cluster, reference" in str(caught.value.fix)
-
-
 def test_a_setup_may_call_its_place_in_the_cluster_cluster(scoped: Registry) -> None:
     class Backend:
         def setup(self, config: Any, cluster: Any) -> None:
