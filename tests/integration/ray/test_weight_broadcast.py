@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from nemorl.config import ClusterConfig, GenerationConfig, PolicyConfig
 from nemorl.errors import WorkerLostError
-from nemorl.resources.manager import GenerationFactory, TrainingFactory, standalone_generation
+from nemorl.resources.factories import GenerationFactory, TrainingFactory
+from nemorl.resources.manager import standalone_generation
 from nemorl.resources.ray_cluster import RayVirtualCluster
 from nemorl.resources.ray_workers import GroupSettings, RayWorkerGroup
 from nemorl.types import Completion, GenerationRequest, SamplingParams

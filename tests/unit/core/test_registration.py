@@ -21,7 +21,7 @@ from nemorl.errors import BackendError, ConfigError, PluginError, PluginNotFound
 from nemorl.plugins import Index, PluginPolicy, Registry
 from nemorl.plugins.kinds import EnvironmentConfig
 from nemorl.plugins.registry import registry as process_registry
-from nemorl.resources.manager import GenerationFactory
+from nemorl.resources.factories import GenerationFactory
 from nemorl.resources.worker import WorkerContext
 from nemorl.types import Prompt
 from nemorl_commands.console import Console

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, ValidationInfo, model_validator
 
@@ -31,10 +31,6 @@ from nemorl.plugins.kinds import (
 )
 from nemorl.process.deadlines import deadline
 from nemorl.resources.preflight import launch_problems, warn_of_unused_names
-
-if TYPE_CHECKING:
-    from nemorl.trainer import BaseTrainer
-
 
 STEP_METRICS = (
     *(f"train/{name}" for name in ("loss", "grad_norm", "lr", "skipped_updates", "total_num_tokens")),
@@ -275,12 +271,12 @@ class RunConfig(Config):
         """The other models of the run by role, e.g. ``critic``. Algorithms that have any override this."""
         return {}
 
-    def build(self) -> BaseTrainer[Self]:
-        """The trainer of this algorithm: the line that imports torch."""
+    def build(self) -> Any:
+        """The trainer of this algorithm, a ``BaseTrainer``: the line that imports torch."""
         owner, limit_s = f"algorithm {self.algorithm or type(self).__name__}", self.plugins.import_timeout_s
         with (
             boundary(owner, passing=(Exception,)),
             deadline(f"importing {owner}", limit_s, setting="plugins.import_timeout_s"),
         ):
-            trainer: BaseTrainer[Self] = EntryPoint("trainer", self.trainer, "nemorl").load()(self)
+            trainer: Any = EntryPoint("trainer", self.trainer, "nemorl").load()(self)
         return trainer

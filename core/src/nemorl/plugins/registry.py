@@ -6,7 +6,8 @@ installed plugins); its load protocol and error callbacks are what we use.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -139,22 +140,24 @@ class Registry:
         return _checked(entry.kind, entry.id, loaded)
 
 
-def config_bases() -> dict[str, type[Config]]:
-    """The class that the config of each kind subclasses; commands and templates have none."""
-    from nemorl.config.run import RunConfig
-    from nemorl.plugins import kinds
+BASES: Mapping[str, str] = {
+    "algorithms": "nemorl.config.run:RunConfig",
+    "training_backends": "nemorl.plugins.kinds:TrainingBackendConfig",
+    "generation_backends": "nemorl.plugins.kinds:GenerationBackendConfig",
+    "environments": "nemorl.plugins.kinds:EnvironmentConfig",
+    "datasets": "nemorl.plugins.kinds:DatasetConfig",
+    "loggers": "nemorl.plugins.kinds:LoggerConfig",
+    "weight_transports": "nemorl.plugins.kinds:WeightTransportConfig",
+    "hooks": "nemorl.plugins.kinds:HookConfig",
+    "report_sections": "nemorl.plugins.kinds:ReportSectionConfig",
+}
+"""The class that the config of each kind subclasses, by name: configs are made of plugins, which come first."""
 
-    return {
-        "algorithms": RunConfig,
-        "training_backends": kinds.TrainingBackendConfig,
-        "generation_backends": kinds.GenerationBackendConfig,
-        "environments": kinds.EnvironmentConfig,
-        "datasets": kinds.DatasetConfig,
-        "loggers": kinds.LoggerConfig,
-        "weight_transports": kinds.WeightTransportConfig,
-        "hooks": kinds.HookConfig,
-        "report_sections": kinds.ReportSectionConfig,
-    }
+
+@cache
+def config_bases() -> Mapping[str, type[Config]]:
+    """The class that the config of each kind subclasses; commands and templates have none."""
+    return {kind: metadata.EntryPoint(kind, value, "nemorl").load() for kind, value in BASES.items()}
 
 
 def _checked(kind: str, name: str, loaded: Any) -> Any:

@@ -11,58 +11,24 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nemorl.config.cluster import ClusterConfig
 from nemorl.config.models import AuxiliaryModel, GenerationConfig, PolicyConfig
 from nemorl.config.run import RunConfig
-from nemorl.contracts import Head, WorkerGroup
+from nemorl.contracts import WorkerGroup
 from nemorl.errors import WorkerLostError
 from nemorl.plugins.kinds import TrainingBackendConfig
+from nemorl.resources.factories import AttachedEngineFactory, GenerationFactory, TrainingFactory
 from nemorl.resources.local import LocalWorkerGroup
 from nemorl.resources.policies import GenerationPolicy, TrainingPolicy
 from nemorl.resources.worker import AttachedFactory, AttachedGroup, WorkerContext, WorkerFactory
 from nemorl.weights import WeightHandle, in_process_handle
 
 if TYPE_CHECKING:
-    from nemorl.contracts import GenerationBackend, TrainingBackend
-
-
-@dataclass(frozen=True)
-class TrainingFactory:
-    """Builds one rank of the policy that learns, or of a auxiliary, in its worker process."""
-
-    policy: PolicyConfig
-    reference: bool = False
-    head: Head = "language_model"
-
-    def __call__(self, context: WorkerContext) -> TrainingBackend:
-        return self.policy.backend.build(self.policy, context, reference=self.reference, head=self.head)
-
-
-@dataclass(frozen=True)
-class GenerationFactory:
-    """Builds one engine, in its worker process."""
-
-    generation: GenerationConfig
-    policy: PolicyConfig
-    weights: WeightHandle | None
-
-    def __call__(self, context: WorkerContext) -> GenerationBackend:
-        return self.generation.backend.build(self.generation, self.policy, context, self.weights)
-
-
-@dataclass(frozen=True)
-class AttachedEngineFactory:
-    """Builds an engine in the process of a trainer, over its weights."""
-
-    generation: GenerationConfig
-    policy: PolicyConfig
-
-    def __call__(self, trainer: TrainingBackend, context: WorkerContext) -> GenerationBackend:
-        return self.generation.backend.build_in(trainer, self.generation, self.policy, context)
+    pass
 
 
 class Launcher(Protocol):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from nemorl.config.run import RunConfig
 from nemorl.contracts import WorkerGroup
-from nemorl.resources.manager import GenerationFactory, TrainingFactory
+from nemorl.resources.factories import GenerationFactory, TrainingFactory
 from nemorl.resources.ray_cluster import RayVirtualCluster
 from nemorl.resources.ray_session import RaySession
 from nemorl.resources.ray_workers import GroupSettings, RayWorkerGroup

@@ -26,7 +26,8 @@ from nemorl.data import DataSource, RowDataModule, rows_of
 from nemorl.errors import DataError, UsageError
 from nemorl.metrics import Metrics, values
 from nemorl.process.seeding import derive_seed
-from nemorl.resources.manager import GenerationFactory, ResourceManager, standalone_generation
+from nemorl.resources.factories import GenerationFactory
+from nemorl.resources.manager import ResourceManager, standalone_generation
 from nemorl.resources.policies import GenerationPolicy, TrainingPolicy
 from nemorl.run import TrainResult
 from nemorl.trainer import BaseTrainer

@@ -39,7 +39,8 @@ class Trainer:
         """
         config_class: type[RunConfig] = registry().load("algorithms", algorithm)
         config = validate(config_class, {"model": model, **knobs}, source=config_class.__name__)
-        return config.build()
+        trainer: BaseTrainer[Any] = config.build()
+        return trainer
 
 
 def train(

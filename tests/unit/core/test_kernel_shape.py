@@ -1,0 +1,89 @@
+"""The kernel stays small and has no circles of import."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+KERNEL = Path(__file__).parents[3] / "core/src/nemorl"
+MAX_LINES = 8_950
+"""Of all sources. It only ever goes down: what two plugins need belongs into a toolkit."""
+MAX_ROOT_MODULES = 12
+FACADE = "nemorl"
+"""Runs before all others, and finds what it offers by name, on first use: nobody waits for it."""
+MAX_TYPE_CIRCLE = 7
+"""Files that name each other in annotations, at most."""
+
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for path in sorted(KERNEL.rglob("*.py")):
+        parts = ("nemorl", *path.relative_to(KERNEL).with_suffix("").parts)
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imported(node: ast.AST, *, types_too: bool) -> Iterator[str]:
+    """Modules of the kernel, and names in them, that a file imports, also inside functions."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test) and not types_too:
+            for other in child.orelse:
+                yield from imported(other, types_too=types_too)
+            continue
+        if isinstance(child, ast.ImportFrom):
+            yield child.module or ""
+            yield from (f"{child.module}.{alias.name}" for alias in child.names)
+        elif isinstance(child, ast.Import):
+            yield from (alias.name for alias in child.names)
+        yield from imported(child, types_too=types_too)
+
+
+def circles(*, types_too: bool) -> list[list[str]]:
+    """The sets of modules that reach each other (Tarjan's strongly connected components), the largest first."""
+    known = modules()
+    arrows: dict[str, set[str]] = {}
+    for name, path in known.items():
+        targets = set(imported(ast.parse(path.read_text()), types_too=types_too)) & set(known)
+        arrows[name] = targets - {name, FACADE}
+    number: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(name: str) -> None:
+        number[name] = lowest[name] = len(number)
+        stack.append(name)
+        for target in sorted(arrows[name]):
+            if target not in number:
+                visit(target)
+                lowest[name] = min(lowest[name], lowest[target])
+            elif target in stack:
+                lowest[name] = min(lowest[name], number[target])
+        if lowest[name] == number[name]:
+            component = stack[stack.index(name) :]
+            del stack[stack.index(name) :]
+            if len(component) > 1:
+                found.append(component)
+
+    for name in known:
+        if name not in number:
+            visit(name)
+    return sorted(found, key=len, reverse=True)
+
+
+def test_the_kernel_is_small() -> None:
+    assert sum(len(path.read_text().splitlines()) for path in modules().values()) <= MAX_LINES
+
+
+def test_few_modules_are_at_the_root() -> None:
+    at_root = [path.stem for path in KERNEL.glob("*.py") if not path.stem.startswith("__")]
+    assert len(at_root) <= MAX_ROOT_MODULES, at_root
+
+
+def test_nothing_that_runs_imports_in_a_circle() -> None:
+    assert circles(types_too=False) == []
+
+
+def test_circles_of_annotations_are_small() -> None:
+    assert [circle for circle in circles(types_too=True) if len(circle) > MAX_TYPE_CIRCLE] == []
