@@ -11,7 +11,7 @@ from typing import Any
 import nemorl
 import pytest
 import yaml
-from nemorl.config.plugin_lists import PluginsConfig
+from nemorl.config.plugin_lists import PluginsConfig, policy_of
 from nemorl.config.run import RunConfig
 from nemorl.errors import ConfigError, ForeignError, PluginError, UsageError
 from nemorl.plugins import Index, Registry
@@ -387,9 +387,11 @@ def test_a_hook_that_the_policy_refuses_is_not_imported(
         for make in (PluginsConfig.model_validate, lambda data: PluginsConfig(**data)):
             with pytest.raises(ValidationError, match="distribution acme-hooks is not allowed"):
                 make({"hooks": ["quiet"], **policy})
+        with pytest.raises(ConfigError, match="distribution acme-hooks is not allowed"):
+            nemorl.load_config({"algorithm": "grpo", "plugins": {"hooks": ["quiet"], **policy}})
         with pytest.raises(ValidationError, match="it was imported"):
             PluginsConfig.model_validate({"hooks": ["quiet"]})
-        assert not PluginsConfig.policy_in({"hooks": ["quiet"], **policy}).admits("acme-hooks")
+        assert not policy_of({"hooks": ["quiet"], **policy}).admits("acme-hooks")
 
 
 def test_every_event_is_documented() -> None:
