@@ -22,6 +22,8 @@ from nemorl_report.report import write_report
 class Records:
     """The hook ``records``."""
 
+    essential = True  # a report that cannot be written, or a section that tries to exit, is an error of the run
+
     def on_build_end(self, trainer: Any) -> None:
         directory: RunDirectory = trainer.directory
         replace_text(
