@@ -6,6 +6,7 @@ a test takes a tenth of a second.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
@@ -28,6 +29,7 @@ from nemorl.types import Score, Step
 from nemorl_isolation import process as isolated_process
 from nemorl_isolation import wire as isolated_wire
 from nemorl_isolation.process import IsolatedProcess
+from nemorl_isolation.server import Server
 from nemorl_isolation.stand_ins import _made
 from nemorl_isolation.venvs import PluginVenv
 from nemorl_isolation.wire import ERROR, MAX_MESSAGE_BYTES, REPLIES, RESULT, Description, WireError, result_of
@@ -314,3 +316,17 @@ def test_a_message_arrives_whole_however_it_is_cut() -> None:
         isolated_wire.receive(ours)
     ours.close()
     assert RESULT != ERROR
+
+
+def test_a_task_that_exits_takes_no_other_of_its_plugin_with_it() -> None:
+    async def answers() -> float:
+        await asyncio.sleep(0.05)
+        return 1.0
+
+    async def exits() -> None:
+        raise SystemExit(3)
+
+    server = Server()
+    answer = asyncio.run_coroutine_threadsafe(answers(), server.loop)
+    asyncio.run_coroutine_threadsafe(exits(), server.loop)
+    assert answer.result(60) == 1.0

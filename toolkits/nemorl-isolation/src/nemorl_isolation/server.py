@@ -7,12 +7,14 @@ a slow one holds nobody up; the process ends when the driver does.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
 import sys
 import threading
 from collections.abc import Awaitable, Mapping
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,6 @@ from nemorl.config.load import validate
 from nemorl.environment import as_score
 from nemorl.errors import ConfigError
 from nemorl.plugins import kinds
-from nemorl.process.loop_thread import LoopThread
 from nemorl.types import Prompt, Score, Step
 from pydantic import ValidationError
 
@@ -48,7 +49,8 @@ class Server:
     def __init__(self) -> None:
         self._objects: dict[int, Any] = {}
         self._lock = threading.Lock()
-        self.loop = LoopThread("isolated-plugin-loop")
+        self.loop = asyncio.new_event_loop()
+        threading.Thread(target=self._turn, name="isolated-plugin-loop", daemon=True).start()
 
     def describe(self, value: str) -> dict[str, Any]:
         """What the stand-in of a config class must know."""
@@ -122,6 +124,12 @@ class Server:
         with self._lock:
             self._objects.pop(number, None)
 
+    def _turn(self) -> None:
+        """Run the event loop. A task of the plugin's that raises SystemExit ends by it, and not the loop with it."""
+        while True:
+            with suppress(SystemExit, KeyboardInterrupt):
+                self.loop.run_forever()
+
     def _keep(self, built: Any) -> int:
         with self._lock:
             number = max(self._objects, default=0) + 1
@@ -153,7 +161,7 @@ def serve(connection: socket.socket) -> None:
                 raise WireError(f"there is no verb {verb!r}")
             result = getattr(server, verb)(*args)
             if isinstance(result, Awaitable):
-                server.loop.loop.call_soon_threadsafe(lambda: server.loop.loop.create_task(settle(call, result)))
+                server.loop.call_soon_threadsafe(lambda: server.loop.create_task(settle(call, result)))
             else:
                 reply(call, result)
         except BaseException as error:

@@ -12,11 +12,11 @@ from typing import Self
 from nemorl.contracts import Episode
 from nemorl.environment import Environment
 from nemorl.errors import boundary
-from nemorl.process.loop_thread import LoopThread
 from nemorl.types import Prompt, Step
 
 from nemorl_rl.config import RolloutConfig
 from nemorl_rl.environments.turn import TimedEpisode, Turn
+from nemorl_rl.loop_thread import LoopThread
 
 HEARTBEAT_S = 1.0
 """An event loop that does not turn for this long is running blocking code."""

@@ -19,8 +19,9 @@ from typing import Any
 from nemorl.contracts import Episode
 from nemorl.environment import Environment
 from nemorl.errors import ForeignError, boundary
-from nemorl.process.loop_thread import LoopThread
 from nemorl.types import Prompt, Score, Step
+
+from nemorl_rl.loop_thread import LoopThread
 
 
 @dataclass
