@@ -150,7 +150,7 @@ class CheckpointManager:
         return self._listed()[0]
 
     def damaged(self) -> dict[Path, str]:
-        """What is named like a checkpoint and is none, and why not."""
+        """Paths that are named like checkpoints and cannot be used, each with the reason."""
         return self._listed()[1]
 
     def latest(self) -> Checkpoint | None:
@@ -192,7 +192,7 @@ class CheckpointManager:
                 _discard(doomed)
 
     def repair(self) -> None:
-        """Undo what a kill in the middle of saving or pruning left behind. Only for the owner of the run."""
+        """Undo a save or a removal that was cut short by a kill. Only for the owner of the run."""
         for replaced in self.folder.glob(f"{REPLACED}*"):
             final = self.folder / replaced.name.removeprefix(REPLACED)
             if os.path.lexists(final):
@@ -238,7 +238,7 @@ def _publish(staging: Path, final: Path) -> None:
 
 
 def _discard(path: Path) -> None:
-    """Remove what nobody looks for any more; of a link, the link alone."""
+    """Remove a folder, or a link without what it points to."""
     if path.is_symlink():
         path.unlink()
     else:

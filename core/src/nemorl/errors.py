@@ -16,6 +16,7 @@ import signal
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 
 
@@ -29,11 +30,7 @@ class NemorlError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Workers send errors to the driver by pickle; the keyword-only argument needs help to survive it.
-        return (_rebuild, (type(self), self.message, self.fix))
-
-
-def _rebuild(cls: type[NemorlError], message: str, fix: str | None) -> NemorlError:
-    return cls(message, fix=fix)
+        return partial(type(self), fix=self.fix), (self.message,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +57,7 @@ class ConfigError(NemorlError, ValueError):
         super().__init__(f"{source}: {count}\n" + "\n".join(f"  - {problem}" for problem in self.problems))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild_config_error, (self.problems, self.source))
-
-
-def _rebuild_config_error(problems: tuple[ConfigIssue, ...], source: str) -> ConfigError:
-    return ConfigError(problems, source=source)
+        return partial(ConfigError, source=self.source), (self.problems,)
 
 
 class UsageError(NemorlError, ValueError):
@@ -112,7 +105,7 @@ class TerminalLostError(NemorlError, RuntimeError):
 
 
 class WorkerLostError(NemorlError, RuntimeError):
-    """A worker process that died. The run may replace it; the message names it and shows its last words."""
+    """A worker process that died. The run may replace it; the message names it and shows the end of its log."""
 
 
 class WorkerHungError(WorkerLostError, DeadlineError):
@@ -168,7 +161,7 @@ class boundary:  # noqa: N801  (reads as a statement: `with boundary("environmen
 
 
 def _is_asked_for(error: BaseException, trace: TracebackType | None) -> bool:
-    """Whether a person, the machine or the event loop wants the end, and not the code that was called."""
+    """The end is wanted by a person, the machine or the event loop, and not by the code that was called."""
     if isinstance(error, Exception):
         return False
     is_main = threading.current_thread() is threading.main_thread()

@@ -22,7 +22,7 @@ THROUGHPUT_NAMES = (
 
 @dataclass(frozen=True)
 class MetricInfo:
-    """How a metric is shown to people, declared by the config class of whoever logs it."""
+    """The title, unit and meaning of a metric, declared by the config class of the part that logs it."""
 
     title: str = ""
     """Of its chart. Empty: its name."""
@@ -114,7 +114,7 @@ class Last:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """How many non-negative values fell into each of a fixed row of cells, so that quantiles merge exactly.
+    """Counts of non-negative values in a fixed row of cells, from which quantiles of several parts merge exactly.
 
     Cell 0 counts values below ``LOWEST``, zero among them; the last one values of ``HIGHEST`` and more. Between them,
     each power of ten is cut into ``CELLS_PER_DECADE`` cells of equal ratio. A quantile is reported as the lower end of
@@ -126,7 +126,7 @@ class Histogram:
     CELLS_PER_DECADE: ClassVar[int] = 20
     CELLS: ClassVar[int] = CELLS_PER_DECADE * 10 + 2
     QUANTILES: ClassVar[tuple[float, ...]] = (0.5, 0.99, 0.999)
-    """What is logged, as ``<name>/p50``, ``<name>/p99`` and ``<name>/p999``."""
+    """The quantiles that are logged, as ``<name>/p50``, ``<name>/p99`` and ``<name>/p999``."""
 
     counts: tuple[int, ...]
     """[CELLS]"""

@@ -16,7 +16,7 @@ from nemorl.run import Run
 
 @dataclass
 class Progress:
-    """The trainer's own counters: all of it is saved, all of it is restored."""
+    """The trainer's own counters, saved with every checkpoint."""
 
     step: int = 0
     tokens: int = 0
@@ -27,7 +27,7 @@ C = TypeVar("C", bound=RunConfig)
 
 
 class Resumable(Generic[C]):
-    """The part of a trainer that knows what makes its next step (invariant 9: all of it is saved)."""
+    """The part of a trainer that saves and restores everything on which its next step depends."""
 
     config: C
     run: Run
@@ -36,7 +36,7 @@ class Resumable(Generic[C]):
 
     @property
     def batches(self) -> DataModule:
-        """Where the rows of the steps come from."""
+        """The data module that gives the rows of the steps."""
         raise NotImplementedError
 
     def sync_weights(self) -> None:
@@ -73,7 +73,7 @@ class Resumable(Generic[C]):
         self.batches.load_state_dict(state["data"])
 
     def restore(self) -> None:
-        """Be where the run was, when it is being resumed: at its newest sound checkpoint, or the one asked for."""
+        """Load the newest sound checkpoint of a run that is resumed, or the one asked for."""
         self._initial_state = self.state_dict()
         checkpoint = self._go_back(self.run.directory.from_step) if self.run.directory.is_resumed else None
         if checkpoint is not None:
@@ -84,7 +84,7 @@ class Resumable(Generic[C]):
             self.run.directory.rewind(-1)  # what was validated before the first step is validated again
 
     def _go_back(self, step: int | None = None) -> Checkpoint | None:
-        """Be where the run was when it saved its newest sound checkpoint (or that of ``step``), logs included.
+        """Load the newest sound checkpoint (or that of ``step``) and cut the logs after its step.
 
         Checkpoints that are damaged, of another run or newer are set aside, never removed.
 

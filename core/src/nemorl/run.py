@@ -151,7 +151,7 @@ class Run:
 
 @dataclass(frozen=True, repr=False)
 class TrainResult:
-    """What ``fit`` returns."""
+    """The result of ``fit``."""
 
     metrics: Mapping[str, float]
     """The last value of every logged metric."""
@@ -162,7 +162,7 @@ class TrainResult:
     steps: int
     """Steps completed, those before a resume included."""
     stopped: str | None = None
-    """Why the run ended early; ``None`` when it ran to its end."""
+    """The reason for an early end; ``None`` when the run reached its end."""
 
     def __repr__(self) -> str:
         parts = [f"{self.steps} steps in {self.run_dir}"]

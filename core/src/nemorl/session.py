@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What ``fit`` was given."""
+    """The arguments of ``fit`` that are built into parts of the run."""
 
     data: Any
     """A ``DataSource``"""

@@ -41,7 +41,7 @@ class BaseTrainer(Resumable[C]):
         self.run: Run
 
     def _reset(self) -> None:
-        """Be at the beginning of a run: nothing of an earlier ``fit`` stays."""
+        """Forget the counters, the history and the stop reason of an earlier ``fit``."""
         self.progress = Progress()
         self.history: list[dict[str, float]] = []
         self.stop_reason: str | None = None
@@ -54,7 +54,7 @@ class BaseTrainer(Resumable[C]):
 
     @property
     def owner(self) -> str:
-        """Whose code the algorithm is, for errors."""
+        """The name of the algorithm in errors."""
         return f"algorithm {self.config.algorithm or type(self).__name__}"
 
     # What an algorithm defines
@@ -117,7 +117,7 @@ class BaseTrainer(Resumable[C]):
             return self._with_recovery(self._run_to_end)
 
     def _begin(self) -> None:
-        """Be where the run was, or at its beginning."""
+        """Restore the run, or begin it: all that precedes its next step."""
         self.setup()
         self.restore()
         self.sync_weights()
@@ -169,7 +169,7 @@ class BaseTrainer(Resumable[C]):
 
     @property
     def batches(self) -> DataModule:
-        """Where the rows of the steps come from."""
+        """The data module that gives the rows of the steps."""
         return self.data
 
     def next_rows(self) -> Sequence[Row]:
@@ -178,11 +178,11 @@ class BaseTrainer(Resumable[C]):
             return self.batches.next_batch()
 
     def step_metrics(self, rows: Sequence[Row]) -> Metrics:
-        """``train_step`` of these rows, and what else is to be said of it."""
+        """Metrics of ``train_step`` on these rows, and of what surrounds it."""
         return self.train_step(rows)
 
     def sync_weights(self) -> None:
-        """Make the current policy known to whoever uses it outside ``train_step``: nobody, by default."""
+        """Publish the current weights to what uses them outside ``train_step``: nothing, by default."""
 
     def run_validation(self) -> dict[str, float]:
         """Validate now and log it. Nothing happens without held-out rows."""
@@ -284,7 +284,7 @@ class BaseTrainer(Resumable[C]):
     # What comes before the loop
 
     def missing_inputs(self, source: DataSource | None) -> Iterator[ConfigIssue]:
-        """What neither ``fit`` nor the config gave."""
+        """Inputs that neither ``fit`` nor the config gave, as issues."""
         if source is None:
             yield ConfigIssue("data", "no dataset given", "pass one to fit(dataset=…) or set `data:`")
 
@@ -292,7 +292,7 @@ class BaseTrainer(Resumable[C]):
         """Build what the run needs besides data and models, and may fail soon: nothing, by default."""
 
     def preflight(self) -> Iterator[ConfigIssue]:
-        """What would end the run later, as far as it can be known before anything is loaded."""
+        """Problems that would end the run later and can be known before anything is loaded."""
         warn_of_unused_names(self.config, self.directory.warn)
         yield from launch_problems(self.config, self.directory.path)
 

@@ -27,9 +27,9 @@ class Prompt:
     index: int
     """Position within the step's batch. Groups are formed by it, never by equal text."""
     text: str
-    """What a reward function sees: the last user message, or the raw prompt."""
+    """The text for reward functions: the last user message, or the raw prompt."""
     token_ids: tuple[int, ...]
-    """What the model sees: chat template applied, special tokens included."""
+    """The tokens for the model: chat template applied, special tokens included."""
     messages: tuple[Message, ...] = ()
     """Chat turns, empty for a raw text prompt."""
     answer: str | None = None
@@ -40,7 +40,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are drawn. ``temperature=0`` is greedy."""
+    """Settings of token sampling. ``temperature=0`` is greedy."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -66,7 +66,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What was sampled for one request: response tokens only, the stop token included."""
+    """One sampled response: its tokens without the prompt's, the stop token included."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -85,7 +85,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What an environment says about one response."""
+    """An environment's judgement of one response."""
 
     reward: float
     components: Mapping[str, float] = field(default_factory=dict)
@@ -93,10 +93,10 @@ class Score:
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Extra numbers to average and log, e.g. ``{"grader_timeout": 1.0}``."""
     correct: bool | None = None
-    """Whether the answer is right, where that is a question. ``None``: the reward itself counts as accuracy."""
+    """The answer is right, or wrong. ``None``: the reward itself counts as accuracy."""
     answer: str | None = None
-    """What the response answers, in a form that is equal for equal answers: what majority votes count. ``None``: no
-    answer was found, or answers are not this environment's matter."""
+    """The answer found in the response, in a form that is equal for equal answers, for majority votes. ``None``: none
+    was found, or the environment looks for none."""
     valid: bool = True
     """False: the environment could not judge the response, which is not its fault (a grader that is down). It trains
     nothing and counts in no baseline, whatever the reward."""

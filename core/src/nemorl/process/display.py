@@ -1,4 +1,4 @@
-"""Where a run shows what it does."""
+"""The display of a run: the terminal's, one that was given, or none."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nemorl.contracts import Display
 
 
 class Silence:
-    """A display that nobody sees, for the kernel alone."""
+    """A display that shows nothing."""
 
     is_lost = False
 

@@ -10,9 +10,9 @@ import os
 
 VARIABLE = "NEMORL_SUPERVISOR"
 MARK = b"\x1enemorl "
-"""What a line of notes begins with. Other lines of the file are what :mod:`faulthandler` wrote."""
+"""The beginning of a line of notes. Other lines of the file come from :mod:`faulthandler`."""
 EXIT = MARK + b'{"exit": %d}\n'
-"""The last line of a process that ends as it means to."""
+"""The last line of a process that ends by itself, with this status."""
 
 
 def note(**facts: object) -> None:

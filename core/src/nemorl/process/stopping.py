@@ -14,9 +14,9 @@ from nemorl.process.last_words import note
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 NOBODY_WATCHES = "lost the terminal"
-"""Why a run stops whose progress display cannot be written."""
+"""The stop reason of a run whose progress display cannot be written."""
 TERMINAL_LOST = (f"received {signal.SIGHUP.name}", NOBODY_WATCHES)
-"""Reasons to stop that nobody gave: the run is saved, and its command ends with an error."""
+"""Stop reasons that no person gave: the run is saved, and its command ends with an error."""
 
 
 class _Handlers:
@@ -68,7 +68,7 @@ class PromptStop(_Handlers):
     """Inside the block, the first signal raises :class:`Interrupted`; the second acts as if we were not here."""
 
     name: str | None = None
-    """Of the signal that came."""
+    """Name of the signal that came."""
 
     def received(self, number: signal.Signals) -> None:
         self.name = number.name

@@ -1,4 +1,4 @@
-"""Where the seconds of a step go: named phases, accumulated until drained."""
+"""Timing of a step: seconds per named phase, accumulated until drained."""
 
 from __future__ import annotations
 

@@ -24,9 +24,9 @@ FIXES = {
     errno.EIO: "look after the disk (dmesg says more), or choose another folder",
     errno.ESTALE: "look after the network file system, then run the same command again",
 }
-"""What to do, by what the system said."""
+"""What to tell the user to do, by errno."""
 ERRNO = re.compile(r"\[Errno (\d+)\]|\(os error (\d+)\)")
-"""How Python says errno, and how libraries written in Rust do, safetensors among them."""
+"""The errno in messages of Python, and of libraries written in Rust such as safetensors."""
 
 
 @contextmanager
@@ -94,7 +94,7 @@ def remove(path: Path) -> None:
 
 @contextmanager
 def storing(path: Path) -> Iterator[None]:
-    """Whatever the system refuses inside the block concerns writing ``path``.
+    """Turn refusals of the system inside the block into errors about writing ``path``.
 
     Raises:
         StorageError: Names the path and the cause, e.g. a full disk.
@@ -112,7 +112,7 @@ def storing(path: Path) -> Iterator[None]:
 
 
 def storage_errno(error: BaseException) -> int | None:
-    """The errno with which a disk refused, however deep below ``error`` its cause is; ``None`` if it is none of that.
+    """The errno of a disk's refusal among the causes of ``error``, at any depth; ``None`` where there is none.
 
     Backends wrap it in errors of their own, and errors that crossed a process keep the text alone.
     """

@@ -42,7 +42,8 @@ class JsonlWriter:
         with replacing(self.path) as target, self.path.open("rb") as source:
             for line in source:
                 record = _parse(line)
-                if record is not None and not _is_after(record, step):
+                own = None if record is None else record.get("step")
+                if record is not None and not (isinstance(own, int | float) and own > step):
                     target.write(line.rstrip(b"\n") + b"\n")
         self._file.close()
         self._file = self._open()
@@ -102,11 +103,6 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None
-
-
-def _is_after(record: Mapping[str, Any], step: int) -> bool:
-    own = record.get("step")
-    return isinstance(own, int | float) and own > step
 
 
 def _remove_cut_line(path: Path) -> None:

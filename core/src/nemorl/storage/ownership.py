@@ -26,7 +26,7 @@ from nemorl.storage.files import storing
 
 FILE = "run.lock"
 NO_FLOCK = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
-"""How file systems say that they do not lock."""
+"""The errors of file systems without locks."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Owner:
     host: str
     pid: int
     boot_id: str
-    """Of the host since it last started: a pid of before means nothing."""
+    """The host's boot id: a pid from before the last boot means nothing."""
     process_start: str
     """Clock ticks after that at which the process started; tells it from a later one with its pid."""
     since: float
@@ -50,7 +50,7 @@ class Owner:
 
     @classmethod
     def read(cls, text: str) -> Owner | None:
-        """What a record says; ``None`` for one that is empty, cut or of another shape."""
+        """The owner that a record names; ``None`` for one that is empty, cut or of another shape."""
         try:
             return cls(**json.loads(text))
         except (ValueError, TypeError):
@@ -169,7 +169,7 @@ class Ownership:
 
 
 def _has_flock(file: Path) -> bool:
-    """Whether the file system of a file can lock."""
+    """The file system of a file has locks."""
     with file.open("rb") as opened:
         try:
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -189,7 +189,7 @@ def _boot_id() -> str:
 
 
 def _start_of(pid: int) -> str | None:
-    """When a process started, in ticks since boot; ``None`` if there is no such process, ``""`` if nothing tells."""
+    """Start of a process, in ticks since boot; ``None`` if there is no such process, ``""`` if nothing tells."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -116,7 +116,7 @@ class RunDirectory:
         self.event("resumed" if self.is_resumed else "started", seed=self.config.seed)
 
     def _explain_previous(self) -> None:
-        """Say so where the process before this one ended without a word: a run ends with an event."""
+        """Report a previous process that ended without the event that ends a run: it was killed."""
         names = [str(event.get("event")) for event in read_jsonl(self.path / "events.jsonl")]
         about_run = [name for name in names if name in ENDINGS | BEGINNINGS]
         if about_run and about_run[-1] in ENDINGS:
@@ -127,7 +127,7 @@ class RunDirectory:
         self._tell(what)
 
     def rewind(self, step: int) -> None:
-        """Drop records after ``step``: the continuation writes them again. Says so where earlier ones are lost."""
+        """Drop log records after ``step``, which the continuation writes again. Warns where earlier ones are lost."""
         self.metrics.truncate_after(step)
         self.samples.truncate_after(step)
         last = last_step(self.path)
@@ -188,7 +188,7 @@ def _require_same_run(path: Path, config: RunConfig, *, resume: bool) -> None:
 
 
 def has_progress(path: Path) -> bool:
-    """Whether a run directory holds anything that starting anew in it would lose: a checkpoint, or a completed step."""
+    """A run directory holds a checkpoint or a completed step, which starting anew in it would lose."""
     return any((path / "checkpoints").glob("step_*")) or last_step(path) > 0
 
 
@@ -219,7 +219,7 @@ def _recorded_config(path: Path) -> dict[str, Any]:
 
 
 def run_path(config: RunConfig) -> Path:
-    """Where a run of this config lives."""
+    """The directory of a run of this config."""
     return config.run_dir or Path("runs") / default_name(config)
 
 

@@ -44,7 +44,7 @@ class LoopThread:
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def responds(self, within_s: float) -> bool:
-        """Whether the loop still turns; one that runs blocking code does not."""
+        """The loop answers in time; one that runs blocking code does not."""
         turned = threading.Event()
         self.loop.call_soon_threadsafe(turned.set)
         return turned.wait(within_s)
