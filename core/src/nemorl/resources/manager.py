@@ -1,7 +1,7 @@
 """ResourceManager: the one place that decides where worker groups run and how weights travel between them.
 
 Algorithms ask it for policies and for a weight sync; they never learn whether training and generation share a
-process, a node or nothing at all (REQ-1.2.2, REQ-2.2.5).
+process, a node or nothing at all.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from nemorl.config.cluster import ClusterConfig
 from nemorl.config.models import AuxiliaryModel, GenerationConfig, PolicyConfig
@@ -26,9 +26,6 @@ from nemorl.resources.local import LocalWorkerGroup
 from nemorl.resources.policies import GenerationPolicy, TrainingPolicy
 from nemorl.resources.worker import AttachedFactory, AttachedGroup, WorkerContext, WorkerFactory
 from nemorl.weights import WeightHandle, in_process_handle
-
-if TYPE_CHECKING:
-    pass
 
 
 class Launcher(Protocol):
@@ -86,10 +83,10 @@ class ResourceManager:
         self.config = config
         self._on_restart = on_restart
         self._restarts: deque[float] = deque()
-        """When workers were replaced: moments of ``time.monotonic()`` within the last ``restart_window_s``."""
+        """Moments of ``time.monotonic()`` at which workers were replaced, within the last ``restart_window_s``."""
         self._counting = threading.Lock()
         self._training: WorkerGroup | None = None
-        self._companions: list[WorkerGroup] = []
+        self._auxiliaries: list[WorkerGroup] = []
         self._published: WeightHandle | None = None
         self._stack = ExitStack()
         cluster = config.cluster
@@ -110,7 +107,7 @@ class ResourceManager:
         self._sampler = config.sampler
 
     def training_policy(self, planned_updates: int) -> TrainingPolicy:
-        """The policy that learns, built on its devices; its learning rate decays over ``planned_updates``."""
+        """The training policy, built on its devices; its learning rate decays over ``planned_updates``."""
         config = self.config
         policy = _planned(config.policy, planned_updates)
         factory = TrainingFactory(policy, config.needs_reference, config.policy_head)
@@ -123,11 +120,11 @@ class ResourceManager:
         factory = TrainingFactory(_planned(auxiliary.policy, planned_updates), head=auxiliary.head)
         group = self._launcher.training_group(factory, f"{role} on {_name(auxiliary.policy.backend)}")
         self._stack.callback(group.shutdown)
-        self._companions.append(group)
+        self._auxiliaries.append(group)
         return TrainingPolicy(group)
 
     def generation_policy(self) -> GenerationPolicy:
-        """The policy that speaks: starts from the training policy's weights if there is one, else from disk."""
+        """The generation policy: starts from the training policy's weights if there is one, else from disk."""
         config, sampler = self.config, self._sampler
         assert sampler is not None, "this kind of run samples nothing"
         generation = sampler.generation
@@ -168,7 +165,7 @@ class ResourceManager:
         """
         assert self._training is not None, "training workers were lost before there were any"
         self._count_restart(error)
-        for group in (self._training, *self._companions):
+        for group in (self._training, *self._auxiliaries):
             self._launcher.restart(group)
 
     def close(self) -> None:

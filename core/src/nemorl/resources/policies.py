@@ -1,4 +1,4 @@
-"""The driver's side of the two policies: one that learns, one that speaks. Two classes, on purpose (REQ-2.2.1).
+"""Driver-side handles of the training policy and the generation policy.
 
 They hide how many ranks there are. The training policy shards a batch by tokens and puts results back in order; the
 generation policy spreads requests over replicas.
@@ -64,10 +64,10 @@ class TrainingPolicy:
         self.workers.shutdown()
 
     def _measured(self, method: str, batch: TokenBatch, *args: Any) -> list[Tensor]:
-        """The results of a method that says something of each token, in the order of ``batch``."""
+        """The results of a method that returns per-token tensors, in the order of ``batch``."""
         import torch
 
-        # They are of tokens: what an update needs beside them stays here.
+        # These methods read tokens only: the other fields need not travel.
         bare = replace(batch, token_fields={}, sequence_fields={}, sequences_per_group=1)
         shards, parts = self._sharded(method, bare, *args)
         results = [part if isinstance(part, tuple) else (part,) for part in parts]
@@ -96,7 +96,7 @@ class _Shards(Sequence[tuple[Any, ...]]):
 
     batch: TokenBatch
     indices: list[list[int]]
-    """Which sequences each rank gets."""
+    """Sequences of each rank."""
     args: tuple[Any, ...]
 
     def __len__(self) -> int:

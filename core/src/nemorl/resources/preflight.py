@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from nemorl.config.run import RunConfig
 
 HUB_TIMEOUT_S = 5.0
-"""Of the one question to the hub about a model that is not in the cache."""
+"""Time limit of the question to the hub about a model that is not in the cache."""
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
 def launch_problems(config: RunConfig, run_dir: Path) -> Iterator[ConfigIssue]:
-    """What can be known without loading anything."""
+    """Problems of the directory and the models that show without loading anything."""
     yield from directory_problems(run_dir)
     yield from model_problems(config)
 
@@ -39,7 +39,7 @@ def warn_of_unused_names(config: RunConfig, warn: Callable[[str], None]) -> None
 
 
 def directory_problems(run_dir: Path) -> Iterator[ConfigIssue]:
-    """Whether files can be made where the run will keep its own."""
+    """Reasons why files cannot be made in the run directory."""
     fix = "choose another run_dir (--run-dir), or make this one writable"
     try:
         place = next(path for path in (run_dir.absolute(), *run_dir.absolute().parents) if path.exists())

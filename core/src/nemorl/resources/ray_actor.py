@@ -16,7 +16,7 @@ from nemorl.weights import WeightHandle
 
 @dataclass(frozen=True, slots=True)
 class WorkerFacts:
-    """Where a worker runs."""
+    """Host, address and process of a worker."""
 
     host: str
     address: str
@@ -24,7 +24,7 @@ class WorkerFacts:
 
 
 class RayWorker:
-    """What the driver talks to. Calls of one worker run in the order they were made."""
+    """The actor of one rank. Its calls run in the order they were made."""
 
     def __init__(self, log: Path | None, folder: Path, threads: int) -> None:
         if log is not None:

@@ -61,7 +61,7 @@ class RayVirtualCluster:
         self._session = RaySession(self.config)
         self._groups: list[Any] = []
         self.bundle = {"CPU": self.config.cpus_per_worker * devices_per_worker}
-        """What one place reserves."""
+        """Resources of one place."""
         if self.config.uses_gpus:
             self.bundle["GPU"] = float(devices_per_worker)
         try:
@@ -113,7 +113,7 @@ class RayVirtualCluster:
                 raise DeadlineError(
                     f"waited {self.config.placement_timeout_s:.0f} s for {workers_per_node[node]} places with "
                     f"{_amounts(self.bundle)} on one node; the whole cluster has free: "
-                    f"{_amounts(_free())}",
+                    f"{_amounts(ray.available_resources())}",  # type: ignore[no-untyped-call]
                     fix="end the jobs that hold the devices (`ray status` lists them), ask for fewer, or raise "
                     "cluster.placement_timeout_s",
                 )
@@ -121,11 +121,6 @@ class RayVirtualCluster:
 
 def _alive() -> list[dict[str, Any]]:
     return [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-
-
-def _free() -> dict[str, float]:
-    found: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
-    return found
 
 
 def _amounts(resources: dict[str, float]) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-from nemorl.config.cluster import ClusterConfig, SecurityConfig
+from nemorl.config.cluster import ClusterConfig
 from nemorl.errors import ResourceError
 from nemorl.process.last_words import note
 from nemorl.resources import ray_guard
@@ -53,14 +53,19 @@ class RaySession:
             return
         with ExitStack() as undo:
             undo.callback(self.close)
-            self._set(_environment(cluster) | {key: value for key, value in QUIET.items() if key not in os.environ})
+            quiet = {key: value for key, value in QUIET.items() if key not in os.environ}
+            # Ray's settings last as long as this session: the next one may have another token, or none.
+            self._stack.callback(_reread_environment)
+            self._stack.callback(_replace_environment(_environment(cluster) | quiet))
+            _reread_environment()
             try:
                 self._connect_private() if cluster.address is None else self._connect(cluster.address)
             except Exception as error:  # Ray raises plain ones too, e.g. of a node that starts too slowly
                 is_private = cluster.address is None
                 where = "a private Ray cluster" if is_private else f"the Ray cluster at {cluster.address!r}"
+                first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
                 raise ResourceError(
-                    f"cannot connect to {where}: {_first_line(error)}",
+                    f"cannot connect to {where}: {first_line}",
                     fix="check `ray status` there, and that its token and certificates are those of cluster.security"
                     if not is_private
                     else "end left-over Ray processes (`ray stop`) and check free memory and disk space in /tmp",
@@ -99,19 +104,14 @@ class RaySession:
             self._stack.callback(ray.shutdown)
             ray.init(
                 address="local",
-                num_cpus=_cores(),
+                # Only Linux tells which cores this process may use.
+                num_cpus=len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1,
                 namespace=NAMESPACE,
                 include_dashboard=False,
                 configure_logging=False,
                 log_to_driver=False,
                 _temp_dir=str(folder / "ray"),
             )
-
-    def _set(self, variables: Mapping[str, str]) -> None:
-        """Ray's settings while this session lasts: the next one may have another token, or none."""
-        self._stack.callback(_reread_environment)
-        self._stack.callback(_replace_environment(variables))
-        _reread_environment()
 
 
 def _replace_environment(variables: Mapping[str, str]) -> Callable[[], None]:
@@ -148,7 +148,7 @@ def _with_port(address: str) -> str:
 
 
 def _is_same(address: str, connected: str) -> bool:
-    """Whether two ``host:port`` are one place, by whatever names."""
+    """Two ``host:port`` are one place, possibly under different names."""
     (host, _, port), (connected_host, _, connected_port) = address.rpartition(":"), connected.rpartition(":")
     return port == connected_port and bool(_addresses(host) & _addresses(connected_host))
 
@@ -169,9 +169,13 @@ def _environment(cluster: ClusterConfig) -> dict[str, str]:
     """Ray's security settings as the variables it reads."""
     security = cluster.security
     found: dict[str, str] = {}
-    if security.token_auth if security.token_auth is not None else cluster.address is None:
+    is_private = cluster.address is None
+    if security.token_auth if security.token_auth is not None else is_private:
         found["RAY_AUTH_MODE"] = "token"
-        found |= _token(security, is_private=cluster.address is None)
+        if security.token_file is not None:
+            found["RAY_AUTH_TOKEN_PATH"] = str(security.token_file.resolve())
+        elif is_private and not os.environ.get("RAY_AUTH_TOKEN") and not os.environ.get("RAY_AUTH_TOKEN_PATH"):
+            found["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     elif security.token_auth is False:
         found["RAY_AUTH_MODE"] = "disabled"
     if security.tls_certificate is not None:
@@ -182,26 +186,9 @@ def _environment(cluster: ClusterConfig) -> dict[str, str]:
     return found
 
 
-def _token(security: SecurityConfig, *, is_private: bool) -> dict[str, str]:
-    if security.token_file is not None:
-        return {"RAY_AUTH_TOKEN_PATH": str(security.token_file.resolve())}
-    if is_private and not os.environ.get("RAY_AUTH_TOKEN") and not os.environ.get("RAY_AUTH_TOKEN_PATH"):
-        return {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    return {}
-
-
 def _reread_environment() -> None:
     """Make Ray see the settings above: it reads them when first imported and has no public way to do it again."""
     from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
-
-
-def _cores() -> int:
-    # What this process may use of them. Only Linux tells.
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

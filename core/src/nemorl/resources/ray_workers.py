@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from nemorl.resources.worker import AttachedFactory, Role, WorkerContext, Worker
 from nemorl.weights import WeightHandle
 
 BLAME_S = 5.0
-"""When one rank fails, how long to look for another that died: its peers report a broken connection first."""
+"""Time to look for a dead rank when another one fails: peers of a dead rank report a broken connection first."""
 SHUTDOWN_S = 20.0
 """Longest wait for an orderly shutdown; then the processes are ended."""
 _MISSING_MODULE = re.compile(r"No module named '([^'.]+)'")
@@ -38,12 +39,12 @@ LOG_LINES = 8
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """How the processes of a group are made."""
+    """Settings of the processes of a group."""
 
     name: str = "workers"
     """For messages and log files."""
     shards: tuple[int, ...] | None = None
-    """Which data-parallel shard each rank works on (tensor and pipeline parallelism); unset: each on its own."""
+    """The data-parallel shard of each rank (tensor and pipeline parallelism); unset: each has its own."""
     is_spmd: bool = True
     """All ranks form one process group and live or die together. False: independent replicas."""
     share: float = 1.0
@@ -55,18 +56,14 @@ class GroupSettings:
     python: Path | None = None
     """Interpreter of the workers, when not this one's (another virtual environment)."""
     modules: tuple[str, ...] = ()
-    """What the workers import, looked for in ``python`` before any starts."""
+    """Modules that the workers import, looked for in ``python`` before any starts."""
     log_folder: Path | None = None
-    """Where each rank's output goes; unset: where Ray puts it."""
-
-    @property
-    def log_stem(self) -> str:
-        return self.name.replace(" ", "-")
+    """Folder of each rank's output; unset: Ray's own."""
 
 
 @dataclass(slots=True, eq=False)
 class _Rank:
-    """One worker process. Its replacement is another object: what is found out of one is never said of the other."""
+    """One worker process. Its replacement is another object, so that a loss is never attributed to the wrong one."""
 
     number: int
     actor: Any
@@ -113,7 +110,7 @@ class RayWorkerGroup:
         self._ranks: list[_Rank] = []
         """Workers that are built; replaced as a whole, so that no call reaches one that is not."""
         self._engine: AttachedFactory | None = None
-        # Two threads that call an SPMD group must reach all its ranks in one order: a collective meets its like.
+        # All ranks of an SPMD group must enter the same collectives in the same order, whichever thread calls.
         self._order = threading.Lock()
         if self.settings.python is not None:
             require_interpreter(self.settings.python, self.settings.modules)
@@ -208,7 +205,9 @@ class RayWorkerGroup:
         """Start processes for these ranks and build the workers in them, all at the same time; then let calls in."""
         unknown = WorkerFacts("a node yet to be chosen", "", 0)
         started = [_Rank(n, self._actor(n, self._cluster.places[n]), unknown) for n in numbers]
-        ranks = sorted([*(rank for rank in self._ranks if rank.number not in numbers), *started], key=_number)
+        ranks = sorted(
+            [*(rank for rank in self._ranks if rank.number not in numbers), *started], key=attrgetter("number")
+        )
         try:
             facts = self._gather("start", {rank: rank.actor.facts.remote() for rank in started})
             for rank in started:
@@ -261,7 +260,7 @@ class RayWorkerGroup:
         while pending:
             ready, _ = ray.wait(list(pending), timeout=max(0.0, deadline - time.monotonic()))
             if not ready:
-                raise self._hung(what, sorted(pending.values(), key=_number))
+                raise self._hung(what, sorted(pending.values(), key=attrgetter("number")))
             rank = pending.pop(ready[0])
             results[rank.number] = self._get(what, rank, ready[0], pending)
         return {rank.number: results[rank.number] for rank in calls}
@@ -302,7 +301,7 @@ class RayWorkerGroup:
             except RayTaskError:
                 continue
 
-    # Words
+    # Errors
 
     def _who(self, rank: _Rank) -> str:
         facts = rank.facts
@@ -312,7 +311,7 @@ class RayWorkerGroup:
     def _lost(self, what: str, rank: _Rank) -> WorkerLostError:
         rank.is_lost = True
         return WorkerLostError(
-            f"{self._who(rank)} died during {what}{self._last_words(rank)}",
+            f"{self._who(rank)} died during {what}{self._log_tail(rank)}",
             fix="if it was killed for memory, lower policy.microbatch_tokens or generation limits; "
             f"the run replaces lost workers up to cluster.max_restarts times{self._where_log(rank)}",
         )
@@ -322,16 +321,16 @@ class RayWorkerGroup:
             rank.is_lost = True
         who = ", ".join(self._who(rank) for rank in ranks)
         return WorkerHungError(
-            f"the driver waited {self._timeout_s:.0f} s for {what} on {who}{self._last_words(ranks[0])}",
+            f"the driver waited {self._timeout_s:.0f} s for {what} on {who}{self._log_tail(ranks[0])}",
             fix="raise cluster.worker_timeout_s if the work takes that long; else look at the log for what it waits "
             f"for{self._where_log(ranks[0])}",
         )
 
     def _log(self, number: int) -> Path | None:
         folder = self.settings.log_folder
-        return folder and folder / f"{self.settings.log_stem}-{number}.log"
+        return folder and folder / f"{self.settings.name.replace(' ', '-')}-{number}.log"
 
-    def _last_words(self, rank: _Rank) -> str:
+    def _log_tail(self, rank: _Rank) -> str:
         log = self._log(rank.number)
         if log is None or not log.is_file():
             return ""
@@ -353,10 +352,6 @@ def _runtime_env(cluster: ClusterConfig, python: Path | None) -> dict[str, Any] 
     return found or None
 
 
-def _number(rank: _Rank) -> int:
-    return rank.number
-
-
 def _is_dead(rank: _Rank) -> bool:
     """Ray knows that the process is gone. One that is busy does not answer in time, and is not lost for it."""
     try:
@@ -369,5 +364,5 @@ def _is_dead(rank: _Rank) -> bool:
 
 
 def _is_large(value: Any) -> bool:
-    """Whether sending one shared copy pays: plain numbers, names and paths are cheaper to send as they are."""
+    """Worth sending as one shared copy. Plain numbers, names and paths are cheaper to send as they are."""
     return not isinstance(value, (str, int, float, bool, Path, type(None)))

@@ -1,4 +1,4 @@
-"""What runs in a worker process: a backend, perhaps an engine attached to it, and how its weights leave."""
+"""The contents of a worker process: a backend, perhaps an engine attached to it, and the senders of its weights."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WorkerFactory = Callable[[WorkerContext], Any]
 """Builds the object that a worker process holds: a class, or a picklable function. It runs inside the process."""
 
 Role = Literal["backend", "engine"]
-"""Which object of a worker process is meant: the one that it was made for, or the engine that is attached to it."""
+"""An object of a worker process: the backend that it was made for, or the engine that is attached to it."""
 
 AttachedFactory = Callable[[Any, WorkerContext], Any]
 """Builds an object that lives in another one's process, given that one: an engine over a trainer's own weights."""

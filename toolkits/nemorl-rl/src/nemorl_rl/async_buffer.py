@@ -102,7 +102,7 @@ class AsyncRolloutBuffer:
             self._schedule.publish(version)
 
     def metrics(self) -> dict[str, Metric]:
-        """How old the last batch was and what was thrown away since the last call."""
+        """Ages of the last batch, and groups thrown away since the last call."""
         with self._changed:
             return self._schedule.metrics()
 
@@ -111,7 +111,7 @@ class AsyncRolloutBuffer:
         return self._data.epoch
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the oldest unsettled batch was drawn, and which groups since are settled: they are not made again."""
+        """The position of the oldest unsettled batch, and the groups settled since, which are not made again."""
         with self._changed:
             return self._schedule.state_dict(self._data.state_dict())
 

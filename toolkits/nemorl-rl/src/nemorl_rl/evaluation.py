@@ -36,7 +36,7 @@ class Evaluation:
     metrics: dict[str, float]
     samples: Samples
     standard_errors: Mapping[str, float] = field(default_factory=dict)
-    """Of each metric's mean over seeds; empty for one seed."""
+    """Standard error of each metric's mean over seeds; empty for one seed."""
 
 
 def evaluate(

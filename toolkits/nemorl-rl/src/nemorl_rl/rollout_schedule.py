@@ -22,8 +22,8 @@ from nemorl.types import Row, Sample, Samples
 Group = list[Sample]
 
 GRACE_FRAC, MIN_GRACE_S = 0.05, 0.05
-"""How long the generator may idle for scores that would make another batch superfluous: this fraction of the seconds
-that their batch was generated in. Most environments answer within it; a straggler costs it once per batch."""
+"""The generator idles this fraction of a batch's generation time (at least the minimum) for scores that would make
+another batch superfluous. Most environments answer within it; a straggler costs it once per batch."""
 
 
 @dataclass
@@ -88,7 +88,7 @@ class RolloutSchedule:
     # What is decided
 
     def next_move(self, begun: int, now_s: float) -> Move:
-        """What to do for a trainer that asks for P groups and for which ``begun`` batches were begun since it asked."""
+        """The move for a trainer that asks for P groups and for which ``begun`` batches were begun since it asked."""
         self._drop_stale()
         may_begin = self._may_begin() and self.grace_s(now_s) <= 0
         # Batches sampled ahead are for later steps, and do not count against this one.
@@ -210,7 +210,7 @@ class RolloutSchedule:
     # What is told
 
     def metrics(self) -> dict[str, Metric]:
-        """How old the last batch was and what was thrown away since the last call."""
+        """Ages of the last batch, and groups thrown away since the last call."""
         found: dict[str, Metric] = {
             "avg_trajectory_age": Mean.of(self._ages),
             "max_trajectory_age": Max(max(self._ages, default=0)),
@@ -221,7 +221,7 @@ class RolloutSchedule:
         return found
 
     def state_dict(self, now: Mapping[str, Any]) -> dict[str, Any]:
-        """Where the oldest unsettled batch was drawn, and which groups since are settled: they are not made again.
+        """The position of the oldest unsettled batch, and the groups settled since, which are not made again.
 
         Args:
             now: The data module's state, which is that of the oldest unsettled batch where there is none.

@@ -67,7 +67,7 @@ class _Trajectory:
 
 @dataclass(frozen=True)
 class RolloutPlan:
-    """How a prompt becomes a group of samples."""
+    """The making of a group of samples from a prompt."""
 
     samples_per_prompt: int
     """G"""
@@ -75,7 +75,7 @@ class RolloutPlan:
     max_turns: int = 1
     """Responses per episode at most."""
     keep: Callable[[Sequence[Sample]], bool] | None = None
-    """Which groups are worth training on; others are replaced by more prompts (dynamic sampling). Unset: all."""
+    """True for groups worth training on; others are replaced by more prompts (dynamic sampling). Unset: all."""
 
 
 class RolloutEngine:
@@ -197,7 +197,7 @@ def _total(scores: Sequence[Score]) -> Score:
 
 
 def rollout_metrics(samples: Samples) -> dict[str, Metric]:
-    """What happened in a rollout, under the reference system's names."""
+    """Metrics of one rollout, under the reference system's names."""
     lengths = [sample.response_tokens for sample in samples]
     metrics: dict[str, Metric] = {
         "reward": Mean.of(samples.rewards),

@@ -185,7 +185,7 @@ class ChainEnvironment(_Composition):
         return _ChainEpisode(self, self._start_all(prompt))
 
     def passes(self, name: str, step: Step) -> bool:
-        """Whether the next part is asked after this answer."""
+        """The reward of this answer reaches the threshold, so the next part is asked."""
         stage = self._parts[name]
         assert isinstance(stage, Stage)
         return step.score.reward >= stage.threshold

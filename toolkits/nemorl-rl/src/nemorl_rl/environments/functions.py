@@ -66,7 +66,7 @@ class RewardFunction(Environment):
         return self._batcher.ask((prompt, response)) if self.batched else self._call(prompt, response)
 
     def tried(self, prompt: Prompt, response: str) -> object:
-        """Whatever the function returns for one response, a coroutine unstarted; in batches, for a batch of one."""
+        """The raw result for one response, or for a batch of one if the function takes batches. Starts no coroutine."""
         return self._call_batch([(prompt, response)]) if self.batched else self._call(prompt, response)
 
     def checked(self, result: object) -> None:
@@ -88,9 +88,7 @@ class RewardFunction(Environment):
 
     def _score_batch(self, asks: list[tuple[Prompt, str]]) -> Sequence[Score] | Awaitable[Sequence[Score]]:
         result = self._call_batch(asks)
-        if isinstance(result, Awaitable):
-            return self._later(result, len(asks))
-        return self._scores(result, len(asks))
+        return self._later(result, len(asks)) if isinstance(result, Awaitable) else self._scores(result, len(asks))
 
     def _call_batch(self, asks: list[tuple[Prompt, str]]) -> Any:
         rows = [_row(prompt) for prompt, _ in asks]

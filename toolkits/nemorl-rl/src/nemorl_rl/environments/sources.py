@@ -1,4 +1,4 @@
-"""What users may pass as a reward, as an environment."""
+"""Reward sources of users, turned into environments."""
 
 from __future__ import annotations
 

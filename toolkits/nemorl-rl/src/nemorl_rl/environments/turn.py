@@ -34,7 +34,7 @@ class TimedEpisode:
 
     @property
     def row(self) -> str:
-        """Which row it plays, for messages."""
+        """The prompt it is about, for messages."""
         return "" if self.prompt is None else f" to prompt {self.prompt.index} ({self.prompt.text[:50]!r})"
 
     def step(self, response: str) -> Step | Awaitable[Step]:
@@ -49,9 +49,9 @@ class _Job:
     episode: TimedEpisode
     response: str
     limit_s: float
-    """What it may still take, running time only."""
+    """Seconds that it may still run; waiting does not count."""
     limit_metric: str
-    """What counts a time-out."""
+    """Name of the metric that counts its time-out."""
     began: float = 0.0
     task: asyncio.Task[None] | None = None
     in_thread: bool = False
@@ -84,7 +84,7 @@ class Turn:
             concurrency: Threads, and coroutines, that run at the same time.
         """
         self.was_late = False
-        """Whether some step was given up."""
+        """A step was given up."""
         self._environment, self._loop = environment, loop
         self._timeout_s, self._episode_timeout_s = timeout_s, episode_timeout_s
         self._slots = concurrency
@@ -154,14 +154,14 @@ class Turn:
     # Deadlines, in the caller's thread
 
     def _next_answer(self, shortest_s: float) -> tuple[_Job, Step | BaseException]:
-        """What has come, or comes before a deadline. The clock is only looked at when there is nothing to do."""
+        """The next answer, or ``queue.Empty`` at the nearest deadline. The clock is read only when none is there."""
         try:
             return self._answers.get_nowait()
         except queue.Empty:
             return self._answers.get(timeout=self._patience_s(shortest_s))
 
     def _patience_s(self, shortest_s: float) -> float:
-        """How long no answer is no reason to look at the clock: a job that begins meanwhile has ``shortest_s``."""
+        """Seconds until the nearest deadline of a job that runs, or that begins meanwhile and has ``shortest_s``."""
         with self._lock:
             nearest = min((job.deadline for job in self._running), default=math.inf)
         return max(0.0, min(nearest - time.monotonic(), shortest_s))
