@@ -19,10 +19,14 @@ TERMINAL_LOST = (f"received {signal.SIGHUP.name}", NOBODY_WATCHES)
 """Stop reasons that no person gave: the run is saved, and its command ends with an error."""
 
 
-class _Handlers:
-    """Handlers of the three signals for the length of a block, in the main thread: Python has no others."""
+class GracefulStop:
+    """Inside the block, the first signal calls ``request`` with its name; the second acts as if we were not here.
 
-    def __init__(self) -> None:
+    Python handles signals in the main thread; in another one, the block does nothing.
+    """
+
+    def __init__(self, request: Callable[[str], None]) -> None:
+        self._request = request
         self._previous: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> Self:
@@ -41,11 +45,7 @@ class _Handlers:
     def _first(self, number: int, _frame: FrameType | None) -> None:
         note(signal=number, time=time.time())
         self._restore()
-        self.received(signal.Signals(number))
-
-    def received(self, number: signal.Signals) -> None:
-        """The first signal has come; the handlers are those of before again."""
-        raise NotImplementedError
+        self._request(signal.Signals(number).name)
 
     def _restore(self) -> None:
         for number, handler in self._previous.items():
@@ -53,23 +53,15 @@ class _Handlers:
         self._previous = {}
 
 
-class GracefulStop(_Handlers):
-    """Inside the block, the first signal calls ``request`` with its name; the second acts as if we were not here."""
-
-    def __init__(self, request: Callable[[str], None]) -> None:
-        super().__init__()
-        self._request = request
-
-    def received(self, number: signal.Signals) -> None:
-        self._request(number.name)
-
-
-class PromptStop(_Handlers):
+class PromptStop(GracefulStop):
     """Inside the block, the first signal raises :class:`Interrupted`; the second acts as if we were not here."""
 
     name: str | None = None
     """Name of the signal that came."""
 
-    def received(self, number: signal.Signals) -> None:
-        self.name = number.name
-        raise Interrupted(f"received {number.name}")
+    def __init__(self) -> None:
+        super().__init__(self._interrupt)
+
+    def _interrupt(self, name: str) -> None:
+        self.name = name
+        raise Interrupted(f"received {name}")
