@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainingFactory:
-    """Builds one rank of the policy that learns, or of a auxiliary, in its worker process."""
+    """Builds one rank of the training policy, or of an auxiliary model, in its worker process."""
 
     policy: PolicyConfig
     reference: bool = False
