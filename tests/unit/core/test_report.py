@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+from markupsafe import Markup
 from nemorl.plugins import Registry
 from nemorl.plugins.kinds import ReportSectionConfig
-from nemorl_report import parts
-from nemorl_report.report import plugin_section, write_combined_report, write_report
+from nemorl_report import charts, parts, words
+from nemorl_report.report import plugin_blocks, write_combined_report, write_report
 from nemorl_report.run_data import RunData
 from nemorl_report.sections import Curves, Section, Table, Text
 
@@ -97,6 +100,95 @@ def test_names_configs_events_and_the_environment_cannot_inject_markup(tmp_path:
     assert "<img" not in page
 
 
+class Skeleton(HTMLParser):
+    """The elements of a page with the names of their attributes, and all text outside of scripts."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, ...]] = []
+        self.text = ""
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, *(name for name, _ in attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        self.elements.append((f"/{tag}",))
+
+    def handle_comment(self, data: str) -> None:
+        self.elements.append(("comment",))
+
+    def handle_data(self, data: str) -> None:
+        if self.elements and self.elements[-1][0] not in ("script", "style"):
+            self.text += data
+
+
+def run_that_says(text: str, folder: Path) -> Path:
+    """A run directory with ``text`` in every place that a run, its data or its plugins can fill."""
+    word = text.replace("/", "|")  # of a directory, or between the slashes of a metric
+    run = make_run(folder / word)
+    (run / "config.yaml").write_text(
+        json.dumps({"algorithm": text, "model": text, text: [text], "plugins": {"report_sections": ["s", "t", text]}})
+    )
+    versions = {"torch": text, text: [{"a": text}], "plugins": {text: text}, "python": text}
+    (run / "environment.json").write_text(json.dumps(versions))
+    names = (f"train/{text}", f"validation/pass@{text}", f"timing/train/{word}", text, f"train/reward/{text}")
+    write_lines(run / "metrics.jsonl", [{"step": step, **dict.fromkeys(names, 1.0 + step)} for step in (1, 2)])
+    said = {"prompt": text, "response": text, "answer": text, "finish_reason": text, "tokens": text}
+    write_lines(run / "samples.jsonl", [{"step": 1, "split": "train", "reward": 0.5, **said}])
+    told = {"event": f"error {text}", text: text, "status": text, "level": text}
+    write_lines(run / "events.jsonl", [{"time": 1.0, **told}, {"time": text, "event": {f"error {text}": [text]}}])
+    return run
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        ATTACK,
+        """"><img src=x onerror=alert(1)><a href="javascript:alert(2)" """,
+        "' onmouseover='alert(1)' style='position:fixed",
+        "--><!-- </style></title></textarea></pre><svg onload=alert(1)>",
+        "{{ 7 * 191 }}{% for x in range(9) %}<b>{% endfor %}{# ${data} $title",
+        "</pre></code></script ><iframe srcdoc='<script>alert(1)</script>'>&lt;b&gt;",
+    ],
+)
+def test_nothing_that_a_run_says_becomes_an_element_or_an_attribute(
+    tmp_path: Path, nemorl_registry: Registry, attack: str
+) -> None:
+    said = ""
+
+    class Hostile(ReportSectionConfig):
+        def build(self) -> Callable[[RunData], Section]:
+            marked = Markup(said)  # text that calls itself safe HTML
+            table = Table([said, marked], [[said, marked], [None, 1.0]])
+            curves = Curves(said, {said: {1: 1.0}}, said)
+            no_block: Any = said
+            return lambda run: Section(said, [Text(said), Text(marked), table, curves, no_block])
+
+    class Broken(ReportSectionConfig):
+        def build(self) -> Callable[[RunData], Section]:
+            raise ValueError(said)
+
+    nemorl_registry.register("report_sections", "s", Hostile)
+    nemorl_registry.register("report_sections", "t", Broken)
+    skeletons = []
+    for said in ("harmless text", attack):
+        run = run_that_says(said, tmp_path / said[:8].encode().hex())
+        alone = write_report(run, tmp_path / "one.html").read_text()
+        together = write_combined_report([(said, run)], tmp_path / "all.html", {"title": said, said: said}).read_text()
+        skeletons.append([Skeleton(page).elements for page in (alone, together)])
+        for page in (alone, together):
+            text = Skeleton(page).text
+            # title, model, config, environment, metric, prompt, response, answer, event, section, table: all as said
+            assert text.count(said) > 20
+            assert said.replace("/", "|") in text
+            assert any(said in str(block) for block in embedded_data(page).values())
+    for harmless, hostile in zip(*skeletons, strict=True):
+        assert Counter(hostile) - Counter(harmless) == Counter()
+        assert hostile == harmless
+
+
 def test_the_page_allows_only_its_own_script_to_run(tmp_path: Path) -> None:
     page = write_report(make_run(tmp_path / "run")).read_text()
     policy = re.search(r'Content-Security-Policy" content="([^"]+)"', page)
@@ -135,7 +227,7 @@ def test_a_damaged_file_does_not_stop_the_report(tmp_path: Path, name: str, cont
 
 
 def test_phases_and_the_unnamed_rest_add_up_to_the_step_time(tmp_path: Path) -> None:
-    timing = parts.timing_chart(RunData.load(make_run(tmp_path / "run")))
+    timing = charts.timing_chart(RunData.load(make_run(tmp_path / "run")))
     assert timing is not None
     # 4 s per step = 2 generation + 1 prepare_for_generation (its inner 0.5 not counted again) + 1 without a name
     assert {s["label"]: s["values"][0] for s in timing["series"]} == {
@@ -159,9 +251,9 @@ def test_long_runs_are_thinned_without_losing_sparse_curves_or_the_last_step(tmp
     write_lines(
         run / "metrics.jsonl", [*lines, *({"step": s, "validation/val_loss": 2.0} for s in range(10, 5001, 10))]
     )
-    chart = next(card for card in parts.charts(RunData.load(run)) if card["title"] == "Loss")
+    chart = next(card for card in charts.cards(RunData.load(run)) if card["title"] == "Loss")
     train, validation = chart["series"]
-    assert sum(value is not None for value in train["values"]) <= parts.MAX_POINTS
+    assert sum(value is not None for value in train["values"]) <= charts.MAX_POINTS
     assert sum(value is not None for value in validation["values"]) == 500
     assert chart["steps"][-1] == 5000
 
@@ -195,7 +287,7 @@ def test_several_stages_share_one_page(tmp_path: Path) -> None:
     ("value", "text"), [(0.0, "0"), (1.0, "1"), (0.12345, "0.1235"), (1234.5, "1,234"), (1e-6, "1e-06"), (None, "–")]
 )
 def test_numbers_are_short(value: float | None, text: str) -> None:
-    assert parts.number(value) == text
+    assert words.number(value) == text
 
 
 class RewardsConfig(ReportSectionConfig):
@@ -237,7 +329,7 @@ def test_sections_stand_in_the_order_of_the_config_each_with_its_options(tmp_pat
 def test_a_section_that_cannot_be_drawn_says_so_and_the_report_goes_on(tmp_path: Path) -> None:
     folder = run_with_sections(tmp_path / "run", {"name": "rewards", "as_list": True})
     page = write_report(folder).read_text()
-    assert "report section &#x27;Curve of train/reward&#x27; raised AttributeError" in page
+    assert "report section &#39;Curve of train/reward&#39; raised AttributeError" in page
     assert "4 exactly" in page
     assert list(embedded_data(page)) == ["s1"]
 
@@ -263,12 +355,12 @@ def test_a_section_that_cannot_be_made_says_why_in_its_place(
     assert words in why
 
 
-def test_curves_of_a_plugin_in_a_row_share_a_line_and_text_is_escaped() -> None:
+def test_curves_of_a_plugin_in_a_row_share_a_line() -> None:
     one, other = Curves("a", {"x": {1: 1.0}}), Curves("b", {"x": {1: 2.0}})
     data: dict[str, Any] = {}
-    page = plugin_section("s", Section("<b>", [one, other, Text("1 < 2"), one, Table(["n"], [[0.5], [None]])]), data)
+    section = Section("S", [one, other, Text("1 < 2"), one, Table(["n"], [[0.5], [None]])])
+    blocks = plugin_blocks("s", section, data)
     assert [[card["title"] for card in data[place]["charts"]] for place in ("s-0", "s-3")] == [["a", "b"], ["a"]]
-    assert "<h2>&lt;b&gt;</h2>" in page
-    assert "<p>1 &lt; 2</p>" in page
-    assert "<td>0.5</td>" in page
-    assert page.count("data-charts") == 2
+    assert [block["kind"] for block in blocks] == ["charts", "text", "charts", "table"]
+    assert blocks[1]["text"] == "1 < 2"
+    assert blocks[3]["rows"] == [["0.5"], ["–"]]

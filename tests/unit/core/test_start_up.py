@@ -25,7 +25,7 @@ KERNEL = ROOT / "core/src/nemorl"
 SANDBOXED = ROOT / "plugins/nemorl-code-env/src/nemorl_code_env/inside"
 COMPARES_BYTECODE = ROOT / "toolkits/nemorl-report/src/nemorl_report/bytecode.py"
 """A program of its own, which never runs what it loads."""
-HEAVY = ("torch", "ray", "transformers", "vllm", "megatron", "datasets", "numpy", "pyarrow")
+HEAVY = ("torch", "ray", "transformers", "vllm", "megatron", "datasets", "numpy", "pyarrow", "jinja2")
 
 
 def python(code: str) -> str:

@@ -1,8 +1,7 @@
 """``report.html``: a run, or several stages of one, as a single page that needs no network.
 
-The page is assets/report.html with CSS, scripts and data inlined. Text from runs (model output among it) is
-HTML-escaped by ``report_parts``; chart data is JSON without ``<``; and the page's own policy lets no script run but
-ours, named by hash.
+The page is made of templates/*.html.j2, which escape every text, with CSS, scripts and data inlined. Chart data is JSON
+without ``<``; and the page's own policy lets no script run but ours, named by hash.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from string import Template
 from typing import Any
 
 from nemorl.config.plugin_lists import PluginsConfig, policy_of
@@ -23,9 +21,15 @@ from nemorl.plugins.registry import Registry, registry
 from nemorl.storage.files import replace_text, storing
 from pydantic import ValidationError
 
-from nemorl_report import parts
+from nemorl_report import charts, parts
 from nemorl_report.run_data import RunData
 from nemorl_report.sections import Curves, Section, Table, Text, sections_of
+from nemorl_report.words import cell, number
+
+PARTS = ("curves", "time", "samples", "metrics", "config", "events")
+"""What the page of one run links to."""
+JSON: dict[str, Any] = {"allow_nan": False, "separators": (",", ":")}
+"""How chart data is written."""
 
 
 def _tell_nobody(text: str) -> None:
@@ -47,9 +51,9 @@ def write_report(run_dir: Path, output: Path | None = None, *, warn: Callable[[s
         ForeignError: a section tried to end the process. The report is there, without it.
     """
     run = RunData.load(run_dir)
-    header = f'{parts.facts(run)}<div class="tiles">{parts.tiles(run)}</div>'
     failures: list[NemorlError] = []
-    page = _write_page(output or Path(run_dir) / "report.html", run.name, header, [("", run)], failures.append)
+    output = output or Path(run_dir) / "report.html"
+    page = _write_page(output, run.name, parts.header(run), [("", run)], failures.append)
     for error in failures:
         warn(str(error))
         if error.__cause__ is not None and not isinstance(error.__cause__, Exception):
@@ -71,28 +75,36 @@ def write_combined_report(stages: Sequence[tuple[str, Path]], output: Path, summ
     runs = [(name, RunData.load(path)) for name, path in stages]
     title = str(summary.get("title", " → ".join(name for name, _ in runs)))
     tiles = [
-        parts.tile(label, value if isinstance(value, str) else parts.number(value))
+        parts.Tile(label, value if isinstance(value, str) else number(value))
         for label, value in summary.items()
         if label != "title"
     ]
-    return _write_page(Path(output), title, f'<div class="tiles">{"".join(tiles)}</div>', runs, lambda error: None)
+    return _write_page(Path(output), title, {"facts": None, "tiles": tiles}, runs, lambda error: None)
 
 
 def _write_page(
-    output: Path, title: str, header: str, runs: Sequence[tuple[str, RunData]], failed: Callable[[NemorlError], None]
+    output: Path,
+    title: str,
+    header: Mapping[str, Any],
+    runs: Sequence[tuple[str, RunData]],
+    failed: Callable[[NemorlError], None],
 ) -> Path:
     data: dict[str, Any] = {}
-    sections = [_stage(f"s{index}", name, run, data, failed) for index, (name, run) in enumerate(runs, start=1)]
+    stages = [_stage(f"s{index}", name, run, data, failed) for index, (name, run) in enumerate(runs, start=1)]
+    links = [(stage["key"], stage["name"]) for stage in stages]
+    if len(stages) == 1:
+        links = [(f"{stages[0]['key']}-{name}", name.capitalize()) for name in PARTS]
     script = f"{_asset('uplot.min.js')}\n{_asset('report.js')}"
-    page = Template(_asset("report.html")).substitute(
-        title=parts.esc(title),
+    page = _render(
+        "page.html.j2",
+        title=title,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         css=f"{_asset('uplot.min.css')}\n{_asset('report.css')}",
-        nav=_nav(runs),
+        nav=links,
         header=header,
-        sections="".join(sections),
+        stages=stages,
         written=time.strftime("%Y-%m-%d %H:%M"),
-        data=_embed(data),
+        data=data,
         script=script,
     )
     with storing(output):
@@ -101,39 +113,39 @@ def _write_page(
     return output
 
 
-def _nav(runs: Sequence[tuple[str, RunData]]) -> str:
-    if len(runs) > 1:
-        return "".join(f'<a href="#s{index}">{parts.esc(name)}</a>' for index, (name, _) in enumerate(runs, start=1))
-    names = ("curves", "time", "samples", "metrics", "config", "events")
-    return "".join(f'<a href="#s1-{name}">{name.capitalize()}</a>' for name in names)
+def _render(template: str, **values: Any) -> str:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    templates = Environment(
+        loader=PackageLoader("nemorl_report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.policies["json.dumps_kwargs"] = JSON
+    return templates.get_template(template).render(values)
 
 
-def _stage(key: str, name: str, run: RunData, data: dict[str, Any], failed: Callable[[NemorlError], None]) -> str:
-    """The sections of one run; its chart data goes to ``data[key]``."""
-    data[key] = {"charts": parts.charts(run), "timing": parts.timing_chart(run)}
-    top = ""
-    if name:
-        top = f'<h2 class="stage">{parts.esc(name)}</h2>{parts.facts(run)}<div class="tiles">{parts.tiles(run)}</div>'
-    warnings = len(run.warnings())
-    events_title = "Events" + (f" ({warnings} warning{'s' if warnings > 1 else ''})" if warnings else "")
-    none = "" if data[key]["charts"] else '<p class="empty">No curves were recorded.</p>'
-    samples = _section(f"{key}-samples", "Samples, before and after", parts.samples(run))
-    if name and not run.samples:  # a stage that does not sample, such as SFT
-        samples = ""
-    body = (
-        _section(f"{key}-curves", "Curves", f'{none}<div class="charts" data-charts="{key}"></div>')
-        + _section(f"{key}-time", "Where the time goes",
-                   f'<div class="split"><div>{parts.timing_bar(run)}</div><div data-timing="{key}"></div></div>')
-        + samples
-        + "".join(
-            _drawn(f"{key}-x{number}", section, data, failed)
-            for number, section in enumerate(sections_of(run, _admitted(run), failed))
-        )
-        + _section(f"{key}-metrics", "All metrics", parts.metrics_table(run), folded=bool(name))
-        + _section(f"{key}-config", "Config", parts.config(run), folded=True)
-        + _section(f"{key}-events", events_title, parts.events(run), folded=not warnings)
-    )  # fmt: skip
-    return f'<div id="{key}">{top}{body}</div>'
+def _stage(
+    key: str, name: str, run: RunData, data: dict[str, Any], failed: Callable[[NemorlError], None]
+) -> dict[str, Any]:
+    """The sections of one run as plain data; its chart data goes to ``data``."""
+    data[key] = {"charts": charts.cards(run), "timing": charts.timing_chart(run)}
+    sections = enumerate(sections_of(run, _admitted(run), failed))
+    return {
+        "key": key,
+        "name": name,
+        "header": parts.header(run),
+        "has_curves": bool(data[key]["charts"]),
+        "time": charts.time_shares(run),
+        "samples": parts.samples(run),
+        "sections": [_drawn(f"{key}-x{index}", section, data, failed) for index, section in sections],
+        "metrics": parts.metrics_rows(run),
+        "config": parts.config_lines(run),
+        "environment": parts.environment_rows(run),
+        "events": parts.events(run),
+    }
 
 
 def _admitted(run: RunData) -> Registry:
@@ -144,56 +156,42 @@ def _admitted(run: RunData) -> Registry:
         return registry().restricted(PluginsConfig(allow=()).policy())  # an unreadable policy admits nobody
 
 
-def _drawn(key: str, section: Section, data: dict[str, Any], failed: Callable[[NemorlError], None]) -> str:
+def _drawn(key: str, section: Section, data: dict[str, Any], failed: Callable[[NemorlError], None]) -> dict[str, Any]:
     """A section of a plugin, or why it cannot be drawn: a run must not fail over the looks of its report."""
-    charts: dict[str, Any] = {}
+    drawn: dict[str, Any] = {}
     try:
         with boundary(f"report section {section.title!r}"):
-            drawn = plugin_section(key, section, charts)
-            _embed(charts)
+            blocks = plugin_blocks(key, section, drawn)
+            json.dumps(drawn, **JSON)
     except NemorlError as error:
         failed(error)
-        return _section(key, str(section.title), f"<p>{parts.esc(error)}</p>")
-    data.update(charts)
-    return drawn
+        blocks, drawn = [{"kind": "text", "text": str(error)}], {}
+    data.update(drawn)
+    return {"key": key, "title": str(section.title), "blocks": blocks}
 
 
-def plugin_section(key: str, section: Section, data: dict[str, Any]) -> str:
-    """The HTML of a section of a plugin; its charts go to ``data``. Raises what malformed blocks raise."""
-    body: list[str] = []
+def plugin_blocks(key: str, section: Section, data: dict[str, Any]) -> list[dict[str, Any]]:
+    """A plugin's section as plain data; its charts go to ``data``. Raises what malformed blocks raise."""
+    blocks: list[dict[str, Any]] = []
     cards: list[Any] | None = None  # of the charts that the block before belongs to
-    for number, block in enumerate(section.blocks):
+    for position, block in enumerate(section.blocks):
         match block:
             case Curves():
                 if cards is None:  # those in a row stand side by side
-                    place, cards = f"{key}-{number}", []
+                    place, cards = f"{key}-{position}", []
                     data[place] = {"charts": cards}
-                    body.append(f'<div class="charts" data-charts="{place}"></div>')
-                cards.append(parts.chart_card(block.title, block.hint, block.smooth, block.series))
+                    blocks.append({"kind": "charts", "place": place})
+                cards.append(charts.card(str(block.title), block.series, meaning=str(block.hint), smooth=block.smooth))
                 continue
             case Text(text):
-                body.append(f"<p>{parts.esc(text)}</p>")
+                blocks.append({"kind": "text", "text": str(text)})
             case Table():
-                body.append(parts.table(block.columns, block.rows))
+                rows = [[cell(value) for value in row] for row in block.rows]
+                blocks.append({"kind": "table", "columns": [str(column) for column in block.columns], "rows": rows})
             case _:
-                body.append(f"<p>{parts.esc(f'not a Text, Table or Curves: {block!r:.80}')}</p>")
+                blocks.append({"kind": "text", "text": f"not a Text, Table or Curves: {block!r:.80}"})
         cards = None
-    return _section(key, section.title, "".join(body))
-
-
-def _section(key: str, title: str, body: str, *, folded: bool | None = None) -> str:
-    """A titled section; ``folded`` given: one that folds, closed if True."""
-    if folded is None:
-        return f'<section id="{key}"><h2>{parts.esc(title)}</h2>{body}</section>'
-    is_open = "" if folded else " open"
-    summary = f"<summary><h2>{parts.esc(title)}</h2></summary>"
-    return f'<section id="{key}"><details{is_open}>{summary}{body}</details></section>'
-
-
-def _embed(value: Any) -> str:
-    """JSON for a script element. No ``<`` or ``&`` is left, so no text in it can end the element."""
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return blocks
 
 
 def _asset(name: str) -> str:
