@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import pytest
 from nemorl.config.load import load_config
+from nemorl.metrics import MetricInfo, is_called
+from nemorl.plugins import PluginEntry, registry
 from nemorl.types import Score
 from nemorl_commands.console import Console
 from nemorl_testing.models import tiny_model
@@ -38,9 +41,6 @@ ELSEWHERE = {
     "timing/train/exposed_generation",
     "train/environment/environment_timeout",  # environments that hang
     "train/environment/episode_timeout",
-    "train/environment/grader_timeout",  # the environment math
-    "train/environment/grader_crash",
-    "train/environment/unparsable",
     "validation/avg_turns",  # several turns
 }
 
@@ -51,7 +51,7 @@ def reward(prompt: str, response: str) -> Score:
 
 
 def logged(algorithm: str, folder: Path) -> set[str]:
-    """The names of all metrics of a run of one step."""
+    """The names of all metrics of a run of one step, each declared by the algorithm or as a pattern."""
     (knobs, rows), model = RUNS[algorithm], tiny_model()
     samples = "batch_size" not in knobs
     settings: dict[str, Any] = {
@@ -73,37 +73,29 @@ def logged(algorithm: str, folder: Path) -> set[str]:
     trainer = load_config(settings).build()
     score = reward if samples and not is_taught else None
     history = trainer.fit(rows, score, val_dataset=rows, console=Console(quiet=True)).history
-    return {name for record in history for name in record} - {"step"}
+    names = {name for record in history for name in record} - {"step"}
+    declared = trainer.config.metrics
+    assert sorted(name for name in names if not any(is_called(name, known) for known in declared)) == []
+    return names
+
+
+def metrics_of(environment: PluginEntry) -> Mapping[str, MetricInfo]:
+    declared: Mapping[str, MetricInfo] = registry().load("environments", environment.id).metrics
+    return declared
 
 
 def documented() -> list[str]:
-    """The names in the tables of the page, as patterns: ``<part>`` and ``@k`` become ``*``."""
-    found: list[str] = []
-    places: list[str] = []
-    for line in PAGE.read_text(encoding="utf-8").split("## Metrics of your own")[0].splitlines():
-        if line.startswith("#"):
-            places = re.findall(r"`(train/|validation/)`", line)
-        if not line.startswith("| `"):
-            continue
-        first = ""
-        for name in re.findall(r"`([^`]+)`", line.split(" | ")[0]):
-            if name.startswith(("…/", "/")):
-                full = f"{first.rpartition('/')[0]}/{name.rpartition('/')[2]}"
-            elif name.startswith("_"):
-                full = first.rpartition("_")[0] + name if re.search("_(mean|max|min)$", first) else first + name
-            else:
-                first = full = name
-            pattern = re.sub(r"<\w+>|(?<=@)k", "*", full)
-            is_whole = pattern.startswith(("train/", "validation/", "timing/", "performance/"))
-            found += [pattern] if is_whole else [place + pattern for place in places]
-    return found
+    """The names in the tables of the page, as patterns: ``<part>`` becomes ``*``."""
+    tables = PAGE.read_text(encoding="utf-8").split("## Metrics of your own")[0]
+    rows = (line.split(" | ")[0] for line in tables.splitlines() if line.startswith("| `"))
+    return [re.sub(r"<\w+>", "*", name) for row in rows for name in re.findall(r"`([^`]+)`", row)]
 
 
 def test_every_metric_is_documented_and_every_documented_one_exists(tmp_path: Path) -> None:
     patterns = documented()
     names = {name for algorithm in RUNS for name in logged(algorithm, tmp_path)}
     assert sorted(name for name in names if not any(fnmatchcase(name, pattern) for pattern in patterns)) == []
-    # DPO's and reward models' are written once for train/ and validation/.
     never = {pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in names)}
-    assert sorted(never - ELSEWHERE) == []
-    assert sorted(ELSEWHERE - set(patterns)) == []
+    environments = {name for entry in registry().index.of_kind("environments") for name in metrics_of(entry)}
+    assert sorted(never - ELSEWHERE - environments) == []
+    assert sorted((ELSEWHERE | environments) - set(patterns)) == []

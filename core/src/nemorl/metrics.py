@@ -7,6 +7,7 @@ together, not 0.5. Whatever crosses a boundary is therefore a (total, count) pai
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -25,12 +26,19 @@ class MetricInfo:
     """The title, unit and meaning of a metric, declared by the config class of the part that logs it."""
 
     title: str = ""
-    """Of its chart. Empty: its name."""
+    """Of its chart, which it shares with metrics of the same title and unit. Empty: its name."""
     unit: str = ""
     meaning: str = ""
     """One line."""
     watch_for: str = ""
     """Values that say something is wrong, and what."""
+    smooth: bool = False
+    """Noisy per step: the chart has a moving average over the faint raw curve."""
+
+
+def is_called(name: str, declared: str) -> bool:
+    """``name`` is the declared one, or of its pattern: in ``train/reward/<part>``, ``<part>`` stands for any text."""
+    return name == declared or re.fullmatch(re.sub(r"<\w+>", ".+", re.escape(declared)), name, re.DOTALL) is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from nemorl.config.base import RESUMABLE, Config
 from nemorl.errors import ConfigIssue
+from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import DatasetConfig, EnvironmentConfig
 from pydantic import Field
 
@@ -24,6 +25,27 @@ class MathConfig(EnvironmentConfig):
     summary: ClassVar[str] = "grades final answers: exact numbers at once, formulas by algebra"
     requires_modules: ClassVar[tuple[str, ...]] = ("mpmath", "pebble")
     install_hint: ClassVar[str] = "pip install nemorl-math-env"
+    metrics: ClassVar[Mapping[str, MetricInfo]] = {
+        "train/environment/unparsable": MetricInfo(
+            "Answers that cannot be graded",
+            "share",
+            "share of responses that hold no final answer",
+            "no fall in the first steps: say in the prompt how to mark the answer",
+            smooth=True,
+        ),
+        "train/environment/grader_timeout": MetricInfo(
+            "Answers that cannot be graded",
+            "share",
+            "share of responses whose grading ran out of time",
+            "above a percent: raise `timeout_s`, or the policy has found formulas that exhaust the grader",
+        ),
+        "train/environment/grader_crash": MetricInfo(
+            "Answers that cannot be graded",
+            "share",
+            "share of responses whose grading died",
+            "anything above 0 that stays: raise `memory_gib`",
+        ),
+    }
 
     timeout_s: float = Field(5.0, gt=0, le=1e8)
     """Seconds that the comparison of one formula may take; then it scores 0 and counts in ``grader_timeout``. Raise it

@@ -4,9 +4,30 @@ from __future__ import annotations
 
 import math
 import random
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
 
 import pytest
-from nemorl.metrics import Histogram, Last, Max, Mean, Metric, Min, Sum, average, merge, values
+from nemorl.config.load import load_config
+from nemorl.errors import ConfigError
+from nemorl.metrics import (
+    Histogram,
+    Last,
+    Max,
+    Mean,
+    Metric,
+    MetricInfo,
+    Min,
+    Sum,
+    average,
+    is_called,
+    merge,
+    values,
+)
+from nemorl.plugins import Registry, registry
+from nemorl.plugins.kinds import DatasetConfig
 
 
 def test_a_mean_weighs_by_count() -> None:
@@ -157,3 +178,57 @@ def test_no_order_of_values_hides_a_nan() -> None:
             assert math.isnan(kind.of(numbers).value)
         assert math.isnan(kind(1.0).merge(kind(nan)).value)
         assert math.isnan(kind(nan).merge(kind(1.0)).value)
+
+
+@pytest.mark.parametrize(
+    ("name", "declared", "is_same"),
+    [
+        ("train/loss", "train/loss", True),
+        ("train/losses", "train/loss", False),
+        ("train/reward/format", "train/reward/<part>", True),
+        ("train/reward/a/b\n", "train/reward/<part>", True),
+        ("train/reward/", "train/reward/<part>", False),
+        ("train/reward", "train/reward/<part>", False),
+        ("validation/pass@16", "validation/pass@<k>", True),
+        ("validation/passX16", "validation/pass@<k>", False),
+        ("train/abc", "train/a.c", False),
+    ],
+)
+def test_a_name_is_declared_itself_or_by_a_pattern(name: str, declared: str, is_same: bool) -> None:
+    assert is_called(name, declared) is is_same
+
+
+def test_every_metric_of_our_plugins_says_what_it_is() -> None:
+    loaded = [
+        registry().load(kind, entry.id)
+        for kind in ("algorithms", "environments")
+        for entry in registry().index.of_kind(kind)
+        if entry.distribution.startswith("nemorl-")
+    ]
+    assert len(loaded) > 20
+    for config_class in loaded:
+        units: dict[str, set[str]] = {}
+        for name, info in config_class.metrics.items():
+            assert info.meaning, name
+            assert info.title or "<" in name, name
+            for text in (info.title, info.unit, info.meaning, info.watch_for):
+                assert len(text) < 200, name
+                assert not re.search(r"\n|\]\(|\.$", text), name
+            units.setdefault(info.title, set()).add(info.unit)
+        # Metrics of one title share a chart, and a chart has one axis.
+        assert not {title for title, found in units.items() if len(found) > 1}, config_class
+
+
+def test_a_checkpoint_may_be_ranked_by_what_any_part_of_a_run_declares(
+    nemorl_registry: Registry, tiny_model: Path
+) -> None:
+    class Rows(DatasetConfig):
+        metrics: ClassVar[Mapping[str, MetricInfo]] = {"rows/seen": MetricInfo("Rows")}
+
+    nemorl_registry.register("datasets", "rows", Rows)
+    ranked = {"algorithm": "sft", "model": str(tiny_model), "checkpoint": {"metric": "rows/seen"}}
+    for place in ({"data": "rows"}, {"validation": {"data": "rows"}}):
+        assert load_config(ranked | place).checkpoint.metric == "rows/seen"
+    with pytest.raises(ConfigError) as refused:
+        load_config(ranked | {"data": "arithmetic"})
+    assert [problem.path for problem in refused.value.problems] == ["checkpoint.metric"]

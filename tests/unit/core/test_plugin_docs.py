@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import nemorl
@@ -161,12 +162,25 @@ def test_a_run_may_ask_for_a_transport_that_no_backend_lists(
         assert load_config(data).weight_transport == "by-value-transport:by_value"
 
 
-def test_what_the_pages_take_from_the_code_is_up_to_date() -> None:
-    spec = spec_from_file_location("generate_kinds", DOCS / "generate_kinds.py")
+def generator_named(name: str) -> ModuleType:
+    spec = spec_from_file_location(name, DOCS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     generator = module_from_spec(spec)
     spec.loader.exec_module(generator)
+    return generator
+
+
+def test_the_tables_of_metrics_are_what_plugins_declare() -> None:
+    generator, page = generator_named("generate_metrics"), (DOCS / "metrics.md").read_text()
+    assert generator.filled_in(page) == page, "run python docs/generate_metrics.py"
+    shown = set(re.findall(r"<!-- generated: (.+?) -->", page))
+    empty = {name for name, table in generator.tables().items() if table.count("\n") == 2}
+    assert set(generator.tables()) - empty == shown
+
+
+def test_what_the_pages_take_from_the_code_is_up_to_date() -> None:
+    generator = generator_named("generate_kinds")
     assert set(generator.pages()) == {DOCS / "plugins.md", *KIND_PAGES.values()}
     stale = [page.name for page in generator.pages() if generator.filled_in(page.read_text()) != page.read_text()]
     assert not stale, "run python docs/generate_kinds.py"

@@ -12,12 +12,16 @@ from typing import Any
 
 import pytest
 from markupsafe import Markup
-from nemorl.plugins import Registry
+from nemorl.plugins import Registry, registry
 from nemorl.plugins.kinds import ReportSectionConfig
+from nemorl_environments.config import SlidingPuzzleConfig
+from nemorl_ppo import PPOConfig
 from nemorl_report import charts, parts, words
+from nemorl_report.declared import Declarations, admitted
 from nemorl_report.report import plugin_blocks, write_combined_report, write_report
 from nemorl_report.run_data import RunData
 from nemorl_report.sections import Curves, Section, Table, Text
+from nemorl_rl.config import RolloutRunConfig
 
 ATTACK = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
@@ -58,6 +62,13 @@ def embedded_data(page: str) -> dict[str, Any]:
     return loaded
 
 
+def chart_cards(run: Path, algorithm: str = "") -> charts.Cards:
+    if algorithm:
+        (run / "config.yaml").write_text(f"algorithm: {algorithm}\n")
+    data = RunData.load(run)
+    return charts.cards(data, Declarations.of(data, admitted(data)))
+
+
 def test_a_report_holds_the_headline_the_curves_and_the_samples(tmp_path: Path) -> None:
     path = write_report(make_run(tmp_path / "my-run"))
     page = path.read_text()
@@ -69,6 +80,63 @@ def test_a_report_holds_the_headline_the_curves_and_the_samples(tmp_path: Path) 
     assert charts["Reward"]["series"][0]["values"] == [0.1, 0.2, 0.3]
     assert charts["Validation accuracy"]["series"][0]["values"] == [0.25, 0.75]
     assert "Loss" not in charts  # only null was recorded
+
+
+def test_charts_are_what_the_parts_of_a_run_declare(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    names = ("train/critic/values_max", "train/critic/returns_max", "train/environment/moves", "mine/x", "train/lr")
+    write_lines(run / "metrics.jsonl", [{"step": step, **dict.fromkeys(names, 0.5 * step)} for step in (1, 2)])
+    (run / "config.yaml").write_text("algorithm: ppo\nmodel: tiny\nenvironment: sliding_puzzle\n")
+    cards = {card["title"]: card for card in chart_cards(run).moving}
+    assert list(cards) == ["Learning rate", "Values and returns", "Moves", "mine/x"]
+    values, moves, mine = cards["Values and returns"], cards["Moves"], cards["mine/x"]
+    assert (values["unit"], values["watch_for"]) == ("reward", PPOConfig.metrics[names[0]].watch_for)
+    assert [line["label"] for line in values["series"]] == ["values max", "returns max"]
+    assert values["notes"] == [f"values max: {PPOConfig.metrics[names[0]].meaning}",
+                               f"returns max: {PPOConfig.metrics[names[1]].meaning}"]  # fmt: skip
+    assert moves["meaning"] == SlidingPuzzleConfig.metrics["train/environment/moves"].meaning
+    assert (mine["unit"], mine["meaning"], mine["watch_for"], mine["series"][0]["values"]) == ("", "", "", [0.5, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("config", "title"),
+    [
+        ("algorithm: ppo\nmodel: tiny\nnum_minibatches: none\n", "Critic"),  # it no longer loads: the algorithm's own
+        ("algorithm: ppo\nplugins: {allow: [nobody]}\n", "train/critic/explained_var"),
+        ("algorithm: gone\nmodel: tiny\n", "train/critic/explained_var"),
+        ("algorithm: [1]\n", "train/critic/explained_var"),
+        ("", "train/critic/explained_var"),
+    ],
+)
+def test_without_its_plugins_a_chart_is_called_as_its_metric(tmp_path: Path, config: str, title: str) -> None:
+    run = make_run(tmp_path / "run")
+    (run / "config.yaml").write_text(config)
+    name = "train/critic/explained_var"
+    write_lines(run / "metrics.jsonl", [{"step": step, name: 0.1 * step} for step in (1, 2)])
+    assert [card["title"] for card in chart_cards(run).moving] == [title]
+    assert name in write_report(run).read_text()
+
+
+def test_curves_that_never_move_and_more_than_can_be_read_are_kept_apart(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    many = {f"mine/{index}": 1.0 for index in range(charts.MAX_CHARTS + 5)}
+    pass_at = {f"validation/pass@{k}": float(k) for k in range(1, 33)}
+    write_lines(run / "metrics.jsonl", [{"step": step, "train/lr": 1e-5, **many, **pass_at} for step in (1, 2)])
+    cards = chart_cards(run, "grpo")
+    assert cards.left_out == 7  # learning rate, pass@k and 65 of ours: 67 charts
+    assert "Learning rate 1e-05" in cards.constants
+    shown = next(card for card in cards.still if card["title"] == "pass@k")
+    # 32 curves, every fourth, the last among them
+    assert [line["label"] for line in shown["series"]] == [f"pass@{k}" for k in range(4, 33, 4)]
+    assert shown["notes"] == ["8 of 32 curves are drawn"]
+
+
+def test_the_report_names_no_metric_of_a_plugin() -> None:
+    sources = "".join(path.read_text() for path in Path(charts.__file__).parent.glob("*.py"))
+    algorithms = [registry().load("algorithms", entry.id) for entry in registry().index.of_kind("algorithms")]
+    own = {name for algorithm in algorithms for name in algorithm.metrics} - set(RolloutRunConfig.metrics)
+    assert len(own) > 50
+    assert not [name for name in own if name in sources]
 
 
 def test_a_report_needs_no_network(tmp_path: Path) -> None:
@@ -251,7 +319,7 @@ def test_long_runs_are_thinned_without_losing_sparse_curves_or_the_last_step(tmp
     write_lines(
         run / "metrics.jsonl", [*lines, *({"step": s, "validation/val_loss": 2.0} for s in range(10, 5001, 10))]
     )
-    chart = next(card for card in charts.cards(RunData.load(run)) if card["title"] == "Loss")
+    chart = next(card for card in chart_cards(run, "sft").still if card["title"] == "Loss")
     train, validation = chart["series"]
     assert sum(value is not None for value in train["values"]) <= charts.MAX_POINTS
     assert sum(value is not None for value in validation["values"]) == 500

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from nemorl.metrics import is_called
 from nemorl.text.reading import shown
 from nemorl.text.suggest import did_you_mean
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 PREFIXES = ("train/", "validation/", "timing/", "performance/")
 TYPO_LIKENESS = 0.85
 """How alike a name must be to a known one to count as a slip of it."""
-_AT_K = re.compile(r"validation/(pass|cons)@[1-9]\d*")
 
 
 def metric_problem(name: str, known: Collection[str], *, validates: bool, has_hooks: bool) -> tuple[str, str] | None:
@@ -23,13 +22,13 @@ def metric_problem(name: str, known: Collection[str], *, validates: bool, has_ho
 
     Args:
         name: Full name, e.g. ``validation/accuracy``.
-        known: Names that the parts of the run declare. They may log others.
+        known: Names that the parts of the run declare, patterns among them. They may log others.
         validates: The run validates at some time.
         has_hooks: Plugins are called back, which may log under names of their own.
     """
     if name.startswith("validation/") and not validates:
         return f"{shown(name)} never occurs: this run does not validate", "set validation.every or validation.at_end"
-    if name in known or _AT_K.fullmatch(name):
+    if any(is_called(name, declared) for declared in known):
         return None
     same_ending = sorted(full for full in known if full.partition("/")[2] == name)
     if not name.startswith(PREFIXES) and not has_hooks:

@@ -21,23 +21,14 @@ from nemorl.config.models import AuxiliaryModel, GenerationConfig, PolicyConfig,
 from nemorl.config.plugin_lists import PluginsConfig, policy_in
 from nemorl.config.ranking import metric_problem
 from nemorl.config.scalars import ExpandsHome
+from nemorl.config.step_metrics import STEP_METRICS
 from nemorl.contracts import Head
 from nemorl.errors import ConfigIssue, NemorlError, boundary
 from nemorl.metrics import MetricInfo
 from nemorl.plugins import Registry, registry
-from nemorl.plugins.kinds import (
-    DatasetConfig,
-    LoggerConfig,
-)
+from nemorl.plugins.kinds import DatasetConfig, LoggerConfig, PluginConfig
 from nemorl.process.deadlines import deadline
 from nemorl.resources.preflight import launch_problems, warn_of_unused_names
-
-STEP_METRICS = (
-    *(f"train/{name}" for name in ("loss", "grad_norm", "lr", "skipped_updates", "total_num_tokens")),
-    *(f"train/{name}" for name in ("global_valid_toks", "global_valid_seqs")),
-    *("performance/tokens_per_sec", "performance/samples_per_sec", "timing/train/total_step_time", "validation/loss"),
-)
-"""Metrics of every algorithm's steps."""
 
 
 class ValidationConfig(Config):
@@ -89,8 +80,8 @@ class RunConfig(Config):
     """Direction of ``best_metric``."""
     policy_head: ClassVar[Head] = "language_model"
     """What the policy says at each token; ``value`` for reward models."""
-    metrics: ClassVar[Mapping[str, MetricInfo]] = {name: MetricInfo() for name in STEP_METRICS}
-    """What the algorithm logs, by full name, e.g. ``train/loss``."""
+    metrics: ClassVar[Mapping[str, MetricInfo]] = STEP_METRICS
+    """Metrics of the algorithm by full name, e.g. ``train/loss``. ``<part>`` stands for any text."""
     needs_columns: ClassVar[tuple[frozenset[str], ...]] = ()
     """Alternative sets of columns, one of which a train row must have. Empty: any row will do."""
     needs_capabilities: ClassVar[Mapping[str, frozenset[str]]] = {}
@@ -168,7 +159,7 @@ class RunConfig(Config):
         if self.checkpoint.metric is not None:
             validates = self.validation.every > 0 or self.validation.at_start or self.validation.at_end
             found = metric_problem(
-                self.checkpoint.metric, self.metrics, validates=validates, has_hooks=bool(self.plugins.hooks)
+                self.checkpoint.metric, declared_metrics(self), validates=validates, has_hooks=bool(self.plugins.hooks)
             )
             if found is not None:
                 yield ConfigIssue("checkpoint.metric", *found)
@@ -280,3 +271,16 @@ class RunConfig(Config):
         ):
             trainer: Any = EntryPoint("trainer", self.trainer, "nemorl").load()(self)
         return trainer
+
+
+def declared_metrics(part: object) -> dict[str, MetricInfo]:
+    """Metrics that a run, or a part of one, and the plugins in it declare."""
+    found: dict[str, MetricInfo] = {}
+    if isinstance(part, RunConfig | PluginConfig) and "metrics" not in type(part).model_fields:  # an option's name
+        found.update(part.metrics)
+    if isinstance(part, Config):
+        part = dict(part)
+    inner = part.values() if isinstance(part, Mapping) else part if isinstance(part, tuple | list) else ()
+    for value in inner:
+        found.update(declared_metrics(value))
+    return found

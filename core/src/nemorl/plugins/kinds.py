@@ -8,12 +8,13 @@ rebuilds its part from the pickled config.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from nemorl.config.base import Config
 from nemorl.errors import ConfigIssue
+from nemorl.metrics import MetricInfo
 
 if TYPE_CHECKING:
     from nemorl.config.models import GenerationConfig, PolicyConfig
@@ -34,6 +35,8 @@ class PluginConfig(Config):
     """The command that installs them, e.g. ``pip install "nemorl-vllm[cuda]"``."""
     supports: ClassVar[frozenset[str]] = frozenset()
     """Capabilities by name, compared when the config loads: ``lora``, ``reference``, ``packing``, …"""
+    metrics: ClassVar[Mapping[str, MetricInfo]] = {}
+    """What it logs, by full name, e.g. ``train/environment/moves``; shown in the report and the documentation."""
 
     @classmethod
     def missing_modules(cls) -> list[str]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from nemorl.config.base import RESUMABLE
+from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import EnvironmentConfig
 from pydantic import Field
 
@@ -17,6 +19,28 @@ class CodeConfig(EnvironmentConfig):
     """Runs the last fenced code block of a response against the row's tests, in a sandbox. Linux."""
 
     summary: ClassVar[str] = "runs Python code against tests, in a sandbox without network and files"
+    metrics: ClassVar[Mapping[str, MetricInfo]] = {
+        "train/environment/tests_passed": MetricInfo(
+            "Tests passed",
+            "share",
+            "share of a row's tests that a program passes",
+            "growth while accuracy stays: some tests are met by a constant",
+            smooth=True,
+        ),
+        **{
+            f"train/environment/code_{event}": MetricInfo(
+                "Programs that failed", "share", f"share of responses {words}", watch_for
+            )
+            for event, words, watch_for in (
+                ("missing", "without a program", "no fall in the first steps: show the expected form in the prompt"),
+                ("timeout", "whose program was stopped at the time limit", "growth: raise `timeout_s`"),
+                ("output_limit", "whose program wrote more than `output_kib`", ""),
+                ("error", "whose program ended with an error", ""),
+                ("tampered", "whose program spoke to its judge out of turn", "growth: the policy attacks its judge"),
+                ("sandbox_died", "whose sandbox ended although others do not", "anything above 0 that stays"),
+            )
+        },
+    }
 
     tests_column: str = "tests"
     """Column with the tests: ``{"input": …, "output": …}`` pairs (the program reads and prints), or assert statements

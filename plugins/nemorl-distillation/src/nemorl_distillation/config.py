@@ -12,7 +12,10 @@ from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import TrainingBackendConfig
 from nemorl_rl.config import RolloutRunConfig
+from nemorl_rl.declared_metrics import RATIO_METRICS, SAMPLER_METRICS
 from pydantic import Field
+
+from nemorl_distillation.declared_metrics import DISTILLATION_METRICS
 
 KLType = Literal["forward", "reverse", "mixed"]
 OutsideTopK = Literal["tail", "renormalize", "zero"]
@@ -53,7 +56,7 @@ class TaughtConfig(RolloutRunConfig):
     needs_columns: ClassVar[tuple[frozenset[str], ...]] = (frozenset({"prompt"}), frozenset({"messages"}))
     metrics: ClassVar[Mapping[str, MetricInfo]] = {
         **RolloutRunConfig.metrics,
-        **{name: MetricInfo() for name in ("train/forward_kl", "train/reverse_kl", "validation/reverse_kl")},
+        **DISTILLATION_METRICS,
     }
     best_metric: ClassVar[str] = "validation/reverse_kl"
     best_is_highest: ClassVar[bool] = False
@@ -133,6 +136,7 @@ class OPDConfig(TaughtConfig):
 
     summary: ClassVar[str] = "On-policy distillation by policy gradient: the teacher's log-prob of each sampled token"
     trainer: ClassVar[str] = "nemorl_distillation.trainer:OPDTrainer"
+    metrics: ClassVar[Mapping[str, MetricInfo]] = {**TaughtConfig.metrics, **RATIO_METRICS, **SAMPLER_METRICS}
 
     algorithm: Literal["opd"] = "opd"
     """Name of the algorithm."""

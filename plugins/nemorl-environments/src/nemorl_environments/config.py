@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from nemorl.config.base import Config
 from nemorl.config.component import Component
 from nemorl.errors import ConfigIssue
+from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import EnvironmentConfig
 from nemorl.text.suggest import did_you_mean
 from pydantic import Field, WithJsonSchema
@@ -189,6 +190,12 @@ class SlidingPuzzleConfig(ConversationConfig):
     algorithm to the moves a policy may make."""
 
     summary: ClassVar[str] = "multi-turn game: slide tiles into order, one move per turn"
+    metrics: ClassVar[Mapping[str, MetricInfo]] = {
+        "train/environment/moves": MetricInfo("Moves", "per episode", "moves of an episode, legal or not", smooth=True),
+        "train/environment/illegal_moves": MetricInfo(
+            "Moves", "per episode", "responses of an episode that are no legal move", "no fall", smooth=True
+        ),
+    }
 
     max_moves: int = Field(50, ge=1)
     """Moves, legal or not, before the game is lost."""
@@ -209,6 +216,14 @@ class CalculatorConfig(ConversationConfig):
     """
 
     summary: ClassVar[str] = "tool use: the policy calls a calculator, then answers"
+    metrics: ClassVar[Mapping[str, MetricInfo]] = {
+        "train/environment/tool_calls": MetricInfo(
+            "Tool calls", "per episode", "calls of an episode", "a fall to 0: the policy guesses instead", smooth=True
+        ),
+        "train/environment/tool_errors": MetricInfo(
+            "Tool calls", "per episode", "calls of an episode whose expression had no value", "no fall", smooth=True
+        ),
+    }
 
     max_calls: int = Field(4, ge=0)
     """Calls per episode; one more ends it with reward 0. The algorithm's ``max_turns`` should be one higher."""

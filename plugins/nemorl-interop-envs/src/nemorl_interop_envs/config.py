@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from nemorl.errors import ConfigIssue
+from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import DatasetConfig, EnvironmentConfig
 from pydantic import Field
 
@@ -20,6 +21,11 @@ class ReasoningGymConfig(EnvironmentConfig):
     summary: ClassVar[str] = "grades answers to reasoning-gym tasks"
     requires_modules: ClassVar[tuple[str, ...]] = ("reasoning_gym",)
     install_hint: ClassVar[str] = 'pip install "nemorl-interop-envs[reasoning-gym]"'
+    metrics: ClassVar[Mapping[str, MetricInfo]] = {
+        "train/environment/scorer_error": MetricInfo(
+            "Scorer errors", "share", "share of responses on which the generator's own scorer failed", "growth"
+        ),
+    }
 
     def build(self) -> Environment:
         from nemorl_interop_envs.reasoning_gym import ReasoningGym

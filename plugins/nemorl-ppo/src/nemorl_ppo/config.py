@@ -15,6 +15,8 @@ from nemorl_rl.kl import KLPenalty
 from nemorl_rl.policy_gradient.config import ClippedRatio
 from pydantic import Field
 
+from nemorl_ppo.declared_metrics import PPO_METRICS
+
 
 class CriticConfig(Config):
     """The model that predicts rewards. What is unset is as the policy has it; the optimizer is its own."""
@@ -51,20 +53,7 @@ class PPOConfig(ClippedRatio, KLPenalty, RolloutRunConfig):
     trainer: ClassVar[str] = "nemorl_ppo.trainer:PPOTrainer"
     needs_columns: ClassVar[tuple[frozenset[str], ...]] = (frozenset({"prompt"}), frozenset({"messages"}))
 
-    metrics: ClassVar[Mapping[str, MetricInfo]] = {
-        **RolloutRunConfig.metrics,
-        **{
-            name: MetricInfo()
-            for name in (
-                "train/critic/loss",
-                "train/critic/explained_var",
-                "train/kl_penalty",
-                "train/token_mult_prob_error",
-                "train/gen_kl_error",
-                "train/approx_entropy",
-            )
-        },
-    }
+    metrics: ClassVar[Mapping[str, MetricInfo]] = {**RolloutRunConfig.metrics, **PPO_METRICS}
     algorithm: Literal["ppo"] = "ppo"
     """Name of the algorithm."""
     num_prompts_per_step: int = Field(32, ge=1)

@@ -17,17 +17,41 @@ if TYPE_CHECKING:
     from nemorl.environment import Environment
 
 
-PAIR_METRICS = tuple(
-    f"{split}/{name}"
+PAIR_METRICS: Mapping[str, MetricInfo] = {
+    f"{split}/{name}": info
+    for name, info in {
+        "loss": MetricInfo(
+            "Loss",
+            meaning="the weighted sum of the terms below; `validation/loss` ranks checkpoints",
+            watch_for="a rise in validation while that of training falls: the pairs are learnt by heart",
+            smooth=True,
+        ),
+        "preference_loss": MetricInfo("Preference loss", meaning="mean loss of a pair", smooth=True),
+        "center_loss": MetricInfo(
+            "Center loss", "squared reward", "mean square of the sum of a pair's rewards", smooth=True
+        ),
+        "accuracy": MetricInfo(
+            "Preference accuracy",
+            "share",
+            "share of pairs whose chosen response gets the higher reward",
+            "0.5 throughout: nothing is learnt; near 1 in training alone: the pairs are learnt by heart",
+            smooth=True,
+        ),
+        **{
+            f"rewards_{side}_mean": MetricInfo(
+                "Preferred and rejected",
+                "reward",
+                f"mean reward of the {side} responses",
+                "both drifting from 0 together: set `center_loss_weight`",
+                smooth=True,
+            )
+            for side in ("chosen", "rejected")
+        },
+        "rewards_margin_mean": MetricInfo("Reward margin", "reward", "difference of the mean rewards", smooth=True),
+        "num_valid_samples": MetricInfo("Pairs", "pairs", "pairs trained on: those with trained tokens on both sides"),
+    }.items()
     for split in ("train", "validation")
-    for name in (
-        "preference_loss",
-        "center_loss",
-        "rewards_chosen_mean",
-        "rewards_rejected_mean",
-        "rewards_margin_mean",
-    )
-)
+}
 
 
 class RMConfig(RunConfig):
@@ -35,10 +59,7 @@ class RMConfig(RunConfig):
 
     summary: ClassVar[str] = "Reward model from pairs of responses (Bradley-Terry)"
     trainer: ClassVar[str] = "nemorl_rm.trainer:RMTrainer"
-    metrics: ClassVar[Mapping[str, MetricInfo]] = {
-        **RunConfig.metrics,
-        **{name: MetricInfo() for name in PAIR_METRICS},
-    }
+    metrics: ClassVar[Mapping[str, MetricInfo]] = {**RunConfig.metrics, **PAIR_METRICS}
     best_metric: ClassVar[str] = "validation/loss"
     best_is_highest: ClassVar[bool] = False
     policy_head: ClassVar[Head] = "value"
@@ -80,6 +101,11 @@ class RewardModelConfig(EnvironmentConfig):
     summary: ClassVar[str] = "scores responses with a reward model (any sequence classifier with one label)"
     requires_modules: ClassVar[tuple[str, ...]] = ("torch", "transformers")
     install_hint: ClassVar[str] = "pip install nemorl-rm"
+    metrics: ClassVar[Mapping[str, MetricInfo]] = {
+        "train/environment/reward_model_score": MetricInfo(
+            "Score of the reward model", meaning="its own number, before `normalization`", smooth=True
+        ),
+    }
 
     model: Annotated[str, ExpandsHome()] = Field(min_length=1)
     """Hugging Face name or folder of the reward model, e.g. ``model/`` of a run of ``rm``."""

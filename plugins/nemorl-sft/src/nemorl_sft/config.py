@@ -17,7 +17,21 @@ class SFTConfig(RunConfig):
     trainer: ClassVar[str] = "nemorl_sft.trainer:SFTTrainer"
     metrics: ClassVar[Mapping[str, MetricInfo]] = {
         **RunConfig.metrics,
-        **{name: MetricInfo() for name in ("validation/val_loss",)},
+        "train/loss": MetricInfo(
+            "Loss",
+            "nats per token",
+            "mean negative log-likelihood of the trained tokens",
+            "a rise, or a fall while that of the held-out rows rises",
+            smooth=True,
+        ),
+        "validation/val_loss": MetricInfo(
+            "Loss",
+            "nats per token",
+            "negative log-likelihood per trained token of the held-out rows",
+            "a rise while that of training falls: the rows are learnt by heart",
+            smooth=True,
+        ),
+        "train/mean_length": MetricInfo("Row length", "tokens", "tokens per row"),
     }
     best_metric: ClassVar[str] = "validation/val_loss"
     best_is_highest: ClassVar[bool] = False

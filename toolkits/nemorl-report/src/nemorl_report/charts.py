@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nemorl.metrics import MetricInfo
+
+from nemorl_report.declared import Declarations
 from nemorl_report.run_data import RunData, clock_time, is_number
 from nemorl_report.words import number
 
@@ -16,62 +18,105 @@ COLOURS = 8
 """Colours of the palette in report.css."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """One card of curves: which metrics share an axis, and what they mean."""
-
-    title: str
-    pattern: str
-    """Full-match regular expression over metric names."""
-    hint: str
-    smooth: bool = False
-    """Noisy per step: draw a moving average over the faint raw curve."""
+MAX_CURVES = COLOURS
+"""Of one chart; of more, every k-th is drawn."""
+MAX_CHARTS = 60
 
 
-CHARTS = (
-    Chart("Reward", "train/reward", "mean over the samples of a step", smooth=True),
-    Chart("Validation accuracy", r"validation/(accuracy|(pass|cons)[@_]?(at_)?\w+)", "held-out prompts"),
-    Chart("Loss", r"train/loss|validation/(val_)?loss", "the training objective", smooth=True),
-    Chart(
-        "Preferred and rejected", r"train/rewards_(chosen|rejected)_mean", "mean reward of each of a pair", smooth=True
-    ),
-    Chart("Critic", "train/critic/explained_var", "share of the returns' variance that it foresees", smooth=True),
-    Chart("Critic loss", "train/critic/loss", "half the squared error of its values", smooth=True),
-    Chart("Distance to the teacher", "validation/reverse_kl", "nats per token, 0 is the teacher itself"),
-    Chart("KL to the reference", "train/kl_penalty", "nats per token, how far the policy has moved", smooth=True),
-    Chart("Sampler mismatch", r"train/token_mult_prob_error", "exp |training − generation log-prob|, 1 is exact"),
-    Chart("Entropy", "train/approx_entropy", "nats per token, near 0 means no exploration left", smooth=True),
-    Chart("Response length", r"train/mean_gen_tokens_per_sample|validation/avg_length", "tokens", smooth=True),
-    Chart("Truncated responses", "train/truncation_rate", "fraction cut by the token limit", smooth=True),
-    Chart("Policy ratio", r"train/probs_ratio(_min|_max)?", "new over old probability per token"),
-    Chart("Gradient norm", "train/grad_norm", "before clipping", smooth=True),
-    Chart("Learning rate", "train/lr", "of the last optimizer step"),
-    Chart("Throughput", r"performance/(generation_|policy_training_)?tokens_per_sec(_per_gpu)?", "tokens per second"),
-)
+@dataclass(frozen=True)
+class Cards:
+    """The charts of a run, as report.js draws them."""
+
+    moving: list[dict[str, Any]]
+    still: list[dict[str, Any]]
+    """Of metrics that kept one value throughout."""
+    left_out: int
+    """Charts beyond ``MAX_CHARTS``."""
+
+    @property
+    def constants(self) -> str:
+        """The curves of ``still`` in words."""
+        told = []
+        for card in self.still:
+            for line in card["series"]:
+                name = card["title"] if len(card["series"]) == 1 else f"{card['title']}, {line['label']}"
+                told.append(f"{name} {number(_known(line)[0])}")
+        return "; ".join(told)
 
 
-def cards(run: RunData) -> list[dict[str, Any]]:
-    """What report.js draws: per card the steps and one list of values (None: not measured) per curve."""
-    found = []
-    for chart in CHARTS:
-        names = sorted(name for name in run.metrics if re.fullmatch(chart.pattern, name))
-        if names:
-            curves = {_label(name, names): run.metrics[name] for name in names}
-            found.append(card(chart.title, curves, meaning=chart.hint, smooth=chart.smooth))
-    return found
+def cards(run: RunData, declarations: Declarations) -> Cards:
+    """Per chart the steps and one list of values (None: not measured) per curve.
+
+    Metrics of one title and unit share a chart. Those of time have a section of their own.
+    """
+    names = [name for name in run.metrics if not name.startswith("timing/")]
+    groups = declarations.grouped(names)
+    found = [_declared_card(run, title, unit, infos) for (title, unit), infos in list(groups.items())[:MAX_CHARTS]]
+    still = [card for card in found if _is_still(card)]
+    return Cards([card for card in found if card not in still], still, max(0, len(groups) - MAX_CHARTS))
+
+
+def _declared_card(run: RunData, title: str, unit: str, infos: Mapping[str, MetricInfo]) -> dict[str, Any]:
+    stride = -(-len(infos) // MAX_CURVES)
+    shown = list(infos)[::-1][::stride][::-1]
+    curves = {_label(name, shown): run.metrics[name] for name in shown}
+    drawn = {_label(name, shown): infos[name] for name in shown}
+    meaning, *notes = _told({label: info.meaning for label, info in drawn.items()})
+    if len(shown) < len(infos):
+        notes.append(f"{len(shown)} of {len(infos)} curves are drawn")
+    watch_for = "; ".join(filter(None, _told({label: info.watch_for for label, info in drawn.items()})))
+    smooth = any(info.smooth for info in infos.values())
+    return card(title, curves, unit=unit, meaning=meaning, notes=notes, watch_for=watch_for, smooth=smooth)
+
+
+def _told(texts: Mapping[str, str]) -> list[str]:
+    """The text that all curves share, else none and then each with the labels that it is about."""
+    labels: dict[str, list[str]] = {}
+    for label, text in texts.items():
+        labels.setdefault(text, []).append(label)
+    if len(labels) == 1:
+        return list(labels)
+    return ["", *(f"{', '.join(of)}: {text}" for text, of in labels.items() if text)]
 
 
 def card(
-    title: str, curves: Mapping[str, Mapping[int, float]], *, meaning: str = "", smooth: bool = False
+    title: str,
+    curves: Mapping[str, Mapping[int, float]],
+    *,
+    unit: str = "",
+    meaning: str = "",
+    notes: Sequence[str] = (),
+    watch_for: str = "",
+    smooth: bool = False,
 ) -> dict[str, Any]:
     """One chart for report.js: label -> step -> value, thinned and rounded."""
-    return {"title": title, "hint": meaning, "smooth": smooth, **_columns(curves)}
+    return {
+        "title": title,
+        "unit": unit,
+        "meaning": meaning.replace("`", ""),
+        "notes": [note.replace("`", "") for note in notes],
+        "watch_for": watch_for.replace("`", ""),
+        "smooth": smooth,
+        **_columns(curves),
+    }
+
+
+def _known(line: Mapping[str, Any]) -> list[float]:
+    return [value for value in line["values"] if value is not None]
+
+
+def _is_still(card: Mapping[str, Any]) -> bool:
+    lines = [_known(line) for line in card["series"]]
+    return all(len(set(line)) == 1 for line in lines) and any(len(line) > 1 for line in lines)
 
 
 def _label(name: str, names: Sequence[str]) -> str:
-    """Short enough for a legend: without the prefix where all curves of the chart share it."""
-    is_shared = len({other.partition("/")[0] for other in names}) == 1
-    return (name.partition("/")[2] if is_shared else name.replace("/", " ")).replace("_", " ")
+    """Short enough for a legend: without the path that all curves of the chart share."""
+    folders = [other.split("/")[:-1] for other in names]
+    shared = 0
+    while all(len(folder) > shared and folder[shared] == folders[0][shared] for folder in folders):
+        shared += 1
+    return " ".join(name.split("/")[shared:]).replace("_", " ")
 
 
 def timing_chart(run: RunData) -> dict[str, Any] | None:
@@ -85,7 +130,8 @@ def timing_chart(run: RunData) -> dict[str, Any] | None:
         {"label": name.replace("_", " "), "values": [_short(values.get(step, 0.0)) for step in kept]}
         for name, values in phases.items()
     ]
-    return {"title": "Seconds per step", "hint": "stacked by phase", "steps": kept, "series": series, "stacked": True}
+    told = {"title": "Seconds per step", "unit": "seconds", "meaning": "stacked by phase", "notes": [], "watch_for": ""}
+    return {**told, "steps": kept, "series": series, "stacked": True}
 
 
 def time_shares(run: RunData) -> dict[str, Any]:

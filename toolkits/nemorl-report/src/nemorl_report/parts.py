@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from nemorl.metrics import THROUGHPUT_NAMES
 
+from nemorl_report.declared import UNDECLARED, Declarations
 from nemorl_report.run_data import RunData, clock_time, flatten, is_number, is_warning, local_time
 from nemorl_report.words import clip, number, words
 
@@ -24,7 +25,7 @@ class Tile(NamedTuple):
     note: str = ""
 
 
-def header(run: RunData) -> dict[str, Any]:
+def header(run: RunData, declarations: Declarations) -> dict[str, Any]:
     """Status, algorithm, model, versions and headline numbers."""
     facts = {
         "status": run.status,
@@ -32,21 +33,23 @@ def header(run: RunData) -> dict[str, Any]:
         "model": run.model,
         "versions": list(run.versions.items()),
     }
-    return {"facts": facts, "tiles": tiles(run)}
+    return {"facts": facts, "tiles": tiles(run, declarations)}
 
 
-def tiles(run: RunData) -> list[Tile]:
+def tiles(run: RunData, declarations: Declarations) -> list[Tile]:
     """Headline numbers."""
     made: list[Tile] = []
-    if accuracy := run.metrics.get("validation/accuracy"):
-        start, best = min(accuracy), max(accuracy, key=lambda step: accuracy[step])
-        last = f"{accuracy[max(accuracy)]:.1%}"
-        made.append(Tile("Validation accuracy", last, f"{accuracy[start]:.1%} at step {start}"))
-        made.append(Tile("Best accuracy", f"{accuracy[best]:.1%}", f"at step {best}"))
-    for name in ("validation/val_loss", "validation/loss"):
-        if losses := run.metrics.get(name):
-            best = min(losses, key=lambda step: losses[step])
-            made.append(Tile("Validation loss", number(run.last(name)), f"best {number(losses[best])} at step {best}"))
+    ranked = run.metrics.get(declarations.best, {})
+    if ranked:
+        info = declarations.metrics.get(declarations.best, UNDECLARED)
+        title = info.title or declarations.best
+        if declarations.best.startswith("validation/") and not title.startswith("Validation"):
+            title = f"Validation {title.lower()}"
+        said = "{:.1%}".format if info.unit == "share" else number
+        start, pick = min(ranked), max if declarations.best_is_highest else min
+        best = pick(ranked, key=lambda step: ranked[step])
+        made.append(Tile(title, said(ranked[max(ranked)]), f"{said(ranked[start])} at step {start}"))
+        made.append(Tile(f"Best {title.lower()}", said(ranked[best]), f"at step {best}"))
     name = "train/reward" if run.metrics.get("train/reward") else "train/loss"
     if values := run.metrics.get(name):
         label = f"Last {name.partition('/')[2]}"
@@ -87,14 +90,17 @@ def sample_pairs(run: RunData) -> tuple[list[tuple[Mapping[str, Any], Mapping[st
     return [], ""
 
 
-def metrics_rows(run: RunData) -> list[dict[str, str]]:
-    """Every metric: its curve in miniature, last value and range."""
+def metrics_rows(run: RunData, declarations: Declarations) -> list[dict[str, str]]:
+    """Every metric: its meaning, its curve in miniature, last value and range."""
     rows = []
+    groups = declarations.grouped(list(run.metrics))
+    meanings = {name: info.meaning.replace("`", "") for infos in groups.values() for name, info in infos.items()}
     for name, values in sorted(run.metrics.items()):
         points = list(values.values())
         rows.append(
             {
                 "name": name,
+                "meaning": meanings[name],
                 "line": sparkline(points),
                 "last": number(points[-1]),
                 "min": number(min(points)),

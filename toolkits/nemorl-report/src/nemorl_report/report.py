@@ -15,13 +15,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from nemorl.config.plugin_lists import PluginsConfig, policy_of
 from nemorl.errors import NemorlError, boundary
-from nemorl.plugins.registry import Registry, registry
 from nemorl.storage.files import replace_text, storing
-from pydantic import ValidationError
 
 from nemorl_report import charts, parts
+from nemorl_report.declared import Declarations, admitted
 from nemorl_report.run_data import RunData
 from nemorl_report.sections import Curves, Section, Table, Text, sections_of
 from nemorl_report.words import cell, number
@@ -53,7 +51,7 @@ def write_report(run_dir: Path, output: Path | None = None, *, warn: Callable[[s
     run = RunData.load(run_dir)
     failures: list[NemorlError] = []
     output = output or Path(run_dir) / "report.html"
-    page = _write_page(output, run.name, parts.header(run), [("", run)], failures.append)
+    page = _write_page(output, run.name, None, [("", run)], failures.append)
     for error in failures:
         warn(str(error))
         if error.__cause__ is not None and not isinstance(error.__cause__, Exception):
@@ -85,7 +83,7 @@ def write_combined_report(stages: Sequence[tuple[str, Path]], output: Path, summ
 def _write_page(
     output: Path,
     title: str,
-    header: Mapping[str, Any],
+    header: Mapping[str, Any] | None,
     runs: Sequence[tuple[str, RunData]],
     failed: Callable[[NemorlError], None],
 ) -> Path:
@@ -101,7 +99,7 @@ def _write_page(
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         css=f"{_asset('uplot.min.css')}\n{_asset('report.css')}",
         nav=links,
-        header=header,
+        header=header or stages[0]["header"],
         stages=stages,
         written=time.strftime("%Y-%m-%d %H:%M"),
         data=data,
@@ -131,29 +129,24 @@ def _stage(
     key: str, name: str, run: RunData, data: dict[str, Any], failed: Callable[[NemorlError], None]
 ) -> dict[str, Any]:
     """The sections of one run as plain data; its chart data goes to ``data``."""
-    data[key] = {"charts": charts.cards(run), "timing": charts.timing_chart(run)}
-    sections = enumerate(sections_of(run, _admitted(run), failed))
+    plugins = admitted(run)
+    declarations = Declarations.of(run, plugins)
+    curves = charts.cards(run, declarations)
+    data[key] = {"charts": curves.moving, "still": curves.still, "timing": charts.timing_chart(run)}
+    sections = enumerate(sections_of(run, plugins, failed))
     return {
         "key": key,
         "name": name,
-        "header": parts.header(run),
-        "has_curves": bool(data[key]["charts"]),
+        "header": parts.header(run, declarations),
+        "curves": curves,
         "time": charts.time_shares(run),
         "samples": parts.samples(run),
         "sections": [_drawn(f"{key}-x{index}", section, data, failed) for index, section in sections],
-        "metrics": parts.metrics_rows(run),
+        "metrics": parts.metrics_rows(run, declarations),
         "config": parts.config_lines(run),
         "environment": parts.environment_rows(run),
         "events": parts.events(run),
     }
-
-
-def _admitted(run: RunData) -> Registry:
-    """The plugins that the run allowed itself."""
-    try:
-        return registry().restricted(policy_of(run.config.get("plugins") or {}))
-    except ValidationError:
-        return registry().restricted(PluginsConfig(allow=()).policy())  # an unreadable policy admits nobody
 
 
 def _drawn(key: str, section: Section, data: dict[str, Any], failed: Callable[[NemorlError], None]) -> dict[str, Any]:

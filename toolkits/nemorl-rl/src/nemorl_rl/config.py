@@ -19,13 +19,7 @@ from nemorl.plugins.kinds import EnvironmentConfig
 from nemorl.weights import choose_transport
 from pydantic import Field, model_validator
 
-ROLLOUT_METRICS = (
-    *(f"train/{name}" for name in ("reward", "accuracy", "mean_prompt_length", "mean_gen_tokens_per_sample")),
-    *(f"train/{name}" for name in ("max_gen_tokens_per_sample", "mean_total_tokens_per_sample", "truncation_rate")),
-    *(f"train/{name}" for name in ("natural_termination_rate", "avg_turns_per_sample")),
-    *(f"validation/{name}" for name in ("accuracy", "reward", "avg_length", "truncation_rate", "avg_turns")),
-)
-"""Metrics of every algorithm that samples."""
+from nemorl_rl.declared_metrics import ROLLOUT_METRICS
 
 
 class BreakerConfig(Config):
@@ -102,8 +96,8 @@ class RolloutRunConfig(RunConfig):
     """One run of an algorithm that samples from the policy it trains."""
 
     metrics: ClassVar[Mapping[str, MetricInfo]] = {
+        **ROLLOUT_METRICS,
         **RunConfig.metrics,
-        **{name: MetricInfo() for name in ROLLOUT_METRICS},
     }
 
     generation: GenerationConfig = Field(default_factory=GenerationConfig)

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nemorl_report.report import plugin_section
+from nemorl_report.report import plugin_blocks
 from nemorl_report.run_data import RunData
 from nemorl_report.sections import Curves, Section, Table, Text
 
@@ -48,7 +48,7 @@ def check_report_can_draw_it(subject: Subject) -> None:
         widths = {len(row) for row in table.rows}
         expect(widths <= {len(table.columns)}, f"{len(table.columns)} columns, rows of {sorted(widths)} cells")
     data: dict[str, Any] = {}
-    plugin_section("checked", made, data)
+    plugin_blocks("checked", made, data)
     json.dumps(data, allow_nan=False)
 
 

@@ -45,7 +45,7 @@ function curves(card) {
     const line = { label, values, stroke: colour(index), width: 2, few: !many };
     if (card.smooth && many) {
       out.push({ ...line, stroke: colour(index) + "55", width: 1 });
-      out.push({ ...line, label: "smoothed", values: movingAverage(values) });
+      out.push({ ...line, label: card.series.length > 1 ? `${label}, smoothed` : "smoothed", values: movingAverage(values) });
     } else out.push(line);
   });
   return out;
@@ -71,7 +71,7 @@ function options(card, lines, width, group) {
     width, height: HEIGHT, series: [{ label: "step", value: (_, v) => String(v ?? card.steps[card.steps.length - 1]) }, ...series],
     scales: { x: { time: false }, y: card.stacked ? { range: (_, __, max) => [0, max * 1.05 || 1] } : {} },
     axes: [{ ...axis, space: 60, incrs: WHOLE, values: ticks, size: 26 },
-           { ...axis, size: 52, values: ticks }],
+           { ...axis, size: 52, values: ticks, label: card.unit || null, labelSize: 18, labelGap: 0, labelFont: axis.font }],
     cursor: { sync: { key: group }, points: { size: 7 }, y: false },
     legend: { live: true, markers: { width: 0, fill: (_, index) => lines[index - 1]?.stroke } },
   };
@@ -95,10 +95,17 @@ function add(card, parent, group) {
   const figure = make("figure", "", parent);
   figure.className = "card";
   make("h3", card.title, figure);
-  make("div", card.hint, figure).className = "hint";
+  make("div", card.meaning, figure).className = "hint";
   const place = make("div", "", figure);
   place.setAttribute("role", "img");
   place.setAttribute("aria-label", `${card.title}. ${summary(card)}`);
+  for (const note of card.notes) make("div", note, figure).className = "note";
+  if (card.watch_for) {
+    const watch = make("div", "", figure);
+    watch.className = "watch";
+    make("b", "Watch for ", watch);
+    watch.append(card.watch_for);
+  }
   drawn.push({ card, place, group, plot: null });
 }
 
@@ -112,6 +119,9 @@ function draw(item) {
 for (const place of document.querySelectorAll("[data-charts]")) {
   const group = place.dataset.charts;
   for (const card of data[group].charts) add(card, place, group);
+}
+for (const place of document.querySelectorAll("[data-still]")) {
+  for (const card of data[place.dataset.still].still) add(card, place, place.dataset.still);
 }
 for (const place of document.querySelectorAll("[data-timing]")) {
   const card = data[place.dataset.timing].timing;

@@ -24,6 +24,7 @@ from pydantic_core import CoreSchema
 
 from nemorl_rl.config import RolloutRunConfig
 from nemorl_rl.kl import KLPenalty
+from nemorl_rl.policy_gradient.declared_metrics import POLICY_GRADIENT_METRICS
 
 if TYPE_CHECKING:
     from nemorl_tensors import KLTerm, LossAggregation
@@ -152,15 +153,6 @@ class ClippedRatio(Config):
         return {"clip_low": self.clip_low, "clip_high": self.clip_high, "dual_clip": self.dual_clip}
 
 
-GROUP_METRICS = tuple(
-    f"train/{name}"
-    for name in (
-        *("advantages/mean", "baseline_reward/pct_0", "baseline_reward/pct_1", "baseline_reward/pct_mixed"),
-        *("kl_penalty", "token_mult_prob_error", "gen_kl_error", "approx_entropy"),
-    )
-)
-
-
 class PolicyGradientConfig(RolloutRunConfig):
     """What every policy-gradient algorithm has: how much is sampled, how often it is learnt from, and for what.
 
@@ -173,10 +165,7 @@ class PolicyGradientConfig(RolloutRunConfig):
         6
     """
 
-    metrics: ClassVar[Mapping[str, MetricInfo]] = {
-        **RolloutRunConfig.metrics,
-        **{name: MetricInfo() for name in GROUP_METRICS},
-    }
+    metrics: ClassVar[Mapping[str, MetricInfo]] = {**RolloutRunConfig.metrics, **POLICY_GRADIENT_METRICS}
     needs_columns: ClassVar[tuple[frozenset[str], ...]] = (frozenset({"prompt"}), frozenset({"messages"}))
 
     num_prompts_per_step: int = Field(32, ge=1)

@@ -1,0 +1,45 @@
+"""Metrics of distillation beside those of every algorithm that samples, as its config classes declare them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from nemorl.metrics import MetricInfo
+
+_DISTANCE = "over the outcomes that `outside_topk` makes"
+_MASS = "well below 1: raise `topk`"
+
+DISTILLATION_METRICS: Mapping[str, MetricInfo] = {
+    "validation/reverse_kl": MetricInfo(
+        "Distance to the teacher",
+        "nats per token",
+        "k3 estimate of KL(student || teacher) per token on new responses, at the sampling temperature; 0 "
+        "is the teacher itself",
+        "no fall: raise the learning rate, or begin with some of the teacher's responses (`dataset_fraction`)",
+    ),
+    "train/forward_kl": MetricInfo(
+        "KL in training", "nats per token", f"KL(teacher || student), {_DISTANCE}", smooth=True
+    ),
+    "train/reverse_kl": MetricInfo(
+        "KL in training",
+        "nats per token",
+        f"KL(student || teacher), {_DISTANCE}; `opd`: estimated from the sampled tokens",
+        smooth=True,
+    ),
+    "train/teacher_topk_mass": MetricInfo(
+        "Probability of the top k",
+        "share",
+        "probability that the teacher gives to its `topk` tokens",
+        _MASS,
+        smooth=True,
+    ),
+    "train/student_topk_mass": MetricInfo(
+        "Probability of the top k",
+        "share",
+        "probability that the student gives to the teacher's `topk` tokens",
+        _MASS,
+        smooth=True,
+    ),
+    "timing/train/teacher_logprob_inference": MetricInfo("Teacher", "seconds", "seconds the teacher reads"),
+}
+"""Of both algorithms."""

@@ -1,0 +1,209 @@
+"""Metrics of algorithms that sample, as their config classes declare them. Importing this imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from nemorl.metrics import MetricInfo
+
+_STALE = "above `rollouts.max_staleness`, never; close to it throughout: training is the slower side"
+_UNSCORED = "anything above 0: the environment hangs, or its time limit is too short"
+
+ROLLOUT_METRICS: Mapping[str, MetricInfo] = {
+    "train/reward": MetricInfo(
+        "Reward",
+        meaning="mean reward, as the environment gave it",
+        watch_for="growth while validation accuracy does not follow: the policy games the reward",
+        smooth=True,
+    ),
+    "validation/reward": MetricInfo("Validation reward", meaning="mean reward"),
+    "train/reward/<part>": MetricInfo(
+        "Parts of the reward",
+        meaning="mean of a named part of the reward, where the environment gives parts; 0 for a response without it",
+        watch_for="one part that grows at the cost of the others",
+    ),
+    "train/accuracy": MetricInfo(
+        "Accuracy",
+        "share",
+        "share of responses that the environment calls right; the mean reward where it does not say",
+        smooth=True,
+    ),
+    "validation/accuracy": MetricInfo(
+        "Validation accuracy",
+        "share",
+        "share of right responses; the mean reward where the environment does not say",
+        "a fall while the training reward grows: the policy overfits its prompts or games the reward",
+    ),
+    "validation/pass@<k>": MetricInfo(
+        "pass@k",
+        "share",
+        "probability that at least one of k responses is right (unbiased, arXiv:2107.03374), for k from 1 to "
+        "`validation.num_generations`, if that is above 1",
+        "pass@1 that grows while large k fall: responses become alike",
+    ),
+    "validation/cons@<k>": MetricInfo(
+        "cons@k",
+        "share",
+        "probability that the majority of k responses is right, where the environment tells answers apart",
+    ),
+    "train/mean_gen_tokens_per_sample": MetricInfo(
+        "Response length",
+        "tokens",
+        "tokens per response, mean",
+        "growth up to the token limit, or collapse to a few tokens",
+        smooth=True,
+    ),
+    "validation/avg_length": MetricInfo("Validation response length", "tokens", "tokens per response"),
+    "train/max_gen_tokens_per_sample": MetricInfo("Longest response", "tokens", "tokens of the longest response"),
+    "train/truncation_rate": MetricInfo(
+        "How responses end",
+        "share",
+        "share cut by the token limit",
+        "growth of the cut ones: raise `generation.max_new_tokens`, or punish length",
+    ),
+    "train/natural_termination_rate": MetricInfo(
+        "How responses end", "share", "share of responses that ended by themselves; the two add up to 1"
+    ),
+    "validation/truncation_rate": MetricInfo(
+        "Truncated in validation",
+        "share",
+        "share cut by the token limit",
+        "above a few percent: accuracy is understated",
+    ),
+    "train/mean_prompt_length": MetricInfo("Prompt length", "tokens", "tokens per prompt"),
+    "train/mean_total_tokens_per_sample": MetricInfo("Sequence length", "tokens", "tokens per sequence"),
+    "train/num_valid_samples": MetricInfo("Responses", "responses", "responses of the step"),
+    "train/avg_turns_per_sample": MetricInfo("Turns", "turns per episode", "turns per episode", smooth=True),
+    "validation/avg_turns": MetricInfo(
+        "Validation turns", "responses per episode", "responses per episode, where any had several"
+    ),
+    "train/avg_trajectory_age": MetricInfo(
+        "Age of responses",
+        "weight versions",
+        "asynchronous rollouts: weight versions between sampling and training, mean",
+        _STALE,
+    ),
+    "train/max_trajectory_age": MetricInfo(
+        "Age of responses",
+        "weight versions",
+        "asynchronous rollouts: weight versions between sampling and training, largest",
+        _STALE,
+    ),
+    "train/dropped_stale_groups": MetricInfo(
+        "Groups dropped as stale",
+        "groups",
+        "groups of this step's wait that came too late",
+        "many in every step: raise `rollouts.max_staleness`, or sample less",
+    ),
+    "train/dropped_unwanted_groups": MetricInfo(
+        "Groups dropped as equal",
+        "groups",
+        "`dynamic_sampling`: groups whose rewards were all the same",
+        "growth: the prompts are too easy or too hard by now",
+    ),
+    "train/environment/environment_timeout": MetricInfo(
+        "Responses not scored in time",
+        "share",
+        "share of responses that were not scored in time and got reward 0; appears when there are any",
+        _UNSCORED,
+    ),
+    "train/environment/episode_timeout": MetricInfo(
+        "Responses not scored in time",
+        "share",
+        "share of episodes that `rollouts.episode_timeout_s` ended with reward 0; appears when there are any",
+        _UNSCORED,
+    ),
+    "train/environment/<name>": MetricInfo(
+        meaning="mean of a number that the environment reports; 0 for a response without it"
+    ),
+    "timing/train/generation": MetricInfo("Generation", "seconds", "sampling responses"),
+    "timing/train/reward_calculation": MetricInfo("Reward calculation", "seconds", "waiting for the environment"),
+    "timing/train/policy_and_reference_logprobs": MetricInfo("Log-probs", "seconds", "old and reference log-probs"),
+    "timing/train/exposed_generation": MetricInfo(
+        "Exposed generation",
+        "seconds",
+        "asynchronous rollouts: waiting for rollouts, in place of `data_processing`",
+        "most of the step: generation is the slower side",
+    ),
+    "timing/train/weight_sync": MetricInfo("Weight sync", "seconds", "handing the new weights to the generator"),
+}
+"""Of every algorithm that samples. ``<part>``, ``<name>`` and ``<k>`` stand for any text."""
+
+_CLIPPED = "above about 0.2: fewer or smaller updates per rollout"
+
+RATIO_METRICS: Mapping[str, MetricInfo] = {
+    **dict.fromkeys(
+        ("train/probs_ratio", "train/probs_ratio_min", "train/probs_ratio_max"),
+        MetricInfo(
+            "Policy ratio",
+            meaning="probability ratio of policy and old policy: mean, smallest and largest over tokens",
+            watch_for="drift of the mean away from 1; with one update per step it is exactly 1",
+        ),
+    ),
+    "train/probs_ratio_clamped": MetricInfo("Clipped policy ratio", meaning="the ratio after clipping"),
+    "train/probs_ratio_clamped_frac": MetricInfo(
+        "Clipped tokens", "share", "share of tokens whose ratio was clipped", _CLIPPED, smooth=True
+    ),
+}
+"""Of algorithms that compare the policy with the one that sampled."""
+
+SAMPLER_METRICS: Mapping[str, MetricInfo] = {
+    "train/token_mult_prob_error": MetricInfo(
+        "Sampler mismatch",
+        meaning="mean of exp(|old - generation log-prob|): how far trainer and sampler disagree; 1 is perfect",
+        watch_for="above `rollouts.mismatch_warning` (1.05) the run warns; above `rollouts.mismatch_limit` (1.3) in "
+        "the first step it ends",
+    ),
+    "train/gen_kl_error": MetricInfo(
+        "KL between sampler and trainer",
+        "nats per token",
+        "estimate of KL(sampler || old policy); 0 is perfect",
+        "growth: find the cause of the mismatch",
+    ),
+    **dict.fromkeys(
+        [f"train/logprob_error/{name}" for name in ("mean", "max", "p50", "p99", "p999")],
+        MetricInfo(
+            "Log-prob error",
+            "nats",
+            "mean, maximum and quantiles of |old - generation log-prob| over tokens",
+            "a large maximum beside a small median: single tokens; all large: the engines as a whole",
+        ),
+    ),
+    "train/sampling_importance_ratio": MetricInfo(
+        "Importance ratio",
+        meaning="mean of exp(old - generation log-prob); with `importance_correction`, of the weights that it applies",
+        watch_for="drift away from 1, which is perfect",
+    ),
+    "train/nonfinite_sampler_logprobs": MetricInfo(
+        "Impossible tokens",
+        "tokens",
+        "tokens, per optimizer step, that the sampler says it cannot have drawn (log-prob -inf or NaN); "
+        "`importance_correction` gives them weight 0",
+        "anything above 0: the sampler's log-probs are those of another distribution",
+    ),
+    "train/approx_entropy": MetricInfo(
+        "Entropy",
+        "nats per token",
+        "entropy per token, estimated from the sampled tokens",
+        "falling to 0 early: exploration is over",
+        smooth=True,
+    ),
+}
+"""Of algorithms that compare the trainer's log-probs with the sampler's."""
+
+KL_METRICS: Mapping[str, MetricInfo] = {
+    "train/kl_penalty": MetricInfo(
+        "KL to the initial policy",
+        "nats per token",
+        "mean estimate per token as it is charged: within `kl_output_clamp`, before its weight",
+        "fast growth",
+        smooth=True,
+    ),
+}
+"""Of algorithms that charge the distance from the initial policy."""
+
+ADVANTAGE_METRICS: Mapping[str, MetricInfo] = dict.fromkeys(
+    ("train/advantages/mean", "train/advantages/max", "train/advantages/min"),
+    MetricInfo("Advantages", meaning="mean, largest and smallest advantage, before normalisation over the batch"),
+)
+"""Of algorithms that turn rewards into advantages."""

@@ -1,0 +1,54 @@
+"""Metrics of the policy-gradient family, as its config classes declare them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from nemorl.metrics import MetricInfo
+
+from nemorl_rl.declared_metrics import ADVANTAGE_METRICS, KL_METRICS, RATIO_METRICS, SAMPLER_METRICS
+
+_DISAGREE = "`max_sequence_error`: "
+_DROPPED = "dropped ones in every step: find the cause of the mismatch"
+
+POLICY_GRADIENT_METRICS: Mapping[str, MetricInfo] = {
+    "train/baseline_reward/pct_mixed": MetricInfo(
+        "Groups by reward", "share", "share of groups with different rewards: the ones that teach", "near 0"
+    ),
+    "train/baseline_reward/pct_0": MetricInfo(
+        "Groups by reward",
+        "share",
+        "share of groups whose mean reward is 0",
+        "near 1: the task is too hard, nothing is learnt",
+    ),
+    "train/baseline_reward/pct_1": MetricInfo(
+        "Groups by reward", "share", "share of groups whose mean reward is 1", "near 1: too easy"
+    ),
+    **ADVANTAGE_METRICS,
+    **KL_METRICS,
+    **RATIO_METRICS,
+    **SAMPLER_METRICS,
+    "train/is_oob_ratio": MetricInfo(
+        "Weights out of bounds",
+        "share",
+        "`importance_correction`: share of tokens (`sequence_mask`: of responses) beyond its bounds, so capped or left "
+        "out",
+        "growth: find the cause of the mismatch",
+    ),
+    "train/sequence_mult_prob_error": MetricInfo(
+        "Sampler mismatch of responses",
+        meaning=f"{_DISAGREE}mean `token_mult_prob_error` of a response",
+        watch_for=_DROPPED,
+    ),
+    "train/max_sequence_mult_prob_error": MetricInfo(
+        "Sampler mismatch of responses",
+        meaning=f"{_DISAGREE}largest `token_mult_prob_error` of a response",
+        watch_for=_DROPPED,
+    ),
+    "train/dropped_disagreeing": MetricInfo(
+        "Responses dropped for mismatch",
+        "responses",
+        f"{_DISAGREE}how many responses were left out for it",
+        _DROPPED,
+    ),
+}
