@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from nemorl.config.load import load_config
+from nemorl.config.ranking import PREFIXES
 from nemorl.metrics import MetricInfo, is_called
 from nemorl.plugins import PluginEntry, registry
 from nemorl.types import Score
@@ -39,6 +40,7 @@ ELSEWHERE = {
     "train/dropped_stale_groups",
     "train/dropped_unwanted_groups",
     "timing/train/exposed_generation",
+    "timing/train/checkpointing",  # runs that save and go on
     "train/environment/environment_timeout",  # environments that hang
     "train/environment/episode_timeout",
     "validation/avg_turns",  # several turns
@@ -72,7 +74,8 @@ def logged(algorithm: str, folder: Path) -> set[str]:
         settings["validation"] = {"every": 1, "max_samples": 2}
     trainer = load_config(settings).build()
     score = reward if samples and not is_taught else None
-    history = trainer.fit(rows, score, val_dataset=rows, console=Console(quiet=True)).history
+    inputs = (rows, score) if samples else (rows,)
+    history = trainer.fit(*inputs, val_dataset=rows, console=Console(quiet=True)).history
     names = {name for record in history for name in record} - {"step"}
     declared = trainer.config.metrics
     assert sorted(name for name in names if not any(is_called(name, known) for known in declared)) == []
@@ -88,7 +91,8 @@ def documented() -> list[str]:
     """The names in the tables of the page, as patterns: ``<part>`` becomes ``*``."""
     tables = PAGE.read_text(encoding="utf-8").split("## Metrics of your own")[0]
     rows = (line.split(" | ")[0] for line in tables.splitlines() if line.startswith("| `"))
-    return [re.sub(r"<\w+>", "*", name) for row in rows for name in re.findall(r"`([^`]+)`", row)]
+    names = (re.sub(r"<\w+>", "*", name) for row in rows for name in re.findall(r"`([^`]+)`", row))
+    return [name for name in names if name.startswith(PREFIXES)]
 
 
 def test_every_metric_is_documented_and_every_documented_one_exists(tmp_path: Path) -> None:

@@ -53,6 +53,7 @@ class DPOConfig(RunConfig):
     metrics: ClassVar[Mapping[str, MetricInfo]] = {
         **RunConfig.metrics,
         **PAIR_METRICS,
+        "train/mean_length": MetricInfo("Sequence length", "tokens", "tokens per prompt and response"),
         "timing/train/policy_and_reference_logprobs": MetricInfo("Log-probs", "seconds", "old and reference log-probs"),
     }
     best_metric: ClassVar[str] = "validation/loss"

@@ -59,7 +59,11 @@ class RMConfig(RunConfig):
 
     summary: ClassVar[str] = "Reward model from pairs of responses (Bradley-Terry)"
     trainer: ClassVar[str] = "nemorl_rm.trainer:RMTrainer"
-    metrics: ClassVar[Mapping[str, MetricInfo]] = {**RunConfig.metrics, **PAIR_METRICS}
+    metrics: ClassVar[Mapping[str, MetricInfo]] = {
+        **RunConfig.metrics,
+        **PAIR_METRICS,
+        "train/mean_length": MetricInfo("Sequence length", "tokens", "tokens per prompt and response"),
+    }
     best_metric: ClassVar[str] = "validation/loss"
     best_is_highest: ClassVar[bool] = False
     policy_head: ClassVar[Head] = "value"
