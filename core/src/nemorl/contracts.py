@@ -21,8 +21,15 @@ if TYPE_CHECKING:
     from nemorl.weights import Export, WeightHandle
 
 WeightsName = Literal["policy", "reference"]
+"""The weights that log-probs are asked of: the current ones or the frozen initial ones.
+
+>>> backend.get_logprobs(batch, "reference")  # doctest: +SKIP
+"""
 Head = Literal["language_model", "value"]
-"""What a model says at each token: log-probs of the vocabulary, or one number (critics, reward models)."""
+"""The output of a model at each token: log-probs of the vocabulary, or one number (critics, reward models).
+
+>>> critic: Head = "value"
+"""
 
 
 class Loss(Protocol):
@@ -30,6 +37,11 @@ class Loss(Protocol):
 
     A loss sums ``per_token * batch.loss_weights`` and nothing else normalises, so that microbatches add up. One that
     compares sequences with each other is given a batch whose ``sequences_per_group`` says how many belong together.
+
+    >>> class Imitation:
+    ...     requires = frozenset()
+    ...     def __call__(self, logprobs, batch):
+    ...         return -(torch.where(batch.mask, logprobs, 0.0) * batch.loss_weights).sum(), {}
     """
 
     @property
@@ -44,7 +56,10 @@ class Loss(Protocol):
 
 
 class Display(Protocol):
-    """Shows a person what a run does. It lives for the length of a ``with`` block."""
+    """Shows a person what a run does. It lives for the length of a ``with`` block.
+
+    >>> with nemorl.Console(quiet=True) as display: display.message("loading")
+    """
 
     @property
     def is_lost(self) -> bool:
@@ -80,7 +95,10 @@ class Display(Protocol):
 
 @runtime_checkable
 class TrainingBackend(Protocol):
-    """One rank of a policy that learns. All ranks run the same calls (SPMD)."""
+    """One rank of a policy that learns. All ranks run the same calls (SPMD).
+
+    >>> metrics = backend.train_step(batch, loss)  # doctest: +SKIP
+    """
 
     def train_step(self, batch: TokenBatch, loss: Loss) -> Metrics:
         """One optimizer step over one minibatch (this rank's shard of it).
@@ -136,7 +154,10 @@ class TrainingBackend(Protocol):
 
 @runtime_checkable
 class GenerationBackend(Protocol):
-    """An engine that continues token sequences."""
+    """An engine that continues token sequences.
+
+    >>> [[one]] = engine.generate([GenerationRequest((5, 6), SamplingParams())])  # doctest: +SKIP
+    """
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[list[Completion]]:
         """One list per request, one completion per seed. Token ids in, token ids and log-probs out."""
@@ -152,7 +173,11 @@ class GenerationBackend(Protocol):
 
 
 class Episode(Protocol):
-    """One conversation with an environment, single use."""
+    """One conversation with an environment, single use.
+
+    >>> class Echo:
+    ...     def step(self, response): return Step(Score(0.0), observation=response, done=False)
+    """
 
     def step(self, response: str) -> Step | Awaitable[Step]:
         """The environment's answer to the policy's latest response."""
@@ -160,7 +185,11 @@ class Episode(Protocol):
 
 
 class Environment(Protocol):
-    """Scores responses. ``score`` for one turn; ``start`` for many. Each may be sync or async."""
+    """Scores responses. ``score`` for one turn; ``start`` for many. Each may be sync or async.
+
+    >>> nemorl.RewardFunction(lambda prompt, response: 1.0).score(Prompt(0, "1+1=", ()), "2")
+    1.0
+    """
 
     def score(self, prompt: Prompt, response: str) -> float | Score | Awaitable[float | Score]:
         """The reward of one response: finite, and the same for the same prompt and response."""
@@ -177,7 +206,11 @@ class Environment(Protocol):
 
 @runtime_checkable
 class DataModule(Protocol):
-    """An endless, resumable stream of batches of rows."""
+    """An endless, resumable stream of batches of rows.
+
+    >>> isinstance(RowDataModule([{"prompt": "1+1="}], batch_size=1, seed=0), DataModule)
+    True
+    """
 
     def next_batch(self) -> list[Row]: ...
 
@@ -194,7 +227,12 @@ class DataModule(Protocol):
 
 
 class Logger(Protocol):
-    """A sink for metrics, already reduced to numbers."""
+    """A sink for metrics, already reduced to numbers.
+
+    >>> class Printed:
+    ...     def log(self, metrics, step): print(step, dict(metrics))
+    ...     def close(self): pass
+    """
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Numbers of a step, by full name. Several calls may belong to one step, and a resumed run repeats steps."""
@@ -206,7 +244,12 @@ class Logger(Protocol):
 
 
 class WeightTransport(Protocol):
-    """Carries weights from the trainer's process to the generator's."""
+    """Carries weights from the trainer's process to the generator's.
+
+    >>> payload = transport("in_process").publish(lambda: iter([{"head.weight": 1.0}]))
+    >>> list(transport("in_process").fetch(payload))
+    [{'head.weight': 1.0}]
+    """
 
     def publish(self, export: Export) -> Any:
         """Trainer's side: make what ``export`` yields available; returns a picklable payload that tells where.
@@ -225,7 +268,10 @@ class WeightTransport(Protocol):
 
 
 class WorkerGroup(Protocol):
-    """The ranks of one backend, wherever they run."""
+    """The ranks of one backend, wherever they run.
+
+    >>> losses = group.scatter("train_step", [(shard, loss) for shard in shards])  # doctest: +SKIP
+    """
 
     @property
     def data_parallel_size(self) -> int: ...

@@ -76,6 +76,9 @@ def as_score(result: object, *, owner: str = "the environment") -> Score:
         result: What was returned: a number, anything with ``__float__`` (a tensor of one element), several of them in
             a mapping, list or tuple, or a ``Score``.
         owner: Who returned it, for the error.
+
+    >>> as_score({"correct": 1, "format": 0.5}).reward
+    1.5
     """
     if isinstance(result, Score):
         return result

@@ -21,7 +21,11 @@ from types import TracebackType
 
 
 class NemorlError(Exception):
-    """Base of all deliberate errors. ``fix`` is one sentence a user can act on."""
+    """Base of all deliberate errors. ``fix`` is one sentence a user can act on.
+
+    >>> NemorlError("no model given", fix="pass one").fix
+    'pass one'
+    """
 
     def __init__(self, message: str, *, fix: str | None = None) -> None:
         self.message = message
@@ -35,7 +39,11 @@ class NemorlError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ConfigIssue:
-    """One mistake in a config: where it is, what is wrong and how to fix it."""
+    """One mistake in a config: where it is, what is wrong and how to fix it.
+
+    >>> print(ConfigIssue("policy.lr", "must be positive"))
+    policy.lr: must be positive
+    """
 
     path: str
     """Dotted path into the config; empty for the config as a whole."""
@@ -48,7 +56,11 @@ class ConfigIssue:
 
 
 class ConfigError(NemorlError, ValueError):
-    """A config that cannot run. Carries every problem found, not only the first."""
+    """A config that cannot run. Carries every problem found, not only the first.
+
+    >>> ConfigError([ConfigIssue("policy.lr", "must be positive")]).problems[0].path
+    'policy.lr'
+    """
 
     def __init__(self, problems: Sequence[ConfigIssue], *, source: str = "config") -> None:
         self.problems = tuple(problems)
@@ -61,70 +73,134 @@ class ConfigError(NemorlError, ValueError):
 
 
 class UsageError(NemorlError, ValueError):
-    """A call that cannot mean anything: wrong arguments to a function or a command."""
+    """A call that cannot mean anything: wrong arguments to a function or a command.
+
+    >>> isinstance(UsageError("0 samples per prompt", fix="ask for 1"), ValueError)
+    True
+    """
 
 
 class DataError(NemorlError, ValueError):
-    """A dataset, row or file that does not have the shape it should."""
+    """A dataset, row or file that does not have the shape it should.
+
+    >>> isinstance(DataError("row 3 has no prompt"), ValueError)
+    True
+    """
 
 
 class PluginError(NemorlError, RuntimeError):
-    """A plugin that is installed but cannot be used."""
+    """A plugin that is installed but cannot be used.
+
+    >>> isinstance(PluginError("acme-env does not import"), RuntimeError)
+    True
+    """
 
 
 class PluginNotFoundError(NemorlError, LookupError):
-    """No usable plugin has the requested name."""
+    """No usable plugin has the requested name.
+
+    >>> isinstance(PluginNotFoundError("no logger is called wand"), LookupError)
+    True
+    """
 
 
 class BackendError(NemorlError, RuntimeError):
-    """A training or generation backend that cannot do what was asked."""
+    """A training or generation backend that cannot do what was asked.
+
+    >>> isinstance(BackendError("this model has no value head"), RuntimeError)
+    True
+    """
 
 
 class CheckpointError(NemorlError, RuntimeError):
-    """A checkpoint that is missing, incomplete, damaged or of another run."""
+    """A checkpoint that is missing, incomplete, damaged or of another run.
+
+    >>> isinstance(CheckpointError("step 40 is incomplete"), RuntimeError)
+    True
+    """
 
 
 class StorageError(NemorlError, OSError):
-    """A file of a run that cannot be written: a full disk, missing permissions."""
+    """A file of a run that cannot be written: a full disk, missing permissions.
+
+    >>> isinstance(StorageError("metrics.jsonl: no space left"), OSError)
+    True
+    """
 
 
 class RunInUseError(NemorlError, RuntimeError):
-    """A run directory that another process writes in."""
+    """A run directory that another process writes in.
+
+    >>> isinstance(RunInUseError("process 41 writes in runs/a"), RuntimeError)
+    True
+    """
 
 
 class DeadlineError(NemorlError, TimeoutError):
-    """A wait that ended without its answer: says who waited on whom and for how long."""
+    """A wait that ended without its answer: says who waited on whom and for how long.
+
+    >>> isinstance(DeadlineError("the grader did not answer in 60 s"), TimeoutError)
+    True
+    """
 
 
 class ResourceError(NemorlError, RuntimeError):
-    """Devices or nodes that a run asks for and a cluster does not have."""
+    """Devices or nodes that a run asks for and a cluster does not have.
+
+    >>> isinstance(ResourceError("8 GPUs asked for, 4 there"), RuntimeError)
+    True
+    """
 
 
 class TerminalLostError(NemorlError, RuntimeError):
-    """A run that was stopped and saved because nobody can see it any more: its terminal or its pipe is gone."""
+    """A run that was stopped and saved because nobody can see it any more: its terminal or its pipe is gone.
+
+    >>> isinstance(TerminalLostError("the terminal is gone"), RuntimeError)
+    True
+    """
 
 
 class WorkerLostError(NemorlError, RuntimeError):
-    """A worker process that died. The run may replace it; the message names it and shows the end of its log."""
+    """A worker process that died. The run may replace it; the message names it and shows the end of its log.
+
+    >>> isinstance(WorkerLostError("rank 1 died"), RuntimeError)
+    True
+    """
 
 
 class WorkerHungError(WorkerLostError, DeadlineError):
-    """A worker process that did not answer in time."""
+    """A worker process that did not answer in time.
+
+    >>> isinstance(WorkerHungError("rank 1 is silent"), WorkerLostError)
+    True
+    """
 
 
 class WeightsLostError(WorkerLostError):
-    """Published weights that can no longer be fetched: the trainer that held them is gone."""
+    """Published weights that can no longer be fetched: the trainer that held them is gone.
+
+    >>> isinstance(WeightsLostError("the trainer is gone"), WorkerLostError)
+    True
+    """
 
 
 class ForeignError(NemorlError, RuntimeError):
-    """An exception that escaped code which is not nemorl's. The original is ``__cause__``."""
+    """An exception that escaped code which is not nemorl's. The original is ``__cause__``.
+
+    >>> isinstance(ForeignError("environment math raised KeyError"), NemorlError)
+    True
+    """
 
 
 IS_ASYNC = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal that asks the process to end now; its name is the message. Passes every :class:`boundary`."""
+    """A signal that asks the process to end now; its name is the message. Passes every :class:`boundary`.
+
+    >>> isinstance(Interrupted("SIGTERM"), KeyboardInterrupt)
+    True
+    """
 
 
 class boundary:  # noqa: N801  (reads as a statement: `with boundary("environment math"):`)
@@ -135,6 +211,12 @@ class boundary:  # noqa: N801  (reads as a statement: `with boundary("environmen
     owner: code that is called by a run does not decide that the run is over, still less that all went well.
 
     A class and not ``@contextmanager``, which takes a RuntimeError caused by ``StopIteration`` for the StopIteration.
+
+    >>> with boundary("environment math"):
+    ...     1 / 0
+    Traceback (most recent call last):
+        ...
+    nemorl.errors.ForeignError: environment math raised ZeroDivisionError: division by zero...
     """
 
     def __init__(self, owner: str, *, passing: tuple[type[Exception], ...] = ()) -> None:

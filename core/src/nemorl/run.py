@@ -151,7 +151,11 @@ class Run:
 
 @dataclass(frozen=True, repr=False)
 class TrainResult:
-    """The result of ``fit``."""
+    """The result of ``fit``.
+
+    >>> TrainResult({"train/loss": 0.5}, [], Path("runs/a"), None, 10)
+    TrainResult(10 steps in runs/a, train/loss 0.5)
+    """
 
     metrics: Mapping[str, float]
     """The last value of every logged metric."""

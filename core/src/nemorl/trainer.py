@@ -27,7 +27,12 @@ from nemorl.types import Row
 
 
 class BaseTrainer(Resumable[C]):
-    """Runs an algorithm. Subclasses define ``train_step`` and, if they need more, ``setup`` and ``validate``."""
+    """Runs an algorithm. Subclasses define ``train_step`` and, if they need more, ``setup`` and ``validate``.
+
+    >>> class Nothing(BaseTrainer):
+    ...     batch_size = 8
+    ...     def train_step(self, rows): return {"loss": Sum(0.0)}
+    """
 
     config_class: ClassVar[type[RunConfig]]
     """The algorithm's config; ``from_pretrained`` builds it."""

@@ -11,18 +11,31 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Message = Mapping[str, str]
-"""One chat turn: ``{"role": "system" | "user" | "assistant" | "tool", "content": …}``."""
+"""One chat turn: ``{"role": "system" | "user" | "assistant" | "tool", "content": …}``.
+
+>>> message: Message = {"role": "user", "content": "1+1="}
+"""
 
 Row = Mapping[str, Any]
-"""One dataset row. ``prompt`` (text or messages) or ``messages`` is required; ``answer`` and others are kept."""
+"""One dataset row. ``prompt`` (text or messages) or ``messages`` is required; ``answer`` and others are kept.
+
+>>> row: Row = {"prompt": "1+1=", "answer": "2"}
+"""
 
 FinishReason = Literal["stop", "length"]
-"""``stop``: an end-of-sequence token or stop string; ``length``: the token limit cut the response."""
+"""``stop``: an end-of-sequence token or stop string; ``length``: the token limit cut the response.
+
+>>> reason: FinishReason = "stop"
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One task to respond to."""
+    """One task to respond to.
+
+    >>> Prompt(index=0, text="1+1=", token_ids=(5, 6, 5, 9), answer="2").messages
+    ()
+    """
 
     index: int
     """Position within the step's batch. Groups are formed by it, never by equal text."""
@@ -40,7 +53,11 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Settings of token sampling. ``temperature=0`` is greedy."""
+    """Settings of token sampling. ``temperature=0`` is greedy.
+
+    >>> SamplingParams(temperature=0.7, max_new_tokens=64).top_p
+    1.0
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -56,7 +73,10 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One prompt to continue ``len(seeds)`` times; the engine computes its prefix once."""
+    """One prompt to continue ``len(seeds)`` times; the engine computes its prefix once.
+
+    >>> two_samples = GenerationRequest((5, 6), SamplingParams(), seeds=(1, 2))
+    """
 
     token_ids: tuple[int, ...]
     sampling: SamplingParams
@@ -66,7 +86,11 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One sampled response: its tokens without the prompt's, the stop token included."""
+    """One sampled response: its tokens without the prompt's, the stop token included.
+
+    >>> Completion((7, 2), (-0.5, -0.1), "stop", weight_versions=(3, 4)).weight_version
+    4
+    """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -85,7 +109,11 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """An environment's judgement of one response."""
+    """An environment's judgement of one response.
+
+    >>> Score(0.5, components={"correct": 1.0, "format": -0.5}, correct=True).valid
+    True
+    """
 
     reward: float
     components: Mapping[str, float] = field(default_factory=dict)
@@ -104,7 +132,11 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The environment's side of one turn of an episode."""
+    """The environment's side of one turn of an episode.
+
+    >>> Step(Score(0.0), observation="Too low. Guess again.", done=False).score.reward
+    0.0
+    """
 
     score: Score
     """Of this turn; rewards of an episode add up."""
@@ -119,6 +151,10 @@ class Sample:
 
     A two-turn episode: ``token_ids = P0 A0 E1 A1`` (prompt, answer, environment text, answer) with
     ``response_mask`` True on A0 and A1 only.
+
+    >>> sample = Sample(Prompt(0, "1+1=", (5,)), (5, 7), (False, True), (0.0, -0.5), Score(1.0), "2", "stop")
+    >>> sample.response_tokens, sample.truncated
+    (1, False)
     """
 
     prompt: Prompt
@@ -150,7 +186,12 @@ class Sample:
 
 
 class Samples(Sequence[Sample]):
-    """The samples of one batch, groups contiguous and in prompt order."""
+    """The samples of one batch, groups contiguous and in prompt order.
+
+    >>> one = Sample(Prompt(3, "1+1=", (5,)), (5, 7), (False, True), (0.0, -0.5), Score(1.0), "2", "stop")
+    >>> Samples([one, one]).group_ids
+    [3, 3]
+    """
 
     def __init__(self, items: Sequence[Sample]) -> None:
         self._items = tuple(items)

@@ -6,6 +6,7 @@ yielded from :meth:`Config.problems`; they are reported together with the field 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from types import NoneType, UnionType
@@ -37,7 +38,11 @@ RESUMABLE = _Resumable()
 """Marks a field that may differ between a run and its continuation: ``workers: Annotated[int, RESUMABLE] = 4``.
 
 For what changes no result of a step beyond rounding (layout, parallel sizes, memory, waiting) and for what a run keeps
-or how long it is. Such a field is no part of the run's identity and so of its default name."""
+or how long it is. Such a field is no part of the run's identity and so of its default name.
+
+>>> class Loading(Config):
+...     workers: Annotated[int, RESUMABLE] = 4
+"""
 
 PLUGINS = "plugins"
 """Key of the validation context: the ``Registry`` that a config is read with. Unset: that of this process."""
@@ -45,6 +50,12 @@ DEFERRED = "deferred"
 """Key of the validation context: ``problems()`` are asked for later, of the whole config at once."""
 PROBLEM = "nemorl_problem"
 """pydantic error type under which our own findings travel; ``config.load`` unpacks message and fix."""
+
+
+def _without_example(schema: dict[str, Any]) -> None:
+    """An example in a docstring is for Python; a schema is shown by editors of YAML."""
+    if "description" in schema:
+        schema["description"] = re.split(r"\s+(?:Example:|>>>)", schema["description"])[0]
 
 
 class Config(BaseModel):
@@ -63,6 +74,7 @@ class Config(BaseModel):
         validate_default=False,
         protected_namespaces=(),
         allow_inf_nan=False,
+        json_schema_extra=_without_example,
     )
 
     @classmethod

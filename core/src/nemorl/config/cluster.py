@@ -50,7 +50,11 @@ class SecurityConfig(Config):
 
 
 class ClusterConfig(Config):
-    """Nodes, devices and the launcher that uses them."""
+    """Nodes, devices and the launcher that uses them.
+
+    >>> ClusterConfig(launcher="local").uses_ray
+    False
+    """
 
     launcher: Literal["auto", "local", "ray"] = "auto"
     """``local``: one process, nothing else started. ``ray``: workers in processes of their own, on any nodes.

@@ -36,6 +36,9 @@ def load_config(
 
     Raises:
         ConfigError: with every problem found, each with its path and fix.
+
+    >>> load_config({"algorithm": "sft", "model": "org/model"}, ["max_steps=10"]).max_steps
+    10
     """
     name = str(source) if isinstance(source, (str, Path)) else "config"
     data = apply_overrides(read_source(source), overrides, name)

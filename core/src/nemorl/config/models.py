@@ -28,7 +28,11 @@ GENERATION_BACKEND = Component("generation_backends", default="hf", built_here=F
 
 
 class OptimizerConfig(Config):
-    """AdamW (arXiv:1711.05101)."""
+    """AdamW (arXiv:1711.05101).
+
+    >>> OptimizerConfig(lr=1e-5).lr
+    1e-05
+    """
 
     lr: float = Field(1e-6, gt=0)
     """Peak learning rate. 1e-6 suits RL on models of 1B and more; tiny models learn at 1e-3."""
@@ -46,7 +50,11 @@ class OptimizerConfig(Config):
 
 
 class ScheduleConfig(Config):
-    """Learning-rate schedule: linear warm-up, then decay."""
+    """Learning-rate schedule: linear warm-up, then decay.
+
+    >>> ScheduleConfig(kind="cosine", warmup_steps=10).min_lr_frac
+    0.0
+    """
 
     kind: Literal["constant", "linear", "cosine"] = "constant"
     """Shape after the warm-up, step by step as in transformers; linear and cosine fall towards ``min_lr_frac``, which
@@ -60,7 +68,11 @@ class ScheduleConfig(Config):
 
 
 class LoraConfig(Config):
-    """Low-rank adapters (arXiv:2106.09685): train a small part, freeze the rest."""
+    """Low-rank adapters (arXiv:2106.09685): train a small part, freeze the rest.
+
+    >>> LoraConfig(rank=8).rank
+    8
+    """
 
     rank: int = Field(16, ge=1)
     """Inner dimension of the adapters."""
@@ -73,7 +85,11 @@ class LoraConfig(Config):
 
 
 class PolicyConfig(Config):
-    """The model that learns, and how: the same for every training backend."""
+    """The model that learns, and how: the same for every training backend.
+
+    >>> PolicyConfig(model_name="org/model", optimizer={"lr": 1e-5}).optimizer.lr
+    1e-05
+    """
 
     model_name: Annotated[str, ExpandsHome()] = ""
     """Hugging Face name or local folder. Usually written as the run's top-level ``model``."""
@@ -143,7 +159,11 @@ def model_problems(path: str, model_name: str) -> Iterator[ConfigIssue]:
 
 
 class GenerationConfig(Config):
-    """The engine that samples, and how."""
+    """The engine that samples, and how.
+
+    >>> GenerationConfig(max_new_tokens=64).sampling(temperature=0.0).max_new_tokens
+    64
+    """
 
     backend: Annotated[GenerationBackendConfig, GENERATION_BACKEND] = Field(
         default="hf",

@@ -28,7 +28,11 @@ TYPO_LIKENESS = 0.85
 
 
 class PluginsConfig(Config):
-    """Which installed plugins this run may use. Not a sandbox: what is allowed runs with your rights."""
+    """Which installed plugins this run may use. Not a sandbox: what is allowed runs with your rights.
+
+    >>> PluginsConfig(block=["acme-math"]).allow is None
+    True
+    """
 
     allow: tuple[str, ...] | None = None
     """Distributions that may be used. Unset: all installed."""

@@ -32,7 +32,11 @@ from nemorl.resources.preflight import launch_problems, warn_of_unused_names
 
 
 class ValidationConfig(Config):
-    """Held-out evaluation during training."""
+    """Held-out evaluation during training.
+
+    >>> ValidationConfig(every=20, at_start=True).max_samples
+    256
+    """
 
     every: int = Field(10, ge=0)
     """Steps between validations; 0 turns them off."""
@@ -47,7 +51,11 @@ class ValidationConfig(Config):
 
 
 class CheckpointConfig(Config):
-    """When to save, and what to keep."""
+    """When to save, and what to keep.
+
+    >>> CheckpointConfig(every=10, keep_best=2).keep_last
+    2
+    """
 
     every: int = Field(50, ge=0)
     """Steps between checkpoints; 0 saves at the end only."""
@@ -68,7 +76,11 @@ class CheckpointConfig(Config):
 
 
 class RunConfig(Config):
-    """One run. Algorithms subclass it; users write it as YAML, JSON, a dict or Python."""
+    """One run. Algorithms subclass it; users write it as YAML, JSON, a dict or Python.
+
+    >>> RunConfig(policy=PolicyConfig(model_name="org/model"), max_steps=10).max_epochs
+    1
+    """
 
     summary: ClassVar[str] = ""
     """One line for ``plugins list``, set by the algorithm."""

@@ -28,7 +28,11 @@ _SCIENTIFIC = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 
 
 class ExpandsHome:
-    """Marks a text field that may be a path, so that ``~`` works: ``Annotated[str, ExpandsHome()]``."""
+    """Marks a text field that may be a path, so that ``~`` works: ``Annotated[str, ExpandsHome()]``.
+
+    >>> class Model(Config):
+    ...     folder: Annotated[str, ExpandsHome()] = "~/models/a"
+    """
 
 
 class WrongValueError(ValueError):

@@ -38,11 +38,21 @@ if TYPE_CHECKING:
 
 PROJECT = "nemorl"
 hookimpl = pluggy.HookimplMarker(PROJECT)
+"""Marks a method as an implementation, with its place among others.
+
+>>> class Last:
+...     @hookimpl(trylast=True)
+...     def on_fit_end(self, trainer): print(trainer.stop_reason)
+"""
 _spec = pluggy.HookspecMarker(PROJECT)
 
 
 class HookSpecs:
-    """Every lifecycle event. All are observers unless the docstring says *control*."""
+    """Every lifecycle event. All are observers unless the docstring says *control*.
+
+    >>> class Bell:
+    ...     def on_step_end(self, step, metrics): print(step, metrics["loss"])
+    """
 
     @_spec
     def on_build_end(self, trainer: BaseTrainer[Any]) -> None:

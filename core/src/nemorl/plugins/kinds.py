@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 
 
 class PluginConfig(Config):
-    """What every plugin says about itself, as class data that is readable without torch."""
+    """Base of all plugin configs: class data about the plugin, readable without torch.
+
+    >>> PluginConfig.missing_modules()
+    []
+    """
 
     summary: ClassVar[str] = ""
     """One line for ``plugins list``."""
@@ -52,7 +56,11 @@ def _can_be_found(module: str) -> bool:
 
 
 class TrainingBackendConfig(PluginConfig):
-    """Base of training backends (entry-point group ``nemorl.training_backends``)."""
+    """Base of training backends (entry-point group ``nemorl.training_backends``).
+
+    >>> TrainingBackendConfig().data_shards(PolicyConfig(tensor_parallel_size=2), world_size=4)
+    (0, 0, 1, 1)
+    """
 
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process",)
     """Ways it can hand weights to a generator, best first."""
@@ -95,7 +103,11 @@ class TrainingBackendConfig(PluginConfig):
 
 
 class GenerationBackendConfig(PluginConfig):
-    """Base of generation backends (entry-point group ``nemorl.generation_backends``)."""
+    """Base of generation backends (entry-point group ``nemorl.generation_backends``).
+
+    >>> GenerationBackendConfig().devices_per_replica
+    1
+    """
 
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process",)
     """Ways it can receive weights, best first. One that supports ``any_transport`` also takes another that a run asks
@@ -147,7 +159,11 @@ class GenerationBackendConfig(PluginConfig):
 
 
 class EnvironmentConfig(PluginConfig):
-    """Base of environments (entry-point group ``nemorl.environments``)."""
+    """Base of environments (entry-point group ``nemorl.environments``).
+
+    >>> class BrevityConfig(EnvironmentConfig):
+    ...     def build(self): return nemorl.RewardFunction(lambda prompt, response: -len(response))
+    """
 
     def build(self) -> Environment:
         """An environment, ready to score."""
@@ -155,7 +171,13 @@ class EnvironmentConfig(PluginConfig):
 
 
 class DatasetConfig(PluginConfig):
-    """Base of datasets (entry-point group ``nemorl.datasets``)."""
+    """Base of datasets (entry-point group ``nemorl.datasets``).
+
+    >>> class SumsConfig(DatasetConfig):
+    ...     def build(self, split): return [{"prompt": "1+1=", "answer": "2"}] if split == "train" else None
+    >>> SumsConfig().first_row()["answer"]
+    '2'
+    """
 
     def build(self, split: str) -> Sequence[Row] | None:
         """The rows of ``train`` or ``validation``; ``None`` where there is no such split.
@@ -173,7 +195,11 @@ class DatasetConfig(PluginConfig):
 
 
 class LoggerConfig(PluginConfig):
-    """Base of loggers (entry-point group ``nemorl.loggers``)."""
+    """Base of loggers (entry-point group ``nemorl.loggers``).
+
+    >>> class PrintedConfig(LoggerConfig):
+    ...     def build(self, run_dir): return Printed()
+    """
 
     def build(self, run_dir: Path) -> Logger:
         """A logger that writes under or about ``run_dir``."""
@@ -181,7 +207,11 @@ class LoggerConfig(PluginConfig):
 
 
 class WeightTransportConfig(PluginConfig):
-    """Base of weight transports (entry-point group ``nemorl.weight_transports``)."""
+    """Base of weight transports (entry-point group ``nemorl.weight_transports``).
+
+    >>> WeightTransportConfig.reach, WeightTransportConfig.works_colocated
+    ('node', True)
+    """
 
     reach: ClassVar[Distance] = "node"
     """How far apart trainer and generator may be."""

@@ -42,6 +42,10 @@ def find_dataset(name: str | Path, installed: Sequence[str] = ()) -> DatasetConf
 
     Raises:
         UsageError: it is none of them; names what comes closest.
+
+    Example:
+        >>> find_dataset("openai/gsm8k").path
+        'openai/gsm8k'
     """
     path = expanded(name)
     try:

@@ -36,6 +36,9 @@ def plot_run(
 
     Raises:
         UsageError: matplotlib is not installed, or the run never logged a metric.
+
+    Example:
+        >>> plot_run("runs/first", "curves.png", ["train/reward"])  # doctest: +SKIP
     """
     if find_spec("matplotlib") is None:
         raise UsageError("plot needs matplotlib", fix='pip install "nemorl-report[plot]"; report.html needs nothing')

@@ -22,7 +22,13 @@ from nemorl_rl.trainer import RolloutTrainer
 
 
 class Trainer:
-    """The trainer of any algorithm, by name. ``nemorl.GRPOTrainer`` and its like are the classes themselves."""
+    """The trainer of any algorithm, by name. ``nemorl.GRPOTrainer`` and its like are the classes themselves.
+
+    Example:
+        >>> trainer = nemorl.Trainer.from_pretrained("org/model", algorithm="sft", max_steps=10)
+        >>> trainer.config.max_steps
+        10
+    """
 
     @staticmethod
     def from_pretrained(model: str, *, algorithm: str = "grpo", **knobs: Any) -> BaseTrainer[Any]:
@@ -69,7 +75,8 @@ def train(
         **knobs: Fields of the algorithm's config, e.g. ``max_steps=100`` or ``policy={"precision": "bfloat16"}``.
 
     Example:
-        >>> nemorl.train("Qwen/Qwen2.5-1.5B", rows, lambda prompt, response: float("42" in response))
+        >>> right = lambda prompt, response: float("42" in response)
+        >>> nemorl.train("Qwen/Qwen2.5-1.5B", rows, right, max_steps=20)  # doctest: +SKIP
     """
     trainer = Trainer.from_pretrained(model, algorithm=algorithm, **knobs)
     given = {"val_dataset": val_dataset, "callbacks": callbacks, "resume": resume}
@@ -81,15 +88,27 @@ def train(
 
 
 def train_grpo(model: str, dataset: DataSource, reward_fn: RewardSource | None = None, **knobs: Any) -> TrainResult:
-    """:func:`train` with ``algorithm="grpo"``: learn from rewards, relative to the other responses to a prompt."""
+    """:func:`train` with ``algorithm="grpo"``: learn from rewards, relative to the other responses to a prompt.
+
+    Example:
+        >>> nemorl.train_grpo("org/model", rows, lambda prompt, response: -len(response))  # doctest: +SKIP
+    """
     return train(model, dataset, reward_fn, algorithm="grpo", **knobs)
 
 
 def train_sft(model: str, dataset: DataSource, **knobs: Any) -> TrainResult:
-    """:func:`train` with ``algorithm="sft"``: imitate rows with ``messages``, or with ``prompt`` and ``response``."""
+    """:func:`train` with ``algorithm="sft"``: imitate rows with ``messages``, or with ``prompt`` and ``response``.
+
+    Example:
+        >>> nemorl.train_sft("org/model", [{"prompt": "1+1=", "response": "2"}])  # doctest: +SKIP
+    """
     return train(model, dataset, algorithm="sft", **knobs)
 
 
 def train_dpo(model: str, dataset: DataSource, **knobs: Any) -> TrainResult:
-    """:func:`train` with ``algorithm="dpo"``: learn from rows with ``prompt``, ``chosen`` and ``rejected``."""
+    """:func:`train` with ``algorithm="dpo"``: learn from rows with ``prompt``, ``chosen`` and ``rejected``.
+
+    Example:
+        >>> nemorl.train_dpo("org/model", [{"prompt": "1+1=", "chosen": "2", "rejected": "3"}])  # doctest: +SKIP
+    """
     return train(model, dataset, algorithm="dpo", **knobs)

@@ -46,6 +46,9 @@ class EarlyStopping(Callback):
         patience: Stop after this many validations without a new best. ``None``: never.
         min_delta: A new best must be better by more than this.
         higher_is_better: Direction of the metric.
+
+    Example:
+        >>> stops = EarlyStopping("accuracy", threshold=0.95)
     """
 
     def __init__(
@@ -97,6 +100,9 @@ class CheckpointCallback(Callback):
         every: Steps between checkpoints.
         keep: Most recent checkpoints to keep, in place of ``checkpoint.keep_last``. The best ones are kept as well
             (``checkpoint.keep_best``).
+
+    Example:
+        >>> saves = CheckpointCallback(every=20, keep=3)
     """
 
     essential = True
@@ -138,6 +144,9 @@ class LoggerCallback(Callback):
         PluginNotFoundError: no such logger is installed; says what to install.
         UsageError: the service's own package is missing; says what to install.
         ConfigError: every option that is wrong.
+
+    Example:
+        >>> logs = LoggerCallback("tensorboard")
     """
 
     def __init__(self, name: str, **options: Any) -> None:
@@ -175,6 +184,9 @@ class WandbCallback(LoggerCallback):
     Args:
         project: Project that the run appears in.
         **options: More options of the logger ``wandb``: ``entity``, ``run_name``, ``tags``, ``mode``.
+
+    Example:
+        >>> logs = WandbCallback(project="sums")  # doctest: +SKIP
     """
 
     def __init__(self, project: str = "nemorl", **options: Any) -> None:

@@ -23,7 +23,13 @@ from nemorl_rl.declared_metrics import ROLLOUT_METRICS
 
 
 class BreakerConfig(Config):
-    """When steps that teach nothing end the run, or are warned of."""
+    """When steps that teach nothing end the run, or are warned of.
+
+    Example:
+        >>> config = RolloutConfig(breaker={})
+        >>> isinstance(config.breaker, BreakerConfig)
+        True
+    """
 
     failed_frac: float = Field(1.0, gt=0, le=1)
     """Share of a step's episodes that must have timed out, or failed in the environment, for the step to count. Lower
@@ -39,7 +45,12 @@ class BreakerConfig(Config):
 
 
 class RolloutConfig(Config):
-    """How responses are collected and scored."""
+    """How responses are collected and scored.
+
+    Example:
+        >>> RolloutConfig(mode="async", max_staleness=2).mode
+        'async'
+    """
 
     mode: Literal["sync", "async"] = "sync"
     """``sync``: sample, then train. ``async``: sample the next batches while training on earlier ones."""
@@ -75,7 +86,12 @@ class RolloutConfig(Config):
 
 
 class RolloutValidationConfig(ValidationConfig):
-    """Held-out evaluation during training, by sampling."""
+    """Held-out evaluation during training, by sampling.
+
+    Example:
+        >>> RolloutValidationConfig(num_generations=4, temperature=0.7).num_generations
+        4
+    """
 
     num_generations: int = Field(1, ge=1, le=100_000)
     """Responses per prompt; above 1 also reports pass@k for k = 1 … this."""
@@ -93,7 +109,14 @@ class RolloutValidationConfig(ValidationConfig):
 
 
 class RolloutRunConfig(RunConfig):
-    """One run of an algorithm that samples from the policy it trains."""
+    """One run of an algorithm that samples from the policy it trains.
+
+    Example:
+        >>> class MyConfig(RolloutRunConfig):
+        ...     num_prompts_per_step: int = 8
+        >>> MyConfig(model="org/model", generation={"max_new_tokens": 16}).generation.max_new_tokens
+        16
+    """
 
     metrics: ClassVar[Mapping[str, MetricInfo]] = {
         **ROLLOUT_METRICS,

@@ -19,7 +19,13 @@ Target = TypeVar("Target")
 
 
 def register_algorithm(name: str) -> Callable[[Target], Target]:
-    """Add an algorithm: a ``RunConfig`` subclass, or a ``BaseTrainer`` subclass with its ``config_class``."""
+    """Add an algorithm: a ``RunConfig`` subclass, or a ``BaseTrainer`` subclass with its ``config_class``.
+
+    Example:
+        >>> @register_algorithm("imitate_best")  # doctest: +SKIP
+        ... class ImitateBest(RolloutTrainer):
+        ...     config_class = ImitateBestConfig
+    """
     return _registering("algorithms", name)
 
 
@@ -28,6 +34,12 @@ def register_training_backend(name: str) -> Callable[[Target], Target]:
 
     Its constructor may take ``policy`` (also as ``config``), ``worker`` (also as ``cluster``: this rank's place in it)
     and ``reference``; so may a ``setup`` method, which is called right after.
+
+    Example:
+        >>> @register_training_backend("mine")
+        ... class Mine:
+        ...     def __init__(self, policy, worker):
+        ...         self.model = policy.model_name
     """
     return _registering("training_backends", name)
 
@@ -37,6 +49,12 @@ def register_generation_backend(name: str) -> Callable[[Target], Target]:
 
     Its constructor may take ``generation`` (also as ``config``), ``policy``, ``worker`` (also as ``cluster``) and
     ``weights``; so may a ``setup`` method, which is called right after.
+
+    Example:
+        >>> @register_generation_backend("parrot")
+        ... class Parrot:
+        ...     def generate(self, requests):
+        ...         return [[Completion(r.token_ids, (0.0,) * len(r.token_ids), "length")] for r in requests]
     """
     return _registering("generation_backends", name)
 
@@ -70,6 +88,11 @@ def register_logger(name: str) -> Callable[[Target], Target]:
     """Add a logger: a config class, a class with ``log(metrics, step)`` and ``close()``, or ``f(metrics, step)``.
 
     The constructor of a class may take ``run_dir``.
+
+    Example:
+        >>> @register_logger("printed")
+        ... def printed(metrics, step):
+        ...     print(step, dict(metrics))
     """
     return _registering("loggers", name)
 
@@ -81,6 +104,10 @@ def get_training_backend(name: str) -> type[TrainingBackendConfig]:
 
     Raises:
         PluginNotFoundError: nothing has the name; says what is installed and what to install.
+
+    Example:
+        >>> get_training_backend("dtensor").__name__
+        'DTensorConfig'
     """
     found: type[TrainingBackendConfig] = registry().load("training_backends", name)
     return found
@@ -91,6 +118,10 @@ def get_generation_backend(name: str) -> type[GenerationBackendConfig]:
 
     Raises:
         PluginNotFoundError: nothing has the name; says what is installed and what to install.
+
+    Example:
+        >>> get_generation_backend("hf").__name__
+        'HFGenerationConfig'
     """
     found: type[GenerationBackendConfig] = registry().load("generation_backends", name)
     return found

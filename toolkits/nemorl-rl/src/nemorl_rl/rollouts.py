@@ -67,7 +67,14 @@ class _Trajectory:
 
 @dataclass(frozen=True)
 class RolloutPlan:
-    """The making of a group of samples from a prompt."""
+    """The making of a group of samples from a prompt.
+
+    Example:
+        >>> def differs(group):
+        ...     return len({sample.reward for sample in group}) > 1
+        >>> RolloutPlan(8, SamplingParams(temperature=0.9), keep=differs).max_turns
+        1
+    """
 
     samples_per_prompt: int
     """G"""
@@ -197,7 +204,13 @@ def _total(scores: Sequence[Score]) -> Score:
 
 
 def rollout_metrics(samples: Samples) -> dict[str, Metric]:
-    """Metrics of one rollout, under the reference system's names."""
+    """Metrics of one rollout, under NeMo RL's names.
+
+    Example:
+        >>> one = Sample(Prompt(0, "1+1=", (5,)), (5, 7), (False, True), (0.0, -0.5), Score(1.0), "2", "stop")
+        >>> rollout_metrics(Samples([one]))["mean_gen_tokens_per_sample"].value
+        1.0
+    """
     lengths = [sample.response_tokens for sample in samples]
     metrics: dict[str, Metric] = {
         "reward": Mean.of(samples.rewards),

@@ -44,7 +44,15 @@ R = TypeVar("R", bound=RolloutRunConfig)
 
 
 class RolloutTrainer(BaseTrainer[R]):
-    """Runs an algorithm that samples. Subclasses define ``train_step`` and ``rollout_plan``."""
+    """Runs an algorithm that samples. Subclasses define ``train_step`` and ``rollout_plan``.
+
+    Example:
+        >>> class Nothing(RolloutTrainer):
+        ...     batch_size = 8
+        ...     rollout_plan = RolloutPlan(samples_per_prompt=4, sampling=SamplingParams())
+        ...     def train_step(self, rows):
+        ...         return rollout_metrics(self.collect(rows))
+    """
 
     def __init__(self, config: R) -> None:
         super().__init__(config)

@@ -27,7 +27,11 @@ from nemorl_tensors.functional import segment_ids, segment_sum
 
 LossAggregation = Literal["token", "sequence", "sequence_sum"]
 """``token``: every trained token weighs the same. ``sequence``: every sequence does, shared among its tokens.
-``sequence_sum``: every token weighs one over the number of sequences; the one level whose weights do not sum to 1."""
+``sequence_sum``: every token weighs one over the number of sequences; the one level whose weights do not sum to 1.
+
+Example:
+    >>> per_response: LossAggregation = "sequence"
+"""
 
 SPAN_TOKENS = 512
 """Mean length from which sequences are copied span by span. Shorter ones are gathered token by token: a span costs a
@@ -39,6 +43,13 @@ class TokenBatch:
     """Sequences laid end to end, with named fields per token and per sequence.
 
     Tensors of a batch are not to be written to: they may be those of another batch, or memory shared between ranks.
+
+    Example:
+        >>> batch = TokenBatch.from_sequences([[5, 6, 7], [5, 8]], [[False, True, True], [False, True]])
+        >>> batch.lengths.tolist(), batch.num_tokens
+        ([3, 2], 5)
+        >>> float(batch.loss_weights.sum())
+        1.0
     """
 
     token_ids: Tensor
@@ -276,6 +287,11 @@ def loss_weights(mask: Tensor, lengths: Tensor, loss_aggregation: LossAggregatio
     ``token``: 1 / T for each of T trained tokens. ``sequence``: 1 / (S * t_b) for each of the t_b trained tokens of
     sequence b, where S sequences have any. ``sequence_sum``: 1 / S for each, so that they sum to T / S
     (``seq-mean-token-sum`` in verl).
+
+    Example:
+        >>> mask = torch.tensor([False, True, True, False, True])
+        >>> loss_weights(mask, torch.tensor([3, 2]), "sequence").tolist()  # two sequences, 1/2 each
+        [0.0, 0.25, 0.25, 0.0, 0.5]
     """
     ones = mask.float()
     if loss_aggregation == "token":

@@ -18,6 +18,11 @@ from torch import Tensor
 from nemorl_tensors.ratios import LOG_RATIO_LIMIT, importance_weight, masked_log_ratio
 
 KLType = Literal["k1", "k2", "k3"]
+"""Which estimator of the KL.
+
+Example:
+    >>> kind: KLType = "k3"
+"""
 KLGradient = Literal["unbiased", "estimator"]
 
 
@@ -26,23 +31,43 @@ def _reference_log_ratio(policy_logprobs: Tensor, reference_logprobs: Tensor, li
 
 
 def kl_k1(policy_logprobs: Tensor, reference_logprobs: Tensor, limit: float = LOG_RATIO_LIMIT) -> Tensor:
-    """``-log r`` with ``r = reference / policy``. Unbiased, high variance, can be negative; derivative 0 on average."""
+    """``-log r`` with ``r = reference / policy``. Unbiased, high variance, can be negative; derivative 0 on average.
+
+    Example:
+        >>> kl_k1(torch.tensor([-1.0]), torch.tensor([-3.0])).tolist()  # log r = -2
+        [2.0]
+    """
     return -_reference_log_ratio(policy_logprobs, reference_logprobs, limit)
 
 
 def kl_k2(policy_logprobs: Tensor, reference_logprobs: Tensor, limit: float = LOG_RATIO_LIMIT) -> Tensor:
-    """``(log r)^2 / 2``. Biased, low variance; its derivative is that of the reverse KL."""
+    """``(log r)^2 / 2``. Biased, low variance; its derivative is that of the reverse KL.
+
+    Example:
+        >>> kl_k2(torch.tensor([-1.0]), torch.tensor([-3.0])).tolist()  # (-2)^2 / 2
+        [2.0]
+    """
     return _reference_log_ratio(policy_logprobs, reference_logprobs, limit).square() / 2
 
 
 def kl_k3(policy_logprobs: Tensor, reference_logprobs: Tensor, limit: float = LOG_RATIO_LIMIT) -> Tensor:
-    """``r - 1 - log r``. Unbiased and never negative; its derivative is that of the forward KL (arXiv:2402.03300)."""
+    """``r - 1 - log r``. Unbiased and never negative; its derivative is that of the forward KL (arXiv:2402.03300).
+
+    Example:
+        >>> round(float(kl_k3(torch.tensor([-1.0]), torch.tensor([-3.0]))), 4)  # exp(-2) - 1 + 2
+        1.1353
+    """
     log_ratio = _reference_log_ratio(policy_logprobs, reference_logprobs, limit)
     return torch.exp(log_ratio) - 1 - log_ratio
 
 
 KL_ESTIMATORS: Mapping[KLType, Callable[..., Tensor]] = {"k1": kl_k1, "k2": kl_k2, "k3": kl_k3}
-"""``(policy_logprobs, reference_logprobs, limit) -> [N]``"""
+"""The estimators by name: ``(policy_logprobs, reference_logprobs, limit) -> [N]``.
+
+Example:
+    >>> KL_ESTIMATORS["k1"](torch.tensor([-1.0]), torch.tensor([-3.0])).tolist()
+    [2.0]
+"""
 
 
 @dataclass(frozen=True)
@@ -60,6 +85,11 @@ class KLTerm:
     without gradient) = 1 adds the second part for k1 and k3; the derivative of k2 is that of KL(policy || reference) as
     it is. ``importance_weighted``: w = exp(policy - generation) instead, for tokens that another policy has drawn; its
     gradient is kept in the same cases.
+
+    Example:
+        >>> mask = torch.tensor([True, False])
+        >>> KLTerm("k1").estimate(torch.tensor([-1.0, 0.0]), torch.tensor([-3.0, 0.0]), mask).abs().tolist()
+        [2.0, 0.0]
     """
 
     kind: KLType = "k3"

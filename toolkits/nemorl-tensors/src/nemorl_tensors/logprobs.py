@@ -22,6 +22,10 @@ def next_token_targets(mask: Tensor, lengths: Tensor) -> Tensor:
 
     The hidden state that predicts token t stands at t - 1 (of the same sequence), so a caller scores
     ``hidden[t - 1]`` against ``token_ids[t]`` and writes the result at t.
+
+    Example:
+        >>> next_token_targets(torch.tensor([True, True, False, True]), torch.tensor([2, 2])).tolist()
+        [1, 3]
     """
     first = torch.zeros_like(mask)
     first[(torch.cumsum(lengths, 0) - lengths)[lengths > 0]] = True
@@ -52,6 +56,11 @@ def linear_logprobs(
     Returns:
         float32 nats of the shape of ``targets``, differentiable in ``hidden``, ``weight`` and ``bias``. The backward
         pass recomputes each chunk's logits: one more head matmul instead of M x V stored values.
+
+    Example:
+        >>> hidden, head = torch.zeros(1, 2), torch.zeros(4, 2)  # four equally likely tokens: log 1/4
+        >>> round(float(linear_logprobs(hidden, head, torch.tensor([3]))), 4)
+        -1.3863
     """
     chunk = chunk_tokens or max(1, CHUNK_LOGITS // weight.shape[0])
     candidates_MK = targets[:, None] if targets.ndim == 1 else targets
@@ -76,6 +85,12 @@ def linear_topk_logprobs(
 
     Returns:
         [M, K] int64 token ids and [M, K] float32 nats, without gradient.
+
+    Example:
+        >>> head = torch.tensor([[0.0], [2.0], [1.0]])  # three tokens, logits 0, 2 and 1
+        >>> ids, logprobs = linear_topk_logprobs(torch.ones(1, 1), head, k=2)
+        >>> ids.tolist()
+        [[1, 2]]
     """
     count = hidden.shape[0]
     ids = torch.empty((count, k), dtype=torch.int64, device=hidden.device)

@@ -24,6 +24,11 @@ def pair_batch(
 
     A pair one side of which has nothing to train on has nothing to compare: its other side is masked too, so that it
     takes no weight from the rest.
+
+    Example:
+        >>> batch = pair_batch([([5, 7], [False, True])], [([5, 8, 9], [False, True, True])])
+        >>> batch.loss_weights.tolist(), batch.sequences_per_group
+        ([0.0, 0.5, 0.0, 0.25, 0.25], 2)
     """
     sequences, masks = [], []
     for pair in zip(chosen, rejected, strict=True):
@@ -34,7 +39,12 @@ def pair_batch(
 
 
 def split_pairs(values_B: Tensor) -> tuple[Tensor, Tensor]:
-    """[B] of sequences -> [P] of the chosen, [P] of the rejected."""
+    """[B] of sequences -> [P] of the chosen, [P] of the rejected.
+
+    Example:
+        >>> [side.tolist() for side in split_pairs(torch.tensor([1.0, 2.0, 3.0, 4.0]))]
+        [[1.0, 3.0], [2.0, 4.0]]
+    """
     return values_B[0::2], values_B[1::2]
 
 
@@ -43,6 +53,11 @@ def pair_weights(batch: TokenBatch) -> Tensor:
 
     A sequence with trained tokens has 1 / S of the weight of a step, S being their number, and a pair has two of them
     or none (:func:`pair_batch`).
+
+    Example:
+        >>> batch = pair_batch([([5, 7], [False, True])], [([5, 8, 9], [False, True, True])])
+        >>> pair_weights(batch).tolist()
+        [1.0]
     """
     chosen, rejected = split_pairs(segment_sum(batch.loss_weights, batch.mask, batch.lengths))
     return torch.where((chosen > 0) & (rejected > 0), chosen + rejected, 0.0)
@@ -55,6 +70,11 @@ def preference_metrics(rewards_chosen: Tensor, rewards_rejected: Tensor, counted
         rewards_chosen: [P] any scale.
         rewards_rejected: [P]
         counted: [P] bool, the pairs to count.
+
+    Example:
+        >>> chosen, rejected = torch.tensor([2.0, 1.0]), torch.tensor([1.0, 3.0])
+        >>> preference_metrics(chosen, rejected, torch.tensor([True, True]))["accuracy"].value
+        0.5
     """
     chosen, rejected = rewards_chosen.detach()[counted], rewards_rejected.detach()[counted]
     count = chosen.numel()

@@ -30,7 +30,7 @@ def vocab_parallel_logprobs(
     softcap: float | None = None,
     chunk_tokens: int | None = None,
 ) -> Tensor:
-    """What :func:`nemorl_tensors.linear_logprobs` computes, with ``weight`` spread over ``group``. Collective.
+    """As :func:`nemorl_tensors.linear_logprobs`, with ``weight`` spread over ``group``. Collective.
 
     Args:
         hidden: [M, D] states, the same on every rank.
@@ -46,6 +46,9 @@ def vocab_parallel_logprobs(
     Returns:
         float32 nats of the shape of ``targets``, the same on every rank. The gradient of ``hidden`` is whole on every
         rank, that of ``weight`` and ``bias`` belongs to this rank's rows.
+
+    Example:
+        >>> vocab_parallel_logprobs(hidden, my_rows, targets, first=rank * len(my_rows), group=group)  # doctest: +SKIP
     """
     chunk = chunk_tokens or max(1, CHUNK_LOGITS // max(1, weight.shape[0]))
     settings = (first, group, temperature, softcap, chunk)
@@ -67,9 +70,12 @@ def vocab_parallel_topk_logprobs(
     softcap: float | None = None,
     chunk_tokens: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """What :func:`nemorl_tensors.linear_topk_logprobs` finds, with ``weight`` spread over ``group``. Collective.
+    """As :func:`nemorl_tensors.linear_topk_logprobs`, with ``weight`` spread over ``group``. Collective.
 
     Each rank offers its own k likeliest; the best k of all of them are the best k of the vocabulary.
+
+    Example:
+        >>> vocab_parallel_topk_logprobs(hidden, my_rows, k=8, first=rank * len(my_rows), group=group)  # doctest: +SKIP
     """
     count, own, ranks = hidden.shape[0], weight.shape[0], dist.get_world_size(group)
     ids = torch.empty((count, k), dtype=torch.int64, device=hidden.device)

@@ -51,11 +51,23 @@ CHECKED_KINDS = tuple(_MODULES)
 
 
 class ConformanceError(NemorlError, AssertionError):
-    """A plugin that breaks a clause of its contract. Carries every broken one when several were checked."""
+    """A plugin that breaks a clause of its contract. Carries every broken one when several were checked.
+
+    Example:
+        >>> isinstance(ConformanceError("the reward is NaN"), AssertionError)
+        True
+    """
 
 
 class NotApplicable(Exception):  # noqa: N818  (an outcome, not an error)
-    """A check that says nothing about this plugin; the message is why. pytest shows it as a skip."""
+    """A check that says nothing about this plugin; the message is why. pytest shows it as a skip.
+
+    Example:
+        >>> raise NotApplicable("it keeps no state")
+        Traceback (most recent call last):
+            ...
+        nemorl_testing.kit.NotApplicable: it keeps no state
+    """
 
 
 def expect(holds: object, seen: str) -> None:
@@ -66,7 +78,12 @@ def expect(holds: object, seen: str) -> None:
 
 @dataclass(frozen=True)
 class Settings:
-    """What the author of a plugin tells the checks. Every field has a default that suits most plugins."""
+    """Examples and settings for the checks of one plugin. Every field has a default that suits most plugins.
+
+    Example:
+        >>> Settings(examples=[("1+1=", "2", 1.0)]).tolerance
+        0.0001
+    """
 
     examples: Sequence[tuple[Any, str, float | None]] = ()
     """Environments: ``(prompt, response, expected reward)``. The prompt is text, a ``Prompt`` or a mapping of
@@ -97,7 +114,12 @@ class Settings:
 
 @dataclass(frozen=True)
 class Check:
-    """One clause, ready to run."""
+    """One clause, ready to run.
+
+    Example:
+        >>> checks_for("loggers")[0].section
+        '4'
+    """
 
     function: Callable[[Subject], None]
 
@@ -215,7 +237,12 @@ def _quietly(close: Callable[[], object]) -> None:
 
 
 def checks_for(kind: str) -> list[Check]:
-    """The checks of a kind, those of every plugin first."""
+    """The checks of a kind, those of every plugin first.
+
+    Example:
+        >>> "scores_are_repeatable" in [check.name for check in checks_for("environments")]
+        True
+    """
     if kind not in _MODULES:
         fix = did_you_mean(kind, _MODULES) or f"use one of {', '.join(_MODULES)}"
         raise UsageError(f"there are no conformance checks for {kind!r}", fix=fix)
@@ -232,7 +259,12 @@ def checks_for(kind: str) -> list[Check]:
 
 @dataclass(frozen=True)
 class Report:
-    """What came of each check, by name."""
+    """The outcome of each check, by name.
+
+    Example:
+        >>> Report(passed=("loads",), failed={}, skipped={}).passed
+        ('loads',)
+    """
 
     passed: tuple[str, ...]
     failed: Mapping[str, ConformanceError]
@@ -240,7 +272,12 @@ class Report:
 
 
 def run_checks(kind: str, given: str | Mapping[str, Any], *, only: Sequence[str] = (), **settings: Any) -> Report:
-    """Run the checks of a kind here and now. ``settings`` are the fields of :class:`Settings`."""
+    """Run the checks of a kind here and now. ``settings`` are the fields of :class:`Settings`.
+
+    Example:
+        >>> run_checks("environments", "math", only=["close_twice_is_harmless"]).passed
+        ('close_twice_is_harmless',)
+    """
     chosen = [check for check in _selected(kind, only) if not only or check.name in only]
     passed: list[str] = []
     failed: dict[str, ConformanceError] = {}
@@ -266,6 +303,10 @@ def check_plugin(kind: str, given: str | Mapping[str, Any], *, only: Sequence[st
 
     Raises:
         ConformanceError: lists every clause that the plugin breaks.
+
+    Example:
+        >>> check_plugin("environments", "math", only=["close_twice_is_harmless"]).failed
+        {}
     """
     report = run_checks(kind, given, only=only, **settings)
     if report.failed:
@@ -289,6 +330,9 @@ def conformance(
         only: Names of the checks to run. Unset: all.
         skip: Check name -> why it does not apply; shown as a skip.
         **settings: Fields of :class:`Settings`.
+
+    Example:
+        >>> test_math = conformance("environments", "math", examples=[({"text": "1+1=", "answer": "2"}, "2", 1.0)])
     """
     import pytest
 

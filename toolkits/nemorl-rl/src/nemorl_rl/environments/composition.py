@@ -169,6 +169,13 @@ class ChainEnvironment(_Composition):
 
     The reward is the weighted sum of the parts that were asked; give a gate the weight 0 to make it a condition only.
     The last part leads: its ``correct`` counts, and an episode whose chain stops before it is wrong and ends.
+
+    Example:
+        >>> gate = lambda prompt, response: float(response.isdigit())
+        >>> right = lambda prompt, response: float(response == "4")
+        >>> chain = ChainEnvironment({"digits": (gate, 0.2), "right": (right, 1.0)})
+        >>> chain.start(Prompt(0, "2+2=", ())).step("four").score.reward
+        0.0
     """
 
     name = "chain"

@@ -137,7 +137,12 @@ class RewardFunction(Environment):
 
 
 FunctionalRewardWrapper = RewardFunction
-"""The same class under the name that the reference system uses."""
+"""The same class under the name that NeMo RL uses.
+
+Example:
+    >>> FunctionalRewardWrapper(lambda prompt, response: 1.0).batched
+    False
+"""
 
 
 def _row(prompt: Prompt) -> Mapping[str, Any]:

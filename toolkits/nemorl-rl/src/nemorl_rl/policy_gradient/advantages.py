@@ -138,7 +138,7 @@ def over_valid(
 
 
 def has_spread(group: Sequence[Sample]) -> bool:
-    """Whether a group teaches anything: rewards that are all equal give advantage 0 (DAPO, arXiv:2503.14476).
+    """True for a group that teaches something: rewards that are all equal give advantage 0 (DAPO, arXiv:2503.14476).
 
     Example:
         >>> from nemorl.types import Prompt, Score

@@ -31,7 +31,12 @@ if TYPE_CHECKING:
 
 
 class RewardScaling(Config):
-    """Clamp rewards to a source range, then map it linearly onto a target range."""
+    """Clamp rewards to a source range, then map it linearly onto a target range.
+
+    Example:
+        >>> RewardScaling(source_max=10.0).target_max  # a reward of 10 becomes 1
+        1.0
+    """
 
     source_min: float = 0.0
     """Rewards below are raised to this."""
@@ -49,7 +54,12 @@ class RewardScaling(Config):
 
 
 class OverlongPenalty(Config):
-    """DAPO's soft punishment of long responses (arXiv:2503.14476, eq. 13)."""
+    """DAPO's soft punishment of long responses (arXiv:2503.14476, eq. 13).
+
+    Example:
+        >>> OverlongPenalty(max_response_tokens=512, buffer_tokens=128).penalty
+        1.0
+    """
 
     max_response_tokens: int = Field(ge=1)
     """Length at which the full penalty applies."""
@@ -75,7 +85,12 @@ CORRECTION_BOUNDS: Mapping[CorrectionKind, Mapping[str, float]] = {
 
 
 class ImportanceCorrection(Config):
-    """Weigh each token by how likely the trainer finds it, relative to the engine that sampled it."""
+    """Weigh each token by how likely the trainer finds it, relative to the engine that sampled it.
+
+    Example:
+        >>> ImportanceCorrection(kind="icepop").high
+        5.0
+    """
 
     kind: CorrectionKind = "truncated"
     """``plain``: the ratio itself. ``truncated``: at most ``cap``. ``icepop``: tokens with a ratio out of bounds train
@@ -123,7 +138,12 @@ class ImportanceCorrection(Config):
 
 
 class RewardShaping(Config):
-    """A block of knobs: what happens to a reward before it is compared with others."""
+    """A block of knobs: what happens to a reward before it is compared with others.
+
+    Example:
+        >>> RewardShaping(truncation_reward_factor=0.5).overlong_penalty is None
+        True
+    """
 
     reward_scaling: RewardScaling | None = None
     """Map rewards to another range before anything else."""
@@ -139,7 +159,12 @@ class RewardShaping(Config):
 
 
 class ClippedRatio(Config):
-    """A block of knobs: PPO's clipped surrogate, token by token (arXiv:1707.06347)."""
+    """A block of knobs: PPO's clipped surrogate, token by token (arXiv:1707.06347).
+
+    Example:
+        >>> ClippedRatio(clip_high=0.28).ratio_options
+        {'clip_low': 0.2, 'clip_high': 0.28, 'dual_clip': None}
+    """
 
     clip_low: float = Field(0.2, ge=0, lt=1)
     """The probability ratio is clipped below at 1 - this."""
@@ -154,7 +179,7 @@ class ClippedRatio(Config):
 
 
 class PolicyGradientConfig(RolloutRunConfig):
-    """What every policy-gradient algorithm has: how much is sampled, how often it is learnt from, and for what.
+    """Fields of every policy-gradient algorithm: how much is sampled, how often it is learnt from, and for what.
 
     Example:
         >>> class MeanBaselineConfig(PolicyGradientConfig):
@@ -247,7 +272,12 @@ class PolicyGradientConfig(RolloutRunConfig):
 
 
 class GroupComparison(Config):
-    """A block of knobs: the responses to one prompt are compared with each other."""
+    """A block of knobs: the responses to one prompt are compared with each other.
+
+    Example:
+        >>> GroupComparison(num_generations_per_prompt=8, advantage_clip_high=5.0).advantage_bounds
+        (None, 5.0)
+    """
 
     num_generations_per_prompt: int = Field(16, ge=2)
     """Responses per prompt, the group size G. Larger groups give better baselines."""
@@ -277,7 +307,12 @@ class GroupComparison(Config):
 
 
 class ClippedConfig(ClippedRatio, KLPenalty, GroupComparison, PolicyGradientConfig):
-    """GRPO's knobs but for how a reward becomes an advantage: group, clipped loss and KL penalty."""
+    """GRPO's knobs but for how a reward becomes an advantage: group, clipped loss and KL penalty.
+
+    Example:
+        >>> ClippedConfig(model="org/model", clip_high=0.28, loss_aggregation="sequence").dynamic_sampling
+        False
+    """
 
     loss_aggregation: Literal["token", "sequence", "sequence_sum"] = "token"
     """Average over all response tokens, over responses of their own averages, or over responses of their sums (a long

@@ -27,7 +27,11 @@ from torch import Tensor
 from nemorl_rl.policy_gradient.config import ImportanceCorrection
 
 Correction = Callable[[Tensor, TokenBatch], tuple[Tensor, dict[str, Metric]]]
-"""``(log_ratio [N], batch) -> (weights [N], metrics)``; ``log_ratio`` is 0 where ``batch.mask`` is False."""
+"""A function ``(log_ratio [N], batch) -> (weights [N], metrics)``; ``log_ratio`` is 0 where ``batch.mask`` is False.
+
+Example:
+    >>> correction: Correction | None = build_correction(ImportanceCorrection(kind="truncated"))
+"""
 
 
 @dataclass(frozen=True)

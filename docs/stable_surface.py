@@ -1,0 +1,81 @@
+"""The stable surface: what authors of plugins may build on, by module.
+
+Each name has a docstring with an example and is on a page of docs/reference/api, written by ``generate_api.py``. Other
+names of these modules, and other modules, may change in any version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+SURFACE: Mapping[str, tuple[str, ...]] = {
+    "nemorl": (
+        *("BaseTrainer", "Callback", "ChainEnvironment", "CheckpointCallback", "ClusterConfig", "Console"),
+        *("EarlyStopping", "Environment", "FunctionalRewardWrapper", "GenerationConfig", "LoggerCallback"),
+        *("NemorlError", "PolicyConfig", "RayVirtualCluster", "RayWorkerGroup", "RewardFunction", "RolloutRunConfig"),
+        *("RolloutTrainer", "RunConfig", "Score", "TrainResult", "Trainer", "WandbCallback", "WeightedEnvironment"),
+        *("find_dataset", "get_generation_backend", "get_training_backend", "hookimpl", "load_config", "plot_run"),
+        *("register_algorithm", "register_dataset", "register_environment", "register_generation_backend"),
+        *("register_logger", "register_training_backend", "train", "train_dpo", "train_grpo", "train_sft"),
+    ),
+    "nemorl.types": (
+        *("Completion", "FinishReason", "GenerationRequest", "Message", "Prompt", "Row", "Sample", "Samples"),
+        *("SamplingParams", "Score", "Step"),
+    ),
+    "nemorl.contracts": (
+        *("DataModule", "Display", "Environment", "Episode", "GenerationBackend", "Head", "Logger", "Loss"),
+        *("TrainingBackend", "WeightTransport", "WeightsName", "WorkerGroup"),
+    ),
+    "nemorl.plugins.kinds": (
+        *("DatasetConfig", "EnvironmentConfig", "GenerationBackendConfig", "LoggerConfig", "PluginConfig"),
+        *("TrainingBackendConfig", "WeightTransportConfig"),
+    ),
+    "nemorl.config": (
+        *("RESUMABLE", "CheckpointConfig", "ClusterConfig", "Config", "ExpandsHome", "GenerationConfig", "LoraConfig"),
+        *("OptimizerConfig", "PluginsConfig", "PolicyConfig", "RunConfig", "ScheduleConfig", "ValidationConfig"),
+        *("load_config",),
+    ),
+    "nemorl.metrics": (
+        *("Histogram", "Last", "Max", "Mean", "Metric", "MetricInfo", "Metrics", "Min", "Sum"),
+        *("average", "merge", "values"),
+    ),
+    "nemorl.errors": (
+        *("BackendError", "CheckpointError", "ConfigError", "ConfigIssue", "DataError", "DeadlineError"),
+        *("ForeignError", "Interrupted", "NemorlError", "PluginError", "PluginNotFoundError", "ResourceError"),
+        *("RunInUseError", "StorageError", "TerminalLostError", "UsageError", "WeightsLostError", "WorkerHungError"),
+        *("WorkerLostError", "boundary"),
+    ),
+    "nemorl.environment": ("Environment", "as_score"),
+    "nemorl.plugins.hooks": ("HookSpecs", "hookimpl"),
+    "nemorl.trainer": ("BaseTrainer",),
+    "nemorl_rl.trainer": ("RolloutTrainer",),
+    "nemorl_rl.rollouts": ("RolloutPlan", "rollout_metrics"),
+    "nemorl_rl.config": ("BreakerConfig", "RolloutConfig", "RolloutRunConfig", "RolloutValidationConfig"),
+    "nemorl_rl.policy_gradient.trainer": ("PolicyGradientTrainer",),
+    "nemorl_rl.policy_gradient.config": (
+        *("ClippedConfig", "ClippedRatio", "GroupComparison", "ImportanceCorrection", "OverlongPenalty"),
+        *("PolicyGradientConfig", "RewardScaling", "RewardShaping"),
+    ),
+    "nemorl_rl.policy_gradient.rewards": ("overlong", "scale", "shaped_rewards"),
+    "nemorl_rl.policy_gradient.advantages": (
+        *("batch_normalized", "clip_advantages", "differ", "group_advantages", "has_spread", "over_valid"),
+    ),
+    "nemorl_rl.policy_gradient.kl_charge": ("group_kl", "kl_to_go", "with_kl"),
+    "nemorl_rl.policy_gradient.loss": ("ClippedPolicyGradientLoss", "PolicyGradientLoss"),
+    "nemorl_rl.policy_gradient.correction": (
+        *("Correction", "IcePop", "OfSequences", "Plain", "SequenceMask", "Truncated", "build_correction"),
+    ),
+    "nemorl_rl.policy_gradient.disagreement": ("drop_disagreeing", "sequence_errors"),
+    "nemorl_rl.policy_gradient.updates": ("run_updates",),
+    "nemorl_rl.policy_gradient.metrics": ("group_metrics", "kl_metrics"),
+    "nemorl_tensors": (
+        *("KL_ESTIMATORS", "KLTerm", "KLType", "LossAggregation", "TokenBatch", "kl_k1", "kl_k2", "kl_k3"),
+        *("linear_logprobs", "linear_topk_logprobs", "loss_weights", "masked_max", "masked_mean", "masked_min"),
+        *("next_token_targets", "pair_batch", "pair_weights", "preference_metrics", "segment_ids", "segment_mean"),
+        *("segment_sum", "split_pairs", "standardized", "vocab_parallel_logprobs", "vocab_parallel_topk_logprobs"),
+    ),
+    "nemorl_testing": (
+        *("Check", "ConformanceError", "NotApplicable", "Report", "Settings", "check_plugin", "checks_for"),
+        *("conformance", "run_checks"),
+    ),
+}
