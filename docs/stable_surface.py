@@ -27,8 +27,8 @@ SURFACE: Mapping[str, tuple[str, ...]] = {
         *("TrainingBackend", "WeightTransport", "WeightsName", "WorkerGroup"),
     ),
     "nemorl.plugins.kinds": (
-        *("DatasetConfig", "EnvironmentConfig", "GenerationBackendConfig", "LoggerConfig", "PluginConfig"),
-        *("TrainingBackendConfig", "WeightTransportConfig"),
+        *("DatasetConfig", "EnvironmentConfig", "GenerationBackendConfig", "HookConfig", "LoggerConfig"),
+        *("PluginConfig", "ReportSectionConfig", "TrainingBackendConfig", "WeightTransportConfig"),
     ),
     "nemorl.config": (
         *("RESUMABLE", "CheckpointConfig", "ClusterConfig", "Config", "ExpandsHome", "GenerationConfig", "LoraConfig"),
@@ -74,6 +74,8 @@ SURFACE: Mapping[str, tuple[str, ...]] = {
         *("next_token_targets", "pair_batch", "pair_weights", "preference_metrics", "segment_ids", "segment_mean"),
         *("segment_sum", "split_pairs", "standardized", "vocab_parallel_logprobs", "vocab_parallel_topk_logprobs"),
     ),
+    "nemorl_report.run_data": ("RunData",),
+    "nemorl_report.sections": ("Curves", "Section", "Table", "Text"),
     "nemorl_testing": (
         *("Check", "ConformanceError", "NotApplicable", "Report", "Settings", "check_plugin", "checks_for"),
         *("conformance", "run_checks"),

@@ -228,7 +228,12 @@ class WeightTransportConfig(PluginConfig):
 
 
 class HookConfig(PluginConfig):
-    """Base of hooks (entry-point group ``nemorl.hooks``)."""
+    """Base of hooks (entry-point group ``nemorl.hooks``).
+
+    >>> class GuardConfig(HookConfig):
+    ...     limit: float = 0.3
+    ...     def build(self): return KLGuard(self.limit)
+    """
 
     def build(self) -> object:
         """The object whose ``on_*`` methods are called at the events of a run; every run builds one."""
@@ -236,7 +241,11 @@ class HookConfig(PluginConfig):
 
 
 class ReportSectionConfig(PluginConfig):
-    """Base of report sections (entry-point group ``nemorl.report_sections``)."""
+    """Base of report sections (entry-point group ``nemorl.report_sections``).
+
+    >>> class NoteConfig(ReportSectionConfig):
+    ...     def build(self): return lambda run: Section("Note", [Text(f"{run.last_step} steps")])
+    """
 
     def build(self) -> Callable[[Any], Any]:
         """The function that makes a ``Section`` of a run's records (``RunData``), or ``None`` where it has nothing to

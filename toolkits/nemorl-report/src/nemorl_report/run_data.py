@@ -31,7 +31,12 @@ VERSION_KEYS = ("nemorl", "nemorl-core", "python", "torch", "transformers", "vll
 
 @dataclass(frozen=True, slots=True)
 class RunData:
-    """What a run left behind."""
+    """The records of a run, as it left them.
+
+    Example:
+        >>> RunData.load(Path("no/such/run")).last("train/reward") is None
+        True
+    """
 
     name: str
     """Of its directory."""

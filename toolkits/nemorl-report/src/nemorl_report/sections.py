@@ -28,14 +28,24 @@ Cell = str | float | None
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph."""
+    """A paragraph.
+
+    Example:
+        >>> Text("Nothing was dropped.").text
+        'Nothing was dropped.'
+    """
 
     text: str
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under column titles. Numbers are shown with four significant digits."""
+    """Rows under column titles. Numbers are shown with four significant digits.
+
+    Example:
+        >>> Table(["prompt", "reward"], [["1+1=", 0.5]]).rows[0][1]
+        0.5
+    """
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
@@ -43,7 +53,12 @@ class Table:
 
 @dataclass(frozen=True)
 class Curves:
-    """One chart: curves over steps."""
+    """One chart: curves over steps.
+
+    Example:
+        >>> Curves("Reward", {"reward": {1: 0.25, 2: 0.5}}).series["reward"][2]
+        0.5
+    """
 
     title: str
     series: Mapping[str, Mapping[int, float]]
@@ -56,7 +71,12 @@ class Curves:
 
 @dataclass(frozen=True)
 class Section:
-    """What stands under one title."""
+    """A title and what stands under it, block by block.
+
+    Example:
+        >>> Section("Note", [Text("Nothing was dropped.")]).title
+        'Note'
+    """
 
     title: str
     blocks: Sequence[Text | Table | Curves]
