@@ -67,8 +67,7 @@ def test_a_bad_name_is_refused_with_a_better_one(name: str, problem: str) -> Non
 @pytest.mark.parametrize(
     ("kind", "name", "hidden"),
     [
-        ("algorithm", "rollout-run", "RolloutRunConfig"),
-        ("algorithm", "rollout", "RolloutTrainer"),
+        ("algorithm", "policy-gradient", "PolicyGradient"),
         ("dataset", "dataset", "DatasetConfig"),
     ],
 )

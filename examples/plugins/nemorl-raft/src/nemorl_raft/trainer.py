@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from nemorl.metrics import Mean, Metrics
 from nemorl.types import Row, Sample, Samples
+from nemorl_rl.policy_gradient.updates import run_updates
 from nemorl_rl.rollouts import RolloutPlan, rollout_metrics
 from nemorl_rl.trainer import RolloutTrainer
 from nemorl_tensors import TokenBatch
@@ -47,17 +48,16 @@ class RaftTrainer(RolloutTrainer[RaftConfig]):
         samples = self.collect(rows)
 
         # 2. The best response to each prompt is trained on. One that is not good enough keeps its place in the batch.
-        best, floor = best_of_each(samples), self.config.min_reward
+        best, floor, temperature = best_of_each(samples), self.config.min_reward, self.config.generation.temperature
         rejected = [floor is not None and reward < floor for reward in best.rewards]
-        temperature = self.config.generation.temperature
         batch = TokenBatch.from_samples(best, best.rewards, temperature=temperature, drop=rejected)
 
         # 3. Update, then publish: the next rollout must come from the new weights.
         with self.run.timer.phase("policy_training"):
-            update = self.run.policy.train_step(batch, self.loss)
+            updates = run_updates(self.run.policy, self.loss, [batch])
         self.sync_weights()
         chosen = {"best_reward": Mean.of(best.rewards), "imitated_frac": Mean.of(float(not no) for no in rejected)}
-        return {**rollout_metrics(samples), **chosen, **update}
+        return {**rollout_metrics(samples), **chosen, **updates}
 
 
 def best_of_each(samples: Samples) -> Samples:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from nemorl_rl.config import RolloutRunConfig
+from nemorl_rl.policy_gradient.config import PolicyGradientConfig
 from pydantic import Field
 
 
-class ExampleConfig(RolloutRunConfig):
+class ExampleConfig(PolicyGradientConfig):
     """REINFORCE (Williams, 1992) against the mean reward of the responses to the same prompt."""
 
     summary: ClassVar[str] = "REINFORCE against the mean reward of each prompt"
