@@ -7,7 +7,8 @@ import importlib
 import inspect
 import pkgutil
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,6 +21,7 @@ from nemorl.plugins import registry
 from nemorl.trainer import BaseTrainer
 from nemorl_commands.console import Console
 from nemorl_rl import policy_gradient
+from nemorl_rl.callbacks import Callback
 
 PAGE = Path(__file__).parents[3] / "docs/plugin-kinds/algorithm.md"
 ENTRIES = registry().index.of_kind("algorithms")
@@ -85,15 +87,31 @@ def small(**changes: Any) -> dict[str, Any]:
         "num_prompts_per_step": 2,
         "num_generations_per_prompt": 4,
         "num_minibatches": 2,
+        "num_epochs_per_rollout": 3,
         "kl_penalty": 0.0,  # the variant's estimator is k3, RLOO's k2
         "advantage_clip_high": 0.125,
         **changes,
     }
 
 
-def history(config: Any) -> list[dict[str, float]]:
+class Updates(Callback):
+    """Notes how many responses each optimizer step learns from."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def on_fit_begin(self, trainer: Any) -> None:
+        trainer.run.policy.train_step = partial(self._train_step, trainer.run.policy.train_step)
+
+    def _train_step(self, train_step: Callable[..., Any], minibatch: Any, loss: Any) -> Any:
+        self.sizes.append(len(minibatch))
+        return train_step(minibatch, loss)
+
+
+def history(config: Any, updates: Updates) -> list[dict[str, float]]:
     rows = [{"prompt": f"{a}+{b}="} for a in range(2) for b in range(2)]
-    found = config.build().fit(rows, lambda prompt, response: len(set(response)) / 3, console=Console(quiet=True))
+    given: dict[str, Any] = {"callbacks": [updates], "console": Console(quiet=True)}
+    found = config.build().fit(rows, lambda prompt, response: len(set(response)) / 3, **given)
     timed = ("timing/", "performance/")
     return [{name: value for name, value in record.items() if not name.startswith(timed)} for record in found.history]
 
@@ -110,7 +128,9 @@ def test_a_variant_from_outside_is_a_config_and_its_advantages(site: Path, tiny_
     # Rewards less the mean of the other rewards of the group are RLOO's advantages.
     ours = load_config({"algorithm": "rloo", "run_dir": str(tmp_path / "rloo"), **given})
     theirs = validate(variant, {"run_dir": str(tmp_path / "variant"), **given})
-    expected, found = history(ours), history(theirs)
+    updates = Updates()
+    expected, found = history(ours, Updates()), history(theirs, updates)
     assert found == expected
+    assert updates.sizes == [4] * 2 * 3 * 2  # 8 responses in 2 minibatches, 3 epochs, 2 steps
     assert max(record.get("train/advantages/max", 0.0) for record in found) == 0.125
     assert any(record.get("train/grad_norm", 0.0) > 0 for record in found)
