@@ -41,8 +41,8 @@ CONFIGS = {
 }
 
 
-def launch(config: Path, run_dir: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "nemorl", "train", str(config), "--run-dir", str(run_dir), "--json"]
+def launch(config: Path, run_dir: Path, *changes: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "nemorl", "train", str(config), *changes, "--run-dir", str(run_dir), "--json"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
@@ -109,14 +109,16 @@ def test_sigterm_saves_exits_0_and_the_same_command_continues(tmp_path: Path, ti
 
 def test_a_terminal_that_goes_away_saves_and_is_an_error(tmp_path: Path, tiny_model: Path) -> None:
     config = write_config(tmp_path, tiny_model, "sft")
-    process = launch(config, tmp_path / "run")
+    process = launch(config, tmp_path / "run", "max_steps=10000")  # it is at work when the signal comes
     wait_for_step(tmp_path / "run", 2, process)
     process.send_signal(signal.SIGHUP)
     out, err = process.communicate(timeout=300)
     assert process.returncode == 2
-    assert json.loads(out.decode().splitlines()[-1])["stopped"] == "received SIGHUP"
+    stopped = json.loads(out.decode().splitlines()[-1])
+    assert stopped["stopped"] == "received SIGHUP"
     assert [line for line in err.decode().splitlines() if line.startswith("error: ")] != []
-    assert finish(launch(config, tmp_path / "run"))["steps"] == STEPS
+    end = stopped["steps"] + 1
+    assert finish(launch(config, tmp_path / "run", f"max_steps={end}"))["steps"] == end
 
 
 def test_of_two_equal_commands_at_once_one_trains_and_the_other_says_who_does(tmp_path: Path, tiny_model: Path) -> None:

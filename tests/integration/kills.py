@@ -37,7 +37,7 @@ class KillAtRandom(Callback):
         if role == "grader":  # the environment lives in this process, its graders are children of it
             pids = [child.pid for child in multiprocessing.active_children() if child.pid is not None]
             return self.random.choice(sorted(pids))
-        workers = (trainer.run.policy if role == "trainer" else trainer.run.generation).workers
+        workers = (trainer.run.policy if role == "trainer" else trainer.generation).workers
         pid: int = workers.facts[0].pid
         return pid
 

@@ -89,7 +89,7 @@ class KillAt(Callback):
     def on_step_begin(self, trainer: Any, step: int) -> None:
         role = self.roles.pop(step, None)
         if role is not None:
-            workers = (trainer.run.policy if role == "trainer" else trainer.run.generation).workers
+            workers = (trainer.run.policy if role == "trainer" else trainer.generation).workers
             os.kill(workers.facts[0].pid, signal.SIGKILL)
 
 

@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -111,7 +112,8 @@ def knock_at_a_cluster(security: dict[str, str | bool], *visitors: dict[str, str
     try:
         address = server.stdout.readline().strip()
         assert address, "the cluster did not start"
-        heard = [knock(address, visitor) for visitor in visitors]
+        with ThreadPoolExecutor(len(visitors)) as threads:  # who is refused waits until Ray gives up
+            heard = list(threads.map(knock, [address] * len(visitors), visitors))
         server.stdin.write("enough\n")
         server.stdin.flush()
         assert server.wait(timeout=60) == 0

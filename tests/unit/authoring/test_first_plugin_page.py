@@ -52,6 +52,8 @@ def shell(tmp_path: Path) -> dict[str, str]:
     home = tmp_path / "venv"
     venv.create(home, with_pip=True)
     python = home / "bin/python"
+    # Python 3.11 brings a setuptools that is too old for torch, and there is no network for a newer one.
+    subprocess.run([python, "-m", "pip", "uninstall", "--quiet", "--yes", "setuptools"], check=True)
     purelib = sysconfig.get_path("purelib", vars={"base": str(home), "platbase": str(home)})
     places = [path for path in (sysconfig.get_path("purelib"), *site.getsitepackages()) if Path(path).is_dir()]
     lines = [f"import site; site.addsitedir({place!r})" for place in dict.fromkeys(places)]

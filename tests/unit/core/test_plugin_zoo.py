@@ -185,7 +185,7 @@ def test_nothing_that_a_checked_plugin_starts_outlives_its_check(tmp_path: Path,
     noted = tmp_path / "pid"
     code = LEAVES_A_CHILD.format(file=str(noted), then=then) + dedent(GOOD)
     Specimen("acme-parent", said, code).install(tmp_path / "site")
-    done = nemorl(tmp_path / "site", "plugins", "check", "acme-parent", "--timeout", "15")
+    done = nemorl(tmp_path / "site", "plugins", "check", "acme-parent", "--timeout", "8")
     assert done.returncode == 1
     assert said in done.stdout
     child = Path("/proc") / noted.read_text()
