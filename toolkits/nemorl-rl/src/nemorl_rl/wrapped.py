@@ -57,11 +57,15 @@ class Wrapped(Config):
 
 
 class _RewardFunction(Wrapped):
+    """A reward function as an environment."""
+
     def build(self) -> Any:  # type: ignore[override]
         return as_environment(self.origin[2])
 
 
 class _Dataset(Wrapped):
+    """A function that returns rows."""
+
     def build(self, split: str) -> Sequence[Row] | None:  # type: ignore[override]
         if split != "train" and "split" not in inspect.signature(self.origin[2]).parameters:
             return None
@@ -70,6 +74,8 @@ class _Dataset(Wrapped):
 
 
 class _LogFunction(Wrapped):
+    """A function of metrics as a logger."""
+
     def build(self, run_dir: Path) -> Any:  # type: ignore[override]
         return _FunctionLogger(self.origin[2])
 
@@ -84,6 +90,8 @@ class _FunctionLogger:
 
 
 class _Algorithm(Wrapped):
+    """A trainer class as an algorithm."""
+
     def build(self) -> Any:  # type: ignore[override]
         return self.origin[2](self)
 
