@@ -13,25 +13,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
-NOT_MEASURED = (
-    "e2e/",
-    "integration/authoring/",
-    "integration/dtensor/",
-    "integration/megatron/",
-    "integration/vllm/",
-    *(f"conformance/test_{name}" for name in ("grpo_family", "ppo", "dpo", "rm", "distillation", "every_loss")),
-)
-"""Tests in which coverage is not counted: they run, at length, other packages, or lines that others have run before.
-Measured Python takes half as long again."""
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.pluginmanager.hasplugin("_cov"):
-        for item in items:
-            if str(item.path.relative_to(Path(__file__).parent)).startswith(NOT_MEASURED):
-                item.add_marker("no_cover")
-
-
 def pytest_runtest_setup(item: pytest.Item) -> None:
     from nemorl_testing.plugin import why_no_gpu
 
