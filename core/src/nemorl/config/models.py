@@ -18,13 +18,14 @@ from nemorl.config.scalars import ExpandsHome
 from nemorl.contracts import Head
 from nemorl.errors import ConfigIssue
 from nemorl.plugins import registry
+from nemorl.plugins.index import DEFAULT_PLUGINS
 from nemorl.plugins.kinds import GenerationBackendConfig, PluginConfig, TrainingBackendConfig
 from nemorl.text.reading import expanded, shown
 from nemorl.types import SamplingParams
 
 # Workers build these, perhaps in another environment: whether their modules are there is checked apart.
-TRAINING_BACKEND = Component("training_backends", default="dtensor", built_here=False)
-GENERATION_BACKEND = Component("generation_backends", default="hf", built_here=False)
+TRAINING_BACKEND = Component("training_backends", DEFAULT_PLUGINS["training_backends"], built_here=False)
+GENERATION_BACKEND = Component("generation_backends", DEFAULT_PLUGINS["generation_backends"], built_here=False)
 
 
 class OptimizerConfig(Config):
@@ -96,7 +97,7 @@ class PolicyConfig(Config):
     init: Literal["pretrained", "random"] = "pretrained"
     """``random`` builds the architecture from ``config.json`` with seeded random weights (tiny models, tests)."""
     backend: Annotated[TrainingBackendConfig, TRAINING_BACKEND] = Field(
-        default="dtensor",
+        default=TRAINING_BACKEND.default,
         validate_default=True,  # type: ignore[assignment]
     )
     """Training backend: a name, or a mapping with ``name`` and the backend's own options."""
@@ -166,7 +167,7 @@ class GenerationConfig(Config):
     """
 
     backend: Annotated[GenerationBackendConfig, GENERATION_BACKEND] = Field(
-        default="hf",
+        default=GENERATION_BACKEND.default,
         validate_default=True,  # type: ignore[assignment]
     )
     """Generation backend: a name, or a mapping with ``name`` and the backend's own options."""

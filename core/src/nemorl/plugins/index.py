@@ -99,6 +99,9 @@ STANDARD_PLUGINS: Mapping[str, str] = {
 }
 """Which distribution provides a well-known name: used in install hints only, never to load anything."""
 
+DEFAULT_PLUGINS: Mapping[str, str] = {"training_backends": "dtensor", "generation_backends": "hf"}
+"""What a run uses that names none of a kind."""
+
 OWN_COMMANDS = frozenset(
     {"train", "eval", "generate", "runs", "export", "report", "plugins", "config"}
     | {f"plugins.{name}" for name in ("list", "show", "check", "install", "uninstall")}
