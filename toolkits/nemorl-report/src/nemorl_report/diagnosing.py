@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from nemorl.errors import PluginError
 from nemorl.plugins import Diagnostic, PluginEntry, Registry
-from nemorl.plugins.kinds import PluginConfig
 
 from nemorl_report.source import read_source
 
@@ -19,6 +18,8 @@ def diagnose(entry: PluginEntry, plugins: Registry) -> Diagnostic | None:
         loaded = Registry(plugins.index).load(entry.kind, entry.id)  # anew: what failed may work by now
     except PluginError as error:
         return Diagnostic("broken", "NRL106", entry.id, error.message, error.fix or "", repr(error.__cause__))
+    from nemorl.plugins.kinds import PluginConfig  # pydantic takes 0.1 s, which `plugins list` need not wait for
+
     missing = loaded.missing_modules() if isinstance(loaded, type) and issubclass(loaded, PluginConfig) else []
     if not missing:
         return None
