@@ -75,13 +75,13 @@ def test_the_tests_of_every_package_pass(world: World) -> None:
     results = world.packages / "results.xml"
     options = ["-q", "-p", "no:cacheprovider", "--import-mode=importlib", "--rootdir=."]
     options += ["-o", "junit_family=xunit1", f"--junitxml={results}"]
-    world.run("pytest", *options, *map(tests_of, kinds()))
+    world.run("pytest", *options, *map(suite_of, kinds()))
     cases = [case for case in ElementTree.parse(results).iter("testcase") if not list(case)]  # skipped ones hold why
     passed = {Path(case.attrib["file"]).parts[0] for case in cases}
     assert {names.distribution for names in NAMES.values()} <= passed  # checks of the kit are in the kit's file
 
 
-def tests_of(kind: str) -> str:
+def suite_of(kind: str) -> str:
     return f"{NAMES[kind].distribution}/tests"
 
 
