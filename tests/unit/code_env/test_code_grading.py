@@ -344,6 +344,7 @@ class Dying(Server):
             os.kill(self._process._process.pid, signal.SIGSTOP)
             super().start(fds)
             os.kill(self._process._process.pid, signal.SIGKILL)
+            self._process._process.wait()  # death takes its time; the next request must not reach this one as well
         else:
             super().start(fds)
 

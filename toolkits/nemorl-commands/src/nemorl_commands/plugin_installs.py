@@ -28,6 +28,9 @@ from nemorl_commands.terminal import say
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
+CHECKING = ("nemorl-testing", "nemorl-tensors", "nemorl-rl", "nemorl-report")
+"""Toolkits that checks of a plugin import."""
+
 
 def install(
     ctx: typer.Context,
@@ -153,6 +156,8 @@ def install_isolated(
         subprocess.run([sys.executable, "-m", "venv", str(venv.folder)], check=True)
         same = [_same("nemorl-core"), _same("nemorl-isolation"), f"ray=={metadata.version('ray')}"]
         _pip(venv.python, ["install", *same, name, *pip_args], quiet=quiet)
+        # What `plugins check` runs there; it brings no torch where the plugin has none.
+        _pip(venv.python, ["install", "--no-deps", *map(_same, CHECKING), *pip_args], quiet=quiet)
         if not any(isinstance(point, IsolatedPoint) for point in venv.points(PREFIX)):
             raise PluginError(f"{distribution} offers no plugin", fix="check the name; see `nemorl plugins install -h`")
         write_record(venv, complete=True, **facts)
