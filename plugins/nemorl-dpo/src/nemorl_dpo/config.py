@@ -8,41 +8,14 @@ from typing import ClassVar, Literal
 from nemorl.config import RunConfig
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
+from nemorl_rl.declared_metrics import pair_metrics
 from pydantic import Field
 
-PAIR_METRICS: Mapping[str, MetricInfo] = {
-    f"{split}/{name}": info
-    for name, info in {
-        "loss": MetricInfo(
-            "Loss",
-            meaning="the weighted sum of the terms below; `validation/loss` ranks checkpoints",
-            watch_for="a rise in validation while that of training falls: the pairs are learnt by heart",
-            smooth=True,
-        ),
-        "preference_loss": MetricInfo("Preference loss", meaning="mean loss of a pair", smooth=True),
-        "sft_loss": MetricInfo("SFT loss", "nats", "negative log-likelihood of the chosen responses", smooth=True),
-        "accuracy": MetricInfo(
-            "Preference accuracy",
-            "share",
-            "share of pairs whose chosen response gets the higher reward",
-            "0.5 throughout: nothing is learnt; near 1 in training alone: the pairs are learnt by heart",
-            smooth=True,
-        ),
-        **{
-            f"rewards_{side}_mean": MetricInfo(
-                "Preferred and rejected",
-                "reward",
-                f"mean implicit reward of the {side} responses: beta times the log-ratio",
-                "both falling: the chosen responses lose likelihood too; raise `sft_loss_weight`",
-                smooth=True,
-            )
-            for side in ("chosen", "rejected")
-        },
-        "rewards_margin_mean": MetricInfo("Reward margin", "reward", "difference of the mean rewards", smooth=True),
-        "num_valid_samples": MetricInfo("Pairs", "pairs", "pairs trained on: those with trained tokens on both sides"),
-    }.items()
-    for split in ("train", "validation")
-}
+PAIR_METRICS = pair_metrics(
+    {"sft_loss": MetricInfo("SFT loss", "nats", "negative log-likelihood of the chosen responses", smooth=True)},
+    "mean implicit reward of the {side} responses: beta times the log-ratio",
+    "both falling: the chosen responses lose likelihood too; raise `sft_loss_weight`",
+)
 
 
 class DPOConfig(RunConfig):

@@ -11,47 +11,22 @@ from nemorl.contracts import Head
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import EnvironmentConfig
+from nemorl_rl.declared_metrics import pair_metrics
 from pydantic import Field
 
 if TYPE_CHECKING:
     from nemorl.environment import Environment
 
 
-PAIR_METRICS: Mapping[str, MetricInfo] = {
-    f"{split}/{name}": info
-    for name, info in {
-        "loss": MetricInfo(
-            "Loss",
-            meaning="the weighted sum of the terms below; `validation/loss` ranks checkpoints",
-            watch_for="a rise in validation while that of training falls: the pairs are learnt by heart",
-            smooth=True,
-        ),
-        "preference_loss": MetricInfo("Preference loss", meaning="mean loss of a pair", smooth=True),
+PAIR_METRICS = pair_metrics(
+    {
         "center_loss": MetricInfo(
             "Center loss", "squared reward", "mean square of the sum of a pair's rewards", smooth=True
-        ),
-        "accuracy": MetricInfo(
-            "Preference accuracy",
-            "share",
-            "share of pairs whose chosen response gets the higher reward",
-            "0.5 throughout: nothing is learnt; near 1 in training alone: the pairs are learnt by heart",
-            smooth=True,
-        ),
-        **{
-            f"rewards_{side}_mean": MetricInfo(
-                "Preferred and rejected",
-                "reward",
-                f"mean reward of the {side} responses",
-                "both drifting from 0 together: set `center_loss_weight`",
-                smooth=True,
-            )
-            for side in ("chosen", "rejected")
-        },
-        "rewards_margin_mean": MetricInfo("Reward margin", "reward", "difference of the mean rewards", smooth=True),
-        "num_valid_samples": MetricInfo("Pairs", "pairs", "pairs trained on: those with trained tokens on both sides"),
-    }.items()
-    for split in ("train", "validation")
-}
+        )
+    },
+    "mean reward of the {side} responses",
+    "both drifting from 0 together: set `center_loss_weight`",
+)
 
 
 class RMConfig(RunConfig):
