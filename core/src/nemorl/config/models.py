@@ -18,8 +18,8 @@ from nemorl.config.scalars import ExpandsHome
 from nemorl.contracts import Head
 from nemorl.errors import ConfigIssue
 from nemorl.plugins import registry
-from nemorl.plugins.index import DEFAULT_PLUGINS
 from nemorl.plugins.kinds import GenerationBackendConfig, PluginConfig, TrainingBackendConfig
+from nemorl.plugins.known import DEFAULT_PLUGINS
 from nemorl.text.reading import expanded, shown
 from nemorl.types import SamplingParams
 

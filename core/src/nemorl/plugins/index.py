@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 from nemorl.errors import PluginError, PluginNotFoundError, UsageError
 from nemorl.plugins.diagnosis import Diagnostic
 from nemorl.plugins.distributions import RECORD, InstalledDistribution, installed, points_of
+from nemorl.plugins.known import STANDARD_PLUGINS
 from nemorl.plugins.owner import DAMAGED, DamagedPoint, described, owner_of
 from nemorl.plugins.policy import HOUSE, PluginPolicy, machine_policy, normalize
 from nemorl.text.suggest import did_you_mean
@@ -52,55 +53,6 @@ CAN_BE_ISOLATED = frozenset(
     {"training_backends", "generation_backends", "environments", "datasets", "loggers", "templates"}
 )
 """Kinds that work from a virtual environment of their own: workers, whose calls carry plain data, and files."""
-
-STANDARD_PLUGINS: Mapping[str, str] = {
-    "algorithms:grpo": "nemorl-grpo",
-    "algorithms:ppo": "nemorl-ppo",
-    "algorithms:sft": "nemorl-sft",
-    "algorithms:dpo": "nemorl-dpo",
-    "algorithms:rm": "nemorl-rm",
-    "algorithms:distillation": "nemorl-distillation",
-    "algorithms:opd": "nemorl-distillation",
-    "training_backends:dtensor": "nemorl-dtensor",
-    "training_backends:megatron": "nemorl-megatron",
-    "generation_backends:hf": "nemorl-dtensor",
-    "generation_backends:vllm": "nemorl-vllm",
-    "generation_backends:megatron": "nemorl-megatron",
-    "environments:math": "nemorl-math-env",
-    "environments:reward_model": "nemorl-rm",
-    "environments:weighted": "nemorl-environments",
-    "environments:chain": "nemorl-environments",
-    "environments:exact_match": "nemorl-environments",
-    "environments:format": "nemorl-environments",
-    "environments:sliding_puzzle": "nemorl-environments",
-    "environments:calculator": "nemorl-environments",
-    "environments:code": "nemorl-code-env",
-    "environments:reasoning_gym": "nemorl-interop-envs",
-    "environments:verifiers": "nemorl-interop-envs",
-    "environments:openenv": "nemorl-interop-envs",
-    "datasets:arithmetic": "nemorl-math-env",
-    "datasets:sliding_puzzle": "nemorl-environments",
-    "datasets:calculator": "nemorl-environments",
-    "datasets:reasoning_gym": "nemorl-interop-envs",
-    "datasets:verifiers": "nemorl-interop-envs",
-    "datasets:huggingface": "nemorl-datasets",
-    "datasets:file": "nemorl-datasets",
-    "loggers:tensorboard": "nemorl-loggers",
-    "loggers:wandb": "nemorl-loggers",
-    "loggers:mlflow": "nemorl-loggers",
-    "weight_transports:shared_memory": "nemorl-transports",
-    "weight_transports:object_store": "nemorl-transports",
-    "weight_transports:cuda_ipc": "nemorl-transports",
-    "weight_transports:nccl": "nemorl-transports",
-    "commands:quickstart": "nemorl-quickstart",
-    "commands:doctor": "nemorl-doctor",
-    "commands:config.migrate": "nemorl-compat",
-    "commands:plugins.new": "nemorl-authoring",
-}
-"""Which distribution provides a well-known name: used in install hints only, never to load anything."""
-
-DEFAULT_PLUGINS: Mapping[str, str] = {"training_backends": "dtensor", "generation_backends": "hf"}
-"""What a run uses that names none of a kind."""
 
 OWN_COMMANDS = frozenset(
     {"train", "eval", "generate", "runs", "export", "report", "plugins", "config"}

@@ -21,23 +21,14 @@ from typing import Any, TypeVar
 from nemorl.errors import NemorlError, PluginError, UsageError
 from nemorl.plugins import KINDS, PluginEntry, registry
 from nemorl.plugins.index import singular
+from nemorl.plugins.registry import BASES
 from nemorl.text.suggest import did_you_mean
 
 from nemorl_testing.attribution import describe
 
 T = TypeVar("T")
 
-CONFIG_KINDS = (
-    "algorithms",
-    "training_backends",
-    "generation_backends",
-    "environments",
-    "datasets",
-    "loggers",
-    "weight_transports",
-    "hooks",
-    "report_sections",
-)
+CONFIG_KINDS = tuple(BASES)
 """Kinds whose plugin is a config class."""
 
 _MODULES: Mapping[str, tuple[str, ...]] = {
