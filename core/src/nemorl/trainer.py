@@ -17,7 +17,7 @@ from nemorl.config.run import RunConfig
 from nemorl.contracts import DataModule, DataSource, Display, SizedDataModule
 from nemorl.errors import ConfigError, ConfigIssue, UsageError, WorkerLostError, boundary
 from nemorl.metrics import Metrics, values
-from nemorl.resources.preflight import launch_problems, warn_of_unused_names
+from nemorl.resources.preflight import launch_problems
 from nemorl.resumable import C, Progress, Resumable
 from nemorl.run import Run, TrainResult
 from nemorl.session import Inputs, display_of, opened
@@ -295,8 +295,7 @@ class BaseTrainer(Resumable[C]):
 
     def preflight(self) -> Iterator[ConfigIssue]:
         """Problems that would end the run later and can be known before anything is loaded."""
-        warn_of_unused_names(self.config, self.directory.warn)
-        yield from launch_problems(self.config, self.directory.path)
+        yield from launch_problems(self.config, self.directory.path, self.directory.warn)
 
     def own_hooks(self) -> Mapping[str, object]:
         """Hook objects that every run of this kind has, by name."""

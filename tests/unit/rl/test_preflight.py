@@ -21,13 +21,14 @@ from nemorl.config.run import RunConfig
 from nemorl.environment import Environment
 from nemorl.errors import ConfigError, ForeignError, UsageError
 from nemorl.plugins.registry import registry
-from nemorl.resources.preflight import directory_problems, launch_problems, model_problems
+from nemorl.resources.preflight import directory_problems, launch_problems
 from nemorl.types import Prompt
 from nemorl_commands.console import HEARTBEAT_S, Console
 from nemorl_rl.data import RowDataModule
 from nemorl_rl.environments import RewardFunction, WeightedEnvironment
 from nemorl_rl.evaluation import Evaluator
 from nemorl_rl.generating import respond
+from nemorl_rl.hub_models import absent_models
 from nemorl_rl.mismatch import measure_mismatch
 from nemorl_rl.rehearsal import rehearse, reward_problems
 from recorded_messages import Raises
@@ -49,7 +50,7 @@ def run(tiny_model: Path, tmp_path: Path) -> Callable[..., list[str]]:
         warnings: list[str] = []
         environment = reward if isinstance(reward, Environment) else RewardFunction(reward)
         found = [
-            *launch_problems(config(str(tiny_model)), tmp_path / "runs/r"),
+            *launch_problems(config(str(tiny_model)), tmp_path / "runs/r", warnings.append),
             *reward_problems(environment, row or ROW),
         ]
         if found:
@@ -65,7 +66,7 @@ def run(tiny_model: Path, tmp_path: Path) -> Callable[..., list[str]]:
 
 
 def only_problem(model: str) -> tuple[str, str]:
-    (problem,) = model_problems(config(model))
+    (problem,) = absent_models(config(model))
     assert problem.path == "model"
     return problem.message, problem.fix or ""
 
@@ -101,8 +102,8 @@ def test_a_model_in_the_cache_is_enough(tmp_path: Path, monkeypatch: pytest.Monk
     (repo / "refs").mkdir()
     (repo / "refs/main").write_text("abc")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    assert list(model_problems(config("org/name"))) == []
-    assert len(list(model_problems(config("org/other")))) == 1
+    assert list(absent_models(config("org/name"))) == []
+    assert len(list(absent_models(config("org/other")))) == 1
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -133,7 +134,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_the_answer_of_the_hub_is_passed_on() -> None:
     assert "the hub knows no such model" in only_problem("org/nope")[0]
     assert "asks for permission" in only_problem("org/secret")[0]
-    assert list(model_problems(config("org/busy"))) == []  # its own trouble says nothing about the model
+    assert list(absent_models(config("org/busy"))) == []  # its own trouble says nothing about the model
 
 
 def test_a_hub_that_is_not_there_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from nemorl.errors import ConfigIssue, NemorlError, boundary
 from nemorl.metrics import MetricInfo
 from nemorl.plugins import Registry, foreign_words, registry
 from nemorl.plugins.kinds import DatasetConfig, LoggerConfig, PluginConfig
-from nemorl.resources.preflight import launch_problems, warn_of_unused_names
+from nemorl.resources.preflight import launch_problems
 
 
 class ValidationConfig(Config):
@@ -236,8 +236,7 @@ class RunConfig(Config):
             run_dir: Where it would write.
             warn: Told what may go wrong.
         """
-        warn_of_unused_names(self, warn)
-        yield from launch_problems(self, run_dir)
+        yield from launch_problems(self, run_dir, warn)
 
     def _column_problems(self, data: DatasetConfig) -> Iterator[ConfigIssue]:
         try:

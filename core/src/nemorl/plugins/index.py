@@ -50,6 +50,10 @@ FINDERS = "nemorl.plugin_finders"
 """Group of functions ``find(prefix) -> entry points`` that look where pip of this environment did not install. Only
 those of the house are called: whoever finds plugins runs in every command."""
 
+LAUNCH_CHECKS = "nemorl.launch_checks"
+"""Group of functions ``check(config, run_dir, warn) -> problems`` that may refuse a run before anything is loaded. Only
+those of the house and of the standard plugins are called: whoever checks runs in every run."""
+
 CAN_BE_ISOLATED = frozenset(
     {"training_backends", "generation_backends", "environments", "datasets", "loggers", "templates"}
 )
@@ -161,13 +165,14 @@ class Index:
 
     def __init__(self, points: Sequence[metadata.EntryPoint], policy: PluginPolicy | None = None) -> None:
         self.policy = policy or PluginPolicy()
-        self._points = tuple(point for point in points if point.group not in (NAMES, FINDERS))
+        self._points = tuple(point for point in points if point.group not in (NAMES, FINDERS, LAUNCH_CHECKS))
         self._named = tuple(point for point in points if point.group == NAMES)
+        self._checks = tuple(point for point in points if point.group == LAUNCH_CHECKS)
 
     @property
     def points(self) -> tuple[metadata.EntryPoint, ...]:
         """All that it was made of, whatever becomes of it."""
-        return (*self._points, *self._named)
+        return (*self._points, *self._named, *self._checks)
 
     @classmethod
     def installed(cls, policy: PluginPolicy | None = None) -> Index:
@@ -191,7 +196,7 @@ class Index:
     def with_entry(self, point: metadata.EntryPoint) -> Index:
         """This index and one more entry (``register_*`` decorators), in place of one that reads the same."""
         others = (other for other in self._points if other != point)
-        return Index((*others, point, *self._named), self.policy)
+        return Index((*others, point, *self._named, *self._checks), self.policy)
 
     @cached_property
     def names(self) -> Mapping[str, metadata.EntryPoint]:
@@ -201,6 +206,13 @@ class Index:
             if self.policy.admits(owner_of(point)[0]):
                 found.setdefault(point.name, point)
         return found
+
+    @property
+    def launch_checks(self) -> Mapping[str, metadata.EntryPoint]:
+        """Checks before a launch by ``distribution:name``, where the policy admits their distributions."""
+        owned = [(owner_of(point)[0], point) for point in self._checks]
+        known = HOUSE.union(STANDARD_PLUGINS.values())
+        return {f"{who}:{point.name}": point for who, point in owned if who in known and self.policy.admits(who)}
 
     @cached_property
     def entries(self) -> tuple[PluginEntry, ...]:

@@ -79,7 +79,8 @@ def train(
             raise UsageError("--from-step continues a run, --fresh starts one", fix="drop one of them")
         if resume or from_step is not None:
             _demand_run(loaded)
-        _refuse(launch_problems(loaded, run_path(loaded)))  # the reward's turn comes when it is built
+        # The reward's turn comes when it is built; what a check warns of, the run says again.
+        _refuse(launch_problems(loaded, run_path(loaded), lambda _: None))
         trainer = loaded.build()
         result = trainer.fit(resume=resume is not False, from_step=from_step, console=console)
     elsewhere = result.run_dir != run_path(loaded) or run_dir is not None

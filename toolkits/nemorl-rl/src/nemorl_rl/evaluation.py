@@ -17,7 +17,6 @@ from nemorl.environment import Environment
 from nemorl.errors import DataError, UsageError
 from nemorl.metrics import Mean
 from nemorl.resources.manager import standalone_generation
-from nemorl.resources.preflight import require_models
 from nemorl.types import Prompt, Row, Sample, Samples, SamplingParams
 from nemorl_base.seeding import derive_seed
 
@@ -25,6 +24,7 @@ from nemorl_rl.config import RolloutRunConfig, RolloutValidationConfig
 from nemorl_rl.data import held_out_rows_of, rows_of
 from nemorl_rl.environments import EnvironmentPool
 from nemorl_rl.environments.sources import as_environment
+from nemorl_rl.hub_models import require_models
 from nemorl_rl.mixtures import RowSets
 from nemorl_rl.prompts import to_prompts
 from nemorl_rl.rollouts import RolloutEngine, RolloutPlan, accuracy_of

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 from nemorl.errors import BackendError, boundary
 from nemorl.metrics import Metrics, values
 from nemorl.plugins import registry
-from nemorl.resources.preflight import require_models
 from nemorl.resources.worker import WorkerContext
 from nemorl.types import GenerationRequest
 from nemorl.weights import WeightHandle, choose_transport, transport
 from nemorl_base.seeding import derive_seed
 
 from nemorl_rl.config import RolloutRunConfig
+from nemorl_rl.hub_models import require_models
 from nemorl_rl.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
