@@ -61,6 +61,7 @@ class Run:
         held_out: HeldOut | None,
         *,
         planned_updates: int,
+        resources: type[ResourceManager] = ResourceManager,
     ) -> Self:
         """Load the models, on the workers that ``cluster`` asks for. On failure, what was built is closed.
 
@@ -72,13 +73,14 @@ class Run:
             data: To train on.
             held_out: To validate on, if there are any.
             planned_updates: Optimizer steps of the whole run, the length of a learning-rate decay.
+            resources: Places the workers.
         """
         run = cls(config, directory, console, hooks, Timer(on_enter=console.phase))
         run.data, run.held_out = data, held_out
         try:
             run.loggers = [run._logger(logger) for logger in config.loggers]
             console.announce(f"loading PyTorch and the model {config.policy.model_name}")
-            run.resources = run.own(ResourceManager(config, run.path, on_restart=run.warn), "close")
+            run.resources = run.own(resources(config, run.path, on_restart=run.warn), "close")
             with run.loading():
                 run.policy = run.resources.training_policy(planned_updates)
                 run.auxiliary_models = {

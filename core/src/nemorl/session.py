@@ -72,7 +72,16 @@ def _build(trainer: BaseTrainer[Any], console: Display, hooks: Hooks, inputs: In
     if problems := list(trainer.preflight()):
         raise ConfigError(problems, source="before loading anything")
     planned = trainer.planned_updates
-    trainer.run = Run.build(config, trainer.directory, console, hooks, trainer.data, held_out, planned_updates=planned)
+    trainer.run = Run.build(
+        config,
+        trainer.directory,
+        console,
+        hooks,
+        trainer.data,
+        held_out,
+        planned_updates=planned,
+        resources=trainer.resources_class,
+    )
     parts.callback(trainer.run.close)
     trainer.build_parts()
     trainer.directory.describe()

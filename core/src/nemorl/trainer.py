@@ -17,6 +17,7 @@ from nemorl.config.run import RunConfig
 from nemorl.contracts import DataModule, DataSource, Display, SizedDataModule
 from nemorl.errors import ConfigError, ConfigIssue, UsageError, WorkerLostError, boundary
 from nemorl.metrics import Metrics, values
+from nemorl.resources.manager import ResourceManager
 from nemorl.resources.preflight import launch_problems
 from nemorl.resumable import C, Progress, Resumable
 from nemorl.run import Run, TrainResult
@@ -35,6 +36,8 @@ class BaseTrainer(Resumable[C]):
 
     config_class: ClassVar[type[RunConfig]]
     """The algorithm's config; ``from_pretrained`` builds it."""
+    resources_class: ClassVar[type[ResourceManager]] = ResourceManager
+    """Places the run's workers."""
 
     def __init__(self, config: C) -> None:
         self.config = config

@@ -1,18 +1,17 @@
 """How new weights get from the trainer to the generator.
 
-A transport is chosen once: the first one that the training backend offers, the generation backend accepts and that
-reaches from where one lives to where the other does. The handle is what crosses; its payload belongs to the
-transport. Transports are plugins (``nemorl.weight_transports``); the kernel's own is ``nemorl.resources.in_process``.
+The handle is what crosses; its payload belongs to the transport, which is chosen once for a run
+(``nemorl_rl.transport_choice``). Transports are plugins (``nemorl.weight_transports``); the kernel's own is
+``nemorl.resources.in_process``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from nemorl.errors import PluginNotFoundError
-from nemorl.plugins.registry import Registry, registry
+from nemorl.plugins.registry import registry
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,7 +26,6 @@ _OWN = f"nemorl-core:{IN_PROCESS}"
 
 Distance = Literal["process", "node", "cluster"]
 """What trainer and generator share: their process, their node, or only the network."""
-_DISTANCES: tuple[Distance, ...] = ("process", "node", "cluster")
 
 
 @dataclass(frozen=True)
@@ -67,35 +65,3 @@ def transport(name: str) -> Any:
 def in_process_handle(export: Export | None, version: int) -> WeightHandle:
     """The handle for a generator in the trainer's process; one that shares its weights needs no ``export``."""
     return WeightHandle(_OWN, version, export)
-
-
-def choose_transport(
-    offered: Sequence[str],
-    accepted: Sequence[str],
-    distance: Distance = "process",
-    *,
-    plugins: Registry,
-    device: str = "cpu",
-    colocated: bool = False,
-) -> str | None:
-    """The sender's first choice that the receiver accepts and that works between them, by its id; else ``None``.
-
-    Args:
-        offered: What the training backend offers, best first.
-        accepted: What the generation backend accepts.
-        distance: What they share.
-        plugins: Those that may be used.
-        device: torch device string of both.
-        colocated: Whether they share devices.
-    """
-    for name in offered:
-        if name not in accepted:
-            continue
-        try:
-            config = plugins.load("weight_transports", name)
-        except PluginNotFoundError:
-            continue
-        reaches = _DISTANCES.index(config.reach) >= _DISTANCES.index(distance)
-        if reaches and device.partition(":")[0] in config.devices and (config.works_colocated or not colocated):
-            return plugins.index.find("weight_transports", name).id
-    return None

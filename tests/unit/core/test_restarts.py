@@ -19,7 +19,7 @@ def restarts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, losses_s: list[flo
     manager = ResourceManager(config, tmp_path, on_restart=said.append)
     for moment in losses_s:
         monkeypatch.setattr("time.monotonic", lambda now=moment: now)
-        manager._count_restart(WorkerLostError("lost"))
+        manager.count_restart(WorkerLostError("lost"))
     return said
 
 

@@ -15,7 +15,6 @@ from typing import Any
 
 from nemorl.metrics import values
 from nemorl.resources.local import LocalWorkerGroup
-from nemorl.resources.policies import GenerationPolicy
 from nemorl.resources.worker import WorkerContext
 from nemorl.types import Completion, GenerationRequest, Sample, SamplingParams
 from nemorl.weights import WeightHandle
@@ -23,6 +22,7 @@ from nemorl_base.seeding import derive_seed
 from nemorl_rl.async_buffer import AsyncRolloutBuffer
 from nemorl_rl.data import RowDataModule
 from nemorl_rl.environments import EnvironmentPool, RewardFunction
+from nemorl_rl.generation_policy import GenerationPolicy
 from nemorl_rl.rollouts import RolloutEngine, RolloutPlan
 from nemorl_rl.tokenizer import Tokenizer
 

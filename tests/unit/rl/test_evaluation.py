@@ -16,7 +16,6 @@ from nemorl.config.load import load_config
 from nemorl.environment import Environment
 from nemorl.errors import ConfigError, DataError, UsageError
 from nemorl.resources.local import LocalWorkerGroup
-from nemorl.resources.policies import GenerationPolicy
 from nemorl.resources.worker import WorkerContext
 from nemorl.types import Completion, GenerationRequest, Prompt, Sample, SamplingParams, Score, Step
 from nemorl_rl.environments import EnvironmentPool, RewardFunction
@@ -29,6 +28,7 @@ from nemorl_rl.evaluation import (
     measure,
     sample_record,
 )
+from nemorl_rl.generation_policy import GenerationPolicy
 from nemorl_rl.rollouts import RolloutEngine
 from nemorl_rl.tokenizer import Tokenizer
 from nemorl_rl.voting import cons_at_k, pass_at_k

@@ -21,10 +21,10 @@ from nemorl.errors import BackendError, ConfigError, PluginError, PluginNotFound
 from nemorl.plugins import Index, PluginPolicy, Registry
 from nemorl.plugins.kinds import EnvironmentConfig
 from nemorl.plugins.registry import registry as process_registry
-from nemorl.resources.factories import GenerationFactory
 from nemorl.resources.worker import WorkerContext
 from nemorl.types import Prompt
 from nemorl_commands.console import Console
+from nemorl_rl.resources import GenerationFactory
 from nemorl_testing.registries import use_registry
 from recorded_messages import Raises
 

@@ -15,11 +15,11 @@ from nemorl.environment import Environment
 from nemorl.errors import DataError
 from nemorl.metrics import values
 from nemorl.resources.local import LocalWorkerGroup
-from nemorl.resources.policies import GenerationPolicy
 from nemorl.resources.worker import WorkerContext
 from nemorl.types import Completion, GenerationRequest, Prompt, Sample, Samples, SamplingParams, Score, Step
 from nemorl.weights import WeightHandle
 from nemorl_rl.environments import EnvironmentPool, RewardFunction
+from nemorl_rl.generation_policy import GenerationPolicy
 from nemorl_rl.rollouts import RolloutEngine, RolloutPlan, accuracy_of, rollout_metrics
 from nemorl_rl.tokenizer import Tokenizer
 from recorded_messages import Raises

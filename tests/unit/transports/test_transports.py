@@ -22,7 +22,8 @@ import torch
 import torch.distributed as dist
 from nemorl.errors import BackendError, DeadlineError, WeightsLostError
 from nemorl.plugins import registry
-from nemorl.weights import Distance, choose_transport
+from nemorl.weights import Distance
+from nemorl_rl.transport_choice import choose_transport
 from nemorl_transports.broadcast import Broadcast, BroadcastPayload, Keys
 from nemorl_transports.cuda_ipc import CudaIpc
 from recorded_messages import Raises

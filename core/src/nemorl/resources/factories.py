@@ -1,17 +1,16 @@
-"""What is built in worker processes: each factory is plain data, and makes one object there."""
+"""What is built in the processes of training workers: plain data that makes one object there."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nemorl.config.models import GenerationConfig, PolicyConfig
+from nemorl.config.models import PolicyConfig
 from nemorl.contracts import Head
 from nemorl.resources.worker import WorkerContext
-from nemorl.weights import WeightHandle
 
 if TYPE_CHECKING:
-    from nemorl.contracts import GenerationBackend, TrainingBackend
+    from nemorl.contracts import TrainingBackend
 
 
 @dataclass(frozen=True)
@@ -24,26 +23,3 @@ class TrainingFactory:
 
     def __call__(self, context: WorkerContext) -> TrainingBackend:
         return self.policy.backend.build(self.policy, context, reference=self.reference, head=self.head)
-
-
-@dataclass(frozen=True)
-class GenerationFactory:
-    """Builds one engine, in its worker process."""
-
-    generation: GenerationConfig
-    policy: PolicyConfig
-    weights: WeightHandle | None
-
-    def __call__(self, context: WorkerContext) -> GenerationBackend:
-        return self.generation.backend.build(self.generation, self.policy, context, self.weights)
-
-
-@dataclass(frozen=True)
-class AttachedEngineFactory:
-    """Builds an engine in the process of a trainer, over its weights."""
-
-    generation: GenerationConfig
-    policy: PolicyConfig
-
-    def __call__(self, trainer: TrainingBackend, context: WorkerContext) -> GenerationBackend:
-        return self.generation.backend.build_in(trainer, self.generation, self.policy, context)

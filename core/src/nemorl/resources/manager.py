@@ -1,7 +1,7 @@
-"""ResourceManager: the one place that decides where worker groups run and how weights travel between them.
+"""ResourceManager: the one place that decides where worker groups run, and that replaces what is lost.
 
-Algorithms ask it for policies and for a weight sync; they never learn whether training and generation share a
-process, a node or nothing at all.
+Algorithms ask it for policies; they never learn whether these share a process, a node or nothing at all. Runs that
+sample have one that also places engines and sends them weights: ``nemorl_rl.resources``.
 """
 
 from __future__ import annotations
@@ -11,21 +11,17 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from nemorl.config.cluster import ClusterConfig
-from nemorl.config.models import AuxiliaryModel, GenerationConfig, PolicyConfig
+from nemorl.config.models import AuxiliaryModel, PolicyConfig
 from nemorl.config.run import RunConfig
 from nemorl.contracts import WorkerGroup
 from nemorl.errors import WorkerLostError
-from nemorl.plugins.kinds import TrainingBackendConfig
-from nemorl.resources.factories import AttachedEngineFactory, GenerationFactory, TrainingFactory
+from nemorl.resources.factories import TrainingFactory
 from nemorl.resources.local import LocalWorkerGroup
-from nemorl.resources.policies import GenerationPolicy, TrainingPolicy
+from nemorl.resources.policies import TrainingPolicy
 from nemorl.resources.worker import AttachedFactory, AttachedGroup, WorkerContext, WorkerFactory
-from nemorl.weights import WeightHandle, in_process_handle
 
 
 class Launcher(Protocol):
@@ -33,7 +29,9 @@ class Launcher(Protocol):
 
     def training_group(self, factory: TrainingFactory, name: str) -> WorkerGroup: ...
 
-    def generation_group(self, factory: GenerationFactory, name: str) -> WorkerGroup: ...
+    def engine_group(self, factory: WorkerFactory, name: str) -> WorkerGroup:
+        """The engines that ``RunConfig.sampler`` describes: independent replicas."""
+        ...
 
     def attached_group(self, hosts: WorkerGroup, factory: AttachedFactory) -> WorkerGroup:
         """Engines in the processes of a group that this launcher made."""
@@ -55,7 +53,7 @@ class LocalLauncher:
     def training_group(self, factory: TrainingFactory, name: str) -> WorkerGroup:
         return LocalWorkerGroup(factory, self._context, name)
 
-    def generation_group(self, factory: GenerationFactory, name: str) -> WorkerGroup:
+    def engine_group(self, factory: WorkerFactory, name: str) -> WorkerGroup:
         return LocalWorkerGroup(factory, self._context, name)
 
     def attached_group(self, hosts: WorkerGroup, factory: AttachedFactory) -> WorkerGroup:
@@ -85,9 +83,9 @@ class ResourceManager:
         self._restarts: deque[float] = deque()
         """Moments of ``time.monotonic()`` at which workers were replaced, within the last ``restart_window_s``."""
         self._counting = threading.Lock()
-        self._training: WorkerGroup | None = None
+        self.training: WorkerGroup | None = None
+        """The workers of the policy, once there are any."""
         self._auxiliaries: list[WorkerGroup] = []
-        self._published: WeightHandle | None = None
         self._stack = ExitStack()
         cluster = config.cluster
         context = WorkerContext(
@@ -96,64 +94,36 @@ class ResourceManager:
             collective_timeout_s=cluster.worker_timeout_s,
             scratch=run_dir / "scratch",
         )
-        self._launcher: Launcher
+        self.launcher: Launcher
         if cluster.uses_ray:
             from nemorl.resources.ray_launcher import RayLauncher
 
-            self._launcher = RayLauncher(config, context, run_dir / "logs")
+            self.launcher = RayLauncher(config, context, run_dir / "logs")
         else:
-            self._launcher = LocalLauncher(context)
-        self._stack.callback(self._launcher.close)
-        self._sampler = config.sampler
+            self.launcher = LocalLauncher(context)
+        self._stack.callback(self.launcher.close)
 
     def training_policy(self, planned_updates: int) -> TrainingPolicy:
         """The training policy, built on its devices; its learning rate decays over ``planned_updates``."""
         config = self.config
         policy = _planned(config.policy, planned_updates)
         factory = TrainingFactory(policy, config.needs_reference, config.policy_head)
-        self._training = self._launcher.training_group(factory, f"training backend {_name(policy.backend)}")
-        self._stack.callback(self._training.shutdown)
-        return TrainingPolicy(self._training)
+        self.training = self.own(
+            self.launcher.training_group(factory, f"training backend {short_name(policy.backend)}")
+        )
+        return TrainingPolicy(self.training)
 
     def auxiliary_policy(self, role: str, auxiliary: AuxiliaryModel, planned_updates: int) -> TrainingPolicy:
         """Another model of the run, on the devices of the policy."""
         factory = TrainingFactory(_planned(auxiliary.policy, planned_updates), head=auxiliary.head)
-        group = self._launcher.training_group(factory, f"{role} on {_name(auxiliary.policy.backend)}")
-        self._stack.callback(group.shutdown)
+        group = self.own(self.launcher.training_group(factory, f"{role} on {short_name(auxiliary.policy.backend)}"))
         self._auxiliaries.append(group)
         return TrainingPolicy(group)
 
-    def generation_policy(self) -> GenerationPolicy:
-        """The generation policy: starts from the training policy's weights if there is one, else from disk."""
-        config, sampler = self.config, self._sampler
-        assert sampler is not None, "this kind of run samples nothing"
-        generation = sampler.generation
-        if sampler.is_attached and self._training is not None:
-            engine = AttachedEngineFactory(generation, config.policy)
-            # Lost with its trainer, and replaced with it: there is nothing to revive alone.
-            return GenerationPolicy(self._launcher.attached_group(self._training, engine))
-        weights = self.weight_handle(version=0) if self._training is not None else None
-        # Engines may live where the trainer's package is not installed: its config does not travel there.
-        policy = config.policy.model_copy(update={"backend": TrainingBackendConfig()})
-        factory = GenerationFactory(generation, policy, weights)
-        group = self._launcher.generation_group(factory, f"generation backend {_name(generation.backend)}")
+    def own(self, group: WorkerGroup) -> WorkerGroup:
+        """``group``, which is shut down when this is closed."""
         self._stack.callback(group.shutdown)
-
-        def revive(error: WorkerLostError) -> None:
-            self._count_restart(error)
-            self._launcher.restart(group, replace(factory, weights=self._published))
-
-        return GenerationPolicy(group, revive)
-
-    def weight_handle(self, version: int) -> WeightHandle:
-        """The training policy's current weights, over the transport that both sides declare."""
-        assert self._training is not None, "weights were asked for before the training policy was built"
-        assert self._sampler is not None, "nothing asks for weights where nothing samples"
-        if self._sampler.is_attached:
-            return in_process_handle(None, version)  # nothing travels
-        assert self._sampler.transport is not None, "the config checks that the backends share a transport"
-        self._published = self._training.publish(self._sampler.transport, version)
-        return self._published
+        return group
 
     def restart_training(self, error: WorkerLostError) -> None:
         """Replace the training workers, and those of auxiliary models, with fresh ones: all models go back together.
@@ -163,16 +133,21 @@ class ResourceManager:
         Raises:
             WorkerLostError: ``error`` itself, when the run has used up its restarts.
         """
-        assert self._training is not None, "training workers were lost before there were any"
-        self._count_restart(error)
-        for group in (self._training, *self._auxiliaries):
-            self._launcher.restart(group)
+        assert self.training is not None, "training workers were lost before there were any"
+        self.count_restart(error)
+        for group in (self.training, *self._auxiliaries):
+            self.launcher.restart(group)
 
     def close(self) -> None:
         """Shut all workers down and give their devices back."""
         self._stack.close()
 
-    def _count_restart(self, error: WorkerLostError) -> None:
+    def count_restart(self, error: WorkerLostError) -> None:
+        """Workers are about to be replaced.
+
+        Raises:
+            WorkerLostError: ``error`` itself, when the run has used up its restarts.
+        """
         cluster = self.config.cluster
         with self._counting:  # the trainer and the rollouts may each notice a loss
             now = time.monotonic()
@@ -184,13 +159,6 @@ class ResourceManager:
             self._on_restart(f"{error.message} (restart {len(self._restarts)} of {cluster.max_restarts})")
 
 
-def standalone_generation(generation: GenerationConfig, policy: PolicyConfig) -> GenerationPolicy:
-    """A generator of a model on disk, outside any run, in this process."""
-    launcher = LocalLauncher(WorkerContext(device=ClusterConfig().device))
-    factory = GenerationFactory(generation, policy, None)
-    return GenerationPolicy(launcher.generation_group(factory, f"generation backend {_name(generation.backend)}"))
-
-
 def _planned(policy: PolicyConfig, updates: int) -> PolicyConfig:
     """The policy with the length of its learning-rate decay filled in."""
     if policy.schedule.decay_steps is not None:
@@ -199,6 +167,6 @@ def _planned(policy: PolicyConfig, updates: int) -> PolicyConfig:
     return policy.model_copy(update={"schedule": schedule})
 
 
-def _name(backend: Any) -> str:
+def short_name(backend: Any) -> str:
     """``DTensorConfig`` -> ``DTensor``: short, and findable in the plugin's source."""
     return type(backend).__name__.removesuffix("Config")

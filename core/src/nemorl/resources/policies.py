@@ -1,30 +1,20 @@
-"""Driver-side handles of the training policy and the generation policy.
-
-They hide how many ranks there are. The training policy shards a batch by tokens and puts results back in order; the
-generation policy spreads requests over replicas.
-"""
+"""The driver's handle of a model that workers hold: it shards a batch by tokens and puts results back in order."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from nemorl_base.files import replacing_folder
 
 from nemorl.contracts import Loss, WeightsName, WorkerGroup
-from nemorl.errors import WeightsLostError, WorkerLostError
 from nemorl.metrics import Metrics, merge
-from nemorl.types import Completion, GenerationRequest
-from nemorl.weights import WeightHandle
 
 if TYPE_CHECKING:
     from nemorl_tensors import TokenBatch
     from torch import Tensor
-
-T = TypeVar("T")
 
 
 class TrainingPolicy:
@@ -105,61 +95,3 @@ class _Shards(Sequence[tuple[Any, ...]]):
 
     def __getitem__(self, rank: Any) -> Any:
         return (self.batch.select(self.indices[rank]), *self.args)
-
-
-class GenerationPolicy:
-    """A generation backend over a worker group, seen as one object."""
-
-    def __init__(self, workers: WorkerGroup, revive: Callable[[WorkerLostError], None] | None = None) -> None:
-        """
-        Args:
-            workers: Independent replicas of one engine.
-            revive: Replaces lost replicas with ones that hold the newest weights, or raises the error it is given.
-        """
-        self.workers = workers
-        self._revive = revive
-        self._lives = 0
-        self._reviving = threading.Lock()
-
-    def generate(self, requests: Sequence[GenerationRequest]) -> list[list[Completion]]:
-        """One list of completions per request, in order.
-
-        When a replica is lost it is replaced and all requests are made again: their seeds give the same tokens.
-        """
-        return self._with_replacements(lambda: self._generate(requests))
-
-    def _generate(self, requests: Sequence[GenerationRequest]) -> list[list[Completion]]:
-        replicas = self.workers.data_parallel_size
-        shards = [list(requests[rank::replicas]) for rank in range(replicas)]
-        parts = self.workers.scatter("generate", [(shard,) for shard in shards])
-        ordered: list[list[Completion]] = [[] for _ in requests]
-        for rank, part in enumerate(parts):
-            ordered[rank::replicas] = part
-        return ordered
-
-    def update_weights(self, handle: WeightHandle) -> None:
-        """Every replica generates from these weights from now on."""
-        self._with_replacements(lambda: self.workers.call("update_weights", handle, handle.version))
-
-    def _with_replacements(self, call: Callable[[], T]) -> T:
-        """The result of ``call``, made again whenever a replica was lost and replaced."""
-        while True:
-            life = self._lives
-            try:
-                return call()
-            except WeightsLostError:
-                raise  # it is the trainer who died
-            except WorkerLostError as error:
-                self._replace_lost(error, life)
-
-    def _replace_lost(self, error: WorkerLostError, life: int) -> None:
-        """Once per loss, however many threads notice it; ``life`` is when the caller last saw the replicas."""
-        if self._revive is None:
-            raise error
-        with self._reviving:
-            if self._lives == life:
-                self._revive(error)
-                self._lives += 1
-
-    def shutdown(self) -> None:
-        self.workers.shutdown()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from nemorl.config.run import RunConfig
 from nemorl.contracts import WorkerGroup
-from nemorl.resources.factories import GenerationFactory, TrainingFactory
+from nemorl.resources.factories import TrainingFactory
 from nemorl.resources.ray_cluster import RayVirtualCluster
 from nemorl.resources.ray_session import RaySession
 from nemorl.resources.ray_workers import GroupSettings, RayWorkerGroup
@@ -53,8 +53,10 @@ class RayLauncher:
         )
         return RayWorkerGroup(self._training, factory, self._context, settings)
 
-    def generation_group(self, factory: GenerationFactory, name: str) -> WorkerGroup:
-        generation = factory.generation
+    def engine_group(self, factory: WorkerFactory, name: str) -> WorkerGroup:
+        sampler = self._config.sampler
+        assert sampler is not None, "this kind of run samples nothing"
+        generation = sampler.generation
         settings = GroupSettings(
             share=self._generation_share,
             log_folder=self._log_folder,

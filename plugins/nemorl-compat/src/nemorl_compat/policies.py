@@ -25,9 +25,7 @@ from nemorl.config.load import validate
 from nemorl.contracts import DataSource
 from nemorl.errors import DataError, UsageError
 from nemorl.metrics import Metrics, values
-from nemorl.resources.factories import GenerationFactory
-from nemorl.resources.manager import ResourceManager, standalone_generation
-from nemorl.resources.policies import GenerationPolicy, TrainingPolicy
+from nemorl.resources.policies import TrainingPolicy
 from nemorl.run import TrainResult
 from nemorl.trainer import BaseTrainer
 from nemorl.types import Row, Samples
@@ -36,7 +34,9 @@ from nemorl_rl.config import RolloutRunConfig
 from nemorl_rl.data import RowDataModule, rows_of
 from nemorl_rl.environments import EnvironmentPool, Unscored
 from nemorl_rl.environments.sources import as_environment
+from nemorl_rl.generation_policy import GenerationPolicy
 from nemorl_rl.prompts import to_prompts
+from nemorl_rl.resources import GenerationFactory, RolloutResources, standalone_generation
 from nemorl_rl.rollouts import RolloutEngine, RolloutPlan
 from nemorl_rl.tokenizer import Tokenizer
 
@@ -136,9 +136,9 @@ class HuggingFacePolicy(PolicyInterface):
         self._stack.close()
 
     @cached_property
-    def _parts(self) -> tuple[ResourceManager, TrainingPolicy, GenerationPolicy]:
+    def _parts(self) -> tuple[RolloutResources, TrainingPolicy, GenerationPolicy]:
         folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="nemorl-policy-"))
-        resources = ResourceManager(self.config, Path(folder))
+        resources = RolloutResources(self.config, Path(folder))
         self._stack.callback(resources.close)
         return resources, resources.training_policy(UPDATES), resources.generation_policy()
 

@@ -17,10 +17,10 @@ from nemorl.metrics import MetricInfo
 from nemorl.plugins import registry
 from nemorl.plugins.kinds import EnvironmentConfig
 from nemorl.types import SamplingParams
-from nemorl.weights import choose_transport
 from pydantic import Field, model_validator
 
 from nemorl_rl.declared_metrics import ROLLOUT_METRICS
+from nemorl_rl.transport_choice import choose_transport
 
 
 class BreakerConfig(Config):

@@ -16,7 +16,6 @@ from typing import Any, Self
 from nemorl.environment import Environment
 from nemorl.errors import DataError, UsageError
 from nemorl.metrics import Mean
-from nemorl.resources.manager import standalone_generation
 from nemorl.types import Prompt, Row, Sample, Samples, SamplingParams
 from nemorl_base.seeding import derive_seed
 
@@ -27,6 +26,7 @@ from nemorl_rl.environments.sources import as_environment
 from nemorl_rl.hub_models import require_models
 from nemorl_rl.mixtures import RowSets
 from nemorl_rl.prompts import to_prompts
+from nemorl_rl.resources import standalone_generation
 from nemorl_rl.rollouts import RolloutEngine, RolloutPlan, accuracy_of
 from nemorl_rl.tokenizer import Tokenizer
 from nemorl_rl.voting import cons_at_k, pass_at_k

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from nemorl.config.models import GenerationConfig, PolicyConfig
-from nemorl.resources.manager import standalone_generation
 from nemorl.types import GenerationRequest
 from nemorl_base.seeding import derive_seed
 
 from nemorl_rl.hub_models import require_model
+from nemorl_rl.resources import standalone_generation
 from nemorl_rl.tokenizer import Tokenizer
 
 

@@ -18,12 +18,13 @@ from nemorl.metrics import Metrics, values
 from nemorl.plugins import registry
 from nemorl.resources.worker import WorkerContext
 from nemorl.types import GenerationRequest
-from nemorl.weights import WeightHandle, choose_transport, transport
+from nemorl.weights import WeightHandle, transport
 from nemorl_base.seeding import derive_seed
 
 from nemorl_rl.config import RolloutRunConfig
 from nemorl_rl.hub_models import require_models
 from nemorl_rl.tokenizer import Tokenizer
+from nemorl_rl.transport_choice import choose_transport
 
 if TYPE_CHECKING:
     from nemorl.contracts import GenerationBackend, TrainingBackend

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from nemorl.contracts import Episode
 from nemorl.errors import DataError
 from nemorl.metrics import Max, Mean, Metric
-from nemorl.resources.policies import GenerationPolicy
 from nemorl.types import Completion, GenerationRequest, Prompt, Sample, Samples, SamplingParams, Score, Step
 from nemorl_base.seeding import derive_seed
 from nemorl_base.timing import Timer
 
 from nemorl_rl.environments import EnvironmentPool
+from nemorl_rl.generation_policy import GenerationPolicy
 from nemorl_rl.tokenizer import Tokenizer
 
 

@@ -14,7 +14,6 @@ from nemorl.environment import Environment
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import Metrics
 from nemorl.plugins import registry
-from nemorl.resources.policies import GenerationPolicy
 from nemorl.run import TrainResult
 from nemorl.trainer import BaseTrainer
 from nemorl.types import Row, Samples
@@ -28,9 +27,11 @@ from nemorl_rl.data import RowDataModule
 from nemorl_rl.environments import EnvironmentPool
 from nemorl_rl.environments.sources import RewardSource, as_environment
 from nemorl_rl.evaluation import evaluate, planned_turns, sample_record
+from nemorl_rl.generation_policy import GenerationPolicy
 from nemorl_rl.mismatch import MismatchWatch
 from nemorl_rl.prompts import to_prompts
 from nemorl_rl.rehearsal import rehearse, reward_problems
+from nemorl_rl.resources import RolloutResources
 from nemorl_rl.rollouts import RolloutEngine, RolloutPlan
 from nemorl_rl.tokenizer import Tokenizer
 
@@ -53,6 +54,8 @@ class RolloutTrainer(BaseTrainer[R]):
         ...     def train_step(self, rows):
         ...         return rollout_metrics(self.collect(rows))
     """
+
+    resources_class = RolloutResources
 
     def __init__(self, config: R) -> None:
         super().__init__(config)
@@ -87,6 +90,12 @@ class RolloutTrainer(BaseTrainer[R]):
 
     # What it may use
 
+    @property
+    def resources(self) -> RolloutResources:
+        """Where the run's workers are, and how weights reach the engines."""
+        assert isinstance(self.run.resources, RolloutResources), "resources_class says so"
+        return self.run.resources
+
     def collect(self, rows: Sequence[Row]) -> Samples:
         """A scored group for each row of this step, as ``rollout_plan`` says."""
         if self.buffer is not None:
@@ -101,7 +110,7 @@ class RolloutTrainer(BaseTrainer[R]):
     def sync_weights(self) -> None:
         """Give the generator the current policy: outside ``train_step`` it always has it."""
         with self.run.timer.phase("weight_sync"):
-            self.generation.update_weights(self.run.resources.weight_handle(self.progress.step))
+            self.generation.update_weights(self.resources.weight_handle(self.progress.step))
         if self.buffer is not None:
             self.buffer.publish(self.progress.step)
         self.run.hooks.fire("on_weights_synced", trainer=self, step=self.progress.step, version=self.progress.step)
@@ -173,7 +182,7 @@ class RolloutTrainer(BaseTrainer[R]):
         backend = registry().name_of("generation_backends", type(config.generation.backend))
         run.console.announce(f"starting the generator {backend}")
         with run.loading():
-            self.generation = run.resources.generation_policy()
+            self.generation = self.resources.generation_policy()
         pool = run.own(EnvironmentPool.from_config(self.environment, config.rollouts), "close")
         limit = config.policy.max_sequence_tokens
         self.rollouts = RolloutEngine(self.generation, pool, self.tokenizer, max_sequence_tokens=limit, timer=run.timer)
