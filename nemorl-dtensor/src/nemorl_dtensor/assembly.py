@@ -47,6 +47,8 @@ class Assembly:
     scorer: AnyScorer
     reference: AnyScorer | None
     """The frozen initial weights, where they are asked for and no adapter can be turned off to get them"""
+    frozen: PreTrainedModel | None
+    """The model that it is of"""
     adapters: Adapters | None
     is_packed: bool
     """Sequences share rows"""
@@ -73,7 +75,8 @@ def assemble(
         return _whole(policy, worker, config, attention, packed=is_packed, copied=keeps_copy, head=head)
     build = partial(_sharded, policy, worker, config, ranks, attention, packed=is_packed, head=head)
     frozen = build(trained=False) if keeps_copy else None
-    return replace(build(trained=True), reference=frozen.scorer if frozen is not None else None)
+    trained = build(trained=True)
+    return trained if frozen is None else replace(trained, reference=frozen.scorer, frozen=frozen.model)
 
 
 def _whole(
@@ -90,18 +93,18 @@ def _whole(
     model = load_model(policy, worker.device, worker.seed, attn_implementation=attention, head=head)
     logprobs = partial(Scorer.of, chunk_tokens=config.logprob_chunk_tokens, packed=packed)
     score = ValueScorer.of if head == "value" else logprobs
-    frozen: AnyScorer | None = None
+    initial: PreTrainedModel | None = None
     if copied:  # before anything can train
         initial = copy.deepcopy(model).requires_grad_(False)
         use_fast_kernels(initial)
-        frozen = score(initial)
+    reference = score(initial) if initial is not None else None
     names = PublishedNames(model)
     model.requires_grad_(True)
     adapters = Adapters(model, policy.lora, worker.seed) if policy.lora is not None else None
     use_fast_kernels(model)
     if policy.activation_checkpointing:
         _checkpoint_activations(model)
-    return Assembly(model, names, score(model), frozen, adapters, packed)
+    return Assembly(model, names, score(model), reference, initial, adapters, packed)
 
 
 def _sharded(
@@ -135,7 +138,7 @@ def _sharded(
     else:
         verify(model, found, scorer.score, width_multiple=scorer.width_multiple, packed=packed)
     reshard(model)
-    return Assembly(model, names, scorer, None, adapters, packed)
+    return Assembly(model, names, scorer, None, None, adapters, packed)
 
 
 def _use_packed(config: DTensorConfig, device: str) -> bool:

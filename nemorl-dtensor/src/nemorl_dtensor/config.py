@@ -38,6 +38,7 @@ class DTensorConfig(TrainingBackendConfig):
             "topk_logprobs",
             "weights_only_checkpoint",
             "muon",
+            "offload",
             "filtered_logprobs",
         }
     )
@@ -80,7 +81,7 @@ class HFGenerationConfig(GenerationBackendConfig):
     summary: ClassVar[str] = "Embedded generation with the Hugging Face model (the default, no server)"
     requires_modules: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors")
     install_hint: ClassVar[str] = "pip install nemorl-dtensor"
-    supports: ClassVar[frozenset[str]] = frozenset({"any_transport", "filtered_logprobs"})
+    supports: ClassVar[frozenset[str]] = frozenset({"any_transport", "filtered_logprobs", "sleep", "shared_weights"})
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process", "shared_memory", "object_store")
 
     max_batch_rows: Annotated[int, RESUMABLE] = Field(256, ge=1)

@@ -6,18 +6,20 @@ decoder's business (``decode*``), whose weights they come from that of ``generat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from nemorl.errors import BackendError
 from nemorl.types import Completion, GenerationRequest
 from nemorl_rl.tokenizer import Tokenizer, end_token_ids
 from nemorl_tensors.engines.decoding import BatchLimits, Decoder, decode_responses
+from nemorl_tensors.engines.parking import Parking, bytes_held
 from nemorl_tensors.engines.responses import begin_responses
 from nemorl_tensors.engines.sampling import RowSampler
+from torch import Tensor
 
 from nemorl_dtensor.allocator import keep_freed_memory
 from nemorl_dtensor.decode import build_decoder
@@ -27,6 +29,7 @@ from nemorl_dtensor.published_names import PublishedNames
 
 if TYPE_CHECKING:
     from nemorl.config.models import GenerationConfig, PolicyConfig
+    from nemorl.contracts import MemoryPart
     from nemorl.resources.worker import WorkerContext
     from nemorl.weights import WeightHandle
 
@@ -49,6 +52,9 @@ class HFGeneration:
         self._device = torch.device(worker.device)
         self._version = 0
         self._decoder: Decoder | None = None
+        self._parking = Parking()
+        self._is_shared = False
+        """The weights are those of a trainer in this process."""
         self._model: Any
         """``None`` once shut down."""
         if weights is None:
@@ -84,8 +90,29 @@ class HFGeneration:
     def update_weights(self, handle: WeightHandle, version: int) -> None:
         """Generate from these weights from now on. ``in_process`` shares the trainer's tensors."""
         bind_weights(self._model, self._names, handle)
+        self._is_shared = handle.is_in_process
         self._version = version
         self._decoder = None
+
+    def sleep(self, level: Literal[1, 2]) -> None:
+        """Drop the caches. Weights of its own leave; those that it shares with a trainer are the trainer's to move."""
+        self._decoder = None
+        self._parking.leave("weights", self._own_tensors(), forget=level == 2)
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def wake(self, parts: Sequence[MemoryPart]) -> None:
+        """Bring the weights back; caches are made when the next request needs them."""
+        if "weights" in parts:
+            self._parking.come_back("weights")
+
+    def held_bytes(self) -> Mapping[MemoryPart, int]:
+        return {"weights": bytes_held(self._own_tensors()), "cache": 0}  # rows leave with the last response
+
+    def _own_tensors(self) -> Iterator[Tensor]:
+        """Those that no trainer shares."""
+        if not self._is_shared and self._model is not None:
+            yield from (parameter.detach() for parameter in self._model.parameters())
 
     def shutdown(self) -> None:
         """Let go of the weights. Calling it twice is harmless."""

@@ -115,6 +115,11 @@ class Optimizer:
                     found[f"{name}.{key}"] = value if is_whole else like(self._parameters[name], value)
         return found
 
+    def gradients(self) -> list[Tensor]:
+        """Those that there are now."""
+        found = [tensor.grad for tensor in (*self._parameters.values(), *self._masters.values())]
+        return [gradient for gradient in found if gradient is not None]
+
     def allocate(self, names: Collection[str], steps: int) -> dict[str, Tensor]:
         """Memory for a saved state, to be filled in place: :meth:`tensors` of an optimizer after ``steps`` steps.
 

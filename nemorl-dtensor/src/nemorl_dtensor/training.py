@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from nemorl.config.models import MuonConfig
-from nemorl.contracts import Head, Loss, WeightsName
+from nemorl.contracts import Head, Loss, MemoryPart, WeightsName
 from nemorl.errors import BackendError, UsageError, boundary
 from nemorl.metrics import Metrics
 from nemorl_tensors import TokenBatch
@@ -44,6 +44,7 @@ from nemorl_dtensor.model_head import Scorer
 from nemorl_dtensor.model_lora import plain_name
 from nemorl_dtensor.optim import Optimizer, norm_of_whole
 from nemorl_dtensor.ranks import Ranks, whole
+from nemorl_dtensor.residency import Residency
 from nemorl_dtensor.sharded_head import ShardedScorer
 from nemorl_dtensor.sharded_weights import saved_tensors
 from nemorl_dtensor.sharding import hidden_matrices
@@ -78,6 +79,7 @@ class DTensorBackend:
         if self._adapters:
             # Their dropout draws from the global generator, which checkpoints carry; on each rank for other sequences.
             torch.manual_seed(worker.seed + worker.rank)
+        self._residency = Residency(assembly.model, assembly.frozen, lambda: self.__dict__.get("_optimizer"))
         self._trainable = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
 
     @cached_property
@@ -169,8 +171,17 @@ class DTensorBackend:
         if self._rank == 0:
             save_tokenizer(path, self._policy.model_name, self._policy.tokenizer)
 
+    def offload(self, parts: Sequence[MemoryPart]) -> None:
+        self._residency.offload(parts)
+
+    def onload(self, parts: Sequence[MemoryPart]) -> None:
+        self._residency.onload(parts)
+
+    def held_bytes(self) -> Mapping[MemoryPart, int]:
+        return self._residency.held_bytes()
+
     def shutdown(self) -> None:
-        for name in ("_model", "_scorer", "_reference", "_adapters", "_trainable", "_optimizer"):
+        for name in ("_residency", "_model", "_scorer", "_reference", "_adapters", "_trainable", "_optimizer"):
             self.__dict__.pop(name, None)
         if self._ranks is not None:
             self._ranks.leave()

@@ -159,6 +159,14 @@ class RaisesPlainErrors(HFGeneration):
             raise ValueError("bad request") from error
 
 
+class WakesUpYoung(HFGeneration):
+    """Takes the weights it wakes up with for those it was built with."""
+
+    def wake(self, parts: Any) -> None:
+        super().wake(parts)
+        self._version = 0
+
+
 class ShutsDownOnce(HFGeneration):
     is_live = True
 

@@ -70,6 +70,21 @@ class ScoresWithAnotherKernel(DTensorBackend):
         return super().get_logprobs(batch, weights) * (1 + 4e-6)
 
 
+class LosesMomentsOnTheWay(DTensorBackend):
+    """Brings the optimizer's memory back, but not what was in it."""
+
+    def onload(self, parts: Any) -> None:
+        super().onload(parts)
+        if "optimizer" in parts:
+            for tensor in self._optimizer.tensors().values():
+                tensor.zero_()
+
+
+class StaysOnTheDevice(DTensorBackend):
+    def offload(self, parts: Any) -> None:
+        super().offload([part for part in parts if part != "optimizer"])
+
+
 class ReportsMeanLoss(DTensorBackend):
     def train_step(self, batch: TokenBatch, loss: Loss) -> Metrics:
         metrics = super().train_step(batch, loss)

@@ -68,6 +68,10 @@ class ClusterConfig(Config):
     colocated: bool = True
     """Generation takes turns with training on the same devices. False: it has devices of its own, so that both can
     run at the same time (``rollouts.mode: async``)."""
+    take_turns: bool | None = None
+    """Models that share devices leave their memory while others work: the engine sleeps while the policy trains, whose
+    weights and optimizer state wait in the host's memory while it generates. Unset: on GPUs, where both backends can
+    and the engine has weights of its own."""
     generation_workers: int | None = Field(None, ge=1, le=100_000)
     """Generation engines. Unset: colocated, as many as fit the devices; apart, one. Apart, they take their devices from
     those given above and training has the rest."""

@@ -20,7 +20,7 @@ from nemorl.contracts import WorkerGroup
 from nemorl.errors import WorkerLostError
 from nemorl.resources.factories import TrainingFactory
 from nemorl.resources.local import LocalWorkerGroup
-from nemorl.resources.policies import TrainingPolicy
+from nemorl.resources.policies import TrainingPolicy, Turn, always_there
 from nemorl.resources.worker import AttachedFactory, AttachedGroup, WorkerContext, WorkerFactory
 
 
@@ -85,7 +85,8 @@ class ResourceManager:
         self._counting = threading.Lock()
         self.training: WorkerGroup | None = None
         """The workers of the policy, once there are any."""
-        self._auxiliaries: list[WorkerGroup] = []
+        self.auxiliaries: dict[str, WorkerGroup] = {}
+        """The workers of other models, by role."""
         self._stack = ExitStack()
         cluster = config.cluster
         context = WorkerContext(
@@ -111,14 +112,18 @@ class ResourceManager:
         self.training = self.own(
             self.launcher.training_group(factory, f"training backend {short_name(policy.backend)}")
         )
-        return TrainingPolicy(self.training)
+        return TrainingPolicy(self.training, self.turn_of("policy"))
 
     def auxiliary_policy(self, role: str, auxiliary: AuxiliaryModel, planned_updates: int) -> TrainingPolicy:
         """Another model of the run, on the devices of the policy."""
         factory = TrainingFactory(_planned(auxiliary.policy, planned_updates), head=auxiliary.head)
         group = self.own(self.launcher.training_group(factory, f"{role} on {short_name(auxiliary.policy.backend)}"))
-        self._auxiliaries.append(group)
-        return TrainingPolicy(group)
+        self.auxiliaries[role] = group
+        return TrainingPolicy(group, self.turn_of(role))
+
+    def turn_of(self, role: str) -> Turn:
+        """How a model gets the devices when it works: it has them always."""
+        return always_there
 
     def own(self, group: WorkerGroup) -> WorkerGroup:
         """``group``, which is shut down when this is closed."""
@@ -135,7 +140,7 @@ class ResourceManager:
         """
         assert self.training is not None, "training workers were lost before there were any"
         self.count_restart(error)
-        for group in (self.training, *self._auxiliaries):
+        for group in (self.training, *self.auxiliaries.values()):
             self.launcher.restart(group)
 
     def close(self) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from nemorl_base.files import replacing_folder
 
@@ -17,15 +18,32 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+Work = Literal["train", "measure", "reference", "save"]
+"""What a model is about to do: learn, score with its weights, score with its initial ones, be written or read."""
+Turn = Callable[[Work], AbstractContextManager[None]]
+"""Has what this work needs in the device's memory, for the length of a ``with`` block."""
+
+
+def always_there(_work: Work) -> AbstractContextManager[None]:
+    """Of a model that nobody shares devices with."""
+    return nullcontext()
+
+
 class TrainingPolicy:
     """A training backend over a worker group, seen as one object."""
 
-    def __init__(self, workers: WorkerGroup) -> None:
-        self.workers = workers
+    def __init__(self, workers: WorkerGroup, turn: Turn = always_there) -> None:
+        """
+        Args:
+            workers: The ranks of one backend.
+            turn: Gives it the devices, which it may share with others.
+        """
+        self.workers, self._turn = workers, turn
 
     def train_step(self, minibatch: TokenBatch, loss: Loss) -> Metrics:
         """One optimizer step; metrics merged over ranks by their own reductions."""
-        return merge(self._sharded("train_step", minibatch, loss)[1])
+        with self._turn("train"):
+            return merge(self._sharded("train_step", minibatch, loss)[1])
 
     def get_logprobs(self, batch: TokenBatch, weights: WeightsName = "policy") -> Tensor:
         """[N] float32 nats of every token of ``batch``, in its order."""
@@ -41,14 +59,16 @@ class TrainingPolicy:
         return ids, logprobs
 
     def save_checkpoint(self, path: Path, *, optimizer: bool = True) -> None:
-        self.workers.call("save_checkpoint", path, **({} if optimizer else {"optimizer": False}))
+        with self._turn("save"):
+            self.workers.call("save_checkpoint", path, **({} if optimizer else {"optimizer": False}))
 
     def load_checkpoint(self, path: Path) -> None:
-        self.workers.call("load_checkpoint", path)
+        with self._turn("save"):
+            self.workers.call("load_checkpoint", path)
 
     def save_pretrained(self, path: Path) -> None:
         """Write a Hugging Face model folder, in place of the one that is there."""
-        with replacing_folder(path) as draft:
+        with self._turn("measure"), replacing_folder(path) as draft:
             self.workers.call("save_pretrained", draft)
 
     def shutdown(self) -> None:
@@ -60,7 +80,8 @@ class TrainingPolicy:
 
         # These methods read tokens only: the other fields need not travel.
         bare = replace(batch, token_fields={}, sequence_fields={}, sequences_per_group=1)
-        shards, parts = self._sharded(method, bare, *args)
+        with self._turn("reference" if "reference" in args else "measure"):
+            shards, parts = self._sharded(method, bare, *args)
         results = [part if isinstance(part, tuple) else (part,) for part in parts]
         if len(shards) == 1:
             return list(results[0])

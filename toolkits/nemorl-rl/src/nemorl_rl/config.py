@@ -17,6 +17,7 @@ from nemorl.metrics import MetricInfo
 from nemorl.plugins import registry
 from nemorl.plugins.kinds import EnvironmentConfig
 from nemorl.types import SamplingParams
+from nemorl.weights import IN_PROCESS
 from pydantic import Field, model_validator
 
 from nemorl_rl.declared_metrics import ROLLOUT_METRICS
@@ -163,6 +164,7 @@ class RolloutRunConfig(RunConfig):
         yield from super().problems()
         yield from self.interpreter_problems("generation", self.generation)
         yield from self._generation_problems()
+        yield from self._turn_problems()
 
     def launch_problems(self) -> Iterator[ConfigIssue]:
         yield from super().launch_problems()
@@ -213,6 +215,38 @@ class RolloutRunConfig(RunConfig):
             device=cluster.device,
             colocated=cluster.colocated,
         )
+
+    @property
+    def shares_weights(self) -> bool:
+        """Whether the generator runs on the trainer's own weights, in its memory."""
+        is_here = self.weight_transport is not None and self.weight_transport.endswith(f":{IN_PROCESS}")
+        return self.is_attached or (is_here and "shared_weights" in self.generation.backend.supports)
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether models leave the devices' memory while others work."""
+        if self.cluster.take_turns is not None:
+            return self.cluster.take_turns
+        is_tight = self.cluster.colocated and self.cluster.uses_gpus and not self.shares_weights
+        return is_tight and "offload" in self.policy.backend.supports and "sleep" in self.generation.backend.supports
+
+    def _turn_problems(self) -> Iterator[ConfigIssue]:
+        if not self.cluster.take_turns:
+            return
+        if not self.cluster.colocated:
+            message = "generation has devices of its own: nobody takes turns with it"
+            yield ConfigIssue("cluster.take_turns", message, "remove it, or set colocated: true")
+            return
+        needs = {
+            "policy.backend": (self.policy.backend, "offload", "leave the devices' memory"),
+            "generation.backend": (self.generation.backend, "sleep", "sleep"),
+        }
+        for path, (backend, capability, what) in needs.items():
+            if capability not in backend.supports:
+                message = (
+                    f"{type(backend).__name__.removesuffix('Config')} cannot {what}, which cluster.take_turns asks for"
+                )
+                yield ConfigIssue(path, message, "choose another backend, or set cluster.take_turns: false")
 
     def _generation_problems(self) -> Iterator[ConfigIssue]:
         yield from self.generation.backend.policy_problems(

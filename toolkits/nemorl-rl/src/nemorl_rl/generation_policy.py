@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 from nemorl.contracts import WorkerGroup
@@ -11,19 +12,27 @@ from nemorl.errors import WeightsLostError, WorkerLostError
 from nemorl.types import Completion, GenerationRequest
 from nemorl.weights import WeightHandle
 
+from nemorl_rl.tenants import ROLLOUT, SYNC
+
 T = TypeVar("T")
 
 
 class GenerationPolicy:
     """A generation backend over a worker group, seen as one object."""
 
-    def __init__(self, workers: WorkerGroup, revive: Callable[[WorkerLostError], None] | None = None) -> None:
+    def __init__(
+        self,
+        workers: WorkerGroup,
+        revive: Callable[[WorkerLostError], None] | None = None,
+        turn: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext(),
+    ) -> None:
         """
         Args:
             workers: Independent replicas of one engine.
             revive: Replaces lost replicas with ones that hold the newest weights, or raises the error it is given.
+            turn: Gives it the devices for a phase (``nemorl_rl.tenants``), where it shares them.
         """
-        self.workers = workers
+        self.workers, self._turn = workers, turn
         self._revive = revive
         self._lives = 0
         self._reviving = threading.Lock()
@@ -38,7 +47,8 @@ class GenerationPolicy:
     def _generate(self, requests: Sequence[GenerationRequest]) -> list[list[Completion]]:
         replicas = self.workers.data_parallel_size
         shards = [list(requests[rank::replicas]) for rank in range(replicas)]
-        parts = self.workers.scatter("generate", [(shard,) for shard in shards])
+        with self._turn(ROLLOUT):
+            parts = self.workers.scatter("generate", [(shard,) for shard in shards])
         ordered: list[list[Completion]] = [[] for _ in requests]
         for rank, part in enumerate(parts):
             ordered[rank::replicas] = part
@@ -46,7 +56,11 @@ class GenerationPolicy:
 
     def update_weights(self, handle: WeightHandle) -> None:
         """Every replica generates from these weights from now on."""
-        self._with_replacements(lambda: self.workers.call("update_weights", handle, handle.version))
+        self._with_replacements(lambda: self._update_weights(handle))
+
+    def _update_weights(self, handle: WeightHandle) -> None:
+        with self._turn(SYNC):
+            self.workers.call("update_weights", handle, handle.version)
 
     def _with_replacements(self, call: Callable[[], T]) -> T:
         """The result of ``call``, made again whenever a replica was lost and replaced."""

@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from nemorl.contracts import GenerationBackend
+from nemorl.contracts import GenerationBackend, SleepingBackend
 from nemorl.errors import NemorlError
 from nemorl.types import Completion, GenerationRequest, SamplingParams
-from nemorl.weights import WeightHandle, in_process_handle
+from nemorl.weights import IN_PROCESS, WeightHandle, in_process_handle
 from nemorl_rl.tokenizer import Tokenizer
 
 from nemorl_testing.backends import (
@@ -200,6 +200,31 @@ def check_weights_in_process_are_shared(subject: Subject) -> None:
     seen = {o.data_ptr() for o in gc.get_objects() if type(o) in _TENSORS and id(o) not in mine and not o.is_meta}
     copied = [name for name, pointer in live.items() if pointer not in seen]
     expect(not copied, f"nothing but the trainer holds {len(copied)} of {len(live)} parameters: {copied[:3]}")
+
+
+def check_sleep_changes_nothing(subject: Subject) -> None:
+    """After sleep and wake tokens and log-probs are the same; asleep it holds no memory. (DESIGN 5)"""
+    if "sleep" not in subject.config.supports:
+        raise NotApplicable("the backend does not declare supports={'sleep'}")
+    engine, model = build_generator(subject), _other_model(subject)
+    expect(isinstance(engine, SleepingBackend), "the backend has no sleep, wake and held_bytes")
+    assert isinstance(engine, SleepingBackend)
+    request = [GenerationRequest(PROMPTS[0], SAMPLED, (1, 2))]
+    before = engine.generate(request)
+    for _ in range(2):  # the second time it sleeps already
+        engine.sleep(1)
+    held = engine.held_bytes()
+    expect(not any(held.values()), f"asleep, it holds {dict(held)} bytes")
+    engine.wake(["weights"])
+    engine.wake(["weights", "cache"])
+    expect(engine.generate(request) == before, "the same seeds give other tokens or log-probs after sleep and wake")
+    if IN_PROCESS in subject.config.weight_transports:
+        for level in (1, 2):
+            engine.sleep(level)
+            engine.wake(["weights"])
+            engine.update_weights(_handle(model, level), level)
+            engine.wake(["cache"])
+            _expect_logprobs_of(model, engine, SAMPLED, subject.settings.tolerance, level)
 
 
 def check_bad_request_is_explained(subject: Subject) -> None:

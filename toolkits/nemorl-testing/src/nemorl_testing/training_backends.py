@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from nemorl.contracts import TrainingBackend
+from nemorl.contracts import MemoryPart, OffloadingBackend, TrainingBackend
 from nemorl.errors import NemorlError
 from nemorl.metrics import Sum
 from torch import Tensor
@@ -281,6 +281,35 @@ def check_save_pretrained_loads_with_transformers(subject: Subject) -> None:
     expect_close(found, backend.get_logprobs(batch), subject.settings.tolerance, "a log-prob of the saved model")
     ids = AutoTokenizer.from_pretrained(folder)("1+1=")["input_ids"]
     expect(ids == AutoTokenizer.from_pretrained(model_folder(subject))("1+1=")["input_ids"], f"'1+1=' is now {ids}")
+
+
+def check_what_leaves_the_device_comes_back_unchanged(subject: Subject) -> None:
+    """After offload and onload a step is the same, byte for byte; while a part is away it holds no memory. (DESIGN 5)"""
+    if "offload" not in subject.config.supports:
+        raise NotApplicable("the backend does not declare supports={'offload'}")
+    moving, staying = build_trainer(subject), build_trainer(subject)
+    for backend in (moving, staying):
+        backend.train_step(ragged_batch(), WeightedNLL())
+    expect(isinstance(moving, OffloadingBackend), "the backend has no offload, onload and held_bytes")
+    assert isinstance(moving, OffloadingBackend)
+    parts: list[MemoryPart] = ["gradients", "optimizer", "reference", "weights"]
+    before = moving.held_bytes()
+    expect(before["weights"] > 0 and before["optimizer"] > 0, f"after a step it holds {dict(before)}")
+    for _ in range(2):  # the second time nothing is left to move
+        moving.offload(parts)
+    away = moving.held_bytes()
+    expect(not any(away.values()), f"it still holds {dict(away)} bytes of what it was told to offload")
+    for _ in range(2):
+        moving.onload(["weights"])
+    found, wanted = moving.get_logprobs(ragged_batch()), staying.get_logprobs(ragged_batch())
+    expect(torch.equal(found, wanted), "log-probs differ once the weights are back")
+    moving.onload(parts)
+    expect(moving.held_bytes() == before, f"it holds {dict(moving.held_bytes())} bytes, and held {dict(before)}")
+    for backend in (moving, staying):
+        backend.train_step(ragged_batch(), WeightedNLL())
+    gap = difference(weights_of(moving), weights_of(staying))
+    changed = [name for name, tensor in gap.items() if bool((tensor != 0).any())]
+    expect(not changed, f"the next step differs in {', '.join(changed[:3])}")
 
 
 def check_shutdown_twice_is_harmless(subject: Subject) -> None:

@@ -1,0 +1,83 @@
+"""``cluster.take_turns``: runs whose models leave the devices' memory while others work learn what others learn."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import nemorl
+import pytest
+from nemorl.errors import ConfigError
+from nemorl_commands.console import Console
+from nemorl_testing.models import tiny_model as saved_model
+from recorded_messages import Raises
+
+ROWS = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(6)]
+STEP = {"num_prompts_per_step": 2, "num_generations_per_prompt": 2, "generation": {"max_new_tokens": 3}}
+RUNS: dict[str, dict[str, Any]] = {
+    "grpo": {"algorithm": "grpo", "kl_penalty": 0.1, **STEP},
+    "grpo of adapters": {"algorithm": "grpo", "kl_penalty": 0.1, "policy": {"lora": {"rank": 4}}, **STEP},
+    "ppo": {"algorithm": "ppo", "num_prompts_per_step": 4, "generation": {"max_new_tokens": 3}},
+}
+
+
+def reward(prompt: str, response: str) -> float:
+    return float(sum(map(ord, response)) % 7)
+
+
+def settings(model: Path, run_dir: Path, run: dict[str, Any], **cluster: Any) -> Any:
+    policy = {"max_sequence_tokens": 32, "optimizer": {"lr": 1e-3}, **run.get("policy", {})}
+    if "lora" in policy:  # adapters need weights to adapt
+        model = Path(saved_model())
+    else:
+        policy["init"] = "random"
+    common = {
+        "model": str(model),
+        "run_dir": str(run_dir),
+        "max_steps": 3,
+        "validation": {"every": 2, "max_samples": 2},
+    }
+    return nemorl.load_config({**run, **common, "policy": policy, "cluster": cluster, "checkpoint": {"every": 2}})
+
+
+def measured(config: Any) -> list[dict[str, Any]]:
+    """The metrics of a run, without what depends on the clock."""
+    trainer = config.build()
+    trainer.fit(ROWS, reward, val_dataset=ROWS, console=Console(quiet=True))
+    records = [json.loads(line) for line in (config.run_dir / "metrics.jsonl").read_text().splitlines()]
+    clock = ("time", "timing", "performance", "system")
+    return [{name: value for name, value in r.items() if not name.startswith(clock)} for r in records]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_taking_turns_changes_no_number(name: str, tiny_model: Path, tmp_path: Path) -> None:
+    staying = measured(settings(tiny_model, tmp_path / "staying", RUNS[name]))
+    moving = measured(settings(tiny_model, tmp_path / "moving", RUNS[name], take_turns=True))
+    assert moving == staying
+    assert len(staying) >= 5
+
+
+def test_models_do_leave(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[int] = []
+    generate = nemorl.RolloutTrainer.collect
+
+    def collect(self: Any, rows: Any) -> Any:
+        found = generate(self, rows)
+        held.append(self.run.policy.workers.call("held_bytes")[0]["optimizer"])
+        return found
+
+    monkeypatch.setattr(nemorl.RolloutTrainer, "collect", collect)
+    measured(settings(tiny_model, tmp_path / "r", RUNS["grpo"], take_turns=True))
+    assert held == [0, 0, 0], "the optimizer waits outside while responses are sampled"
+
+
+def test_what_cannot_take_turns_is_refused(tiny_model: Path, tmp_path: Path, raises: Raises) -> None:
+    apart = {"take_turns": True, "colocated": False, "workers_per_node": 2}
+    with raises(ConfigError, path="cluster.take_turns"):
+        settings(tiny_model, tmp_path, RUNS["grpo"], **apart)
+
+
+def test_by_default_nobody_moves_on_a_cpu(tiny_model: Path, tmp_path: Path) -> None:
+    assert not settings(tiny_model, tmp_path, RUNS["grpo"]).takes_turns
+    assert settings(tiny_model, tmp_path, RUNS["grpo"], take_turns=True).takes_turns

@@ -1,0 +1,172 @@
+"""Models that share devices: who is in their memory in each phase, in which order they go and come."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from nemorl.contracts import MemoryPart
+from nemorl.errors import BackendError, DeadlineError
+from nemorl_rl.tenants import EngineTenant, Parts, Tenancy, TrainingTenant, phases
+from recorded_messages import Raises
+
+GIB = 2**30
+ALL: Parts = ("weights", "optimizer", "gradients", "reference")
+
+
+class Recording:
+    """Workers of one backend that write down what they are told."""
+
+    def __init__(self, name: str, said: list[str], fails: str = "") -> None:
+        self.name, self.said, self.fails = name, said, fails
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
+        if method == "held_bytes":
+            return [{"weights": GIB}, {"weights": 2 * GIB, "cache": GIB // 2}]
+        (given,) = args
+        self.said.append(f"{self.name} {method} {' '.join(given) if isinstance(given, list) else given}")
+        if method == self.fails:
+            raise BackendError("out of memory", fix="less")
+        return [None]
+
+
+def tenancy(said: list[str], *, shares_weights: bool = False, fails: str = "", limit_s: float = 5.0) -> Tenancy:
+    found = Tenancy(phases(["policy"], shares_weights=shares_weights), limit_s=limit_s)
+    found.admit("policy", TrainingTenant(Recording("policy", said, fails)), ALL)  # type: ignore[arg-type]
+    parts: Parts = ("cache",) if shares_weights else ("weights", "cache")
+    found.admit("engine", EngineTenant(Recording("engine", said)), parts)  # type: ignore[arg-type]
+    return found
+
+
+def steps(found: Tenancy, said: list[str], *names: str) -> list[str]:
+    del said[:]
+    for name in names:
+        with found.during(name):
+            pass
+    return list(said)
+
+
+def test_one_step_in_the_order_of_the_issue() -> None:
+    """rollout -> sleep engine -> onload trainer -> train -> publish weights -> offload -> wake, weights first."""
+    said: list[str] = []
+    found = tenancy(said)
+    steps(found, said, "rollout")
+    assert steps(found, said, "policy train", "sync", "rollout") == [
+        "engine sleep 1",
+        "policy onload weights optimizer gradients",
+        # sync: the engine's weights come once the optimizer is gone, its cache once the trainer is
+        "policy offload gradients optimizer reference",
+        "engine wake weights",
+        "policy offload gradients optimizer reference weights",
+        "engine wake cache",
+    ]
+
+
+def test_work_of_the_same_phase_moves_nothing() -> None:
+    said: list[str] = []
+    found = tenancy(said)
+    steps(found, said, "rollout")
+    assert steps(found, said, "rollout", "rollout") == []
+    assert steps(found, said, "policy measure", "policy measure", "policy train") == [
+        "engine sleep 1",
+        "policy onload weights",
+        "policy onload optimizer gradients",
+    ]
+
+
+def test_an_engine_over_the_policys_weights_leaves_with_its_cache_alone() -> None:
+    said: list[str] = []
+    found = tenancy(said, shares_weights=True)
+    assert steps(found, said, "rollout", "policy train") == [
+        "policy offload gradients optimizer reference",
+        "engine sleep 1",
+        "policy onload optimizer gradients",
+    ]
+
+
+def test_the_reference_is_in_memory_while_it_is_asked_and_no_longer() -> None:
+    said: list[str] = []
+    found = tenancy(said)
+    steps(found, said, "policy measure")
+    assert steps(found, said, "policy reference", "policy measure") == [
+        "policy offload gradients optimizer reference weights",
+        "policy onload reference",
+        "policy offload gradients optimizer reference weights",
+        "policy onload weights",
+    ]
+
+
+def test_the_reference_of_adapters_is_the_model_without_them() -> None:
+    table = phases(["policy", "critic"], shares_weights=False, adapted=["policy"])
+    assert table["policy reference"] == {"policy": ("weights",)}
+    assert table["critic reference"] == {"critic": ("reference",)}
+
+
+def test_models_beside_the_policy_take_turns_as_well() -> None:
+    said: list[str] = []
+    found = Tenancy(phases(["policy", "critic"], shares_weights=False), limit_s=5.0)
+    for role in ("policy", "critic"):
+        found.admit(role, TrainingTenant(Recording(role, said)), ALL)  # type: ignore[arg-type]
+    assert steps(found, said, "critic measure", "policy train") == [
+        "policy offload gradients optimizer reference weights",
+        "critic offload gradients optimizer reference",
+        "critic offload gradients optimizer reference weights",
+        "policy onload weights optimizer gradients",
+    ]
+
+
+def test_what_was_built_anew_is_there_with_all_it_has() -> None:
+    said: list[str] = []
+    found = tenancy(said)
+    steps(found, said, "rollout")
+    del said[:]
+    found.send_away("engine")
+    found.admit("policy", TrainingTenant(Recording("policy", said)), ALL)  # type: ignore[arg-type]
+    assert said == ["engine sleep 1"]
+    assert steps(found, said, "policy save") == ["policy offload gradients reference"]
+
+
+def test_a_part_that_does_not_fit_says_who_holds_what(raises: Raises) -> None:
+    said: list[str] = []
+    found = tenancy(said, fails="onload")
+    steps(found, said, "rollout")
+    with raises(BackendError, "policy train", "out of memory", "engine's weights 2.00 GiB", "engine's cache 0.50 GiB"):
+        steps(found, said, "policy train")
+    # What failed half way is tried again, not taken for done.
+    assert "policy onload weights optimizer gradients" in said
+    with pytest.raises(BackendError):
+        steps(found, said, "policy train")
+
+
+def test_work_of_another_phase_waits_for_the_end_of_this_one(raises: Raises) -> None:
+    said: list[str] = []
+    found = tenancy(said, limit_s=0.05)
+    entered, leave = threading.Event(), threading.Event()
+
+    def generate() -> None:
+        with found.during("rollout"):
+            entered.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=generate)
+    thread.start()
+    entered.wait(10)
+    with raises(DeadlineError, "policy train", "rollout"):
+        steps(found, said, "policy train")
+    with found.during("rollout"):
+        pass  # a second one of the same phase does not wait
+    leave.set()
+    thread.join()
+    assert steps(found, said, "policy train")[0] == "engine sleep 1"
+
+
+@pytest.mark.parametrize("shares_weights", [False, True])
+def test_no_phase_needs_two_models_whole(shares_weights: bool) -> None:
+    """Two models are never in memory with what makes them large: the trainer's optimizer and the engine's cache."""
+    trained: set[MemoryPart] = {"optimizer", "gradients"}
+    large: Mapping[str, set[MemoryPart]] = {"policy": trained, "critic": trained, "engine": {"cache"}}
+    for residents in phases(["policy", "critic"], shares_weights=shares_weights).values():
+        holders = [name for name, parts in residents.items() if large[name] & set(parts)]
+        assert len(holders) <= 1

@@ -1,0 +1,197 @@
+"""Models that take turns in the memory of the devices they share: who is in it, phase by phase.
+
+A phase is a kind of work: rollouts, a training step, sending weights. For each, :func:`phases` says as plain data which
+parts of which model are in the devices' memory. Between two phases :class:`Tenancy` first sends away what the next one
+does not need, then brings what it lacks, in the order of the table: an engine its weights before its cache.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from nemorl.contracts import MemoryPart, WorkerGroup
+from nemorl.errors import BackendError, DeadlineError, ForeignError, NemorlError
+
+Parts = tuple[MemoryPart, ...]
+Residents = Mapping[str, Parts]
+"""Tenant -> its parts that are in the devices' memory, in the order in which they come."""
+
+ENGINE, POLICY = "engine", "policy"
+ROLLOUT, SYNC = "rollout", "sync"
+WORK: Mapping[str, Parts] = {
+    "train": ("weights", "optimizer", "gradients"),
+    "measure": ("weights",),
+    "reference": ("reference",),
+    "save": ("weights", "optimizer"),
+}
+"""What each kind of a trained model's work needs of it (``nemorl.resources.policies.Work``)."""
+
+
+def phases(roles: Sequence[str], *, shares_weights: bool, adapted: Collection[str] = ()) -> dict[str, Residents]:
+    """The table of a run.
+
+    Args:
+        roles: Its models on training backends: ``policy``, and auxiliary ones such as ``critic``.
+        shares_weights: The engine runs on the policy's own weights.
+        adapted: Roles that train adapters: their reference is the model without them.
+
+    >>> phases(["policy"], shares_weights=False)["rollout"]
+    {'engine': ('weights', 'cache')}
+    """
+    table: dict[str, Residents] = {f"{role} {work}": {role: parts} for role in roles for work, parts in WORK.items()}
+    table |= {f"{role} reference": {role: WORK["measure"]} for role in adapted}
+    if shares_weights:
+        return {**table, ROLLOUT: {POLICY: ("weights",), ENGINE: ("cache",)}, SYNC: {POLICY: ("weights",)}}
+    return {**table, ROLLOUT: {ENGINE: ("weights", "cache")}, SYNC: {POLICY: ("weights",), ENGINE: ("weights",)}}
+
+
+class Tenant(Protocol):
+    """A model that can leave the devices' memory."""
+
+    def keep(self, parts: Parts) -> None:
+        """Send away all parts but these."""
+        ...
+
+    def bring(self, parts: Parts) -> None:
+        """Bring these, in this order. Those that are there stay."""
+        ...
+
+    def held_bytes(self) -> Mapping[MemoryPart, int]:
+        """Bytes of each part that are in the memory of the fullest device."""
+        ...
+
+
+@dataclass(frozen=True)
+class TrainingTenant:
+    """A training backend with the capability ``offload``."""
+
+    workers: WorkerGroup
+
+    def keep(self, parts: Parts) -> None:
+        leaving = [part for part in ("gradients", "optimizer", "reference", "weights") if part not in parts]
+        self.workers.call("offload", leaving)
+
+    def bring(self, parts: Parts) -> None:
+        self.workers.call("onload", list(parts))
+
+    def held_bytes(self) -> Mapping[MemoryPart, int]:
+        return _fullest(self.workers)
+
+
+@dataclass(frozen=True)
+class EngineTenant:
+    """A generation backend with the capability ``sleep``."""
+
+    workers: WorkerGroup
+
+    def keep(self, parts: Parts) -> None:
+        # An engine sleeps as a whole. Its weights stay with the host: what comes next may be another rollout.
+        self.workers.call("sleep", 1)
+        if parts:
+            self.workers.call("wake", list(parts))
+
+    def bring(self, parts: Parts) -> None:
+        self.workers.call("wake", list(parts))
+
+    def held_bytes(self) -> Mapping[MemoryPart, int]:
+        return _fullest(self.workers)
+
+
+def _fullest(workers: WorkerGroup) -> Mapping[MemoryPart, int]:
+    found: list[Mapping[MemoryPart, int]] = workers.call("held_bytes")
+    return max(found, key=lambda held: sum(held.values()))
+
+
+class Tenancy:
+    """Moves tenants in and out. Work of one phase may overlap; that of another one waits for its end."""
+
+    def __init__(self, table: Mapping[str, Residents], *, limit_s: float) -> None:
+        """
+        Args:
+            table: Of :func:`phases`.
+            limit_s: Longest wait for the work of another phase.
+        """
+        self._table, self._limit_s = table, limit_s
+        self._tenants: dict[str, Tenant] = {}
+        self._present: dict[str, set[MemoryPart]] = {}
+        self._phase: str | None = None
+        self._workers = 0
+        """Threads that are at work in this phase."""
+        self._changed = threading.Condition()
+
+    def admit(self, name: str, tenant: Tenant, parts: Parts) -> None:
+        """A tenant has come, or come anew, with these parts in the devices' memory."""
+        with self._changed:
+            self._tenants[name], self._present[name] = tenant, set(parts)
+            self._phase = None  # it may be in the way of what was there
+
+    def send_away(self, name: str) -> None:
+        """A tenant leaves, if it is there: others are about to be built anew, with all that they have."""
+        with self._changed:
+            if self._present.get(name):
+                self._phase = None
+                self._step("a restart", f"{name} leaving", lambda: self._tenants[name].keep(()))
+                self._present[name] = set()
+
+    @contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        """The block finds in memory what the table says.
+
+        Raises:
+            DeadlineError: the work of another phase did not end in time.
+            BackendError: a part could not be moved; says who holds what.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._workers == 0 or self._phase == phase, self._limit_s):
+                raise DeadlineError(
+                    f"{phase} waited {self._limit_s:g} s for {self._phase} to leave the devices' memory",
+                    fix="raise cluster.worker_timeout_s if that work takes so long",
+                )
+            if self._phase != phase:
+                self._phase = None
+                self._move(phase)
+                self._phase = phase
+            self._workers += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._workers -= 1
+                self._changed.notify_all()
+
+    def holdings(self) -> dict[str, Mapping[MemoryPart, int]]:
+        """Bytes of each tenant's parts, as the tenants count them."""
+        return {name: tenant.held_bytes() for name, tenant in self._tenants.items()}
+
+    def _move(self, phase: str) -> None:
+        wanted = self._table[phase]
+        for name, tenant in self._tenants.items():
+            staying = tuple(part for part in wanted.get(name, ()) if part in self._present[name])
+            if set(staying) != self._present[name]:
+                self._step(phase, f"{name} leaving", lambda t=tenant, s=staying: t.keep(s))  # type: ignore[misc]
+                self._present[name] = set(staying)
+        for name, parts in wanted.items():
+            missing = tuple(part for part in parts if name in self._tenants and part not in self._present[name])
+            if missing:
+                self._step(phase, f"{name} coming back", lambda n=name, m=missing: self._tenants[n].bring(m))  # type: ignore[misc]
+                self._present[name] |= set(missing)
+
+    def _step(self, phase: str, what: str, move: Callable[[], None]) -> None:
+        try:
+            move()
+        except (BackendError, ForeignError) as error:
+            raise BackendError(f"before {phase}, {what}: {error.message} ({self._account()})", fix=error.fix) from error
+
+    def _account(self) -> str:
+        """Who holds what, for an error."""
+        try:
+            held = self.holdings()
+        except NemorlError as error:
+            return f"who holds what cannot be told: {error.message}"
+        sizes = [(f"{name}'s {part}", size) for name, parts in held.items() for part, size in parts.items() if size]
+        parts = [f"{what} {size / 2**30:.2f} GiB" for what, size in sizes]
+        return f"in memory: {', '.join(parts)}" if parts else "nothing of these models is in memory"

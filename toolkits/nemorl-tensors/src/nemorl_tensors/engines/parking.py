@@ -1,0 +1,86 @@
+"""Device memory that is given back while another model needs it, and taken again: bit for bit, in the same tensors.
+
+What moves is the memory below a tensor, its storage. The tensor, its views, the parameters and modules that hold it
+stay the objects they were: an optimizer, an engine over a trainer's weights and a sharded parameter notice nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+
+@dataclass(frozen=True)
+class _Parked:
+    storage: torch.UntypedStorage
+    size: int
+    content: Tensor | None
+    """[size] uint8 in the host's memory; ``None``: forgotten"""
+
+
+class Parking:
+    """Storages whose content is in the host's memory, by the part of a model that they belong to."""
+
+    def __init__(self) -> None:
+        self._parked: dict[str, list[_Parked]] = {}
+
+    def leave(self, part: str, tensors: Iterable[Tensor], *, forget: bool = False) -> None:
+        """Copy what these tensors hold to the host and free it on the device. A part that is away already stays away.
+
+        Args:
+            part: A name for them together.
+            tensors: Any, also views of each other, and DTensors.
+            forget: Copy nothing: they will be filled anew once they are back.
+
+        Until they come back the tensors must not be used: their shapes are as before, their memory is gone. What is
+        mapped from a file or shared with another process stays: it takes no device memory.
+        """
+        if part in self._parked:
+            return
+        self._parked[part] = parked = []
+        on_gpu = False
+        for storage in _storages(tensors):
+            on_gpu |= storage.device.type == "cuda"
+            parked.append(_Parked(storage, storage.nbytes(), None if forget else _to_host(storage)))
+            storage.resize_(0)
+        if on_gpu:
+            torch.cuda.empty_cache()  # engines have allocators of their own, often in other processes
+
+    def come_back(self, part: str) -> None:
+        """Allocate the part's memory anew and fill it as it was. Nothing to do for one that is here."""
+        for parked in self._parked.pop(part, ()):
+            parked.storage.resize_(parked.size)
+            if parked.content is not None:
+                _bytes_of(parked.storage).copy_(parked.content)
+
+
+def bytes_held(tensors: Iterable[Tensor]) -> int:
+    """Bytes of device memory below these tensors, each storage once."""
+    return sum(storage.nbytes() for storage in _storages(tensors))
+
+
+def _storages(tensors: Iterable[Tensor]) -> Iterator[torch.UntypedStorage]:
+    """Those below the tensors that have memory, each once. Scalars that an optimizer keeps on the CPU are left out
+    where other tensors are on a device."""
+    whole = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+    has_device = any(tensor.device.type != "cpu" for tensor in whole)
+    seen: set[int] = set()
+    for tensor in whole:
+        storage = tensor.untyped_storage()
+        is_elsewhere = not storage.resizable() or (has_device and tensor.device.type == "cpu")
+        if storage.nbytes() and storage.data_ptr() not in seen and not is_elsewhere:
+            seen.add(storage.data_ptr())
+            yield storage
+
+
+def _to_host(storage: torch.UntypedStorage) -> Tensor:
+    content = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=storage.device.type == "cuda")
+    return content.copy_(_bytes_of(storage))
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)  # type: ignore[call-overload, no-any-return]
