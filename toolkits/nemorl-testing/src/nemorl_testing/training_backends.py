@@ -284,7 +284,7 @@ def check_save_pretrained_loads_with_transformers(subject: Subject) -> None:
 
 
 def check_what_leaves_the_device_comes_back_unchanged(subject: Subject) -> None:
-    """After offload and onload a step is the same, byte for byte; while a part is away it holds no memory. (DESIGN 5)"""
+    """After offload and onload a step is the same, byte for byte; a part that is away holds no memory. (DESIGN 5)"""
     if "offload" not in subject.config.supports:
         raise NotApplicable("the backend does not declare supports={'offload'}")
     moving, staying = build_trainer(subject), build_trainer(subject)
