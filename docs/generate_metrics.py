@@ -1,4 +1,4 @@
-"""Writes the tables of ``docs/metrics.md`` from what algorithms and environments declare.
+"""Writes the tables of ``docs/metrics.md`` from what algorithms, environments and backends declare.
 
     python docs/generate_metrics.py            fill in the tables
     python docs/generate_metrics.py --check    exit 1 if a table is not what would be written
@@ -63,6 +63,9 @@ def tables() -> Mapping[str, str]:
             known |= algorithms[name]
     for name, metrics in declared("environments").items():
         found[f"environment {name}"] = table(metrics)
+    for name, metrics in declared("training_backends").items():
+        if metrics:
+            found[f"backend {name}"] = table(metrics)
     return found
 
 

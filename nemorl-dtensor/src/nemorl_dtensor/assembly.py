@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from nemorl.errors import BackendError
 
+from nemorl_dtensor.layout import Layout, choose_layout, share_prefixes
 from nemorl_dtensor.model import load_model, skeleton
 from nemorl_dtensor.model_head import Scorer, verify
 from nemorl_dtensor.model_kernels import use_fast_kernels
@@ -50,8 +51,7 @@ class Assembly:
     frozen: PreTrainedModel | None
     """The model that it is of"""
     adapters: Adapters | None
-    is_packed: bool
-    """Sequences share rows"""
+    layout: Layout
 
 
 def assemble(
@@ -98,13 +98,17 @@ def _whole(
         initial = copy.deepcopy(model).requires_grad_(False)
         use_fast_kernels(initial)
     reference = score(initial) if initial is not None else None
+    if initial is not None and reference is not None:
+        _layout(config, initial, reference, packed=packed)
     names = PublishedNames(model)
     model.requires_grad_(True)
     adapters = Adapters(model, policy.lora, worker.seed) if policy.lora is not None else None
     use_fast_kernels(model)
     if policy.activation_checkpointing:
         _checkpoint_activations(model)
-    return Assembly(model, names, score(model), reference, initial, adapters, packed)
+    scorer = score(model)
+    layout = _layout(config, model, scorer, packed=packed)
+    return Assembly(model, names, scorer, reference, initial, adapters, layout)
 
 
 def _sharded(
@@ -137,8 +141,18 @@ def _sharded(
         verify_values(model, scorer.score, width_multiple=scorer.width_multiple)
     else:
         verify(model, found, scorer.score, width_multiple=scorer.width_multiple, packed=packed)
+    layout = _layout(config, model, scorer, packed=packed)
     reshard(model)
-    return Assembly(model, names, scorer, None, None, adapters, packed)
+    return Assembly(model, names, scorer, None, None, adapters, layout)
+
+
+def _layout(config: DTensorConfig, model: PreTrainedModel, scorer: AnyScorer, *, packed: bool) -> Layout:
+    """The layout of batches for ``model``, which is made to share tokens where it is wanted and can."""
+    obstacle = ""
+    if config.layout == "shared" or (config.layout == "auto" and not packed):
+        width = scorer.width_multiple if isinstance(scorer, ShardedScorer) else 1
+        obstacle = share_prefixes(model, scorer.decoder, scorer.states, width_multiple=width)
+    return choose_layout(config.layout, packed=packed, obstacle=obstacle)
 
 
 def _use_packed(config: DTensorConfig, device: str) -> bool:

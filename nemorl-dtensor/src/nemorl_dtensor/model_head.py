@@ -21,6 +21,8 @@ from nemorl_tensors.engines.rows import Rows
 from nemorl_tensors.filtering import TokenFilter, filtered
 from torch import Tensor, nn
 
+from nemorl_dtensor.tree_attention import tree_arguments
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -37,7 +39,9 @@ Score = Callable[[Rows, float, float], Tensor]
 def decoder_states(decoder: nn.Module, rows: Rows) -> Tensor:
     """[R, W, D] last hidden states."""
     # Without a cache, or packed samples would see each other (transformers 5.19).
-    extra = {} if rows.position_ids is None else {"position_ids": rows.position_ids}
+    extra: dict[str, Any] = {} if rows.position_ids is None else {"position_ids": rows.position_ids}
+    if rows.tree is not None:
+        extra |= tree_arguments(rows.tree, next(decoder.parameters()).dtype)
     states: Tensor = decoder(input_ids=rows.input_ids, use_cache=False, **extra).last_hidden_state
     return states
 
@@ -87,8 +91,12 @@ class Scorer:
         ``factor`` multiplies the decoder's states, to check the head on logits of any size. ``keep`` truncates the
         distribution.
         """
-        picked_MD = predicting_states(decoder_states(self.decoder, rows), rows)
+        picked_MD = self.states(rows)
         return self.of_states(picked_MD if factor == 1.0 else picked_MD * factor, rows, temperature, keep)
+
+    def states(self, rows: Rows) -> Tensor:
+        """[M, D] states that predict the scored tokens."""
+        return predicting_states(decoder_states(self.decoder, rows), rows)
 
     def of_states(self, states_MD: Tensor, rows: Rows, temperature: float, keep: TokenFilter | None = None) -> Tensor:
         """The same from the states that predict the scored tokens."""
@@ -97,8 +105,7 @@ class Scorer:
 
     def topk(self, rows: Rows, temperature: float, k: int) -> tuple[Tensor, Tensor]:
         """[M, K] token ids and log-probs of the k likeliest tokens where a token is scored, without gradient."""
-        states_MD = predicting_states(decoder_states(self.decoder, rows), rows)
-        return linear_topk_logprobs(states_MD, self.weight, k, **self.options(temperature))
+        return linear_topk_logprobs(self.states(rows), self.weight, k, **self.options(temperature))
 
     @property
     def weight(self) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from nemorl_tensors import linear_topk_logprobs, vocab_parallel_logprobs, vocab_parallel_topk_logprobs
 from nemorl_tensors.engines.rows import PAD_ID, Rows
 from nemorl_tensors.filtering import TokenFilter, filtered
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
 from nemorl_dtensor.model_head import Scorer, decoder_states, predicting_states
@@ -60,6 +60,16 @@ class ShardedScorer:
         setattr(model, SCORE, MethodType(run, model))
         shard(model, ranks, sequence_parallel=sequence_parallel)
         return cls(model, scorer, ranks, parts)
+
+    @property
+    def decoder(self) -> nn.Module:
+        """The part of the model below its head."""
+        return self.scorer.decoder
+
+    def states(self, rows: Rows) -> Tensor:
+        """[M, D] states that predict the scored tokens."""
+        found: Tensor = self._run(rows, 1.0, lambda states_MD, _: states_MD)
+        return found
 
     def score(self, rows: Rows, temperature: float, factor: float = 1.0, keep: TokenFilter | None = None) -> Tensor:
         """float32 log-probs or values of the scored tokens, differentiable (see ``score`` of either scorer)."""

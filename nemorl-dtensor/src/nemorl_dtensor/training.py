@@ -24,7 +24,7 @@ from nemorl.metrics import Metrics
 from nemorl_tensors import TokenBatch
 from nemorl_tensors.engines.buckets import in_buckets
 from nemorl_tensors.engines.model_folder import save_tokenizer
-from nemorl_tensors.engines.rows import Rows, default_microbatch_tokens, plan_microbatches, to_rows
+from nemorl_tensors.engines.rows import Rows, default_microbatch_tokens
 from nemorl_tensors.engines.schedules import require_end
 from nemorl_tensors.engines.steps import (
     PLACE,
@@ -74,7 +74,7 @@ class DTensorBackend:
         self._budget = policy.microbatch_tokens or default_microbatch_tokens(worker.device)
         assembly = assemble(policy, worker, config, self._ranks, reference=reference, head=head)
         self._model, self._scorer, self._reference = assembly.model, assembly.scorer, assembly.reference
-        self._adapters, self._packed, self._names = assembly.adapters, assembly.is_packed, assembly.names
+        self._adapters, self._layout, self._names = assembly.adapters, assembly.layout, assembly.names
         self._has_reference, self._head = reference, head
         if self._adapters:
             # Their dropout draws from the global generator, which checkpoints carry; on each rank for other sequences.
@@ -106,7 +106,7 @@ class DTensorBackend:
         # 1. Forward and backward, microbatch by microbatch: gradients add up.
         parts: list[Metrics] = []
         losses: list[Tensor] = []
-        plan = plan_microbatches(batch, self._budget, padded=not self._packed)
+        plan = self._layout.plan(batch, self._budget)
         idle_passes = self._idle_passes(plan)
         for sequences in plan:
             microbatch = batch.select(sequences).to(self._device)
@@ -129,7 +129,7 @@ class DTensorBackend:
         if self._adapters:
             self._adapters.train(False)
         result = optimizer.step()
-        return step_metrics(batch, parts, losses, result)
+        return {**step_metrics(batch, parts, losses, result), **self._layout.metrics(batch, plan)}
 
     def get_logprobs(self, batch: TokenBatch, weights: WeightsName = "policy") -> Tensor:
         self._require_head("language_model", "log-probs")
@@ -211,7 +211,7 @@ class DTensorBackend:
         batch = with_places(batch)
         # FSDP2 keeps buffers between passes, which must not become inference tensors.
         with torch.no_grad() if self._ranks else torch.inference_mode():
-            plan = plan_microbatches(batch, self._budget, padded=not self._packed)
+            plan = self._layout.plan(batch, self._budget)
             idle_passes = self._idle_passes(plan)
             for sequences in plan:
                 microbatch = batch.select(sequences).to(self._device)
@@ -230,7 +230,7 @@ class DTensorBackend:
 
     def _rows(self, microbatch: TokenBatch, *, candidates: bool = False) -> Rows:
         multiple = self._scorer.width_multiple if isinstance(self._scorer, ShardedScorer) else 1
-        return to_rows(microbatch, packed=self._packed, width_multiple=multiple, candidates=candidates)
+        return self._layout.rows(microbatch, width_multiple=multiple, candidates=candidates)
 
     def _require_head(self, head: Head, what: str) -> None:
         if self._head != head:

@@ -55,8 +55,12 @@ class ValueScorer:
         self, rows: Rows, temperature: float = 1.0, factor: float = 1.0, keep: TokenFilter | None = None
     ) -> Tensor:
         """[M] float32 values before the scored tokens, differentiable. How tokens are sampled plays no part."""
-        states_MD = predicting_states(decoder_states(self.decoder, rows), rows)
+        states_MD = self.states(rows)
         return self.of_states(states_MD if factor == 1.0 else states_MD * factor, rows, temperature, keep)
+
+    def states(self, rows: Rows) -> Tensor:
+        """[M, D] states that predict the scored tokens."""
+        return predicting_states(decoder_states(self.decoder, rows), rows)
 
     def of_states(self, states_MD: Tensor, _rows: Rows, _temperature: float, _keep: TokenFilter | None) -> Tensor:
         """[M] float32 from the states that predict the scored tokens."""

@@ -5,12 +5,13 @@ What training backends share of laying out a batch; how a model computes rows is
 # N = tokens of all sequences concatenated, B = sequences, M = scored tokens, R = rows, W = row width
 
 A model is fed only what scoring needs: of each sequence the tokens before its last scored one, and nothing of a
-sequence without any. Two layouts, same numbers:
+sequence without any. Three layouts, same numbers:
 
 - padded: one row per sequence, padded on the right. Causal attention cannot see what stands to the right, so real
   tokens need no attention mask, and attention kernels keep their fast causal path.
 - packed: one row holds all sequences, ``position_ids`` restart at each. Attention between sequences is cut by
   transformers, which recognises the restarts.
+- shared (``tree_rows``): one row holds the prefix forest of the sequences, tokens that they have in common once.
 """
 
 from __future__ import annotations
@@ -38,6 +39,21 @@ MICROBATCH_COST_TOKENS = 700
 
 
 @dataclass(frozen=True)
+class Tree:
+    """How the tokens of a row belong to sequences that share them. S = different sequences, L = longest one.
+
+    Sequences are in an order in which the tokens that one has in common with those before it are its first ones.
+    """
+
+    slots: Tensor
+    """[S, L] int64: where each token of a sequence stands in the row; 0 past its end"""
+    lengths: tuple[int, ...]
+    """[S] tokens of each sequence"""
+    new: tuple[int, ...]
+    """[S] its last tokens, which no sequence before it has; they stand one after the other. They add up to the row"""
+
+
+@dataclass(frozen=True)
 class Rows:
     """One microbatch as model input."""
 
@@ -51,6 +67,8 @@ class Rows:
     """[M] index into the microbatch's [N] tokens: the scored tokens"""
     target_ids: Tensor
     """[M] their token ids, or [M, K] candidates for their places"""
+    tree: Tree | None = None
+    """Which sequences share which tokens, where any do: what attends to what"""
 
 
 def plan_microbatches(batch: TokenBatch, budget: int, *, padded: bool = True) -> list[list[int]]:

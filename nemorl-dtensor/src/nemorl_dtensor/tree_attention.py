@@ -1,0 +1,216 @@
+"""Attention within a row that holds the prefix forest of several sequences: the kernel of the shared layout.
+
+# W = row width, S = sequences, H = heads, E = head size, Q and K = queries and keys of a bucket, padded
+
+Each sequence's own tokens, which none before it has, attend to the whole sequence. So a layer's attention is one
+problem per sequence: its last ``new`` tokens as queries, all its tokens as keys. Problems of similar size form a
+bucket, which is one call of torch's scaled dot-product attention: causal where nothing is shared, else with a mask.
+Forward and backward are those of attention over the sequences alone; keys and values that several sequences gather
+receive the sum of their gradients.
+
+It reaches unmodified models through transformers' registry of attention functions, under the name ``NAME``. Rows
+without a tree go to transformers' own function for torch's attention, as if it had been chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from nemorl.errors import BackendError
+from nemorl_tensors.engines.rows import Tree
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+NAME = "nemorl_shared_prefix"
+KEYWORD = "prefix_tree"
+"""Of the argument of a decoder's forward pass that carries a :class:`TreePlan` to each layer's attention."""
+PLAIN = "sdpa"
+MAX_WASTE = 1.5
+"""Scores that a bucket computes per score that is needed, at most."""
+SMALL_BUCKET = 8_192
+"""Scores below which the waste of a bucket costs less than another call."""
+UNDERSTOOD = frozenset({"position_ids", "output_attentions", "output_hidden_states", "use_cache", "cache_position"})
+"""Further arguments of attention functions that change nothing here."""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Problems of similar size."""
+
+    sequences: int
+    queries: int
+    keys: int
+    key_slots: Tensor
+    """[S * K] where the keys stand in the row; any slot past a sequence's end, where the mask is False"""
+    mask: Tensor | None
+    """[S or 1, 1, Q, K] added to the scores; ``None``: causal, each sequence's tokens being all its own"""
+
+
+@dataclass(frozen=True)
+class TreePlan:
+    """A tree made ready for attention: the same for all layers."""
+
+    buckets: tuple[Bucket, ...]
+    query_slots: Tensor
+    """[sum of S * Q] where the queries stand in the row, bucket by bucket; any slot where padded"""
+    places: Tensor
+    """[W] where the answer for each slot stands among those of the queries"""
+
+    @classmethod
+    def of(cls, tree: Tree, dtype: torch.dtype) -> TreePlan:
+        """The plan of a tree, masks in the precision of the model."""
+        slots, device = tree.slots, tree.slots.device
+        places = torch.zeros(sum(tree.new), dtype=torch.int64, device=device)
+        buckets, query_slots, done = [], [], 0
+        for members in bucketed(tree.lengths, tree.new):
+            shared = [tree.lengths[i] - tree.new[i] for i in members]
+            queries, keys = max(tree.new[i] for i in members), max(tree.lengths[i] for i in members)
+            rows = torch.tensor(members, device=device)
+            first = torch.tensor(shared, device=device)[:, None]
+            new = torch.tensor([tree.new[i] for i in members], device=device)[:, None]
+            steps = torch.arange(queries, device=device)
+            bucket_slots = slots[rows].gather(1, (first + steps).clamp(max=slots.shape[1] - 1))
+            is_query = steps < new
+            places[bucket_slots[is_query]] = torch.nonzero(is_query.flatten()).squeeze(1) + done
+            query_slots.append(bucket_slots.flatten())
+            done += bucket_slots.numel()
+            mask = None
+            if any(shared):
+                different = first if len(set(shared)) > 1 else first[:1]
+                mask = _mask(different, queries, keys, dtype)
+            buckets.append(Bucket(len(members), queries, keys, slots[rows, :keys].flatten(), mask))
+        return cls(tuple(buckets), torch.cat(query_slots), places)
+
+
+def tree_arguments(tree: Tree, dtype: torch.dtype) -> dict[str, Any]:
+    """Arguments of a decoder's forward pass over a row with a tree, in precision ``dtype``."""
+    # A mask of four axes is taken as it is: none of row width by row width is made.
+    unread = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=tree.slots.device)
+    return {KEYWORD: TreePlan.of(tree, dtype), "attention_mask": unread}
+
+
+def bucketed(lengths: Sequence[int], new: Sequence[int]) -> list[list[int]]:
+    """Indices of the problems (``new`` queries, ``lengths`` keys) in buckets of little waste; without queries: none.
+
+    Those without a shared token are apart: they need no mask.
+    """
+    found: list[list[int]] = []
+    for is_whole in (True, False):
+        chosen = [i for i in range(len(new)) if new[i] and (new[i] == lengths[i]) == is_whole]
+        needed = widest = 0
+        bucket: list[int] = []
+        for index in sorted(chosen, key=lambda i: (lengths[i], new[i]), reverse=True):
+            total = needed + new[index] * lengths[index]
+            widest = max(widest, new[index])
+            scores = (len(bucket) + 1) * widest * lengths[bucket[0] if bucket else index]
+            if bucket and scores > max(MAX_WASTE * total, SMALL_BUCKET):
+                found.append(bucket)
+                bucket, total, widest = [], new[index] * lengths[index], new[index]
+            bucket.append(index)
+            needed = total
+        if bucket:
+            found.append(bucket)
+    return found
+
+
+def _mask(first: Tensor, queries: int, keys: int, dtype: torch.dtype) -> Tensor:
+    """Query i of a sequence sees the ``first`` keys, which it shares, and the i + 1 after them."""
+    last_seen = first + torch.arange(queries, device=first.device)
+    seen = torch.arange(keys, device=first.device) <= last_seen[..., None]
+    return torch.zeros(seen.shape, dtype=dtype, device=first.device).masked_fill_(~seen, -torch.inf)[:, None]
+
+
+def register() -> None:
+    """Make ``NAME`` known to transformers."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+    AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS[PLAIN])
+
+
+def attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    prefix_tree: TreePlan | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """An attention function of transformers: [1, H, W, E] queries, [1, G, W, E] keys and values -> [1, W, H, E].
+
+    Raises:
+        BackendError: the model asks for more than full causal attention, in a row with a tree.
+    """
+    if prefix_tree is None:
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        plain = ALL_ATTENTION_FUNCTIONS[PLAIN]
+        found: tuple[Tensor, None] = plain(
+            module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **options
+        )
+        return found
+    unknown = sorted(name for name, given in options.items() if given is not None and name not in UNDERSTOOD)
+    if unknown:
+        raise BackendError(f"its attention has {', '.join(unknown)}")
+    return _attention(prefix_tree, query, key, value, scaling)[None], None
+
+
+def _attention(plan: TreePlan, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+    """[W, H, E] from [1, H or G, W, E]."""
+    query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
+    queries: Tensor = _Dealt.apply(query, plan.query_slots, plan.places)  # type: ignore[no-untyped-call]
+    answers = []
+    sizes = [bucket.sequences * bucket.queries for bucket in plan.buckets]
+    for bucket, part in zip(plan.buckets, torch.split(queries, sizes), strict=True):
+        q = _by_sequence(part, bucket.sequences)
+        k, v = (_by_sequence(states.index_select(0, bucket.key_slots), bucket.sequences) for states in (key, value))
+        is_causal = bucket.mask is None
+        found = scaled_dot_product_attention(
+            q, k, v, bucket.mask, is_causal=is_causal, scale=scaling, enable_gqa=q.shape[1] != k.shape[1]
+        )
+        answers.append(found.transpose(1, 2).flatten(0, 1))
+    answer: Tensor = _Collected.apply(torch.cat(answers), plan.places)  # type: ignore[no-untyped-call]
+    return answer
+
+
+class _Dealt(torch.autograd.Function):
+    """States of the row to the buckets. Of what is padded the gradient is zero, so it gathers, too."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, slots: Tensor, places: Tensor) -> Tensor:
+        ctx.save_for_backward(places)
+        return states.index_select(0, slots)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (places,) = ctx.saved_tensors
+        return grads[0].index_select(0, places), None, None
+
+
+class _Collected(torch.autograd.Function):
+    """Answers of the buckets back to the row."""
+
+    @staticmethod
+    def forward(ctx: Any, answers: Tensor, places: Tensor) -> Tensor:
+        ctx.save_for_backward(places)
+        ctx.answers = answers.shape[0]
+        return answers.index_select(0, places)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (places,) = ctx.saved_tensors
+        spread = grads[0].new_zeros((ctx.answers, *grads[0].shape[1:]))
+        return spread.index_copy_(0, places, grads[0]), None
+
+
+def _by_sequence(states: Tensor, sequences: int) -> Tensor:
+    """[S * X, H, E] -> [S, H, X, E]"""
+    return states.view(sequences, -1, *states.shape[1:]).transpose(1, 2)

@@ -1,0 +1,74 @@
+"""The shared layout: one row in which tokens that sequences have in common stand once.
+
+# N = tokens of all sequences concatenated, S = different sequences, L = longest one, W = row width
+
+The row holds, sequence by sequence in lexicographic order, the tokens that the sequences before do not have. Their
+position ids are their depths. A state that several sequences have predicts the next token of each: the map from states
+to scored tokens has duplicates, and the gradients of what they are scored for add up.
+"""
+
+from __future__ import annotations
+
+import numpy
+import torch
+
+from nemorl_tensors.batch import TokenBatch
+from nemorl_tensors.engines.prefix_forest import Ints, PrefixForest
+from nemorl_tensors.engines.rows import PAD_ID, Rows, Tree
+from nemorl_tensors.logprobs import next_token_targets
+
+
+def to_tree_rows(batch: TokenBatch, *, width_multiple: int = 1, candidates: bool = False) -> Rows:
+    """The microbatch as its prefix forest, in one row padded to a multiple of ``width_multiple``.
+
+    Padding is a sequence of its own. ``candidates`` is that of ``to_rows``.
+    """
+    device = batch.lengths.device
+    forest = PrefixForest.of_batch(batch)
+    new = forest.lengths - forest.common
+    width = -(-int(new.sum()) // width_multiple) * width_multiple
+    padding = width - int(new.sum())
+    slots = _slots(forest, padding)
+
+    # Of each slot, its depth and its token.
+    lengths = batch.lengths.cpu().numpy()
+    starts = lengths.cumsum() - lengths
+    depths = numpy.arange(slots.shape[1], dtype=numpy.int64)
+    position_ids = numpy.zeros(width, dtype=numpy.int64)
+    input_ids = numpy.full(width, PAD_ID, dtype=numpy.int64)
+    token_ids = batch.token_ids.cpu().numpy()
+    for place, (sequence, length, first) in enumerate(zip(forest.order, forest.lengths, forest.common, strict=True)):
+        own = slots[place, first:length]
+        input_ids[own] = token_ids[starts[sequence] + first : starts[sequence] + length]
+        position_ids[own] = depths[first:length]
+    position_ids[width - padding :] = numpy.arange(padding)
+
+    targets = next_token_targets(batch.mask, batch.lengths)
+    places = numpy.zeros(len(batch), dtype=numpy.int64)
+    places[forest.order] = numpy.arange(len(forest.order))
+    scored = targets.cpu().numpy()
+    sequences = numpy.repeat(numpy.arange(len(batch)), lengths)[scored]
+    predictors = slots[places[sequences], scored - starts[sequences] - 1]
+    extra = (padding,) if padding else ()
+    tree = Tree(torch.from_numpy(slots).to(device), (*forest.lengths.tolist(), *extra), (*new.tolist(), *extra))
+    return Rows(
+        input_ids=torch.from_numpy(input_ids).to(device)[None],
+        position_ids=torch.from_numpy(position_ids).to(device)[None],
+        predictors=torch.from_numpy(predictors).to(device),
+        targets=targets,
+        target_ids=(batch["candidate_ids"] if candidates else batch.token_ids)[targets],
+        tree=tree,
+    )
+
+
+def _slots(forest: PrefixForest, padding: int) -> Ints:
+    """[S, L] where each token of each sequence stands, those of ``padding`` more at the end as the last sequence."""
+    lengths = numpy.append(forest.lengths, [padding] if padding else []).astype(numpy.int64)
+    common = numpy.append(forest.common, [0] if padding else []).astype(numpy.int64)
+    new = lengths - common
+    depths = numpy.arange(int(lengths.max(initial=0)), dtype=numpy.int64)
+    own = (new.cumsum() - new - common)[:, None] + depths
+    is_own = (depths >= common[:, None]) & (depths < lengths[:, None])
+    # A token in common stands where it does for the sequence before; slots grow from sequence to sequence.
+    slots: Ints = numpy.maximum.accumulate(numpy.where(is_own, own, 0), axis=0) if len(lengths) else own
+    return numpy.where(depths < lengths[:, None], slots, 0)
