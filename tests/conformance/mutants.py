@@ -131,6 +131,7 @@ TRAINING = {
     "order_of_sequences_is_irrelevant": "TrustsOrder",
     "garbage_in_masked_fields_changes_nothing": "SpillsMaskedFields",
     "batch_with_nothing_to_train_is_harmless": "RefusesEmptyShards",
+    "sequences_without_gradient_still_count": ("LosesMetrics", "LeavesOutAndRenormalises"),
     "missing_loss_field_is_named": "IgnoresMissingFields",
     "gradient_that_is_not_finite_skips_the_update": "SkipsSilently",
     "continuing_from_a_checkpoint_changes_nothing": ("ForgetsOptimizer", "Pickles"),

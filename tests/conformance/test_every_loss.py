@@ -32,6 +32,7 @@ from nemorl_rl.policy_gradient.loss import ClippedPolicyGradientLoss, PolicyGrad
 from nemorl_rm.loss import BradleyTerryLoss
 from nemorl_sft.loss import NLLLoss
 from nemorl_tensors import KLTerm, TokenBatch
+from nemorl_tensors.engines.no_gradient import SelectiveLoss
 from torch import Tensor
 
 NAN, INF = math.nan, math.inf
@@ -191,6 +192,32 @@ def test_no_log_ratio_makes_a_loss_or_its_gradient_nan(loss: Any, level: str) ->
         assert bool(outputs.grad.isfinite().all())
         assert bool((outputs.grad[~batch.mask] == 0).all())
         assert not any(math.isnan(number) for number in values(metrics).values())
+
+
+SELECTIVE = [
+    *(kind(correction=correction) for kind in FAMILY for correction in CORRECTIONS),
+    *(kind(on_policy=True) for kind in FAMILY),
+    *(loss for loss in LOSSES if isinstance(loss, SelectiveLoss)),
+    PPOLoss(positive_nll_weight=0.1),
+]
+
+
+@pytest.mark.parametrize("loss", SELECTIVE, ids=lambda loss: type(loss).__name__)
+def test_what_a_loss_says_has_no_gradient_has_none_whatever_the_log_ratios(loss: SelectiveLoss) -> None:
+    seen: set[bool] = set()
+    for seed in range(8):
+        outputs, batch = drawn_batch(seed)
+        generator = torch.Generator().manual_seed(seed)
+        teaches, is_right = (torch.rand((2, 8), generator=generator) < 0.5)[:, batch.sequence_ids]
+        fields = {"advantages": torch.where(teaches, batch["advantages"], 0.0)}
+        batch = batch.with_tokens(**fields, positive_weights=torch.where(is_right, batch.loss_weights, 0.0))
+        outputs.requires_grad_()
+        loss(outputs, batch)[0].backward()  # type: ignore[no-untyped-call]
+        assert outputs.grad is not None
+        has_gradient = loss.has_gradient(batch)
+        assert bool((outputs.grad[~has_gradient[batch.sequence_ids]] == 0).all())
+        seen |= set(has_gradient.tolist())
+    assert seen == ({True} if getattr(loss, "kl_penalty", 0.0) else {True, False})
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: type(loss).__name__)

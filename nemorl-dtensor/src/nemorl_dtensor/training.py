@@ -24,6 +24,7 @@ from nemorl.metrics import Metrics
 from nemorl_tensors import TokenBatch
 from nemorl_tensors.engines.buckets import in_buckets
 from nemorl_tensors.engines.model_folder import save_tokenizer
+from nemorl_tensors.engines.no_gradient import evaluate_without_gradient, gradient_metrics, split_by_gradient
 from nemorl_tensors.engines.rows import Rows, default_microbatch_tokens
 from nemorl_tensors.engines.schedules import require_end
 from nemorl_tensors.engines.steps import (
@@ -104,32 +105,34 @@ class DTensorBackend:
             self._adapters.train(True)
 
         # 1. Forward and backward, microbatch by microbatch: gradients add up.
-        parts: list[Metrics] = []
-        losses: list[Tensor] = []
-        plan = self._layout.plan(batch, self._budget)
+        trained, measured = split_by_gradient(batch, loss, self._budget)
+        found: list[tuple[Tensor, Metrics]] = []
+        plan = self._layout.plan(trained, self._budget)
         idle_passes = self._idle_passes(plan)
         for sequences in plan:
-            microbatch = batch.select(sequences).to(self._device)
-            outputs = self._outputs(microbatch, candidates="candidate_ids" in loss.requires)
-            try:
-                value, metrics = evaluate_loss(loss, outputs, microbatch)
-            except torch.OutOfMemoryError as error:
-                raise self._out_of_memory(error) from error
+            value, metrics = self._evaluated(evaluate_loss, loss, trained.select(sequences))
             if value.requires_grad:  # it does not where no token of the microbatch is trained on
                 with boundary(f"the backward pass of {loss_owner(loss)}"):
                     self._backward(value)
                 optimizer.accumulate()
-            losses.append(value.detach().double())
-            parts.append(metrics)
+            found.append((value.detach(), metrics))
         for _ in range(idle_passes):
             self._backward(self._idle(self._scorer))
             optimizer.accumulate()
 
-        # 2. One update.
+        # 2. Forward alone, of sequences that have no gradient: metrics are of all.
+        found += self._without_gradient(measured, loss)
+
+        # 3. One update.
         if self._adapters:
             self._adapters.train(False)
         result = optimizer.step()
-        return {**step_metrics(batch, parts, losses, result), **self._layout.metrics(batch, plan)}
+        losses, parts = [value.double() for value, _ in found], [metrics for _, metrics in found]
+        return {
+            **step_metrics(batch, parts, losses, result),
+            **gradient_metrics(loss, trained, measured),
+            **self._layout.metrics(trained, plan),
+        }
 
     def get_logprobs(self, batch: TokenBatch, weights: WeightsName = "policy") -> Tensor:
         self._require_head("language_model", "log-probs")
@@ -187,6 +190,27 @@ class DTensorBackend:
             self._ranks.leave()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+    @torch.no_grad()
+    def _without_gradient(self, batch: TokenBatch, loss: Loss) -> list[tuple[Tensor, Metrics]]:
+        """Loss and metrics of each microbatch."""
+        plan = self._layout.plan(batch, self._budget)
+        idle_passes = self._idle_passes(plan)
+        found = [self._evaluated(evaluate_without_gradient, loss, batch.select(sequences)) for sequences in plan]
+        for _ in range(idle_passes):
+            self._idle(self._scorer)
+        return found
+
+    def _evaluated(
+        self, evaluate: Callable[[Loss, Tensor, TokenBatch], tuple[Tensor, Metrics]], loss: Loss, microbatch: TokenBatch
+    ) -> tuple[Tensor, Metrics]:
+        """The loss of a microbatch and its metrics."""
+        microbatch = microbatch.to(self._device)
+        outputs = self._outputs(microbatch, candidates="candidate_ids" in loss.requires)
+        try:
+            return evaluate(loss, outputs, microbatch)
+        except torch.OutOfMemoryError as error:
+            raise self._out_of_memory(error) from error
 
     def _outputs(self, microbatch: TokenBatch, *, candidates: bool) -> Tensor:
         """[N] (candidates: [N, K]) float32 log-probs or values of a microbatch, 0.0 where masked out."""

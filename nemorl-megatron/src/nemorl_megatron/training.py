@@ -20,6 +20,7 @@ from nemorl.contracts import Head, Loss, WeightsName
 from nemorl.errors import BackendError, UsageError
 from nemorl.metrics import Metrics
 from nemorl_tensors import TokenBatch, vocab_parallel_topk_logprobs
+from nemorl_tensors.engines.no_gradient import evaluate_without_gradient, gradient_metrics, split_by_gradient
 from nemorl_tensors.engines.rows import default_microbatch_tokens
 from nemorl_tensors.engines.schedules import require_end
 from nemorl_tensors.engines.steps import (
@@ -94,17 +95,24 @@ class MegatronBackend:
         learner.clear_gradients()
 
         # 1. Forward and backward, microbatch by microbatch: gradients add up, over ranks too.
-        parts = microbatches(batch, self._budget, self._parallel, candidates=candidates)
+        trained, measured = split_by_gradient(batch, loss, self._budget)
+        parts = microbatches(trained, self._budget, self._parallel, candidates=candidates)
         _train(self._pieces, True)
         try:
             found = self._run(learner.pieces, self._pieces, parts, self._evaluate(loss), backward=True)
         finally:
             _train(self._pieces, False)
+
+        # 2. Forward alone, of sequences that have no gradient: metrics are of all.
+        if self._parallel.largest(len(measured)):
+            parts = microbatches(measured, self._budget, self._parallel, candidates=candidates)
+            found += self._run(self._pieces, self._pieces, parts, self._evaluate(loss, backward=False))
         found = self._parallel.from_last_stage(found)
 
-        # 2. One update.
+        # 3. One update.
         result = learner.step()
-        return step_metrics(batch, [metrics for metrics, _ in found], [value for _, value in found], result)
+        losses, metrics = [value for _, value in found], [of_part for of_part, _ in found]
+        return {**step_metrics(batch, metrics, losses, result), **gradient_metrics(loss, trained, measured)}
 
     def get_logprobs(self, batch: TokenBatch, weights: WeightsName = "policy") -> Tensor:
         logprobs = torch.zeros(batch.num_tokens, dtype=torch.float32, device=self._device)
@@ -168,9 +176,9 @@ class MegatronBackend:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    def _evaluate(self, loss: Loss) -> LastStage:
+    def _evaluate(self, loss: Loss, *, backward: bool = True) -> LastStage:
         """The loss of a microbatch, and its metrics and value."""
-        head = self._head(self._pieces)
+        head, evaluate = self._head(self._pieces), evaluate_loss if backward else evaluate_without_gradient
 
         def of(states: Tensor, part: Microbatch) -> tuple[Tensor, tuple[Metrics, Tensor]]:
             assert head is not None, "losses are computed on the last stage"
@@ -182,8 +190,8 @@ class MegatronBackend:
                 outputs = outputs.index_copy(0, rows.targets, logprobs)
             if self._parallel.sizes.context > 1:
                 outputs = added_up(outputs, self._parallel.context_group)
-            value, metrics = evaluate_loss(loss, outputs, batch)
-            if not value.requires_grad:
+            value, metrics = evaluate(loss, outputs, batch)
+            if backward and not value.requires_grad:
                 # Zero, and yet it leads back to all layers: every rank takes part in every backward pass.
                 value = value + states.sum() * 0.0
             return value, (metrics, value.detach().double().cpu())

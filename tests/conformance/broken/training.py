@@ -13,7 +13,8 @@ from nemorl.contracts import Loss
 from nemorl.errors import BackendError
 from nemorl.metrics import Last, Mean, Metrics, Sum
 from nemorl_dtensor.training import DTensorBackend
-from nemorl_tensors import TokenBatch
+from nemorl_tensors import TokenBatch, loss_weights
+from nemorl_tensors.engines.no_gradient import SelectiveLoss
 from torch import Tensor
 
 __all__ = ["DTensorBackend"]
@@ -144,6 +145,23 @@ class IgnoresMissingFields(DTensorBackend):
 class SkipsSilently(DTensorBackend):
     def train_step(self, batch: TokenBatch, loss: Loss) -> Metrics:
         return {**super().train_step(batch, loss), "skipped_updates": Sum(0.0)}
+
+
+class LosesMetrics(DTensorBackend):
+    """Computes nothing of sequences without gradient."""
+
+    def _without_gradient(self, batch: TokenBatch, loss: Loss) -> list[tuple[Tensor, Metrics]]:
+        return []
+
+
+class LeavesOutAndRenormalises(DTensorBackend):
+    """Trains on the sequences with gradient as if there were no others."""
+
+    def train_step(self, batch: TokenBatch, loss: Loss) -> Metrics:
+        if isinstance(loss, SelectiveLoss):
+            batch = batch.select(torch.nonzero(loss.has_gradient(batch)).squeeze(1).tolist())
+            batch = replace(batch, loss_weights=loss_weights(batch.mask, batch.lengths, batch.loss_aggregation))
+        return super().train_step(batch, loss)
 
 
 class ForgetsOptimizer(DTensorBackend):

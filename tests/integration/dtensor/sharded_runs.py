@@ -19,7 +19,7 @@ from nemorl_dtensor.ranks import local
 from nemorl_dtensor.training import DTensorBackend
 from nemorl_tensors import TokenBatch, linear_logprobs, vocab_parallel_logprobs
 from nemorl_tensors.filtering import TokenFilter
-from nemorl_testing.batches import WeightedNLL, ragged_batch
+from nemorl_testing.batches import Selective, WeightedNLL, ragged_batch
 from torch import Tensor, distributed
 
 STEPS = 3
@@ -40,6 +40,8 @@ class Case:
     options: Mapping[str, Any] = field(default_factory=dict)
     all_on_first: bool = False
     """The first data-parallel rank has the whole batch, the others have nothing."""
+    some_zero: bool = False
+    """Two of three sequences have no advantage; several ranks are given a loss that says so."""
     saves: str = ""
     """Folder for a checkpoint after ``STEPS`` steps and a Hugging Face export."""
     resumes: str = ""
@@ -73,7 +75,7 @@ def shard_of(batch: TokenBatch, rank: int, ranks: int, *, all_on_first: bool) ->
 def train(context: WorkerContext, case: Case) -> Found:
     """One rank of a run."""
     backend = build(context, case)
-    batch = ragged_batch(temperature=TEMPERATURE)
+    batch, loss = _batch(case), Selective() if case.some_zero and context.world_size > 1 else WeightedNLL()
     width = case.policy.get("tensor_parallel_size", 1)
     rank, ranks = context.rank // width, context.world_size // width
     sequences = shard_of(batch, rank, ranks, all_on_first=case.all_on_first)
@@ -81,7 +83,7 @@ def train(context: WorkerContext, case: Case) -> Found:
     if case.resumes:
         backend.load_checkpoint(Path(case.resumes))
     before = backend.get_logprobs(mine)
-    metrics = [backend.train_step(mine, WeightedNLL()) for _ in range(STEPS)]
+    metrics = [backend.train_step(mine, loss) for _ in range(STEPS)]
     if case.saves:
         backend.save_checkpoint(Path(case.saves))
         backend.save_pretrained(Path(case.saves) / "exported")
@@ -98,6 +100,13 @@ def train(context: WorkerContext, case: Case) -> Found:
     )
     backend.shutdown()
     return found
+
+
+def _batch(case: Case) -> TokenBatch:
+    batch = ragged_batch(temperature=TEMPERATURE)
+    if not case.some_zero:
+        return batch
+    return batch.with_tokens(advantages=torch.where(batch.sequence_ids % 3 == 0, batch["advantages"], 0.0))
 
 
 def build(context: WorkerContext, case: Case) -> DTensorBackend:

@@ -43,6 +43,8 @@ LOW: dict[str, Any] = {"precision": "bfloat16"}
 CASES = (
     Case("dp2", "qwen2", 2, saves="dp2"),
     Case("dp2, one rank without data", "qwen2", 2, all_on_first=True),
+    Case("dp2 without gradient", "qwen2", 2, {"microbatch_tokens": 20}, some_zero=True),
+    Case("tp2 without gradient", "qwen2", 2, {**TP, "microbatch_tokens": 20}, some_zero=True),
     Case("dp2 recomputed", "qwen2", 2, {"activation_checkpointing": True}),
     Case("dp2 packed", "qwen2", 2, options={"layout": "packed"}),
     Case("dp2 random", "random", 2, {"init": "random"}),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from nemorl.config import PolicyConfig
 from nemorl.contracts import Loss, TrainingBackend
 from nemorl.plugins.kinds import TrainingBackendConfig
@@ -25,9 +26,10 @@ K = 3
 OPTIMIZER = {"lr": 1e-2, "eps": 1e-3, "weight_decay": 0.1}
 """Adam divides by |gradient| + eps: a small eps would make a step of gradients that are nothing but rounding (those of
 key biases), and of their differences."""
-LossName = Literal["grpo", "sft", "dpo"]
+LossName = Literal["grpo", "some zero", "sft", "dpo"]
 LOSSES: Mapping[LossName, Loss] = {
     "grpo": ClippedPolicyGradientLoss(kl_penalty=0.1),
+    "some zero": ClippedPolicyGradientLoss(),
     "sft": NLLLoss(),
     "dpo": SigmoidLoss(beta=0.5),
 }
@@ -126,8 +128,10 @@ def _step(backend: TrainingBackend, batch: TokenBatch, case: Case, step: int) ->
 
 
 def _batch(loss: LossName) -> TokenBatch:
-    """Ragged sequences; pairs of them where the loss compares."""
+    """Ragged sequences; in pairs where the loss compares, or two of three without advantage."""
     batch = ragged_batch(temperature=0.9)
+    if loss == "some zero":
+        return batch.with_tokens(advantages=torch.where(batch.sequence_ids % 3 == 0, batch["advantages"], 0.0))
     if loss != "dpo":
         return batch
     pairs = batch.select([0, 1, 2, 3, 4, 5, 6, 8])  # the last pair has nothing to score on one side

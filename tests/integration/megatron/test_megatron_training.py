@@ -68,6 +68,9 @@ CASES = (
         for loss in LOSSES
         for layout, ranks, policy, options in ONE_LAYOUT_EACH
     ),
+    Case("cp2 some zero", "qwen2", 2, {}, CP, "some zero"),
+    Case("ep2 some zero", "moe", 2, {}, EP, "some zero"),
+    Case("pp2 vpp2 some zero", "qwen2", 2, {}, VPP, "some zero"),
     Case("one, plain optimizer", "qwen2", 1, {}, PLAIN),
     Case("one, recomputed", "qwen2", 1, RECOMPUTED),
     Case("one llama", "llama"),

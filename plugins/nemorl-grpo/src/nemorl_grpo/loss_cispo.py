@@ -40,3 +40,6 @@ class CappedWeightLoss(PolicyGradientLoss):
         weight = ratio.clamp(self.ratio_floor, self.ratio_cap)
         surrogate = weight * advantages * torch.where(mask, policy_logprobs, 0.0)
         return surrogate, ratio_metrics(ratio, weight, mask)
+
+    def has_gradient(self, batch: TokenBatch) -> Tensor:
+        return self.has_advantage(batch)

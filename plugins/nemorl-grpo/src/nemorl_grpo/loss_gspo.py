@@ -52,6 +52,9 @@ class SequenceRatioLoss(PolicyGradientLoss):
         mean_B = segment_mean(super().sampler_log_ratio(old_logprobs, batch), batch.mask, batch.lengths)
         return torch.where(batch.mask, _to_tokens(mean_B, batch), 0.0)
 
+    def has_gradient(self, batch: TokenBatch) -> Tensor:
+        return self.has_advantage(batch)
+
 
 def _to_tokens(values_B: Tensor, batch: TokenBatch) -> Tensor:
     """[B] -> [N], every token with the value of its sequence."""

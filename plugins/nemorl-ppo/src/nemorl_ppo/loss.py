@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from nemorl.metrics import Metric, Metrics, Sum
 from nemorl_rl.policy_gradient.loss import ClippedPolicyGradientLoss
-from nemorl_tensors import TokenBatch, masked_mean
+from nemorl_tensors import TokenBatch, masked_mean, segment_sum
 from torch import Tensor
 
 
@@ -41,6 +41,13 @@ class PPOLoss(ClippedPolicyGradientLoss):
             loss = loss + self.positive_nll_weight * nll
             metrics = {**metrics, "positive_nll_loss": Sum(float(nll.detach()))}
         return loss, metrics
+
+    def has_gradient(self, batch: TokenBatch) -> Tensor:
+        found = self.has_advantage(batch)
+        if self.positive_nll_weight > 0:
+            is_imitated = (batch["positive_weights"] != 0).float()
+            found = found | (segment_sum(is_imitated, batch.mask, batch.lengths) > 0)
+        return found
 
 
 @dataclass(frozen=True)

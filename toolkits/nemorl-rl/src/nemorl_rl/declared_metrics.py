@@ -202,10 +202,18 @@ KL_METRICS: Mapping[str, MetricInfo] = {
 }
 """Of algorithms that charge the distance from the initial policy."""
 
-ADVANTAGE_METRICS: Mapping[str, MetricInfo] = dict.fromkeys(
-    ("train/advantages/mean", "train/advantages/max", "train/advantages/min"),
-    MetricInfo("Advantages", meaning="mean, largest and smallest advantage, before normalisation over the batch"),
-)
+ADVANTAGE_METRICS: Mapping[str, MetricInfo] = {
+    **dict.fromkeys(
+        ("train/advantages/mean", "train/advantages/max", "train/advantages/min"),
+        MetricInfo("Advantages", meaning="mean, largest and smallest advantage, before normalisation over the batch"),
+    ),
+    "train/without_gradient_frac": MetricInfo(
+        "Responses without gradient",
+        "share",
+        "share of responses that got no backward pass: their advantage is 0 and no other term of the loss reads them",
+        "near 1: almost nothing is learnt; `dynamic_sampling` or other prompts help",
+    ),
+}
 """Of algorithms that turn rewards into advantages."""
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from nemorl.metrics import Max, Metrics
-from nemorl_tensors import TokenBatch
+from nemorl.metrics import Max, Metrics, Sum
+from nemorl_tensors import TokenBatch, masked_mean, segment_sum
 from torch import Tensor
 
 LENGTHS = (5, 17, 9, 33, 3, 12, 20, 8, 1)
@@ -41,6 +41,24 @@ class WeightedNLL:
     def __call__(self, policy_logprobs: Tensor, batch: TokenBatch) -> tuple[Tensor, Metrics]:
         per_token = torch.where(batch.mask, -policy_logprobs * batch["advantages"], 0.0)
         return (per_token * batch.loss_weights).sum(), {}
+
+
+@dataclass(frozen=True)
+class Counted(WeightedNLL):
+    """The same with metrics of all trained tokens: how many, and their mean log-prob."""
+
+    def __call__(self, policy_logprobs: Tensor, batch: TokenBatch) -> tuple[Tensor, Metrics]:
+        loss, _ = super().__call__(policy_logprobs, batch)
+        seen: Metrics = {"seen": Sum(float(batch.mask.sum())), "logprob": masked_mean(policy_logprobs, batch.mask)}
+        return loss, seen
+
+
+@dataclass(frozen=True)
+class Selective(Counted):
+    """The same, which says that sequences without an advantage give no gradient."""
+
+    def has_gradient(self, batch: TokenBatch) -> Tensor:
+        return segment_sum((batch["advantages"] != 0).float(), batch.mask, batch.lengths) > 0
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from nemorl.contracts import MemoryPart, OffloadingBackend, TrainingBackend
+from nemorl.contracts import Loss, MemoryPart, OffloadingBackend, TrainingBackend
 from nemorl.errors import NemorlError
 from nemorl.metrics import Sum
 from torch import Tensor
@@ -27,7 +27,7 @@ from nemorl_testing.backends import (
     reference,
     weights_of,
 )
-from nemorl_testing.batches import Demanding, NotFinite, RatioProbe, WeightedNLL, ragged_batch
+from nemorl_testing.batches import Counted, Demanding, NotFinite, RatioProbe, Selective, WeightedNLL, ragged_batch
 from nemorl_testing.kit import NotApplicable, Subject, expect
 from nemorl_testing.models import load_reference, plain_logprobs, tiny_model
 
@@ -137,6 +137,19 @@ def check_batch_with_nothing_to_train_is_harmless(subject: Subject) -> None:
     update, metrics = _update(subject, replace(batch, mask=nothing, loss_weights=nothing.float()))
     expect(norm(update) == 0, f"weights moved by {norm(update)}")
     expect(metrics["loss"].value == 0, f"loss is {metrics['loss'].value}")
+
+
+def check_sequences_without_gradient_still_count(subject: Subject) -> None:
+    """Sequences whose gradient a loss says is 0 keep their weight and their part in every metric. (DESIGN 7.5)"""
+    batch = ragged_batch()
+    teaches = torch.tensor([index % 3 == 0 for index in range(len(batch))])[batch.sequence_ids]
+    batch = batch.with_tokens(advantages=torch.where(teaches, batch["advantages"], 0.0))
+    wanted, all_backward = _update(subject, batch, Counted(), microbatch_tokens=40)
+    found, metrics = _update(subject, batch, Selective(), microbatch_tokens=40)
+    _expect_update(found, wanted, UPDATE_TOLERANCE)
+    for name in ("seen", "logprob", "loss", "grad_norm", "global_valid_toks", "global_valid_seqs"):
+        one, other = all_backward[name].value, metrics[name].value
+        expect(math.isclose(one, other, rel_tol=1e-4), f"{name} is {other}, and {one} if all get a backward pass")
 
 
 def check_missing_loss_field_is_named(subject: Subject) -> None:
@@ -329,13 +342,15 @@ def _expect_ratio_one(backend: TrainingBackend, batch: Any, tolerance: float) ->
     expect(error <= tolerance, f"the ratio is up to {error:.3g} away from 1")
 
 
-def _update(subject: Subject, batch: Any = None, **policy: Any) -> tuple[dict[str, Tensor], Any]:
+def _update(
+    subject: Subject, batch: Any = None, loss: Loss | None = None, **policy: Any
+) -> tuple[dict[str, Tensor], Any]:
     """What one step of a fresh backend adds to the weights, and its metrics."""
     if subject.settings.policy.get("precision", "float32") != "float32":
         raise NotApplicable("updates are compared in float32: rounded weights hide their differences")
     backend = build_trainer(subject, optimizer=LINEAR, **policy)
     before = weights_of(backend)
-    metrics = backend.train_step(ragged_batch() if batch is None else batch, WeightedNLL())
+    metrics = backend.train_step(ragged_batch() if batch is None else batch, loss or WeightedNLL())
     update = difference(weights_of(backend), before)
     backend.shutdown()
     return update, metrics

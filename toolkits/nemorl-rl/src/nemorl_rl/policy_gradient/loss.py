@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from nemorl.metrics import Metric, Metrics
-from nemorl_tensors import KLTerm, TokenBatch, masked_mean
+from nemorl_tensors import KLTerm, TokenBatch, masked_mean, segment_sum
 from nemorl_tensors.ratios import masked_log_ratio, probability_ratio
 from nemorl_tensors.surrogate import clipped_surrogate, ratio_metrics, sampler_metrics
 from torch import Tensor
@@ -69,6 +70,33 @@ class PolicyGradientLoss:
             batch: What is trained on. Masked slots of log-probs may hold anything.
         """
         raise NotImplementedError(f"{type(self).__name__} must define surrogate()")
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        # Another objective may have a gradient where the one it derives from has none.
+        super().__init_subclass__(**options)
+        if {"surrogate", "__call__"} & cls.__dict__.keys() and "has_gradient" not in cls.__dict__:
+            cls.has_gradient = PolicyGradientLoss.has_gradient  # type: ignore[method-assign]
+
+    def has_gradient(self, batch: TokenBatch) -> Tensor:
+        """[B] bool, False where the sequence gives no gradient: it gets no backward pass. All True unless overridden.
+
+        Where ``surrogate`` is a multiple of the advantages, :meth:`has_advantage` is the answer. A subclass that
+        defines another ``surrogate`` or ``__call__`` does not inherit it.
+        """
+        return torch.ones_like(batch.lengths, dtype=torch.bool)
+
+    def has_advantage(self, batch: TokenBatch) -> Tensor:
+        """[B] bool, True where an advantage of a trained token is not exactly 0, and everywhere with a KL penalty.
+
+        Example:
+            >>> batch = TokenBatch.from_sequences([[5, 6], [5, 7]], [[False, True], [False, True]])
+            >>> batch = batch.with_tokens(advantages=torch.tensor([0.0, 0.5, 0.0, 0.0]))
+            >>> ClippedPolicyGradientLoss().has_advantage(batch).tolist()
+            [True, False]
+        """
+        if self.kl_penalty > 0:
+            return torch.ones_like(batch.lengths, dtype=torch.bool)
+        return segment_sum((batch["advantages"] != 0).float(), batch.mask, batch.lengths) > 0
 
     def sampler_log_ratio(self, old_logprobs: Tensor, batch: TokenBatch) -> Tensor:
         """[N] what the correction is told of the sampler: old - generation, without gradient, 0 in masked slots."""
@@ -136,3 +164,6 @@ class ClippedPolicyGradientLoss(PolicyGradientLoss):
         ratio = probability_ratio(masked_log_ratio(policy_logprobs, old_logprobs, batch.mask))
         surrogate, clipped_ratio = clipped_surrogate(ratio, advantages, self.clip_low, self.clip_high, self.dual_clip)
         return surrogate, ratio_metrics(ratio, clipped_ratio, batch.mask)
+
+    def has_gradient(self, batch: TokenBatch) -> Tensor:
+        return self.has_advantage(batch)

@@ -1,0 +1,133 @@
+"""Sequences that a loss takes no gradient from are computed without a backward pass.
+
+# N = tokens of all sequences concatenated, B = sequences, G = groups of ``sequences_per_group`` neighbours
+
+A loss may say which sequences these are (:class:`SelectiveLoss`). A backend splits its shard with
+:func:`split_by_gradient`, runs the first part as ever and the second under ``torch.no_grad``, where
+:func:`evaluate_without_gradient` gives its loss and metrics: weights and metrics are those of the whole.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import torch
+from nemorl.errors import boundary
+from nemorl.metrics import Mean, Metrics
+from torch import Tensor
+
+from nemorl_tensors.batch import TokenBatch
+from nemorl_tensors.engines.rows import MICROBATCH_COST_TOKENS, fed_lengths
+from nemorl_tensors.engines.steps import evaluate_loss, loss_owner
+
+if TYPE_CHECKING:
+    from nemorl.contracts import Loss
+
+FORWARD_SHARE = 1 / 3
+"""Of the cost of a microbatch: a backward pass has two matrix products for each of the forward pass."""
+
+
+@runtime_checkable
+class SelectiveLoss(Protocol):
+    """A loss that says which sequences give a gradient. Without this method, all get a backward pass.
+
+    Example:
+        >>> class Reinforce:
+        ...     requires = frozenset({"advantages"})
+        ...     def __call__(self, logprobs, batch):
+        ...         per_token = torch.where(batch.mask, -batch["advantages"] * logprobs, 0.0)
+        ...         return (per_token * batch.loss_weights).sum(), {}
+        ...     def has_gradient(self, batch):
+        ...         return segment_sum((batch["advantages"] != 0).float(), batch.mask, batch.lengths) > 0
+        >>> isinstance(Reinforce(), SelectiveLoss)
+        True
+    """
+
+    def has_gradient(self, batch: TokenBatch, /) -> Tensor:
+        """[B] bool, False where the loss's derivative by every output of the sequence is exactly 0, whatever the model
+        says and whatever other sequences are beside it."""
+        ...
+
+
+def split_by_gradient(batch: TokenBatch, loss: Loss, budget: int) -> tuple[TokenBatch, TokenBatch]:
+    """What is trained on, and what is only measured: no sequences, where leaving out their backward pass saves nothing.
+
+    Loss weights stay as they are. Groups of sequences stay together and in order. Something is always trained on, so
+    that parameters have gradients, if only zeros: AdamW moves those that have none not at all.
+
+    Args:
+        batch: This rank's shard of a minibatch.
+        loss: The objective.
+        budget: Tokens of a microbatch.
+
+    Raises:
+        ForeignError: the loss's answer is no [B] bool.
+
+    Example:
+        >>> batch = TokenBatch.from_sequences([[5, 6], [5, 7]], [[False, True], [False, True]])
+        >>> trained, measured = split_by_gradient(batch, lambda logprobs, batch: (logprobs.sum(), {}), 1024)
+        >>> len(trained), len(measured)
+        (2, 0)
+    """
+    size = batch.sequences_per_group
+    fed_G = fed_lengths(batch).view(-1, size).sum(1)
+    trained_G = _has_gradient(batch, loss).view(-1, size).any(1)
+    if not trained_G.any() and len(fed_G):
+        trained_G[torch.where(fed_G > 0, fed_G, fed_G.max() + 1).argmin()] = True
+    if not _saves_time(int(fed_G[trained_G].sum()), int(fed_G[~trained_G].sum()), budget):
+        return batch, batch.select([])
+    trained_B = trained_G.repeat_interleave(size)
+    trained, measured = (torch.nonzero(part).squeeze(1).tolist() for part in (trained_B, ~trained_B))
+    return batch.select(trained), batch.select(measured)
+
+
+def _has_gradient(batch: TokenBatch, loss: Loss) -> Tensor:
+    """[B] bool"""
+    if not isinstance(loss, SelectiveLoss):
+        return torch.ones(len(batch), dtype=torch.bool)
+    with boundary(loss_owner(loss)):
+        found: Any = loss.has_gradient(batch)
+        if not isinstance(found, Tensor) or found.dtype != torch.bool or found.shape != batch.lengths.shape:
+            raise TypeError(f"has_gradient() returned {found!r:.80}, not a bool for each of {len(batch)} sequences")
+    return found.cpu()
+
+
+def _saves_time(trained: int, measured: int, budget: int) -> bool:
+    """Two kinds of microbatches cost one or two more than one kind; each costs something besides its tokens."""
+    of_one_kind = -(-(trained + measured) // budget)
+    of_two_kinds = -(-trained // budget) + FORWARD_SHARE * -(-measured // budget)
+    return (1 - FORWARD_SHARE) * measured > (of_two_kinds - of_one_kind) * MICROBATCH_COST_TOKENS
+
+
+def evaluate_without_gradient(loss: Loss, outputs: Tensor, batch: TokenBatch) -> tuple[Tensor, Metrics]:
+    """The loss and the metrics of a microbatch that gets no backward pass.
+
+    That this is right is checked: the loss is derived by what the model said, which costs next to nothing.
+
+    Args:
+        loss: The objective.
+        outputs: [N] or [N, K] what the model says of the tokens, without gradient.
+        batch: The microbatch, of the second part of :func:`split_by_gradient`.
+
+    Raises:
+        ForeignError: a derivative is not 0, so ``has_gradient`` is wrong; or what :func:`evaluate_loss` raises.
+    """
+    with torch.enable_grad():
+        leaf = outputs.detach().requires_grad_()
+        value, metrics = evaluate_loss(loss, leaf, batch)
+        if value.requires_grad:
+            with boundary(loss_owner(loss)):
+                (slope,) = torch.autograd.grad(value, leaf, allow_unused=True)
+                if slope is not None and bool((slope.nan_to_num() != 0).any()):
+                    raise ValueError(
+                        "its has_gradient() is False for a sequence by whose tokens its derivative is up to "
+                        f"{float(slope.nan_to_num().abs().max()):.3g}: it must be True for this one"
+                    )
+    return value.detach(), metrics
+
+
+def gradient_metrics(loss: Loss, trained: TokenBatch, measured: TokenBatch) -> Metrics:
+    """``without_gradient_frac``: the share of sequences without backward pass, where the loss says which need none."""
+    if not isinstance(loss, SelectiveLoss):
+        return {}
+    return {"without_gradient_frac": Mean(float(len(measured)), float(len(trained) + len(measured)))}
