@@ -15,7 +15,7 @@ from nemorl.types import Samples
 from nemorl_commands.console import Console
 from nemorl_distillation import DistillationConfig, OPDConfig
 from nemorl_distillation.responses import given_count, given_sample
-from nemorl_distillation.trainer import DistillationTrainer
+from nemorl_distillation.trainer import DistillationTrainer, OPDTrainer
 from nemorl_distillation.vocabulary import shared_vocabulary
 from nemorl_rl.tokenizer import Tokenizer
 from nemorl_tensors import TokenBatch
@@ -134,6 +134,20 @@ def test_two_halves_of_a_teacher_are_the_teacher(algorithm: str, tmp_path: Path)
     two = fit(settings(algorithm, tmp_path / "two", **pair()), val_dataset=ROWS)
     for name in ("train/loss", "train/grad_norm", "train/reverse_kl", "validation/reverse_kl"):
         assert two.metrics[name] == pytest.approx(one.metrics[name], rel=1e-5), name
+
+
+def test_the_first_of_two_updates_finds_the_old_log_probs_in_its_own_forward_pass(tmp_path: Path) -> None:
+    scored: list[int] = []
+
+    class Watching(OPDTrainer):
+        def with_old_logprobs(self, batch: TokenBatch) -> TokenBatch:
+            scored.append(len(batch))
+            return super().with_old_logprobs(batch)
+
+    config = settings("opd", tmp_path, num_minibatches=2, max_steps=1, num_generations_per_prompt=2)
+    result = Watching(config).fit(ROWS, console=Console(quiet=True))
+    assert scored == [config.num_prompts_per_step]  # half of the responses
+    assert result.metrics["train/probs_ratio"] != 1.0
 
 
 @pytest.mark.parametrize("algorithm", ["distillation", "opd"])

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -61,12 +62,13 @@ class TaughtTrainer(RolloutTrainer[T]):
         # 2. Teachers read the responses and say, token by token, what they think of them.
         with self.run.timer.phase("teacher_logprob_inference"):
             batch = self.ask_teachers(samples, self.to_batch(samples))
-        if "old_logprobs" in self.loss.requires:
-            batch = self.with_old_logprobs(batch)
+        minibatches, first_loss = batch.minibatches(self.config.num_minibatches), None
+        if isinstance(self.loss, SampledReverseKLLoss) and not self.loss.on_policy:
+            minibatches, first_loss = self.later_with_old_logprobs(minibatches), replace(self.loss, on_policy=True)
 
         # 3. Update, then publish: the next responses must come from the new weights.
         with self.run.timer.phase("policy_training"):
-            updates = run_updates(self.run.policy, self.loss, batch.minibatches(self.config.num_minibatches))
+            updates = run_updates(self.run.policy, self.loss, minibatches, first_loss=first_loss)
         self.sync_weights()
         return {**self.describe(samples), **updates}
 

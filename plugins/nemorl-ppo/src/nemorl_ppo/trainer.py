@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from nemorl.errors import BackendError
@@ -55,6 +56,9 @@ class PPOTrainer(RolloutTrainer[PPOConfig]):
         # 4. Credit: how much better than expected it went from each token on. And what to expect the next time.
         batch = self.with_advantages(batch)
         minibatches = [self.with_positive_weights(part) for part in batch.minibatches(self.config.num_minibatches)]
+        first_loss = self.first_loss
+        if first_loss is not None:
+            minibatches = self.later_with_old_logprobs(minibatches)
 
         # 5. The critic learns, and in the first steps nobody else: advantages against a new head are noise.
         epochs = self.config.num_epochs_per_rollout
@@ -63,7 +67,9 @@ class PPOTrainer(RolloutTrainer[PPOConfig]):
         policy_metrics: Metrics = {}
         if self.is_policy_learning:
             with self.run.timer.phase("policy_training"):
-                policy_metrics = run_updates(self.run.policy, self.policy_loss, minibatches, epochs=epochs)
+                policy_metrics = run_updates(
+                    self.run.policy, self.policy_loss, minibatches, epochs=epochs, first_loss=first_loss
+                )
 
         # 6. Publish: the next rollout must come from the new weights.
         self.sync_weights()
@@ -87,6 +93,16 @@ class PPOTrainer(RolloutTrainer[PPOConfig]):
     @property
     def is_policy_learning(self) -> bool:
         return self.step > self.config.critic_warmup_steps
+
+    @property
+    def first_loss(self) -> PPOLoss | None:
+        """The loss of the policy's first update in a step, which finds the old policy's log-probs in its own forward
+        pass. None where it is told them: the first minibatch comes again, or the KL is charged with them."""
+        config = self.config
+        one_pass = config.num_minibatches > 1 and config.num_epochs_per_rollout == 1
+        if not one_pass or config.charges_kl or not self.is_policy_learning:
+            return None
+        return replace(self.policy_loss, on_policy=True)
 
     def to_batch(self, samples: Samples) -> TokenBatch:
         """The samples as tensors, with the reward of each and whether it is right."""
@@ -112,7 +128,7 @@ class PPOTrainer(RolloutTrainer[PPOConfig]):
         read = set(self.policy_loss.requires) if self.is_policy_learning else set()
         if self.config.charges_kl:
             read |= {"old_logprobs", "reference_logprobs"}
-        if "old_logprobs" in read:
+        if "old_logprobs" in read and self.first_loss is None:
             batch = self.with_old_logprobs(batch)
         if "reference_logprobs" in read:
             batch = self.with_reference_logprobs(batch)

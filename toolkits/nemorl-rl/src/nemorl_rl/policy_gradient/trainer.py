@@ -60,18 +60,22 @@ class PolicyGradientTrainer(RolloutTrainer[P]):
 
         # 3. Freeze the policies the loss compares against, before any update moves the weights.
         batch = self.to_batch(samples, advantages)
-        if "old_logprobs" in self.loss.requires:
+        first_loss = self.first_loss
+        if "old_logprobs" in self.loss.requires and first_loss is None:
             batch = self.with_old_logprobs(batch)
         batch, disagreement = self.without_disagreement(batch)
         if config.needs_reference:
             batch = self.with_reference_logprobs(batch)
         batch = self.with_token_advantages(batch, samples)
         batch, penalties = self.with_message_penalties(batch, samples)
+        minibatches = batch.minibatches(config.num_minibatches)
+        if first_loss is not None:
+            minibatches = self.later_with_old_logprobs(minibatches)
 
         # 4. Update, then publish: the next rollout must come from the new weights.
         with self.run.timer.phase("policy_training"):
-            minibatches = batch.minibatches(config.num_minibatches)
-            updates = run_updates(self.run.policy, self.loss, minibatches, epochs=config.num_epochs_per_rollout)
+            epochs = config.num_epochs_per_rollout
+            updates = run_updates(self.run.policy, self.loss, minibatches, epochs=epochs, first_loss=first_loss)
         self.sync_weights()
         return {
             **rollout_metrics(samples),
@@ -158,8 +162,28 @@ class PolicyGradientTrainer(RolloutTrainer[P]):
 
         It is the one at hand where one update follows a rollout.
         """
+        return self.config.updates_per_step > 1 or self.reads_old_logprobs
+
+    @property
+    def reads_old_logprobs(self) -> bool:
+        """Something but the loss is computed from the old policy's log-probs: which tokens or responses are left out,
+        or the KL that a reward is charged with."""
         config = self.config
-        return config.updates_per_step > 1 or config.max_sequence_error is not None or config.reward_kl_penalty > 0
+        filters = config.updates_per_step > 1 and config.token_filter is not None
+        return filters or config.max_sequence_error is not None or config.reward_kl_penalty > 0
+
+    @property
+    def first_loss(self) -> PolicyGradientLoss | None:
+        """The loss of a step's first update, which finds the old policy's log-probs in its own forward pass.
+
+        None where it has to be told them as the others are: the first minibatch comes again in another epoch, or
+        something else is computed from them.
+        """
+        config = self.config
+        if config.num_minibatches == 1 or config.num_epochs_per_rollout > 1 or self.reads_old_logprobs:
+            return None
+        first = replace(self.loss, on_policy=True)
+        return None if "old_logprobs" in first.requires else first
 
     @property
     def batch_size(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain, repeat
 from typing import TYPE_CHECKING
 
 from nemorl.contracts import Loss
@@ -14,7 +15,12 @@ if TYPE_CHECKING:
 
 
 def run_updates(
-    learner: TrainingPolicy, loss: Loss, minibatches: Sequence[TokenBatch], *, epochs: int = 1
+    learner: TrainingPolicy,
+    loss: Loss,
+    minibatches: Sequence[TokenBatch],
+    *,
+    epochs: int = 1,
+    first_loss: Loss | None = None,
 ) -> dict[str, Metric]:
     """One optimizer step per minibatch, in order, ``epochs`` times; metrics are means over the steps.
 
@@ -22,9 +28,10 @@ def run_updates(
 
     Args:
         learner: The model that learns: ``trainer.run.policy``, or an auxiliary model such as a critic.
-        loss: The same in all steps. The minibatches hold the fields that it ``requires``.
+        loss: The minibatches hold the fields that it ``requires``.
         minibatches: Each with loss weights that sum to 1: ``batch.minibatches(count)``.
         epochs: Passes over the batch.
+        first_loss: Of the very first step, before which no weight has moved. Unset: ``loss``, as in all others.
 
     Example:
         >>> from nemorl.metrics import Sum
@@ -34,4 +41,6 @@ def run_updates(
         >>> run_updates(Model(), lambda numbers: sum(numbers), [[1, 2], [5]], epochs=2)["loss"].value
         4.0
     """
-    return average([learner.train_step(minibatch, loss) for _ in range(epochs) for minibatch in minibatches])
+    losses = chain([first_loss or loss], repeat(loss))
+    steps = [minibatch for _ in range(epochs) for minibatch in minibatches]
+    return average([learner.train_step(minibatch, each) for minibatch, each in zip(steps, losses, strict=False)])
