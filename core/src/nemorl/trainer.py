@@ -207,11 +207,12 @@ class BaseTrainer(Resumable[C]):
         return metrics
 
     def log(self, metrics: Mapping[str, float]) -> None:
-        """Full-name metrics of the current step to every sink."""
-        self.progress.latest.update(metrics)
-        self.history.append({"step": self.progress.step, **metrics})
-        self.run.log(metrics, self.progress.step)
-        self.run.hooks.fire("on_log", trainer=self, step=self.progress.step, metrics=metrics)
+        """Full-name metrics of the current step, with what hooks add to them, to every sink."""
+        record = dict(metrics)
+        self.run.hooks.fire("on_log", trainer=self, step=self.progress.step, metrics=record)
+        self.progress.latest.update(record)
+        self.history.append({"step": self.progress.step, **record})
+        self.run.log(record, self.progress.step)
 
     def _on_signal(self, name: str) -> None:
         self.stop(f"received {name}")
@@ -253,7 +254,7 @@ class BaseTrainer(Resumable[C]):
         self.progress.tokens += int(tokens)
         seconds, responses = timings["total_step_time"], metrics.get("num_valid_samples", len(rows))
         self.log(
-            {f"train/{name}": value for name, value in metrics.items()}
+            {n if n.startswith("performance/") else f"train/{n}": value for n, value in metrics.items()}
             | {f"timing/train/{name}": value for name, value in timings.items()}
             | {"performance/tokens_per_sec": tokens / seconds, "performance/samples_per_sec": responses / seconds}
         )

@@ -83,8 +83,8 @@ class HookSpecs:
         """A step is complete, its metrics final."""
 
     @_spec
-    def on_log(self, trainer: BaseTrainer[Any], step: int, metrics: Mapping[str, float]) -> None:
-        """Metrics go to the loggers, under their full names (``train/reward``, …)."""
+    def on_log(self, trainer: BaseTrainer[Any], step: int, metrics: dict[str, float]) -> None:
+        """Metrics are about to be logged under their full names (``train/reward``, …); what is added goes with them."""
 
     @_spec
     def on_validation_end(self, trainer: BaseTrainer[Any], step: int, metrics: Mapping[str, float]) -> None:
