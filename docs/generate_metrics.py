@@ -49,7 +49,11 @@ def tables() -> Mapping[str, str]:
         for name, info in metrics.items()
         if name.startswith(TIME)
     }
+    hook = declared("hooks")["efficiency"]
     found = {
+        "training backends": table(declared("training_backends")["dtensor"]),
+        "rates": table({n: i for n, i in hook.items() if n.startswith("performance/")}),
+        "machines": table({n: i for n, i in hook.items() if n.startswith("system/")}),
         "every algorithm": table(_without_time(RunConfig.metrics)),
         "sampling": table({n: i for n, i in _without_time(rollouts).items() if n.startswith("train/")}),
         "validation": table({n: i for n, i in rollouts.items() if n.startswith("validation/")}),

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from nemorl.config.load import load_config
 from nemorl.config.ranking import PREFIXES
+from nemorl.config.run import declared_metrics
 from nemorl.metrics import MetricInfo, is_called
 from nemorl.plugins import PluginEntry, registry
 from nemorl.types import Score
 from nemorl_commands.console import Console
+from nemorl_report.efficiency.declared_metrics import EFFICIENCY_METRICS, SYSTEM_METRICS
 from nemorl_testing.models import tiny_model
 
 pytestmark = pytest.mark.slow
@@ -55,6 +57,8 @@ ELSEWHERE = {
     "train/environment/episode_timeout",
     "validation/avg_turns",  # several turns
     "train/reverse_kl/*",  # several teachers
+    "performance/generator_idle_frac",  # asynchronous rollouts
+    *(re.sub(r"<\w+>", "*", name) for name in SYSTEM_METRICS),  # runs that take longer than a second
 }
 
 
@@ -88,7 +92,7 @@ def logged(algorithm: str, folder: Path) -> set[str]:
     inputs = (rows, score) if samples else (rows,)
     history = trainer.fit(*inputs, val_dataset=rows, console=Console(quiet=True)).history
     names = {name for record in history for name in record} - {"step"}
-    declared = trainer.config.metrics
+    declared = {**declared_metrics(trainer.config), **EFFICIENCY_METRICS}
     assert sorted(name for name in names if not any(is_called(name, known) for known in declared)) == []
     return names
 
@@ -103,7 +107,7 @@ def documented() -> list[str]:
     tables = PAGE.read_text(encoding="utf-8").split("## Metrics of your own")[0]
     rows = (line.split(" | ")[0] for line in tables.splitlines() if line.startswith("| `"))
     names = (re.sub(r"<\w+>", "*", name) for row in rows for name in re.findall(r"`([^`]+)`", row))
-    return [name for name in names if name.startswith(PREFIXES)]
+    return [name for name in names if name.startswith((*PREFIXES, "system/"))]
 
 
 def test_every_metric_is_documented_and_every_documented_one_exists(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from nemorl.config import RESUMABLE, GenerationConfig, PolicyConfig
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import GenerationBackendConfig, TrainingBackendConfig
+from nemorl_rl.work_metrics import WORK_METRICS
 from pydantic import Field
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class DTensorConfig(TrainingBackendConfig):
     )
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process", "nccl", "cuda_ipc", "shared_memory", "object_store")
     metrics: ClassVar[Mapping[str, MetricInfo]] = {
+        **WORK_METRICS,
         "train/tree_ratio": MetricInfo(
             "Tokens per computed token",
             meaning="tokens of the sequences per token that is computed: above 1 where those that sequences have in "

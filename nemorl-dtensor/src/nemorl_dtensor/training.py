@@ -21,6 +21,7 @@ from nemorl.config.models import MuonConfig
 from nemorl.contracts import Head, Loss, MemoryPart, WeightsName
 from nemorl.errors import BackendError, UsageError, boundary
 from nemorl.metrics import Metrics
+from nemorl_rl.work import Model, WorkMeter
 from nemorl_tensors import TokenBatch
 from nemorl_tensors.engines.buckets import in_buckets
 from nemorl_tensors.engines.model_folder import save_tokenizer
@@ -77,11 +78,25 @@ class DTensorBackend:
         self._model, self._scorer, self._reference = assembly.model, assembly.scorer, assembly.reference
         self._adapters, self._layout, self._names = assembly.adapters, assembly.layout, assembly.names
         self._has_reference, self._head = reference, head
+        self._work = self._meter()
         if self._adapters:
             # Their dropout draws from the global generator, which checkpoints carry; on each rank for other sequences.
             torch.manual_seed(worker.seed + worker.rank)
         self._residency = Residency(assembly.model, assembly.frozen, lambda: self.__dict__.get("_optimizer"))
         self._trainable = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
+
+    def _meter(self) -> WorkMeter:
+        model = Model.of(
+            self._model.config.to_dict(),
+            has_vocabulary_head=self._head == "language_model",
+            is_frozen=self._adapters is not None,
+            recomputes_layers=self._policy.activation_checkpointing,
+        )
+        kind, ranks = self._model.dtype, self._ranks
+        if ranks is None:
+            return WorkMeter.on(model, self._device, kind)
+        copies = ranks.tensor_parallel_size
+        return WorkMeter.on(model, self._device, kind, ranks_per_copy=copies, largest=ranks.largest)
 
     @cached_property
     def _optimizer(self) -> Optimizer:
@@ -100,6 +115,7 @@ class DTensorBackend:
     def train_step(self, batch: TokenBatch, loss: Loss) -> Metrics:
         optimizer = self._optimizer
         require_fields(batch, loss)
+        self._work.begin()
         optimizer.clear_gradients()
         if self._adapters:
             self._adapters.train(True)
@@ -132,6 +148,7 @@ class DTensorBackend:
             **step_metrics(batch, parts, losses, result),
             **gradient_metrics(loss, trained, measured),
             **self._layout.metrics(trained, plan),
+            **self._work.metrics(batch),
         }
 
     def get_logprobs(self, batch: TokenBatch, weights: WeightsName = "policy") -> Tensor:
@@ -215,6 +232,7 @@ class DTensorBackend:
     def _outputs(self, microbatch: TokenBatch, *, candidates: bool) -> Tensor:
         """[N] (candidates: [N, K]) float32 log-probs or values of a microbatch, 0.0 where masked out."""
         rows = self._rows(microbatch, candidates=candidates)
+        self._work.add(rows, backward=torch.is_grad_enabled())
         shape = output_shape(microbatch, candidates=candidates)
         outputs = torch.zeros(shape, dtype=torch.float32, device=microbatch.token_ids.device)
         if rows.targets.numel() == 0:

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from nemorl.config import RESUMABLE, GenerationConfig, PolicyConfig
 from nemorl.errors import ConfigIssue
+from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import GenerationBackendConfig, TrainingBackendConfig
+from nemorl_rl.work_metrics import WORK_METRICS
 from pydantic import Field
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ class MegatronConfig(TrainingBackendConfig):
         {"reference", "activation_checkpointing", "topk_logprobs", "weights_only_checkpoint", "filtered_logprobs"}
     )
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process", "nccl", "cuda_ipc", "shared_memory", "object_store")
+    metrics: ClassVar[Mapping[str, MetricInfo]] = WORK_METRICS
 
     pipeline_parallel_size: Annotated[int, RESUMABLE] = Field(1, ge=1)
     """Stages that the layers are divided into, each on ranks of its own. Raise it when tensor parallelism would have

@@ -19,7 +19,9 @@ import torch
 from nemorl.contracts import Head, Loss, WeightsName
 from nemorl.errors import BackendError, UsageError
 from nemorl.metrics import Metrics
+from nemorl_rl.work import Model, WorkMeter
 from nemorl_tensors import TokenBatch, vocab_parallel_topk_logprobs
+from nemorl_tensors.engines.model_config import read_model_config
 from nemorl_tensors.engines.no_gradient import evaluate_without_gradient, gradient_metrics, split_by_gradient
 from nemorl_tensors.engines.rows import default_microbatch_tokens
 from nemorl_tensors.engines.schedules import require_end
@@ -68,6 +70,7 @@ class MegatronBackend:
         self._pieces = self._build(worker.seed)
         if config.freeze_moe_router:
             _freeze_routers(self._pieces)
+        self._work = self._meter()
         self._reference = self._build(worker.seed) if reference else None
         for piece in self._reference or ():
             piece.requires_grad_(False)
@@ -83,6 +86,18 @@ class MegatronBackend:
         self._bridge.load(pieces, self._parallel, seed)
         return pieces
 
+    def _meter(self) -> WorkMeter:
+        parallel = self._parallel
+        return WorkMeter.on(
+            Model.of(
+                read_model_config(self._policy).to_dict(), recomputes_layers=self._policy.activation_checkpointing
+            ),
+            self._device,
+            DTYPES[self._policy.precision],
+            ranks_per_copy=parallel.world_size // parallel.data_parallel_size,
+            largest=parallel.largest,
+        )
+
     @cached_property
     def _learner(self) -> Learner:
         """Made when first asked for: a teacher needs none, and float32 masters are twice a bfloat16 model's memory."""
@@ -90,6 +105,7 @@ class MegatronBackend:
 
     def train_step(self, batch: TokenBatch, loss: Loss) -> Metrics:
         require_fields(batch, loss)
+        self._work.begin()
         candidates = "candidate_ids" in loss.requires
         learner = self._learner
         learner.clear_gradients()
@@ -97,6 +113,7 @@ class MegatronBackend:
         # 1. Forward and backward, microbatch by microbatch: gradients add up, over ranks too.
         trained, measured = split_by_gradient(batch, loss, self._budget)
         parts = microbatches(trained, self._budget, self._parallel, candidates=candidates)
+        self._count(parts, backward=True)
         _train(self._pieces, True)
         try:
             found = self._run(learner.pieces, self._pieces, parts, self._evaluate(loss), backward=True)
@@ -106,13 +123,18 @@ class MegatronBackend:
         # 2. Forward alone, of sequences that have no gradient: metrics are of all.
         if self._parallel.largest(len(measured)):
             parts = microbatches(measured, self._budget, self._parallel, candidates=candidates)
+            self._count(parts, backward=False)
             found += self._run(self._pieces, self._pieces, parts, self._evaluate(loss, backward=False))
         found = self._parallel.from_last_stage(found)
 
         # 3. One update.
         result = learner.step()
         losses, metrics = [value for _, value in found], [of_part for of_part, _ in found]
-        return {**step_metrics(batch, metrics, losses, result), **gradient_metrics(loss, trained, measured)}
+        return {
+            **step_metrics(batch, metrics, losses, result),
+            **gradient_metrics(loss, trained, measured),
+            **self._work.metrics(batch),
+        }
 
     def get_logprobs(self, batch: TokenBatch, weights: WeightsName = "policy") -> Tensor:
         logprobs = torch.zeros(batch.num_tokens, dtype=torch.float32, device=self._device)
@@ -220,6 +242,10 @@ class MegatronBackend:
             if self._parallel.sizes.context > 1:
                 torch.distributed.all_reduce(found, group=self._parallel.context_group)
             self._parallel.from_last_stage(found)
+
+    def _count(self, parts: Sequence[Microbatch], *, backward: bool) -> None:
+        for part in parts:
+            self._work.add(part.rows, backward=backward, parts=self._parallel.sizes.context)
 
     def _run(
         self,

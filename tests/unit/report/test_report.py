@@ -346,7 +346,7 @@ def test_several_stages_share_one_page(tmp_path: Path) -> None:
     page = write_combined_report(
         stages, tmp_path / "r.html", {"title": "Quickstart", "Accuracy after": 0.75}
     ).read_text()
-    assert set(embedded_data(page)) == {"s1", "s2"}
+    assert set(embedded_data(page)) == {"s1", "s2", "s1-efficiency", "s2-efficiency"}
     for expected in ("SFT warm-up", "GRPO", "<h1>Quickstart</h1>", "Accuracy after", "0.75"):
         assert expected in page
 
@@ -399,7 +399,7 @@ def test_a_section_that_cannot_be_drawn_says_so_and_the_report_goes_on(tmp_path:
     page = write_report(folder).read_text()
     assert "report section &#39;Curve of train/reward&#39; raised AttributeError" in page
     assert "4 exactly" in page
-    assert list(embedded_data(page)) == ["s1"]
+    assert list(embedded_data(page)) == ["s1", "s1-efficiency"]
 
 
 @pytest.mark.usefixtures("rewards")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from nemorl.config.step_metrics import STEP_METRICS
 from nemorl.metrics import MetricInfo
 from nemorl_rl.declared_metrics import ADVANTAGE_METRICS, KL_METRICS, RATIO_METRICS, SAMPLER_METRICS
+from nemorl_rl.work_metrics import WORK_METRICS
 
 _VALUES = "values far from the returns"
 _LIKE_THE_POLICY = ("grad_norm", "lr", "skipped_updates", "global_valid_toks", "global_valid_seqs")
@@ -43,6 +44,12 @@ PPO_METRICS: Mapping[str, MetricInfo] = {
         )
         for name in _LIKE_THE_POLICY
         for info in [STEP_METRICS[f"train/{name}"]]
+    },
+    **{
+        name.replace("/", "/critic/", 1): MetricInfo(
+            f"Critic: {info.title.lower()}", info.unit, "as that of the policy", smooth=info.smooth
+        )
+        for name, info in WORK_METRICS.items()
     },
     "train/positive_nll_loss": MetricInfo(
         "Likelihood of right responses",

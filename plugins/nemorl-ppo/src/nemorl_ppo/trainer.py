@@ -11,7 +11,7 @@ from nemorl.metrics import Mean, Metric, Metrics
 from nemorl.types import Row, Samples
 from nemorl_rl.policy_gradient.kl_charge import with_kl
 from nemorl_rl.policy_gradient.metrics import kl_metrics
-from nemorl_rl.policy_gradient.updates import run_updates
+from nemorl_rl.policy_gradient.updates import of_role, run_updates
 from nemorl_rl.rollouts import RolloutPlan, accuracy_of, rollout_metrics
 from nemorl_rl.tokenizer import Tokenizer
 from nemorl_rl.trainer import RolloutTrainer
@@ -73,7 +73,7 @@ class PPOTrainer(RolloutTrainer[PPOConfig]):
 
         # 6. Publish: the next rollout must come from the new weights.
         self.sync_weights()
-        of_critic = {f"critic/{name}": metric for name, metric in critic_metrics.items()}
+        of_critic = of_role("critic", critic_metrics)
         return {**rollout_metrics(samples), **credit_metrics(batch), **of_critic, **policy_metrics}
 
     @property

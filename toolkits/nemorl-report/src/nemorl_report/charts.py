@@ -18,6 +18,8 @@ COLOURS = 8
 """Colours of the palette in report.css."""
 
 
+EFFICIENCY = ("performance/", "system/")
+"""Metrics of the section on efficiency begin with one of these."""
 MAX_CURVES = COLOURS
 """Of one chart; of more, every k-th is drawn."""
 MAX_CHARTS = 60
@@ -44,16 +46,25 @@ class Cards:
         return "; ".join(told)
 
 
-def cards(run: RunData, declarations: Declarations) -> Cards:
+def cards(run: RunData, declarations: Declarations, folders: tuple[str, ...] = ()) -> Cards:
     """Per chart the steps and one list of values (None: not measured) per curve.
 
-    Metrics of one title and unit share a chart. Those of time have a section of their own.
+    Metrics of one title and unit share a chart. Those of time and of efficiency have sections of their own.
+
+    Args:
+        run: Its metrics.
+        declarations: Titles and units.
+        folders: Begin of the names to draw. Empty: all that have no section of their own.
     """
-    names = [name for name in run.metrics if not name.startswith("timing/")]
+    names = [name for name in run.metrics if _is_shown(name, folders)]
     groups = declarations.grouped(names)
     found = [_declared_card(run, title, unit, infos) for (title, unit), infos in list(groups.items())[:MAX_CHARTS]]
     still = [card for card in found if _is_still(card)]
     return Cards([card for card in found if card not in still], still, max(0, len(groups) - MAX_CHARTS))
+
+
+def _is_shown(name: str, folders: tuple[str, ...]) -> bool:
+    return name.startswith(folders) if folders else not name.startswith(("timing/", *EFFICIENCY))
 
 
 def _declared_card(run: RunData, title: str, unit: str, infos: Mapping[str, MetricInfo]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from nemorl.metrics import MetricInfo, is_called
 from nemorl.plugins.registry import Registry, registry
 from pydantic import ValidationError
 
+from nemorl_report.efficiency.declared_metrics import EFFICIENCY_METRICS
 from nemorl_report.run_data import RunData
 
 UNDECLARED = MetricInfo()
@@ -44,11 +45,11 @@ class Declarations:
             config = load_config(run.config)
             ranked = config.checkpoint
             if ranked.metric is not None:
-                return cls(declared_metrics(config), ranked.metric, ranked.higher_is_better)
-            return cls(declared_metrics(config), config.best_metric, config.best_is_highest)
+                return cls(_all_of(declared_metrics(config)), ranked.metric, ranked.higher_is_better)
+            return cls(_all_of(declared_metrics(config)), config.best_metric, config.best_is_highest)
         with suppress(NemorlError), boundary("metrics of the algorithm"):
             algorithm: type[RunConfig] = plugins.load("algorithms", run.algorithm)
-            return cls(algorithm.metrics, algorithm.best_metric, algorithm.best_is_highest)
+            return cls(_all_of(algorithm.metrics), algorithm.best_metric, algorithm.best_is_highest)
         return cls()
 
     def grouped(self, names: list[str]) -> dict[tuple[str, str], dict[str, MetricInfo]]:
@@ -66,3 +67,8 @@ class Declarations:
             info = found.get(name, UNDECLARED)
             groups.setdefault((info.title or name, info.unit), {})[name] = info
         return groups
+
+
+def _all_of(declared: Mapping[str, MetricInfo]) -> dict[str, MetricInfo]:
+    """Those of a run's parts, and of the hook that is part of every run."""
+    return {**declared, **EFFICIENCY_METRICS}

@@ -20,11 +20,12 @@ from nemorl_base.files import replace_text, storing
 
 from nemorl_report import charts, parts
 from nemorl_report.declared import Declarations, admitted
+from nemorl_report.efficiency.totals import summed_up
 from nemorl_report.run_data import RunData
 from nemorl_report.sections import Curves, Section, Table, Text, sections_of
 from nemorl_report.words import cell, number
 
-PARTS = ("curves", "time", "samples", "metrics", "config", "events")
+PARTS = ("curves", "time", "efficiency", "samples", "metrics", "config", "events")
 """What the page of one run links to."""
 JSON: dict[str, Any] = {"allow_nan": False, "separators": (",", ":")}
 """How chart data is written."""
@@ -133,6 +134,8 @@ def _stage(
     declarations = Declarations.of(run, plugins)
     curves = charts.cards(run, declarations)
     data[key] = {"charts": curves.moving, "still": curves.still, "timing": charts.timing_chart(run)}
+    efficiency = charts.cards(run, declarations, charts.EFFICIENCY)
+    data[f"{key}-efficiency"] = {"charts": efficiency.moving, "still": efficiency.still}
     sections = enumerate(sections_of(run, plugins, failed))
     return {
         "key": key,
@@ -140,6 +143,7 @@ def _stage(
         "header": parts.header(run, declarations),
         "curves": curves,
         "time": charts.time_shares(run),
+        "efficiency": {"line": summed_up(run.metrics).line, "charts": efficiency},
         "samples": parts.samples(run),
         "sections": [_drawn(f"{key}-x{index}", section, data, failed) for index, section in sections],
         "metrics": parts.metrics_rows(run, declarations),

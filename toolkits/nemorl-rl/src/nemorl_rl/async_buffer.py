@@ -22,6 +22,7 @@ from nemorl.errors import DataError, DeadlineError
 from nemorl.metrics import Metric
 from nemorl.types import Row, Samples
 
+from nemorl_rl.busy_time import BusyTime
 from nemorl_rl.prompts import to_prompts
 from nemorl_rl.rollout_schedule import Batch, Move, RolloutSchedule
 from nemorl_rl.rollouts import RolloutEngine, RolloutPlan
@@ -57,6 +58,7 @@ class AsyncRolloutBuffer:
         """Held by whoever reads or changes what follows."""
         limit = max_batches if plan.keep is not None else None
         self._schedule = RolloutSchedule(max_staleness=max_staleness, max_batches=limit)
+        self._generating = BusyTime(time.monotonic())
         self._failure: BaseException | None = None
         self._taken = Samples(())
 
@@ -102,9 +104,11 @@ class AsyncRolloutBuffer:
             self._schedule.publish(version)
 
     def metrics(self) -> dict[str, Metric]:
-        """Ages of the last batch, and groups thrown away since the last call."""
+        """Ages of the last batch, groups thrown away since the last call, and how idle the generator was since."""
         with self._changed:
-            return self._schedule.metrics()
+            found = self._schedule.metrics()
+            idle = self._generating.idle(time.monotonic())
+        return {**found, "performance/generator_idle_frac": idle} if self._schedule.max_staleness else found
 
     @property
     def epoch(self) -> int:
@@ -140,7 +144,9 @@ class AsyncRolloutBuffer:
         return self._schedule.draw(self._data.next_batch(), position)
 
     def _start(self, batch: Batch) -> None:
-        self._schedule.start(batch, time.monotonic())
+        now_s = time.monotonic()
+        self._schedule.start(batch, now_s)
+        self._generating.begin(now_s)
         name = f"rollouts-{batch.number}"
         threading.Thread(target=self._run, args=(batch, self._schedule), name=name, daemon=True).start()
 
@@ -151,7 +157,10 @@ class AsyncRolloutBuffer:
 
         def end_generation() -> None:
             with self._changed:
-                schedule.end_generation(batch, time.monotonic())
+                now_s = time.monotonic()
+                if batch.is_generating:
+                    self._generating.end(now_s)
+                schedule.end_generation(batch, now_s)
                 self._changed.notify_all()
 
         try:

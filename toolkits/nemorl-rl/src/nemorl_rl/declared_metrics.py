@@ -89,6 +89,13 @@ ROLLOUT_METRICS: Mapping[str, MetricInfo] = {
         "asynchronous rollouts: weight versions between sampling and training, largest",
         _STALE,
     ),
+    "performance/generator_idle_frac": MetricInfo(
+        "Waste in the step",
+        "share",
+        "asynchronous rollouts: share of the time since the step before in which the generator had nothing to do",
+        "above 0.3: training is the slower side; give it devices of generation, or raise `rollouts.max_staleness`",
+        smooth=True,
+    ),
     "train/dropped_stale_groups": MetricInfo(
         "Groups dropped as stale",
         "groups",

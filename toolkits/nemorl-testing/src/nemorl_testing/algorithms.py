@@ -251,9 +251,13 @@ def _share_of_digits(prompt: str, response: str) -> float:
     return sum(character.isdigit() for character in response) / max(1, len(response))
 
 
+NOT_COMPUTED = ("timing/", "performance/", "system/")
+"""Metrics of how long a run took and of the machine."""
+
+
 def _results(record: Mapping[str, float]) -> dict[str, float]:
     """What was computed, without how long it took."""
-    return {name: value for name, value in record.items() if not name.startswith(("timing/", "performance/"))}
+    return {name: value for name, value in record.items() if not name.startswith(NOT_COMPUTED)}
 
 
 def _changes(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, tuple[Any, Any]]:

@@ -7,7 +7,7 @@ from itertools import chain, repeat
 from typing import TYPE_CHECKING
 
 from nemorl.contracts import Loss
-from nemorl.metrics import Metric, average
+from nemorl.metrics import Metric, Metrics, average
 
 if TYPE_CHECKING:
     from nemorl.resources.policies import TrainingPolicy
@@ -44,3 +44,18 @@ def run_updates(
     losses = chain([first_loss or loss], repeat(loss))
     steps = [minibatch for _ in range(epochs) for minibatch in minibatches]
     return average([learner.train_step(minibatch, each) for minibatch, each in zip(steps, losses, strict=False)])
+
+
+def of_role(role: str, metrics: Metrics) -> dict[str, Metric]:
+    """Metrics of another model than the policy, under its name.
+
+    Example:
+        >>> from nemorl.metrics import Mean
+        >>> list(of_role("critic", {"loss": Mean(0.5), "performance/padding_frac": Mean(0.0)}))
+        ['critic/loss', 'performance/critic/padding_frac']
+    """
+    folder = "performance/"
+    return {
+        f"{folder}{role}/{name.removeprefix(folder)}" if name.startswith(folder) else f"{role}/{name}": metric
+        for name, metric in metrics.items()
+    }

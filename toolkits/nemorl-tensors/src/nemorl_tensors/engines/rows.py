@@ -69,6 +69,8 @@ class Rows:
     """[M] their token ids, or [M, K] candidates for their places"""
     tree: Tree | None = None
     """Which sequences share which tokens, where any do: what attends to what"""
+    real_tokens: int = 0
+    """Positions that hold a token of a sequence; the others are padding"""
 
 
 def plan_microbatches(batch: TokenBatch, budget: int, *, padded: bool = True) -> list[list[int]]:
@@ -181,6 +183,7 @@ def to_rows(batch: TokenBatch, *, packed: bool, width_multiple: int = 1, candida
         predictors=row_starts[sequences[targets]] + positions[targets] - 1,
         targets=targets,
         target_ids=(batch["candidate_ids"] if candidates else batch.token_ids)[targets],
+        real_tokens=seen.numel(),
     )
 
 

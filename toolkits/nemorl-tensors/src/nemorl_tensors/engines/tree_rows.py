@@ -58,6 +58,7 @@ def to_tree_rows(batch: TokenBatch, *, width_multiple: int = 1, candidates: bool
         targets=targets,
         target_ids=(batch["candidate_ids"] if candidates else batch.token_ids)[targets],
         tree=tree,
+        real_tokens=width - padding,
     )
 
 
