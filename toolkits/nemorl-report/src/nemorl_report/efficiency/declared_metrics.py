@@ -16,29 +16,28 @@ RATE_METRICS: Mapping[str, MetricInfo] = {
         _PER_DEVICE, _TOKENS, "`total_num_tokens` per second of the step and device of the run", smooth=True
     ),
     "performance/policy_training_tokens_per_sec_per_gpu": MetricInfo(
-        _IN_TRAINING, _TOKENS, "the same tokens per second of `policy_training` and device that trains", smooth=True
+        _IN_TRAINING, _TOKENS, "the same tokens per second of `policy_training` and device that trains"
     ),
     "performance/policy_and_reference_logprobs_tokens_per_sec_per_gpu": MetricInfo(
-        _IN_TRAINING, _TOKENS, "per second of `policy_and_reference_logprobs` and device that trains", smooth=True
+        _IN_TRAINING, _TOKENS, "per second of `policy_and_reference_logprobs` and device that trains"
     ),
     "performance/training_worker_group_tokens_per_sec_per_gpu": MetricInfo(
-        _IN_TRAINING, _TOKENS, "per second of both together and device that trains", smooth=True
+        _IN_TRAINING, _TOKENS, "per second of both together and device that trains"
     ),
     "performance/generation_tokens_per_sec_per_gpu": MetricInfo(
         _IN_GENERATION,
         _TOKENS,
         "prompts and responses per second of `generation` and device that generates; with asynchronous rollouts per "
         "second of training, log-probs and the wait for rollouts",
-        smooth=True,
     ),
     "performance/generated_tokens_per_sec_per_gpu": MetricInfo(
-        _IN_GENERATION, _TOKENS, "responses alone per the same seconds and device", smooth=True
+        _IN_GENERATION, _TOKENS, "responses alone per the same seconds and device"
     ),
     "performance/training_worker_group_tokens_per_sec": MetricInfo(
-        "Tokens per second by group", _TOKENS, "of all devices that train together", smooth=True
+        "Tokens per second by group", _TOKENS, "of all devices that train together"
     ),
     "performance/generation_tokens_per_sec": MetricInfo(
-        "Tokens per second by group", _TOKENS, "of all devices that generate together", smooth=True
+        "Tokens per second by group", _TOKENS, "of all devices that generate together"
     ),
     "performance/samples_per_sec_per_gpu": MetricInfo(
         "Rows per second and device", "rows per second", "`samples_per_sec` per device of the run", smooth=True
