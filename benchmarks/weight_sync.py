@@ -86,9 +86,10 @@ class Generator:
 
     def bind(self, handle: Any) -> float:
         """Returns when all parameters are bound, by the clock that processes share."""
+        import torch
         from nemorl_dtensor.generation_weights import bind_weights
 
-        bind_weights(self.model, self.names, handle)
+        bind_weights(self.model, self.names, handle, torch.device("cpu"))
         return time.monotonic()
 
     def read(self, number: int) -> tuple[float, float]:

@@ -175,15 +175,21 @@ def with_own_candidates(outputs: Tensor, batch: TokenBatch, seed: int) -> tuple[
     return torch.cat([outputs, torch.where(mask, own, NAN)], 1), batch
 
 
+def batch_for(loss: Any, seed: int, level: Any = "token") -> tuple[Tensor, TokenBatch]:
+    """What the model says, and a batch with all that the loss reads."""
+    outputs, batch = drawn_batch(seed, level)
+    if "candidate_ids" in loss.requires:
+        outputs, batch = with_candidates(batch, seed)
+    if "student_uncommon" in loss.requires:
+        outputs, batch = with_own_candidates(outputs, batch, seed)
+    return outputs, batch
+
+
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: type(loss).__name__)
 @pytest.mark.parametrize("level", ["token", "sequence", "sequence_sum"])
 def test_no_log_ratio_makes_a_loss_or_its_gradient_nan(loss: Any, level: str) -> None:
     for seed in range(5):
-        outputs, batch = drawn_batch(seed, level)
-        if "candidate_ids" in loss.requires:
-            outputs, batch = with_candidates(batch, seed)
-        if "student_uncommon" in loss.requires:
-            outputs, batch = with_own_candidates(outputs, batch, seed)
+        outputs, batch = batch_for(loss, seed, level)
         outputs = outputs.requires_grad_()
         value, metrics = loss(outputs, batch)
         value.backward()

@@ -89,7 +89,7 @@ class HFGeneration:
 
     def update_weights(self, handle: WeightHandle, version: int) -> None:
         """Generate from these weights from now on. ``in_process`` shares the trainer's tensors."""
-        bind_weights(self._model, self._names, handle)
+        bind_weights(self._model, self._names, handle, self._device)
         self._is_shared = handle.is_in_process
         self._version = version
         self._decoder = None

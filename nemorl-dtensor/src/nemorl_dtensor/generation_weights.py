@@ -41,14 +41,20 @@ def empty_model(policy: PolicyConfig, device: str) -> PreTrainedModel:
     return model.eval()  # type: ignore[no-any-return]
 
 
-def bind_weights(model: PreTrainedModel, names: PublishedNames, handle: WeightHandle) -> None:
+def bind_weights(model: PreTrainedModel, names: PublishedNames, handle: WeightHandle, device: torch.device) -> None:
     """Point the parameters of ``model`` at the tensors of ``handle``, sharing their memory where the form is the same.
+
+    Args:
+        model: Its buffers are on ``device``.
+        names: Of its published tensors.
+        handle: The weights.
+        device: Weights that arrive elsewhere (``shared_memory`` brings them to the CPU) are copied to it.
 
     Raises:
         BackendError: Names or shapes are not those of the model.
     """
     for name, tensor in names.in_memory(item for bucket in handle.buckets() for item in bucket.items()):
-        _bind(model, name, tensor.detach())
+        _bind(model, name, tensor.detach().to(device))
     # An output head tied to the embedding may travel under one name only.
     model.tie_weights()
     missing = [name for name, parameter in model.named_parameters() if parameter.is_meta]

@@ -49,11 +49,13 @@ def load_model(
     name = name_or_path(policy)
     dtype = getattr(torch, policy.precision)
     try:
-        with boundary(f"transformers, loading model {policy.model_name!r},"):
+        # What ends for want of memory is told below; transformers is not to blame.
+        owner = f"transformers, loading model {policy.model_name!r},"
+        with boundary(owner, passing=(torch.OutOfMemoryError,)):
             config = load_config(policy, head)
             attention = _attention(config, attn_implementation)
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
+                torch.default_generator.manual_seed(seed)  # weights are drawn on the CPU, and no other generator moves
                 if policy.init == "random":
                     # Drawn in float32 whatever the precision: the same weights, rounded.
                     model = _model_class(head).from_config(config, dtype=torch.float32, attn_implementation=attention)

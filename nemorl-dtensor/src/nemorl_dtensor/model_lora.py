@@ -41,7 +41,7 @@ class Adapters:
             task_type="CAUSAL_LM",
         )
         with boundary("peft, adding LoRA adapters,"), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)
             self._peft: Any = get_peft_model(model, settings)  # type: ignore[arg-type]
         self._model = model
         self._layers = {name: module for name, module in model.named_modules() if _is_adapted(module)}

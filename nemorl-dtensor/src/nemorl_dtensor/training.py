@@ -11,7 +11,7 @@ would make the log-probs of two passes differ; only adapters may have their own 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,14 +103,15 @@ class DTensorBackend:
         """Made when first asked for: a teacher needs none, and float32 masters are twice a bfloat16 model's memory."""
         policy = self._policy
         matrices = hidden_matrices(self._model) if isinstance(policy.optimizer, MuonConfig) else ()
-        return Optimizer(
-            self._trainable,
-            policy.optimizer,
-            policy.schedule,
-            policy.max_grad_norm,
-            total_norm=self._ranks.total_norm if self._ranks else norm_of_whole,
-            matrices=matrices,
-        )
+        with self._room_for_states():
+            return Optimizer(
+                self._trainable,
+                policy.optimizer,
+                policy.schedule,
+                policy.max_grad_norm,
+                total_norm=self._ranks.total_norm if self._ranks else norm_of_whole,
+                matrices=matrices,
+            )
 
     def train_step(self, batch: TokenBatch, loss: Loss) -> Metrics:
         optimizer = self._optimizer
@@ -142,7 +143,8 @@ class DTensorBackend:
         # 3. One update.
         if self._adapters:
             self._adapters.train(False)
-        result = optimizer.step()
+        with self._room_for_states():
+            result = optimizer.step()
         losses, parts = [value.double() for value, _ in found], [metrics for _, metrics in found]
         return {
             **step_metrics(batch, parts, losses, result),
@@ -319,6 +321,17 @@ class DTensorBackend:
             found = self._adapters.merged(name, tensor) if self._adapters else whole(tensor)
             if found is not None:
                 yield plain_name(name), found
+
+    @contextmanager
+    def _room_for_states(self) -> Iterator[None]:
+        """Around what allocates the optimizer's state: masters when it is made, moments in its first step."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            raise BackendError(
+                f"the optimizer's state does not fit on {self._device} beside the model and its gradients: {error}",
+                fix="train adapters (policy.lora), use more GPUs, or a smaller model; microbatches play no part in it",
+            ) from error
 
     def _out_of_memory(self, error: Exception) -> BackendError:
         return BackendError(

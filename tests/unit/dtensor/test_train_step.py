@@ -234,3 +234,33 @@ def test_an_error_in_a_loss_names_the_loss(build: Build, backward: bool, error: 
     batch = TokenBatch.from_sequences([[1, 2, 3]], [[False, True, True]])
     with raises(ForeignError, "_Faulty", error):
         build().train_step(batch, _Faulty(backward))
+
+
+def no_room(*_: Any, **__: Any) -> Any:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+
+
+def test_no_room_for_a_microbatch_is_told_with_a_smaller_one(
+    build: Build, batch: TokenBatch, weighted_nll: Any, raises: Raises, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = build(microbatch_tokens=4096)
+    monkeypatch.setattr(backend._scorer.decoder, "forward", no_room)
+    with raises(BackendError, 4096, 2048):
+        backend.train_step(batch, weighted_nll)
+    with raises(BackendError, 4096, 2048):
+        backend.get_logprobs(batch)
+
+
+def test_no_room_for_the_optimizer_is_not_blamed_on_microbatches(
+    build: Build, batch: TokenBatch, weighted_nll: Any, raises: Raises, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = build()
+    monkeypatch.setattr(torch.optim.AdamW, "step", no_room)
+    with raises(BackendError, "optimizer's state"):
+        backend.train_step(batch, weighted_nll)
+
+
+def test_no_room_for_the_model_is_told_as_such(build: Build, raises: Raises, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformers.PreTrainedModel.to", no_room)
+    with raises(BackendError, "does not fit"):
+        build()

@@ -283,9 +283,8 @@ def me() -> str:
 
 def _own_address() -> str:
     """Where other nodes of the cluster reach this one."""
-    import ray
-
-    if not ray.is_initialized():
+    ray = sys.modules.get("ray")  # where it was not imported, which takes a second or fails, it does not run
+    if ray is None or not ray.is_initialized():
         return "127.0.0.1"
-    address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    address: str = ray.util.get_node_ip_address()
     return address

@@ -25,6 +25,11 @@ PREFILL_TOKENS = {"cpu": 2048, "cuda": 16384}
 """Padded prompt tokens per forward pass: a CPU is fastest while the activations fit its cache."""
 
 
+MASK_ALIGNMENT = 8
+"""Columns. CUDA's attention reads a mask in vectors of 16 bytes: it copies one whose rows are no multiple of that
+apart, and fails on one that begins between two."""
+
+
 class KVCache:
     """A block of columns; ``length`` of them are written."""
 
@@ -128,8 +133,10 @@ class KVCache:
         self._pads_R: Tensor | None = None
         self._mask: Tensor | None = None
         if len(set(pads)) > 1:
+            self._first -= self._first % MASK_ALIGNMENT
             self._pads_R = torch.tensor(pads, device=self._device)
-            hidden = torch.arange(self.keys.shape[3], device=self._device) < self._pads_R.unsqueeze(1)
+            columns = -(-self.keys.shape[3] // MASK_ALIGNMENT) * MASK_ALIGNMENT
+            hidden = torch.arange(columns, device=self._device) < self._pads_R.unsqueeze(1)
             self._mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
             self._mask = self._mask.masked_fill_(hidden, float("-inf"))[:, None, None]
 
