@@ -1,18 +1,29 @@
-"""What all tests share: one thread, a tiny model written once per session, and a Ray that ends with its module."""
+"""What all tests share: one thread, a tiny model written once per session, and a Ray for modules that need one."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from forked_workers import python_that_forks
 
 pytest_plugins = ["recorded_messages"]
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+NEED_RAY = pytest.StashKey[set[str]]()
+"""Node ids of modules with a test that uses ``private_ray``."""
+
+
+def pytest_collection_modifyitems(session: pytest.Session, items: Sequence[pytest.Item]) -> None:
+    in_need = [item for item in items if "private_ray" in getattr(item, "fixturenames", ())]
+    session.stash[NEED_RAY] = {parent.nodeid for item in in_need if (parent := item.getparent(pytest.Module))}
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -32,21 +43,50 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("tiny_model"), **sizes)
 
 
+class SharedRay:
+    """One private Ray for modules that follow each other, whose workers are forked from one process."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self.is_open = False
+
+    def open(self) -> None:
+        from nemorl.config import ClusterConfig
+        from nemorl.resources.ray_session import RaySession
+
+        if self.is_open:
+            return
+        folder = self._stack.enter_context(TemporaryDirectory(prefix="nemorl-fork-"))
+        python = self._stack.enter_context(python_that_forks(Path(folder)))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "executable", str(python))
+            self._stack.callback(RaySession(ClusterConfig(launcher="ray")).close)
+        self.is_open = True
+
+    def close(self) -> None:
+        self.is_open = False
+        self._stack.close()
+
+
+@pytest.fixture(scope="session")
+def _shared_ray() -> Iterator[SharedRay]:
+    shared = SharedRay()
+    yield shared
+    shared.close()
+
+
 @pytest.fixture(scope="module", autouse=True)
-def _no_ray_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
+def _no_ray_is_left(request: pytest.FixtureRequest, _shared_ray: SharedRay) -> Iterator[None]:
     """A module that leaves Ray running would hand its devices and its address to all that come after it."""
+    if request.node.nodeid not in request.session.stash[NEED_RAY]:
+        _shared_ray.close()
     yield
-    if (ray := sys.modules.get("ray")) and ray.is_initialized():
+    if (ray := sys.modules.get("ray")) and ray.is_initialized() and not _shared_ray.is_open:
         ray.shutdown()
         pytest.fail(f"{request.node.name} left Ray running")
 
 
 @pytest.fixture(scope="module")
-def private_ray() -> Iterator[None]:
-    """One Ray of its own for all runs of a module."""
-    from nemorl.config import ClusterConfig
-    from nemorl.resources.ray_session import RaySession
-
-    session = RaySession(ClusterConfig(launcher="ray"))
-    yield
-    session.close()
+def private_ray(_shared_ray: SharedRay) -> None:
+    """A Ray of this process alone. A module that needs none finds none."""
+    _shared_ray.open()
