@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-HEAVY = ("torch", "transformers", "nemorl_dtensor.training", "nemorl_dtensor.generation")
+HEAVY = ("torch", "transformers.models.qwen2.modeling_qwen2", "nemorl_dtensor.training", "nemorl_dtensor.generation")
 """Imported once for all workers. Not Ray, which reads its environment when it is imported."""
 STREAMS = (0, 1, 2)
 

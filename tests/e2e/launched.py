@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-HEAVY = ["torch", "transformers", "nemorl_dtensor.training", "nemorl_dtensor.generation"]
+HEAVY = ["torch", "transformers.models.qwen2.modeling_qwen2", "nemorl_dtensor.training", "nemorl_dtensor.generation"]
 """Imported once for all commands."""
 
 

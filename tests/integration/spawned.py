@@ -27,10 +27,12 @@ POLL_S = 1.0
 
 HEAVY = [
     "torch",
-    "transformers",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.qwen2.modeling_qwen2",
     "nemorl_dtensor.training",
     "megatron.core.models.gpt.gpt_model",
     "megatron.core.optimizer",
+    "nemorl_megatron.training",
 ]
 """Imported once for all ranks, where it is installed."""
 

@@ -45,11 +45,12 @@ def locked_plugins(config: RunConfig) -> list[LockedPlugin]:
     found: dict[str, list[PluginEntry]] = {}
     for entry in plugins_of(config):
         found.setdefault(entry.distribution, []).append(entry)
+    offered = _entries_by_distribution()
     return sorted(
         LockedPlugin(
             distribution,
             entries[0].version,
-            hash_of(files_of(_entries_of(distribution))) if entries[0].point.dist is not None else "",
+            hash_of(files_of(offered[distribution])) if entries[0].point.dist is not None else "",
             tuple(sorted({f"{entry.kind}:{entry.name}" for entry in entries})),
         )
         for distribution, entries in found.items()
@@ -104,8 +105,9 @@ def refuse_other_plugins(config: RunConfig, record: Path) -> None:
 def bytecode_problems(plugins: Sequence[LockedPlugin]) -> list[str]:
     """Compiled files of these plugins that Python would run in the place of their sources, a line each."""
     lines = []
+    offered = _entries_by_distribution()
     for plugin in plugins:
-        entries = _entries_of(plugin.distribution) if plugin.files_sha256 else ()
+        entries = offered.get(plugin.distribution) if plugin.files_sha256 else None
         if entries:
             foreign = foreign_bytecode(files_of(entries), entries[0].point.dist)
             lines += [f"{plugin.distribution}: {path} does not come from the source beside it" for path in foreign]
@@ -164,6 +166,10 @@ def _parts_in(value: Any) -> Iterator[PluginConfig]:
             yield from _parts_in(item)
 
 
-def _entries_of(distribution: str) -> tuple[PluginEntry, ...]:
-    entries = (*_toolkits(), *registry().index.entries)
-    return tuple(entry for entry in entries if entry.distribution == distribution and entry.value)
+def _entries_by_distribution() -> dict[str, list[PluginEntry]]:
+    """All that the installed distributions offer."""
+    found: dict[str, list[PluginEntry]] = {}
+    for entry in (*_toolkits(), *registry().index.entries):
+        if entry.value:
+            found.setdefault(entry.distribution, []).append(entry)
+    return found

@@ -161,12 +161,16 @@ def _below(root: Path) -> Iterator[tuple[str, Path]]:
 
 def _loaded_from_elsewhere(roots: set[str], found: Mapping[str, Path]) -> Iterator[tuple[str, Path]]:
     """Modules of these packages that this process took from a file which is none of theirs."""
-    known = {os.path.realpath(file) for file in found.values()}
     below = tuple(f"{root}." for root in roots)
-    for name, module in list(sys.modules.items()):
-        ours = name in roots or name.startswith(below)
-        file = getattr(module, "__file__", None) if ours else None
-        if isinstance(file, str) and os.path.realpath(file) not in known:
+    ours = [name for name in list(sys.modules) if name in roots or name.startswith(below)]
+    files = {name: getattr(sys.modules.get(name), "__file__", None) for name in ours}
+    as_named = set(map(str, found.values()))
+    others = {name: file for name, file in files.items() if isinstance(file, str) and file not in as_named}
+    if not others:  # nearly always: following links takes the longest
+        return
+    known = set(map(os.path.realpath, as_named))
+    for name, file in others.items():
+        if os.path.realpath(file) not in known:
             yield f"loaded as {name}", Path(file)
 
 

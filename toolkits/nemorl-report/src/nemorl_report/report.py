@@ -11,9 +11,10 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nemorl.errors import NemorlError, boundary
 from nemorl_base.files import replace_text, storing
@@ -24,6 +25,9 @@ from nemorl_report.efficiency.totals import summed_up
 from nemorl_report.run_data import RunData
 from nemorl_report.sections import Curves, Section, Table, Text, sections_of
 from nemorl_report.words import cell, number
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 PARTS = ("curves", "time", "efficiency", "samples", "metrics", "config", "events")
 """What the page of one run links to."""
@@ -113,6 +117,12 @@ def _write_page(
 
 
 def _render(template: str, **values: Any) -> str:
+    return _templates().get_template(template).render(values)
+
+
+@cache
+def _templates() -> Environment:
+    """The page's templates; each is compiled when it is first used."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     templates = Environment(
@@ -123,7 +133,7 @@ def _render(template: str, **values: Any) -> str:
         lstrip_blocks=True,
     )
     templates.policies["json.dumps_kwargs"] = JSON
-    return templates.get_template(template).render(values)
+    return templates
 
 
 def _stage(
