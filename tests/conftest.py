@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import pytest
 from forked_workers import python_that_forks
+
+if TYPE_CHECKING:
+    from nemorl.resources.ray_session import RaySession
 
 pytest_plugins = ["recorded_messages"]
 
@@ -44,35 +47,41 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class SharedRay:
-    """One private Ray for modules that follow each other, whose workers are forked from one process."""
+    """One private Ray for modules that follow each other; its workers are forked."""
 
     def __init__(self) -> None:
-        self._stack = ExitStack()
-        self.is_open = False
+        self._session: RaySession | None = None
 
-    def open(self) -> None:
+    @property
+    def is_open(self) -> bool:
+        return self._session is not None
+
+    def open(self, python: Path) -> None:
         from nemorl.config import ClusterConfig
         from nemorl.resources.ray_session import RaySession
 
-        if self.is_open:
-            return
-        folder = self._stack.enter_context(TemporaryDirectory(prefix="nemorl-fork-"))
-        python = self._stack.enter_context(python_that_forks(Path(folder)))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "executable", str(python))
-            self._stack.callback(RaySession(ClusterConfig(launcher="ray")).close)
-        self.is_open = True
+        if self._session is None:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(sys, "executable", str(python))
+                self._session = RaySession(ClusterConfig(launcher="ray"))
 
     def close(self) -> None:
-        self.is_open = False
-        self._stack.close()
+        if self._session is not None:
+            self._session.close()
+            self._session = None
 
 
 @pytest.fixture(scope="session")
-def _shared_ray() -> Iterator[SharedRay]:
-    shared = SharedRay()
-    yield shared
-    shared.close()
+def _shared_ray() -> SharedRay:
+    return SharedRay()
+
+
+@pytest.fixture(scope="session")
+def python_of_workers(_shared_ray: SharedRay) -> Iterator[Path]:
+    """A Python whose Ray workers are forked: ``sys.executable`` while a cluster begins."""
+    with TemporaryDirectory(prefix="nemorl-fork-") as folder, python_that_forks(Path(folder)) as python:
+        yield python
+        _shared_ray.close()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -87,6 +96,6 @@ def _no_ray_is_left(request: pytest.FixtureRequest, _shared_ray: SharedRay) -> I
 
 
 @pytest.fixture(scope="module")
-def private_ray(_shared_ray: SharedRay) -> None:
+def private_ray(_shared_ray: SharedRay, python_of_workers: Path) -> None:
     """A Ray of this process alone. A module that needs none finds none."""
-    _shared_ray.open()
+    _shared_ray.open(python_of_workers)

@@ -46,16 +46,19 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def two_nodes() -> Iterator[None]:
+def two_nodes(python_of_workers: Path) -> Iterator[None]:
     """Two nodes of one machine with as many places as the documents ask for, however many cores there are."""
     import ray
     from ray.cluster_utils import Cluster
 
+    python = sys.executable
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.setattr(sys, "executable", str(python_of_workers))
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 9})
         cluster.add_node(num_cpus=9)
         cluster.wait_for_nodes()
+        patch.setattr(sys, "executable", python)
         ray.init(cluster.address, namespace="nemorl", log_to_driver=False, configure_logging=False)
         yield
         ray.shutdown()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,57 @@ TOLERANCE = 0.03
 """Of the distance that the weights went: the iteration runs in bfloat16, and sums of parts round otherwise."""
 
 
+@dataclass(frozen=True)
+class Alone:
+    """What one process finds, in one precision."""
+
+    initial: dict[str, Tensor]
+    own: Found
+    further: Found
+    """From its own checkpoint."""
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(write_model(tmp_path_factory.mktemp("model") / "qwen2", MODELS["qwen2"]))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders of checkpoints, by layout or precision."""
+    folder = tmp_path_factory.mktemp("saved")
+    for name in (*LAYOUTS, "float32", "bfloat16"):
+        (folder / name).mkdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ranks(model: str, saved: Path) -> dict[str, list[Found]]:
+    """What every rank finds, by layout."""
+    found: dict[str, list[Found]] = {}
+    for size in (2, 4):
+        cases = [
+            Case(layout, model, size, {**MUON, **policy}, options, saves=str(saved / layout))
+            for layout, (ranks, policy, options) in LAYOUTS.items()
+            if ranks == size
+        ]
+        results = run_calls([(train, (case,)) for case in cases], size)
+        found |= {case.name: result for case, result in zip(cases, results, strict=True)}
+    return found
+
+
+@pytest.fixture(scope="module")
+def alone(model: str, saved: Path) -> dict[str, Alone]:
+    found = {}
+    for precision in ("float32", "bfloat16"):
+        policy = {**MUON, "precision": precision}
+        still = train(WorkerContext(), Case("still", model, 1, {**policy, "optimizer": {"lr": 1e-12}}))
+        uninterrupted = train(WorkerContext(), Case("one", model, 1, policy))
+        own = train(WorkerContext(), Case("own", model, 1, policy, saves=str(saved / precision)))
+        further = train(WorkerContext(), Case("more", model, 1, policy, resumes=str(saved / precision)))
+        assert own.losses == uninterrupted.losses
+        found[precision] = Alone(still.weights, own, further)
+    return found
 
 
 def distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
@@ -38,33 +87,18 @@ def distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_sharded_matrices_take_the_step_of_the_whole_and_are_resumed_by_one_process(
-    layout: str, model: str, tmp_path: Path
+    layout: str, model: str, saved: Path, ranks: dict[str, list[Found]], alone: dict[str, Alone]
 ) -> None:
-    size, policy, options = LAYOUTS[layout]
-    precision = {name: policy[name] for name in policy if name == "precision"}
-    folder = tmp_path / "saved"
-    folder.mkdir()
-    initial = weights_before(model, precision)
-    alone = train(WorkerContext(), Case("one", model, 1, {**MUON, **precision}))
-    case = Case(layout, model, size, {**MUON, **policy}, options, saves=str(folder))
-    (ranks,) = run_calls([(train, (case,))], size)
-    went = distance(alone.weights, initial)
+    _, policy, _ = LAYOUTS[layout]
+    precision = policy.get("precision", "float32")
+    initial, own, further = alone[precision].initial, alone[precision].own, alone[precision].further
+    went = distance(own.weights, initial)
     assert went > 0
-    tolerance = 2 * TOLERANCE if precision else TOLERANCE
-    assert distance(alone.weights, ranks[0].weights) < tolerance * went
+    tolerance = TOLERANCE if precision == "float32" else 2 * TOLERANCE
+    assert distance(own.weights, ranks[layout][0].weights) < tolerance * went
 
     # One process continues from the ranks' checkpoint as it would have from its own.
-    (tmp_path / "own").mkdir()
-    own = train(WorkerContext(), Case("own", model, 1, {**MUON, **precision}, saves=str(tmp_path / "own")))
-    resumed, further = (
-        train(WorkerContext(), Case("more", model, 1, {**MUON, **precision}, resumes=str(place)))
-        for place in (folder, tmp_path / "own")
-    )
-    assert own.losses == alone.losses
+    case = Case("more", model, 1, {**MUON, "precision": precision}, resumes=str(saved / layout))
+    resumed = train(WorkerContext(), case)
     went = distance(further.weights, own.weights)
     assert distance(resumed.weights, further.weights) < 2 * tolerance * (went + distance(own.weights, initial))
-
-
-def weights_before(model: str, precision: dict[str, Any]) -> dict[str, Tensor]:
-    found: Found = train(WorkerContext(), Case("still", model, 1, {"optimizer": {"lr": 1e-12}, **precision}))
-    return found.weights
