@@ -191,6 +191,8 @@ class Index:
 
     def narrowed(self, policy: PluginPolicy) -> Index:
         """This index under a further policy: what either refuses is refused."""
+        if policy == PluginPolicy(import_timeout_s=self.policy.import_timeout_s):  # refuses and prefers nothing
+            return self
         return Index(self.points, policy.within(self.policy))
 
     def with_entry(self, point: metadata.EntryPoint) -> Index:
