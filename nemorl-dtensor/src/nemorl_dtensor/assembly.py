@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from nemorl.errors import BackendError
 
+from nemorl_dtensor.attention_cpu import use_fast_attention
 from nemorl_dtensor.layout import Layout, choose_layout, share_prefixes
 from nemorl_dtensor.model import load_model, skeleton
 from nemorl_dtensor.model_head import Scorer, verify
@@ -91,6 +92,8 @@ def _whole(
 ) -> Assembly:
     """In one process."""
     model = load_model(policy, worker.device, worker.seed, attn_implementation=attention, head=head)
+    if attention == "auto":
+        use_fast_attention(model)
     logprobs = partial(Scorer.of, chunk_tokens=config.logprob_chunk_tokens, packed=packed)
     score = ValueScorer.of if head == "value" else logprobs
     initial: PreTrainedModel | None = None

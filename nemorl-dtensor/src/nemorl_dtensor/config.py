@@ -62,7 +62,7 @@ class DTensorConfig(TrainingBackendConfig):
     installed, else shared where the model can and that saves more than 1.2 times the tokens, else padded."""
     attn_implementation: Annotated[AttentionName, RESUMABLE] = "auto"
     """Attention kernel of transformers. ``auto``: flash_attention_2 when packed on CUDA, else sdpa where the model
-    supports it, else eager."""
+    supports it (on a CPU its causal case is computed by matrix products, in less time), else eager."""
     data_parallel_replicas: Annotated[int, RESUMABLE] = Field(1, ge=1)
     """Copies of the sharded model (hybrid sharding), each spread over an equal part of the data-parallel ranks. Raise
     it when nodes are joined by a slow network, e.g. to the number of nodes."""

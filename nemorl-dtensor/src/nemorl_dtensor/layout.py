@@ -102,27 +102,28 @@ def share_prefixes(
     kinds = {kind for kind in getattr(config, "layer_types", None) or () if kind != FULL_ATTENTION}
     if kinds:
         return f"{type(model).__name__} has layers of {', '.join(sorted(kinds))}"
-    if model.config._attn_implementation != tree_attention.PLAIN:
-        return f"its attention is {model.config._attn_implementation}, and only {tree_attention.PLAIN} is extended"
+    plain = model.config._attn_implementation
+    if plain not in tree_attention.EXTENDED:
+        return f"its attention is {plain}, and only {' and '.join(tree_attention.EXTENDED)} are extended"
     parameters = inspect.signature(decoder.forward).parameters.values()
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return f"{type(decoder).__name__} passes no further arguments on to its attention"
-    tree_attention.register()
-    model.set_attn_implementation(tree_attention.NAME)
+    name = tree_attention.register(plain)
+    model.set_attn_implementation(name)
     try:
         obstacle = _obstacle(model, states, width_multiple)
+        if model.config._attn_implementation != name:
+            obstacle = f"{type(model).__name__} does not take its attention from transformers' registry"
     except (NemorlError, TypeError, ValueError, KeyError, AttributeError, RuntimeError) as error:
         obstacle = f"{type(model).__name__}: {error}"
     if obstacle:
-        model.set_attn_implementation(tree_attention.PLAIN)
+        model.set_attn_implementation(plain)
     return obstacle
 
 
 @torch.no_grad()
 def _obstacle(model: PreTrainedModel, states: Callable[[Rows], Tensor], width_multiple: int) -> str:
     """How the states of a tree differ from those of its sequences alone; empty if they do not."""
-    if model.config._attn_implementation != tree_attention.NAME:
-        return f"{type(model).__name__} does not take its attention from transformers' registry"
     vocabulary = model.config.get_text_config().vocab_size
     sequences = [[1 + index * 7 % max(1, vocabulary - 1) for index in members] for members in PROBE_TREE]
     batch = TokenBatch.from_sequences(sequences, [[True] * len(members) for members in sequences]).to(model.device)

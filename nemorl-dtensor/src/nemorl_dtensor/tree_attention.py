@@ -8,14 +8,15 @@ bucket, which is one call of torch's scaled dot-product attention: causal where 
 Forward and backward are those of attention over the sequences alone; keys and values that several sequences gather
 receive the sum of their gradients.
 
-It reaches unmodified models through transformers' registry of attention functions, under the name ``NAME``. Rows
-without a tree go to transformers' own function for torch's attention, as if it had been chosen.
+It reaches unmodified models through transformers' registry of attention functions, under ``NAME`` and that of
+the function it extends, which rows without a tree go to, as if it had been chosen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,10 +25,13 @@ from nemorl_tensors.engines.rows import Tree
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from nemorl_dtensor import attention_cpu
+
 NAME = "nemorl_shared_prefix"
 KEYWORD = "prefix_tree"
 """Of the argument of a decoder's forward pass that carries a :class:`TreePlan` to each layer's attention."""
-PLAIN = "sdpa"
+EXTENDED = ("sdpa", attention_cpu.NAME)
+"""Attention functions that rows without a tree may go to."""
 MAX_WASTE = 1.5
 """Scores that a bucket computes per score that is needed, at most."""
 SMALL_BUCKET = 8_192
@@ -123,16 +127,26 @@ def _mask(first: Tensor, queries: int, keys: int, dtype: torch.dtype) -> Tensor:
     return torch.zeros(seen.shape, dtype=dtype, device=first.device).masked_fill_(~seen, -torch.inf)[:, None]
 
 
-def register() -> None:
-    """Make ``NAME`` known to transformers."""
+def register(plain: str) -> str:
+    """Make this attention known to transformers.
+
+    Args:
+        plain: Name of the attention function of rows without a tree, one of ``EXTENDED``.
+
+    Returns:
+        The name it got.
+    """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-    AttentionInterface.register(NAME, attend)
-    AttentionMaskInterface.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS[PLAIN])
+    name = f"{NAME}_over_{plain}"
+    AttentionInterface.register(name, partial(attend, plain))
+    AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[plain])
+    return name
 
 
 def attend(
+    plain: str,
     module: Any,
     query: Tensor,
     key: Tensor,
@@ -144,7 +158,7 @@ def attend(
     prefix_tree: TreePlan | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """An attention function of transformers: [1, H, W, E] queries, [1, G, W, E] keys and values -> [1, W, H, E].
+    """An attention function of transformers, over ``plain``: [1, H, W, E] queries, [1, G, W, E] keys and values -> [1, W, H, E].
 
     Raises:
         BackendError: the model asks for more than full causal attention, in a row with a tree.
@@ -152,8 +166,8 @@ def attend(
     if prefix_tree is None:
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-        plain = ALL_ATTENTION_FUNCTIONS[PLAIN]
-        found: tuple[Tensor, None] = plain(
+        function = ALL_ATTENTION_FUNCTIONS[plain]
+        found: tuple[Tensor, None] = function(
             module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **options
         )
         return found
