@@ -158,7 +158,9 @@ def attend(
     prefix_tree: TreePlan | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """An attention function of transformers, over ``plain``: [1, H, W, E] queries, [1, G, W, E] keys and values -> [1, W, H, E].
+    """An attention function of transformers: [1, H, W, E] queries, [1, G, W, E] keys and values -> [1, W, H, E].
+
+    Rows without a tree go to the function ``plain``.
 
     Raises:
         BackendError: the model asks for more than full causal attention, in a row with a tree.
