@@ -24,10 +24,10 @@ MIN_ROWS = 64
 
 
 def use_fast_kernels(model: nn.Module) -> None:
-    """Route the model's CPU linear layers (float32) and RMS norms (also bfloat16) through the kernels below.
+    """Route the model's CPU linear layers (float32) and RMS norms (bfloat16, too) through the kernels below.
 
-    Others stay as they are. Layers keep their parameters, names and ``isinstance`` relations. Call it after adapters are
-    in place.
+    Others stay as they are. Layers keep their parameters, names and ``isinstance`` relations. Call it after adapters
+    are in place.
     """
     for module in model.modules():
         weight = getattr(module, "weight", None)
