@@ -69,8 +69,8 @@ class DTensorConfig(TrainingBackendConfig):
     sequence_parallel: Annotated[bool, RESUMABLE] = True
     """With tensor parallelism, also split norms and residuals along the sequence: less memory, same communication."""
     logprob_chunk_tokens: Annotated[int | None, RESUMABLE] = Field(None, ge=1)
-    """Positions whose logits exist at one time. Unset: as many as fill 128 MiB. Lower it when the head runs out of
-    memory; it does not change results."""
+    """Positions whose logits exist at one time; the backward pass then computes them again. Unset: as many as fill 128
+    MiB, kept for the backward pass if that is all of them. Lower it when the head runs out of memory."""
 
     def rank_problems(self, policy: PolicyConfig, world_size: int) -> Iterator[ConfigIssue]:
         if policy.lora is not None and policy.optimizer.name == "muon":

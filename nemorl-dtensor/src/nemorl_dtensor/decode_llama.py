@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from nemorl_tensors.engines.kv_cache import KVCache, attend_newest
+from nemorl_tensors.products import product
 from torch import Tensor
 from torch.nn import functional
 
@@ -37,9 +38,6 @@ FAMILY = {
     "qwen2": Features(),
     "qwen3": Features(qk_norm=True),
 }
-
-ONEDNN_MIN_ROWS = 16
-"""Below it the set-up of a oneDNN product costs more than it saves."""
 
 
 def is_llama_like(model: Any, max_tokens: int) -> bool:
@@ -64,10 +62,7 @@ class _Linear:
         return cls(module.weight, module.bias)
 
     def __call__(self, x: Tensor) -> Tensor:
-        # torch's float32 linear is MKL's, which has no AVX-512 path on other makers' CPUs; oneDNN's is twice as fast.
-        if _ONEDNN is not None and x.is_cpu and x.dtype == torch.float32 and x.shape[0] >= ONEDNN_MIN_ROWS:
-            return _ONEDNN(x, self.weight, self.bias, "none", [], "")  # type: ignore[no-any-return]
-        return functional.linear(x, self.weight, self.bias)
+        return product(x, self.weight, self.bias)
 
 
 JOINED_BYTES = 1 << 20
@@ -83,15 +78,6 @@ def _joined(*parts: _Linear) -> _Linear | None:
     if len(biases) not in (0, len(parts)):
         return None
     return _Linear(torch.cat([part.weight for part in parts]), torch.cat(biases) if biases else None)
-
-
-def _onednn_linear() -> Any:
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return None
-    return getattr(torch.ops.mkldnn, "_linear_pointwise", None)
-
-
-_ONEDNN = _onednn_linear()
 
 
 @dataclass(frozen=True)

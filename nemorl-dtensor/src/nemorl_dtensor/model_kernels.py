@@ -2,10 +2,8 @@
 
 # N = rows (tokens), I = inputs, O = outputs, D = hidden size
 
-PyTorch sends float32 matrix products to MKL, which uses half-width vectors on processors that are not Intel's; oneDNN,
-which PyTorch ships too, uses the full width everywhere. Measured on an AMD EPYC, one thread, [2048, 128] x [128, 384]:
-MKL 105 GFLOP/s, oneDNN 240. Results are float32 in both and differ by rounding only. bfloat16 products are oneDNN's
-already.
+float32 linear layers are computed by oneDNN (``nemorl_tensors.products``), their gradients as well: on an AMD EPYC, one
+thread, [2048, 128] x [128, 384], 240 GFLOP/s and MKL 105. bfloat16 products are oneDNN's already.
 
 transformers' RMS norms are a chain of operations, which in bfloat16 also casts back and forth: of [1536, 576], forward
 and backward, 4.2 ms there and 1.5 ms here.
@@ -17,10 +15,8 @@ from types import MethodType
 from typing import Any
 
 import torch
+from nemorl_tensors.products import product, uses_onednn
 from torch import Tensor, nn
-
-MIN_ROWS = 64
-"""Below this many rows the call overhead of oneDNN outweighs its speed (measured, see README)."""
 
 
 def use_fast_kernels(model: nn.Module) -> None:
@@ -34,7 +30,7 @@ def use_fast_kernels(model: nn.Module) -> None:
         if not isinstance(weight, Tensor) or weight.device.type != "cpu":
             continue
         if type(module) is nn.Linear:
-            if weight.dtype == torch.float32 and hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+            if weight.dtype == torch.float32:
                 module.__class__ = OneDnnLinear
         elif type(module).__name__.endswith("RMSNorm") and weight.dtype in (torch.float32, torch.bfloat16):
             _use_fast_norm(module)
@@ -44,13 +40,13 @@ class OneDnnLinear(nn.Linear):
     """``nn.Linear`` computed by oneDNN."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if input.numel() < MIN_ROWS * self.in_features or input.dtype != torch.float32:
-            return super().forward(input)
         rows_NI = input.reshape(-1, self.in_features)
+        if not uses_onednn(rows_NI, self.weight):
+            return super().forward(input)
         if torch.is_grad_enabled():
             out_NO: Tensor = _Linear.apply(rows_NI, self.weight, self.bias)  # type: ignore[no-untyped-call]
         else:
-            out_NO = _product(rows_NI, self.weight, self.bias)
+            out_NO = product(rows_NI, self.weight, self.bias)
         return out_NO.view(*input.shape[:-1], self.out_features)
 
 
@@ -58,7 +54,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
         ctx.save_for_backward(rows_NI, weight_OI)
-        return _product(rows_NI, weight_OI, bias_O)
+        return product(rows_NI, weight_OI, bias_O)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -66,23 +62,17 @@ class _Linear(torch.autograd.Function):
         grad_NO = grads[0]
         needs_rows, needs_weight, needs_bias = ctx.needs_input_grad
         return (
-            _product(grad_NO, weight_OI.t()) if needs_rows else None,
+            product(grad_NO, weight_OI.t()) if needs_rows else None,
             _weight_grad(grad_NO, rows_NI) if needs_weight else None,
             grad_NO.sum(0) if needs_bias else None,
         )
 
 
-def _product(rows_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """rows @ weight.T + bias; either operand may be a transposed view."""
-    result: Tensor = torch.ops.mkldnn._linear_pointwise(rows_NI, weight_OI, bias_O, "none", [], "")
-    return result
-
-
 def _weight_grad(grad_NO: Tensor, rows_NI: Tensor) -> Tensor:
     """[O, I] = grad.T @ rows. oneDNN copies a first operand that is a transposed view: the smaller goes there."""
     if grad_NO.shape[1] <= rows_NI.shape[1]:
-        return _product(grad_NO.t(), rows_NI.t())
-    return _product(rows_NI.t(), grad_NO.t()).t()
+        return product(grad_NO.t(), rows_NI.t())
+    return product(rows_NI.t(), grad_NO.t()).t()
 
 
 def _use_fast_norm(module: nn.Module) -> None:

@@ -367,6 +367,37 @@ def test_logits_of_all_tokens_never_exist_at_once() -> None:
     assert watch.largest == max(V * D, M * D)  # weight-shaped and hidden-shaped, nothing of M * V = 6400
 
 
+@pytest.mark.parametrize("softcap", [None, 1.5])
+def test_logits_kept_or_computed_again_whole_or_in_slices_give_one_result(
+    softcap: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grad = torch.tensor([1.0, -2.0, 0.5, 0.0, 3.0])
+    results = []
+    for kept_bytes, block in ((1 << 20, 1 << 18), (0, 1 << 18), (1 << 20, 1)):
+        monkeypatch.setattr("nemorl_tensors.logprobs.KEPT_LOGITS_BYTES", kept_bytes)
+        monkeypatch.setattr("nemorl_tensors.logprobs.CPU_BLOCK", block)
+        hidden, weight, bias, targets = inputs()
+        logprobs = linear_logprobs(hidden, weight, targets, bias=bias, temperature=0.7, softcap=softcap)
+        for _ in range(2):  # the second backward pass finds nothing kept
+            hidden.grad = weight.grad = bias.grad = None
+            logprobs.backward(grad, retain_graph=True)
+            results.append([logprobs.detach(), hidden.grad, weight.grad, bias.grad])
+    for found in results[1:]:
+        for mine, expected in zip(found, results[0], strict=True):
+            torch.testing.assert_close(mine, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_the_heads_gradient_can_go_into_a_tensor_of_the_callers() -> None:
+    hidden, weight, _, targets = inputs()
+    linear_logprobs(hidden, weight, targets).sum().backward()
+    expected, weight.grad = weight.grad, None
+    total = torch.ones_like(weight, requires_grad=False)
+    for _ in range(2):
+        linear_logprobs(hidden, weight, targets, weight_gradient=lambda: total).sum().backward()
+    assert weight.grad is None
+    torch.testing.assert_close(total, 1 + 2 * expected)
+
+
 def test_parameters_that_need_no_gradient_get_none() -> None:
     hidden, weight, _, targets = inputs()
     linear_logprobs(hidden, weight.detach(), targets).sum().backward()

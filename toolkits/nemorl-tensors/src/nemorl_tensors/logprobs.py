@@ -8,15 +8,27 @@ The next-token shift of the whole project is :func:`next_token_targets`; nothing
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nemorl_tensors.filtering import TokenFilter
+from nemorl_tensors.products import product
 
 CHUNK_LOGITS = 32 * 1024 * 1024
-"""Elements of the ``[C, V]`` float32 logits alive at one time (128 MiB): large enough for full matmul speed."""
+"""Elements of the ``[C, V]`` logits alive at one time (128 MiB of float32): large enough for full matmul speed."""
+KEPT_LOGITS_BYTES = 128 * 1024 * 1024
+"""Logits that take no more, in the precision of the head, are kept for the backward pass: a quarter of the head's
+arithmetic."""
+CPU_BLOCK = 1 << 18
+"""Elements that one pass of a CPU over logits, or over a part of the head's gradient, takes at a time: 1 MiB of float32
+stays in its cache from one operation to the next (four times as many: a fifth slower)."""
+
+Gradient = Callable[[], Tensor]
+"""A float32 tensor that gradients are added to"""
 
 
 def next_token_targets(mask: Tensor, lengths: Tensor) -> Tensor:
@@ -44,6 +56,7 @@ def linear_logprobs(
     softcap: float | None = None,
     chunk_tokens: int | None = None,
     keep: TokenFilter | None = None,
+    weight_gradient: Gradient | None = None,
 ) -> Tensor:
     """``log softmax(f(hidden @ weight.T + bias) / temperature)`` at ``targets``, chunk by chunk, forward and backward.
 
@@ -56,20 +69,26 @@ def linear_logprobs(
         softcap: ``f(x) = softcap * tanh(x / softcap)`` for models that cap their logits (Gemma 2), else identity.
         chunk_tokens: Positions per chunk; by default so many that a chunk's logits fill ``CHUNK_LOGITS`` elements.
         keep: The softmax is over what this leaves of the vocabulary; a target outside has -inf and no gradient.
+        weight_gradient: Gives the [V, D] float32 tensor that the gradient of ``weight`` is added to; autograd then
+            gets none. Unset: autograd adds it up, as that of any parameter.
 
     Returns:
         float32 nats of the shape of ``targets``, differentiable in ``hidden``, ``weight`` and ``bias``. The backward
-        pass recomputes each chunk's logits: one more head matmul instead of M x V stored values.
+        pass recomputes each chunk's logits, one more head matmul instead of M x V stored values, unless all of them
+        fit ``KEPT_LOGITS_BYTES`` and ``chunk_tokens`` is unset.
 
     Example:
         >>> hidden, head = torch.zeros(1, 2), torch.zeros(4, 2)  # four equally likely tokens: log 1/4
         >>> round(float(linear_logprobs(hidden, head, torch.tensor([3]))), 4)
         -1.3863
     """
-    chunk = chunk_tokens or max(1, CHUNK_LOGITS // weight.shape[0])
     candidates_MK = targets[:, None] if targets.ndim == 1 else targets
-    settings = (temperature, softcap, chunk, keep)
-    result: Tensor = _LinearLogprobs.apply(hidden, weight, bias, candidates_MK, settings)  # type: ignore[no-untyped-call]
+    chunk = chunk_tokens or max(1, CHUNK_LOGITS // weight.shape[0])
+    count = hidden.shape[0]
+    kept = chunk_tokens is None and count * weight.shape[0] * weight.element_size() <= KEPT_LOGITS_BYTES
+    kept &= torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (hidden, weight, bias))
+    how = _How(temperature, softcap, max(1, count) if kept else chunk, kept, keep, weight_gradient)
+    result: Tensor = _LinearLogprobs.apply(hidden, weight, bias, candidates_MK, how)  # type: ignore[no-untyped-call]
     return result.view(targets.shape)
 
 
@@ -108,63 +127,98 @@ def linear_topk_logprobs(
     return ids, logprobs
 
 
+@dataclass(frozen=True)
+class _How:
+    """What a head's output goes through, and in which portions."""
+
+    temperature: float
+    softcap: float | None
+    chunk: int
+    """Positions whose logits exist at one time"""
+    kept: bool
+    """The logits of all positions, which are one chunk, stay until the backward pass."""
+    keep: TokenFilter | None
+    weight_gradient: Gradient | None
+
+    def logits(self, raw_CV: Tensor) -> tuple[Tensor, Tensor | None]:
+        """[C, V] float32 logits of the head's output, filtered, and the cap's slope where there is one."""
+        logits_CV, slope_CV = _finished(raw_CV, self.temperature, self.softcap)
+        return logits_CV if self.keep is None else self.keep.applied(logits_CV), slope_CV
+
+    def slices(self, part: slice, vocabulary: int, device: torch.device) -> list[tuple[slice, slice]]:
+        """Positions of a chunk that elementwise passes take together: (places in the chunk, places among all)."""
+        size = part.stop - part.start
+        count = max(1, CPU_BLOCK // vocabulary) if device.type == "cpu" else size
+        return [(rows, slice(part.start + rows.start, part.start + rows.stop)) for rows in chunked(size, count)]
+
+
 class _LinearLogprobs(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
-        settings: tuple[float, float | None, int, TokenFilter | None],
-    ) -> Tensor:
-        ctx.save_for_backward(hidden, weight, bias, targets)
-        ctx.settings = settings
-        temperature, softcap, chunk, keep = settings
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, how: _How) -> Tensor:
         logprobs = torch.empty(targets.shape, dtype=torch.float32, device=hidden.device)
-        for part in chunked(targets.shape[0], chunk):
-            logits_CV = head_logits(hidden[part], weight, bias, temperature, softcap)[0]
-            logits_CV = logits_CV if keep is None else keep.applied(logits_CV)
-            logprobs[part] = logits_CV.gather(1, targets[part]) - torch.logsumexp(logits_CV, dim=1, keepdim=True)
+        normalizers = torch.empty((targets.shape[0], 1), dtype=torch.float32, device=hidden.device)
+        ctx.kept_CV = None
+        for part in chunked(targets.shape[0], how.chunk):
+            raw_CV = product(hidden[part], weight, bias)
+            for rows, places in how.slices(part, weight.shape[0], hidden.device):
+                logits_CV = how.logits(raw_CV[rows])[0]
+                normalizers[places] = torch.logsumexp(logits_CV, dim=1, keepdim=True)
+                logprobs[places] = logits_CV.gather(1, targets[places]) - normalizers[places]
+            if how.kept:
+                ctx.kept_CV = raw_CV
+        ctx.save_for_backward(hidden, weight, bias, targets, normalizers)
+        ctx.how = how
         return logprobs
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets = ctx.saved_tensors
-        temperature, softcap, chunk, keep = ctx.settings
-        (grad_MK,) = grads
-        grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        hidden, weight, bias, targets, normalizers = ctx.saved_tensors
+        how: _How = ctx.how
+        kept_CV, ctx.kept_CV = ctx.kept_CV, None  # what follows overwrites it
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        grad_hidden = torch.empty_like(hidden) if needs_hidden else None
         # Accumulate the head's gradient in float32: many chunks add into it.
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
-        grad_bias = (
-            torch.zeros_like(bias, dtype=torch.float32) if bias is not None and ctx.needs_input_grad[2] else None
-        )
-        for part in chunked(targets.shape[0], chunk):
-            logits_CV, cap_slope_CV = head_logits(hidden[part], weight, bias, temperature, softcap)
-            grad_CK = grad_MK[part]
-            if keep is not None:
-                logits_CV = keep.applied(logits_CV)
-                grad_CK = torch.where(logits_CV.gather(1, targets[part]).isfinite(), grad_CK, 0.0)
-            # d logp(target) / d logits = onehot(target) - softmax
-            grad_CV = torch.softmax(logits_CV, dim=1).mul_(-grad_CK.sum(1, keepdim=True))
-            grad_CV.scatter_add_(1, targets[part], grad_CK)
-            grad_CV /= temperature
-            if cap_slope_CV is not None:
-                grad_CV *= cap_slope_CV
-            if grad_bias is not None:
-                grad_bias += grad_CV.sum(0)
-            grad_CV = grad_CV.to(weight.dtype)
+        gradient = how.weight_gradient or (lambda: torch.zeros_like(weight, dtype=torch.float32))
+        grad_weight = gradient() if needs_weight else None
+        grad_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and needs_bias else None
+        for part in chunked(targets.shape[0], how.chunk):
+            raw_CV = product(hidden[part], weight, bias) if kept_CV is None else kept_CV
+            for rows, places in how.slices(part, weight.shape[0], hidden.device):
+                grad_CV = _logits_gradient(raw_CV[rows], targets[places], grads[0][places], normalizers[places], how)
+                if grad_bias is not None:
+                    grad_bias += grad_CV.sum(0)
+                raw_CV[rows] = grad_CV
             if grad_hidden is not None:
-                grad_hidden[part] = grad_CV @ weight
+                grad_hidden[part] = product(raw_CV, weight.t())
             if grad_weight is not None:
-                grad_weight += grad_CV.t() @ hidden[part]
+                _add_product(grad_weight, raw_CV, hidden[part])
         return (
             grad_hidden,
-            grad_weight.to(weight.dtype) if grad_weight is not None else None,
+            None if grad_weight is None or how.weight_gradient else grad_weight.to(weight.dtype),
             grad_bias.to(bias.dtype) if grad_bias is not None else None,
             None,
             None,
         )
+
+
+def _logits_gradient(raw_CV: Tensor, targets_CK: Tensor, grad_CK: Tensor, normalizers_C1: Tensor, how: _How) -> Tensor:
+    """[C, V] float32 gradient of the head's output."""
+    logits_CV, cap_slope_CV = how.logits(raw_CV)
+    if how.keep is not None:
+        grad_CK = torch.where(logits_CV.gather(1, targets_CK).isfinite(), grad_CK, 0.0)
+    # d logp(target) / d logits = onehot(target) - softmax
+    grad_CV = torch.sub(logits_CV, normalizers_C1).exp_().mul_(-grad_CK.sum(1, keepdim=True))
+    grad_CV.scatter_add_(1, targets_CK, grad_CK)
+    if how.temperature != 1.0:
+        grad_CV /= how.temperature
+    return grad_CV if cap_slope_CV is None else grad_CV.mul_(cap_slope_CV)
+
+
+def _add_product(into_VD: Tensor, grad_CV: Tensor, hidden_CD: Tensor) -> None:
+    """``into += grad.T @ hidden``, on a CPU by parts that are still in its cache when they are added."""
+    rows = max(1, CPU_BLOCK // into_VD.shape[1]) if into_VD.is_cpu else into_VD.shape[0]
+    for part in chunked(into_VD.shape[0], rows):
+        into_VD[part] += product(grad_CV[:, part].t(), hidden_CD.t())
 
 
 def chunked(count: int, chunk: int) -> list[slice]:
@@ -176,8 +230,11 @@ def head_logits(
     hidden_CD: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, softcap: float | None
 ) -> tuple[Tensor, Tensor | None]:
     """[C, V] float32 logits after cap and temperature, and the cap's slope where there is one."""
-    logits_CV = torch.nn.functional.linear(hidden_CD, weight, bias).float()
-    slope_CV = None
+    return _finished(product(hidden_CD, weight, bias), temperature, softcap)
+
+
+def _finished(raw_CV: Tensor, temperature: float, softcap: float | None) -> tuple[Tensor, Tensor | None]:
+    logits_CV, slope_CV = raw_CV.float(), None
     if softcap is not None:
         capped = torch.tanh(logits_CV / softcap)
         slope_CV = 1 - capped.square()

@@ -1,0 +1,43 @@
+"""Both of torch's libraries compute the product, and each is asked where it is the faster one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from nemorl_tensors.products import product, uses_onednn
+
+has_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch was built without oneDNN")
+
+
+@has_onednn
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs", "expected"),
+    [
+        (1, 64, 64, False),
+        (3, 1024, 1024, False),  # few rows
+        (4, 512, 512, True),  # 2^20
+        (4, 512, 511, False),
+        (1, 576, 49152, True),  # an output head
+    ],
+)
+def test_onednn_is_asked_for_large_products(rows: int, inputs: int, outputs: int, expected: bool) -> None:
+    assert uses_onednn(torch.empty(rows, inputs), torch.empty(outputs, inputs)) is expected
+
+
+@has_onednn
+def test_onednn_serves_float32_alone() -> None:
+    rows, weight = torch.empty(64, 512), torch.empty(512, 512)
+    assert uses_onednn(rows, weight)
+    assert not uses_onednn(rows.bfloat16(), weight.bfloat16())
+
+
+@pytest.mark.parametrize("rows", [2, 300])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_product_is_that_of_float64(rows: int, transposed: bool) -> None:
+    draw = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(rows, 96, generator=draw), torch.randn(64, 96, generator=draw)
+    bias = torch.randn(64, generator=draw)
+    if transposed:
+        x, weight = x.t().contiguous().t(), weight.t().contiguous().t()
+    expected = x.double() @ weight.double().t() + bias
+    torch.testing.assert_close(product(x, weight, bias).double(), expected, rtol=1e-5, atol=1e-5)
