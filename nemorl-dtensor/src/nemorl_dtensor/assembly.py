@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ from nemorl_dtensor.sharded_head import ShardedScorer
 from nemorl_dtensor.sharded_weights import fill, hollow
 from nemorl_dtensor.sharding import reshard
 from nemorl_dtensor.value_head import ValueScorer, verify_values
+from nemorl_dtensor.vocabulary_gradient import VocabularyGradient, gradient_of, vocabulary_gradients
 
 if TYPE_CHECKING:
     from nemorl.config.models import PolicyConfig
@@ -53,6 +55,8 @@ class Assembly:
     """The model that it is of"""
     adapters: Adapters | None
     layout: Layout
+    gradients: Mapping[str, VocabularyGradient] = field(default_factory=dict)
+    """Of parameters whose gradient, or a part of it, does not come from autograd"""
 
 
 def assemble(
@@ -95,23 +99,25 @@ def _whole(
     if attention == "auto":
         use_fast_attention(model)
     logprobs = partial(Scorer.of, chunk_tokens=config.logprob_chunk_tokens, packed=packed)
-    score = ValueScorer.of if head == "value" else logprobs
     initial: PreTrainedModel | None = None
+    reference: AnyScorer | None = None
     if copied:  # before anything can train
         initial = copy.deepcopy(model).requires_grad_(False)
         use_fast_kernels(initial)
-    reference = score(initial) if initial is not None else None
-    if initial is not None and reference is not None:
+        reference = ValueScorer.of(initial) if head == "value" else logprobs(initial)
         _layout(config, initial, reference, packed=packed)
     names = PublishedNames(model)
     model.requires_grad_(True)
     adapters = Adapters(model, policy.lora, worker.seed) if policy.lora is not None else None
     use_fast_kernels(model)
+    gradients = vocabulary_gradients(model)
     if policy.activation_checkpointing:
         _checkpoint_activations(model)
-    scorer = score(model)
+    scorer = ValueScorer.of(model) if head == "value" else logprobs(model)
+    if isinstance(scorer, Scorer):
+        scorer = replace(scorer, gradient=gradient_of(scorer.weight, gradients))
     layout = _layout(config, model, scorer, packed=packed)
-    return Assembly(model, names, scorer, reference, initial, adapters, layout)
+    return Assembly(model, names, scorer, reference, initial, adapters, layout, gradients)
 
 
 def _sharded(

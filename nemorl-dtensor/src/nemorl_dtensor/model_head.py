@@ -19,6 +19,7 @@ from nemorl.errors import BackendError
 from nemorl_tensors import linear_logprobs, linear_topk_logprobs
 from nemorl_tensors.engines.rows import Rows
 from nemorl_tensors.filtering import TokenFilter, filtered
+from nemorl_tensors.logprobs import Gradient
 from torch import Tensor, nn
 
 from nemorl_dtensor.tree_attention import tree_arguments
@@ -60,6 +61,8 @@ class Scorer:
     softcap: float | None
     scale: float
     chunk_tokens: int | None
+    gradient: Gradient | None = None
+    """Where the gradient of the head's weight is added up, if not by autograd"""
 
     @classmethod
     def of(cls, model: PreTrainedModel, *, chunk_tokens: int | None = None, packed: bool = False) -> Scorer:
@@ -100,7 +103,10 @@ class Scorer:
 
     def of_states(self, states_MD: Tensor, rows: Rows, temperature: float, keep: TokenFilter | None = None) -> Tensor:
         """The same from the states that predict the scored tokens."""
-        score = partial(linear_logprobs, states_MD, self.weight, rows.target_ids, **self.options(temperature))
+        options = self.options(temperature)
+        score = partial(
+            linear_logprobs, states_MD, self.weight, rows.target_ids, **options, weight_gradient=self.gradient
+        )
         return filtered(score, keep)
 
     def topk(self, rows: Rows, temperature: float, k: int) -> tuple[Tensor, Tensor]:

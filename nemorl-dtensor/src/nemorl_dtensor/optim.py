@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from nemorl_dtensor.ranks import like, local, local_gradient
 from nemorl_dtensor.update_rules import update_rules
+from nemorl_dtensor.vocabulary_gradient import VocabularyGradient
 
 if TYPE_CHECKING:
     from nemorl.config.models import OptimizerConfig, ScheduleConfig
@@ -45,6 +46,7 @@ class Optimizer:
         max_norm: float | None,
         total_norm: TotalNorm = norm_of_whole,
         matrices: Collection[str] = (),
+        gradients: Mapping[str, VocabularyGradient] | None = None,
     ) -> None:
         """
         Args:
@@ -54,6 +56,7 @@ class Optimizer:
             max_norm: The global gradient norm is clipped to this, where it is set.
             total_norm: Computes that norm from this rank's gradients; with several ranks it adds theirs.
             matrices: Names of hidden layers' matrices, which Muon updates.
+            gradients: Of parameters whose gradient, or a part of it, does not come from autograd.
         """
         self.steps = 0
         """Optimizer steps so far, skipped ones included: the position in the schedule."""
@@ -62,6 +65,7 @@ class Optimizer:
         self._masters = {name: _master(parameter) for name, parameter in parameters.items()}
         self._norm = total_norm
         self._settings, self._schedule, self._max_norm = settings, schedule, max_norm
+        self._gradients = gradients or {}
         self._rules = update_rules(settings, self._parameters, self._masters, matrices)
 
     def accumulate(self) -> None:
@@ -73,6 +77,8 @@ class Optimizer:
             grad = local_gradient(parameter).float()
             master.grad = grad if master.grad is None else master.grad.add_(grad)
             parameter.grad = None
+        for name, gradient in self._gradients.items():
+            gradient.join(self._masters[name])
 
     def step(self) -> StepResult:
         """Clip, update, publish the masters to the weights, clear the gradients."""
@@ -97,6 +103,8 @@ class Optimizer:
         for name, parameter in self._parameters.items():
             parameter.grad = None
             self._masters[name].grad = None
+        for gradient in self._gradients.values():
+            gradient.clear()
 
     def tensors(self) -> dict[str, Tensor]:
         """All state, flat: ``<parameter>.exp_avg``, ``.exp_avg_sq`` and ``.step``, or ``.momentum_buffer``; for low

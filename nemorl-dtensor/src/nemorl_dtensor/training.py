@@ -78,7 +78,7 @@ class DTensorBackend:
         self._model, self._scorer, self._reference = assembly.model, assembly.scorer, assembly.reference
         self._adapters, self._layout, self._names = assembly.adapters, assembly.layout, assembly.names
         self._has_reference, self._head = reference, head
-        self._work = self._meter()
+        self._work, self._gradients = self._meter(), assembly.gradients
         if self._adapters:
             # Their dropout draws from the global generator, which checkpoints carry; on each rank for other sequences.
             torch.manual_seed(worker.seed + worker.rank)
@@ -111,6 +111,7 @@ class DTensorBackend:
                 policy.max_grad_norm,
                 total_norm=self._ranks.total_norm if self._ranks else norm_of_whole,
                 matrices=matrices,
+                gradients=self._gradients,
             )
 
     def train_step(self, batch: TokenBatch, loss: Loss) -> Metrics:
