@@ -5,6 +5,9 @@
 Layout ``sbhd``: rows of one sequence each, padded at the end. Attention is causal, so real tokens never see padding,
 and what padding computes is not read: no mask is needed. Heads have been divided over tensor-parallel ranks before.
 
+Layout ``thd``: one row of many sequences (``packing``), each attended to by itself. On CUDA one kernel serves them all
+where PyTorch has it for the type and the scores; elsewhere each sequence is a call.
+
 With context parallelism each rank has two chunks of every row (``context``); keys and values of all are brought
 together, and a chunk of queries sees those up to its own end.
 
@@ -28,8 +31,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from nemorl_megatron.context import ends, in_order
 
 if TYPE_CHECKING:
-    from megatron.core.packed_seq_params import PackedSeqParams
     from megatron.core.transformer.transformer_config import TransformerConfig
+
+    from nemorl_megatron.packing import Packing
 
 
 class CoreAttention(MegatronModule):  # type: ignore[misc]
@@ -74,14 +78,15 @@ class CoreAttention(MegatronModule):  # type: ignore[misc]
         *,
         attn_mask_type: Any = None,
         attention_bias: Tensor | None = None,
-        packed_seq_params: PackedSeqParams | None = None,
+        packed_seq_params: Packing | None = None,
     ) -> Tensor:
-        """[S, B, n, D], [S, B, g, D], [S, B, g, D] -> [S, B, n * D].
+        """[S, B, n, D], [S, B, g, D], [S, B, g, D] -> [S, B, n * D], without B in a packed row.
 
         While decoding [1, B, n, D], [T, B, g, D], [T, B, g, D] and a mask [B, 1, 1, T] to add to the scores, or none.
         """
         assert attention_bias is None, "attention has no bias"
-        assert packed_seq_params is None, "rows are one sequence each"
+        if packed_seq_params is not None:
+            return self._packed(query, key, value, packed_seq_params)
         tokens = query.shape[0]
         if tokens < key.shape[0]:
             return self._newest(query, key, value, attention_mask)
@@ -100,6 +105,45 @@ class CoreAttention(MegatronModule):  # type: ignore[misc]
         query, key, value = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
         context = self._fused(query, key, value) if self._cap is None else self._capped(query, key, value, self._cap)
         return context.permute(2, 0, 1, 3).reshape(tokens, rows, -1)
+
+    def _packed(self, query: Tensor, key: Tensor, value: Tensor, packing: Packing) -> Tensor:
+        """[S, n * D] of queries [S, n, D] and keys [S, g, D] of this rank's part of a row."""
+        group, tokens = self._context_group, query.shape[0]
+        if group.size() == 1 and query.is_cuda and query.dtype is not torch.float32 and self._cap is None:
+            return self._by_one_kernel(query, key, value, packing)
+        chunks, last = [query], [tokens]
+        if group.size() > 1:
+            key, value = in_order(key, group), in_order(value, group)
+            chunks, last = [*query.chunk(2)], [*ends(tokens, group.rank(), group.size())]
+        keys, values = (torch.split(tensor[:, None], [*packing.lengths]) for tensor in (key, value))
+        found: list[Tensor] = []
+        for chunk, end in zip(chunks, last, strict=True):
+            spans = packing.spans(end - len(chunk), end)
+            queries = torch.split(chunk[:, None], [span.tokens for span in spans])
+            found += [
+                self._causal(own, keys[span.sequence][: span.seen], values[span.sequence][: span.seen]).squeeze(1)
+                for own, span in zip(queries, spans, strict=True)
+            ]
+        return torch.cat(found)
+
+    def _by_one_kernel(self, query: Tensor, key: Tensor, value: Tensor, packing: Packing) -> Tensor:
+        """The same by flash-attention as PyTorch brings it, without context parallelism."""
+        from torch.nn.attention.varlen import varlen_attn  # torch 2.10 and newer
+
+        context = varlen_attn(
+            query,
+            key,
+            value,
+            packing.cu_seqlens_q,
+            packing.cu_seqlens_kv,
+            packing.max_seqlen_q,
+            packing.max_seqlen_kv,
+            scale=self._scale,
+            window_size=(-1 if self._window is None else self._window - 1, 0),
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        assert isinstance(context, Tensor), "nothing beside the context was asked for"
+        return context.flatten(1)
 
     def _newest(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """[1, B, n * D] of one token per row."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 ROPE_TYPES = ("default", "linear", "llama3")
 """transformers' names of the rotary scalings that ``rope`` computes."""
 AttentionName = Literal["auto", "sdpa", "transformer_engine"]
+LayoutName = Literal["auto", "padded", "packed"]
 
 
 class MegatronConfig(TrainingBackendConfig):
@@ -36,7 +37,14 @@ class MegatronConfig(TrainingBackendConfig):
     requires_modules: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors", "megatron.core")
     install_hint: ClassVar[str] = "pip install nemorl-megatron"
     supports: ClassVar[frozenset[str]] = frozenset(
-        {"reference", "activation_checkpointing", "topk_logprobs", "weights_only_checkpoint", "filtered_logprobs"}
+        {
+            "reference",
+            "activation_checkpointing",
+            "packing",
+            "topk_logprobs",
+            "weights_only_checkpoint",
+            "filtered_logprobs",
+        }
     )
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process", "nccl", "cuda_ipc", "shared_memory", "object_store")
     metrics: ClassVar[Mapping[str, MetricInfo]] = WORK_METRICS
@@ -60,6 +68,9 @@ class MegatronConfig(TrainingBackendConfig):
     """Divide optimizer state and master weights over the data-parallel ranks instead of copying them to each."""
     freeze_moe_router: bool = False
     """Do not train the routers of mixtures of experts: tokens keep going to the experts that they went to."""
+    layout: Annotated[LayoutName, RESUMABLE] = "auto"
+    """How sequences become rows. ``padded``: one row each, of similar length together. ``packed``: all of a microbatch
+    in one row. ``auto``: packed where the model, as it is built, computes the same states so, else padded."""
     attention: Annotated[AttentionName, RESUMABLE] = "auto"
     """Attention kernel. ``sdpa``: PyTorch's. ``auto``: Transformer Engine's on CUDA where it is installed and computes
     what the model asks for, else PyTorch's."""

@@ -3,7 +3,7 @@
 # W = tokens of a row, C = tokens of a chunk, k = ranks
 
 A row is cut into 2k chunks of equal size, and rank r has chunks r and 2k - 1 - r: with causal attention an early and a
-late chunk together cost the same on every rank. megatron-core's rotary angles and Transformer Engine expect this order.
+late chunk together cost the same on every rank. Transformer Engine expects this order, of rows of one sequence each.
 """
 
 from __future__ import annotations
@@ -19,10 +19,16 @@ from torch import Tensor
 
 
 def own_part(rows: Rows, rank: int, ranks: int) -> Rows:
-    """What one rank computes and scores of rows whose width is a multiple of 2k."""
+    """What one rank computes and scores of rows whose width is a multiple of 2k, with the positions of its tokens."""
     height, width = rows.input_ids.shape
     chunk = width // (2 * ranks)
-    chunks = rows.input_ids.view(height, 2 * ranks, chunk)[:, [rank, 2 * ranks - 1 - rank]]
+    positions = rows.position_ids
+    if positions is None:
+        positions = torch.arange(width, device=rows.input_ids.device).expand(height, width)
+    input_ids, position_ids = (
+        whole.reshape(height, 2 * ranks, chunk)[:, [rank, 2 * ranks - 1 - rank]].reshape(height, 2 * chunk)
+        for whole in (rows.input_ids, positions)
+    )
     column = rows.predictors % max(1, width)
     number, within = column // max(1, chunk), column % max(1, chunk)
     is_early, is_late = number == rank, number == 2 * ranks - 1 - rank
@@ -30,7 +36,8 @@ def own_part(rows: Rows, rank: int, ranks: int) -> Rows:
     local = torch.where(is_late, chunk, 0) + within
     return replace(
         rows,
-        input_ids=chunks.reshape(height, 2 * chunk),
+        input_ids=input_ids,
+        position_ids=position_ids,
         predictors=(rows.predictors // max(1, width) * (2 * chunk) + local)[mine],
         targets=rows.targets[mine],
         target_ids=rows.target_ids[mine],

@@ -103,7 +103,7 @@ class Stages:
                 )
                 dist.recv(states, self._before)
                 piece.set_input_tensor(states)
-            states = piece(token_ids, row_pass)
+            states = piece(token_ids, row_pass=row_pass)
             if not piece.post_process:
                 dist.send(states.contiguous(), self._after)
         return states

@@ -81,18 +81,15 @@ class NormedRowParallelLinear(RowParallelLinear):  # type: ignore[misc]
 
 
 class LayerAttention(SelfAttention):  # type: ignore[misc]
-    """Self-attention that takes the angles of its layer where there are two tables of them, and decodes by rows."""
+    """Self-attention that turns queries and keys by its layer's part of ``rope.Rotary``, and decodes by rows."""
 
     def __init__(self, *args: Any, angles: int | None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._angles = angles
 
-    def forward(self, *args: Any, rotary_pos_emb: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+    def forward(self, *args: Any, rotary_pos_emb: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         if self._angles is not None:
-            is_rotation = isinstance(rotary_pos_emb, tuple)
-            tables = rotary_pos_emb if is_rotation else (rotary_pos_emb,)
-            own = tuple(table[self._angles] for table in tables)
-            rotary_pos_emb = own if is_rotation else own[0]
+            rotary_pos_emb = rotary_pos_emb[self._angles]
         return super().forward(*args, rotary_pos_emb=rotary_pos_emb, **kwargs)  # type: ignore[no-any-return]
 
     def _adjust_key_value_for_inference(
@@ -102,17 +99,19 @@ class LayerAttention(SelfAttention):  # type: ignore[misc]
         key: Tensor,
         value: Tensor,
         rotary_pos_emb: tuple[Tensor, Tensor],
-        *args: Any,
-        **kwargs: Any,
+        *_: Any,
+        **__: Any,
     ) -> tuple[Any, ...]:
-        """Where megatron-core's layers meet the cache. Its own caches hold keys before their rotation and turn all of
-        them again for every token; a ``Pass`` is given them turned."""
-        if inference_context is None:
-            return super()._adjust_key_value_for_inference(  # type: ignore[no-any-return]
-                inference_context, query, key, value, rotary_pos_emb, *args, **kwargs
-            )
-        query, key = rotate(query, *rotary_pos_emb), rotate(key, *rotary_pos_emb)
-        key, value, blocks = inference_context.seen(self.layer_number, key, value)
+        """Where megatron-core's layers meet the cache, and the rotation, which it is told (``None``) is done.
+
+        Its own caches hold keys before their rotation and turn all of them again for every token; a ``Pass`` is given
+        them turned. Its own rotation takes cosines and sines of the angles again in every layer.
+        """
+        rotation, _same = rotary_pos_emb
+        query, key = rotate(query, *rotation), rotate(key, *rotation)
+        blocks = None
+        if inference_context is not None:
+            key, value, blocks = inference_context.seen(self.layer_number, key, value)
         return query, key, value, None, self.attn_mask_type, blocks
 
 

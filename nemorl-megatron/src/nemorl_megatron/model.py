@@ -26,6 +26,7 @@ from nemorl_megatron.rope import Rotary
 if TYPE_CHECKING:
     from nemorl_megatron.config import AttentionName
     from nemorl_megatron.inference import Pass
+    from nemorl_megatron.packing import Packing
     from nemorl_megatron.parallel import Parallel, Sizes
     from nemorl_megatron.settings import Activation, Settings
 
@@ -69,36 +70,50 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
             vp_stage=part,
         )
         ropes = [settings.rope] if settings.windowed_rope is None else [settings.rope, settings.windowed_rope]
-        self.rotary_pos_emb = Rotary(ropes, settings.head, parallel.device, self.pg_collection.cp)
+        self.rotary_pos_emb = Rotary(ropes, settings.head, parallel.device)
         if first and settings.embedding_scale != 1:
             self.embedding.register_forward_hook(partial(_scale, settings.embedding_scale))
         _mark_parts(self)
 
-    def forward(self, token_ids: Tensor, row_pass: Pass | None = None) -> Tensor:
+    def forward(
+        self,
+        token_ids: Tensor,
+        position_ids: Tensor | None = None,
+        packing: Packing | None = None,
+        *,
+        row_pass: Pass | None = None,
+    ) -> Tensor:
         """Rows to hidden states.
 
         Args:
             token_ids: [B, S] padded at the end; with sequence parallelism S is a multiple of the tensor-parallel size,
                 with virtual pipeline stages every microbatch has the same shape. Stages but the first read what
                 ``set_input_tensor`` gave them instead.
+            position_ids: [B, S] of the tokens within their sequences; ``None``: 0 ... S - 1 in every row.
+            packing: Where sequences begin, if the one row holds many.
             row_pass: Generation: where the tokens stand and what they see, in evaluation mode.
 
         Returns:
             [S, B, H], of the last stage after its final norm, for ``head.OutputHead``; [S / tensor, B, H] with sequence
             parallelism.
         """
-        mask = None if row_pass is None else row_pass.mask
-        return super().forward(token_ids, None, mask, inference_context=row_pass)  # type: ignore[no-any-return]
+        if row_pass is not None:
+            positions, mask = row_pass.positions, row_pass.mask
+        else:
+            ids = (
+                torch.arange(token_ids.shape[1], device=token_ids.device)[None]
+                if position_ids is None
+                else position_ids
+            )
+            positions, mask = ids.t(), None
+        return super().forward(  # type: ignore[no-any-return]
+            token_ids, positions, mask, inference_context=row_pass, packed_seq_params=packing
+        )
 
-    def _preprocess(
-        self, input_ids: Tensor, *args: Any, inference_context: Pass | None = None, **kwargs: Any
-    ) -> tuple[Any, ...]:
-        if inference_context is None:
-            return super()._preprocess(input_ids, *args, **kwargs)  # type: ignore[no-any-return]
-        # megatron-core has one position per column; here each row has its own.
+    def _preprocess(self, input_ids: Tensor, position_ids: Tensor, **_: Any) -> tuple[Any, ...]:
+        """megatron-core has one position per column; here each token of each row has its own, [S, B]."""
         embedded = self.embedding(input_ids=input_ids, position_ids=None) if self.pre_process else None
-        rotation = self.rotary_pos_emb.rotation(inference_context.positions, self.config.params_dtype)
-        return embedded, rotation, None, None, None, None
+        return embedded, self.rotary_pos_emb(position_ids, self.config.params_dtype), None, None, None, None
 
     def _postprocess(self, hidden_states: Tensor, **_: Any) -> Tensor:
         """In place of logits of every token and every entry of the vocabulary, which would not fit into memory."""

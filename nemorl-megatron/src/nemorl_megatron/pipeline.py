@@ -8,6 +8,7 @@ of the last one. What is found there is known on the last stage only; ``Parallel
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -22,9 +23,13 @@ from torch.nn.functional import pad
 
 from nemorl_megatron.context import own_part
 from nemorl_megatron.head import OutputHead
+from nemorl_megatron.packing import Packing
 
 if TYPE_CHECKING:
     from nemorl_megatron.parallel import Parallel
+
+SLACKS = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8)
+"""Room in rows of one width beyond an equal share of the tokens, tried in this order: sequences are not cut."""
 
 LastStage = Callable[[Tensor, "Microbatch"], tuple[Tensor, Any]]
 """(hidden states [S, R, H] of all tokens, what they are of) -> a loss to start the backward pass from, and a result"""
@@ -38,6 +43,8 @@ class Microbatch:
     rows: Rows
     """This rank's part of them; a row of padding where there is nothing to score, as every rank takes part in every
     pass"""
+    packing: Packing | None = None
+    """Of a row that holds many sequences."""
 
     def predicting(self, states: Tensor) -> Tensor:
         """[M, H] the states that predict the scored tokens, of [S, R, H]."""
@@ -46,20 +53,26 @@ class Microbatch:
 
 
 def microbatches(
-    batch: TokenBatch, budget: int, parallel: Parallel, *, candidates: bool = False
+    batch: TokenBatch, budget: int, parallel: Parallel, *, packed: bool, candidates: bool = False
 ) -> Sequence[Microbatch]:
     """A batch cut into forward passes, on this rank's device. Collective where experts are divided.
 
     Args:
         batch: This rank's shard; the ranks of one copy of the model have the same.
-        budget: Padded tokens of one pass.
+        budget: Computed tokens of one pass.
         parallel: This rank's place.
+        packed: One row for all sequences of a pass, in place of one each.
         candidates: Score ``candidate_ids`` [N, K] in place of the tokens.
     """
     sizes = parallel.sizes
     multiple = (sizes.tensor if sizes.sequence_parallel else 1) * (2 * sizes.context if sizes.context > 1 else 1)
     same_shape = sizes.virtual_pipeline is not None
-    plan = _plan_equal(batch, budget) if same_shape else plan_microbatches(batch, budget)
+    if not same_shape:
+        plan = plan_microbatches(batch, budget, padded=not packed)
+    elif packed:
+        plan = _plan_even(batch, budget, sizes.pipeline)
+    else:
+        plan = _plan_equal(batch, budget)
     parts = [batch.select(sequences).to(parallel.device) for sequences in plan]
     # The number of passes is that of the rank with the most where ranks exchange tokens, and a multiple of the number
     # of stages where these have parts. One pass at least: gradients are added up after the last.
@@ -67,15 +80,16 @@ def microbatches(
     if same_shape:
         count = -(-count // sizes.pipeline) * sizes.pipeline
     parts += [batch.select([]).to(parallel.device)] * (count - len(parts))
-    rows = [to_rows(part, packed=False, width_multiple=multiple, candidates=candidates) for part in parts]
+    rows = [to_rows(part, packed=packed, width_multiple=multiple, candidates=candidates) for part in parts]
     height, width = 1, multiple
     if same_shape:
         height = max(1, *(found.input_ids.shape[0] for found in rows))
         width = max(multiple, *(found.input_ids.shape[1] for found in rows))
     rows = [_at_least(found, height, width) for found in rows]
+    packings = [None if found.position_ids is None else Packing.of(found.position_ids) for found in rows]
     if sizes.context > 1:
         rows = [own_part(found, parallel.place.context, sizes.context) for found in rows]
-    return [Microbatch(part, found) for part, found in zip(parts, rows, strict=True)]
+    return [Microbatch(*found) for found in zip(parts, rows, packings, strict=True)]
 
 
 def _plan_equal(batch: TokenBatch, budget: int) -> list[list[int]]:
@@ -86,13 +100,35 @@ def _plan_equal(batch: TokenBatch, budget: int) -> list[list[int]]:
     return [list(range(start, min(start + step, len(batch)))) for start in range(0, len(batch), step)]
 
 
+def _plan_even(batch: TokenBatch, budget: int, stages: int) -> list[list[int]]:
+    """Sequence indices per microbatch for packed rows of one width: as many as stages ask for, filled alike."""
+    fed_G = fed_lengths(batch).view(-1, batch.sequences_per_group).sum(1)
+    budget = max(budget, int(fed_G.max()) if len(fed_G) else 0)
+    plan = plan_microbatches(batch, budget, padded=False)
+    count = -(-len(plan) // stages) * stages
+    for slack in SLACKS:
+        width = math.ceil(int(fed_G.sum()) / count * (1 + slack))
+        even = plan_microbatches(batch, max(width, int(fed_G.max())), padded=False)
+        if len(even) <= count:
+            return even
+    return plan
+
+
 def _at_least(rows: Rows, height: int, width: int) -> Rows:
-    """Rows padded below and on the right to at least this shape; where there are none they get it."""
+    """Rows padded below and on the right to at least this shape; where there are none they get it.
+
+    What pads the row of a packed layout is a sequence of its own.
+    """
     found_height, found_width = rows.input_ids.shape
     missing = (max(0, height - found_height), max(0, width - found_width))
     input_ids = pad(rows.input_ids, (0, missing[1], 0, missing[0]), value=PAD_ID)
+    position_ids = rows.position_ids
+    if position_ids is not None:
+        padding = torch.arange(missing[1], device=position_ids.device).expand(len(position_ids), missing[1])
+        position_ids = torch.cat((position_ids, padding), 1)
     above, column = rows.predictors // max(1, found_width), rows.predictors % max(1, found_width)
-    return replace(rows, input_ids=input_ids, predictors=above * input_ids.shape[1] + column)
+    predictors = above * input_ids.shape[1] + column
+    return replace(rows, input_ids=input_ids, position_ids=position_ids, predictors=predictors)
 
 
 def run(
@@ -126,7 +162,8 @@ def run(
 
     def forward(source: Iterator[Microbatch], piece: torch.nn.Module) -> tuple[Tensor, Any]:
         part = next(source)
-        return piece(part.rows.input_ids), lambda states: finish(part, states)
+        states = piece(part.rows.input_ids, part.rows.position_ids, part.packing)
+        return states, lambda states: finish(part, states)
 
     # Parts of a stage are visited independently: each reads the microbatches by itself.
     sources = [iter(parts) for _ in pieces]

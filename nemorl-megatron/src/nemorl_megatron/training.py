@@ -10,6 +10,7 @@ copy of the model are given the same shard of the data, and what the last stage 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -39,6 +40,7 @@ from nemorl_megatron import checkpoint, export
 from nemorl_megatron.bridge import bridge_for
 from nemorl_megatron.context import added_up
 from nemorl_megatron.head import OutputHead
+from nemorl_megatron.layout import choose
 from nemorl_megatron.optim import Learner
 from nemorl_megatron.parallel import Parallel, Sizes
 from nemorl_megatron.pipeline import LastStage, Microbatch, microbatches, run
@@ -50,6 +52,8 @@ if TYPE_CHECKING:
 
     from nemorl_megatron.config import MegatronConfig, MegatronGenerationConfig
     from nemorl_megatron.generation import MegatronGeneration
+
+log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -74,6 +78,9 @@ class MegatronBackend:
         self._reference = self._build(worker.seed) if reference else None
         for piece in self._reference or ():
             piece.requires_grad_(False)
+        self._layout = choose(config.layout, self._pieces, self._parallel, self._bridge.vocabulary)
+        if self._layout.reason is not None and worker.rank == 0:
+            log.warning("each sequence has a padded row of its own: %s", self._layout.reason)
 
     def _build(self, seed: int) -> list[GPTModel]:
         pieces = self._bridge.build(
@@ -112,7 +119,7 @@ class MegatronBackend:
 
         # 1. Forward and backward, microbatch by microbatch: gradients add up, over ranks too.
         trained, measured = split_by_gradient(batch, loss, self._budget)
-        parts = microbatches(trained, self._budget, self._parallel, candidates=candidates)
+        parts = self._microbatches(trained, candidates=candidates)
         self._count(parts, backward=True)
         _train(self._pieces, True)
         try:
@@ -122,7 +129,7 @@ class MegatronBackend:
 
         # 2. Forward alone, of sequences that have no gradient: metrics are of all.
         if self._parallel.largest(len(measured)):
-            parts = microbatches(measured, self._budget, self._parallel, candidates=candidates)
+            parts = self._microbatches(measured, candidates=candidates)
             self._count(parts, backward=False)
             found += self._run(self._pieces, self._pieces, parts, self._evaluate(loss, backward=False))
         found = self._parallel.from_last_stage(found)
@@ -237,7 +244,7 @@ class MegatronBackend:
                     whole_batch[places] = found
             return states.new_zeros(()), None
 
-        self._run(pieces, pieces, microbatches(with_places(batch), self._budget, self._parallel), fill)
+        self._run(pieces, pieces, self._microbatches(with_places(batch)), fill)
         for found in into:
             if self._parallel.sizes.context > 1:
                 torch.distributed.all_reduce(found, group=self._parallel.context_group)
@@ -246,6 +253,9 @@ class MegatronBackend:
     def _count(self, parts: Sequence[Microbatch], *, backward: bool) -> None:
         for part in parts:
             self._work.add(part.rows, backward=backward, parts=self._parallel.sizes.context)
+
+    def _microbatches(self, batch: TokenBatch, *, candidates: bool = False) -> Sequence[Microbatch]:
+        return microbatches(batch, self._budget, self._parallel, packed=self._layout.is_packed, candidates=candidates)
 
     def _run(
         self,
@@ -260,7 +270,7 @@ class MegatronBackend:
             return run(called, parts, self._head(pieces), on_last_stage, self._parallel, backward=backward)
         except torch.OutOfMemoryError as error:
             raise BackendError(
-                f"out of memory on {self._device} with microbatches of {self._budget} padded tokens: {error}",
+                f"out of memory on {self._device} with microbatches of {self._budget} tokens: {error}",
                 fix=f"set policy.microbatch_tokens: {max(1, self._budget // 2)} or policy.activation_checkpointing: "
                 "true",
             ) from error

@@ -19,6 +19,7 @@ from nemorl_megatron.bridge.rules import Index
 from nemorl_megatron.bridge.sources import SafetensorsFolder
 from nemorl_megatron.head import OutputHead
 from nemorl_megatron.model import PolicyModel, build_model
+from nemorl_megatron.packing import Packing
 from nemorl_megatron.parallel import Parallel, Sizes
 from nemorl_megatron.settings import Settings, settings_of
 from nemorl_tensors.engines.model_config import read_model_config
@@ -28,6 +29,8 @@ from torch import Tensor
 LENGTHS = ((12, 7), (8, 5))
 """Tokens of each row, by microbatch: rows of one are padded to its longest, or to the longest of all."""
 LONGEST = 12
+PACKED_WIDTH = 20
+"""Of each microbatch in one row: 19 tokens and 13, and what makes them divide over ranks."""
 TEMPERATURE = 0.7
 PADDING = 0
 BUCKET_BYTES = 20_000
@@ -43,6 +46,8 @@ class Case:
     sizes: Sizes
     changes: Mapping[str, Any] = field(default_factory=dict)
     """Other arguments of ``build_model``."""
+    is_packed: bool = False
+    """The sequences of a microbatch share one row."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +112,7 @@ def compare(context: WorkerContext, case: Case) -> Found:
         exchange.fill(parameters, source)
     stored = load_file(folder / "model.safetensors")
 
-    logits, logprobs = _forward_backward(model, settings, parallel)
+    logits, logprobs = _forward_backward(model, settings, parallel, is_packed=case.is_packed)
     _add_up_gradients(model)
     gradients = _joined(exchange, {name: _gradient(parameter) for name, parameter in parameters.items()})
     buckets = [bucket for bucket in exchange.whole(parameters, torch.float32, BUCKET_BYTES) if bucket]
@@ -150,7 +155,7 @@ class Recorder(SafetensorsFolder):
 
 
 def _forward_backward(
-    model: Sequence[PolicyModel], settings: Settings, parallel: Parallel
+    model: Sequence[PolicyModel], settings: Settings, parallel: Parallel, *, is_packed: bool
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Logits [T, V] and log-probs [T - 1] of each row, on ranks of the last stage; gradients of the latter's mean."""
     microbatches = tokens(settings.vocabulary)
@@ -160,17 +165,21 @@ def _forward_backward(
 
     def step(batches: Iterator[list[Tensor]], piece: PolicyModel) -> tuple[Tensor, Any]:
         rows = next(batches)
-        ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PADDING)
-        if parallel.sizes.virtual_pipeline:
-            ids = torch.nn.functional.pad(ids, (0, LONGEST - ids.shape[1]), value=PADDING)
-        states = piece(ids)
+        if is_packed:
+            states = piece(*_one_row(rows))
+        else:
+            ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PADDING)
+            if parallel.sizes.virtual_pipeline:
+                ids = torch.nn.functional.pad(ids, (0, LONGEST - ids.shape[1]), value=PADDING)
+            states = piece(ids)
 
         def mean_logprob(states: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
             head = OutputHead(piece, parallel, settings.vocabulary, settings.logit_cap)
             whole = head.whole(states)
             total = torch.zeros(())
             for number, row in enumerate(rows):
-                of_row = whole[: len(row), number]
+                start = sum(map(len, rows[:number])) if is_packed else 0
+                of_row = whole[start : start + len(row), 0 if is_packed else number]
                 logits.append(_all_tokens(head, of_row.detach()))
                 logprobs.append(head.logprobs(of_row[:-1], row[1:], TEMPERATURE))
                 total = total + logprobs[-1].sum()
@@ -187,11 +196,19 @@ def _forward_backward(
         data_iterator=batches if len(batches) > 1 else batches[0],
         model=[*model] if len(model) > 1 else model[0],
         num_microbatches=len(microbatches),
-        seq_length=LONGEST,
-        micro_batch_size=len(LENGTHS[0]),
+        seq_length=PACKED_WIDTH if is_packed else LONGEST,
+        micro_batch_size=1 if is_packed else len(LENGTHS[0]),
         forward_only=False,
     )
     return logits, [found.detach() for found in logprobs]
+
+
+def _one_row(sequences: Sequence[Tensor]) -> tuple[Tensor, Tensor, Packing]:
+    """Token ids and positions [1, ``PACKED_WIDTH``], and where sequences begin: what pads the row is one, too."""
+    padding = torch.full((PACKED_WIDTH - sum(map(len, sequences)),), PADDING)
+    parts = [*sequences, padding]
+    positions = torch.cat([torch.arange(len(part)) for part in parts])[None]
+    return torch.cat(parts)[None], positions, Packing.of(positions)
 
 
 def _all_tokens(head: OutputHead, states: Tensor) -> Tensor:

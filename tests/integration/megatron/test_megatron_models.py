@@ -75,6 +75,7 @@ class Way:
     sizes: Sizes
     models: Sequence[str]
     changes: Mapping[str, Any] = field(default_factory=dict)
+    is_packed: bool = False
 
 
 TP2 = Sizes(tensor=2, sequence_parallel=True)
@@ -83,8 +84,13 @@ CHECKPOINTING = {"activation_checkpointing": True}
 WAYS: dict[str, Way] = {
     "one": Way(1, Sizes(), [*MODELS]),
     "one, checkpointing": Way(1, Sizes(), ["qwen2", "gemma3"], CHECKPOINTING),
+    "one, packed": Way(1, Sizes(), [*MODELS], is_packed=True),
+    "one, packed, checkpointing": Way(1, Sizes(), ["gemma3"], CHECKPOINTING, is_packed=True),
     "tp2": Way(2, TP2, [*MODELS]),
+    "tp2, packed": Way(2, TP2, ["llama", "mistral", "gemma3", "mixtral"], is_packed=True),
     "pp2": Way(2, Sizes(pipeline=2), [*MODELS]),
+    "pp2, packed": Way(2, Sizes(pipeline=2), ["llama 3.1", "qwen2", "gemma2"], is_packed=True),
+    "pp2 vpp2, packed": Way(2, Sizes(pipeline=2, virtual_pipeline=2), ["qwen2", "gemma3"], is_packed=True),
     "ep2": Way(2, Sizes(expert=2), MIXTURES),
     "tp2 ep2": Way(2, replace(TP2, expert=2), MIXTURES),
     "tp2 etp2": Way(2, replace(TP2, expert_tensor=2), MIXTURES),
@@ -92,6 +98,7 @@ WAYS: dict[str, Way] = {
     "tp2, checkpointing": Way(2, TP2, ["qwen2", "mixtral"], CHECKPOINTING),
     "pp2 vpp2": Way(2, Sizes(pipeline=2, virtual_pipeline=2), ["llama", "qwen2", "gemma3", "qwen3 moe"]),
     "tp2 pp2": Way(4, TP2_PP2, ["qwen2", "gemma3", "one key-value head"]),
+    "tp2 pp2 ep2, packed": Way(4, replace(TP2_PP2, expert=2), ["qwen3 moe"], is_packed=True),
     "tp2 pp2 ep2": Way(4, replace(TP2_PP2, expert=2), ["qwen3 moe"]),
     "tp2 ep4": Way(4, replace(TP2, expert=4), ["mixtral"]),
     "tp4": Way(4, replace(TP2, tensor=4), ["llama"]),
@@ -111,7 +118,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     found: Runs = {}
     for ranks in (1, 2, 4):
         chosen = [(model, name) for model, name in CASES if WAYS[name].ranks == ranks]
-        cases = [Case(models[model], WAYS[name].sizes, WAYS[name].changes) for model, name in chosen]
+        cases = [
+            Case(models[model], WAYS[name].sizes, WAYS[name].changes, WAYS[name].is_packed) for model, name in chosen
+        ]
         found |= dict(zip(chosen, run_calls([(compare, (case,)) for case in cases], ranks), strict=True))
     return found
 

@@ -114,18 +114,19 @@ def test_a_model_with_another_attention_kernel_is_refused(tmp_path: Path, raises
 
 def test_tokens_turn_by_their_position_wherever_they_stand() -> None:
     parallel = Parallel.join(WorkerContext(), Sizes())
-    rotary = Rotary([Rope(100.0), Rope(10.0, factor=2.0)], 8, "cpu", torch.distributed.group.WORLD)
+    ropes = [Rope(100.0), Rope(10.0, factor=2.0)]
+    rotary = Rotary(ropes, 8, "cpu")
     states = torch.randn(6, 2, 3, 8, generator=torch.Generator().manual_seed(0))
-    in_order = rotary.rotation(torch.arange(6)[:, None], torch.float32)
+    in_order = rotary(torch.arange(6)[:, None], torch.float32)
     places = torch.tensor([[4, 1]])
-    single = rotary.rotation(places, torch.float32)
+    single = rotary(places, torch.float32)
     for table in (0, 1):
-        turned = rotate(states, *(part[table] for part in in_order))
-        angles = rotary(6)[table]
+        turned = rotate(states, *in_order[table])
+        angles = torch.outer(torch.arange(6.0), ropes[table].frequencies(8)).repeat(1, 2)[:, None, None]
         half = torch.cat((-states[..., 4:], states[..., :4]), -1)
         torch.testing.assert_close(turned, states * angles.cos() + half * angles.sin())
         newest = torch.stack((states[4, 0], states[1, 1]))[None]
-        found = rotate(newest, *(part[table] for part in single))
+        found = rotate(newest, *single[table])
         torch.testing.assert_close(found[0, 0], turned[4, 0])
         torch.testing.assert_close(found[0, 1], turned[1, 1])
     parallel.leave()

@@ -36,6 +36,7 @@ def test_each_rank_has_an_early_and_a_late_chunk_and_scores_what_they_predict() 
     first, second = own_part(rows, 0, 2), own_part(rows, 1, 2)
     assert first.input_ids.tolist() == [[1, 2, 7, 8]]
     assert second.input_ids.tolist() == [[3, 4, 5, 6]]
+    assert [part.position_ids.tolist() for part in (first, second)] == [[[0, 1, 6, 7]], [[2, 3, 4, 5]]]
     for part in (first, second):
         # the token that stands where a target is predicted is the one before it
         assert (part.input_ids.flatten()[part.predictors] + 1).tolist() == part.target_ids.tolist()
@@ -46,7 +47,9 @@ def test_each_rank_has_an_early_and_a_late_chunk_and_scores_what_they_predict() 
 def test_stages_with_parts_get_passes_of_one_shape_and_a_multiple_of_the_stages() -> None:
     sizes = Sizes(pipeline=2, virtual_pipeline=2)
     for sequences_per_group in (1, 2):
-        parts = microbatches(batch(9, 3, 5, 2, 4, 6, sequences_per_group=sequences_per_group), 16, place(sizes))
+        parts = microbatches(
+            batch(9, 3, 5, 2, 4, 6, sequences_per_group=sequences_per_group), 16, place(sizes), packed=False
+        )
         # the longest row has 8 tokens: two rows of 8 fill 16; three passes and one of nothing
         assert [tuple(part.rows.input_ids.shape) for part in parts] == [(2, 8)] * 4
         assert [part.batch.lengths.tolist() for part in parts] == [[9, 3], [5, 2], [4, 6], []]
@@ -55,7 +58,7 @@ def test_stages_with_parts_get_passes_of_one_shape_and_a_multiple_of_the_stages(
 
 def test_a_batch_with_nothing_to_score_is_one_pass_over_padding() -> None:
     for sequences in (batch(), batch(1, 1)):
-        parts = microbatches(sequences, 16, place(Sizes(tensor=2, sequence_parallel=True)))
+        parts = microbatches(sequences, 16, place(Sizes(tensor=2, sequence_parallel=True)), packed=False)
         assert [part.rows.input_ids.tolist() for part in parts] == [[[0, 0]]]
         assert parts[0].rows.targets.numel() == 0
 

@@ -38,8 +38,8 @@ class Bridge(Protocol):
     ) -> list[GPTModel]:
         """This rank's pieces of the model, without weights: one, or one for each virtual pipeline stage.
 
-        ``piece(token_ids [B, S])`` gives hidden states as ``model.PolicyModel`` says. ``changes`` are fields of
-        megatron-core's ``TransformerConfig``.
+        ``piece(token_ids [B, S], position_ids, packing)`` gives hidden states as ``model.PolicyModel`` says.
+        ``changes`` are fields of megatron-core's ``TransformerConfig``.
         """
         ...
 

@@ -110,6 +110,8 @@ class MegatronBridge:
 def _states_only(piece: GPTModel) -> GPTModel:
     """A model that is called with token ids and returns hidden states, as ``model.PolicyModel``."""
     forward = piece.forward
-    piece.forward = lambda token_ids: forward(token_ids, None, None)
+    piece.forward = lambda token_ids, position_ids=None, packing=None: forward(
+        token_ids, position_ids, None, packed_seq_params=packing
+    )
     piece._postprocess = MethodType(PolicyModel._postprocess, piece)
     return piece

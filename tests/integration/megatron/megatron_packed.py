@@ -1,0 +1,126 @@
+"""What the ranks of ``test_megatron_packed`` do: the same batch in padded and in packed rows, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from megatron_runs import LOSSES, LossName
+from nemorl.config import PolicyConfig
+from nemorl.contracts import Loss
+from nemorl.resources.worker import WorkerContext
+from nemorl_megatron import MegatronConfig
+from nemorl_megatron.bridge.exchange import Exchange, global_names
+from nemorl_megatron.bridge.own import OwnBridge
+from nemorl_megatron.config import LayoutName
+from nemorl_megatron.layout import Layout, choose
+from nemorl_megatron.training import MegatronBackend
+from nemorl_tensors import TokenBatch, segment_sum
+from nemorl_tensors.engines.steps import StepResult
+from nemorl_testing.batches import ragged_batch
+from torch import Tensor
+
+K = 3
+MICROBATCH_TOKENS = 64
+"""Two to four microbatches of the ragged batch."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, spread in one way."""
+
+    name: str
+    model: str
+    world_size: int = 1
+    policy: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    loss: LossName = "grpo"
+    all_on_first: bool = False
+    """The first shard has the whole batch, the others have nothing."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one rank finds in one layout."""
+
+    sequences: list[int]
+    """Of the batch, in this rank's shard."""
+    logprobs: Tensor
+    """[N] of the shard, as are the next two"""
+    topk_ids: Tensor
+    topk_logprobs: Tensor
+    """[N, K]"""
+    loss: float
+    gradients: dict[str, Tensor]
+    """Whole, under Hugging Face names, on rank 0."""
+    auto: Layout
+    """What would be chosen for this model."""
+
+
+def batch_of(loss: LossName) -> TokenBatch:
+    """Nine ragged sequences, or four pairs where the loss compares."""
+    batch = ragged_batch(temperature=0.9)
+    if loss != "dpo":
+        return batch
+    return replace(batch.select([0, 1, 2, 3, 4, 5, 6, 8]), sequences_per_group=2)
+
+
+def compute(context: WorkerContext, case: Case, layout: LayoutName) -> Found:
+    """One rank in one layout."""
+    # The plain optimizer: with the distributed one a rank has a range of each gradient.
+    config = MegatronConfig(layout=layout, distributed_optimizer=False, **case.options)
+    policy = PolicyConfig(
+        model_name=case.model,
+        microbatch_tokens=MICROBATCH_TOKENS,
+        max_grad_norm=None,
+        optimizer={"lr": 1e-6},
+        **case.policy,
+    )
+    backend = config.build(policy, context, reference=True)
+    assert isinstance(backend, MegatronBackend)
+    batch = batch_of(case.loss)
+    sequences = _shard(batch, config.data_shards(policy, case.world_size), case, context.rank)
+    mine = batch.select(sequences)
+    reference = backend.get_logprobs(mine, "reference")
+    mine = mine.with_tokens(
+        reference_logprobs=reference - 0.1, old_logprobs=reference + 0.05, generation_logprobs=reference
+    )
+    mine = mine.with_sequences(reference_response_logprobs=segment_sum(reference - 0.1, mine.mask, mine.lengths))
+    ids, topk = backend.get_topk_logprobs(mine, K)
+    logprobs = backend.get_logprobs(mine)
+    auto = choose("auto", backend._pieces, backend._parallel, backend._bridge.vocabulary)
+    loss, gradients = _train_step(backend, mine, LOSSES[case.loss])
+    backend.shutdown()
+    return Found(sequences, logprobs, ids, topk, loss, gradients, auto)
+
+
+def _shard(batch: TokenBatch, shards: tuple[int, ...], case: Case, rank: int) -> list[int]:
+    if case.all_on_first:
+        return list(range(len(batch))) if shards[rank] == 0 else []
+    return batch.shards(max(shards) + 1)[shards[rank]]
+
+
+def _train_step(backend: MegatronBackend, batch: TokenBatch, loss: Loss) -> tuple[float, dict[str, Tensor]]:
+    """The loss, and the gradients that the update is made from: it ends by clearing them."""
+    gradients: dict[str, Tensor] = {}
+    learner = backend._learner
+    update = learner.step
+
+    def step() -> StepResult:
+        gradients.update(_gradients(backend))
+        return update()
+
+    learner.step = step  # type: ignore[method-assign]
+    return backend.train_step(batch, loss)["loss"].value, gradients
+
+
+def _gradients(backend: MegatronBackend) -> dict[str, Tensor]:
+    """Sums over microbatches and data-parallel ranks."""
+    bridge, parallel = backend._bridge, backend._parallel
+    assert isinstance(bridge, OwnBridge)
+    parameters = global_names(backend._pieces, bridge.settings, parallel)
+    sums = {name: parameter.main_grad for name, parameter in parameters.items()}
+    buckets = Exchange(bridge.settings, parallel).whole(sums, torch.float32)
+    return {name: tensor.clone() for bucket in buckets for name, tensor in bucket.items()}

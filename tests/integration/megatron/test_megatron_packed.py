@@ -1,0 +1,100 @@
+"""Packed rows compute what padded rows compute, however the model is spread: log-probs, losses and gradients."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install nemorl-megatron")
+
+from megatron_packed import Case, Found, compute
+from nemorl.resources.worker import WorkerContext
+from nemorl_megatron.layout import Layout
+from spawned import run_calls
+from test_megatron_training import CP, EP, MODELS, PP, RECOMPUTED, TP, VPP, write_model
+from torch import Tensor
+
+pytestmark = [pytest.mark.slow, pytest.mark.megatron]
+
+LOGPROB_TOLERANCE = 5e-6
+GRADIENT_TOLERANCE = 5e-6
+"""Of the norm of all gradients."""
+WHOLE = {"sequence_parallel": False}
+CASES = (
+    Case("one", "qwen2"),
+    Case("one dpo", "llama", loss="dpo"),
+    Case("one sft, recomputed", "qwen2", 1, RECOMPUTED, loss="sft"),
+    Case("one, windows and capped scores", "gemma2"),
+    Case("one moe", "moe"),
+    Case("dp2, one rank without data", "qwen2", 2, all_on_first=True),
+    Case("tp2", "qwen2", 2, TP),
+    Case("tp2 dpo, recomputed", "llama", 2, {**TP, **RECOMPUTED}, loss="dpo"),
+    Case("tp2, whole sequences", "qwen3", 2, TP, WHOLE),
+    Case("tp2 moe", "moe", 2, TP),
+    Case("pp2", "qwen2", 2, {}, PP),
+    Case("pp2 sft, recomputed", "qwen3", 2, RECOMPUTED, PP, "sft"),
+    Case("pp2 vpp2", "qwen2", 2, {}, VPP),
+    Case("pp2 vpp2 dpo", "llama", 2, {}, VPP, "dpo"),
+    Case("ep2, one rank without data", "moe", 2, {}, EP, all_on_first=True),
+    Case("tp2 ep2", "moe", 2, TP, EP),
+    Case("cp2", "qwen2", 2, {}, CP),
+    Case("cp2, windows", "windows", 2, {}, CP),
+    Case("cp2, windows and capped scores", "gemma2", 2, {}, CP),
+    Case("tp2 pp2", "qwen2", 4, TP, PP),
+    Case("tp2 cp2", "qwen3", 4, TP, CP),
+    Case("pp2 vpp2 cp2", "qwen2", 4, {}, VPP | CP),
+    Case("pp2 ep2", "moe", 4, {}, PP | EP),
+)
+NAMES = [case.name for case in CASES]
+
+Runs = dict[str, list[tuple[Found, Found]]]
+"""By case and rank: padded, packed"""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    torch.set_num_threads(1)
+    folder: Path = tmp_path_factory.mktemp("packed")
+    models = {name: str(write_model(folder / name, MODELS[name])) for name in {case.model for case in CASES}}
+    found: Runs = {}
+    for size in (1, 2, 4):
+        placed = [replace(case, model=models[case.model]) for case in CASES if case.world_size == size]
+        calls = [(compute, (case, layout)) for case in placed for layout in ("padded", "packed")]
+        if size == 1:
+            results = [[compute(WorkerContext(), *arguments)] for _, arguments in calls]
+        else:
+            results = run_calls(calls, size)
+        for case, padded, packed in zip(placed, results[::2], results[1::2], strict=True):
+            found[case.name] = [*zip(padded, packed, strict=True)]
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_log_probs_of_packed_rows_are_those_of_padded_rows(name: str, runs: Runs) -> None:
+    for padded, packed in runs[name]:
+        assert gap(packed.logprobs, padded.logprobs) < LOGPROB_TOLERANCE
+        assert gap(packed.topk_logprobs, padded.topk_logprobs) < LOGPROB_TOLERANCE
+        assert torch.equal(packed.topk_ids, padded.topk_ids)
+        assert packed.loss == pytest.approx(padded.loss, abs=LOGPROB_TOLERANCE)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_of_packed_rows_are_those_of_padded_rows(name: str, runs: Runs) -> None:
+    padded, packed = (found.gradients for found in runs[name][0])
+    assert padded.keys() == packed.keys()
+    total = sum(float(gradient.square().sum()) for gradient in padded.values()) ** 0.5
+    off = sum(float((packed[key] - padded[key]).square().sum()) for key in padded) ** 0.5
+    assert off / total < GRADIENT_TOLERANCE
+    assert total > 1e-3, "without a gradient this proves nothing"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_auto_packs_whatever_the_model_and_however_it_is_spread(name: str, runs: Runs) -> None:
+    assert all(found.auto == Layout(is_packed=True) for rank in runs[name] for found in rank)
+
+
+def gap(one: Tensor, other: Tensor) -> float:
+    return float((one - other).abs().max()) if one.numel() else 0.0
