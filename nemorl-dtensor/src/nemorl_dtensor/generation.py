@@ -74,6 +74,7 @@ class HFGeneration:
         """
         if self._model is None:
             raise BackendError("this generator has been shut down", fix="build a new one")
+        self._parking.require("weights")
         groups = begin_responses(
             requests,
             vocabulary=self._vocabulary,

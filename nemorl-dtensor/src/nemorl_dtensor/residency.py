@@ -36,6 +36,10 @@ class Residency:
         for part in parts:
             self._parking.come_back(part)
 
+    def require(self, *parts: MemoryPart) -> None:
+        """Refuse work that needs a part which is away."""
+        self._parking.require(*parts)
+
     def held_bytes(self) -> Mapping[MemoryPart, int]:
         parts: tuple[MemoryPart, ...] = ("weights", "gradients", "optimizer", "reference")
         return {part: bytes_held(self._tensors(part)) for part in parts}

@@ -117,6 +117,7 @@ class DTensorBackend:
     def train_step(self, batch: TokenBatch, loss: Loss) -> Metrics:
         optimizer = self._optimizer
         require_fields(batch, loss)
+        self._residency.require("weights", "optimizer")
         self._work.begin()
         optimizer.clear_gradients()
         if self._adapters:
@@ -166,13 +167,14 @@ class DTensorBackend:
 
     def get_values(self, batch: TokenBatch) -> Tensor:
         self._require_head("value", "values")
+        scorer, _ = self._weights("policy")
         values = torch.zeros(batch.num_tokens, dtype=torch.float32, device=batch.token_ids.device)
-        self._measure(batch, self._scorer, lambda rows: [self._scorer.score(rows, 1.0)], [values])
+        self._measure(batch, scorer, lambda rows: [scorer.score(rows, 1.0)], [values])
         return values
 
     def get_topk_logprobs(self, batch: TokenBatch, k: int) -> tuple[Tensor, Tensor]:
         self._require_head("language_model", "log-probs")
-        scorer = self._scorer
+        scorer, _ = self._weights("policy")
         assert isinstance(scorer, Scorer | ShardedScorer), "a language model scores tokens"
         ids = torch.zeros((batch.num_tokens, k), dtype=torch.int64, device=batch.token_ids.device)
         logprobs = torch.zeros((batch.num_tokens, k), dtype=torch.float32, device=batch.token_ids.device)
@@ -184,9 +186,11 @@ class DTensorBackend:
         yield from in_buckets(({name: t} if is_first else {}, t.nbytes) for name, t in self._named_tensors())
 
     def save_checkpoint(self, path: Path, *, optimizer: bool = True) -> None:
+        self._residency.require("weights", "optimizer")
         checkpoint.save(path, self._trainable, self._optimizer, self._rank, with_optimizer=optimizer)
 
     def load_checkpoint(self, path: Path) -> None:
+        self._residency.require("weights", "optimizer")
         checkpoint.load(path, self._trainable, self._optimizer, self._rank)
 
     def save_pretrained(self, path: Path) -> None:
@@ -298,6 +302,7 @@ class DTensorBackend:
             raise self._out_of_memory(error) from error
 
     def _weights(self, weights: WeightsName) -> tuple[AnyScorer, Any]:
+        self._residency.require("reference" if weights == "reference" and self._reference is not None else "weights")
         if weights == "policy":
             return self._scorer, nullcontext()
         if not self._has_reference:
@@ -315,6 +320,7 @@ class DTensorBackend:
 
         Collective where the model is sharded: each tensor is put together as it is asked for.
         """
+        self._residency.require("weights")
         return self._names.published(self._tensors_in_memory())
 
     def _tensors_in_memory(self) -> Iterator[tuple[str, Tensor]]:

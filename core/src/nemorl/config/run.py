@@ -268,6 +268,11 @@ class RunConfig(Config):
         return None
 
     @property
+    def takes_turns(self) -> bool:
+        """Whether models leave the devices' memory while others work."""
+        return False
+
+    @property
     def needs_reference(self) -> bool:
         """Whether the frozen initial policy is needed. Algorithms that compare against it override this."""
         return False

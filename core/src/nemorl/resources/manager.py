@@ -94,6 +94,7 @@ class ResourceManager:
             seed=config.seed,
             collective_timeout_s=cluster.worker_timeout_s,
             scratch=run_dir / "scratch",
+            leaves_memory=config.takes_turns,
         )
         self.launcher: Launcher
         if cluster.uses_ray:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
+from nemorl.errors import BackendError
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -56,6 +57,18 @@ class Parking:
             parked.storage.resize_(parked.size)
             if parked.content is not None:
                 _bytes_of(parked.storage).copy_(parked.content)
+
+    def require(self, *parts: str) -> None:
+        """Refuse to work with what is away: it would read freed memory.
+
+        Raises:
+            BackendError: names the part.
+        """
+        for part in parts:
+            if part in self._parked:
+                raise BackendError(
+                    f"the {part} of this model are not in the device's memory", fix="bring them back first"
+                )
 
 
 def bytes_held(tensors: Iterable[Tensor]) -> int:

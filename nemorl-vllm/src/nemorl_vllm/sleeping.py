@@ -1,0 +1,67 @@
+"""An engine that gives its memory back while others work (``SleepingBackend``): one way per kind of device.
+
+On CUDA vLLM does it, in an allocator of its own that keeps addresses and lets go of the memory behind them; that must
+be asked for when the engine is built. On a CPU vLLM cannot: there the worker moves the memory below weights and cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from nemorl.errors import BackendError
+
+if TYPE_CHECKING:
+    from nemorl.contracts import MemoryPart
+
+TAGS: Mapping[MemoryPart, str] = {"weights": "weights", "cache": "kv_cache"}
+"""vLLM's names of what sleeps."""
+
+
+class Sleep(Protocol):
+    """Runs on the engine's thread, between two steps."""
+
+    def sleep(self, engine: Any, level: Literal[1, 2]) -> None: ...
+
+    def wake(self, engine: Any, parts: Sequence[MemoryPart]) -> None: ...
+
+
+class VLLMSleep:
+    """vLLM's sleep mode."""
+
+    def sleep(self, engine: Any, level: Literal[1, 2]) -> None:
+        engine.sleep(level)
+
+    def wake(self, engine: Any, parts: Sequence[MemoryPart]) -> None:
+        engine.wake_up(tags=[TAGS[part] for part in parts if part in TAGS])
+
+
+class ParkedMemory:
+    """The worker's own way."""
+
+    def sleep(self, engine: Any, level: Literal[1, 2]) -> None:
+        engine.reset_prefix_cache()
+        engine.collective_rpc("nemorl_sleep", args=(level,))
+
+    def wake(self, engine: Any, parts: Sequence[MemoryPart]) -> None:
+        engine.collective_rpc("nemorl_wake", args=(list(parts),))
+
+
+class NoSleep:
+    """An engine on CUDA that was not built to sleep."""
+
+    def sleep(self, engine: Any, level: Literal[1, 2]) -> None:
+        raise BackendError(
+            "this engine was not built to give its memory back",
+            fix="set cluster.take_turns: true, or build it with a WorkerContext that leaves_memory",
+        )
+
+    def wake(self, engine: Any, parts: Sequence[MemoryPart]) -> None:
+        """It never sleeps."""
+
+
+def sleep_of(device: str, *, leaves_memory: bool) -> Sleep:
+    """How an engine on a device sleeps."""
+    if device == "cpu":
+        return ParkedMemory()
+    return VLLMSleep() if leaves_memory else NoSleep()
