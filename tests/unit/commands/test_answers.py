@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from installed_plugins import GOOD, Install
-from nemorl.plugins import registry
+from nemorl.plugins import PluginEntry, registry
+from nemorl_commands import main
 from nemorl_commands.answers import echo_json, reserved_stdout
 
 NOISE = """
@@ -65,13 +66,21 @@ def test_an_answer_goes_where_output_went_before(capfd: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("entry", registry().index.of_kind("commands"), ids=lambda entry: str(entry.name))
-def test_commands_of_plugins_explain_themselves_like_all_others(site: Path, entry: object) -> None:
-    words = str(entry.name).split(".")  # type: ignore[attr-defined]
-    long, short = nemorl(site, *words, "--help"), nemorl(site, *words, "-h")
-    assert (long.returncode, short.returncode) == (0, 0), short.stderr
-    assert short.stdout == long.stdout
-    assert long.stdout.lstrip().startswith(f"Usage: nemorl {' '.join(words)} ")
-    assert "─ Options ─" in long.stdout
+def test_commands_of_plugins_explain_themselves_like_all_others(
+    entry: PluginEntry, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    words = entry.name.split(".")
+    shown = {}
+    for option in ("--help", "-h"):
+        monkeypatch.setattr(sys, "argv", ["nemorl", *words, option])
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert end.value.code in (None, 0)
+        shown[option] = capfd.readouterr().out
+    assert shown["-h"] == shown["--help"]
+    assert shown["--help"].lstrip().startswith(f"Usage: nemorl {' '.join(words)} ")
+    assert "─ Options ─" in shown["--help"]
 
 
 def _dedented() -> str:
