@@ -10,7 +10,8 @@ STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 SOURCES := $(foreach package,$(PACKAGES),$(package)/src)
 
-.PHONY: help setup quickstart test test-together test-measured test-others test-fast test-full lint format wheels clean
+STREAMS := test-together test-measured test-units test-runs
+.PHONY: help setup quickstart test $(STREAMS) test-fast test-full lint format wheels clean
 
 help:
 	@echo "make quickstart   install, then train a tiny model with GRPO (a few minutes on a laptop)"
@@ -52,14 +53,14 @@ FOLDERS := $(addprefix tests/,integration e2e conformance spec unit)
 # for the lines of kernel and toolkits: these alone have to reach the 85 %.
 MEASURED := $(addprefix tests/unit/,base core rl tensors report isolation commands testing) tests/conformance/test_kit_catches_mutations.py
 TOGETHER := $(addprefix tests/integration/,async megatron ray vllm)
-OTHERS := tests/e2e tests/conformance tests/spec tests/integration tests/unit
+RUNS := tests/e2e tests/conformance tests/spec tests/integration
 ignored = $(addprefix --ignore=,$(1))
 
-# Three processes side by side, on two cores: what starts Ray waits for processes much of its time. What starts Ray, vLLM
-# and Megatron runs one after the other, so that no engine finds the ports or the memory of another.
+# Four processes side by side, on two cores: what starts other processes waits for them much of its time. What starts
+# vLLM and Megatron runs one after the other, so that no engine finds the ports or the memory of another.
 test: $(DEV_STAMP)
 	rm -f .coverage .coverage.*
-	$(MAKE) --no-print-directory --keep-going --jobs=3 test-together test-measured test-others
+	$(MAKE) --no-print-directory --keep-going --jobs=4 $(STREAMS)
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report --fail-under=85
 
@@ -69,8 +70,11 @@ test-together: $(DEV_STAMP)
 test-measured: $(DEV_STAMP)
 	$(BIN)/python -m coverage run -m pytest $(MEASURED)
 
-test-others: $(DEV_STAMP)
-	$(BIN)/python -m pytest $(call ignored,$(MEASURED) $(TOGETHER)) $(OTHERS)
+test-units: $(DEV_STAMP)
+	$(BIN)/python -m pytest $(call ignored,$(MEASURED)) tests/unit
+
+test-runs: $(DEV_STAMP)
+	$(BIN)/python -m pytest $(call ignored,$(MEASURED) $(TOGETHER)) $(RUNS)
 
 test-fast: $(DEV_STAMP)
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow and not full" tests/conformance tests/spec tests/unit
