@@ -42,16 +42,20 @@ class DTensorConfig(TrainingBackendConfig):
             "muon",
             "offload",
             "filtered_logprobs",
+            "shared_prefixes",
         }
     )
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process", "nccl", "cuda_ipc", "shared_memory", "object_store")
     metrics: ClassVar[Mapping[str, MetricInfo]] = {
         **WORK_METRICS,
-        "train/tree_ratio": MetricInfo(
-            "Tokens per computed token",
-            meaning="tokens of the sequences per token that is computed: above 1 where those that sequences have in "
-            "common are computed once",
-            watch_for="1 with several responses per prompt: the log says what keeps the model from sharing",
+        **dict.fromkeys(
+            ("train/tree_ratio", "train/<model>/tree_ratio"),
+            MetricInfo(
+                "Tokens per computed token",
+                meaning="tokens of the sequences per token that is computed, for the policy and other models that learn: "
+                "above 1 where those that sequences have in common are computed once",
+                watch_for="1 with several responses per prompt: the log says what keeps the model from sharing",
+            ),
         ),
     }
 

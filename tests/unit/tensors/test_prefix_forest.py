@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 from nemorl_tensors import TokenBatch
-from nemorl_tensors.engines.prefix_forest import PrefixForest, plan_trees, shard_trees
+from nemorl_tensors.engines.prefix_forest import PrefixForest, plan_trees
 from nemorl_tensors.engines.rows import fed_lengths
 from nemorl_tensors.engines.tree_rows import to_tree_rows
 
@@ -127,12 +127,12 @@ def test_pairs_stay_together() -> None:
             assert all(part[i] + 1 == part[i + 1] and part[i] % 2 == 0 for i in range(0, len(part), 2))
     # 5 5 and four branches are 6 tokens, 9 9 9 and 8 8 8 too.
     assert sorted(plan_trees(batch, PrefixForest.of_batch(batch), 6)) == [[0, 1, 4, 5], [2, 3]]
-    assert sorted(shard_trees(batch, 2)) == [[0, 1, 4, 5], [2, 3]]
+    assert sorted(batch.shards(2, by_trees=True)) == [[0, 1, 4, 5], [2, 3]]
 
 
 def test_ranks_get_whole_groups_of_equal_trees() -> None:
     batch = groups([(20, 6, 4)] * 4)
-    shards = shard_trees(batch, 2)
+    shards = batch.shards(2, by_trees=True)
     assert [tokens_of(batch, shard) for shard in shards] == [80, 80]
     assert sorted(index for shard in shards for index in shard) == list(range(16))
 
@@ -140,9 +140,14 @@ def test_ranks_get_whole_groups_of_equal_trees() -> None:
 def test_one_group_is_cut_where_ranks_would_wait() -> None:
     # Whole: 20 + 8 * 5 on one rank and nothing on the other three. Cut in four: 20 + 2 * 5 on each.
     batch = groups([(20, 6, 8)])
-    assert [tokens_of(batch, shard) for shard in shard_trees(batch, 4)] == [30, 30, 30, 30]
+    assert [tokens_of(batch, shard) for shard in batch.shards(4, by_trees=True)] == [30, 30, 30, 30]
 
 
 def test_more_ranks_than_sequences_leave_some_empty() -> None:
-    batch = groups([(4, 3, 2)])
-    assert sorted(map(len, shard_trees(batch, 4))) == [0, 0, 1, 1]
+    batch = groups([(8, 3, 2)])
+    assert sorted(map(len, batch.shards(4, by_trees=True))) == [0, 0, 1, 1]
+
+
+def test_ranks_are_as_before_where_little_is_shared() -> None:
+    batch = groups([(0, 9, 3), (1, 30, 4), (0, 14, 2)])
+    assert batch.shards(3, by_trees=True) == batch.shards(3)

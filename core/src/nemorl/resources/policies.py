@@ -32,13 +32,14 @@ def always_there(_work: Work) -> AbstractContextManager[None]:
 class TrainingPolicy:
     """A training backend over a worker group, seen as one object."""
 
-    def __init__(self, workers: WorkerGroup, turn: Turn = always_there) -> None:
+    def __init__(self, workers: WorkerGroup, turn: Turn = always_there, *, by_trees: bool = False) -> None:
         """
         Args:
             workers: The ranks of one backend.
             turn: Gives it the devices, which it may share with others.
+            by_trees: Sequences that begin alike go to one rank, which computes what they share once.
         """
-        self.workers, self._turn = workers, turn
+        self.workers, self._turn, self._by_trees = workers, turn, by_trees
 
     def train_step(self, minibatch: TokenBatch, loss: Loss) -> Metrics:
         """One optimizer step; metrics merged over ranks by their own reductions."""
@@ -98,7 +99,7 @@ class TrainingPolicy:
         ranks = self.workers.data_parallel_size
         if ranks == 1:
             return [list(range(len(batch)))], self.workers.scatter(method, [(batch, *args)])
-        shards = batch.shards(ranks)
+        shards = batch.shards(ranks, by_trees=self._by_trees)
         return shards, self.workers.scatter(method, _Shards(batch, shards, args))
 
 

@@ -198,8 +198,18 @@ class TokenBatch:
             replace(part, loss_weights=loss_weights(part.mask, part.lengths, self.loss_aggregation)) for part in parts
         ]
 
-    def shards(self, count: int) -> list[list[int]]:
-        """Sequence indices for each of ``count`` ranks, balanced by tokens: longest first, to the emptiest rank."""
+    def shards(self, count: int, *, by_trees: bool = False) -> list[list[int]]:
+        """Sequence indices for each of ``count`` ranks, balanced by tokens: longest first, to the emptiest rank.
+
+        With ``by_trees``, for backends that compute what sequences have in common once: where that saves tokens,
+        sequences that share them are on one rank, and what balances is what is computed.
+        """
+        if by_trees:
+            from nemorl_tensors.engines.prefix_forest import shard_trees  # which reads batches
+
+            shards = shard_trees(self, count)
+            if shards is not None:
+                return shards
         loads = [(0, rank) for rank in range(count)]  # a heap: the emptiest rank first, the lowest of equals
         groups: list[list[int]] = [[] for _ in range(count)]
         sizes_G = self.lengths.view(-1, self.sequences_per_group).sum(1)

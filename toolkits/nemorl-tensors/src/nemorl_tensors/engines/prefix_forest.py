@@ -114,10 +114,11 @@ def plan_trees(batch: TokenBatch, forest: PrefixForest, budget: int) -> list[lis
     return [_sequences(members, width) for members in plan if members]
 
 
-def shard_trees(batch: TokenBatch, count: int) -> list[list[int]]:
+def shard_trees(batch: TokenBatch, count: int) -> list[list[int]] | None:
     """Sequence indices for each of ``count`` ranks: trees whole, balanced by tokens of the forest.
 
-    Trees are cut by leaves, and more so, as long as that lightens the heaviest rank.
+    Trees are cut by leaves, and more so, as long as that lightens the heaviest rank. ``None``: sequences share too
+    little to stay together for it.
 
     Example:
         >>> ids, mask = [[1, 2, 3, 4], [1, 2, 3, 5], [6, 7, 8, 9]], [False, True, True, True]
@@ -126,9 +127,10 @@ def shard_trees(batch: TokenBatch, count: int) -> list[list[int]]:
         [[0, 1], [2]]
     """
     width, forest = batch.sequences_per_group, PrefixForest.of_batch(batch)
-    found: list[tuple[int, list[list[int]]]] = []
-    for budget in (float("inf"), *(forest.tokens / count / parts for parts in SHARD_PARTS)):
-        found.append(_balanced(forest.pieces(budget, width), count))
+    if forest.ratio <= MIN_RATIO:
+        return None
+    budgets = (float("inf"), *(forest.tokens / count / parts for parts in SHARD_PARTS), 0)
+    found = [_balanced(forest.pieces(budget, width), count) for budget in budgets]
     shards = min(found, key=lambda attempt: attempt[0])[1]
     seen = {unit for members in shards for unit in members}
     rest = [unit for unit in range(len(batch) // width) if unit not in seen]
