@@ -148,6 +148,8 @@ TRAINING = {
     "values_are_those_of_the_saved_model": "ValuesAfter",
     "values_can_be_learnt": "ConstantCritic",
     "each_head_answers_for_itself": "AnswersWithAnyHead",
+    "sequences_that_begin_alike_are_scored_as_alone": "ScoresSharedTokensOnce",
+    "sequences_that_begin_alike_teach_as_alone": "TrainsSharedTokensOnce",
     "generator_speaks_for_the_trained_policy": "GathersOnce",
 }
 GENERATION = {

@@ -37,6 +37,8 @@ class _Changed:
     def __call__(self, policy_logprobs: Tensor, batch: TokenBatch) -> tuple[Tensor, Metrics]:
         if self.mistake == "spill" and "advantages" in batch:
             batch = replace(batch, loss_weights=batch.loss_weights + 0 * batch["advantages"].sum())
+        if self.mistake == "once":
+            batch = replace(batch, loss_weights=torch.where(_seen_before(batch), 0.0, batch.loss_weights))
         value, metrics = self.inner(policy_logprobs, batch)
         if self.mistake == "average":
             value = value * (len(batch) / len(self.given))
@@ -113,6 +115,31 @@ class AveragesMicrobatches(DTensorBackend):
     def train_step(self, batch: TokenBatch, loss: Loss) -> Metrics:
         plain = self._head == "language_model" and batch.sequences_per_group == 1
         return super().train_step(batch, _Changed(loss, "average", batch) if plain else loss)
+
+
+class ScoresSharedTokensOnce(DTensorBackend):
+    """What several sequences begin with is scored in the first of them."""
+
+    def get_logprobs(self, batch: TokenBatch, weights: Any = "policy") -> Tensor:
+        return torch.where(_seen_before(batch), 0.0, super().get_logprobs(batch, weights))
+
+
+class TrainsSharedTokensOnce(DTensorBackend):
+    """What several sequences of a microbatch begin with is trained on in the first of them."""
+
+    def train_step(self, batch: TokenBatch, loss: Loss) -> Metrics:
+        return super().train_step(batch, _Changed(loss, "once", batch))
+
+
+def _seen_before(batch: TokenBatch) -> Tensor:
+    """[N] True where an earlier sequence begins with the same tokens, up to this one; of two tokens at least."""
+    seen: set[tuple[int, ...]] = set()
+    found = []
+    for ids in torch.split(batch.token_ids, batch.lengths.tolist()):
+        begins = [tuple(ids[: end + 1].tolist()) for end in range(len(ids))]
+        found += [len(begin) > 1 and begin in seen for begin in begins]
+        seen.update(begins)
+    return torch.tensor(found, dtype=torch.bool)
 
 
 class TrustsOrder(DTensorBackend):

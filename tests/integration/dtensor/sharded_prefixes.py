@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from nemorl.config import PolicyConfig
 from nemorl.resources.worker import WorkerContext
 from nemorl_dtensor.config import DTensorConfig
-from nemorl_tensors import TokenBatch
-from nemorl_testing.batches import WeightedNLL
+from nemorl_testing.batches import WeightedNLL, branching_batch
 from torch import Tensor
 
 LINEAR = {"lr": 1.0, "eps": 1.0, "weight_decay": 0.0}
@@ -45,29 +42,10 @@ class Learnt:
     """After a step; empty on ranks other than 0"""
 
 
-def branching_batch() -> TokenBatch:
-    """Three groups of four, two of them with a second turn; one is three times as large as the others."""
-    draw = random.Random(3)
-
-    def tokens(count: int) -> list[int]:
-        return [draw.randrange(8, 80) for _ in range(count)]
-
-    ids, masks = [], []
-    for prompt_tokens in (9, 30, 10):
-        prompt = tokens(prompt_tokens)
-        first = tokens(4)
-        for index in range(4):
-            answer = [*first, *tokens(3)] if index < 2 else tokens(6)
-            ids.append([*prompt, *answer])
-            masks.append([False] * prompt_tokens + [True] * len(answer))
-    batch = TokenBatch.from_sequences(ids, masks, temperature=0.9)
-    return batch.with_tokens(advantages=torch.linspace(-1, 1, batch.num_tokens))
-
-
 def learn(context: WorkerContext, model: str, way: Way) -> Learnt:
     """One rank: it scores its shard, and takes a step."""
     width = way.policy.get("tensor_parallel_size", 1)
-    batch = branching_batch()
+    batch = branching_batch(temperature=0.9)
     sequences = batch.shards(context.world_size // width, by_trees=True)[context.rank // width]
     mine = batch.select(sequences)
     fields = {"optimizer": LINEAR, "microbatch_tokens": 40, "max_grad_norm": None, **way.policy}

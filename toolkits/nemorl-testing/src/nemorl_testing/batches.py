@@ -32,6 +32,32 @@ def ragged_batch(*, temperature: float = 1.0, vocabulary: int = 80, seed: int = 
     return batch.with_tokens(advantages=torch.tensor([draw.uniform(-1, 1) for _ in range(batch.num_tokens)]))
 
 
+def branching_batch(*, temperature: float = 1.0, vocabulary: int = 80, seed: int = 3) -> TokenBatch:
+    """Sequences that share tokens, out of order, with ``advantages`` in [-1, 1].
+
+    Three groups of four on prompts of 9, 30 and 10 tokens, of which two share a first turn; one of these again with
+    another mask, and again as it is; the beginning of another; and one that shares nothing.
+    """
+    draw = random.Random(seed)
+
+    def tokens(count: int) -> list[int]:
+        return [draw.randrange(FIRST_TEXT_TOKEN, vocabulary) for _ in range(count)]
+
+    ids, masks = [], []
+    for prompt_tokens in (9, 30, 10):
+        prompt, turn = tokens(prompt_tokens), tokens(4)
+        for index in range(4):
+            answer = [*turn, *tokens(3)] if index < 2 else tokens(6)
+            ids.append([*prompt, *answer])
+            masks.append([False] * prompt_tokens + [True] * len(answer))
+    ids += [ids[0], ids[0], ids[5][:33], tokens(7)]
+    masks += [[index % 2 == 0 for index in range(len(ids[0]))], masks[0], masks[5][:33], [True] * 7]
+    order = list(range(len(ids)))
+    draw.shuffle(order)
+    batch = TokenBatch.from_sequences([ids[i] for i in order], [masks[i] for i in order], temperature=temperature)
+    return batch.with_tokens(advantages=torch.tensor([draw.uniform(-1, 1) for _ in range(batch.num_tokens)]))
+
+
 @dataclass(frozen=True)
 class WeightedNLL:
     """loss = -sum(loss_weights * advantages * policy_logprobs): the gradient of every trained token matters."""

@@ -33,7 +33,14 @@ CONFIG_KINDS = tuple(BASES)
 
 _MODULES: Mapping[str, tuple[str, ...]] = {
     **{kind: ("entry_points", "every_config", kind) for kind in CONFIG_KINDS},
-    "training_backends": ("entry_points", "every_config", "training_backends", "training_outputs", "pairs"),
+    "training_backends": (
+        "entry_points",
+        "every_config",
+        "training_backends",
+        "training_outputs",
+        "shared_prefixes",
+        "pairs",
+    ),
     "generation_backends": ("entry_points", "every_config", "generation_backends", "pairs"),
     **{kind: ("entry_points", kind) for kind in ("commands", "templates")},
 }
