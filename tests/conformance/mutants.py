@@ -166,6 +166,7 @@ GENERATION = {
     "requests_of_one_call_may_sample_differently": "OneMinPForAll",
     "top_k_draws_from_the_k_most_likely": "TopKPlusOne",
     "update_weights_takes_effect": "CountsUpdates",
+    "a_conversation_goes_on_with_the_weights_at_hand": "KeepsTurnsForEver",
     "weights_in_process_are_shared": "CopiesWeights",
     "sleep_changes_nothing": "WakesUpYoung",
     "bad_request_is_explained": "RaisesPlainErrors",

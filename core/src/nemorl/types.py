@@ -84,6 +84,8 @@ class GenerationRequest:
     sampling: SamplingParams
     seeds: tuple[int, ...] = (0,)
     """One 64-bit seed per sample. Same seed, weights and batch: same tokens."""
+    goes_on: bool = False
+    """A prompt that begins with this one and a response to it may follow: an engine may keep what it computed."""
 
 
 @dataclass(frozen=True, slots=True)

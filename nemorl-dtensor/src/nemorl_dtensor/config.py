@@ -105,7 +105,8 @@ class HFGenerationConfig(GenerationBackendConfig):
     """Most samples decoded at once; the rest wait for a place. Lower it when memory is short."""
     kv_cache_tokens: Annotated[int, RESUMABLE] = Field(262144, ge=1)
     """Most token positions held at once, over all samples, room for their longest response included. Each takes
-    4 * layers * key-value heads * head size bytes in bfloat16 (28 KiB for a 1.5B Qwen2), twice that in float32."""
+    4 * layers * key-value heads * head size bytes in bfloat16 (28 KiB for a 1.5B Qwen2), twice that in float32.
+    Conversations that wait for their next turn may hold as many besides; a Llama-like model keeps them."""
 
     def build(
         self, generation: GenerationConfig, policy: PolicyConfig, worker: WorkerContext, weights: WeightHandle | None

@@ -14,12 +14,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def build_decoder(model: PreTrainedModel, max_tokens: int) -> Decoder:
-    """The fastest decoder that serves ``model`` for sequences up to ``max_tokens``."""
+def build_decoder(model: PreTrainedModel, max_tokens: int, turn_tokens: int = 0) -> Decoder:
+    """The fastest decoder that serves ``model`` for sequences up to ``max_tokens``.
+
+    Between the turns of conversations it may keep up to ``turn_tokens`` tokens of them.
+    """
     from nemorl_dtensor.decode_again import RecomputingDecoder
     from nemorl_dtensor.decode_hf import HFDecoder, cache_name
     from nemorl_dtensor.decode_llama import LlamaDecoder, is_llama_like
 
     if is_llama_like(model, max_tokens):
-        return LlamaDecoder(model, max_tokens)
+        return LlamaDecoder(model, max_tokens, turn_tokens)
     return HFDecoder(model) if cache_name(model) else RecomputingDecoder(model)

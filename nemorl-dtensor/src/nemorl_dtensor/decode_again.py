@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from nemorl_tensors.engines.decoding import WithoutTurns
 from torch import Tensor
 
 
-class RecomputingDecoder:
+class RecomputingDecoder(WithoutTurns):
     """Rows of one batch, padded on the right, where a causal model's earlier positions do not see it."""
 
     joins = True

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from nemorl_tensors.engines.decoding import WithoutTurns
 from torch import Tensor
 
 ATTENTION, STATE = "past_key_values", "cache_params"
@@ -25,7 +26,7 @@ def cache_name(model: Any) -> str:
     return next((name for name in CACHE_NAMES if name in accepted), "")
 
 
-class HFDecoder:
+class HFDecoder(WithoutTurns):
     """Rows of one batch, decoded by ``model.forward``. Rows join only once all others have left."""
 
     joins = False

@@ -10,12 +10,13 @@ else takes ``decode_hf``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from nemorl_tensors.engines.kv_cache import KVCache, attend_newest
+from nemorl_tensors.engines.kv_cache import KVCache, Recent, attend_newest
+from nemorl_tensors.engines.turns import Turns
 from nemorl_tensors.products import product
 from torch import Tensor
 from torch.nn import functional
@@ -123,7 +124,13 @@ class LlamaDecoder:
 
     joins = True
 
-    def __init__(self, model: Any, max_tokens: int) -> None:
+    def __init__(self, model: Any, max_tokens: int, turn_tokens: int = 0) -> None:
+        """
+        Args:
+            model: Whose weights are read.
+            max_tokens: Of the longest sequence.
+            turn_tokens: Most that are kept of conversations between their turns.
+        """
         features, body, config = FAMILY[model.config.model_type], model.base_model, model.config
         self._layers = [_Layer.of(block, features) for block in body.layers]
         self._embedding: Tensor = body.embed_tokens.weight
@@ -141,9 +148,10 @@ class LlamaDecoder:
         dtype, device = self._embedding.dtype, self._embedding.device
         self._cos, self._sin = _rotary_tables(body.rotary_emb, max_tokens, dtype, device)
         self._cache = KVCache(len(self._layers), self._kv_heads, self._head_size, dtype, device)
+        self._turns = Turns(turn_tokens)
 
     def attach_engine(self, prompts: Sequence[tuple[int, ...]], reserve_tokens: int) -> Tensor:
-        return self._cache.attach_engine(prompts, reserve_tokens, self._prefill)
+        return self._cache.attach_engine(prompts, reserve_tokens, self._prefill, self._go_on, self._turns)
 
     def step(self, tokens: Tensor) -> Tensor:
         positions = self._cache.positions()
@@ -169,6 +177,13 @@ class LlamaDecoder:
         else:
             self._cache.clear()
 
+    def save_turns(self, rows: Mapping[int, tuple[int, ...]]) -> None:
+        for row, tokens in rows.items():
+            self._turns.put(self._cache.turn(row, tokens))
+
+    def drop_turns(self) -> None:
+        self._turns.clear()
+
     def _prefill(self, prompts: list[tuple[int, ...]]) -> tuple[Tensor, Tensor, Tensor]:
         """(logits [U, V] after each prompt, keys and values [L, U, H, P, d]), right-padded: causal needs no mask."""
         count, width = len(prompts), max(map(len, prompts))
@@ -187,6 +202,22 @@ class LlamaDecoder:
         logits = self._forward(ids.flatten(), cos, sin, attend, last)
         keys, values = zip(*stored, strict=True)
         return logits, torch.stack(keys), torch.stack(values)
+
+    def _go_on(self, ids: Tensor, recent: Recent) -> Tensor:
+        """[R, V] after the last tokens [R, W] of rows whose earlier ones are in the cache."""
+        rows, width = ids.shape
+        cos, sin = (table[recent.positions].view(rows * width, 1, -1) for table in (self._cos, self._sin))
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            q, k, v = (x.reshape(rows, width, -1, self._head_size).transpose(1, 2) for x in (q, k, v))
+            keys, values = recent.seen(layer, k, v)
+            mixed = functional.scaled_dot_product_attention(
+                q, keys, values, attn_mask=recent.mask, scale=self._scale, enable_gqa=True
+            )
+            return mixed.transpose(1, 2).reshape(rows * width, -1)
+
+        last = torch.arange(1, rows + 1, device=ids.device) * width - 1
+        return self._forward(ids.flatten(), cos, sin, attend, last)
 
     def _forward(
         self, tokens: Tensor, cos: Tensor, sin: Tensor, attend: Attend, select: Tensor | None = None

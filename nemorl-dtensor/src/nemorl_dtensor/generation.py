@@ -83,7 +83,8 @@ class HFGeneration:
             decode=self._tokenizer.decode,
         )
         if self._decoder is None:
-            self._decoder = build_decoder(self._model, self._policy.max_sequence_tokens)
+            kept = self._options.kv_cache_tokens
+            self._decoder = build_decoder(self._model, self._policy.max_sequence_tokens, turn_tokens=kept)
         limits = BatchLimits(self._options.max_batch_rows, self._options.kv_cache_tokens)
         decode_responses(chain.from_iterable(groups), self._decoder, RowSampler(self._device), limits)
         return [[response.completion(self._version) for response in group] for group in groups]

@@ -11,7 +11,7 @@ where PyTorch has it for the type and the scores; elsewhere each sequence is a c
 With context parallelism each rank has two chunks of every row (``context``); keys and values of all are brought
 together, and a chunk of queries sees those up to its own end.
 
-Fewer queries than keys: the newest token of each row over keys that ``inference`` kept, the newest last.
+Fewer queries than keys: the newest tokens of each row over keys that ``inference`` kept, the newest last.
 """
 
 from __future__ import annotations
@@ -82,12 +82,15 @@ class CoreAttention(MegatronModule):  # type: ignore[misc]
     ) -> Tensor:
         """[S, B, n, D], [S, B, g, D], [S, B, g, D] -> [S, B, n * D], without B in a packed row.
 
-        While decoding [1, B, n, D], [T, B, g, D], [T, B, g, D] and a mask [B, 1, 1, T] to add to the scores, or none.
+        While decoding [1, B, n, D], [T, B, g, D], [T, B, g, D] and a mask [B, 1, 1, T] to add to the scores, or none;
+        of several new tokens per row [S, B, n, D] and a bool mask [B, 1, S, T] of what each sees.
         """
         assert attention_bias is None, "attention has no bias"
         if packed_seq_params is not None:
             return self._packed(query, key, value, packed_seq_params)
         tokens = query.shape[0]
+        if attention_mask is not None and attention_mask.dtype == torch.bool:
+            return self._causal(query, key, value, attention_mask)
         if tokens < key.shape[0]:
             return self._newest(query, key, value, attention_mask)
         assert attention_mask is None, "the layout says what attends to what"
@@ -99,11 +102,15 @@ class CoreAttention(MegatronModule):  # type: ignore[misc]
         chunks = zip(query.chunk(2), seen, strict=True)
         return torch.cat([self._causal(chunk, key[:end], value[:end]) for chunk, end in chunks])
 
-    def _causal(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """[S, B, n * D] of queries [S, B, n, D] that are the last of the tokens [T, B, g, D]."""
+    def _causal(self, query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None = None) -> Tensor:
+        """[S, B, n * D] of queries [S, B, n, D] that are the last of the tokens [T, B, g, D]; of these they see no more
+        than ``seen``."""
         tokens, rows = query.shape[:2]
         query, key, value = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
-        context = self._fused(query, key, value) if self._cap is None else self._capped(query, key, value, self._cap)
+        if self._cap is None:
+            context = self._fused(query, key, value, seen)
+        else:
+            context = self._capped(query, key, value, self._cap, seen)
         return context.permute(2, 0, 1, 3).reshape(tokens, rows, -1)
 
     def _packed(self, query: Tensor, key: Tensor, value: Tensor, packing: Packing) -> Tensor:
@@ -158,14 +165,15 @@ class CoreAttention(MegatronModule):  # type: ignore[misc]
         context = attend_newest(query, key, value, mask, self._scale, self._cap)
         return context.reshape(1, rows, heads * size)
 
-    def _fused(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def _fused(self, query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None) -> Tensor:
         """[B, n, S, D] by one kernel."""
-        tokens, seen = query.shape[2], key.shape[2]
-        mask = None
-        if self._window is not None and self._window < seen:
-            mask = self._visible(tokens, seen, query.device)
-        elif tokens < seen:
-            mask = causal_lower_right(tokens, seen)
+        tokens, columns = query.shape[2], key.shape[2]
+        mask = seen
+        if seen is not None or (self._window is not None and self._window < columns):
+            visible = self._visible(tokens, columns, query.device)
+            mask = visible if seen is None else visible & seen
+        elif tokens < columns:
+            mask = causal_lower_right(tokens, columns)
         return scaled_dot_product_attention(
             query,
             key,
@@ -176,14 +184,14 @@ class CoreAttention(MegatronModule):  # type: ignore[misc]
             enable_gqa=query.shape[1] != key.shape[1],
         )
 
-    def _capped(self, query: Tensor, key: Tensor, value: Tensor, cap: float) -> Tensor:
+    def _capped(self, query: Tensor, key: Tensor, value: Tensor, cap: float, seen: Tensor | None) -> Tensor:
         """[B, n, S, D]; scores of all pairs exist, in float32 for the softmax."""
         share = query.shape[1] // key.shape[1]
         key, value = (tensor.repeat_interleave(share, 1) for tensor in (key, value))
         scores = query @ key.transpose(2, 3) * self._scale
         scores = cap * torch.tanh(scores / cap)
-        hidden = ~self._visible(query.shape[2], key.shape[2], query.device)
-        scores = scores.masked_fill(hidden, float("-inf"))
+        visible = self._visible(query.shape[2], key.shape[2], query.device)
+        scores = scores.masked_fill(~(visible if seen is None else visible & seen), float("-inf"))
         return torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype) @ value
 
     def _visible(self, tokens: int, seen: int, device: torch.device) -> Tensor:

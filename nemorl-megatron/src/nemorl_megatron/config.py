@@ -129,7 +129,8 @@ class MegatronGenerationConfig(GenerationBackendConfig):
     kv_cache_tokens: Annotated[int, RESUMABLE] = Field(262144, ge=1)
     """Most token positions held at once, over all samples, room for their longest response included. Each takes
     4 * layers * key-value heads * head size bytes in bfloat16 (28 KiB for a 1.5B Qwen2), twice that in float32; over a
-    trainer's model each rank holds its layers' and its heads' part of that."""
+    trainer's model each rank holds its layers' and its heads' part of that. With ``engine: rows`` conversations that
+    wait for their next turn may hold as many besides."""
 
     engine: Annotated[Literal["rows", "megatron_core"], RESUMABLE] = "rows"
     """What attends to the tokens so far and keeps them. ``rows``: PyTorch's attention over the kernel's cache, on any

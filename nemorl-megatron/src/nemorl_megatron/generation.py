@@ -21,6 +21,7 @@ from nemorl_rl.tokenizer import Tokenizer, end_token_ids
 from nemorl_tensors.engines.decoding import BatchLimits, Decoder, decode_responses
 from nemorl_tensors.engines.model_config import read_model_config
 from nemorl_tensors.engines.responses import Response, begin_responses
+from nemorl_tensors.engines.turns import Turns
 
 from nemorl_megatron.attention import CoreAttention
 from nemorl_megatron.bridge.own import OwnBridge
@@ -70,6 +71,7 @@ class MegatronGeneration:
         self._policy, self._options = policy, options
         self._receive, self._leave = receive, leave
         self._version = 0
+        self._turns = Turns(options.kv_cache_tokens)
         self._stages: Stages | None = Stages(pieces, parallel, bridge.vocabulary, bridge.logit_cap)
         """``None`` once shut down."""
         if options.engine == "megatron_core":
@@ -159,11 +161,13 @@ class MegatronGeneration:
         """Generate from these weights from now on; with a trainer's model only their number is new."""
         if self._receive is not None:
             self._receive(handle)
+        self._turns.clear()
         self._version = version
 
     def shutdown(self) -> None:
         """Let go of the model. Calling it twice is harmless."""
         self._stages = None
+        self._turns.clear()
         leave, self._leave = self._leave, None
         if leave is not None:
             leave()
@@ -171,7 +175,7 @@ class MegatronGeneration:
     def _decoder(self, limits: BatchLimits, responses: Sequence[Response]) -> Decoder:
         assert self._stages is not None
         if self._options.engine == "rows":
-            return CachedDecoder(self._stages)
+            return CachedDecoder(self._stages, self._turns)
         from nemorl_megatron.paged import PagedDecoder
 
         return PagedDecoder(self._stages, limits, max((row.length + row.remaining for row in responses), default=1))

@@ -11,15 +11,17 @@ pass on to each other what they computed is in ``inference_ranks``.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from megatron.core.inference.contexts import BaseInferenceContext
-from nemorl_tensors.engines.kv_cache import KVCache
+from nemorl_tensors.engines.kv_cache import KVCache, Recent
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from nemorl_tensors.engines.turns import Turns
+
     from nemorl_megatron.inference_ranks import Stages
 
 
@@ -113,15 +115,38 @@ class NextTokens(RowPass):
         return keys.permute(2, 0, 1, 3), values.permute(2, 0, 1, 3), None
 
 
+class NewTokens(RowPass):
+    """The last tokens of rows whose earlier ones are in the cache."""
+
+    def __init__(self, recent: Recent, places: dict[int, int]) -> None:
+        """
+        Args:
+            recent: Where they belong.
+            places: In the cache, by layer number.
+        """
+        super().__init__(recent.positions.T, recent.mask)
+        self._recent, self._places = recent, places
+
+    def seen(self, layer_number: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, None]:
+        new = (tensor.permute(1, 2, 0, 3) for tensor in (key, value))
+        keys, values = self._recent.seen(self._places[layer_number], *new)
+        return keys.permute(2, 0, 1, 3), values.permute(2, 0, 1, 3), None
+
+
 class CachedDecoder:
     """The kernel's ``Decoder`` over the pieces of a model. All ranks of a copy make the same calls."""
 
     joins = True
 
-    def __init__(self, stages: Stages) -> None:
+    def __init__(self, stages: Stages, turns: Turns) -> None:
+        """
+        Args:
+            stages: What decodes.
+            turns: This rank's part of conversations between their turns.
+        """
         layers = [layer for piece in stages.pieces for layer in piece.decoder.layers]
         attention, config = layers[0].self_attention, stages.pieces[0].config
-        self._stages = stages
+        self._stages, self._turns = stages, turns
         self._device = torch.device(stages.parallel.device)
         self._places = {layer.layer_number: place for place, layer in enumerate(layers)}
         self._cache = KVCache(
@@ -134,7 +159,7 @@ class CachedDecoder:
 
     def attach_engine(self, prompts: Sequence[tuple[int, ...]], reserve_tokens: int) -> Tensor:
         """[len(prompts), V] as ``Stages.logits`` has them."""
-        return self._cache.attach_engine(prompts, reserve_tokens, self._prefill)
+        return self._cache.attach_engine(prompts, reserve_tokens, self._prefill, self._go_on, self._turns)
 
     def step(self, tokens: Tensor) -> Tensor:
         """[B, V] likewise."""
@@ -146,6 +171,16 @@ class CachedDecoder:
             self._cache.keep(order)
         else:
             self._cache.clear()
+
+    def save_turns(self, rows: Mapping[int, tuple[int, ...]]) -> None:
+        for row, tokens in rows.items():
+            self._turns.put(self._cache.turn(row, tokens))
+
+    def drop_turns(self) -> None:
+        self._turns.clear()
+
+    def _go_on(self, ids: Tensor, recent: Recent) -> Tensor:
+        return self._stages.logits(self._stages.forward(ids, NewTokens(recent, self._places))[-1])
 
     def _prefill(self, prompts: list[tuple[int, ...]]) -> tuple[Tensor, Tensor, Tensor]:
         width = max(map(len, prompts))

@@ -17,6 +17,7 @@ from megatron.core.inference.contexts.dynamic_context import DynamicInferenceCon
 from megatron.core.inference.inference_request import DynamicInferenceRequest
 from megatron.core.inference.sampling_params import SamplingParams
 from nemorl.errors import BackendError
+from nemorl_tensors.engines.decoding import WithoutTurns
 from nemorl_tensors.engines.kv_cache import PREFILL_TOKENS
 from torch import Tensor
 
@@ -78,7 +79,7 @@ class PagedCache(DynamicInferenceContext):  # type: ignore[misc]
         return self.key_value_cache(place)  # type: ignore[no-any-return]
 
 
-class PagedDecoder:
+class PagedDecoder(WithoutTurns):
     """The kernel's ``Decoder`` over a :class:`PagedCache`. All ranks of a copy make the same calls."""
 
     joins = True

@@ -9,6 +9,7 @@ from typing import Any
 from nemorl.errors import BackendError
 from nemorl.types import Completion, GenerationRequest
 from nemorl.weights import in_process_handle
+from nemorl_dtensor.decode import build_decoder
 from nemorl_dtensor.generation import HFGeneration
 
 __all__ = ["HFGeneration"]
@@ -187,6 +188,17 @@ class SeesNewTensorsOnly(HFGeneration):
         before, self.places = self.places, frozenset(p.data_ptr() for p in self._model.parameters())
         if self.places == before:
             self._decoder = derived
+
+
+class KeepsTurnsForEver(HFGeneration):
+    """Takes up a conversation from keys and values of older weights."""
+
+    def update_weights(self, handle: Any, version: int) -> None:
+        before: Any = self._decoder
+        super().update_weights(handle, version)
+        if before is not None:
+            self._decoder = build_decoder(self._model, self._policy.max_sequence_tokens, turn_tokens=10_000)
+            self._decoder._turns = before._turns  # type: ignore[attr-defined]
 
 
 # In many: mistakes so plain that most of the kit sees them

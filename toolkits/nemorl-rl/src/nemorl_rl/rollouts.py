@@ -143,7 +143,7 @@ class RolloutEngine:
             if not active:
                 return
             with self.timer.phase("generation"):
-                self._respond(active, plan.sampling, turn)
+                self._respond(active, plan.sampling, turn, goes_on=turn < plan.max_turns - 1)
             on_generated()
             with self.timer.phase("reward_calculation"):
                 for index, step in self.environments.stream([t.episode for t in active], [t.response for t in active]):
@@ -164,7 +164,7 @@ class RolloutEngine:
         episode = self.environments.start(prompt)
         return _Trajectory(prompt, episode, own_seed, list(prompt.token_ids), [False] * size, [0.0] * size)
 
-    def _respond(self, active: Sequence[_Trajectory], sampling: SamplingParams, turn: int) -> None:
+    def _respond(self, active: Sequence[_Trajectory], sampling: SamplingParams, turn: int, *, goes_on: bool) -> None:
         """One response for each. Trajectories that still share their prefix form one request."""
         shared: dict[tuple[int, tuple[int, ...]], list[_Trajectory]] = {}
         for trajectory in active:
@@ -174,7 +174,7 @@ class RolloutEngine:
             room = self.max_sequence_tokens - len(token_ids)
             limited = replace(sampling, max_new_tokens=min(sampling.max_new_tokens, room))
             seeds = tuple(derive_seed(member.seed, turn) for member in members)
-            requests.append(GenerationRequest(token_ids, limited, seeds))
+            requests.append(GenerationRequest(token_ids, limited, seeds, goes_on))
         for members, completions in zip(shared.values(), self.policy.generate(requests), strict=True):
             for member, completion in zip(members, completions, strict=True):
                 member.extend(completion, self.tokenizer.decode(completion.token_ids))

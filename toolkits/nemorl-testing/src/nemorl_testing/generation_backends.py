@@ -187,6 +187,21 @@ def check_update_weights_takes_effect(subject: Subject) -> None:
             _expect_logprobs_of(model, backend, params, subject.settings.tolerance, version)
 
 
+def check_a_conversation_goes_on_with_the_weights_at_hand(subject: Subject) -> None:
+    """What an engine keeps of a conversation changes no response, and new weights make it worthless. (DESIGN 5)"""
+    require_in_process(subject)
+    model, other = load_reference(model_folder(subject)), _other_model(subject)
+    backend = build_generator(subject, _handle(model, 1))
+    for version, then in ((1, model), (2, other)):
+        requests = [GenerationRequest(ids, SAMPLED, (1, 2), goes_on=True) for ids in PROMPTS]
+        found = backend.generate(requests)
+        turns = [(*ids, *c.token_ids, *PROMPTS[1]) for ids, group in zip(PROMPTS, found, strict=True) for c in group]
+        if version > 1:
+            backend.update_weights(_handle(then, version), version)
+        for goes_on in (True, False):
+            _expect_logprobs_of(then, backend, SAMPLED, subject.settings.tolerance, version, turns, goes_on=goes_on)
+
+
 def check_weights_in_process_are_shared(subject: Subject) -> None:
     """Weights handed over in process are used where they are: no second copy. (DESIGN 5)"""
     require_in_process(subject)
@@ -291,9 +306,16 @@ def _expect_true_logprobs(subject: Subject, params: SamplingParams) -> None:
 
 
 def _expect_logprobs_of(
-    model: Any, backend: GenerationBackend, params: SamplingParams, tolerance: float, version: int | None = None
+    model: Any,
+    backend: GenerationBackend,
+    params: SamplingParams,
+    tolerance: float,
+    version: int | None = None,
+    prompts: Sequence[tuple[int, ...]] = PROMPTS,
+    *,
+    goes_on: bool = False,
 ) -> None:
-    requests = [GenerationRequest(ids, params, (1, 2)) for ids in PROMPTS]
+    requests = [GenerationRequest(ids, params, (1, 2), goes_on) for ids in prompts]
     for request, completions in zip(requests, backend.generate(requests), strict=True):
         for completion in completions:
             wanted = response_logprobs(model, request.token_ids, completion.token_ids, params.temperature)

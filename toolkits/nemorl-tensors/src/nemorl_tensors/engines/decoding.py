@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -54,6 +54,24 @@ class Decoder(Protocol):
         """Row i becomes what row ``order[i]`` was; the rest are dropped. Empty: all are."""
         ...
 
+    def save_turns(self, rows: Mapping[int, tuple[int, ...]]) -> None:
+        """Keep what was computed of the tokens of these rows, until a prompt begins with them. It is no duty."""
+        ...
+
+    def drop_turns(self) -> None:
+        """No conversation goes on."""
+        ...
+
+
+class WithoutTurns:
+    """What a :class:`Decoder` that computes every prompt from its beginning has to say of turns."""
+
+    def save_turns(self, rows: Mapping[int, tuple[int, ...]]) -> None:
+        """Nothing is kept."""
+
+    def drop_turns(self) -> None:
+        """There are none."""
+
 
 class Sampler(Protocol):
     """Draws for rows in the decoder's order; ``sampling.RowSampler`` is one."""
@@ -89,10 +107,13 @@ def decode_responses(responses: Iterable[Response], decoder: Decoder, sampler: S
     """
     # Rows of like length together waste little padding, and equal prompts side by side are computed once.
     queue = deque(sorted(responses, key=lambda row: (len(row.prompt), row.prompt)))
+    goes_on = any(row.goes_on for row in queue)
     try:
         _decode(queue, decoder, sampler, limits)
     finally:
         decoder.keep([])
+        if not goes_on:
+            decoder.drop_turns()
 
 
 def _decode(queue: deque[Response], decoder: Decoder, sampler: Sampler, limits: BatchLimits) -> None:
@@ -116,6 +137,7 @@ def _decode(queue: deque[Response], decoder: Decoder, sampler: Sampler, limits: 
         wasted_row_steps += ended
         if ended == len(live) or wasted_row_steps > COMPACT_WASTE_FRAC * len(live):
             wasted_row_steps = 0
+            decoder.save_turns({i: row.computed for i, row in enumerate(live) if row.finish_reason and row.goes_on})
             order = _survivors(live)
             live = [live[row] for row in order]
             decoder.keep(order)

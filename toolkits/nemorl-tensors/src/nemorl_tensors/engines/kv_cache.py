@@ -6,20 +6,26 @@ moving the last rows into the holes (few copies); rows join by re-aligning the b
 """
 
 # L = layers, R = rows, H = key-value heads, G = query heads per key-value head, T = columns, d = head size
-# U = distinct prompts, P = prompt tokens, V = vocabulary
+# U = distinct prompts, P = prompt tokens, W = last tokens of a row, V = vocabulary
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from nemorl_tensors.engines.turns import Turn, Turns
+
 Prompt = tuple[int, ...]
 Prefill = Callable[[list[Prompt]], tuple[Tensor, Tensor, Tensor]]
 """Prompts to ([U, V] logits after each, their keys and values [L, U, H, P, d], padded at the end)."""
+
+GoOn = Callable[[Tensor, "Recent"], Tensor]
+"""Token ids [R, W], the last of each row, and where they belong, to [R, V] logits after them."""
 
 PREFILL_TOKENS = {"cpu": 2048, "cuda": 16384}
 """Padded prompt tokens per forward pass: a CPU is fastest while the activations fit its cache."""
@@ -30,12 +36,39 @@ MASK_ALIGNMENT = 8
 apart, and fails on one that begins between two."""
 
 
+@dataclass(frozen=True)
+class Recent:
+    """The last W columns of some rows of a cache while their tokens are computed in one pass."""
+
+    cache: KVCache
+    rows: Tensor
+    """[R]"""
+    positions: Tensor
+    """[R, W] of the tokens within their rows"""
+    mask: Tensor
+    """[R, 1, W, T] bool, True where a token sees a column"""
+    is_new: Tensor
+    """[R, 1, W, 1] bool, False where the cache has the token's keys and values"""
+
+    def seen(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Store a layer's keys and values [R, H, W, d] of new tokens; those of all columns up to them, [R, H, T, d]."""
+        end, width = self.cache.length, keys.shape[2]
+        found = []
+        for block, newest in ((self.cache.keys[layer], keys), (self.cache.values[layer], values)):
+            all_columns = block[self.rows, :, :end]
+            all_columns[:, :, end - width :] = torch.where(self.is_new, newest, all_columns[:, :, end - width :])
+            block[self.rows, :, end - width : end] = all_columns[:, :, end - width :]
+            found.append(all_columns)
+        return found[0], found[1]
+
+
 class KVCache:
     """A block of columns; ``length`` of them are written."""
 
     def __init__(self, layers: int, heads: int, head_size: int, dtype: torch.dtype, device: torch.device) -> None:
         self._layers, self._heads, self._head_size = layers, heads, head_size
         self._dtype, self._device = dtype, device
+        self._pass_tokens = PREFILL_TOKENS.get(device.type, 2048)
         self.clear()
 
     def clear(self) -> None:
@@ -63,29 +96,98 @@ class KVCache:
         values = self.values[:, :rows, :, first : self.length]
         return keys, values, None if self._mask is None else self._mask[..., first : self.length]
 
-    def attach_engine(self, prompts: Sequence[Prompt], reserve_tokens: int, prefill: Prefill) -> Tensor:
+    def attach_engine(
+        self,
+        prompts: Sequence[Prompt],
+        reserve_tokens: int,
+        prefill: Prefill,
+        go_on: GoOn,
+        turns: Turns,
+    ) -> Tensor:
         """Append rows that begin with ``prompts``, each distinct one computed once, and make room for steps after them.
 
+        Args:
+            prompts: Token ids of each row.
+            reserve_tokens: Steps to make room for.
+            prefill: Computes whole prompts.
+            go_on: Computes what is new of prompts that begin with a turn.
+            turns: Those that are there; what goes on leaves them.
+
         Returns:
-            [len(prompts), V] what ``prefill`` said after each.
+            [len(prompts), V] what ``prefill`` or ``go_on`` said after each.
         """
+        first_row = self.rows
+        self.extend([len(prompt) for prompt in prompts], reserve_tokens)
+        before = {prompt: turn for prompt in dict.fromkeys(prompts) if (turn := turns.before(prompt))}
         rows_of: dict[Prompt, list[int]] = {}
         for row, prompt in enumerate(prompts):
             rows_of.setdefault(prompt, []).append(row)
-        first_row = self.rows
-        self.extend([len(prompt) for prompt in prompts], reserve_tokens)
-        logits: Tensor | None = None
-        for batch in _prefill_batches(list(rows_of), PREFILL_TOKENS.get(self._device.type, 2048)):
+        parts = self._prefilled(first_row, {p: rows for p, rows in rows_of.items() if p not in before}, prefill)
+        parts += self._gone_on(first_row, {p: rows_of[p] for p in before}, before, go_on)
+        for turn in before.values():
+            turns.drop(turn)
+        logits = parts[0][1].new_empty(len(prompts), parts[0][1].shape[1])
+        for rows, found in parts:
+            logits[rows] = found
+        return logits
+
+    def _prefilled(
+        self, first_row: int, rows_of: dict[Prompt, list[int]], prefill: Prefill
+    ) -> list[tuple[list[int], Tensor]]:
+        """Rows, counted from ``first_row``, and the logits after their prompts, which are computed whole."""
+        parts: list[tuple[list[int], Tensor]] = []
+        for batch in _prefill_batches(list(rows_of), self._pass_tokens):
             logits_UV, keys, values = prefill(batch)
             for size, same in groupby(range(len(batch)), key=lambda index: len(batch[index])):
                 sources = [(index, row) for index in same for row in rows_of[batch[index]]]
                 picked, rows = [index for index, _ in sources], [row for _, row in sources]
                 self.write([first_row + row for row in rows], keys[:, picked, :, :size], values[:, picked, :, :size])
-                if logits is None:
-                    logits = logits_UV.new_empty(len(prompts), logits_UV.shape[1])
-                logits[rows] = logits_UV[picked]
-        assert logits is not None, "there are prompts"
-        return logits
+                parts.append((rows, logits_UV[picked]))
+        return parts
+
+    def _gone_on(
+        self, first_row: int, rows_of: dict[Prompt, list[int]], before: Mapping[Prompt, Turn], go_on: GoOn
+    ) -> list[tuple[list[int], Tensor]]:
+        """The same of prompts that begin with a turn, whose new tokens alone are computed."""
+        new_of = {prompt: len(prompt) - len(before[prompt].tokens) for prompt in rows_of}
+        for prompt, rows in rows_of.items():
+            turn, end = before[prompt], self.length - new_of[prompt]
+            for row in rows:
+                self.keys[:, first_row + row, :, end - len(turn.tokens) : end] = turn.keys
+                self.values[:, first_row + row, :, end - len(turn.tokens) : end] = turn.values
+        parts: list[tuple[list[int], Tensor]] = []
+        queue = sorted(((new_of[prompt], row, prompt) for prompt, rows in rows_of.items() for row in rows))
+        while queue:
+            count = 1
+            while count < len(queue) and (count + 1) * queue[count][0] <= self._pass_tokens:
+                count += 1
+            batch, queue = queue[:count], queue[count:]
+            width = batch[-1][0]
+            # Rows with less to say repeat some of what they said: all are of one width.
+            ids = [[*[0] * (width - len(prompt)), *prompt[-width:]] for _, _, prompt in batch]
+            recent = self._recent([first_row + row for _, row, _ in batch], [new for new, _, _ in batch], width)
+            parts.append(([row for _, row, _ in batch], go_on(torch.tensor(ids, device=self._device), recent)))
+        return parts
+
+    def _recent(self, rows: Sequence[int], new: Sequence[int], width: int) -> Recent:
+        device = self._device
+        columns = torch.arange(self.length, device=device)
+        pads_R1 = torch.tensor([self._pads[row] for row in rows], device=device).unsqueeze(1)
+        queries = columns[-width:]
+        # A pad sees itself: a softmax over nothing is NaN.
+        seen_RWT = (columns <= queries[:, None]) & ((columns >= pads_R1)[:, None] | (columns == queries[:, None]))
+        return Recent(
+            self,
+            torch.tensor(rows, device=device),
+            (queries - pads_R1).clamp(min=0),
+            seen_RWT[:, None],
+            (queries >= self.length - torch.tensor(new, device=device).unsqueeze(1))[:, None, :, None],
+        )
+
+    def turn(self, row: int, tokens: Prompt) -> Turn:
+        """A copy of what is there of a row that begins with ``tokens``."""
+        span = slice(self._pads[row], self._pads[row] + len(tokens))
+        return Turn(tokens, self.keys[:, row, :, span].clone(), self.values[:, row, :, span].clone())
 
     def extend(self, prompt_tokens: Sequence[int], reserve_tokens: int) -> None:
         """Make room for rows with prompts of these lengths, whose ``write`` is to follow, and for steps after them."""
@@ -179,4 +281,5 @@ def _prefill_batches(prompts: list[Prompt], budget_tokens: int) -> Iterator[list
             yield batch
             batch = []
         batch.append(prompt)
-    yield batch
+    if batch:
+        yield batch

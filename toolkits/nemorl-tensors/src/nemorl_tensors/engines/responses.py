@@ -53,6 +53,7 @@ class Response:
         "_matcher",
         "_stop_ids",
         "finish_reason",
+        "goes_on",
         "limit",
         "logprobs",
         "prompt",
@@ -70,8 +71,11 @@ class Response:
         limit: int,
         stop_ids: frozenset[int],
         decode: Decode,
+        goes_on: bool = False,
     ) -> None:
         self.prompt, self.sampling, self.seed = prompt, sampling, seed
+        self.goes_on = goes_on
+        """Its conversation may have another turn."""
         self.limit = limit
         """Most tokens it may have."""
         self._stop_ids = stop_ids
@@ -85,6 +89,11 @@ class Response:
     def length(self) -> int:
         """Tokens of prompt and response."""
         return len(self.prompt) + len(self.token_ids)
+
+    @property
+    def computed(self) -> tuple[int, ...]:
+        """Prompt and response but for the last token, which the model has not seen."""
+        return (*self.prompt, *self.token_ids[:-1])
 
     @property
     def remaining(self) -> int:
@@ -135,6 +144,7 @@ def begin_responses(
                 limit=min(request.sampling.max_new_tokens, max_sequence_tokens - len(request.token_ids)),
                 stop_ids=end_ids.union(request.sampling.stop_token_ids),
                 decode=decode,
+                goes_on=request.goes_on,
             )
             for seed in request.seeds
         ]
