@@ -73,7 +73,11 @@ def lines(path: Path) -> list[dict[str, Any]]:
 def measured(run_dir: Path) -> list[dict[str, Any]]:
     """metrics.jsonl without what depends on the clock."""
     return [
-        {name: value for name, value in record.items() if not name.startswith(("time", "timing", "performance"))}
+        {
+            name: value
+            for name, value in record.items()
+            if not name.startswith(("time", "timing", "performance", "system"))
+        }
         for record in lines(run_dir / "metrics.jsonl")
     ]
 

@@ -112,7 +112,7 @@ def history(config: Any, updates: Updates) -> list[dict[str, float]]:
     rows = [{"prompt": f"{a}+{b}="} for a in range(2) for b in range(2)]
     given: dict[str, Any] = {"callbacks": [updates], "console": Console(quiet=True)}
     found = config.build().fit(rows, lambda prompt, response: len(set(response)) / 3, **given)
-    timed = ("timing/", "performance/")
+    timed = ("timing/", "performance/", "system/")
     return [{name: value for name, value in record.items() if not name.startswith(timed)} for record in found.history]
 
 

@@ -12,8 +12,6 @@ from nemorl_report.efficiency.nodes import Nodes
 from nemorl_report.efficiency.rates import STEP, Devices, rates
 from nemorl_report.efficiency.totals import Totals
 
-EVENT = "efficiency"
-
 
 class Disabled:
     """Nothing."""
@@ -52,10 +50,8 @@ class Efficiency:
     def on_fit_end(self, trainer: Any) -> None:
         self._close()
         if line := self._totals.line:
-            figures = self._totals.figures
             trainer.run.console.message(line)
-            trainer.directory.event(EVENT, summary=line, **{name: round(value, 4) for name, value in figures.items()})
-            trainer.progress.latest.update({f"efficiency/{name}": value for name, value in figures.items()})
+            trainer.progress.latest.update({f"efficiency/{n}": value for n, value in self._totals.figures.items()})
 
     def on_exception(self) -> None:
         self._close()
