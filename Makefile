@@ -11,7 +11,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 SOURCES := $(foreach package,$(PACKAGES),$(package)/src)
 
 STREAMS := test-together test-measured test-units test-runs
-.PHONY: help setup quickstart test $(STREAMS) test-fast test-full lint format wheels clean
+.PHONY: help setup quickstart test $(STREAMS) test-fast test-full lint format wheels gpu-check clean
 
 help:
 	@echo "make quickstart   install, then train a tiny model with GRPO (a few minutes on a laptop)"
@@ -21,6 +21,7 @@ help:
 	@echo "make lint         ruff and mypy"
 	@echo "make format       ruff format and import order"
 	@echo "make wheels       build every package into dist/"
+	@echo "make gpu-check    pack tests and benchmarks for a CUDA machine without network (docs/gpu-check.md)"
 	@echo "make setup        only prepare .venv"
 	@echo "WORKERS=4 runs tests in four processes instead of two"
 
@@ -94,6 +95,11 @@ format: $(DEV_STAMP)
 wheels: $(DEV_STAMP)
 	rm -rf dist
 	for package in $(PACKAGES) .; do $(BIN)/python -m build --quiet --wheel --outdir dist $$package || exit 1; done
+
+# GPU_PYTHON: the Python version of that machine.
+GPU_PYTHON ?= 3.12
+gpu-check: $(DEV_STAMP)
+	$(BIN)/python benchmarks/gpu/pack.py --python $(GPU_PYTHON)
 
 clean:
 	rm -rf $(VENV) dist .coverage .coverage.* .mypy_cache .ruff_cache

@@ -1,0 +1,74 @@
+"""Training steps of published shapes in bfloat16: seconds, tokens/s and MFU, packed, padded and recomputed."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from _figures import Figures, parse, peak_bytes, seconds
+from _models import SMOLLM2_1_7B, SMOLLM2_135M, TINY, Shape, drawn_batch, trainer, write_model
+from nemorl_testing.batches import WeightedNLL
+
+DENSE_BF16_TFLOPS = {"H200": 989, "H100 PCIe": 756, "H100": 989, "A100": 312, "L40S": 362, "L4": 121, "B200": 2250}
+"""By the vendor's data sheets, without sparsity; the first name that is part of the device's."""
+SIZES = {"135M": SMOLLM2_135M, "1.7B": SMOLLM2_1_7B}
+SEQUENCES = {"135M": 64, "1.7B": 32}
+LENGTH = 1024
+
+
+def peak_tflops(name: str) -> float | None:
+    return next((tflops for part, tflops in DENSE_BF16_TFLOPS.items() if part in name), None)
+
+
+def ceilings(options: Any) -> dict[str, float]:
+    """What the part ``machine`` measured, where it ran before."""
+    file = options.json.with_name("machine.json")
+    return json.loads(file.read_text())["figures"] if file.is_file() else {}
+
+
+def measure(figures: Figures, name: str, shape: Shape, backend: Any, batch: Any, options: Any, repeats: int) -> None:
+    """Some steps; the figures of their median."""
+    lengths = batch.lengths.tolist()
+    flops = shape.train_flops(lengths, int(batch.mask.sum()))
+    step_s = seconds(lambda: backend.train_step(batch, WeightedNLL()), warm_up=2, repeats=repeats)
+    tflops = flops / step_s / 1e12
+    found = {"step_s": round(step_s, 4), "tokens_per_s": round(sum(lengths) / step_s), "tflops": round(tflops, 3)}
+    known = ceilings(options)
+    if (peak := peak_tflops(str(known.get("device", "")))) is not None:
+        found["mfu"] = round(tflops / peak, 4)
+    if "matmul_bfloat16_tflops" in known:
+        found["of_measured_matmul"] = round(tflops / known["matmul_bfloat16_tflops"], 4)
+    figures.add(name, found)
+
+
+def settings() -> dict[str, dict[str, Any]]:
+    return {
+        "padded": {"backend": {"name": "dtensor", "layout": "padded"}},
+        "auto": {},
+        "padded, recomputed": {
+            "backend": {"name": "dtensor", "layout": "padded"},
+            "activation_checkpointing": True,
+        },
+        "padded, LoRA": {"backend": {"name": "dtensor", "layout": "padded"}, "lora": {"rank": 16}},
+    }
+
+
+def main() -> None:
+    options = parse()
+    length, repeats = (32, 1) if options.small else (LENGTH, 3)
+    for size, shape in {"tiny": TINY}.items() if options.small else SIZES.items():
+        with tempfile.TemporaryDirectory() as name:
+            folder = write_model(Path(name), shape, options.device)
+            batch = drawn_batch(shape, groups=SEQUENCES.get(size, 4), group_size=1, prompt=1, response=length - 1)
+            for kind, more in settings().items():
+                with options.figures.case(f"{size}, {kind}"), peak_bytes(options.device) as peak:
+                    backend = trainer(folder, options.device, **more)
+                    measure(options.figures, f"{size}, {kind}", shape, backend, batch, options, repeats)
+                    options.figures.add(f"{size}, {kind}: peak GiB", round(peak() / 2**30, 3))
+                    backend.shutdown()
+
+
+if __name__ == "__main__":
+    main()
