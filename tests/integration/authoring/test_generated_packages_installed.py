@@ -39,8 +39,11 @@ class World:
 
     def run(self, *arguments: object, cwd: Path | None = None) -> str:
         """A Python module as a command; its output."""
+        return self.python("-m", *arguments, cwd=cwd)
+
+    def python(self, *arguments: object, cwd: Path | None = None) -> str:
         done = subprocess.run(
-            [sys.executable, "-m", *map(str, arguments)],
+            [sys.executable, *map(str, arguments)],
             cwd=cwd or self.packages,
             env={**os.environ, "PYTHONPATH": str(self.site), "PYTHONDONTWRITEBYTECODE": "1"},
             capture_output=True,
@@ -96,8 +99,50 @@ def test_every_package_has_types_that_mypy_accepts(world: World, tmp_path: Path)
     assert f"no issues found in {len(files) + len(kinds())} source files" in shown
 
 
-def train(world: World, tiny_model: Path, run_dir: Path, **changes: Any) -> Path:
-    """A short run of `nemorl train`; its directory."""
+TRAIN = """
+import sys
+from nemorl_commands import main
+
+for config in sys.argv[1:]:
+    sys.argv = ["nemorl", "train", config]
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code, config
+"""
+OVER_STANDARD_BACKENDS = "standard"
+TRANSPORTS = ["in_process", NAMES["weight_transport"].entry]
+
+
+@pytest.fixture(scope="module")
+def runs(world: World, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of run directories, by name. One process for all: it has torch to load once."""
+    entry = {kind: names.entry for kind, names in NAMES.items()}
+    changes: dict[str, dict[str, Any]] = {
+        OVER_STANDARD_BACKENDS: {
+            "algorithm": entry["algorithm"],
+            "data": entry["dataset"],
+            "environment": {"name": entry["environment"], "max_chars": 3},
+            "cluster": {"weight_transport": entry["weight_transport"]},
+            "loggers": [entry["logger"]],
+            "plugins": {"hooks": [entry["hook"]], "report_sections": [entry["report_section"]]},
+        }
+    }
+    for transport in TRANSPORTS:
+        changes[transport] = {
+            "policy": {"backend": entry["training_backend"]},
+            "generation": {"backend": entry["generation_backend"]},
+            "cluster": {"weight_transport": transport},
+        }
+    folder = tmp_path_factory.mktemp("runs")
+    files = [write_config(tiny_model, folder / name, change) for name, change in changes.items()]
+    (folder / "train.py").write_text(TRAIN)
+    world.python(folder / "train.py", *files)
+    return folder
+
+
+def write_config(tiny_model: Path, run_dir: Path, changes: Mapping[str, Any]) -> Path:
+    """The config of a short run."""
     config: Mapping[str, Any] = {
         "algorithm": "grpo",
         "model": str(tiny_model),
@@ -113,10 +158,11 @@ def train(world: World, tiny_model: Path, run_dir: Path, **changes: Any) -> Path
     }
     file = run_dir.with_suffix(".yaml")
     file.write_text(yaml.safe_dump(merged(config, changes)))
-    world.run("nemorl", "train", file)
-    rewards = [record for record in read_jsonl(run_dir / "metrics.jsonl") if "train/reward" in record]
-    assert len(rewards) == 2
-    return run_dir
+    return file
+
+
+def rewards(run_dir: Path) -> list[Any]:
+    return [record for record in read_jsonl(run_dir / "metrics.jsonl") if "train/reward" in record]
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -128,21 +174,10 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     return {**base, **changes, **both}
 
 
-def test_a_run_of_the_generated_parts_over_the_standard_backends(
-    world: World, tiny_model: Path, tmp_path: Path
-) -> None:
+def test_a_run_of_the_generated_parts_over_the_standard_backends(world: World, runs: Path) -> None:
     entry = {kind: names.entry for kind, names in NAMES.items()}
-    run_dir = train(
-        world,
-        tiny_model,
-        tmp_path / "run",
-        algorithm=entry["algorithm"],
-        data=entry["dataset"],
-        environment={"name": entry["environment"], "max_chars": 3},
-        cluster={"weight_transport": entry["weight_transport"]},
-        loggers=[entry["logger"]],
-        plugins={"hooks": [entry["hook"]], "report_sections": [entry["report_section"]]},
-    )
+    run_dir = runs / OVER_STANDARD_BACKENDS
+    assert len(rewards(run_dir)) == 2
     with (run_dir / "metrics.csv").open(newline="") as file:
         logged = {row["name"] for row in csv.DictReader(file)}
     assert {"train/reward", "train/environment/too_long", "validation/accuracy"} <= logged
@@ -153,16 +188,10 @@ def test_a_run_of_the_generated_parts_over_the_standard_backends(
     assert command["highest"] <= 1.0
 
 
-@pytest.mark.parametrize("transport", ["in_process", NAMES["weight_transport"].entry])
-def test_a_run_of_the_generated_backends(transport: str, world: World, tiny_model: Path, tmp_path: Path) -> None:
-    run_dir = train(
-        world,
-        tiny_model,
-        tmp_path / "run",
-        policy={"backend": NAMES["training_backend"].entry},
-        generation={"backend": NAMES["generation_backend"].entry},
-        cluster={"weight_transport": transport},
-    )
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_run_of_the_generated_backends(transport: str, runs: Path) -> None:
+    run_dir = runs / transport
+    assert len(rewards(run_dir)) == 2
     resolved = yaml.safe_load((run_dir / "config.yaml").read_text())
     assert resolved["cluster"]["weight_transport"] == transport
     assert (run_dir / "model/model.safetensors").is_file()

@@ -23,8 +23,8 @@ from nemorl_tensors.engines.model_config import read_model_config
 from nemorl_testing.tiny import write_tiny_model
 
 PROMPTS = ((9, 18, 10), (11, 12, 13, 14, 15, 16, 17, 40), (30,), (61, 60, 20, 21, 61), (9, 18, 10))
-GREEDY = SamplingParams(temperature=0.0, max_new_tokens=12)
-SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, max_new_tokens=16)
+GREEDY = SamplingParams(temperature=0.0, max_new_tokens=8)
+SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, max_new_tokens=10)
 REQUESTS = [
     *(GenerationRequest(prompt, GREEDY) for prompt in PROMPTS),
     *(GenerationRequest(prompt, SAMPLED, (number, 100 + number)) for number, prompt in enumerate(PROMPTS)),
