@@ -98,7 +98,7 @@ def pairs(draw: Draw) -> tuple[list[list[int]], list[list[bool]]]:
 
 
 def gradients(backend: DTensorBackend, batch: TokenBatch, loss: Any) -> tuple[Tensor, dict[str, float]]:
-    """Of one step, all parameters in one tensor; and its metrics."""
+    """Of one step, all parameters in one tensor; and its metrics but those of the work that it took."""
     found: list[Tensor] = []
     optimizer = backend._optimizer
     step = optimizer.step
@@ -111,7 +111,8 @@ def gradients(backend: DTensorBackend, batch: TokenBatch, loss: Any) -> tuple[Te
 
     optimizer.step = look_and_step  # type: ignore[method-assign]
     metrics = backend.train_step(batch, loss)
-    return torch.cat(found), {name: metric.value for name, metric in metrics.items()}
+    told = {name: metric.value for name, metric in metrics.items() if not name.startswith("performance/")}
+    return torch.cat(found), told
 
 
 def expect_equal(shared: DTensorBackend, alone: DTensorBackend, batch: TokenBatch, loss: Any) -> None:

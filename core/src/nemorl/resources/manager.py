@@ -113,18 +113,14 @@ class ResourceManager:
         self.training = self.own(
             self.launcher.training_group(factory, f"training backend {short_name(policy.backend)}")
         )
-        return TrainingPolicy(
-            self.training, self.turn_of("policy"), by_trees="shared_prefixes" in policy.backend.supports
-        )
+        return TrainingPolicy(self.training, self.turn_of("policy"), "shared_prefixes" in policy.backend.supports)
 
     def auxiliary_policy(self, role: str, auxiliary: AuxiliaryModel, planned_updates: int) -> TrainingPolicy:
         """Another model of the run, on the devices of the policy."""
         factory = TrainingFactory(_planned(auxiliary.policy, planned_updates), head=auxiliary.head)
         group = self.own(self.launcher.training_group(factory, f"{role} on {short_name(auxiliary.policy.backend)}"))
         self.auxiliaries[role] = group
-        return TrainingPolicy(
-            group, self.turn_of(role), by_trees="shared_prefixes" in auxiliary.policy.backend.supports
-        )
+        return TrainingPolicy(group, self.turn_of(role), "shared_prefixes" in auxiliary.policy.backend.supports)
 
     def turn_of(self, role: str) -> Turn:
         """How a model gets the devices when it works: it has them always."""

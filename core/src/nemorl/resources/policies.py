@@ -32,7 +32,7 @@ def always_there(_work: Work) -> AbstractContextManager[None]:
 class TrainingPolicy:
     """A training backend over a worker group, seen as one object."""
 
-    def __init__(self, workers: WorkerGroup, turn: Turn = always_there, *, by_trees: bool = False) -> None:
+    def __init__(self, workers: WorkerGroup, turn: Turn = always_there, by_trees: bool = False) -> None:
         """
         Args:
             workers: The ranks of one backend.
