@@ -184,6 +184,10 @@ class LlamaDecoder:
     def drop_turns(self) -> None:
         self._turns.clear()
 
+    @property
+    def turn_bytes(self) -> int:
+        return self._turns.nbytes
+
     def _prefill(self, prompts: list[tuple[int, ...]]) -> tuple[Tensor, Tensor, Tensor]:
         """(logits [U, V] after each prompt, keys and values [L, U, H, P, d]), right-padded: causal needs no mask."""
         count, width = len(prompts), max(map(len, prompts))

@@ -109,7 +109,8 @@ class HFGeneration:
             self._parking.come_back("weights")
 
     def held_bytes(self) -> Mapping[MemoryPart, int]:
-        return {"weights": bytes_held(self._own_tensors()), "cache": 0}  # rows leave with the last response
+        turns = 0 if self._decoder is None else self._decoder.turn_bytes  # rows leave with the last response
+        return {"weights": bytes_held(self._own_tensors()), "cache": turns}
 
     def _own_tensors(self) -> Iterator[Tensor]:
         """Those that no trainer shares."""

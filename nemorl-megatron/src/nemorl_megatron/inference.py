@@ -179,6 +179,10 @@ class CachedDecoder:
     def drop_turns(self) -> None:
         self._turns.clear()
 
+    @property
+    def turn_bytes(self) -> int:
+        return self._turns.nbytes
+
     def _go_on(self, ids: Tensor, recent: Recent) -> Tensor:
         return self._stages.logits(self._stages.forward(ids, NewTokens(recent, self._places))[-1])
 

@@ -109,8 +109,13 @@ def test_after_the_last_turn_and_after_new_weights_nothing_is_kept(tiny: Path, m
     converse(generator, 2, keeps=True)
     decoder: Any = generator._decoder
     assert decoder._turns._turns == {}
-    generator.generate([GenerationRequest(PROMPTS[0], SAMPLED, (1,), goes_on=True)])
-    assert len(decoder._turns._turns) == 1
+    assert generator.held_bytes()["cache"] == 0
+    [[said]] = generator.generate([GenerationRequest(PROMPTS[0], SAMPLED, (1,), goes_on=True)])
+    (kept,) = decoder._turns._turns
+    assert kept == (*PROMPTS[0], *said.token_ids[:-1])
+    config = model.config  # keys and values of each layer, float32
+    per_token = 2 * 4 * config.num_hidden_layers * config.num_key_value_heads * decoder._head_size
+    assert generator.held_bytes()["cache"] == per_token * len(kept)
     generator.update_weights(in_process_handle(lambda: iter([dict(model.named_parameters())]), 2), 2)
     assert generator._decoder is None
 

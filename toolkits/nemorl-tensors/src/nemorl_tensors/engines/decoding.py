@@ -62,6 +62,11 @@ class Decoder(Protocol):
         """No conversation goes on."""
         ...
 
+    @property
+    def turn_bytes(self) -> int:
+        """Memory of what is kept."""
+        ...
+
 
 class WithoutTurns:
     """What a :class:`Decoder` that computes every prompt from its beginning has to say of turns."""
@@ -71,6 +76,8 @@ class WithoutTurns:
 
     def drop_turns(self) -> None:
         """There are none."""
+
+    turn_bytes = 0
 
 
 class Sampler(Protocol):

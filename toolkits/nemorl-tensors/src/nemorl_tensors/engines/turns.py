@@ -62,6 +62,11 @@ class Turns:
         self._size += len(turn.tokens)
         insort(self._sorted, turn.tokens)
 
+    @property
+    def nbytes(self) -> int:
+        """Memory of keys and values."""
+        return sum(turn.keys.nbytes + turn.values.nbytes for turn in self._turns.values())
+
     def before(self, prompt: Tokens) -> Turn | None:
         """The longest turn that ``prompt`` goes on from, if there is one. It stays."""
         wanted = prompt[:-1]
