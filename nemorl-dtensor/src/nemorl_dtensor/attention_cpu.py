@@ -1,12 +1,12 @@
-"""Causal attention on the CPU by batched matrix products, forward and backward, for models of transformers.
+"""Attention on the CPU by batched matrix products, forward and backward, for models of transformers.
 
-# B = sequences, H = query heads, K = key-value heads, G = H / K, T = tokens of a row, C = queries of a block,
-# E = keys that a block sees, d = head size
+# B = sequences, H = query heads, K = key-value heads, G = H / K, T = queries of a row, S = its keys, C = queries of a
+# block, E = keys that a block sees, d = head size
 
 torch's flash attention multiplies tiles of 64 x 64, far below what its batched product reaches. Here queries are taken
-in blocks; a block sees the keys up to its last query, so that the upper triangle is never computed, and the G query
+in blocks; causal ones see the keys up to their last query, so that the upper triangle is never computed. The G query
 heads that share keys are rows of one product, so that keys are not repeated. Scores are float32 whatever the precision
-of the model. The backward pass computes them again: nothing of ``T x T`` is kept.
+of the model. The backward pass computes them again: nothing of ``T x S`` is kept.
 
 Measured (AMD EPYC with AVX-512, one thread, H = 9, K = 3, d = 64, 1,536 tokens; forward + backward ms of a layer, flash
 against this): bfloat16 rows of 32 tokens 23.6 / 4.8, 128 32.4 / 10.7, 384 48.9 / 22.1, 1536 110 / 80; float32 32 8.1 /
@@ -28,7 +28,7 @@ BLOCK_QUERIES = 64
 
 
 def use_fast_attention(model: Any) -> None:
-    """Have a model on the CPU whose attention is torch's compute it by :func:`causal_attention` where that applies."""
+    """Have a model on the CPU whose attention is torch's compute it by :func:`attention` where that applies."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
@@ -56,20 +56,23 @@ def _attention(
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     is_plain = attention_mask is None and not dropout and causal and kwargs.get("position_bias") is None
     if is_plain and 1 < query.shape[2] == key.shape[2] and query.dtype in (torch.float32, torch.bfloat16):
-        return causal_attention(query, key, value, scaling), None
+        return attention(query, key, value, None, scaling), None
     found: tuple[Tensor, None] = sdpa_attention_forward(
         module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **kwargs
     )
     return found
 
 
-def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
-    """Attention of each token to itself and those before it in its row; differentiable.
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, scale: float | None = None
+) -> Tensor:
+    """Attention as torch's ``scaled_dot_product_attention`` has it, differentiable but for the mask.
 
     Args:
         query: [B, H, T, d], any strides, as the others.
-        key: [B, K, T, d] with H a multiple of K.
-        value: [B, K, T, d'].
+        key: [B, K, S, d] with H a multiple of K.
+        value: [B, K, S, d'].
+        mask: [B or 1, 1, T, S] added to the scores, each row of which leaves a key; ``None``: causal, and S = T.
         scale: Factor of the scores; 1 / sqrt(d) where it is ``None``.
 
     Returns:
@@ -77,79 +80,83 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | N
     """
     factor = query.shape[-1] ** -0.5 if scale is None else scale
     if torch.is_grad_enabled():
-        result: Tensor = _CausalAttention.apply(query, key, value, factor)  # type: ignore[no-untyped-call]
+        result: Tensor = _Attention.apply(query, key, value, mask, factor)  # type: ignore[no-untyped-call]
         return result
-    return attention_forward(query, key, value, factor)
+    return _forward(query, key, value, mask, factor)
 
 
-class _CausalAttention(torch.autograd.Function):
+class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        ctx.save_for_backward(query, key, value)
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+        ctx.save_for_backward(query, key, value, mask)
         ctx.scale = scale
-        return attention_forward(query, key, value, scale)
+        return _forward(query, key, value, mask, scale)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value = ctx.saved_tensors
-        return *attention_backward(grads[0], query, key, value, ctx.scale), None
+        query, key, value, mask = ctx.saved_tensors
+        return *_backward(grads[0], query, key, value, mask, ctx.scale), None, None
 
 
-def attention_forward(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    """:func:`causal_attention` without a gradient."""
+def _forward(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     count, heads, tokens, _ = query.shape
     kv_heads = key.shape[1]
     out = query.new_empty(count, tokens, heads, value.shape[-1])
     out_BTKGd = out.view(count, tokens, kv_heads, -1, value.shape[-1])
-    values_NTd = value.flatten(0, 1)
-    for block, probs_NRE, _ in _blocks(query, key, scale):
-        mixed_NRd = torch.bmm(probs_NRE, values_NTd[:, : block.stop])
+    values_NSd = value.flatten(0, 1)
+    for block, probs_NRE, _ in _blocks(query, key, mask, scale):
+        mixed_NRd = torch.bmm(probs_NRE, values_NSd[:, : probs_NRE.shape[-1]])
         out_BTKGd[:, block] = _by_token(mixed_NRd, count, kv_heads, block)
     return out
 
 
-def attention_backward(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, scale: float
+def _backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of ``query``, ``key`` and ``value``, in their shapes, from ``grad`` [B, T, H, d'] of the output."""
     count, heads, tokens, size = query.shape
     kv_heads = key.shape[1]
     wide = torch.promote_types(query.dtype, torch.float32)
-    keys_NTd, values_NTd = key.flatten(0, 1), value.flatten(0, 1)
+    keys_NSd, values_NSd = key.flatten(0, 1), value.flatten(0, 1)
     grad_BKGTd = grad.view(count, tokens, kv_heads, -1, value.shape[-1]).permute(0, 2, 3, 1, 4)
     dq = query.new_empty(count, tokens, heads, size)
     dq_BTKGd = dq.view(count, tokens, kv_heads, -1, size)
     # Blocks add up in float32.
-    dk_NTd, dv_NTd = torch.zeros_like(keys_NTd, dtype=wide), torch.zeros_like(values_NTd, dtype=wide)
-    for block, probs_NRE, rows_NRd in _blocks(query, key, scale):
-        seen = slice(0, block.stop)
+    dk_NSd, dv_NSd = torch.zeros_like(keys_NSd, dtype=wide), torch.zeros_like(values_NSd, dtype=wide)
+    for block, probs_NRE, rows_NRd in _blocks(query, key, mask, scale):
+        seen = slice(0, probs_NRE.shape[-1])
         grad_NRd = grad_BKGTd[:, :, :, block].reshape(count * kv_heads, -1, value.shape[-1])
-        dv_NTd[:, seen] += torch.bmm(probs_NRE.transpose(1, 2), grad_NRd)
-        dp_NRE = torch.bmm(grad_NRd, values_NTd[:, seen].transpose(1, 2))
+        dv_NSd[:, seen] += torch.bmm(probs_NRE.transpose(1, 2), grad_NRd)
+        dp_NRE = torch.bmm(grad_NRd, values_NSd[:, seen].transpose(1, 2))
         ds_NRE = torch._softmax_backward_data(dp_NRE, probs_NRE, -1, dp_NRE.dtype)
-        dq_NRd = torch.bmm(ds_NRE, keys_NTd[:, seen]).mul_(scale)
+        dq_NRd = torch.bmm(ds_NRE, keys_NSd[:, seen]).mul_(scale)
         dq_BTKGd[:, block] = _by_token(dq_NRd, count, kv_heads, block)
-        dk_NTd[:, seen] += torch.bmm(ds_NRE.transpose(1, 2), rows_NRd)
+        dk_NSd[:, seen] += torch.bmm(ds_NRE.transpose(1, 2), rows_NRd)
     return (
         dq.transpose(1, 2),
-        dk_NTd.mul_(scale).to(key.dtype).view(key.shape),
-        dv_NTd.to(value.dtype).view(value.shape),
+        dk_NSd.mul_(scale).to(key.dtype).view(key.shape),
+        dv_NSd.to(value.dtype).view(value.shape),
     )
 
 
-def _blocks(query: Tensor, key: Tensor, scale: float) -> Iterator[tuple[slice, Tensor, Tensor]]:
+def _blocks(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Queries block by block: (their places, [B * K, G * C, E] what they attend to, [B * K, G * C, d] they)."""
-    count, kv_heads, tokens, size = key.shape
+    count, heads, tokens, size = query.shape
+    kv_heads = key.shape[1]
     wide = torch.promote_types(query.dtype, torch.float32)
     query_BKGTd = query.view(count, kv_heads, -1, tokens, size)
-    keys_NdT = key.to(wide).mul(scale).flatten(0, 1).transpose(1, 2)
-    hidden_CC = torch.full((BLOCK_QUERIES, BLOCK_QUERIES), -torch.inf, dtype=wide).triu_(1)
+    keys_NdS = key.to(wide).mul(scale).flatten(0, 1).transpose(1, 2)
+    triangle_CC = torch.full((BLOCK_QUERIES, BLOCK_QUERIES), -torch.inf, dtype=wide).triu_(1)
     for start in range(0, tokens, BLOCK_QUERIES):
         block = slice(start, min(start + BLOCK_QUERIES, tokens))
-        width = block.stop - start
+        width, seen = block.stop - start, block.stop if mask is None else key.shape[2]
         rows_NRd = query_BKGTd[:, :, :, block].flatten(2, 3).flatten(0, 1)
-        scores_NRE = torch.bmm(rows_NRd.to(wide), keys_NdT[:, :, : block.stop])
-        scores_NRE.view(count * kv_heads, -1, width, block.stop)[..., start:] += hidden_CC[:width, :width]
+        scores_NRE = torch.bmm(rows_NRd.to(wide), keys_NdS[:, :, :seen])
+        scores_BHCE = scores_NRE.view(count, heads, width, seen)
+        if mask is None:
+            scores_BHCE[..., start:] += triangle_CC[:width, :width]
+        else:
+            scores_BHCE += mask[:, :, block]
         yield block, torch.softmax(scores_NRE, -1).to(query.dtype), rows_NRd
 
 

@@ -4,7 +4,8 @@
 
 Each sequence's own tokens, which none before it has, attend to the whole sequence. So a layer's attention is one
 problem per sequence: its last ``new`` tokens as queries, all its tokens as keys. Problems of similar size form a
-bucket, which is one call of torch's scaled dot-product attention: causal where nothing is shared, else with a mask.
+bucket, which is one call of torch's scaled dot-product attention, or of ``attention_cpu`` where the model has that:
+causal where nothing is shared, else with a mask.
 Forward and backward are those of attention over the sequences alone; keys and values that several sequences gather
 receive the sum of their gradients.
 
@@ -14,7 +15,7 @@ the function it extends, which rows without a tree go to, as if it had been chos
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -176,10 +177,26 @@ def attend(
     unknown = sorted(name for name, given in options.items() if given is not None and name not in UNDERSTOOD)
     if unknown:
         raise BackendError(f"its attention has {', '.join(unknown)}")
-    return _attention(prefix_tree, query, key, value, scaling)[None], None
+    own = attention_cpu.attention if plain == attention_cpu.NAME else _torch_attention
+    return _attention(prefix_tree, own, query, key, value, scaling)[None], None
 
 
-def _attention(plan: TreePlan, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+def _torch_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+    """``attention_cpu.attention`` by torch's own kernels, on any device."""
+    found = scaled_dot_product_attention(
+        query, key, value, mask, is_causal=mask is None, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
+    )
+    return found.transpose(1, 2)
+
+
+def _attention(
+    plan: TreePlan,
+    function: Callable[..., Tensor],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scaling: float | None,
+) -> Tensor:
     """[W, H, E] from [1, H or G, W, E]."""
     query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
     queries: Tensor = _Dealt.apply(query, plan.query_slots, plan.places)  # type: ignore[no-untyped-call]
@@ -188,11 +205,7 @@ def _attention(plan: TreePlan, query: Tensor, key: Tensor, value: Tensor, scalin
     for bucket, part in zip(plan.buckets, torch.split(queries, sizes), strict=True):
         q = _by_sequence(part, bucket.sequences)
         k, v = (_by_sequence(states.index_select(0, bucket.key_slots), bucket.sequences) for states in (key, value))
-        is_causal = bucket.mask is None
-        found = scaled_dot_product_attention(
-            q, k, v, bucket.mask, is_causal=is_causal, scale=scaling, enable_gqa=q.shape[1] != k.shape[1]
-        )
-        answers.append(found.transpose(1, 2).flatten(0, 1))
+        answers.append(function(q, k, v, bucket.mask, scaling).flatten(0, 1))
     answer: Tensor = _Collected.apply(torch.cat(answers), plan.places)  # type: ignore[no-untyped-call]
     return answer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from nemorl_dtensor.attention_cpu import BLOCK_QUERIES, NAME, causal_attention, use_fast_attention
+from nemorl_dtensor.attention_cpu import BLOCK_QUERIES, NAME, attention, use_fast_attention
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -32,10 +32,25 @@ def reference(q: Tensor, k: Tensor, v: Tensor, g: Tensor, scale: float | None) -
 @pytest.mark.parametrize("scale", [None, 0.3])
 def test_values_and_gradients_are_those_of_torch_in_float64(kv_heads: int, tokens: int, scale: float | None) -> None:
     q, k, v, g = heads(kv_heads, tokens, torch.float32)
-    out = causal_attention(q, k, v, scale)
+    out = attention(q, k, v, None, scale)
     found = [out.transpose(1, 2), *torch.autograd.grad(out, (q, k, v), g.transpose(1, 2))]
     for mine, expected in zip(found, reference(q, k, v, g, scale), strict=True):
         torch.testing.assert_close(mine.double(), expected, atol=3e-6, rtol=3e-6)
+
+
+@pytest.mark.parametrize("shared_mask", [True, False])
+def test_queries_that_see_what_a_mask_leaves_them(shared_mask: bool) -> None:
+    _, k, v, _ = heads(2, BLOCK_QUERIES + 30, torch.float32)
+    q, *_, g = heads(2, BLOCK_QUERIES + 9, torch.float32)
+    first = torch.tensor([21] if shared_mask else [21, 4])[:, None]
+    seen = torch.arange(k.shape[2]) <= (first + torch.arange(q.shape[2]))[..., None]
+    mask = torch.zeros(seen.shape).masked_fill_(~seen, -torch.inf)[:, None]
+    out = attention(q, k, v, mask)
+    found = [out.transpose(1, 2), *torch.autograd.grad(out, (q, k, v), g.transpose(1, 2))]
+    wide = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    expected = scaled_dot_product_attention(*wide, mask.double(), enable_gqa=True)
+    for mine, theirs in zip(found, [expected, *torch.autograd.grad(expected, wide, g.double())], strict=True):
+        torch.testing.assert_close(mine.double(), theirs, atol=3e-6, rtol=3e-6)
 
 
 def test_in_bfloat16_it_is_as_near_to_float64_as_torch_is() -> None:
@@ -47,7 +62,7 @@ def test_in_bfloat16_it_is_as_near_to_float64_as_torch_is() -> None:
         found[0] = found[0] if found[0].shape == q.shape else found[0].transpose(1, 2)
         return [float((a.double() - b).norm() / b.norm()) for a, b in zip(found, expected, strict=True)]
 
-    own = errors(causal_attention(q, k, v), g.transpose(1, 2))
+    own = errors(attention(q, k, v), g.transpose(1, 2))
     torchs = errors(scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True), g)
     # bfloat16 rounds by 2^-9 = 2e-3.
     assert all(mine < 1.5 * theirs for mine, theirs in zip(own, torchs, strict=True)), (own, torchs)
@@ -55,7 +70,7 @@ def test_in_bfloat16_it_is_as_near_to_float64_as_torch_is() -> None:
 
 def test_gradients_agree_with_finite_differences() -> None:
     q, k, v, _ = heads(2, 5, torch.float64, batch=1)
-    assert torch.autograd.gradcheck(causal_attention, (q, k, v))
+    assert torch.autograd.gradcheck(attention, (q, k, v))
 
 
 def tiny_llama() -> LlamaConfig:
