@@ -130,7 +130,7 @@ def test_a_loss_that_is_allowed_is_told(tmp_path: Path) -> None:
             "missing",
             "router bias",
         ),
-        ("grpo", {"logger.monitor_gpus": True}, "", "different", "GPUs"),
+        ("grpo", {"logger.monitor_gpus": True}, "", "neutral", "record"),
         ("distillation", {"teacher.max_grad_norm": 3.0}, "", "neutral", "inactive"),
         ("ppo", {"value.dtensor_cfg.context_parallel_size": 2}, "", "missing", "context parallelism"),
         ("ppo", {"value.max_total_sequence_length": 99}, "", "missing", "of its own"),
