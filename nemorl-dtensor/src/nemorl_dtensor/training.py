@@ -78,14 +78,14 @@ class DTensorBackend:
         self._model, self._scorer, self._reference = assembly.model, assembly.scorer, assembly.reference
         self._adapters, self._layout, self._names = assembly.adapters, assembly.layout, assembly.names
         self._has_reference, self._head = reference, head
-        self._work, self._gradients = self._meter(), assembly.gradients
+        self._work, self._gradients = self._meter(config.logprob_chunk_tokens), assembly.gradients
         if self._adapters:
             # Their dropout draws from the global generator, which checkpoints carry; on each rank for other sequences.
             torch.manual_seed(worker.seed + worker.rank)
         self._residency = Residency(assembly.model, assembly.frozen, lambda: self.__dict__.get("_optimizer"))
         self._trainable = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
 
-    def _meter(self) -> WorkMeter:
+    def _meter(self, chunk_tokens: int | None) -> WorkMeter:
         model = Model.of(
             self._model.config.to_dict(),
             has_vocabulary_head=self._head == "language_model",
@@ -93,10 +93,15 @@ class DTensorBackend:
             recomputes_layers=self._policy.activation_checkpointing,
         )
         kind, ranks = self._model.dtype, self._ranks
-        if ranks is None:
-            return WorkMeter.on(model, self._device, kind)
-        copies = ranks.tensor_parallel_size
-        return WorkMeter.on(model, self._device, kind, ranks_per_copy=copies, largest=ranks.largest)
+        copies = ranks.tensor_parallel_size if ranks else 1
+        return WorkMeter.on(
+            model,
+            self._device,
+            kind,
+            ranks_per_copy=copies,
+            logit_bytes=0 if copies > 1 or chunk_tokens is not None else kind.itemsize,
+            largest=ranks.largest if ranks else int,
+        )
 
     @cached_property
     def _optimizer(self) -> Optimizer:

@@ -86,6 +86,12 @@ def test_a_packed_row_has_the_pairs_of_its_sequences_and_no_padding() -> None:
     assert found["computed_fp_utilization"] == pytest.approx((3 * 2 * 160 * 5 + 3 * 16 * 9 + 4 * 2 * 40 * 5) / 2e4)
 
 
+def test_logits_that_fit_are_made_once() -> None:
+    batch = batch_of(4, 3)
+    found = measured(meter(logit_bytes=4), batch, to_rows(batch, packed=False))
+    assert found["computed_fp_utilization"].value == pytest.approx((5760 + 576 + 3 * 2 * 40 * 5) / 2e4)
+
+
 def test_tokens_that_sequences_share_are_computed_once_and_needed_by_each() -> None:
     # Two sequences of 4 with the first 2 in common: a row of 2 + 1 + 1 fed tokens, each child at position 2.
     positions = torch.tensor([[0, 1, 2, 2]])
@@ -208,8 +214,10 @@ def test_a_cpus_peak_is_measured_once() -> None:
     assert device_peak("cpu", torch.float32) == device_peak("cpu", torch.float32) > 1e7
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-def test_a_backends_step_makes_the_products_that_torch_counts(tiny_model: Path, recompute: bool) -> None:
+@pytest.mark.parametrize(("recompute", "chunk"), [(False, None), (True, None), (False, 5)])
+def test_a_backends_step_makes_the_products_that_torch_counts(
+    tiny_model: Path, recompute: bool, chunk: int | None
+) -> None:
     from nemorl.config import PolicyConfig
     from nemorl.resources.worker import WorkerContext
     from nemorl_dtensor import DTensorConfig
@@ -225,7 +233,8 @@ def test_a_backends_step_makes_the_products_that_torch_counts(tiny_model: Path, 
         activation_checkpointing=recompute,
         schedule={"decay_steps": 1},
     )
-    backend = DTensorConfig(attn_implementation="eager").build(policy, WorkerContext(), reference=False)
+    config = DTensorConfig(attn_implementation="eager", logprob_chunk_tokens=chunk)
+    backend = config.build(policy, WorkerContext(), reference=False)
     batch = batch_of(9, 9).with_tokens(advantages=torch.ones(18))
     with FlopCounterMode(display=False) as counter:
         found = backend.train_step(batch, WeightedNLL())
@@ -233,5 +242,10 @@ def test_a_backends_step_makes_the_products_that_torch_counts(tiny_model: Path, 
     pairs = 2 * 8 * 8
     # Recomputation ends with the last tensor that is missing: the second matrix of the MLP, 32 x 64, is not reached.
     spared = recompute * 2 * 16 * 2 * (32 * 64)
-    assert model.computed_flops(16, 16, pairs, backward=True) - spared == counter.get_total_flops()
+    computed = model.computed_flops(16, 16, pairs, backward=True, kept=0 if chunk else 16)
+    assert computed - spared == counter.get_total_flops()
     assert found["performance/computed_tokens"].value == 16
+    # The backend's own figure has the pairs of causal attention alone: 1 + … + 8 = 36 of 64 in each of two sequences.
+    ratio = found["performance/computed_flops_per_gpu"].value / found["performance/train_flops_per_gpu"].value
+    causal = model.computed_flops(16, 16, 2 * 36, backward=True, kept=0 if chunk else 16)
+    assert ratio == pytest.approx(causal / model.needed_flops(18, 2 * 81))

@@ -22,6 +22,7 @@ from nemorl.errors import UsageError
 from nemorl.metrics import Mean, Metric, Sum
 from nemorl_tensors import TokenBatch
 from nemorl_tensors.engines.rows import Rows
+from nemorl_tensors.logprobs import KEPT_LOGITS_BYTES
 from torch import Tensor
 
 from nemorl_rl.device_peaks import TERA, device_peak
@@ -67,29 +68,30 @@ class Model:
         assert self.geometry is not None, "the caller checks"
         return self.geometry.training_flops(tokens, tokens if self.has_vocabulary_head else 0.0, squares)
 
-    def computed_flops(self, tokens: float, scored: float, pairs: float, *, backward: bool) -> float:
+    def computed_flops(self, tokens: float, scored: float, pairs: float, *, backward: bool, kept: float = 0.0) -> float:
         """Of a microbatch as it was computed.
 
         Args:
             tokens: Through the layers, padding included.
             scored: Positions whose logits were computed.
             pairs: (query, key) pairs of causal attention.
-            backward: Gradients were computed too. Then the head's logits are made twice, once per direction, so that
-                they need not be kept: 8 FLOPs per element and position in place of 6.
+            backward: Gradients were computed too. Then the head's logits are made twice, once per direction, where
+                they are not kept: 8 FLOPs per element and position in place of 6.
+            kept: Scored positions whose logits were kept.
         """
         geometry = self.geometry
         assert geometry is not None, "the caller checks"
         matrices = 2.0 * geometry.active_parameters * tokens
         attention = geometry.attention_flops(tokens, pairs)
-        head = 2.0 * geometry.embedding_parameters * scored * self.has_vocabulary_head
+        head = 2.0 * geometry.embedding_parameters * self.has_vocabulary_head
         if not backward:
-            return matrices + attention + head
+            return matrices + attention + head * scored
         gradients = INPUT_GRADIENT if self.is_frozen else GRADIENTS
         layer_passes = FORWARD * (1 + self.recomputes_layers)
         return (
             matrices * (layer_passes + gradients)
             + attention * (layer_passes + GRADIENTS)
-            + head * (2 * FORWARD + gradients)
+            + head * (scored * (2 * FORWARD + gradients) - kept * FORWARD)
         )
 
 
@@ -100,6 +102,7 @@ class _Count:
     tokens: int = 0
     padding: int = 0
     scored: int = 0
+    kept: int = 0
     pairs: float | Tensor = 0.0
     """A tensor where it takes one to know, read once per step: reading it at once would stall a GPU."""
 
@@ -121,6 +124,8 @@ class WorkMeter:
     """FLOP/s of one device."""
     ranks_per_copy: int = 1
     """Ranks that hold one copy of the model together and report as one."""
+    logit_bytes: int = 0
+    """Of one logit, where a microbatch's are kept for the backward pass if they fit; 0: they never are."""
     largest: Callable[[int], int] = int
     """The maximum of a number over all ranks; a collective where there are several."""
     clock: Callable[[], float] = time.perf_counter
@@ -135,7 +140,7 @@ class WorkMeter:
             model: What is trained.
             device: torch device string.
             kind: Number format of its matrix products.
-            **facts: ``ranks_per_copy`` and ``largest``, where there are several ranks.
+            **facts: The other fields.
         """
         return cls(model, device_peak(device, kind), **facts)
 
@@ -157,7 +162,9 @@ class WorkMeter:
         tokens = height * width * parts
         count.tokens += tokens
         count.padding += tokens - rows.real_tokens
-        count.scored += rows.targets.numel() * parts
+        scored = rows.targets.numel() * parts
+        count.scored += scored
+        count.kept += scored if self._keeps_logits(scored) else 0
         if rows.position_ids is None:
             count.pairs = count.pairs + tokens * (width * parts + 1) / 2
         else:  # a token sees those before it in its sequence, wherever they stand, and itself
@@ -180,7 +187,9 @@ class WorkMeter:
         if self.model.geometry is not None:
             needed = self.model.needed_flops(batch.num_tokens, float(batch.lengths.double().square().sum()))
             computed = sum(
-                self.model.computed_flops(count.tokens, count.scored, float(count.pairs), backward=backward)
+                self.model.computed_flops(
+                    count.tokens, count.scored, float(count.pairs), backward=backward, kept=count.kept
+                )
                 for backward, count in self._counts.items()
             )
             found |= {
@@ -190,3 +199,7 @@ class WorkMeter:
                 "computed_fp_utilization": Mean(computed, seconds * self.peak),
             }
         return {f"performance/{name}": metric for name, metric in found.items()}
+
+    def _keeps_logits(self, positions: int) -> bool:
+        vocabulary = self.model.geometry.vocabulary if self.model.geometry is not None else 0
+        return 0 < positions * vocabulary * self.logit_bytes <= KEPT_LOGITS_BYTES
