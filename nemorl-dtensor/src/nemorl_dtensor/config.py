@@ -52,8 +52,8 @@ class DTensorConfig(TrainingBackendConfig):
             ("train/tree_ratio", "train/<model>/tree_ratio"),
             MetricInfo(
                 "Tokens per computed token",
-                meaning="tokens of the sequences per token that is computed, for the policy and other models that learn: "
-                "above 1 where those that sequences have in common are computed once",
+                meaning="tokens of the sequences per token that is computed, for the policy and other models that "
+                "learn: above 1 where those that sequences have in common are computed once",
                 watch_for="1 with several responses per prompt: the log says what keeps the model from sharing",
             ),
         ),
