@@ -55,6 +55,7 @@ STANDARD_PLUGINS: Mapping[str, str] = {
     "weight_transports:nccl": "nemorl-transports",
     "commands:quickstart": "nemorl-quickstart",
     "commands:doctor": "nemorl-doctor",
+    "commands:plan": "nemorl-plan",
     "commands:config.migrate": "nemorl-compat",
     "commands:plugins.new": "nemorl-authoring",
 }

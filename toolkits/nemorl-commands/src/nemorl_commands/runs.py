@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from nemorl.errors import ConfigError, ConfigIssue, TerminalLostError, UsageError
+from nemorl.plugins import offered
 from nemorl_base.stopping import TERMINAL_LOST
 from typer.core import TyperGroup
 
@@ -95,10 +96,15 @@ def _rehearse(config: Path, loaded: RunConfig, console: Console, *, as_json: boo
 
     _refuse(loaded.dry_run(run_path(loaded), lambda text: console.message(f"warning: {text}")))
     planned = {"ok": True, "config": type(loaded).__name__, "run_dir": str(run_path(loaded))}
+    memory_plan = offered("memory_plan")
+    memory = memory_plan(loaded) if memory_plan is not None else None
     if as_json:
-        echo_json(planned)
-    else:
-        say(f"{config}: ok, would run {planned['config']} in {planned['run_dir']}")
+        echo_json({**planned, "memory": memory})
+        return
+    if memory is not None:
+        parts = ", ".join(f"{name} {gib:.2f}" for name, gib in memory["gib"].items() if gib >= 0.005)
+        say(f"memory, GiB: {parts}; {memory['free_gib']:.2f} of {memory['capacity_gib']:.2f} free")
+    say(f"{config}: ok, would run {planned['config']} in {planned['run_dir']}")
 
 
 def _refuse(problems: Iterator[ConfigIssue]) -> None:

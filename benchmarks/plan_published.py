@@ -1,0 +1,132 @@
+"""Step times of published runs beside the planner's, from 8 to 8,192 GPUs. Starts nothing and needs no GPU.
+
+    python benchmarks/plan_published.py
+
+The published times are a report's own seconds, or its TFLOP/s per GPU and its formula for the FLOPs of a step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from nemorl_plan.devices import parse_fleet
+from nemorl_plan.models import HeldModel
+from nemorl_plan.scene import Engines, Scene, Work
+from nemorl_plan.seconds import step_time
+from nemorl_rl.model_geometry import Geometry
+
+
+@dataclass(frozen=True)
+class Published:
+    """A step of somebody's run."""
+
+    name: str
+    source: str
+    seconds: float
+    scene: Scene
+
+
+def megatron_gpt(
+    layers: int, hidden: int, heads: int, tensor: int, pipeline: int, gpus: int, batch: int, tf: float
+) -> Published:
+    """A row of table 1 of arXiv:2104.04473: GPT of 2,048 tokens on A100, all activations computed again.
+
+    A step takes 96 B s l h^2 (1 + s / 6h + V / 16 l h) FLOPs (its equation 3), at ``tf`` TFLOP/s per GPU.
+    """
+    s, v = 2048, 51200
+    geometry = Geometry.from_config(
+        {"model_type": "gpt2", "n_embd": hidden, "n_layer": layers, "n_head": heads, "n_positions": s, "vocab_size": v}
+    )
+    flops = 96 * batch * s * layers * hidden**2 * (1 + s / (6 * hidden) + v / (16 * layers * hidden))
+    held = HeldModel(
+        "policy", geometry, "megatron", 2, gpus, s, s,
+        checkpointing=True, tensor=tensor, pipeline=pipeline, sequence_parallel=False, budget=s,
+    )  # fmt: skip
+    work = Work(batch, 0, s, s)
+    scene = Scene(parse_fleet(gpus // 8, "8xA100"), held, (), None, work)
+    name = f"GPT {geometry.parameters() / 1e9:.0f} B, {gpus} A100"
+    return Published(name, "2104.04473, table 1", flops / gpus / (tf * 1e12), scene)
+
+
+def llama_405b(gpus: int, tf: float) -> Published:
+    """A row of table 4 of arXiv:2407.21783: 16 Mi tokens in sequences of 8,192, tensor 8, pipeline 16."""
+    geometry = Geometry.from_config(
+        {
+            **{"model_type": "llama", "hidden_size": 16384, "num_hidden_layers": 126, "num_attention_heads": 128},
+            **{"num_key_value_heads": 8, "intermediate_size": 53248, "vocab_size": 128256},
+        }
+    )
+    batch = 2048
+    held = HeldModel("policy", geometry, "megatron", 2, gpus, 8192, 8192, tensor=8, pipeline=16, virtual=8, budget=8192)
+    scene = Scene(parse_fleet(gpus // 8, "8xH100"), held, (), None, Work(batch, 0, 8192, 8192))
+    flops = geometry.training_flops(batch * 8192, batch * 8192, batch * 8192**2)
+    return Published(f"Llama 3 405 B, {gpus} H100", "2407.21783, table 4", flops / gpus / (tf * 1e12), scene)
+
+
+def nemo_rl(
+    name: str, config: dict[str, Any], gpus: int, seconds: float, tokens_per_gpu_s: float, **layout: Any
+) -> Published:
+    """A synchronous GRPO step of NeMo RL 0.5's performance summary: 2,048 responses, four updates, vLLM beside Megatron
+    on the same H100s. The mean length follows from its tokens per second; its layouts are not published with it: ours
+    are guesses."""
+    length = tokens_per_gpu_s * seconds * gpus / 2048
+    geometry = Geometry.from_config(config)
+    engine_tensor = layout.pop("engine_tensor", 1)
+    held = HeldModel(
+        "policy",
+        geometry,
+        "megatron",
+        2,
+        gpus,
+        8192,
+        4096,
+        has_reference=True,
+        checkpointing=True,
+        budget=8192,
+        **layout,
+    )
+    prompt = 150.0
+    work = Work(2048, prompt, length - prompt, 4096 - prompt, group=32, updates=4, passes=1, scores_old=True)
+    engines = Engines("vllm", geometry, 2, gpus // engine_tensor, engine_tensor, 1024, 4096, utilization=0.6)
+    scene = Scene(parse_fleet(gpus // 8, "8xH100"), held, (), engines, work)
+    return Published(f"GRPO, {name}, {gpus} H100", "NeMo RL 0.5, performance summary", seconds, scene)
+
+
+LLAMA_8B = {
+    **{"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32},
+    **{"num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256},
+}
+QWEN3_32B = {
+    **{"model_type": "qwen3", "hidden_size": 5120, "num_hidden_layers": 64, "num_attention_heads": 64, "head_dim": 128},
+    **{"num_key_value_heads": 8, "intermediate_size": 25600, "vocab_size": 151936},
+}
+QWEN3_30B_A3B = {
+    **{"model_type": "qwen3_moe", "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32},
+    **{"num_key_value_heads": 4, "head_dim": 128, "intermediate_size": 6144, "vocab_size": 151936},
+    **{"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
+}
+RUNS = (
+    megatron_gpt(24, 2304, 24, 1, 1, 32, 512, 137),
+    megatron_gpt(40, 6144, 48, 8, 1, 256, 1024, 135),
+    megatron_gpt(60, 10240, 80, 8, 4, 1024, 1792, 140),
+    megatron_gpt(128, 25600, 160, 8, 64, 3072, 3072, 163),
+    llama_405b(8192, 430),
+    nemo_rl("Llama-3.1-8B", LLAMA_8B, 16, 92.8, 1581),
+    nemo_rl("Qwen3-32B", QWEN3_32B, 32, 376, 571, tensor=4, engine_tensor=4),
+    nemo_rl("Qwen3-30B-A3B", QWEN3_30B_A3B, 32, 198, 1066, tensor=1, expert=8, engine_tensor=2),
+)
+
+
+def main() -> None:
+    print("| run | source | published s | planned s | deviation | phases |")
+    print("|---|---|---|---|---|---|")
+    for run in RUNS:
+        time = step_time(run.scene)
+        phases = ", ".join(f"{phase.name} {phase.seconds:.2g}" for phase in time.phases)
+        deviation = time.seconds / run.seconds - 1
+        print(f"| {run.name} | {run.source} | {run.seconds:.3g} | {time.seconds:.3g} | {deviation:+.0%} | {phases} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""``nemorl plan``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from nemorl.errors import UsageError
+from nemorl_commands.answers import AsJson, echo_json
+from nemorl_commands.runs import Overrides
+from nemorl_commands.terminal import say
+
+if TYPE_CHECKING:
+    from nemorl_plan.efficiencies import Efficiencies
+    from nemorl_plan.plan import Plan
+    from nemorl_plan.reading import Lengths
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.command()
+def plan(
+    config: Annotated[Path | None, typer.Argument(help="Config file; unset with --from.", show_default=False)] = None,
+    overrides: Overrides = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Machines. Unset: the config's.", show_default=False)] = None,
+    gpus: Annotated[str | None, typer.Option(help="Devices of each, e.g. 8xH100.", show_default=False)] = None,
+    gpu_memory: Annotated[
+        float | None,
+        typer.Option(min=0.1, help="Memory of a device in GiB, in place of the table's.", show_default=False),
+    ] = None,
+    model_config: Annotated[
+        Path | None, typer.Option(help="config.json of a model that is not on this machine.", show_default=False)
+    ] = None,
+    prompt_tokens: Annotated[float | None, typer.Option(min=0, help="Mean prompt.", show_default=False)] = None,
+    response_tokens: Annotated[float | None, typer.Option(min=1, help="Mean response.", show_default=False)] = None,
+    longest_response: Annotated[
+        float | None, typer.Option(min=1, help="Longest response of a step.", show_default=False)
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="Layouts shown.")] = 5,
+    explain: Annotated[bool, typer.Option("--explain", help="Show the formulas with their numbers.")] = False,
+    write: Annotated[
+        Path | None, typer.Option(help="Write the config with the best layout to this file.", show_default=False)
+    ] = None,
+    run: Annotated[
+        Path | None, typer.Option("--from", help="Refit from this run's timings.", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Count what a run takes of each device, how long its steps last, and which layout is best. Starts nothing.
+
+    Needs no GPU, no weights and no torch: the model's config.json is enough.
+
+    Examples:
+
+      nemorl plan grpo.yaml --nodes 2 --gpus 8xH100
+
+      nemorl plan grpo.yaml policy.lora='{rank: 16}' --gpus 1xL40S --explain
+
+      nemorl plan grpo.yaml --gpus 8xH200 --write planned.yaml && nemorl train planned.yaml
+
+      nemorl plan --from runs/grpo-1a2b3c4d
+    """
+    from nemorl_plan.reading import Lengths
+
+    lengths = Lengths(prompt_tokens, response_tokens, longest_response)
+    if config is None and run is None:
+        raise UsageError("there is nothing to plan", fix="give a config file, or a run with --from")
+    if run is not None:
+        _refit(run, config, overrides or [], (nodes, gpus, gpu_memory), lengths, as_json=as_json)
+        return
+    assert config is not None, "checked above"
+    found = _planned(config, overrides or [], (nodes, gpus, gpu_memory), _given(model_config), lengths)
+    written = _write(config, overrides or [], found, write) if write is not None else None
+    if as_json:
+        echo_json({**found.as_dict(top), "written": written}, indent=2)
+        return
+    from nemorl_plan.show import show
+
+    show(found, top=top, explain=explain)
+    if written is not None:
+        say(f"wrote {write}: {' '.join(written) or 'nothing changed'}; nemorl train {write}")
+
+
+Devices = tuple[int | None, str | None, float | None]
+"""(nodes, GPUs of each, GiB of each)"""
+
+
+def _planned(
+    config: Path,
+    changes: list[str],
+    devices: Devices,
+    given: dict[str, Any] | None,
+    lengths: Lengths,
+    efficiencies: Efficiencies | None = None,
+) -> Plan:
+    from nemorl.config.load import load_config
+
+    from nemorl_plan.plan import Plan, fleet_of
+    from nemorl_plan.reading import Sizes, scene_of
+
+    loaded = load_config(config, changes, for_cluster=True)
+    fleet = fleet_of(loaded.cluster, *devices)
+    return Plan.of(scene_of(loaded, fleet, Sizes(given), lengths), efficiencies)
+
+
+def _given(path: Path | None) -> dict[str, Any] | None:
+    if path is None:
+        return None
+    from nemorl_base.reading import UnreadableError, parse_json, read_text
+
+    try:
+        found = parse_json(read_text(path))
+    except (OSError, UnreadableError) as error:
+        raise UsageError(f"--model-config {path} cannot be read: {error}", fix="give a model's config.json") from error
+    if not isinstance(found, dict):
+        raise UsageError(f"--model-config {path} holds no mapping", fix="give a model's config.json")
+    return found
+
+
+def _write(config: Path, changes: list[str], found: Plan, target: Path) -> list[str]:
+    from nemorl_plan.plan import write_config
+
+    if found.best is None:
+        raise UsageError(
+            f"no layout fits on these devices: {found.verdict}", fix="plan for more devices, or a smaller model or LoRA"
+        )
+    return write_config(config, changes, found.scene, found.best, target)
+
+
+def _refit(
+    run: Path, config: Path | None, changes: list[str], devices: Devices, lengths: Lengths, *, as_json: bool
+) -> None:
+    """Show predicted beside measured; with a config, plan it with what was measured."""
+    from nemorl_plan.measured import compare
+
+    found = compare(run, fleet_from=devices)
+    if config is None:
+        if as_json:
+            echo_json(found.as_dict(), indent=2)
+        else:
+            found.show()
+        return
+    planned = _planned(config, changes, devices, None, lengths, found.refitted)
+    if as_json:
+        echo_json({**planned.as_dict(), "refitted": found.as_dict()}, indent=2)
+        return
+    from nemorl_plan.show import show
+
+    found.show()
+    say()
+    show(planned, top=5, explain=False)

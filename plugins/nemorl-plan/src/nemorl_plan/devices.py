@@ -1,0 +1,175 @@
+"""What devices can do: memory, speed, and links between them. Numbers are of the vendors' data sheets, dense, one way.
+
+Memory is what the driver reports (``nvidia-smi``), which is less than the name says. Links: NVLink per GPU in one
+direction, else PCI Express; between nodes the usual network of such machines (one 400 Gb/s port per H100 in a DGX H100,
+one 200 Gb/s port per A100 in a DGX A100).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from nemorl.errors import UsageError
+from nemorl_base.suggest import did_you_mean
+
+TIMEOUT_S = 10
+GPU_FILES = Path("/proc/driver/nvidia/gpus")
+
+
+@dataclass(frozen=True)
+class Device:
+    """One GPU, or a machine's processor."""
+
+    name: str
+    memory_gib: float
+    tflops: float
+    """bfloat16 matrix products, dense; float32 runs at ``float32_frac`` of it"""
+    memory_gb_s: float
+    link_gb_s: float
+    """To its neighbours in the node"""
+    network_gb_s: float
+    """To other nodes, its share"""
+    source: str
+    float32_frac: float = 0.5
+    """TF32 of the tensor cores"""
+    is_cpu: bool = False
+
+
+TABLE = (
+    Device("A100-40GB", 39.6, 312, 1555, 300, 25, "NVIDIA A100 data sheet (SXM4 40 GB)"),
+    Device("A100", 79.3, 312, 2039, 300, 25, "NVIDIA A100 data sheet (SXM4 80 GB)"),
+    Device("H100", 79.6, 989, 3350, 450, 50, "NVIDIA H100 data sheet (SXM5)"),
+    Device("H100-PCIE", 79.6, 756, 2000, 64, 25, "NVIDIA H100 data sheet (PCIe)"),
+    Device("H100-NVL", 93.6, 835, 3900, 300, 50, "NVIDIA H100 data sheet (NVL)"),
+    Device("H800", 79.6, 989, 3350, 200, 50, "as H100 with half the NVLink"),
+    Device("H20", 95.6, 148, 4000, 450, 50, "vendors' server guides for H20"),
+    Device("H200", 140.4, 989, 4800, 450, 50, "NVIDIA H200 data sheet (SXM5)"),
+    Device("B200", 179.1, 2250, 7700, 900, 50, "NVIDIA HGX B200 data sheet"),
+    Device("GB200", 185.0, 2500, 8000, 900, 50, "NVIDIA GB200 NVL72 data sheet, per GPU"),
+    Device("L40S", 45.0, 362, 864, 32, 12.5, "NVIDIA L40S data sheet"),
+    Device("L4", 22.5, 121, 300, 32, 12.5, "NVIDIA L4 data sheet"),
+    Device("A10G", 22.5, 70, 600, 32, 12.5, "Amazon EC2 G5 page"),
+    Device("RTX-4090", 24.0, 165, 1008, 32, 12.5, "NVIDIA Ada white paper, float32 accumulation"),
+    Device("RTX-3090", 24.0, 71, 936, 32, 12.5, "NVIDIA Ampere GA102 white paper"),
+    Device("RTX-6000-ADA", 47.5, 182, 960, 32, 12.5, "NVIDIA Ada white paper, float32 accumulation"),
+    Device("RTX-A6000", 47.5, 155, 768, 32, 12.5, "NVIDIA RTX A6000 data sheet"),
+)
+CORE_TFLOPS = 0.2
+"""Of one server core with 512-bit vectors, bfloat16 (docs/results/smollm2-grpo.md measures 0.19 to 0.39)."""
+CORE_GB_S = 10.0
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """The devices of a run."""
+
+    device: Device
+    nodes: int
+    per_node: int
+
+    @property
+    def size(self) -> int:
+        return self.nodes * self.per_node
+
+    def link_gb_s(self, ranks: int) -> float:
+        """Of each device, among so many that are neighbours."""
+        return self.device.link_gb_s if ranks <= self.per_node else self.device.network_gb_s
+
+
+def device_named(name: str) -> Device:
+    """A device of the table, whatever the case and the dashes.
+
+    Raises:
+        UsageError: The table has none of this name.
+    """
+    if _plain(name) == "cpu":
+        return this_cpu()
+    for device in TABLE:
+        if _plain(device.name) == _plain(name) or _plain(device.name + "80GB") == _plain(name):
+            return device
+    known = [device.name for device in TABLE] + ["CPU"]
+    raise UsageError(
+        f"no device {name!r} in the table",
+        fix=did_you_mean(name.upper(), known)
+        or f"it has {', '.join(known)}; for another one, name the closest and add --gpu-memory",
+    )
+
+
+def parse_fleet(nodes: int, gpus: str) -> Fleet:
+    """``8xH100`` or ``H100`` on each of so many nodes.
+
+    Raises:
+        UsageError: It is not of that form, or no such device is known.
+    """
+    match = re.fullmatch(r"\s*(?:(\d+)\s*[xX*]\s*)?([A-Za-z][\w .-]*?)\s*", gpus)
+    if match is None or match[1] == "0":
+        raise UsageError(f"--gpus {gpus!r} is not a number and a device", fix="write e.g. --gpus 8xH100")
+    return Fleet(device_named(match[2]), nodes, int(match[1] or 1))
+
+
+def with_memory(fleet: Fleet, gib: float | None) -> Fleet:
+    """The same with devices of another memory."""
+    return fleet if gib is None else replace(fleet, device=replace(fleet.device, memory_gib=gib))
+
+
+def this_cpu() -> Device:
+    """This machine's memory and cores, as far as the process may use them."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return Device(
+        "CPU", _memory_gib(), CORE_TFLOPS * cores, CORE_GB_S * cores, 5.0, 1.0, "this machine", 0.5, is_cpu=True
+    )
+
+
+def this_gpu() -> Device | None:
+    """This machine's GPU as the table has it; ``None`` where it has none or the table does not know it.
+
+    The driver's files are read first, which takes no time; ``nvidia-smi`` is asked where there are none.
+    """
+    names = [_model_of(path) for path in sorted(GPU_FILES.glob("*/information"))] or _ask_driver()
+    return named_by_driver(names[0]) if names else None
+
+
+def named_by_driver(name: str) -> Device | None:
+    """A device of the table by the driver's name for it, e.g. ``NVIDIA A100-SXM4-40GB``."""
+    heard = set(re.findall(r"[a-z0-9]+", name.lower()))
+    known = [device for device in TABLE if set(device.name.lower().split("-")) <= heard]
+    return max(known, key=lambda device: len(device.name), default=None)
+
+
+def _model_of(path: Path) -> str:
+    try:
+        found = re.search(r"^Model:\s*(.+)$", path.read_text(), re.MULTILINE)
+    except OSError:
+        return ""
+    return found[1] if found else ""
+
+
+def _ask_driver() -> list[str]:
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    query = [tool, "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        return subprocess.run(query, capture_output=True, text=True, timeout=TIMEOUT_S, check=False).stdout.splitlines()
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+
+
+def _memory_gib() -> float:
+    """Of this machine, within the limit of a container."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+    except OSError:
+        limit = ""
+    return round((min(total, int(limit)) if limit.isdigit() else total) / 2**30, 1)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower().replace("nvidia", "").replace("geforce", ""))

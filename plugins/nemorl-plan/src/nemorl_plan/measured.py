@@ -1,0 +1,147 @@
+"""Predicted beside measured: a run's ``timing/*`` metrics against its plan, and the efficiencies that would have been
+right."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from nemorl.errors import UsageError
+
+from nemorl_plan.candidates import judged, present
+from nemorl_plan.efficiencies import STARTING, Efficiencies
+from nemorl_plan.reading import Lengths, Sizes, scene_of
+from nemorl_plan.scene import Scene
+from nemorl_plan.seconds import StepTime, default_efficiencies
+
+if TYPE_CHECKING:
+    from nemorl_report.run_data import RunData
+
+TIMINGS: Mapping[str, tuple[str, ...]] = {
+    "generation": ("prefill", "decoding"),
+    "policy_and_reference_logprobs": ("old log-probs", "reference log-probs"),
+    "policy_training": ("training",),
+    "weight_sync": ("weight sync",),
+}
+"""``timing/train/<name>`` -> the phases that it measures."""
+FIRST_STEPS = 2
+"""Left out where there are more: they build, compile and allocate."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A run beside its plan."""
+
+    predicted: Mapping[str, float]
+    """Seconds by the name of the timing"""
+    measured: Mapping[str, float]
+    """Medians of the same"""
+    refitted: Efficiencies
+
+    def rows(self) -> list[tuple[str, float, float, float]]:
+        """(phase, predicted s, measured s, measured / predicted) of those that were measured."""
+        return [
+            (name, self.predicted[name], seconds, seconds / self.predicted[name])
+            for name, seconds in self.measured.items()
+            if self.predicted.get(name, 0.0) > 0
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For ``--json``."""
+        phases = {
+            name: {"predicted_s": round(planned, 4), "measured_s": round(seconds, 4), "ratio": round(ratio, 3)}
+            for name, planned, seconds, ratio in self.rows()
+        }
+        return {"phases": phases, "efficiencies": asdict(self.refitted)}
+
+    def show(self) -> None:
+        """Print the table and what was refitted."""
+        from nemorl_commands.terminal import print_table, say
+
+        rows = [
+            (name, f"{planned:.3g}", f"{seconds:.3g}", f"{ratio:.2f}") for name, planned, seconds, ratio in self.rows()
+        ]
+        columns = ("PHASE", "PREDICTED S", "MEASURED S", "RATIO")
+        print_table(columns, rows, numbers=columns[1:])
+        kept = ", ".join(f"{name} {value:.3g}" for name, value in asdict(self.refitted).items())
+        say(f"efficiencies that give these times: {kept}")
+
+
+def compare(
+    run_dir: Path, *, fleet_from: tuple[int | None, str | None, float | None] = (None, None, None)
+) -> Comparison:
+    """A run in a directory.
+
+    Raises:
+        UsageError: It is no run, has no timings yet, or its model's sizes are not known here.
+    """
+    from nemorl_report.run_data import RunData
+
+    if not (run_dir / "config.yaml").is_file():
+        raise UsageError(f"{run_dir} is not a run directory (no config.yaml)", fix="give the path of a run")
+    return compared(RunData.load(run_dir), fleet_from=fleet_from)
+
+
+def compared(
+    run: RunData, *, fleet_from: tuple[int | None, str | None, float | None] = (None, None, None)
+) -> Comparison:
+    """The records of a run beside its plan."""
+    from nemorl.config.load import load_config
+
+    from nemorl_plan.plan import fleet_of
+
+    measured = {name: value for name in (*TIMINGS, "total_step_time") if (value := _median(run, name)) is not None}
+    if "policy_training" not in measured:
+        raise UsageError(f"run {run.name} has no timings yet", fix="let it make a step first")
+    config = load_config(run.config, for_cluster=True)
+    fleet = fleet_of(config.cluster, *fleet_from)
+    scene = scene_of(config, fleet, Sizes(), _lengths(run))
+    predicted = by_timing(judged(scene, present(scene)).time)
+    return Comparison(predicted, measured, _refitted(scene, predicted, measured))
+
+
+def by_timing(time: StepTime) -> dict[str, float]:
+    """Predicted seconds under the names of a run's timings."""
+    seconds = {phase.name: phase.seconds for phase in time.phases}
+    found = {name: sum(seconds.get(phase, 0.0) for phase in phases) for name, phases in TIMINGS.items()}
+    return {**found, "total_step_time": time.seconds}
+
+
+def _median(run: RunData, name: str) -> float | None:
+    values = list(run.metrics.get(f"timing/train/{name}", {}).values())
+    return median(values[FIRST_STEPS:] or values) if values else None
+
+
+def _lengths(run: RunData) -> Lengths:
+    """Of the responses that were sampled, and of the tokens of a step."""
+    mean = run.last("train/mean_gen_tokens_per_sample")
+    tokens, sequences = run.last("train/total_num_tokens"), run.last("train/num_valid_samples")
+    if mean is None:
+        return Lengths()
+    prompt = tokens / sequences - mean if tokens and sequences else None
+    longest = run.last("train/max_gen_tokens_per_sample")
+    return Lengths(max(1.0, prompt) if prompt is not None else None, max(1.0, mean), longest)
+
+
+def _refitted(scene: Scene, predicted: Mapping[str, float], measured: Mapping[str, float]) -> Efficiencies:
+    """Each share scaled by predicted / measured of its phase; times of starting kernels the other way."""
+    now = default_efficiencies(scene)
+    if scene.engines is not None and not scene.fleet.device.is_cpu:
+        layer_s, step_s = STARTING[scene.engines.backend]
+        now = replace(now, decode_layer_s=layer_s, decode_step_s=step_s)
+    ratio = {name: seconds / predicted[name] for name, seconds in measured.items() if predicted.get(name)}
+    training, sampling = ratio.get("policy_training", 1.0), ratio.get("generation", 1.0)
+    scoring, sync = ratio.get("policy_and_reference_logprobs", training), ratio.get("weight_sync", 1.0)
+    return Efficiencies(
+        training=now.training / training,
+        scoring=now.scoring / scoring,
+        prefill=now.prefill / sampling,
+        decode=now.decode / sampling,
+        links=now.links / sync,
+        decode_layer_s=now.decode_layer_s * sampling,
+        decode_step_s=now.decode_step_s * sampling,
+        microbatch_s=now.microbatch_s * training,
+    )

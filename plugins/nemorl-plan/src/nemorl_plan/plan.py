@@ -1,0 +1,152 @@
+"""A plan: a run judged as its config has it, what else could be chosen, and the same as data and as a config."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nemorl.errors import UsageError
+
+from nemorl_plan.candidates import Candidate, candidates, fleet_overrides, judged, overrides, present
+from nemorl_plan.devices import Fleet, parse_fleet, this_cpu, this_gpu, with_memory
+from nemorl_plan.efficiencies import Efficiencies
+from nemorl_plan.parts import GIB, Part
+from nemorl_plan.scene import Scene
+
+if TYPE_CHECKING:
+    from nemorl.config.cluster import ClusterConfig
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What came of planning one run."""
+
+    scene: Scene
+    now: Candidate
+    """As the config has it"""
+    ranked: tuple[Candidate, ...]
+    """All layouts: those that fit first, the fastest before the others"""
+
+    @classmethod
+    def of(cls, scene: Scene, efficiencies: Efficiencies | None = None) -> Plan:
+        """Judge the present layout and all others."""
+        return cls(scene, judged(scene, present(scene), efficiencies), tuple(candidates(scene, efficiencies)))
+
+    @property
+    def best(self) -> Candidate | None:
+        """The fastest layout that fits."""
+        return next((one for one in self.ranked if one.fits), None)
+
+    @property
+    def smallest_change(self) -> Candidate | None:
+        """Of those that fit, the one that changes least of the config."""
+        return min(
+            (one for one in self.ranked if one.fits), key=lambda one: (one.changes, one.time.seconds), default=None
+        )
+
+    @property
+    def verdict(self) -> str:
+        """One sentence."""
+        memory = self.now.memory
+        if memory.fits:
+            return f"fits with {memory.free / GIB:.1f} GiB free on the fullest device ({memory.where})"
+        largest = memory.largest
+        text = (
+            f"does not fit: {-memory.free / GIB:.1f} GiB too much ({memory.where}); the largest part is "
+            f"{largest.name}, {largest.gib:.1f} GiB"
+        )
+        change = self.smallest_change
+        if change is None:
+            return f"{text}; no layout on these devices fits"
+        return f"{text}; the smallest change that fits: {', '.join(words(self.scene, change))}"
+
+    def as_dict(self, top: int = 5) -> dict[str, Any]:
+        """For ``--json``."""
+        return {
+            "device": asdict(self.scene.fleet.device),
+            "nodes": self.scene.fleet.nodes,
+            "devices_per_node": self.scene.fleet.per_node,
+            "model": {
+                "parameters": self.scene.policy.geometry.parameters(),
+                "type": self.scene.policy.geometry.model_type,
+                "counted_exactly": self.scene.policy.geometry.is_exact,
+            },
+            "work": asdict(self.scene.work),
+            "verdict": self.verdict,
+            "present": _candidate_dict(self.scene, self.now, with_parts=True),
+            "candidates": [_candidate_dict(self.scene, one) for one in self.ranked[:top]],
+            "judged": len(self.ranked),
+        }
+
+
+def words(scene: Scene, candidate: Candidate) -> list[str]:
+    """The overrides of a layout, as ``nemorl train`` takes them."""
+    return as_overrides(overrides(scene, candidate.choice))
+
+
+def as_overrides(keys: Mapping[str, object]) -> list[str]:
+    """``path=value`` of each."""
+    return [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in keys.items()]
+
+
+def write_config(source: Path, given: Sequence[str], scene: Scene, candidate: Candidate, target: Path) -> list[str]:
+    """The config with a layout in it, as a file that ``nemorl train`` takes; returns the overrides that it holds."""
+    from nemorl.config.load import apply_overrides, read_source
+    from nemorl_base.files import replace_text
+    from nemorl_base.yaml_text import format_yaml
+
+    changes = [*as_overrides(fleet_overrides(scene.fleet)), *words(scene, candidate)]
+    data = apply_overrides(read_source(source), [*given, *changes], str(source))
+    head = f"# {source.name} as planned by nemorl plan: {' '.join(changes) or 'nothing changed'}\n"
+    replace_text(target, head + format_yaml(data))
+    return changes
+
+
+def fleet_of(cluster: ClusterConfig, nodes: int | None, gpus: str | None, memory_gib: float | None) -> Fleet:
+    """The devices to plan for: those asked for, else those of the config, on this machine's kind.
+
+    Raises:
+        UsageError: The config asks for GPUs, and neither it nor this machine says which.
+    """
+    if gpus is not None:
+        return with_memory(parse_fleet(nodes or 1, gpus), memory_gib)
+    on_gpus = (cluster.gpus_per_node or 0) > 0 or (cluster.gpus_per_node is None and cluster.uses_gpus)
+    count, per_node = nodes or cluster.num_nodes, cluster.devices_per_node
+    if on_gpus:
+        device = this_gpu()
+        if device is None:
+            raise UsageError(
+                f"the run is for {per_node} GPUs on {count} node{'s' * (count > 1)}, of a kind that is not known here",
+                fix=f"say which, e.g. --gpus {per_node}xH100",
+            )
+        return with_memory(Fleet(device, count, per_node), memory_gib)
+    cpu = this_cpu()  # shared by the workers of a node
+    cpu = replace(
+        cpu, memory_gib=cpu.memory_gib / per_node, tflops=cpu.tflops / per_node, memory_gb_s=cpu.memory_gb_s / per_node
+    )
+    return with_memory(Fleet(cpu, count, per_node), memory_gib)
+
+
+def _candidate_dict(scene: Scene, one: Candidate, *, with_parts: bool = False) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "overrides": overrides(scene, one.choice),
+        "fits": one.fits,
+        "gib": round(one.memory.needed / GIB, 3),
+        "free_gib": round(one.memory.free / GIB, 3),
+        "seconds_per_step": round(one.time.seconds, 3),
+        "tokens_per_second_per_device": round(one.time.tokens_per_device, 1),
+    }
+    if with_parts:
+        found["memory"] = [_part_dict(part) for part in one.memory.parts]
+        found["moment"] = one.memory.moment
+        found["engine_asleep_gib"] = round(one.memory.asleep / GIB, 3)
+        found["engine_awake_gib"] = round(one.memory.awake / GIB, 3)
+        found["phases"] = [asdict(phase) for phase in one.time.phases]
+    return found
+
+
+def _part_dict(part: Part) -> dict[str, Any]:
+    return {"name": part.name, "gib": round(part.gib, 4), "formula": part.formula}

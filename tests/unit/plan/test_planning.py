@@ -1,0 +1,257 @@
+"""The planner: hand-worked numbers, monotony, every shipped config, and what the command says and writes."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nemorl.config.load import load_config
+from nemorl.errors import UsageError
+from nemorl_plan.candidates import candidates, judged, overrides, present
+from nemorl_plan.command import app
+from nemorl_plan.devices import TABLE, device_named, named_by_driver, parse_fleet
+from nemorl_plan.dtensor_memory import dtensor_memory
+from nemorl_plan.launch_check import memory_problems
+from nemorl_plan.megatron_memory import megatron_memory
+from nemorl_plan.memory import device_memory
+from nemorl_plan.models import HeldModel
+from nemorl_plan.parts import GIB, total
+from nemorl_plan.reading import Lengths, Sizes, scene_of
+from nemorl_plan.seconds import step_time
+from nemorl_rl.model_geometry import Geometry
+from recorded_messages import Raises
+from typer.testing import CliRunner
+
+ROOT = Path(__file__).parents[3]
+SHIPPED = sorted([*ROOT.glob("examples/**/*.yaml"), *ROOT.glob("plugins/*/src/*/templates/*.yaml")])
+LLAMA_8B = {
+    **{"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32},
+    **{"num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256, "tie_word_embeddings": False},
+}
+GRPO = {"algorithm": "grpo", "model": "org/llama-8b", "data": "arithmetic", "environment": "math"}
+
+
+def held(backend: str = "dtensor", **changes: Any) -> HeldModel:
+    base = HeldModel("policy", Geometry.from_config(LLAMA_8B), backend, 2, 8, 4096, 4096, budget=4096)
+    return replace(base, **changes)
+
+
+def scene(gpus: str = "8xH100", nodes: int = 1, **changes: Any) -> Any:
+    policy = {"precision": "bfloat16", **changes.pop("policy", {})}
+    config = load_config({**GRPO, "policy": policy, **changes}, for_cluster=True)
+    return scene_of(config, parse_fleet(nodes, gpus), Sizes(LLAMA_8B))
+
+
+def test_sharded_states_are_eighteen_bytes_a_parameter() -> None:
+    # bfloat16 weights 2, float32 masters 4, moments 8, gradient sums 4; over 8 ranks.
+    assert total(dtensor_memory(held()).lasting) == pytest.approx(18 * 8_030_261_248 / 8)
+
+
+def test_megatrons_states_are_those_of_its_own_formula() -> None:
+    # megatron/training/theoretical_memory_usage.py: 18 B a parameter, 6 + 12 / data-parallel with the distributed
+    # optimizer.
+    whole = total(megatron_memory(held("megatron", ranks=4, distributed_optimizer=False)).lasting)
+    divided = total(megatron_memory(held("megatron", ranks=4)).lasting)
+    assert whole == pytest.approx(18 * 8_030_261_248)
+    assert divided == pytest.approx((6 + 12 / 4) * 8_030_261_248)
+
+
+def test_a_first_pipeline_stage_keeps_the_microbatches_in_flight() -> None:
+    # arXiv:2104.04473, section 2.2: p microbatches of L / p layers, so as much as one of all layers.
+    one, four = held("megatron", ranks=1), held("megatron", ranks=4, pipeline=4)
+    sizes = []
+    for model in (one, four):
+        (activations, *_) = megatron_memory(model).passing["backward"]
+        sizes.append(activations.size)
+    assert sizes[1] == pytest.approx(sizes[0], rel=0.02)
+
+
+def test_adapters_take_two_bytes_a_weight_and_eighteen_of_their_own() -> None:
+    model = held(ranks=1, lora_rank=16)
+    # Per layer: q, o 16 * 2 * (4096 + 4096), k, v 16 * 2 * (4096 + 1024), MLP 16 * 3 * (4096 + 14336).
+    adapters = 32 * 16 * (2 * 8192 + 2 * 5120 + 3 * 18432)
+    assert model.adapter_parameters == adapters
+    assert total(dtensor_memory(model).lasting) == pytest.approx(2 * 8_030_261_248 + 18 * adapters)
+
+
+LARGER: dict[str, Any] = {
+    "microbatch_tokens": lambda model: model.microbatch_tokens * 2,
+    "has_reference": lambda model: True,
+    "accumulates": lambda model: True,
+}
+SMALLER: dict[str, Any] = {
+    "checkpointing": lambda model: True,
+    "ranks": lambda model: model.ranks * 2,
+    "lora_rank": lambda model: model.lora_rank or (8 if model.tensor == 1 else 0),
+}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_memory_is_monotone_in_every_argument_but_precision(seed: int) -> None:
+    # float32 weights are their own masters: 16 bytes a parameter where bfloat16 takes 18.
+    draw = random.Random(seed)
+    backend = draw.choice(["dtensor", "megatron"])
+    tensor = draw.choice([1, 2, 4])
+    model = held(
+        backend,
+        ranks=tensor * draw.choice([2, 4, 16]),
+        tensor=tensor,
+        microbatch_tokens=draw.choice([256, 1024, 8192]),
+        checkpointing=draw.random() < 0.5,
+        has_reference=draw.random() < 0.5,
+        accumulates=draw.random() < 0.5,
+    )
+    peak = {"dtensor": dtensor_memory, "megatron": megatron_memory}[backend]
+    now = total(peak(model).peak)
+    for name, change in LARGER.items():
+        assert total(peak(replace(model, **{name: change(model)})).peak) >= now - 1, name
+    for name, change in SMALLER.items():
+        if name == "lora_rank" and backend == "megatron":
+            continue  # it has none
+        assert total(peak(replace(model, **{name: change(model)})).peak) <= now + 1, name
+    for key in ("num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size"):
+        grown = Geometry.from_config({**LLAMA_8B, key: LLAMA_8B[key] * 2})
+        assert total(peak(replace(model, geometry=grown)).peak) >= now, key
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_step_takes_longer_with_more_work_and_less_on_faster_devices(seed: int) -> None:
+    draw = random.Random(seed)
+    found = scene(policy={"activation_checkpointing": draw.random() < 0.5})
+    now = step_time(found).seconds
+    for name in ("sequences", "prompt_tokens", "response_tokens", "longest_response", "passes"):
+        more = replace(found.work, **{name: getattr(found.work, name) * draw.choice([2, 3])})
+        assert step_time(replace(found, work=more)).seconds >= now, name
+    for name in ("tflops", "memory_gb_s", "link_gb_s", "network_gb_s"):
+        device = replace(found.fleet.device, **{name: getattr(found.fleet.device, name) * 2})
+        assert step_time(replace(found, fleet=replace(found.fleet, device=device))).seconds <= now, name
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_every_shipped_config_plans(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reward_model = tmp_path / "runs/my-reward-model/model"  # of a run before, for the template that continues from it
+    reward_model.mkdir(parents=True)
+    (reward_model / "config.json").write_text(json.dumps(LLAMA_8B))
+    monkeypatch.chdir(tmp_path)
+    config = load_config(path, for_cluster=True)
+    names = {config.policy.model_name, *(held.policy.model_name for held in config.auxiliary_models.values())}
+    sizes = Sizes(LLAMA_8B, dict.fromkeys(names, LLAMA_8B))
+    fleet = parse_fleet(max(2, config.cluster.num_nodes), "8xH200")
+    found = scene_of(config, fleet, sizes)
+    assert judged(found, present(found)).time.seconds > 0
+    assert candidates(found)[0].fits
+
+
+def test_a_smaller_device_fits_after_the_smallest_change() -> None:
+    # 16,384 tokens a microbatch keep 105 GB of activations.
+    found = scene("8xH100", generation={"backend": {"name": "vllm"}, "max_new_tokens": 1024})
+    now = judged(found, present(found))
+    assert not now.fits
+    best = min((one for one in candidates(found) if one.fits), key=lambda one: one.changes)
+    assert best.changes == 1
+    assert set(overrides(found, best.choice)) <= {"policy.activation_checkpointing", "policy.microbatch_tokens"}
+
+
+def test_an_engine_larger_than_its_share_does_not_fit() -> None:
+    # 16 GB of weights in 0.15 of 79.6 GiB.
+    found = scene(generation={"backend": {"name": "vllm", "gpu_memory_utilization": 0.15}})
+    memory = device_memory(found)
+    assert memory.engine_lacks / GIB == pytest.approx(14.96 + 4096 * 131072 / GIB - 0.15 * 79.6, abs=0.01)
+    assert not memory.fits
+
+
+def test_decoding_is_bound_by_reading_weights_and_cache() -> None:
+    found = scene(
+        generation={"backend": {"name": "vllm"}, "max_new_tokens": 1024},
+        num_prompts_per_step=8,
+        num_generations_per_prompt=16,
+    )
+    (decoding,) = (phase for phase in step_time(found).phases if phase.name == "decoding")
+    # 128 responses on 8 engines: 16 rows of 512 tokens on average within 1,024 steps, so 8 rows at a time; the prompt
+    # is 512 (half of what 4,096 leaves is more), so a row has 512 + 256 tokens of 131,072 B.
+    read = 2 * (6_979_321_856 + 525_336_576) + 8 * 768 * 131072
+    assert decoding.bound == "memory"
+    assert decoding.seconds == pytest.approx(1024 * (read / (3350e9 * 0.6) + 3e-3))
+
+
+def test_devices_are_found_by_several_spellings(raises: Raises) -> None:
+    assert parse_fleet(2, "8xh100").size == 16
+    assert device_named("a100-80gb") is device_named("A100")
+    assert named_by_driver("NVIDIA A100-SXM4-40GB") == device_named("A100-40GB")
+    assert named_by_driver("NVIDIA H100 80GB HBM3") == device_named("H100")
+    assert named_by_driver("NVIDIA GeForce RTX 4090") == device_named("rtx4090")
+    assert named_by_driver("Radeon") is None
+    assert all(device.source and device.memory_gib > 0 for device in TABLE)
+    with raises(UsageError, "H10", "H100"):
+        device_named("H10")
+    with raises(UsageError, "eight"):
+        parse_fleet(1, "eight of them")
+
+
+def test_a_model_that_is_not_here_is_named(raises: Raises) -> None:
+    config = load_config(GRPO, for_cluster=True)
+    with raises(UsageError, "org/llama-8b", "--model-config"):
+        scene_of(config, parse_fleet(1, "H100"), Sizes(), Lengths())
+
+
+@pytest.fixture
+def config_file(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    path = tmp_path / "run.yaml"
+    path.write_text(json.dumps({**GRPO, "policy": {"precision": "bfloat16"}}))
+    return path
+
+
+def called(*arguments: object) -> Any:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_the_command_writes_a_config_that_loads_and_fits(config_file: Path, tmp_path: Path) -> None:
+    sizes, target = ("--model-config", tmp_path / "config.json"), tmp_path / "planned.yaml"
+    done = called(config_file, "--gpus", "8xA100", *sizes, "--json", "--write", target)
+    assert done.exit_code == 0, done.output
+    answer = json.loads(done.output)
+    assert answer["present"]["memory"]
+    assert answer["candidates"][0]["fits"]
+    again = json.loads(called(target, "--gpus", "8xA100", *sizes, "--json").output)
+    assert again["present"]["fits"]
+    assert again["present"]["seconds_per_step"] == answer["candidates"][0]["seconds_per_step"]
+    assert load_config(target, for_cluster=True).cluster.gpus_per_node == 8
+
+
+def test_the_command_explains_in_a_terminal(config_file: Path, tmp_path: Path) -> None:
+    done = called(config_file, "--gpus", "2xL40S", "--model-config", tmp_path / "config.json", "--explain")
+    assert done.exit_code == 0, done.output
+    for words in ("weights", "2 B x 8.03 G / 2", "decoding", "does not fit", "layouts judged"):
+        assert words in done.output
+
+
+def test_planning_imports_no_torch(config_file: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom nemorl_plan.command import app\n"
+        f"app([{str(config_file)!r}, '--gpus', '8xH100', '--model-config', {str(tmp_path / 'config.json')!r}],"
+        " standalone_mode=False)\nassert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=120)
+
+
+def test_a_run_that_cannot_fit_this_machine_is_refused_with_a_change(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA_8B, "hidden_size": 65536, "num_hidden_layers": 200}))
+    config = load_config({**GRPO, "model": str(tmp_path)}, for_cluster=True)
+    (problem,) = memory_problems(config, tmp_path, print)
+    assert problem.here
+    assert "cannot fit" in problem.message
+    assert problem.fix
+
+
+def test_a_run_that_fits_is_let_through(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 512}
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA_8B, **sizes}))
+    config = load_config({**GRPO, "model": str(tmp_path)}, for_cluster=True)
+    assert list(memory_problems(config, tmp_path, print)) == []

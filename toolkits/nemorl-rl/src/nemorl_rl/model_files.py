@@ -1,0 +1,38 @@
+"""Where the files of a model are on this machine: its folder, or the hub's cache. Asks no network, imports no torch."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from nemorl_base.reading import expanded
+
+
+def stored_config(model_name: str) -> dict[str, Any] | None:
+    """The ``config.json`` of a model; ``None`` where this machine has none that can be read.
+
+    Args:
+        model_name: Local folder, or name on the Hugging Face hub.
+    """
+    folder = expanded(model_name)
+    path = folder / "config.json" if folder.is_dir() else _cached(model_name)
+    try:
+        found = json.loads(path.read_text()) if path is not None else None
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _cached(model_name: str) -> Path | None:
+    if find_spec("huggingface_hub") is None:
+        return None
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(model_name, "config.json")
+    except HFValidationError:  # no name that the hub could have
+        return None
+    return Path(found) if isinstance(found, str) else None
