@@ -14,9 +14,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from nemorl.errors import BackendError
+from nemorl_tensors.engines.layouts import Layout
 
 from nemorl_dtensor.attention_cpu import use_fast_attention
-from nemorl_dtensor.layout import Layout, choose_layout, share_prefixes
+from nemorl_dtensor.layout import choose_layout, share_prefixes
 from nemorl_dtensor.model import load_model, skeleton
 from nemorl_dtensor.model_head import Scorer, verify
 from nemorl_dtensor.model_kernels import use_fast_kernels

@@ -156,7 +156,7 @@ class DTensorBackend:
         return {
             **step_metrics(batch, parts, losses, result),
             **gradient_metrics(loss, trained, measured),
-            **self._layout.metrics(trained, plan),
+            **self._layout.metrics(trained.select(sequences) for sequences in plan),
             **self._work.metrics(batch),
         }
 

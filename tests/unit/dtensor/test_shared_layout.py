@@ -17,12 +17,12 @@ from nemorl_distillation.loss import TopKDistillationLoss
 from nemorl_dpo.sigmoid import SigmoidLoss
 from nemorl_dtensor import DTensorConfig
 from nemorl_dtensor.training import DTensorBackend
-from nemorl_dtensor.tree_attention import bucketed
 from nemorl_ppo.loss import PPOLoss, ValueLoss
 from nemorl_rl.policy_gradient.loss import ClippedPolicyGradientLoss
 from nemorl_rm.loss import BradleyTerryLoss
 from nemorl_sft.loss import NLLLoss
 from nemorl_tensors import TokenBatch
+from nemorl_tensors.engines.tree_attention import bucketed
 from nemorl_tensors.filtering import TokenFilter
 from recorded_messages import Raises
 from torch import Tensor
@@ -236,7 +236,7 @@ def test_a_batch_that_would_profit_says_once_why_it_does_not(build: Build, caplo
     backend = build(options={"attn_implementation": "eager"})
     for _ in range(2):
         backend.get_logprobs(batch)
-    (record,) = [record for record in caplog.records if record.name == "nemorl_dtensor.layout"]
+    (record,) = [record for record in caplog.records if record.name == "nemorl_tensors.engines.layouts"]
     assert "eager" in record.getMessage()
 
 

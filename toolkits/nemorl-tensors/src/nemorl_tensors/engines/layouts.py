@@ -1,0 +1,71 @@
+"""Which layout a batch gets: rows that share tokens where that is worth it, else padded or packed ones."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from nemorl.metrics import Mean, Metrics
+
+from nemorl_tensors.batch import TokenBatch
+from nemorl_tensors.engines.prefix_forest import MIN_RATIO, PrefixForest, plan_trees
+from nemorl_tensors.engines.rows import Rows, fed_lengths, plan_microbatches, to_rows
+from nemorl_tensors.engines.tree_rows import to_tree_rows
+
+log = logging.getLogger(__name__)
+
+MAX_PADDING = 2.0
+"""Padded tokens per token from which rows of their own are given up for a row without padding."""
+PROBE_TREE = ((0, 1, 2, 3, 4, 5), (0, 1, 2, 3, 6), (0, 1, 7, 8, 9, 10, 11), (0, 1, 2), (12, 13))
+"""Sequences of a check, as indices of distinct tokens: branches at two depths, a prefix of another, a stranger."""
+
+
+def probe_batch(vocabulary: int) -> TokenBatch:
+    """``PROBE_TREE`` in token ids below ``vocabulary``, all tokens scored."""
+    sequences = [[1 + index * 7 % max(1, vocabulary - 1) for index in members] for members in PROBE_TREE]
+    return TokenBatch.from_sequences(sequences, [[True] * len(members) for members in sequences])
+
+
+class Layout:
+    """How batches become rows."""
+
+    def __init__(self, *, packed: bool, min_ratio: float | None, obstacle: str = "") -> None:
+        """
+        Args:
+            packed: Sequences share rows where they do not share tokens.
+            min_ratio: Tokens of the sequences per computed one above which they share tokens; ``None``: never.
+            obstacle: Why they do not, where the config would let them.
+        """
+        self.is_packed, self._min_ratio, self._obstacle = packed, min_ratio, obstacle
+
+    def plan(self, batch: TokenBatch, budget: int) -> list[list[int]]:
+        """Sequence indices per microbatch, up to ``budget`` computed tokens."""
+        forest = PrefixForest.of_batch(batch) if self._min_ratio is not None or self._obstacle else None
+        if forest is not None and forest.ratio > (self._min_ratio or MIN_RATIO):
+            if self._min_ratio is not None:
+                return plan_trees(batch, forest, budget)
+            log.warning("sequences share %.1fx of their tokens, computed for each: %s", forest.ratio, self._obstacle)
+            self._obstacle = ""  # once is enough
+        return plan_microbatches(batch, budget, padded=not self.is_packed)
+
+    def rows(self, microbatch: TokenBatch, *, width_multiple: int, candidates: bool = False) -> Rows:
+        """A microbatch of the plan, laid out for the model."""
+        if self._shares(microbatch):
+            return to_tree_rows(microbatch, width_multiple=width_multiple, candidates=candidates)
+        return to_rows(microbatch, packed=self.is_packed, width_multiple=width_multiple, candidates=candidates)
+
+    def metrics(self, microbatches: Iterable[TokenBatch]) -> Metrics:
+        """``tree_ratio``: tokens of the sequences per computed one, padding not counted."""
+        forests = [(PrefixForest.of_batch(part), self._shares(part)) for part in microbatches]
+        fed = sum(forest.sequence_tokens for forest, _ in forests)
+        computed = sum(forest.tokens if shares else forest.sequence_tokens for forest, shares in forests)
+        return {"tree_ratio": Mean(float(fed), float(computed))} if fed else {}
+
+    def _shares(self, microbatch: TokenBatch) -> bool:
+        if self._min_ratio is None:
+            return False
+        forest, fed = PrefixForest.of_batch(microbatch), fed_lengths(microbatch)
+        padded = int(fed.max()) * int((fed > 0).sum()) if len(fed) else 0
+        # A plan by trees may leave sequences together that share nothing and are of all lengths.
+        is_wasteful = not self.is_packed and padded > MAX_PADDING * forest.tokens
+        return forest.ratio > self._min_ratio or is_wasteful
