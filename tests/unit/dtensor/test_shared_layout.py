@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from batch_metrics import of_the_batch
 from nemorl.config import PolicyConfig
 from nemorl.errors import BackendError
 from nemorl.resources.worker import WorkerContext
@@ -111,7 +112,7 @@ def gradients(backend: DTensorBackend, batch: TokenBatch, loss: Any) -> tuple[Te
 
     optimizer.step = look_and_step  # type: ignore[method-assign]
     metrics = backend.train_step(batch, loss)
-    told = {name: metric.value for name, metric in metrics.items() if not name.startswith("performance/")}
+    told = {name: metric.value for name, metric in of_the_batch(metrics).items()}
     return torch.cat(found), told
 
 
