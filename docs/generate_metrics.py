@@ -18,6 +18,7 @@ from nemorl.errors import NemorlError
 from nemorl.metrics import MetricInfo
 from nemorl.plugins import registry
 from nemorl_rl.config import RolloutRunConfig
+from nemorl_rl.work_metrics import WORK_METRICS
 
 PAGE = Path(__file__).resolve().parent / "metrics.md"
 PART = re.compile(r"(<!-- generated: (?P<name>[\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -51,7 +52,7 @@ def tables() -> Mapping[str, str]:
     }
     hook = declared("hooks")["efficiency"]
     found = {
-        "training backends": table(declared("training_backends")["dtensor"]),
+        "training backends": table(WORK_METRICS),
         "rates": table({n: i for n, i in hook.items() if n.startswith("performance/")}),
         "machines": table({n: i for n, i in hook.items() if n.startswith("system/")}),
         "every algorithm": table(_without_time(RunConfig.metrics)),
@@ -68,8 +69,8 @@ def tables() -> Mapping[str, str]:
     for name, metrics in declared("environments").items():
         found[f"environment {name}"] = table(metrics)
     for name, metrics in declared("training_backends").items():
-        if metrics:
-            found[f"backend {name}"] = table(metrics)
+        if own := {metric: info for metric, info in metrics.items() if metric not in WORK_METRICS}:
+            found[f"backend {name}"] = table(own)
     return found
 
 

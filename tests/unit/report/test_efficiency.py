@@ -36,7 +36,7 @@ ASYNC = {
 
 
 def test_rates_are_nemo_rls_quotients() -> None:
-    found = rates(STEP, Devices(4, 4, 4, are_shared=True), [100, 50, 50, 200])
+    found = rates(STEP, Devices(4, 4, 4, are_shared=True), [[100, 50], [50, 200]])
     assert found == pytest.approx(
         {
             "tokens_per_sec_per_gpu": 1200 / 10 / 4,
@@ -62,10 +62,21 @@ def test_trainers_with_devices_of_their_own_idle_while_others_generate() -> None
 
 
 def test_with_asynchronous_rollouts_generation_takes_what_hides_behind_training_too() -> None:
-    found = rates(ASYNC, Devices(2, 1, 1, are_shared=False), [300])
+    found = rates(ASYNC, Devices(2, 1, 1, are_shared=False), [[300]])
     assert found["generation_tokens_per_sec"] == pytest.approx(1200 / (4 + 5 + 1))
     assert found["generated_tokens_per_sec_per_gpu"] == pytest.approx(300 / 10)
     assert found["training_worker_idle_time_ratio"] == pytest.approx(4 / 10)
+
+
+def test_engines_that_got_shorter_responses_wait_for_the_fullest() -> None:
+    groups = [[10, 20], [5, 5], [30, 40], [60, 30]]  # 30, 10, 70 and 90 tokens; engines have 30 + 70 and 10 + 90
+    devices, record = Devices(2, 2, 2, are_shared=True, engines=2), {**STEP, "train/avg_turns_per_sample": 1.0}
+    assert rates(record, devices, groups)["average_token_imbalance"] == 0.0
+    groups[3] = [20, 20]  # 100 and 50: the second waits half of its time, the two a quarter
+    assert rates(record, devices, groups)["average_token_imbalance"] == pytest.approx(1 - 75 / 100)
+    # Where turns or batches are spread anew, nobody knows who made what.
+    assert "average_token_imbalance" not in rates(record | {"train/avg_turns_per_sample": 1.5}, devices, groups)
+    assert "average_token_imbalance" not in rates(ASYNC, devices, groups)
 
 
 def test_a_step_without_a_phase_has_no_rate_of_it() -> None:
@@ -80,7 +91,7 @@ def test_the_devices_of_a_run_are_those_of_its_cluster() -> None:
         {**base, "cluster": {"launcher": "ray", "workers_per_node": 4, "colocated": False, "generation_workers": 1}}
     )
     assert Devices.of(local) == Devices(1, 1, 1, are_shared=True)
-    assert Devices.of(apart) == Devices(4, 3, 1, are_shared=False)
+    assert Devices.of(apart, 1) == Devices(4, 3, 1, are_shared=False)
 
 
 def test_a_run_is_summed_up_by_time_and_by_tokens() -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 TERA = 1e12
 SIZES = (256, 512, 512, 512, 512, 1024, 1024, 1024)
 """Sides of the matrices that are multiplied: the small ones warm up and fit between the turns of others."""
-BUDGET_S = 0.1
+BUDGET_S = 0.03
 """No further product is begun after so much time."""
 
 

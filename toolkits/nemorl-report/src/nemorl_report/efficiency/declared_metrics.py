@@ -49,6 +49,14 @@ RATE_METRICS: Mapping[str, MetricInfo] = {
         "above 0.3 with asynchronous rollouts: more devices for generation",
         smooth=True,
     ),
+    "performance/average_token_imbalance": MetricInfo(
+        _WASTE,
+        "share",
+        "several generators, one turn: share of their time in which they wait for the one with the most response "
+        "tokens, 1 - mean / maximum",
+        "above 0.3: more prompts per step",
+        smooth=True,
+    ),
     "performance/generation_tail_frac": MetricInfo(
         _WASTE,
         "share",

@@ -28,21 +28,27 @@ class Efficiency:
         self._every_s = sample_every_s
         self._devices: Devices
         self._nodes: Nodes | None = None
-        self._responses: list[int] = []
+        self._groups: list[list[int]] = []
+        """Tokens of the step's responses, by prompt"""
         self._totals = Totals()
 
     def on_fit_begin(self, trainer: Any) -> None:
-        self._devices, self._totals = Devices.of(trainer.config), Totals()
+        samples = trainer.config.sampler is not None
+        engines = trainer.generation.workers.data_parallel_size if samples else 1
+        self._devices, self._totals = Devices.of(trainer.config, engines), Totals()
         if self._every_s:
             self._nodes = Nodes(trainer, every_s=self._every_s)
 
     def on_rollout_end(self, samples: Any) -> None:
-        self._responses = [sample.response_tokens for sample in samples]
+        groups: dict[int, list[int]] = {}
+        for sample in samples:
+            groups.setdefault(sample.prompt.index, []).append(sample.response_tokens)
+        self._groups = list(groups.values())
 
     @hookimpl(tryfirst=True)  # so that other hooks are shown what it adds
     def on_log(self, metrics: dict[str, float]) -> None:
         if STEP in metrics:
-            found = rates(metrics, self._devices, self._responses)
+            found = rates(metrics, self._devices, self._groups)
             metrics.update({f"performance/{name}": value for name, value in found.items()})
             metrics.update(self._seen())
         self._totals.add(metrics)

@@ -78,10 +78,13 @@ class Nodes:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        for number, (node, pids) in enumerate(other_nodes(self._groups).items(), start=HERE + 1):
-            strategy = NodeAffinitySchedulingStrategy(node, soft=False)
-            actor = ray.remote(Watcher).options(num_cpus=0, scheduling_strategy=strategy)
-            self._actors[number] = actor.remote(every_s, pids)
+        try:
+            for number, (node, pids) in enumerate(other_nodes(self._groups).items(), start=HERE + 1):
+                strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+                actor = ray.remote(Watcher).options(num_cpus=0, scheduling_strategy=strategy)
+                self._actors[number] = actor.remote(every_s, pids)
+        except ray.exceptions.RayError as error:
+            self._warn(f"other nodes are not watched: {str(error).splitlines()[0]}")
 
     def _answers(self) -> dict[int, list[Reading]]:
         if not self._asked:

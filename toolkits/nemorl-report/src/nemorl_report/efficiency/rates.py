@@ -23,24 +23,28 @@ class Devices:
     generation: int
     are_shared: bool
     """Generation takes turns with training on them."""
+    engines: int = 1
+    """Generators that share the prompts of a step."""
 
     @classmethod
-    def of(cls, config: RunConfig) -> Devices:
+    def of(cls, config: RunConfig, engines: int = 1) -> Devices:
+        """Those of a config; how many engines there are, the run knows."""
         cluster, sampler = config.cluster, config.sampler
         width = 1 if sampler is None else sampler.devices
         if sampler is None or cluster.colocated:
-            return cls(cluster.world_size, cluster.world_size, cluster.world_size, are_shared=True)
+            return cls(cluster.world_size, cluster.world_size, cluster.world_size, are_shared=True, engines=engines)
         training = cluster.training_workers(width)
-        return cls(cluster.world_size, training, cluster.world_size - training, are_shared=False)
+        generation = cluster.world_size - training
+        return cls(cluster.world_size, training, generation, are_shared=False, engines=engines)
 
 
-def rates(record: Mapping[str, float], devices: Devices, responses: Sequence[int]) -> dict[str, float]:
+def rates(record: Mapping[str, float], devices: Devices, groups: Sequence[Sequence[int]]) -> dict[str, float]:
     """What the seconds and tokens of a step say about its speed.
 
     Args:
         record: A step's metrics by full name.
         devices: Of the run.
-        responses: Tokens of each response that the step sampled.
+        groups: Tokens of each response that the step sampled, by prompt.
 
     Example:
         >>> record = {STEP: 2.0, "timing/train/policy_training": 1.0, "train/total_num_tokens": 100.0}
@@ -48,6 +52,7 @@ def rates(record: Mapping[str, float], devices: Devices, responses: Sequence[int
         >>> found["tokens_per_sec_per_gpu"], found["policy_training_tokens_per_sec_per_gpu"]
         (25.0, 50.0)
     """
+    responses: list[int] = [length for group in groups for length in group]
     tokens, step_s = record.get("train/total_num_tokens", 0.0), record[STEP]
     training_s, logprobs_s = _seconds(record, "policy_training"), _seconds(record, "policy_and_reference_logprobs")
     waited_s, generation_s = _seconds(record, "exposed_generation"), _seconds(record, "generation")
@@ -65,10 +70,21 @@ def rates(record: Mapping[str, float], devices: Devices, responses: Sequence[int
         "generated_tokens_per_sec_per_gpu": (sum(responses), generation_s * devices.generation),
         "training_worker_idle_time_ratio": (_idle_s(record, devices), step_s),
     }
-    if responses and max(responses):
-        longest = max(responses) * len(responses)
-        found["generation_tail_frac"] = (longest - sum(responses), longest)
+    longest = max(responses, default=0)
+    if longest:
+        places = longest * len(responses)
+        found["generation_tail_frac"] = (places - sum(responses), places)
+        if devices.engines > 1 and not waited_s and record.get("train/avg_turns_per_sample") == 1:
+            found["average_token_imbalance"] = _imbalance(groups, devices.engines)
     return {name: amount / per for name, (amount, per) in found.items() if per > 0}
+
+
+def _imbalance(groups: Sequence[Sequence[int]], engines: int) -> tuple[float, float]:
+    """Tokens that engines could have made while the fullest was at work, and did not, of all that they could: prompts
+    go to the engines in turn."""
+    loads = [sum(map(sum, groups[engine::engines])) for engine in range(engines)]
+    most = max(loads) * engines
+    return most - sum(loads), most
 
 
 def _idle_s(record: Mapping[str, float], devices: Devices) -> float:

@@ -36,6 +36,7 @@ WEIGHTS: Mapping[str, str] = {
     "train_fp_utilization": "timing/train/policy_training",
     "computed_fp_utilization": "timing/train/policy_training",
     "generation_tail_frac": "train/total_num_tokens",
+    "average_token_imbalance": "timing/train/generation",
     "generator_idle_frac": STEP,
     "training_worker_idle_time_ratio": STEP,
     "tokens_per_sec_per_gpu": STEP,
@@ -108,6 +109,8 @@ class Totals:
             yield f"ranks waited {percent(ranks)} of training for the fullest"
         if tail := figures.get("generation_tail_frac"):
             yield f"{percent(tail)} of generation's places were empty in its tail"
+        if imbalance := figures.get("average_token_imbalance"):
+            yield f"generators waited {percent(imbalance)} of generation for the fullest"
         if idle := figures.get("generator_idle_frac"):
             yield f"the generator was idle {percent(idle)}"
 
