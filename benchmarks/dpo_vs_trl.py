@@ -16,6 +16,7 @@ import json
 import math
 import os
 import random
+import re
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from _common import WARMUP_STEPS, Summary, limit_threads, machine, print_table, start_side, write_model
+from _matrices import cpu_model, matrices_line, matrix_speeds
 from _turns import StepTime, Turn, take_turns
 
 THREADS = limit_threads()
@@ -32,6 +34,9 @@ SPREAD = 0.9
 CASES = {"mixed": (90, 480), "short": (60, 240)}
 """Median and longest characters of a prompt and of a response: log-normal, so that a few long ones decide how much
 padding wastes. `mixed` has the texts of sft_vs_trl.py."""
+EXACT = re.compile(r"p(\d+)r(\d+)")
+"""Prompts and responses of exactly so many characters: nothing is padded. `p256r128` has long prompts, which the two of
+a pair share."""
 LEARNING_RATE, BETA = 1e-4, 0.05
 TOLERANCE = 1e-4
 """Largest difference of losses. That of step 1 is log 2 for everyone; that of step 2 shows that the update was the
@@ -52,17 +57,21 @@ def make_rows(case: str, count: int, seed: int) -> list[dict[str, str]]:
     """Chosen responses go on with the alphabet (a cycle with noise), rejected ones go through it backwards."""
     rng = random.Random(seed)
     letters = "abcdefghijklmnopqrstuvwxyz"
-    median, longest = CASES[case]
+    exact = EXACT.fullmatch(case)
 
-    def text(stride: int) -> str:
-        length = min(longest, max(2, round(rng.lognormvariate(0, SPREAD) * median)))
+    def drawn_length() -> int:
+        median, longest = CASES[case]
+        return min(longest, max(2, round(rng.lognormvariate(0, SPREAD) * median)))
+
+    def text(stride: int, part: int) -> str:
+        length = int(exact[part]) if exact else drawn_length()
         position, found = rng.randrange(26), []
         for _ in range(length):
             position = rng.randrange(26) if rng.random() < 0.1 else position + stride
             found.append(letters[position % 26])
         return "".join(found)
 
-    return [{"prompt": text(1), "chosen": text(1), "rejected": text(-1)} for _ in range(count)]
+    return [{"prompt": text(1, 1), "chosen": text(1, 2), "rejected": text(-1, 2)} for _ in range(count)]
 
 
 def real_tokens(rows: Sequence[dict[str, Any]]) -> int:
@@ -206,12 +215,18 @@ def check_equal_work(measured: dict[str, list[StepTime]]) -> None:
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=12, help="steps per side, warm-up included")
-    parser.add_argument("--cases", type=lambda text: text.split(","), default=["mixed"], help=",".join(CASES))
+    parser.add_argument(
+        "--cases", type=lambda text: text.split(","), default=["mixed"], help=f"{','.join(CASES)},p256r128"
+    )
     parser.add_argument("--sides", type=lambda text: text.split(","), default=DEFAULT_SIDES, help=",".join(SIDES))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print one last line of JSON")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    for case in options.cases:
+        if case not in CASES and not EXACT.fullmatch(case):
+            parser.error(f"there is no case {case!r}: use {', '.join(CASES)}, or sizes such as p256r128")
+    return options
 
 
 def report(case: str, measured: dict[str, list[StepTime]]) -> dict[str, float]:
@@ -232,7 +247,8 @@ def report(case: str, measured: dict[str, list[StepTime]]) -> dict[str, float]:
 def main() -> None:
     options = parse()
     start_side(THREADS)
-    print(machine(THREADS))
+    speeds_of_products = matrix_speeds()
+    print(machine(THREADS), cpu_model(), matrices_line(speeds_of_products), sep="\n")
     # "mixed" is against TRL's faster setting; "mixed_model" compares both with a reference model in every step.
     against = {
         "": ("nemorl", "trl-precomputed"),
@@ -248,7 +264,8 @@ def main() -> None:
             if {mine, theirs} <= speed.keys():
                 ratios[case + suffix] = round(speed[mine] / speed[theirs], 3)
     if options.json:
-        print(json.dumps({"ratios": ratios, "tokens_per_s": speeds}))
+        where = {"cpu": cpu_model(), "gflop_per_cpu_s": speeds_of_products}
+        print(json.dumps({"ratios": ratios, "tokens_per_s": speeds, "machine": where}))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from _common import WARMUP_STEPS, Summary, limit_threads, machine, print_table, start_side, write_model
+from _matrices import cpu_model, matrices_line, matrix_speeds
 from _turns import Turn, take_turns
 
 THREADS = limit_threads()
@@ -160,7 +161,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     options = parse()
     start_side(THREADS)
-    print(machine(THREADS))
+    speeds = matrix_speeds()
+    print(machine(THREADS), cpu_model(), matrices_line(speeds), sep="\n")
     results = measure(options)
     ours = results["nemorl"].tokens_per_s if "nemorl" in results else float("nan")
     rows = [
@@ -177,9 +179,9 @@ def main() -> None:
             for case, names in against.items()
             if not results.keys().isdisjoint(names)
         }
-        print(
-            json.dumps({"ratios": ratios, "tokens_per_s": {side: part.tokens_per_s for side, part in results.items()}})
-        )
+        tokens_per_s = {side: part.tokens_per_s for side, part in results.items()}
+        where = {"cpu": cpu_model(), "gflop_per_cpu_s": speeds}
+        print(json.dumps({"ratios": ratios, "tokens_per_s": tokens_per_s, "machine": where}))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import Any
 
 from nemorl.config import GenerationConfig, PolicyConfig
 from nemorl.resources.worker import WorkerContext
+from nemorl_rl.model_geometry import Geometry
 from nemorl_tensors import TokenBatch
 
 
@@ -28,26 +29,9 @@ class Shape:
         return self.hidden_size // self.num_attention_heads
 
     @property
-    def layer_parameters(self) -> int:
-        """Of the matrices of all layers."""
-        attention = 2 * self.hidden_size * (self.hidden_size + self.num_key_value_heads * self.head_size)
-        return self.num_hidden_layers * (attention + 3 * self.hidden_size * self.intermediate_size)
-
-    @property
-    def parameters(self) -> int:
-        """Of all matrices, the embedding once."""
-        return self.layer_parameters + self.vocab_size * self.hidden_size
-
-    def cache_bytes(self, tokens: int, element_bytes: int = 2) -> int:
-        """Keys and values of as many tokens."""
-        return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_size * element_bytes * tokens
-
-    def train_flops(self, lengths: list[int], scored: int) -> float:
-        """Of a forward and a backward pass: 6 per weight and token; 8 in the head, whose logits are computed twice, for
-        scored tokens alone; attention over half of each square (causal), as NeMo RL and PaLM (2204.02311) count it."""
-        attention = 6.0 * self.num_hidden_layers * self.hidden_size * sum(length * length for length in lengths)
-        head = 8.0 * self.vocab_size * self.hidden_size * scored
-        return 6.0 * self.layer_parameters * sum(lengths) + head + attention
+    def geometry(self) -> Geometry:
+        """Its counts: parameters, FLOPs, bytes of the cache."""
+        return Geometry.from_config({**vars(self), "model_type": "llama", "tie_word_embeddings": True})
 
 
 SMOLLM2_135M = Shape(49152, 576, 1536, 30, 9, 3)

@@ -17,10 +17,10 @@ PROMPT, NEW_TOKENS = 128, 64
 
 
 def bound_s(shape: Shape, rows: int, prompt: int, tokens: int, gb_s: float) -> float:
-    """Seconds to read the weights once per step and each row's keys and values: no decoder is faster."""
-    cached = sum(shape.cache_bytes(rows * (prompt + step)) for step in range(tokens))
+    """Seconds to read the weights once per step and each row's keys and values, in bfloat16: no decoder is faster."""
+    cached = sum(2 * shape.geometry.cache_elements * rows * (prompt + step) for step in range(tokens))
     # A copy reads and writes; decoding reads only, which is no faster per byte.
-    return (2 * shape.parameters * tokens + cached) / (gb_s * 1e9)
+    return (2 * shape.geometry.parameters() * tokens + cached) / (gb_s * 1e9)
 
 
 def decode(figures: Figures, name: str, shape: Shape, engine: Any, rows: int, tokens: int, gb_s: float) -> None:

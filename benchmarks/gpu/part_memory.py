@@ -27,7 +27,7 @@ def predicted_bytes(shape: Shape, tokens: int, *, recomputed: bool) -> int:
     inputs = 2.0 * shape.hidden_size * tokens * shape.num_hidden_layers
     activations = inputs + layer if recomputed else layer * shape.num_hidden_layers
     logits = 3 * min(CHUNK_BYTES, 4 * shape.vocab_size * tokens)
-    return round(20 * shape.parameters + activations + logits + 4 * shape.vocab_size * shape.hidden_size)
+    return round(20 * shape.geometry.parameters() + activations + logits + 4 * shape.vocab_size * shape.hidden_size)
 
 
 def measured_bytes(folder: Path, shape: Shape, device: str, budget: int, *, recomputed: bool) -> int:

@@ -7,19 +7,15 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
 from _figures import Figures, parse, peak_bytes, seconds
 from _models import SMOLLM2_1_7B, SMOLLM2_135M, TINY, Shape, drawn_batch, trainer, write_model
+from nemorl_rl.device_peaks import device_peak
 from nemorl_testing.batches import WeightedNLL
 
-DENSE_BF16_TFLOPS = {"H200": 989, "H100 PCIe": 756, "H100": 989, "A100": 312, "L40S": 362, "L4": 121, "B200": 2250}
-"""By the vendor's data sheets, without sparsity; the first name that is part of the device's."""
 SIZES = {"135M": SMOLLM2_135M, "1.7B": SMOLLM2_1_7B}
 SEQUENCES = {"135M": 64, "1.7B": 32}
 LENGTH = 1024
-
-
-def peak_tflops(name: str) -> float | None:
-    return next((tflops for part, tflops in DENSE_BF16_TFLOPS.items() if part in name), None)
 
 
 def ceilings(options: Any) -> dict[str, float]:
@@ -31,15 +27,14 @@ def ceilings(options: Any) -> dict[str, float]:
 def measure(figures: Figures, name: str, shape: Shape, backend: Any, batch: Any, options: Any, repeats: int) -> None:
     """Some steps; the figures of their median."""
     lengths = batch.lengths.tolist()
-    flops = shape.train_flops(lengths, int(batch.mask.sum()))
+    squares = sum(length * length for length in lengths)
+    flops = shape.geometry.training_flops(sum(lengths), int(batch.mask.sum()), squares)
     step_s = seconds(lambda: backend.train_step(batch, WeightedNLL()), warm_up=2, repeats=repeats)
-    tflops = flops / step_s / 1e12
-    found = {"step_s": round(step_s, 4), "tokens_per_s": round(sum(lengths) / step_s), "tflops": round(tflops, 3)}
-    known = ceilings(options)
-    if (peak := peak_tflops(str(known.get("device", "")))) is not None:
-        found["mfu"] = round(tflops / peak, 4)
-    if "matmul_bfloat16_tflops" in known:
-        found["of_measured_matmul"] = round(tflops / known["matmul_bfloat16_tflops"], 4)
+    speed = flops / step_s
+    found = {"step_s": step_s, "tokens_per_s": round(sum(lengths) / step_s), "tflops": speed / 1e12}
+    found["mfu"] = speed / device_peak(options.device, torch.bfloat16)
+    if measured := ceilings(options).get("matmul_bfloat16_tflops"):
+        found["of_measured_matmul"] = speed / 1e12 / measured
     figures.add(name, found)
 
 

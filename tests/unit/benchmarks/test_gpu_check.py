@@ -63,17 +63,18 @@ def test_each_part_runs_in_miniature(check, tmp_path, part):
     assert found["figures"]
 
 
-def test_flops_of_a_step_by_hand(monkeypatch):
+def test_the_floor_of_decoding_by_hand(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
     from _models import Shape
+    from part_decoding import bound_s
 
-    # One layer, hidden 4, ffn 8, 2 heads of 2, 1 key-value head: q 16, k 8, v 8, o 16, three matrices of 32: 144.
+    # One layer, hidden 4, ffn 8, 2 heads of 2, 1 key-value head: q 16, k 8, v 8, o 16, three matrices of 32, two norms
+    # of 4, the last norm 4, a tied embedding of 40: 196 parameters.
     shape = Shape(10, 4, 8, 1, 2, 1)
-    assert (shape.layer_parameters, shape.parameters) == (144, 184)
-    # Two sequences of 3 and 5: 6 * 144 * 8 = 6912; head 8 * 40 * 6 scored = 1920; attention 6 * 4 * (9 + 25) = 816.
-    assert shape.train_flops([3, 5], 6) == 6912 + 1920 + 816
-    # Keys and values of 7 tokens: 2 * 1 * 1 * 2 * 2 bytes each.
-    assert shape.cache_bytes(7) == 56
+    assert shape.geometry.parameters() == 196
+    # Two steps read 2 * 196 bytes each; a token's keys and values are 2 * 2 elements. 3 rows after prompts of 5 read
+    # 3 * 5 * 8 and 3 * 6 * 8 bytes. Together 1,048 bytes, at 1e-9 GB/s.
+    assert bound_s(shape, 3, 5, 2, 1e-9) == pytest.approx(2 * 392 + 120 + 144)
 
 
 def test_a_bare_machine_lacks_what_nemorl_needs_and_nothing_heavy(monkeypatch):
