@@ -71,12 +71,13 @@ def make_batch(sequences: int, spread: str) -> Any:
 
 def computed_tokens(batch: Any, budget: int, *, packed: bool, interleaved: bool) -> int:
     """Tokens that the layers compute of a batch, padding included; ``interleaved``: pipeline stages in two parts."""
+    from nemorl_megatron.layout import PACKED, PADDED
     from nemorl_megatron.parallel import Parallel, Place, Sizes
     from nemorl_megatron.pipeline import microbatches
 
     sizes = Sizes(pipeline=2, virtual_pipeline=2) if interleaved else Sizes()
     parallel = Parallel(sizes, 0, "cpu", tuple(Place(rank, 0, rank, 0, 0, 0, 0) for rank in range(sizes.pipeline)))
-    parts = microbatches(batch, budget, parallel, packed=packed)
+    parts = microbatches(batch, budget, parallel, PACKED if packed else PADDED)
     return sum(part.rows.input_ids.numel() for part in parts)
 
 

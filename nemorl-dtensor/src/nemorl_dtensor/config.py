@@ -13,7 +13,7 @@ from nemorl.config import RESUMABLE, GenerationConfig, PolicyConfig
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import GenerationBackendConfig, TrainingBackendConfig
-from nemorl_rl.work_metrics import WORK_METRICS
+from nemorl_rl.work_metrics import SHARING_METRICS, WORK_METRICS
 from pydantic import Field
 
 if TYPE_CHECKING:
@@ -46,18 +46,7 @@ class DTensorConfig(TrainingBackendConfig):
         }
     )
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process", "nccl", "cuda_ipc", "shared_memory", "object_store")
-    metrics: ClassVar[Mapping[str, MetricInfo]] = {
-        **WORK_METRICS,
-        **dict.fromkeys(
-            ("train/tree_ratio", "train/<model>/tree_ratio"),
-            MetricInfo(
-                "Tokens per computed token",
-                meaning="tokens of the sequences per token that is computed, for the policy and other models that "
-                "learn: above 1 where those that sequences have in common are computed once",
-                watch_for="1 with several responses per prompt: the log says what keeps the model from sharing",
-            ),
-        ),
-    }
+    metrics: ClassVar[Mapping[str, MetricInfo]] = {**WORK_METRICS, **SHARING_METRICS}
 
     layout: Annotated[Literal["auto", "padded", "packed", "shared"], RESUMABLE] = "auto"
     """How sequences become rows. ``padded``: one row each, of similar length together. ``packed``: all in one row,

@@ -6,7 +6,8 @@ Layout ``sbhd``: rows of one sequence each, padded at the end. Attention is caus
 and what padding computes is not read: no mask is needed. Heads have been divided over tensor-parallel ranks before.
 
 Layout ``thd``: one row of many sequences (``packing``), each attended to by itself. On CUDA one kernel serves them all
-where PyTorch has it for the type and the scores; elsewhere each sequence is a call.
+where PyTorch has it for the type and the scores; elsewhere each sequence is a call. Sequences of the row may share
+tokens (``nemorl_tensors.engines.tree_attention``).
 
 With context parallelism each rank has two chunks of every row (``context``); keys and values of all are brought
 together, and a chunk of queries sees those up to its own end.
@@ -24,6 +25,7 @@ from megatron.core import parallel_state
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.utils import is_layer_window_attention
 from nemorl_tensors.engines.kv_cache import attend_newest
+from nemorl_tensors.engines.tree_attention import tree_attention
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
@@ -63,10 +65,15 @@ class CoreAttention(MegatronModule):  # type: ignore[misc]
         self._window = config.window_size[0] + 1 if windowed else None
 
     @property
+    def is_full(self) -> bool:
+        """Whether tokens see all before them, with scores as they are."""
+        return self._window is None and self._cap is None
+
+    @property
     def is_plain(self) -> bool:
         """Whether it is causal attention and no more, as every kernel computes it."""
         plain_scale = math.isclose(self._scale, 1 / math.sqrt(self.config.kv_channels))
-        return self._window is None and self._cap is None and plain_scale
+        return self.is_full and plain_scale
 
     def forward(
         self,
@@ -116,6 +123,9 @@ class CoreAttention(MegatronModule):  # type: ignore[misc]
     def _packed(self, query: Tensor, key: Tensor, value: Tensor, packing: Packing) -> Tensor:
         """[S, n * D] of queries [S, n, D] and keys [S, g, D] of this rank's part of a row."""
         group, tokens = self._context_group, query.shape[0]
+        if packing.tree is not None:
+            own = [tensor.transpose(0, 1)[None] for tensor in (query, key, value)]
+            return tree_attention(packing.tree, own[0], own[1], own[2], self._scale).flatten(1)
         if group.size() == 1 and query.is_cuda and query.dtype is not torch.float32 and self._cap is None:
             return self._by_one_kernel(query, key, value, packing)
         chunks, last = [query], [tokens]

@@ -16,7 +16,7 @@ from nemorl.config import RESUMABLE, GenerationConfig, PolicyConfig
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import GenerationBackendConfig, TrainingBackendConfig
-from nemorl_rl.work_metrics import WORK_METRICS
+from nemorl_rl.work_metrics import SHARING_METRICS, WORK_METRICS
 from pydantic import Field
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 ROPE_TYPES = ("default", "linear", "llama3")
 """transformers' names of the rotary scalings that ``rope`` computes."""
 AttentionName = Literal["auto", "sdpa", "transformer_engine"]
-LayoutName = Literal["auto", "padded", "packed"]
+LayoutName = Literal["auto", "padded", "packed", "shared"]
 
 
 class MegatronConfig(TrainingBackendConfig):
@@ -41,13 +41,14 @@ class MegatronConfig(TrainingBackendConfig):
             "reference",
             "activation_checkpointing",
             "packing",
+            "shared_prefixes",
             "topk_logprobs",
             "weights_only_checkpoint",
             "filtered_logprobs",
         }
     )
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process", "nccl", "cuda_ipc", "shared_memory", "object_store")
-    metrics: ClassVar[Mapping[str, MetricInfo]] = WORK_METRICS
+    metrics: ClassVar[Mapping[str, MetricInfo]] = {**WORK_METRICS, **SHARING_METRICS}
 
     pipeline_parallel_size: Annotated[int, RESUMABLE] = Field(1, ge=1)
     """Stages that the layers are divided into, each on ranks of its own. Raise it when tensor parallelism would have
@@ -70,7 +71,10 @@ class MegatronConfig(TrainingBackendConfig):
     """Do not train the routers of mixtures of experts: tokens keep going to the experts that they went to."""
     layout: Annotated[LayoutName, RESUMABLE] = "auto"
     """How sequences become rows. ``padded``: one row each, of similar length together. ``packed``: all of a microbatch
-    in one row. ``auto``: packed where the model, as it is built, computes the same states so, else padded."""
+    in one row. ``shared``: also compute tokens that they have in common (the prompt of a group, turns before a branch)
+    once; it takes full causal attention, and neither context parallelism nor parts of stages. ``auto``: shared where
+    that saves more than 1.2 times the tokens, else packed, else padded, as the model, once it is built, computes the
+    same states so."""
     attention: Annotated[AttentionName, RESUMABLE] = "auto"
     """Attention kernel. ``sdpa``: PyTorch's. ``auto``: Transformer Engine's on CUDA where it is installed and computes
     what the model asks for, else PyTorch's."""

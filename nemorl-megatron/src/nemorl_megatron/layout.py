@@ -1,6 +1,6 @@
-"""Whether sequences share rows: what is asked for, and a check that the model as it was built computes the same.
+"""How sequences become rows: what is asked for, and checks that the model as it was built computes the same so.
 
-# M = scored tokens, N = tokens of all sequences, S = tokens of a row, R = rows, H = hidden size
+# N = tokens of all sequences, S = tokens of a row, R = rows, H = hidden size
 
 Each piece of the model is checked by itself, on every rank and without the pipeline: a stage that fails would leave the
 others waiting for it.
@@ -8,8 +8,9 @@ others waiting for it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,6 +18,9 @@ import torch.distributed as dist
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from nemorl.errors import BackendError
 from nemorl_tensors import TokenBatch
+from nemorl_tensors.engines.layouts import Layout, probe_batch
+from nemorl_tensors.engines.prefix_forest import MIN_RATIO
+from nemorl_tensors.engines.steps import PLACE, with_places
 from torch import Tensor
 
 from nemorl_megatron.attention import CoreAttention
@@ -28,20 +32,15 @@ if TYPE_CHECKING:
     from nemorl_megatron.config import LayoutName
     from nemorl_megatron.parallel import Parallel
 
-PROBE_LENGTHS = (6, 13, 2, 9)
+log = logging.getLogger(__name__)
+
+PADDED = Layout(packed=False, min_ratio=None)
+PACKED = Layout(packed=True, min_ratio=None)
+SHARED = Layout(packed=True, min_ratio=1.0)
 PROBE_BUDGET = 1024
-PROBE_VOCABULARY = 64
+PROBE_VOCABULARY = 100
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 """Of the norm of the states. Sequences that see each other are off by 0.3 in a random tiny model."""
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How a batch becomes rows."""
-
-    is_packed: bool
-    reason: str | None = None
-    """Why rows are padded although nobody asked for that."""
 
 
 def choose(asked: LayoutName, pieces: Sequence[GPTModel], parallel: Parallel, vocabulary: int) -> Layout:
@@ -54,36 +53,68 @@ def choose(asked: LayoutName, pieces: Sequence[GPTModel], parallel: Parallel, vo
         vocabulary: Token ids are below this.
 
     Raises:
-        BackendError: packed rows were asked for, and this model cannot compute them.
+        BackendError: packed or shared rows were asked for, and this model cannot compute them.
     """
     if asked == "padded":
-        return Layout(is_packed=False)
-    reason = _kernel_problem(pieces, parallel) or _difference(pieces, parallel, vocabulary)
-    if not parallel.largest(reason is not None):
-        return Layout(is_packed=True)
-    reason = reason or "another rank's part of the model does not compute them"
+        return PADDED
+    probe = with_places(probe_batch(min(vocabulary, PROBE_VOCABULARY)))
+    packing = _everywhere(_packing_obstacle(pieces, parallel) or _difference(pieces, parallel, probe, PACKED), parallel)
+    if asked == "packed" and packing:
+        raise BackendError(f"sequences cannot share rows: {packing}", fix="set policy.backend.layout: padded")
     if asked == "packed":
-        raise BackendError(f"sequences cannot share rows: {reason}", fix="set policy.backend.layout: padded")
-    return Layout(is_packed=False, reason=reason)
+        return PACKED
+    sharing = packing or _sharing_obstacle(pieces, parallel)
+    # Ranks agree before they compute: some have layers of another kind.
+    sharing = _everywhere(sharing, parallel)
+    sharing = sharing or _everywhere(_difference(pieces, parallel, probe, SHARED), parallel)
+    if asked == "shared" and sharing:
+        raise BackendError(f"sequences cannot share tokens: {sharing}", fix="set policy.backend.layout: auto")
+    if asked == "shared":
+        return SHARED
+    if packing and parallel.rank == 0:
+        log.warning("each sequence has a padded row of its own: %s", packing)
+    return Layout(packed=not packing, min_ratio=None if sharing else MIN_RATIO, obstacle=sharing)
 
 
-def _kernel_problem(pieces: Sequence[GPTModel], parallel: Parallel) -> str | None:
-    kernels = {type(layer.self_attention.core_attention) for piece in pieces for layer in piece.decoder.layers}
-    if parallel.sizes.context > 1 and not kernels <= {CoreAttention}:
+def _everywhere(obstacle: str, parallel: Parallel) -> str:
+    """What stands in the way, on any rank; empty if nothing does. Collective."""
+    if not parallel.largest(bool(obstacle)):
+        return ""
+    return obstacle or "another rank's part of the model does not compute them"
+
+
+def _packing_obstacle(pieces: Sequence[GPTModel], parallel: Parallel) -> str:
+    if parallel.sizes.context > 1 and not all(isinstance(kernel, CoreAttention) for kernel in _kernels(pieces)):
         return "Transformer Engine's attention divides sequences over context-parallel ranks, and here rows are divided"
-    return None
+    return ""
+
+
+def _sharing_obstacle(pieces: Sequence[GPTModel], parallel: Parallel) -> str:
+    if parallel.sizes.context > 1:
+        return "context-parallel ranks have parts of rows, and a tree is in one piece"
+    if parallel.sizes.virtual_pipeline is not None:
+        return "stages in parts need rows of one width"
+    for kernel in _kernels(pieces):
+        if not isinstance(kernel, CoreAttention):
+            return f"{type(kernel).__name__} attends to whole sequences"
+        if not kernel.is_full:
+            return "its attention has sliding windows or capped scores"
+    return ""
+
+
+def _kernels(pieces: Sequence[GPTModel]) -> list[torch.nn.Module]:
+    return [layer.self_attention.core_attention for piece in pieces for layer in piece.decoder.layers]
 
 
 @torch.no_grad()
-def _difference(pieces: Sequence[GPTModel], parallel: Parallel, vocabulary: int) -> str | None:
-    """By how much states of sequences in one row differ from those in rows of their own, if by too much."""
-    draw = torch.Generator().manual_seed(0)
-    known = min(vocabulary, PROBE_VOCABULARY)
-    ids = [torch.randint(known, (length,), generator=draw).tolist() for length in PROBE_LENGTHS]
-    batch = TokenBatch.from_sequences(ids, [[True] * len(sequence) for sequence in ids])
+def _difference(pieces: Sequence[GPTModel], parallel: Parallel, probe: TokenBatch, layout: Layout) -> str:
+    """How states of sequences differ from those in rows of their own; empty if they do not. Collective."""
+    dtype = pieces[0].config.params_dtype
     # As if stages had no parts, which would ask for several microbatches.
     whole = replace(parallel, sizes=replace(parallel.sizes, virtual_pipeline=None))
-    (alone,), (together,) = (microbatches(batch, PROBE_BUDGET, whole, packed=packed) for packed in (False, True))
+    (alone,), (together,) = (
+        microbatches(probe, PROBE_BUDGET, whole, chosen, dtype=dtype) for chosen in (PADDED, layout)
+    )
     differences: list[Tensor] = []
     for piece in pieces:
         expected = _states(piece, alone, parallel)
@@ -93,8 +124,8 @@ def _difference(pieces: Sequence[GPTModel], parallel: Parallel, vocabulary: int)
             return f"{type(error).__name__}: {error}"
         differences.append((found - expected).norm() / expected.norm())
     worst = float(torch.stack(differences).amax())
-    if worst <= TOLERANCE[pieces[0].config.params_dtype]:
-        return None
+    if worst <= TOLERANCE[dtype]:
+        return ""
     return f"states of sequences in one row differ from theirs alone by {worst:.2g} of their norm"
 
 
@@ -109,8 +140,8 @@ def _states(piece: GPTModel, part: Microbatch, parallel: Parallel) -> Tensor:
     states: Tensor = piece(rows.input_ids, rows.position_ids, part.packing)
     if sizes.sequence_parallel:
         states = gather_from_sequence_parallel_region(states)
-    places = states.new_zeros((part.batch.num_tokens, states.shape[-1]), dtype=torch.float32)
-    places[rows.targets] = part.predicting(states).float()
+    found = states.new_zeros((part.batch.num_tokens, states.shape[-1]), dtype=torch.float32)
+    found[part.batch[PLACE][rows.targets]] = part.predicting(states).float()
     if sizes.context > 1:
-        dist.all_reduce(places, group=parallel.context_group)
-    return places
+        dist.all_reduce(found, group=parallel.context_group)
+    return found

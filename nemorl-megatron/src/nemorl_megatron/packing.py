@@ -2,7 +2,8 @@
 
 # W = tokens of the row, over all context-parallel ranks; Q = sequences, what pads the row included
 
-megatron-core calls this layout ``thd``: its layers drop the axis of rows, and attention is told where sequences begin.
+megatron-core calls this layout ``thd``: its layers drop the axis of rows, and attention is told where sequences begin,
+or, where they share tokens (``nemorl_tensors.engines.tree_rows``), which tokens are whose.
 Rotary embeddings follow ``position_ids`` (``rope``), every other layer sees tokens and no sequences.
 """
 
@@ -13,6 +14,8 @@ from typing import NamedTuple
 
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
+from nemorl_tensors.engines.rows import Tree
+from nemorl_tensors.engines.tree_attention import TreePlan
 from torch import Tensor
 
 
@@ -31,7 +34,14 @@ class Packing(PackedSeqParams):  # type: ignore[misc]
     """Where the sequences of one row begin: boundaries as attention kernels read them, and as numbers of Python."""
 
     lengths: tuple[int, ...] = ()
-    """[Q], which add up to W"""
+    """[Q], which add up to W; none in a row with a tree"""
+    tree: TreePlan | None = None
+    """Of a row in which sequences share tokens, instead of boundaries."""
+
+    @classmethod
+    def of_tree(cls, tree: Tree, dtype: torch.dtype) -> Packing:
+        """That of a row with a tree, for attention in a precision."""
+        return cls(qkv_format="thd", tree=TreePlan.of(tree, dtype))
 
     @classmethod
     def of(cls, position_ids: Tensor) -> Packing:

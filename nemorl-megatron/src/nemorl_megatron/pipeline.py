@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from nemorl_tensors import TokenBatch
-from nemorl_tensors.engines.rows import PAD_ID, Rows, fed_lengths, plan_microbatches, to_rows
+from nemorl_tensors.engines.layouts import Layout
+from nemorl_tensors.engines.rows import PAD_ID, Rows, fed_lengths, plan_microbatches
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -53,7 +54,13 @@ class Microbatch:
 
 
 def microbatches(
-    batch: TokenBatch, budget: int, parallel: Parallel, *, packed: bool, candidates: bool = False
+    batch: TokenBatch,
+    budget: int,
+    parallel: Parallel,
+    layout: Layout,
+    *,
+    dtype: torch.dtype = torch.float32,
+    candidates: bool = False,
 ) -> Sequence[Microbatch]:
     """A batch cut into forward passes, on this rank's device. Collective where experts are divided.
 
@@ -61,15 +68,16 @@ def microbatches(
         batch: This rank's shard; the ranks of one copy of the model have the same.
         budget: Computed tokens of one pass.
         parallel: This rank's place.
-        packed: One row for all sequences of a pass, in place of one each.
+        layout: How sequences become rows.
+        dtype: Of the computation.
         candidates: Score ``candidate_ids`` [N, K] in place of the tokens.
     """
     sizes = parallel.sizes
     multiple = (sizes.tensor if sizes.sequence_parallel else 1) * (2 * sizes.context if sizes.context > 1 else 1)
     same_shape = sizes.virtual_pipeline is not None
     if not same_shape:
-        plan = plan_microbatches(batch, budget, padded=not packed)
-    elif packed:
+        plan = layout.plan(batch, budget)
+    elif layout.is_packed:
         plan = _plan_even(batch, budget, sizes.pipeline)
     else:
         plan = _plan_equal(batch, budget)
@@ -80,16 +88,23 @@ def microbatches(
     if same_shape:
         count = -(-count // sizes.pipeline) * sizes.pipeline
     parts += [batch.select([]).to(parallel.device)] * (count - len(parts))
-    rows = [to_rows(part, packed=packed, width_multiple=multiple, candidates=candidates) for part in parts]
+    rows = [layout.rows(part, width_multiple=multiple, candidates=candidates) for part in parts]
     height, width = 1, multiple
     if same_shape:
         height = max(1, *(found.input_ids.shape[0] for found in rows))
         width = max(multiple, *(found.input_ids.shape[1] for found in rows))
     rows = [_at_least(found, height, width) for found in rows]
-    packings = [None if found.position_ids is None else Packing.of(found.position_ids) for found in rows]
+    packings = [_packing(found, dtype) for found in rows]
     if sizes.context > 1:
         rows = [own_part(found, parallel.place.context, sizes.context) for found in rows]
     return [Microbatch(*found) for found in zip(parts, rows, packings, strict=True)]
+
+
+def _packing(rows: Rows, dtype: torch.dtype) -> Packing | None:
+    """What layers are told of a row that holds many sequences."""
+    if rows.tree is not None:
+        return Packing.of_tree(rows.tree, dtype)
+    return None if rows.position_ids is None else Packing.of(rows.position_ids)
 
 
 def _plan_equal(batch: TokenBatch, budget: int) -> list[list[int]]:

@@ -10,7 +10,6 @@ copy of the model are given the same shard of the data, and what the last stage 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -53,8 +52,6 @@ if TYPE_CHECKING:
     from nemorl_megatron.config import MegatronConfig, MegatronGenerationConfig
     from nemorl_megatron.generation import MegatronGeneration
 
-log = logging.getLogger(__name__)
-
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -79,8 +76,6 @@ class MegatronBackend:
         for piece in self._reference or ():
             piece.requires_grad_(False)
         self._layout = choose(config.layout, self._pieces, self._parallel, self._bridge.vocabulary)
-        if self._layout.reason is not None and worker.rank == 0:
-            log.warning("each sequence has a padded row of its own: %s", self._layout.reason)
 
     def _build(self, seed: int) -> list[GPTModel]:
         pieces = self._bridge.build(
@@ -120,6 +115,7 @@ class MegatronBackend:
         # 1. Forward and backward, microbatch by microbatch: gradients add up, over ranks too.
         trained, measured = split_by_gradient(batch, loss, self._budget)
         parts = self._microbatches(trained, candidates=candidates)
+        sharing = self._layout.metrics(part.batch for part in parts)
         self._count(parts, backward=True)
         _train(self._pieces, True)
         try:
@@ -140,6 +136,7 @@ class MegatronBackend:
         return {
             **step_metrics(batch, metrics, losses, result),
             **gradient_metrics(loss, trained, measured),
+            **sharing,
             **self._work.metrics(batch),
         }
 
@@ -255,7 +252,8 @@ class MegatronBackend:
             self._work.add(part.rows, backward=backward, parts=self._parallel.sizes.context)
 
     def _microbatches(self, batch: TokenBatch, *, candidates: bool = False) -> Sequence[Microbatch]:
-        return microbatches(batch, self._budget, self._parallel, packed=self._layout.is_packed, candidates=candidates)
+        dtype = DTYPES[self._policy.precision]
+        return microbatches(batch, self._budget, self._parallel, self._layout, dtype=dtype, candidates=candidates)
 
     def _run(
         self,

@@ -1,4 +1,4 @@
-"""What the ranks of ``test_megatron_packed`` do: the same batch in padded and in packed rows, forward and backward."""
+"""What the ranks of ``test_megatron_packed`` do: the same batch in one layout of rows or another."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ import torch
 from megatron_runs import LOSSES, LossName
 from nemorl.config import PolicyConfig
 from nemorl.contracts import Loss
+from nemorl.metrics import Metrics
 from nemorl.resources.worker import WorkerContext
 from nemorl_megatron import MegatronConfig
 from nemorl_megatron.bridge.exchange import Exchange, global_names
 from nemorl_megatron.bridge.own import OwnBridge
 from nemorl_megatron.config import LayoutName
-from nemorl_megatron.layout import Layout, choose
+from nemorl_megatron.layout import choose
 from nemorl_megatron.training import MegatronBackend
 from nemorl_tensors import TokenBatch, segment_sum
 from nemorl_tensors.engines.steps import StepResult
-from nemorl_testing.batches import ragged_batch
+from nemorl_testing.batches import branching_batch, ragged_batch
 from torch import Tensor
 
 K = 3
@@ -39,6 +40,8 @@ class Case:
     loss: LossName = "grpo"
     all_on_first: bool = False
     """The first shard has the whole batch, the others have nothing."""
+    branches: bool = False
+    """Sequences share tokens."""
 
 
 @dataclass(frozen=True)
@@ -55,16 +58,18 @@ class Found:
     loss: float
     gradients: dict[str, Tensor]
     """Whole, under Hugging Face names, on rank 0."""
-    auto: Layout
-    """What would be chosen for this model."""
+    tree_ratio: float
+    """Tokens of the sequences per computed one."""
+    packs_by_itself: bool
+    """What ``auto`` says of this model."""
 
 
-def batch_of(loss: LossName) -> TokenBatch:
-    """Nine ragged sequences, or four pairs where the loss compares."""
-    batch = ragged_batch(temperature=0.9)
-    if loss != "dpo":
+def batch_of(case: Case) -> TokenBatch:
+    """Ragged sequences, of groups that begin alike in every other case; pairs where the loss compares."""
+    batch = branching_batch(temperature=0.9) if case.branches else ragged_batch(temperature=0.9)
+    if case.loss != "dpo":
         return batch
-    return replace(batch.select([0, 1, 2, 3, 4, 5, 6, 8]), sequences_per_group=2)
+    return replace(batch.select([*range(7), 8]), sequences_per_group=2)
 
 
 def compute(context: WorkerContext, case: Case, layout: LayoutName) -> Found:
@@ -80,7 +85,7 @@ def compute(context: WorkerContext, case: Case, layout: LayoutName) -> Found:
     )
     backend = config.build(policy, context, reference=True)
     assert isinstance(backend, MegatronBackend)
-    batch = batch_of(case.loss)
+    batch = batch_of(case)
     sequences = _shard(batch, config.data_shards(policy, case.world_size), case, context.rank)
     mine = batch.select(sequences)
     reference = backend.get_logprobs(mine, "reference")
@@ -91,9 +96,10 @@ def compute(context: WorkerContext, case: Case, layout: LayoutName) -> Found:
     ids, topk = backend.get_topk_logprobs(mine, K)
     logprobs = backend.get_logprobs(mine)
     auto = choose("auto", backend._pieces, backend._parallel, backend._bridge.vocabulary)
-    loss, gradients = _train_step(backend, mine, LOSSES[case.loss])
+    metrics, gradients = _train_step(backend, mine, LOSSES[case.loss])
     backend.shutdown()
-    return Found(sequences, logprobs, ids, topk, loss, gradients, auto)
+    ratio = metrics["tree_ratio"].value if "tree_ratio" in metrics else 1.0
+    return Found(sequences, logprobs, ids, topk, metrics["loss"].value, gradients, ratio, auto.is_packed)
 
 
 def _shard(batch: TokenBatch, shards: tuple[int, ...], case: Case, rank: int) -> list[int]:
@@ -102,8 +108,8 @@ def _shard(batch: TokenBatch, shards: tuple[int, ...], case: Case, rank: int) ->
     return batch.shards(max(shards) + 1)[shards[rank]]
 
 
-def _train_step(backend: MegatronBackend, batch: TokenBatch, loss: Loss) -> tuple[float, dict[str, Tensor]]:
-    """The loss, and the gradients that the update is made from: it ends by clearing them."""
+def _train_step(backend: MegatronBackend, batch: TokenBatch, loss: Loss) -> tuple[Metrics, dict[str, Tensor]]:
+    """Its metrics, and the gradients that the update is made from: it ends by clearing them."""
     gradients: dict[str, Tensor] = {}
     learner = backend._learner
     update = learner.step
@@ -113,7 +119,7 @@ def _train_step(backend: MegatronBackend, batch: TokenBatch, loss: Loss) -> tupl
         return update()
 
     learner.step = step  # type: ignore[method-assign]
-    return backend.train_step(batch, loss)["loss"].value, gradients
+    return backend.train_step(batch, loss), gradients
 
 
 def _gradients(backend: MegatronBackend) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Packed rows compute what padded rows compute, however the model is spread: log-probs, losses and gradients."""
+"""One row of many sequences computes what padded rows compute, also where they share tokens, however it is spread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip
 
 from megatron_packed import Case, Found, compute
 from nemorl.resources.worker import WorkerContext
-from nemorl_megatron.layout import Layout
 from spawned import run_calls
 from test_megatron_training import CP, EP, MODELS, PP, RECOMPUTED, TP, VPP, write_model
 from torch import Tensor
@@ -48,21 +47,38 @@ CASES = (
     Case("pp2 vpp2 cp2", "qwen2", 4, {}, VPP | CP),
     Case("pp2 ep2", "moe", 4, {}, PP | EP),
 )
-NAMES = [case.name for case in CASES]
+TREES = (
+    Case("one, trees", "qwen2", branches=True),
+    Case("one, trees, dpo", "llama", loss="dpo", branches=True),
+    Case("one, trees, sft, recomputed", "qwen3", 1, RECOMPUTED, loss="sft", branches=True),
+    Case("one, trees, moe", "moe", branches=True),
+    Case("dp2, trees", "qwen2", 2, branches=True),
+    Case("tp2, trees", "qwen2", 2, TP, branches=True),
+    Case("tp2, trees, whole sequences, recomputed", "llama", 2, {**TP, **RECOMPUTED}, WHOLE, branches=True),
+    Case("pp2, trees", "qwen2", 2, {}, PP, branches=True),
+    Case("ep2, trees, one rank without data", "moe", 2, {}, EP, all_on_first=True, branches=True),
+    Case("tp2 pp2, trees", "qwen3", 4, TP, PP, branches=True),
+)
+"""Whose other layout is ``shared``."""
+NAMES = [case.name for case in (*CASES, *TREES)]
 
 Runs = dict[str, list[tuple[Found, Found]]]
-"""By case and rank: padded, packed"""
+"""By case and rank: padded, and packed or shared"""
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     torch.set_num_threads(1)
     folder: Path = tmp_path_factory.mktemp("packed")
-    models = {name: str(write_model(folder / name, MODELS[name])) for name in {case.model for case in CASES}}
+    models = {name: str(write_model(folder / name, MODELS[name])) for name in {case.model for case in (*CASES, *TREES)}}
     found: Runs = {}
     for size in (1, 2, 4):
-        placed = [replace(case, model=models[case.model]) for case in CASES if case.world_size == size]
-        calls = [(compute, (case, layout)) for case in placed for layout in ("padded", "packed")]
+        placed = [replace(case, model=models[case.model]) for case in (*CASES, *TREES) if case.world_size == size]
+        calls = [
+            (compute, (case, layout))
+            for case in placed
+            for layout in ("padded", "shared" if case.branches else "packed")
+        ]
         if size == 1:
             results = [[compute(WorkerContext(), *arguments)] for _, arguments in calls]
         else:
@@ -73,7 +89,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_log_probs_of_packed_rows_are_those_of_padded_rows(name: str, runs: Runs) -> None:
+def test_log_probs_of_one_row_are_those_of_padded_rows(name: str, runs: Runs) -> None:
     for padded, packed in runs[name]:
         assert gap(packed.logprobs, padded.logprobs) < LOGPROB_TOLERANCE
         assert gap(packed.topk_logprobs, padded.topk_logprobs) < LOGPROB_TOLERANCE
@@ -82,7 +98,7 @@ def test_log_probs_of_packed_rows_are_those_of_padded_rows(name: str, runs: Runs
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_gradients_of_packed_rows_are_those_of_padded_rows(name: str, runs: Runs) -> None:
+def test_gradients_of_one_row_are_those_of_padded_rows(name: str, runs: Runs) -> None:
     padded, packed = (found.gradients for found in runs[name][0])
     assert padded.keys() == packed.keys()
     total = sum(float(gradient.square().sum()) for gradient in padded.values()) ** 0.5
@@ -93,7 +109,14 @@ def test_gradients_of_packed_rows_are_those_of_padded_rows(name: str, runs: Runs
 
 @pytest.mark.parametrize("name", NAMES)
 def test_auto_packs_whatever_the_model_and_however_it_is_spread(name: str, runs: Runs) -> None:
-    assert all(found.auto == Layout(is_packed=True) for rank in runs[name] for found in rank)
+    assert all(found.packs_by_itself for rank in runs[name] for found in rank)
+
+
+@pytest.mark.parametrize("name", [case.name for case in TREES])
+def test_tokens_in_common_are_computed_once_where_that_is_asked_for(name: str, runs: Runs) -> None:
+    padded, shared = runs[name][0]
+    assert padded.tree_ratio == 1.0
+    assert shared.tree_ratio > 1.0
 
 
 def gap(one: Tensor, other: Tensor) -> float:

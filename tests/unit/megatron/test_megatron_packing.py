@@ -22,7 +22,7 @@ from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.transformer_config import TransformerConfig
 from nemorl_megatron.attention import CoreAttention
 from nemorl_megatron.bridge import bridge_for
-from nemorl_megatron.layout import Layout, choose
+from nemorl_megatron.layout import PACKED, PADDED, SHARED, choose
 from nemorl_megatron.packing import Packing, Span
 from nemorl_megatron.parallel import Parallel, Place, Sizes
 from nemorl_megatron.pipeline import microbatches
@@ -87,7 +87,7 @@ def test_a_part_of_a_row_has_the_rest_of_one_sequence_and_the_beginning_of_anoth
 
 def test_a_microbatch_is_one_row_and_what_pads_it_is_a_sequence() -> None:
     # fed are 8, 2 and 4 tokens: the last one of each predicts nothing
-    (part,) = microbatches(batch(9, 3, 5), 64, place(Sizes(tensor=4, sequence_parallel=True)), packed=True)
+    (part,) = microbatches(batch(9, 3, 5), 64, place(Sizes(tensor=4, sequence_parallel=True)), PACKED)
     assert part.rows.input_ids.tolist() == [[1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4, 1, 2, 0, 0]]
     assert part.rows.position_ids is not None
     assert part.rows.position_ids.tolist() == [[0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 0, 1, 0, 1]]
@@ -100,23 +100,23 @@ def test_a_microbatch_is_one_row_and_what_pads_it_is_a_sequence() -> None:
 def test_stages_with_parts_get_as_many_rows_as_they_ask_for_and_all_alike() -> None:
     stages = place(Sizes(pipeline=2, virtual_pipeline=2))
     sequences = batch(9, 3, 5, 2, 4, 6)  # fed 8 + 2 + 4 + 1 + 3 + 5 = 23 tokens: two rows of 12
-    packed = microbatches(sequences, 16, stages, packed=True)
+    packed = microbatches(sequences, 16, stages, PACKED)
     assert [tuple(part.rows.input_ids.shape) for part in packed] == [(1, 12)] * 2
     assert [part.packing.lengths for part in packed if part.packing] == [(8, 4), (5, 3, 2, 1, 1)]
-    padded = microbatches(sequences, 16, stages, packed=False)
+    padded = microbatches(sequences, 16, stages, PADDED)
     assert [tuple(part.rows.input_ids.shape) for part in padded] == [(2, 8)] * 4
 
 
 def test_no_row_is_narrower_than_the_longest_sequence() -> None:
     stages = place(Sizes(pipeline=2, virtual_pipeline=2))
     # 30 tokens and 3 times 2: more than the budget of one row, and no reason for a third and a fourth
-    packed = microbatches(batch(31, 3, 3, 3), 16, stages, packed=True)
+    packed = microbatches(batch(31, 3, 3, 3), 16, stages, PACKED)
     assert [tuple(part.rows.input_ids.shape) for part in packed] == [(1, 30)] * 2
 
 
 def test_a_batch_with_nothing_to_score_is_one_row_of_padding() -> None:
     for sequences in (batch(), batch(1, 1)):
-        (part,) = microbatches(sequences, 16, place(Sizes(tensor=2, sequence_parallel=True)), packed=True)
+        (part,) = microbatches(sequences, 16, place(Sizes(tensor=2, sequence_parallel=True)), PACKED)
         assert part.rows.input_ids.tolist() == [[0, 0]]
         assert part.packing is not None
         assert part.packing.lengths == (2,)
@@ -187,37 +187,69 @@ def test_tokens_of_a_packed_row_turn_as_megatron_core_turns_them(parallel: Paral
 
 
 def test_rows_are_packed_unless_padded_ones_are_asked_for(pieces: list[Any], parallel: Parallel) -> None:
-    assert choose("auto", pieces, parallel, 80) == choose("packed", pieces, parallel, 80) == Layout(is_packed=True)
-    assert choose("padded", pieces, parallel, 80) == Layout(is_packed=False)
+    assert choose("packed", pieces, parallel, 80) is PACKED
+    assert choose("padded", pieces, parallel, 80) is PADDED
+    assert choose("shared", pieces, parallel, 80) is SHARED
+    assert choose("auto", pieces, parallel, 80).is_packed
 
 
 def test_a_model_whose_sequences_see_each_other_has_padded_rows(
-    pieces: list[Any], parallel: Parallel, raises: Raises
+    pieces: list[Any], parallel: Parallel, raises: Raises, caplog: pytest.LogCaptureFixture
 ) -> None:
     for layer in pieces[0].decoder.layers:
         layer.self_attention.core_attention = Leaking()
-    found = choose("auto", pieces, parallel, 80)
-    assert not found.is_packed
-    assert found.reason is not None
-    assert "differ from theirs alone" in found.reason
+    assert not choose("auto", pieces, parallel, 80).is_packed
+    (record,) = caplog.records
+    assert "differ from theirs alone" in record.message
     with raises(BackendError):
         choose("packed", pieces, parallel, 80)
 
 
-def test_a_kernel_that_refuses_packed_rows_is_named_with_its_reason(pieces: list[Any], parallel: Parallel) -> None:
+def test_a_kernel_that_refuses_packed_rows_is_named_with_its_reason(
+    pieces: list[Any], parallel: Parallel, caplog: pytest.LogCaptureFixture
+) -> None:
     pieces[0].decoder.layers[1].self_attention.core_attention = Refusing()
-    found = choose("auto", pieces, parallel, 80)
-    assert found == Layout(is_packed=False, reason="RuntimeError: no kernel for head size 8")
+    assert not choose("auto", pieces, parallel, 80).is_packed
+    (record,) = caplog.records
+    assert record.message.endswith("RuntimeError: no kernel for head size 8")
 
 
 def test_another_kernel_does_not_share_packed_rows_over_context_parallel_ranks(
-    pieces: list[Any], parallel: Parallel
+    pieces: list[Any], parallel: Parallel, raises: Raises
 ) -> None:
     pieces[0].decoder.layers[0].self_attention.core_attention = Leaking()
     divided = replace(parallel, sizes=Sizes(context=2))
-    found = choose("auto", pieces, divided, 80)
-    assert found.reason is not None
-    assert "context-parallel" in found.reason
+    with raises(BackendError):
+        choose("packed", pieces, divided, 80)
+
+
+def test_what_keeps_sequences_from_sharing_tokens_is_named(
+    pieces: list[Any], parallel: Parallel, raises: Raises
+) -> None:
+    with raises(BackendError, "one width"):
+        choose("shared", pieces, replace(parallel, sizes=Sizes(virtual_pipeline=2)), 80)
+    kernel = CoreAttention(config_of(3), 1, softmax_scale=None)
+    pieces[0].decoder.layers[0].self_attention.core_attention = kernel
+    with raises(BackendError, "sliding windows"):
+        choose("shared", pieces, parallel, 80)
+    assert choose("auto", pieces, parallel, 80).is_packed
+
+
+def test_a_tree_in_one_row_has_its_common_tokens_once_and_predicts_each_branch(parallel: Parallel) -> None:
+    # Two responses to one prompt, and a stranger: 1 2 3 4 5 | 1 2 3 6 | 7 8. Fed are all but the last of each.
+    ids = [[1, 2, 3, 4, 5], [1, 2, 3, 6], [7, 8]]
+    sequences = TokenBatch.from_sequences(ids, [[False, False, False, True, True], [False] * 3 + [True], [False, True]])
+    (part,) = microbatches(sequences, 64, parallel, SHARED)
+    assert part.rows.input_ids.tolist() == [[1, 2, 3, 4, 7]]
+    assert part.rows.position_ids is not None
+    assert part.rows.position_ids.tolist() == [[0, 1, 2, 3, 0]]
+    states = part.rows.input_ids.t()[..., None]
+    # token 3 predicts 4 and 6, 4 predicts 5, 7 predicts 8
+    pairs = zip(part.predicting(states).flatten().tolist(), part.rows.target_ids.tolist(), strict=True)
+    assert sorted(pairs) == [(3, 4), (3, 6), (4, 5), (7, 8)]
+    assert part.packing is not None
+    assert part.packing.tree is not None
+    assert part.packing.qkv_format == "thd"
 
 
 class Leaking(torch.nn.Module):

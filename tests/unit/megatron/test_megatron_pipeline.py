@@ -8,6 +8,7 @@ import torch
 pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install nemorl-megatron")
 
 from nemorl_megatron.context import ends, own_part
+from nemorl_megatron.layout import PADDED
 from nemorl_megatron.parallel import Parallel, Place, Sizes
 from nemorl_megatron.pipeline import Microbatch, microbatches
 from nemorl_tensors import TokenBatch
@@ -47,9 +48,7 @@ def test_each_rank_has_an_early_and_a_late_chunk_and_scores_what_they_predict() 
 def test_stages_with_parts_get_passes_of_one_shape_and_a_multiple_of_the_stages() -> None:
     sizes = Sizes(pipeline=2, virtual_pipeline=2)
     for sequences_per_group in (1, 2):
-        parts = microbatches(
-            batch(9, 3, 5, 2, 4, 6, sequences_per_group=sequences_per_group), 16, place(sizes), packed=False
-        )
+        parts = microbatches(batch(9, 3, 5, 2, 4, 6, sequences_per_group=sequences_per_group), 16, place(sizes), PADDED)
         # the longest row has 8 tokens: two rows of 8 fill 16; three passes and one of nothing
         assert [tuple(part.rows.input_ids.shape) for part in parts] == [(2, 8)] * 4
         assert [part.batch.lengths.tolist() for part in parts] == [[9, 3], [5, 2], [4, 6], []]
@@ -58,7 +57,7 @@ def test_stages_with_parts_get_passes_of_one_shape_and_a_multiple_of_the_stages(
 
 def test_a_batch_with_nothing_to_score_is_one_pass_over_padding() -> None:
     for sequences in (batch(), batch(1, 1)):
-        parts = microbatches(sequences, 16, place(Sizes(tensor=2, sequence_parallel=True)), packed=False)
+        parts = microbatches(sequences, 16, place(Sizes(tensor=2, sequence_parallel=True)), PADDED)
         assert [part.rows.input_ids.tolist() for part in parts] == [[[0, 0]]]
         assert parts[0].rows.targets.numel() == 0
 
