@@ -67,9 +67,11 @@ def _serve(descriptor: int) -> socket.socket | None:
     Returns:
         In a fork, the client whose request it is; ``None`` in this process, at the end.
     """
+    gc.disable()
     for name in HEAVY:
         importlib.import_module(name)
     gc.freeze()  # workers share what is there: a collection would make each write to all of it
+    gc.enable()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(fileno=descriptor) as server, selectors.DefaultSelector() as ready:
         for source in (server, sys.stdin):
