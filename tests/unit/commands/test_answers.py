@@ -29,6 +29,7 @@ def nemorl(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment, cwd=site)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [
