@@ -149,7 +149,7 @@ def test_a_microbatch_that_does_not_fit_names_a_smaller_one() -> None:
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 2**20) / total)
     try:
         many = ragged_batch().select([3] * 200)
-        with pytest.raises(BackendError, match="out of memory on cuda:0") as caught:
+        with pytest.raises(BackendError, match="cuda:0") as caught:
             backend.train_step(many, WeightedNLL())
         assert "policy.microbatch_tokens: 4096" in (caught.value.fix or "")
     finally:
