@@ -75,6 +75,7 @@ class Case:
             checkpointing=self.checkpointing,
             tensor=self.tensor,
             accumulates=self.microbatches > 1,
+            on_cpu=True,
         )
 
 

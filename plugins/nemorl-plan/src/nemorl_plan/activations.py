@@ -41,11 +41,11 @@ def norm_bytes(model: HeldModel) -> float:
     """What an RMS norm keeps per element of its input, its output left out.
 
     transformers computes in float32: x in float32 for the square and the product, then the normalised x that the
-    weight multiplies. Fused norms (this package's on the CPU, float32) keep x alone.
+    weight multiplies. Fused norms (nemorl-dtensor's on the CPU) keep x alone.
     """
     b, trains_weight = model.element, model.lora_rank == 0
-    if model.on_cpu and b == 4 and model.ranks == 1:
-        return 4.0
+    if model.cpu_kernels:
+        return float(b)
     if model.geometry.model_type in CENTERED:
         return 8.0 if trains_weight else 4.0
     return 4.0 + (b if trains_weight else 0)

@@ -10,11 +10,9 @@ beside the masters, FSDP gathers a layer while it computes the one before, and r
 from __future__ import annotations
 
 from nemorl_plan.activations import PerToken, dtensor_per_token
+from nemorl_plan.head_memory import CHUNK_LOGITS, head_buffers
 from nemorl_plan.models import HeldModel
 from nemorl_plan.parts import Moments, Part, count
-
-CHUNK_LOGITS = 32 * 2**20
-"""Logits of ``nemorl_tensors.logprobs`` that exist at one time."""
 
 
 def dtensor_memory(model: HeldModel) -> Moments:
@@ -74,32 +72,6 @@ def _kept(model: HeldModel, per: PerToken) -> tuple[Part, ...]:
             f"{count(tokens)} tokens x ({g.layers} layers x {count(each)}B + {count(per.outside)}B)",
         ),
     )
-
-
-def head_buffers(model: HeldModel) -> tuple[Part, ...]:
-    """Of the log-probs' backward pass: logits and their gradient by chunks, the head's gradient in float32."""
-    g, b, tokens = model.geometry, model.element, model.microbatch_tokens
-    if model.value_head:
-        return (Part("values", 2.0 * b * tokens * g.hidden, f"gradient of {count(tokens)} states"),)
-    vocabulary = g.vocabulary / model.tensor
-    positions = min(tokens, max(1, int(CHUNK_LOGITS / vocabulary)))
-    chunk, following = positions * vocabulary, min(positions, tokens - positions) * vocabulary
-    head = vocabulary * g.hidden if not model.lora_rank else 0.0
-    rounded = 2 if b == 2 else 0
-    is_spread = model.tensor > 1 or model.backend == "megatron"  # over the ranks that share the vocabulary
-    # float32 logits and their gradient, which is rounded before it is multiplied; the next chunk's logits beside both
-    # of this one's; the product beside the sum of products.
-    cast = 12 if is_spread else 8 + rounded
-    alternatives = {
-        f"{cast} B x {count(chunk)} + 4 B x {count(head)}": cast * chunk + 4 * head,
-        f"{4 + b} B x {count(chunk)} + {4 + rounded} B x {count(following)} + 4 B x {count(head)}": (4 + b) * chunk
-        + (4 + rounded) * following
-        + 4 * head,
-        f"{4 + b} B x {count(chunk)} + {4 + b} B x {count(head)}": (4 + b) * chunk + (4 + b) * head,
-    }
-    formula = max(alternatives, key=lambda text: alternatives[text])
-    states = (4 if is_spread else b) * tokens * g.hidden
-    return (Part("logits", alternatives[formula] + states, f"{formula} + gradient of states {count(states)}B"),)
 
 
 def _layers_backward(model: HeldModel, per: PerToken, *, above: int) -> tuple[Part, ...]:

@@ -10,7 +10,7 @@ moments (12 B) are divided over d by the distributed optimizer; activations of a
 from __future__ import annotations
 
 from nemorl_plan.activations import megatron_per_token
-from nemorl_plan.dtensor_memory import head_buffers
+from nemorl_plan.head_memory import head_buffers
 from nemorl_plan.models import HeldModel
 from nemorl_plan.parts import Moments, Part, count, total
 

@@ -41,6 +41,8 @@ class HeldModel:
     distributed_optimizer: bool = True
     muon: bool = False
     on_cpu: bool = False
+    cpu_kernels: bool = False
+    """On a CPU, in one process: norms in one function, the head's gradient straight into the sums"""
     budget: int = 0
     """Most tokens of a microbatch; ``microbatch_tokens`` is what a step fills of it"""
     accumulates: bool = True

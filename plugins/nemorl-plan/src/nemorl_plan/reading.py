@@ -145,6 +145,7 @@ def _held(
         distributed_optimizer=options.get("distributed_optimizer", True),
         muon=policy.optimizer.name == "muon",
         on_cpu=on_cpu,
+        cpu_kernels=on_cpu and ranks == 1 and backend == "dtensor",
         budget=tokens,
     )
     return fed(held, work)

@@ -1,0 +1,79 @@
+"""Memory of the output head's backward pass: log-probs of scored tokens without the logits of all of them.
+
+# M = scored tokens, V = vocabulary (of this rank), D = hidden size, b = bytes of a weight
+
+Follows ``nemorl_tensors.logprobs`` and, where ranks share the vocabulary, ``nemorl_tensors.parallel_logprobs``.
+"""
+
+from __future__ import annotations
+
+from nemorl_plan.models import HeldModel
+from nemorl_plan.parts import Part, count
+
+CHUNK_LOGITS = 32 * 2**20
+"""Logits that exist at one time."""
+KEPT_LOGITS_BYTES = 128 * 2**20
+"""Logits that take no more are kept from the forward pass."""
+CPU_BLOCKS_BYTES = 4 * 2**20
+"""Of passes over logits on a CPU, which take a part at a time that stays in its cache."""
+
+
+def head_buffers(model: HeldModel) -> tuple[Part, ...]:
+    """Logits and their gradient, the gradient of the states, and the head's gradient in float32."""
+    g, b, tokens = model.geometry, model.element, model.microbatch_tokens
+    if model.value_head:
+        return (Part("values", 2.0 * b * tokens * g.hidden, f"gradient of {count(tokens)} states"),)
+    is_spread = model.tensor > 1 or model.backend == "megatron"
+    vocabulary = g.vocabulary / model.tensor
+    trains = not model.lora_rank and not model.cpu_kernels  # which adds to the gradient sums directly
+    head = vocabulary * g.hidden if trains else 0.0
+    formula, logits = max((_spread if is_spread else _whole)(model, vocabulary, head).items(), key=lambda item: item[1])
+    states = (4 if is_spread else b) * tokens * g.hidden
+    return (Part("logits", logits + states, f"{formula} + gradient of states {count(states)}B"),)
+
+
+def _portions(model: HeldModel, vocabulary: float, *, kept: bool) -> tuple[float, float]:
+    """Logits of a chunk, and of the next one."""
+    tokens = model.microbatch_tokens
+    positions = tokens if kept else min(tokens, max(1, int(CHUNK_LOGITS / vocabulary)))
+    return positions * vocabulary, min(positions, tokens - positions) * vocabulary
+
+
+def _whole(model: HeldModel, vocabulary: float, head: float) -> dict[str, float]:
+    """One rank has the vocabulary: formula -> bytes of each moment."""
+    b = model.element
+    chunk, following = _portions(model, vocabulary, kept=model.microbatch_tokens * vocabulary * b <= KEPT_LOGITS_BYTES)
+    if model.on_cpu:
+        two = b * (chunk + following) + 4 * head + CPU_BLOCKS_BYTES
+        return {f"{b} B x {count(chunk + following)} + 4 B x {count(head)} + blocks": two, **_sums(b, head)}
+    # Raw logits, the same in float32 unless they are, and their gradient, which outlives them.
+    passing = 8 if b == 2 else 4
+    return {
+        f"{b + passing} B x {count(chunk)} + 4 B x {count(head)}": (b + passing) * chunk + 4 * head,
+        f"4 B x {count(chunk)} + {b + passing} B x {count(following)} + 4 B x {count(head)}": 4
+        * chunk
+        * bool(following)
+        + (b + passing) * following
+        + 4 * head,
+        f"{b + 4} B x {count(chunk)} + {4 + b} B x {count(head)}": (b + 4) * chunk + (4 + b) * head,
+        **_sums(b, head),
+    }
+
+
+def _sums(b: int, head: float) -> dict[str, float]:
+    return {f"{4 + b} B x {count(head)}": (4.0 + b) * head if b == 2 else 4.0 * head}
+
+
+def _spread(model: HeldModel, vocabulary: float, head: float) -> dict[str, float]:
+    """Ranks share the vocabulary: float32 logits, less their normalizers, and their gradient; the next chunk's logits
+    beside both of this one's; the product beside the sum of products."""
+    b = model.element
+    chunk, following = _portions(model, vocabulary, kept=False)
+    rounded = 2 if b == 2 else 0
+    return {
+        f"12 B x {count(chunk)} + 4 B x {count(head)}": 12 * chunk + 4 * head,
+        f"{4 + b} B x {count(chunk)} + {4 + rounded} B x {count(following)} + 4 B x {count(head)}": (4 + b) * chunk
+        + (4 + rounded) * following
+        + 4 * head,
+        f"{4 + b} B x {count(chunk)} + {4 + b} B x {count(head)}": (4 + b) * chunk + (4 + b) * head,
+    }
