@@ -166,6 +166,22 @@ def test_an_engine_larger_than_its_share_does_not_fit() -> None:
     assert not memory.fits
 
 
+def test_those_who_take_turns_need_no_more_than_the_largest_of_them() -> None:
+    generation = {"backend": {"name": "vllm", "gpu_memory_utilization": 0.6}, "max_new_tokens": 1024}
+    both = scene(generation=generation, policy={"activation_checkpointing": True}, cluster={"take_turns": False})
+    turns = scene(generation=generation, policy={"activation_checkpointing": True})
+    assert turns.takes_turns
+    together, alone = device_memory(both), device_memory(turns)
+    assert together.asleep == pytest.approx(0.6 * 79.6 * GIB)
+    assert alone.asleep == 0
+    # The engine's turn is the fullest: its share of the device, and two processes of 0.7 GiB.
+    assert alone.moment == "generation"
+    assert alone.needed == pytest.approx((0.6 * 79.6 + 2 * 0.7) * GIB)
+    assert together.needed > alone.needed + 20 * GIB
+    assert alone.fits
+    assert not together.fits
+
+
 def test_decoding_is_bound_by_reading_weights_and_cache() -> None:
     found = scene(
         generation={"backend": {"name": "vllm"}, "max_new_tokens": 1024},

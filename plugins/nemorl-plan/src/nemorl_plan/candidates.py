@@ -20,6 +20,8 @@ LIKE_LLAMA = frozenset({"llama", "mistral", "qwen2", "qwen3", "smollm3", "granit
 """Architectures that nemorl-dtensor spreads over tensor-parallel ranks."""
 BUDGETS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 """Of microbatches, in tokens; smaller than a row would change nothing, as rows are never cut."""
+UTILIZATIONS = (0.3, 0.4, 0.5, 0.6, 0.8)
+"""Of engines that share a device, or take turns on it."""
 KV_TOKENS = (16384, 65536, 262144)
 """Of engines that are told how many they may hold."""
 SHARES = (0.25, 0.5, 0.75)
@@ -116,6 +118,7 @@ def applied(scene: Scene, choice: Choice) -> Scene:
         others=others,
         engines=engines,
         colocated=choice.colocated,
+        takes_turns=scene.takes_turns and choice.colocated,
         is_async=choice.is_async,
     )
 
@@ -165,7 +168,7 @@ def _samplings(scene: Scene) -> Iterator[Choice]:
     if engines is None:
         yield now
         return
-    shares = [engines.utilization] if engines.utilization is None else sorted({engines.utilization, 0.3, 0.4, 0.5, 0.6})
+    shares = [engines.utilization] if engines.utilization is None else sorted({engines.utilization, *UTILIZATIONS})
     caches: list[int | None] = [engines.kv_tokens] if engines.kv_tokens is None else [engines.kv_tokens, *KV_TOKENS]
     caches = [
         tokens for tokens in dict.fromkeys(caches) if tokens is None or engines.width <= tokens <= (now.kv_tokens or 0)

@@ -78,6 +78,8 @@ def _training(scene: Scene) -> DeviceMemory:
     on_cpu, engines = scene.fleet.device.is_cpu, scene.engines if scene.colocated else None
     capacity = scene.fleet.device.memory_gib * GIB
     asleep, extra = engine_parts(engines, capacity, scene.work.sequences) if engines is not None else ((), ())
+    if scene.takes_turns and engines is not None:
+        return _turns(scene, engines, models, capacity)
     moments = {f"{held.role}: {name}": parts for held, found in models for name, parts in found.passing.items()}
     moments |= {"generation": extra} if engines is not None else {}
     if engines is not None and not (engines.shares_weights or engines.is_attached):
@@ -94,6 +96,24 @@ def _training(scene: Scene) -> DeviceMemory:
     return DeviceMemory(
         "training", parts, worst, capacity, total(asleep), total(asleep) + total(extra), lacks(engines, capacity)
     )
+
+
+def _turns(scene: Scene, engines: Engines, models: list[tuple[HeldModel, Moments]], capacity: float) -> DeviceMemory:
+    """The fullest turn, where only those at work are in the device's memory."""
+    asleep, extra = engine_parts(engines, capacity, scene.work.sequences)
+    weights = [part for part in models[0][1].lasting if part.name == "weights"]
+    turns = {f"{held.role}: {found.worst}": [_named(part, held.role) for part in found.peak] for held, found in models}
+    turns["generation"] = [*asleep, *extra]
+    engine_weights = [part for part in asleep if part.name == "engine weights"]
+    turns["weight sync"] = [*weights, *engine_weights, sync_buffers(scene.policy, ends=2)]
+    on_cpu, processes = scene.fleet.device.is_cpu, _processes(scene)
+    finished = {
+        name: _finished(parts, on_cpu=on_cpu, processes=processes, reserved=engines if name == "generation" else None)
+        for name, parts in turns.items()
+    }
+    worst = max(finished, key=lambda name: total(finished[name]))
+    awake = total(asleep) + total(extra)
+    return DeviceMemory("training", finished[worst], worst, capacity, 0.0, awake, lacks(engines, capacity))
 
 
 def _generation(scene: Scene, engines: Engines) -> DeviceMemory:

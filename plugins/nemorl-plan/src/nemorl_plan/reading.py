@@ -92,7 +92,18 @@ def scene_of(config: RunConfig, fleet: Fleet, sizes: Sizes, lengths: Lengths = L
     one_process = fleet.size == 1 and not config.cluster.uses_ray
     engines = _engines(config, policy, replicas, fleet, one_process=one_process) if sampler is not None else None
     is_async = _rollouts(config).get("mode") == "async" and apart
-    return Scene(fleet, policy, others, engines, work, not apart, is_async, one_process)
+    turns = engines is not None and not apart and _takes_turns(config, engines, on_cpu=fleet.device.is_cpu)
+    return Scene(fleet, policy, others, engines, work, not apart, is_async, turns, one_process)
+
+
+def _takes_turns(config: RunConfig, engines: Engines, *, on_cpu: bool) -> bool:
+    """``cluster.take_turns``, or what a run does where it is unset, on the devices of the plan."""
+    if config.cluster.take_turns is not None:
+        return config.cluster.take_turns
+    sampler = config.sampler
+    assert sampler is not None, "only runs that sample have engines"
+    able = "offload" in config.policy.backend.supports and "sleep" in sampler.generation.backend.supports
+    return able and not on_cpu and not engines.shares_weights and not engines.is_attached
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,8 @@ class Scene:
     work: Work
     colocated: bool = True
     is_async: bool = False
+    takes_turns: bool = False
+    """Whoever is not at work leaves the device's memory"""
     one_process: bool = False
     """Everything shares one process and its allocator"""
 
