@@ -15,15 +15,18 @@ from nemorl.config.load import load_config
 from nemorl.errors import UsageError
 from nemorl_plan.candidates import candidates, judged, overrides, present
 from nemorl_plan.command import app
+from nemorl_plan.config import PlanSectionConfig
 from nemorl_plan.devices import TABLE, device_named, named_by_driver, parse_fleet
 from nemorl_plan.dtensor_memory import dtensor_memory
-from nemorl_plan.launch_check import memory_problems
+from nemorl_plan.launch_check import memory_plan, memory_problems
+from nemorl_plan.measured import compare
 from nemorl_plan.megatron_memory import megatron_memory
 from nemorl_plan.memory import device_memory
 from nemorl_plan.models import HeldModel
 from nemorl_plan.parts import GIB, total
 from nemorl_plan.reading import Lengths, Sizes, scene_of
 from nemorl_plan.seconds import step_time
+from nemorl_report.run_data import RunData
 from nemorl_rl.model_geometry import Geometry
 from recorded_messages import Raises
 from typer.testing import CliRunner
@@ -271,3 +274,43 @@ def test_a_run_that_fits_is_let_through(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**LLAMA_8B, **sizes}))
     config = load_config({**GRPO, "model": str(tmp_path)}, for_cluster=True)
     assert list(memory_problems(config, tmp_path, print)) == []
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """A run of three steps, each 4 s of training and 3 s of sampling."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    folder = tmp_path / "run"
+    folder.mkdir()
+    config = {**GRPO, "model": str(tmp_path), "generation": {"backend": "vllm"}, "policy": {"precision": "bfloat16"}}
+    (folder / "config.yaml").write_text(json.dumps(config))
+    timings = {"timing/train/policy_training": 4.0, "timing/train/generation": 3.0}
+    lengths = {"train/mean_gen_tokens_per_sample": 64.0, "train/max_gen_tokens_per_sample": 128.0}
+    lines = [json.dumps({"step": step, "time": float(step), **timings, **lengths}) for step in (1, 2, 3)]
+    (folder / "metrics.jsonl").write_text("\n".join(lines))
+    return folder
+
+
+def test_efficiencies_are_refitted_from_a_run(run_dir: Path) -> None:
+    found = compare(run_dir, fleet_from=(1, "8xH100", None))
+    rows = {name: (planned, measured, ratio) for name, planned, measured, ratio in found.rows()}
+    planned, measured, ratio = rows["policy_training"]
+    assert (measured, ratio) == (4.0, 4.0 / planned)
+    assert found.refitted.training == pytest.approx(0.40 * planned / 4.0)  # as much slower as the run was
+    assert found.refitted.decode == pytest.approx(0.6 * rows["generation"][0] / 3.0)
+
+
+def test_the_report_shows_predicted_beside_measured(run_dir: Path) -> None:
+    section = PlanSectionConfig(gpus="8xH100").build()(RunData.load(run_dir))
+    table = section.blocks[0]
+    assert [row[0] for row in table.rows] == ["generation", "policy_training"]
+    assert [row[2] for row in table.rows] == [3.0, 4.0]
+
+
+def test_a_dry_run_is_told_the_memory(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 512}
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA_8B, **sizes}))
+    found = memory_plan(load_config({**GRPO, "model": str(tmp_path)}, for_cluster=True))
+    assert found is not None
+    assert found["capacity_gib"] - sum(found["gib"].values()) == pytest.approx(found["free_gib"], abs=0.01)
+    assert memory_plan(load_config(GRPO, for_cluster=True)) is None  # no sizes, no plan, and no refusal

@@ -14,7 +14,7 @@ CHUNK_LOGITS = 32 * 2**20
 """Logits that exist at one time."""
 KEPT_LOGITS_BYTES = 128 * 2**20
 """Logits that take no more are kept from the forward pass."""
-CPU_BLOCKS_BYTES = 4 * 2**20
+CPU_BLOCKS_BYTES = 3 * 2**20
 """Of passes over logits on a CPU, which take a part at a time that stays in its cache."""
 
 
@@ -45,7 +45,11 @@ def _whole(model: HeldModel, vocabulary: float, head: float) -> dict[str, float]
     chunk, following = _portions(model, vocabulary, kept=model.microbatch_tokens * vocabulary * b <= KEPT_LOGITS_BYTES)
     if model.on_cpu:
         two = b * (chunk + following) + 4 * head + CPU_BLOCKS_BYTES
-        return {f"{b} B x {count(chunk + following)} + 4 B x {count(head)} + blocks": two, **_sums(b, head)}
+        rounding = b * (following or chunk) + (4 + (b if b == 2 else 0)) * head  # beside the last chunk
+        return {
+            f"{b} B x {count(chunk + following)} + 4 B x {count(head)} + blocks": two,
+            f"{b} B x {count(following or chunk)} + {4 + b} B x {count(head)}": rounding,
+        }
     # Raw logits, the same in float32 unless they are, and their gradient, which outlives them.
     passing = 8 if b == 2 else 4
     return {
@@ -56,12 +60,7 @@ def _whole(model: HeldModel, vocabulary: float, head: float) -> dict[str, float]
         + (b + passing) * following
         + 4 * head,
         f"{b + 4} B x {count(chunk)} + {4 + b} B x {count(head)}": (b + 4) * chunk + (4 + b) * head,
-        **_sums(b, head),
     }
-
-
-def _sums(b: int, head: float) -> dict[str, float]:
-    return {f"{4 + b} B x {count(head)}": (4.0 + b) * head if b == 2 else 4.0 * head}
 
 
 def _spread(model: HeldModel, vocabulary: float, head: float) -> dict[str, float]:
