@@ -56,13 +56,17 @@ def test_the_advantages_are_those_that_reach_the_loss_of_a_trl_run(tmp_path: Pat
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.5])
-def test_the_loss_is_the_one_that_trl_computes(beta: float) -> None:
-    """Two responses of 3 and 1 tokens, one of them off policy; TRL 1.16's own ``_compute_loss`` on our log-probs."""
+@pytest.mark.parametrize("advantages", [(1.4997, -0.4999), (0.0, -0.4999), (1.4997, 0.0)])
+def test_the_loss_is_the_one_that_trl_computes(beta: float, advantages: tuple[float, float]) -> None:
+    """Two responses of 3 and 1 tokens, one of them off policy; TRL 1.16's own ``_compute_loss`` on our log-probs.
+
+    Responses whose gradient we leave out are those for which TRL's is 0.
+    """
     policy = torch.tensor([[-0.5, -1.7, -0.9], [-2.0, 0.0, 0.0]], requires_grad=True)
     old = torch.tensor([[-1.0, -1.0, -1.0], [-1.5, 0.0, 0.0]])
     reference = torch.tensor([[-0.7, -2.0, -1.4], [-1.0, 0.0, 0.0]])
     mask = torch.tensor([[1, 1, 1], [1, 0, 0]])
-    advantage = torch.tensor([1.4997, -0.4999])
+    advantage = torch.tensor(advantages)
     inputs = {
         "prompt_ids": torch.zeros(2, 1, dtype=torch.long),
         "prompt_mask": torch.ones(2, 1, dtype=torch.long),
@@ -87,12 +91,16 @@ def test_the_loss_is_the_one_that_trl_computes(beta: float) -> None:
         advantages=per_token, old_logprobs=flat(old), generation_logprobs=flat(old), reference_logprobs=flat(reference)
     )
     logprobs = flat(policy.detach()).requires_grad_()
-    ours, _ = GRPOTrainer(config).build_loss()(logprobs, batch)
+    loss = GRPOTrainer(config).build_loss()
+    ours, _ = loss(logprobs, batch)
     ours.backward()
     assert float(ours.detach()) == pytest.approx(float(theirs.detach()), rel=1e-5)
     assert policy.grad is not None
     assert logprobs.grad is not None
     torch.testing.assert_close(logprobs.grad, flat(policy.grad))
+    has_gradient = loss.has_gradient(batch)
+    assert has_gradient.tolist() == [each != 0 or beta > 0 for each in advantages]
+    assert not bool(policy.grad[~has_gradient].any())
 
 
 def _trl_trainer(policy: torch.Tensor, beta: float) -> Any:
