@@ -7,8 +7,8 @@ A model of that shape with random weights, on a CPU. Measured turn by turn in on
   optimizer and everything else are the distance from it.
 - decode: a step of the generator ``hf``, its products, and the time to read its weights once at the bandwidth measured
   here. The larger of the two is the bound.
-- libraries: GFLOP/s of MKL and oneDNN in float32 and of oneDNN in bfloat16, at [768, 576] x [576, 1536]. Figures of two
-  machines are comparable as ratios to these only.
+- libraries: GFLOP/s of MKL and oneDNN, float32 and bfloat16. Figures of two machines are comparable as ratios to these
+  only.
 
 Run on an otherwise idle core (under load, products lose less than what is bound by memory, and the ratio grows):
     python benchmarks/step_floor.py --json step_floor.json
@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import tempfile
 import time
@@ -29,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from _common import limit_threads, machine, print_table, start_side
+from _matrices import cpu_model, matrices_line, matrix_speeds
 
 if TYPE_CHECKING:
     import torch
@@ -236,34 +236,10 @@ def bandwidth(repeats: int) -> float:
     return BANDWIDTH_BYTES / in_turns({"sum": block.sum}, repeats)["sum"]
 
 
-def library_speeds(repeats: int) -> dict[str, float]:
-    """GFLOP/s of a square-ish product by each library and precision that torch has for it."""
-    import torch
-
-    rows, weight = torch.randn(768, 576), torch.randn(1536, 576)
-    low_rows, low_weight = rows.bfloat16(), weight.bfloat16()
-    works: dict[str, Callable[[], Any]] = {
-        "MKL float32": lambda: rows @ weight.t(),
-        "oneDNN bfloat16": lambda: low_rows @ low_weight.t(),
-    }
-    if torch.backends.mkldnn.is_available():
-        works["oneDNN float32"] = lambda: torch.ops.mkldnn._linear_pointwise(rows, weight, None, "none", [], "")
-    flops = 2.0 * 768 * 576 * 1536
-    return {name: flops / seconds / 1e9 for name, seconds in in_turns(works, 5 * repeats).items()}
-
-
-def cpu_model() -> str:
-    """As the system names it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
 def report(result: dict[str, Any]) -> None:
     """The tables."""
     print(f"{result['machine']}; {result['cpu']}; load {result['load']:.1f}")
-    print(", ".join(f"{name} {speed:.0f} GFLOP/s" for name, speed in result["libraries"].items()))
+    print(matrices_line(result["libraries"]))
     print(f"memory {result['bandwidth_gb_s']:.1f} GB/s read")
     print_table(
         "Training step",
@@ -310,7 +286,7 @@ def measure(precisions: Sequence[str], repeats: int, threads: int, sizes: Mappin
         "machine": machine(threads),
         "cpu": cpu_model(),
         "load": os.getloadavg()[0],
-        "libraries": library_speeds(repeats),
+        "libraries": matrix_speeds(),
         "bandwidth_gb_s": bytes_per_s / 1e9,
         "steps": [{**asdict(step), "ratio": step.ratio} for step in steps],
         "decode": [{**asdict(step), "bound_frac": step.bound_frac} for step in decode],
