@@ -1,4 +1,4 @@
-"""Peak memory of training steps, measured and predicted by a closed form."""
+"""Peak memory of training steps, measured and predicted by ``nemorl plan``."""
 
 from __future__ import annotations
 
@@ -8,31 +8,39 @@ from typing import Any
 
 from _figures import parse, peak_bytes
 from _models import SMOLLM2_1_7B, SMOLLM2_135M, TINY, Shape, drawn_batch, trainer, write_model
+from nemorl_plan.dtensor_memory import dtensor_memory
+from nemorl_plan.models import HeldModel
+from nemorl_plan.parts import GIB, Moments, total
 from nemorl_testing.batches import WeightedNLL
 
-CHUNK_BYTES = 128 * 2**20
-"""float32 logits that exist at one time."""
 STEPS = 2
 """The first allocates the moments, the second is a step like all others."""
 
 
-def predicted_bytes(shape: Shape, tokens: int, *, recomputed: bool) -> int:
-    """Of one rank in bfloat16.
+def row_tokens(budget: int) -> int:
+    """Of each of the rows that fill a microbatch."""
+    return min(512, budget // 2)
 
-    Per parameter: weights 2, masters 4, moments 8, gradient sums 4 bytes, gradients of one microbatch 2. Activations:
-    10.8 h + 4 f elements per token and layer at 0.547 of float32's bytes (fitted on CPU), or the layers' inputs and one
-    layer's where they are recomputed. Head: its gradient in float32 and three chunks of logits.
-    """
-    layer = 0.547 * 4 * (10.8 * shape.hidden_size + 4 * shape.intermediate_size) * tokens
-    inputs = 2.0 * shape.hidden_size * tokens * shape.num_hidden_layers
-    activations = inputs + layer if recomputed else layer * shape.num_hidden_layers
-    logits = 3 * min(CHUNK_BYTES, 4 * shape.vocab_size * tokens)
-    return round(20 * shape.geometry.parameters() + activations + logits + 4 * shape.vocab_size * shape.hidden_size)
+
+def predicted(shape: Shape, budget: int, *, recomputed: bool) -> Moments:
+    """Memory of one rank in bfloat16, moment by moment, as ``nemorl plan`` has it."""
+    held = HeldModel(
+        role="policy",
+        geometry=shape.geometry,
+        backend="dtensor",
+        element=2,
+        ranks=1,
+        microbatch_tokens=budget,
+        width=row_tokens(budget),
+        checkpointing=recomputed,
+        accumulates=False,
+    )
+    return dtensor_memory(held)
 
 
 def measured_bytes(folder: Path, shape: Shape, device: str, budget: int, *, recomputed: bool) -> int:
     """Of two steps with microbatches that fill the budget."""
-    length = min(512, budget // 2)
+    length = row_tokens(budget)
     batch = drawn_batch(shape, groups=budget // length, group_size=1, prompt=1, response=length)
     more: dict[str, Any] = {"microbatch_tokens": budget, "activation_checkpointing": recomputed}
     with peak_bytes(device) as peak:
@@ -53,11 +61,12 @@ def main() -> None:
             for budget, recomputed in cases:
                 case = f"{size}, {budget} tokens" + (", recomputed" if recomputed else "")
                 with options.figures.case(case):
-                    predicted = predicted_bytes(shape, budget, recomputed=recomputed)
+                    plan = predicted(shape, budget, recomputed=recomputed)
+                    foreseen = total(plan.peak)
                     measured = measured_bytes(folder, shape, options.device, budget, recomputed=recomputed)
-                    gib = {"predicted_gib": predicted / 2**30, "measured_gib": measured / 2**30}
-                    ratio = {"predicted_over_measured": predicted / measured} if measured else {}
-                    options.figures.add(case, {**gib, **ratio})
+                    figures = {"fullest": plan.worst, "predicted_gib": foreseen / GIB, "measured_gib": measured / GIB}
+                    ratio = {"predicted_over_measured": foreseen / measured} if measured else {}
+                    options.figures.add(case, {**figures, **ratio})
 
 
 if __name__ == "__main__":
