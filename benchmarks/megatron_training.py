@@ -1,11 +1,11 @@
-"""Training backend ``megatron`` with padded and with packed rows, beside ``dtensor``: the same weights, batch and loss.
+"""Training backend ``megatron`` in each of its layouts, beside ``dtensor``: the same weights, batch and loss.
 
     python benchmarks/megatron_training.py --rounds 5 --json
 
 The sides take turns in one process. All find the same gradient norm; that is checked. CPU seconds of the process, so
 that other work on the machine counts little. ``--lengths``: responses of 16 to 200 tokens (``even``), of exponentially
-distributed lengths with mean 90 and at most 512 (``natural``), or one in eight of 512 and the others of 16 to 64
-(``long``).
+distributed lengths with mean 90 and at most 512 (``natural``), one in eight of 512 and the others of 16 to 64
+(``long``), or groups of 8 responses of 64 tokens to prompts of 128 (``groups``).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from _common import limit_threads, print_table, start_side, write_model
 
 THREADS = limit_threads()
 SIDES: dict[str, Any] = {
-    "dtensor": {"name": "dtensor", "layout": "padded"},
-    "padded": {"name": "megatron", "layout": "padded"},
-    "packed": {"name": "megatron", "layout": "packed"},
+    "dtensor": "dtensor",
+    **{layout: {"name": "megatron", "layout": layout} for layout in ("padded", "packed", "shared")},
 }
 LONGEST_RESPONSE = 512
 MEAN_RESPONSE = 90
 MAX_SEQUENCE_TOKENS = 20 + LONGEST_RESPONSE
-SPREADS = ("even", "natural", "long")
+SPREADS = ("even", "natural", "long", "groups")
+PROMPT, RESPONSE, GROUP = 128, 64, 8
 
 
 def build(backend: Any, model: Path, microbatch_tokens: int | None) -> Any:
@@ -60,25 +60,29 @@ def response_tokens(spread: str, draw: random.Random) -> int:
 
 
 def make_batch(sequences: int, spread: str) -> Any:
-    """Prompts of 3 to 20 tokens and responses that are trained on."""
+    """Prompts of 3 to 20 tokens, unless in groups, and responses that are trained on."""
     from nemorl_tensors import TokenBatch
 
     draw = random.Random(0)
+    if spread == "groups":
+        prompts = [[draw.randrange(8, 80) for _ in range(PROMPT)] for _ in range(sequences // GROUP)]
+        ids = [prompt + [draw.randrange(8, 80) for _ in range(RESPONSE)] for prompt in prompts for _ in range(GROUP)]
+        return TokenBatch.from_sequences(ids, [[False] * PROMPT + [True] * RESPONSE for _ in ids])
     shapes = [(draw.randint(3, 20), response_tokens(spread, draw)) for _ in range(sequences)]
     ids = [[draw.randrange(8, 80) for _ in range(prompt + response)] for prompt, response in shapes]
     return TokenBatch.from_sequences(ids, [[False] * prompt + [True] * response for prompt, response in shapes])
 
 
-def computed_tokens(batch: Any, budget: int, *, packed: bool, interleaved: bool) -> int:
+def computed_tokens(batch: Any, budget: int, layout: str, *, interleaved: bool) -> int:
     """Tokens that the layers compute of a batch, padding included; ``interleaved``: pipeline stages in two parts."""
-    from nemorl_megatron.layout import PACKED, PADDED
+    from nemorl_megatron import layout as layouts
     from nemorl_megatron.parallel import Parallel, Place, Sizes
     from nemorl_megatron.pipeline import microbatches
 
     sizes = Sizes(pipeline=2, virtual_pipeline=2) if interleaved else Sizes()
     parallel = Parallel(sizes, 0, "cpu", tuple(Place(rank, 0, rank, 0, 0, 0, 0) for rank in range(sizes.pipeline)))
-    parts = microbatches(batch, budget, parallel, PACKED if packed else PADDED)
-    return sum(part.rows.input_ids.numel() for part in parts)
+    chosen = {"padded": layouts.PADDED, "packed": layouts.PACKED, "shared": layouts.SHARED}[layout]
+    return sum(part.rows.input_ids.numel() for part in microbatches(batch, budget, parallel, chosen))
 
 
 def measure(trainers: dict[str, Any], batch: Any, rounds: int) -> dict[str, dict[str, list[float]]]:
@@ -106,7 +110,11 @@ def report(found: dict[str, dict[str, list[float]]], batch: Any, title: str) -> 
     """Print a table; the figures of it."""
     medians = {what: {name: statistics.median(found[name][what]) for name in found} for what in ("train", "score")}
     ratios = {
-        what: {"padded/packed": cpu["padded"] / cpu["packed"], "dtensor/packed": cpu["dtensor"] / cpu["packed"]}
+        what: {
+            "padded/packed": cpu["padded"] / cpu["packed"],
+            "padded/shared": cpu["padded"] / cpu["shared"],
+            "dtensor/best": cpu["dtensor"] / min(cpu["packed"], cpu["shared"]),
+        }
         for what, cpu in medians.items()
     }
     rows = [
@@ -138,12 +146,11 @@ def main() -> None:
             batch = make_batch(arguments.sequences, spread)
             found = measure(trainers, batch, arguments.rounds)
             tokens = {
-                f"{layout}{', interleaved stages' if interleaved else ''}": computed_tokens(
-                    batch, budget, packed=layout == "packed", interleaved=interleaved
-                )
-                for interleaved in (False, True)
-                for layout in ("padded", "packed")
+                layout: computed_tokens(batch, budget, layout, interleaved=False)
+                for layout in ("padded", "packed", "shared")
             }
+            for layout in ("padded", "packed"):
+                tokens[f"{layout}, interleaved stages"] = computed_tokens(batch, budget, layout, interleaved=True)
             title = (
                 f"{spread}: {arguments.sequences} sequences, {batch.num_tokens} tokens, medians of {arguments.rounds}"
             )
