@@ -50,22 +50,26 @@ class Layout:
 
     def rows(self, microbatch: TokenBatch, *, width_multiple: int, candidates: bool = False) -> Rows:
         """A microbatch of the plan, laid out for the model."""
-        if self._shares(microbatch):
-            return to_tree_rows(microbatch, width_multiple=width_multiple, candidates=candidates)
+        forest = self._shared(microbatch)
+        if forest is not None:
+            return to_tree_rows(microbatch, width_multiple=width_multiple, candidates=candidates, forest=forest)
         return to_rows(microbatch, packed=self.is_packed, width_multiple=width_multiple, candidates=candidates)
 
     def metrics(self, microbatches: Iterable[TokenBatch]) -> Metrics:
         """``tree_ratio``: tokens of the sequences per computed one, padding not counted."""
-        forests = [(PrefixForest.of_batch(part), self._shares(part)) for part in microbatches]
-        fed = sum(forest.sequence_tokens for forest, _ in forests)
-        computed = sum(forest.tokens if shares else forest.sequence_tokens for forest, shares in forests)
-        return {"tree_ratio": Mean(float(fed), float(computed))} if fed else {}
+        fed = saved = 0
+        for part in microbatches:
+            fed += int(fed_lengths(part).sum())
+            forest = self._shared(part)
+            saved += forest.sequence_tokens - forest.tokens if forest is not None else 0
+        return {"tree_ratio": Mean(float(fed), float(fed - saved))} if fed else {}
 
-    def _shares(self, microbatch: TokenBatch) -> bool:
+    def _shared(self, microbatch: TokenBatch) -> PrefixForest | None:
+        """The forest of a microbatch that is laid out as one."""
         if self._min_ratio is None:
-            return False
+            return None
         forest, fed = PrefixForest.of_batch(microbatch), fed_lengths(microbatch)
         padded = int(fed.max()) * int((fed > 0).sum()) if len(fed) else 0
         # A plan by trees may leave sequences together that share nothing and are of all lengths.
         is_wasteful = not self.is_packed and padded > MAX_PADDING * forest.tokens
-        return forest.ratio > self._min_ratio or is_wasteful
+        return forest if forest.ratio > self._min_ratio or is_wasteful else None

@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy
 import numpy.typing
@@ -24,6 +23,9 @@ Ints = numpy.typing.NDArray[numpy.int64]
 
 MIN_RATIO = 1.2
 """Tokens of the sequences per token of their forest from which the shared layout is worth its attention."""
+BIG_ENDIAN = numpy.dtype(">u4")
+COMPARED_TOKENS = 2**20
+"""Tokens of neighbours that are compared at one time: 8 MiB each."""
 MAX_JOINED = 8
 """Pieces of a tree are joined where one's tokens are less than this many times those that it shares."""
 SHARD_PARTS = (1, 2, 4, 8)
@@ -50,15 +52,12 @@ class PrefixForest:
             starts: [B] where each begins.
             lengths: [B] tokens of each that count. Sequences without any are left out.
         """
-        ends = starts + lengths
-        parts = {i: token_ids[starts[i] : ends[i]] for i in range(len(starts)) if lengths[i] > 0}
         # Bytes compare as the numbers do where the big end comes first.
-        order = sorted(parts, key=lambda i: parts[i].astype(">u4").tobytes())
-        common = [0] * len(order)
-        for place in range(1, len(order)):
-            common[place] = _common(parts[order[place - 1]], parts[order[place]])
-        taken = numpy.array(order, dtype=numpy.int64)
-        return cls(taken, lengths[taken], numpy.array(common, dtype=numpy.int64))
+        text, width = token_ids.astype(BIG_ENDIAN).tobytes(), BIG_ENDIAN.itemsize
+        spans = [slice(first * width, (first + count) * width) for first, count in zip(starts, lengths, strict=True)]
+        chosen = numpy.flatnonzero(lengths > 0).tolist()
+        order = numpy.array(sorted(chosen, key=lambda i: text[spans[i]]), dtype=numpy.int64)
+        return cls(order, lengths[order], _common(token_ids, starts[order], lengths[order]))
 
     @classmethod
     def of_batch(cls, batch: TokenBatch) -> PrefixForest:
@@ -195,8 +194,17 @@ def _sequences(units: Sequence[int], width: int) -> list[int]:
     return [unit * width + offset for unit in units for offset in range(width)]
 
 
-def _common(one: Any, other: Any) -> int:
-    """Leading elements that are equal."""
-    count = min(len(one), len(other))
-    differs = one[:count] != other[:count]
-    return int(differs.argmax()) if differs.any() else count
+def _common(token_ids: Ints, starts: Ints, lengths: Ints) -> Ints:
+    """[B] leading tokens that each sequence has in common with the one before it; 0 at the first."""
+    common = numpy.zeros(len(starts), dtype=numpy.int64)
+    depths = numpy.arange(int(lengths.max(initial=0)), dtype=numpy.int64)
+    for low in range(1, len(starts), max(1, COMPARED_TOKENS // max(1, len(depths)))):
+        part = slice(low, low + max(1, COMPARED_TOKENS // max(1, len(depths))))
+        before = slice(low - 1, part.stop - 1)
+        count = len(starts[part])
+        shorter = numpy.minimum(lengths[part], lengths[before][:count])[:, None]
+        places = numpy.minimum(depths, shorter - 1)
+        one, other = (token_ids[starts[rows][:count, None] + places] for rows in (before, part))
+        differs = numpy.append((one != other) | (depths >= shorter), numpy.ones((count, 1), dtype=bool), axis=1)
+        common[part] = differs.argmax(axis=1)
+    return common

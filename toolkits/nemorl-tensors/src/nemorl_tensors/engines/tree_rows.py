@@ -18,37 +18,37 @@ from nemorl_tensors.engines.rows import PAD_ID, Rows, Tree
 from nemorl_tensors.logprobs import next_token_targets
 
 
-def to_tree_rows(batch: TokenBatch, *, width_multiple: int = 1, candidates: bool = False) -> Rows:
+def to_tree_rows(
+    batch: TokenBatch, *, width_multiple: int = 1, candidates: bool = False, forest: PrefixForest | None = None
+) -> Rows:
     """The microbatch as its prefix forest, in one row padded to a multiple of ``width_multiple``.
 
-    Padding is a sequence of its own. ``candidates`` is that of ``to_rows``.
+    Padding is a sequence of its own. ``candidates`` is that of ``to_rows``; ``forest`` that of the batch, if known.
     """
     device = batch.lengths.device
-    forest = PrefixForest.of_batch(batch)
+    forest = PrefixForest.of_batch(batch) if forest is None else forest
     new = forest.lengths - forest.common
-    width = -(-int(new.sum()) // width_multiple) * width_multiple
-    padding = width - int(new.sum())
+    width = -(-forest.tokens // width_multiple) * width_multiple
+    padding = width - forest.tokens
     slots = _slots(forest, padding)
 
-    # Of each slot, its depth and its token.
+    # Sequence by sequence, the tokens that those before do not have, and their depths.
     lengths = batch.lengths.cpu().numpy()
     starts = lengths.cumsum() - lengths
-    depths = numpy.arange(slots.shape[1], dtype=numpy.int64)
-    position_ids = numpy.zeros(width, dtype=numpy.int64)
+    owners = numpy.repeat(numpy.arange(len(new)), new)
+    position_ids = numpy.arange(width, dtype=numpy.int64)
+    position_ids[: forest.tokens] -= (new.cumsum() - new - forest.common)[owners]
+    position_ids[forest.tokens :] -= forest.tokens
     input_ids = numpy.full(width, PAD_ID, dtype=numpy.int64)
-    token_ids = batch.token_ids.cpu().numpy()
-    for place, (sequence, length, first) in enumerate(zip(forest.order, forest.lengths, forest.common, strict=True)):
-        own = slots[place, first:length]
-        input_ids[own] = token_ids[starts[sequence] + first : starts[sequence] + length]
-        position_ids[own] = depths[first:length]
-    position_ids[width - padding :] = numpy.arange(padding)
+    places = starts[forest.order][owners] + position_ids[: forest.tokens]
+    input_ids[: forest.tokens] = batch.token_ids.cpu().numpy()[places]
 
     targets = next_token_targets(batch.mask, batch.lengths)
-    places = numpy.zeros(len(batch), dtype=numpy.int64)
-    places[forest.order] = numpy.arange(len(forest.order))
+    rows = numpy.zeros(len(batch), dtype=numpy.int64)
+    rows[forest.order] = numpy.arange(len(forest.order))
     scored = targets.cpu().numpy()
     sequences = numpy.repeat(numpy.arange(len(batch)), lengths)[scored]
-    predictors = slots[places[sequences], scored - starts[sequences] - 1]
+    predictors = slots[rows[sequences], scored - starts[sequences] - 1]
     extra = (padding,) if padding else ()
     tree = Tree(torch.from_numpy(slots).to(device), (*forest.lengths.tolist(), *extra), (*new.tolist(), *extra))
     return Rows(
