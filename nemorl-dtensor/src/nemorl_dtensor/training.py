@@ -129,7 +129,7 @@ class DTensorBackend:
             self._adapters.train(True)
 
         # 1. Forward and backward, microbatch by microbatch: gradients add up.
-        trained, measured = split_by_gradient(batch, loss, self._budget)
+        trained, measured = split_by_gradient(batch, loss, self._budget, self._layout.computed_tokens)
         found: list[tuple[Tensor, Metrics]] = []
         plan = self._layout.plan(trained, self._budget)
         idle_passes = self._idle_passes(plan)

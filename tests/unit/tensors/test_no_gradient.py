@@ -15,6 +15,7 @@ from nemorl_ppo.loss import PPOLoss
 from nemorl_rl.policy_gradient.loss import ClippedPolicyGradientLoss
 from nemorl_tensors import TokenBatch
 from nemorl_tensors.engines.no_gradient import evaluate_without_gradient, split_by_gradient
+from nemorl_tensors.engines.rows import fed_lengths
 from nemorl_testing.batches import Selective, WeightedNLL
 from recorded_messages import Raises
 from torch import Tensor
@@ -36,14 +37,18 @@ def sequences(batch: TokenBatch) -> list[int]:
     return (batch.token_ids[torch.cumsum(batch.lengths, 0) - 1] - 10).tolist()
 
 
+def fed(batch: TokenBatch) -> int:
+    return int(fed_lengths(batch).sum())
+
+
 def split(batch: TokenBatch, budget: int, loss: Any = None) -> tuple[list[int], list[int]]:
-    trained, measured = split_by_gradient(batch, loss or Selective(), budget)
+    trained, measured = split_by_gradient(batch, loss or Selective(), budget, fed)
     return sequences(trained), sequences(measured)
 
 
 def test_sequences_without_advantage_are_measured_and_keep_their_weight() -> None:
     batch = batch_of([1.0, 0.0, -0.5, 0.0], [5, 5, 3, 3])
-    trained, measured = split_by_gradient(batch, Selective(), budget=8)
+    trained, measured = split_by_gradient(batch, Selective(), 8, fed)
     assert (sequences(trained), sequences(measured)) == ([0, 2], [1, 3])
     # 4 + 4 + 2 + 2 trained tokens share the weight 1: 1/12 each, wherever they are
     assert trained.loss_weights[trained.mask].tolist() == pytest.approx([1 / 12] * 6)
@@ -52,14 +57,14 @@ def test_sequences_without_advantage_are_measured_and_keep_their_weight() -> Non
 
 def test_a_loss_that_says_nothing_has_all_sequences_trained_on() -> None:
     batch = batch_of([1.0, 0.0, 0.0, 0.0], [5, 5, 5, 5])
-    trained, measured = split_by_gradient(batch, WeightedNLL(), budget=4)
+    trained, measured = split_by_gradient(batch, WeightedNLL(), 4, fed)
     assert trained is batch
     assert len(measured) == 0
 
 
 def test_where_all_sequences_have_a_gradient_the_batch_is_the_one_given() -> None:
     batch = batch_of([1.0, 2.0], [5, 5])
-    assert split_by_gradient(batch, Selective(), budget=4)[0] is batch
+    assert split_by_gradient(batch, Selective(), 4, fed)[0] is batch
 
 
 def test_groups_stay_together() -> None:
@@ -81,6 +86,15 @@ def test_a_second_kind_of_microbatch_must_save_more_than_it_costs() -> None:
     # Two thirds of 351 tokens are 234, more than 700 / 3 = 233.3; of 349 they are 232.7.
     assert split(batch_of([1.0, 0.0], [11, 352]), 1000) == ([0], [1])
     assert split(batch_of([1.0, 0.0], [11, 350]), 1000) == ([0, 1], [])
+
+
+def test_tokens_that_are_computed_once_save_less() -> None:
+    """Two sequences that begin alike: 1000 tokens together, 900 each. Together they cost 1000 + 700, apart 900 + 700
+    and a third of that, which is more. With nothing in common, 500 each, they cost 1200 + 400 apart."""
+    batch = batch_of([1.0, 0.0], [11, 11])
+    alike, strangers = {1: 900, 2: 1000}, {1: 500, 2: 1000}
+    assert split_by_gradient(batch, Selective(), 1000, lambda part: alike[len(part)])[0] is batch
+    assert len(split_by_gradient(batch, Selective(), 1000, lambda part: strangers[len(part)])[0]) == 1
 
 
 @pytest.mark.parametrize("kind", [ClippedPolicyGradientLoss, SequenceRatioLoss, CappedWeightLoss, PPOLoss])
@@ -172,7 +186,7 @@ class Answers:
 @pytest.mark.parametrize("answer", [True, torch.ones(2), torch.ones(3, dtype=torch.bool)], ids=["one", "float", "many"])
 def test_an_answer_that_is_not_a_bool_for_each_sequence_is_refused(answer: Any, raises: Raises) -> None:
     with raises(ForeignError, "Answers", "has_gradient()", 2):
-        split_by_gradient(batch_of([1.0, 0.0], [3, 3]), Answers(answer), 8)
+        split_by_gradient(batch_of([1.0, 0.0], [3, 3]), Answers(answer), 8, fed)
 
 
 def test_an_empty_shard_is_no_mistake() -> None:

@@ -64,7 +64,10 @@ class TaughtTrainer(RolloutTrainer[T]):
             batch = self.ask_teachers(samples, self.to_batch(samples))
         minibatches, first_loss = batch.minibatches(self.config.num_minibatches), None
         if isinstance(self.loss, SampledReverseKLLoss) and not self.loss.on_policy:
-            minibatches, first_loss = self.later_with_old_logprobs(minibatches), replace(self.loss, on_policy=True)
+            minibatches, first_loss = (
+                self.later_with_old_logprobs(batch, minibatches),
+                replace(self.loss, on_policy=True),
+            )
 
         # 3. Update, then publish: the next responses must come from the new weights.
         with self.run.timer.phase("policy_training"):

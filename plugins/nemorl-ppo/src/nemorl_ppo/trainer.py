@@ -58,7 +58,7 @@ class PPOTrainer(RolloutTrainer[PPOConfig]):
         minibatches = [self.with_positive_weights(part) for part in batch.minibatches(self.config.num_minibatches)]
         first_loss = self.first_loss
         if first_loss is not None:
-            minibatches = self.later_with_old_logprobs(minibatches)
+            minibatches = self.later_with_old_logprobs(batch, minibatches)
 
         # 5. The critic learns, and in the first steps nobody else: advantages against a new head are noise.
         epochs = self.config.num_epochs_per_rollout

@@ -120,11 +120,15 @@ class RolloutTrainer(BaseTrainer[R]):
         with self.run.timer.phase("policy_and_reference_logprobs"):
             return batch.with_tokens(old_logprobs=self.run.policy.get_logprobs(batch))
 
-    def later_with_old_logprobs(self, minibatches: Sequence[TokenBatch]) -> list[TokenBatch]:
-        """The minibatches, all but the first with ``old_logprobs``. The first update is the old policy's own: its
-        forward pass finds them."""
+    def later_with_old_logprobs(self, batch: TokenBatch, minibatches: Sequence[TokenBatch]) -> list[TokenBatch]:
+        """The minibatches of a batch, all but the first with ``old_logprobs``.
+
+        The first update is the old policy's own: its forward pass finds them.
+        """
         first, *others = minibatches
-        return [first, *map(self.with_old_logprobs, others)]
+        rest = self.with_old_logprobs(batch.select(range(len(first), len(batch))))
+        parts = rest["old_logprobs"].split([part.num_tokens for part in others])  # type: ignore[no-untyped-call]
+        return [first, *(part.with_tokens(old_logprobs=old) for part, old in zip(others, parts, strict=True))]
 
     def with_reference_logprobs(self, batch: TokenBatch) -> TokenBatch:
         """The batch with ``reference_logprobs``: the frozen initial policy's."""

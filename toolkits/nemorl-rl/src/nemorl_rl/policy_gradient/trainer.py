@@ -70,7 +70,7 @@ class PolicyGradientTrainer(RolloutTrainer[P]):
         batch, penalties = self.with_message_penalties(batch, samples)
         minibatches = batch.minibatches(config.num_minibatches)
         if first_loss is not None:
-            minibatches = self.later_with_old_logprobs(minibatches)
+            minibatches = self.later_with_old_logprobs(batch, minibatches)
 
         # 4. Update, then publish: the next rollout must come from the new weights.
         with self.run.timer.phase("policy_training"):

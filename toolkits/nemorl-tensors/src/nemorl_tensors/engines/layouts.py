@@ -48,6 +48,13 @@ class Layout:
             self._obstacle = ""  # once is enough
         return plan_microbatches(batch, budget, padded=not self.is_packed)
 
+    def computed_tokens(self, batch: TokenBatch) -> int:
+        """Tokens that a forward pass over a batch computes, padding not counted."""
+        if self._min_ratio is None:
+            return int(fed_lengths(batch).sum())
+        forest = PrefixForest.of_batch(batch)
+        return forest.tokens if forest.ratio > self._min_ratio else forest.sequence_tokens
+
     def rows(self, microbatch: TokenBatch, *, width_multiple: int, candidates: bool = False) -> Rows:
         """A microbatch of the plan, laid out for the model."""
         forest = self._shared(microbatch)

@@ -9,6 +9,7 @@ A loss may say which sequences these are (:class:`SelectiveLoss`). A backend spl
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
@@ -49,7 +50,9 @@ class SelectiveLoss(Protocol):
         ...
 
 
-def split_by_gradient(batch: TokenBatch, loss: Loss, budget: int) -> tuple[TokenBatch, TokenBatch]:
+def split_by_gradient(
+    batch: TokenBatch, loss: Loss, budget: int, computed: Callable[[TokenBatch], int]
+) -> tuple[TokenBatch, TokenBatch]:
     """What is trained on, and what is only measured: no sequences, where leaving out their backward pass saves nothing.
 
     Loss weights stay as they are. Groups of sequences stay together and in order. Something is always trained on, so
@@ -59,32 +62,36 @@ def split_by_gradient(batch: TokenBatch, loss: Loss, budget: int) -> tuple[Token
         batch: This rank's shard of a minibatch.
         loss: The objective.
         budget: Tokens of a microbatch.
+        computed: How many tokens a forward pass over a batch computes, in the backend's layout.
 
     Raises:
         ForeignError: the loss's answer is no [B] bool.
 
     Example:
         >>> batch = TokenBatch.from_sequences([[5, 6], [5, 7]], [[False, True], [False, True]])
-        >>> trained, measured = split_by_gradient(batch, lambda logprobs, batch: (logprobs.sum(), {}), 1024)
+        >>> says_nothing = lambda logprobs, batch: (logprobs.sum(), {})
+        >>> trained, measured = split_by_gradient(batch, says_nothing, 8, lambda part: part.num_tokens)
         >>> len(trained), len(measured)
         (2, 0)
     """
+    if not isinstance(loss, SelectiveLoss):
+        return batch, batch.select([])
     size = batch.sequences_per_group
     fed_G = fed_lengths(batch).view(-1, size).sum(1)
     trained_G = _has_gradient(batch, loss).view(-1, size).any(1)
     if not trained_G.any() and len(fed_G):
         trained_G[torch.where(fed_G > 0, fed_G, fed_G.max() + 1).argmin()] = True
-    if not _saves_time(int(fed_G[trained_G].sum()), int(fed_G[~trained_G].sum()), budget):
+    if trained_G.all():
         return batch, batch.select([])
     trained_B = trained_G.repeat_interleave(size)
-    trained, measured = (torch.nonzero(part).squeeze(1).tolist() for part in (trained_B, ~trained_B))
-    return batch.select(trained), batch.select(measured)
+    trained, measured = (batch.select(torch.nonzero(part).squeeze(1).tolist()) for part in (trained_B, ~trained_B))
+    if _saves_time(computed(batch), computed(trained), computed(measured), budget):
+        return trained, measured
+    return batch, batch.select([])
 
 
-def _has_gradient(batch: TokenBatch, loss: Loss) -> Tensor:
+def _has_gradient(batch: TokenBatch, loss: Any) -> Tensor:
     """[B] bool"""
-    if not isinstance(loss, SelectiveLoss):
-        return torch.ones(len(batch), dtype=torch.bool)
     with boundary(loss_owner(loss)):
         found: Any = loss.has_gradient(batch)
         if not isinstance(found, Tensor) or found.dtype != torch.bool or found.shape != batch.lengths.shape:
@@ -92,11 +99,14 @@ def _has_gradient(batch: TokenBatch, loss: Loss) -> Tensor:
     return found.cpu()
 
 
-def _saves_time(trained: int, measured: int, budget: int) -> bool:
-    """Two kinds of microbatches cost one or two more than one kind; each costs something besides its tokens."""
-    of_one_kind = -(-(trained + measured) // budget)
-    of_two_kinds = -(-trained // budget) + FORWARD_SHARE * -(-measured // budget)
-    return (1 - FORWARD_SHARE) * measured > (of_two_kinds - of_one_kind) * MICROBATCH_COST_TOKENS
+def _saves_time(together: int, trained: int, measured: int, budget: int) -> bool:
+    """Two kinds of microbatches may be one or two more than one kind; each costs something besides its tokens, and what
+    sequences of both kinds have in common is computed twice."""
+
+    def cost(tokens: int) -> int:
+        return tokens + -(-tokens // budget) * MICROBATCH_COST_TOKENS
+
+    return cost(trained) + FORWARD_SHARE * cost(measured) < cost(together)
 
 
 def evaluate_without_gradient(loss: Loss, outputs: Tensor, batch: TokenBatch) -> tuple[Tensor, Metrics]:
