@@ -18,8 +18,8 @@ MIN_WORK = 1 << 20
 """N * I * O from which oneDNN is used. A call of it costs 12 us, one of MKL 2 us.
 
 Measured us on an AMD EPYC with AVX-512, MKL / oneDNN: [16, 128] x [128, 384] (0.8 M) 21 / 22, 32 rows (1.6 M) 36 / 29;
-[4, 576] x [576, 576] (1.3 M) 57 / 56, 8 rows 84 / 66, 32 rows 250 / 143. Where MKL has full-width vectors the two are
-equally fast, and from this size on the call is a fourth of the product or less.
+[4, 576] x [576, 576] (1.3 M) 57 / 56, 8 rows 84 / 66, 32 rows 250 / 143. Not measured where MKL has full-width vectors:
+if the two are equally fast there, the longer call costs at most 10 us a product.
 """
 MIN_ROWS = 4
 """Fewer rows are as fast with MKL, because reading the weights takes longer than the arithmetic …"""
