@@ -215,7 +215,7 @@ def decoding_steps(
         for count in rows:
             decoder = LlamaDecoder(model, 2 * PROMPT_TOKENS + repeats)
             prompts = [tuple(range(row + 1, row + 1 + PROMPT_TOKENS)) for row in range(count)]
-            decoder.attach_engine(prompts, repeats + 1)
+            decoder.admit(prompts, repeats + 1)
             tokens = torch.arange(count)
             inputs = {size: torch.randn(count, size).to(weights[0].dtype) for size in {w.shape[1] for w in weights}}
 

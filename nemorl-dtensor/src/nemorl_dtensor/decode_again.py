@@ -22,7 +22,7 @@ class RecomputingDecoder(WithoutTurns):
         self._rows: list[list[int]] = []
         """Tokens so far"""
 
-    def attach_engine(self, prompts: Sequence[tuple[int, ...]], reserve_tokens: int) -> Tensor:
+    def admit(self, prompts: Sequence[tuple[int, ...]], reserve_tokens: int) -> Tensor:
         unique = {prompt: place for place, prompt in enumerate(dict.fromkeys(prompts))}
         self._rows += map(list, prompts)
         return self._next_logits(list(unique))[[unique[prompt] for prompt in prompts]]

@@ -45,7 +45,7 @@ class HFDecoder(WithoutTurns):
         self._lengths = torch.empty(0)
         """[R] tokens of each row so far"""
 
-    def attach_engine(self, prompts: Sequence[tuple[int, ...]], reserve_tokens: int) -> Tensor:
+    def admit(self, prompts: Sequence[tuple[int, ...]], reserve_tokens: int) -> Tensor:
         device = self._model.device
         unique = {prompt: index for index, prompt in enumerate(dict.fromkeys(prompts))}
         width = max(map(len, unique))

@@ -150,8 +150,8 @@ class LlamaDecoder:
         self._cache = KVCache(len(self._layers), self._kv_heads, self._head_size, dtype, device)
         self._turns = Turns(turn_tokens)
 
-    def attach_engine(self, prompts: Sequence[tuple[int, ...]], reserve_tokens: int) -> Tensor:
-        return self._cache.attach_engine(prompts, reserve_tokens, self._prefill, self._go_on, self._turns)
+    def admit(self, prompts: Sequence[tuple[int, ...]], reserve_tokens: int) -> Tensor:
+        return self._cache.admit(prompts, reserve_tokens, self._prefill, self._go_on, self._turns)
 
     def step(self, tokens: Tensor) -> Tensor:
         positions = self._cache.positions()

@@ -157,9 +157,9 @@ class CachedDecoder:
             self._device,
         )
 
-    def attach_engine(self, prompts: Sequence[tuple[int, ...]], reserve_tokens: int) -> Tensor:
+    def admit(self, prompts: Sequence[tuple[int, ...]], reserve_tokens: int) -> Tensor:
         """[len(prompts), V] as ``Stages.logits`` has them."""
-        return self._cache.attach_engine(prompts, reserve_tokens, self._prefill, self._go_on, self._turns)
+        return self._cache.admit(prompts, reserve_tokens, self._prefill, self._go_on, self._turns)
 
     def step(self, tokens: Tensor) -> Tensor:
         """[B, V] likewise."""

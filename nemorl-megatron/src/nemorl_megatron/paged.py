@@ -101,7 +101,7 @@ class PagedDecoder(WithoutTurns):
         """The same in the cache's own order, with rows that have been dropped since the last step."""
         self._next = 0
 
-    def attach_engine(self, prompts: Sequence[tuple[int, ...]], reserve_tokens: int) -> Tensor:
+    def admit(self, prompts: Sequence[tuple[int, ...]], reserve_tokens: int) -> Tensor:
         """[len(prompts), V] as ``Stages.logits`` has them. ``reserve_tokens`` is for caches that are not paged."""
         first, logits = self._prefill([*dict.fromkeys(prompts)])
         unused = dict(first)

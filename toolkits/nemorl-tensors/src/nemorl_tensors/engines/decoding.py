@@ -34,7 +34,7 @@ class Decoder(Protocol):
     joins: bool
     """Whether rows may be admitted while others decode."""
 
-    def attach_engine(self, prompts: Sequence[tuple[int, ...]], reserve_tokens: int) -> Tensor:
+    def admit(self, prompts: Sequence[tuple[int, ...]], reserve_tokens: int) -> Tensor:
         """Append rows that begin with ``prompts``; equal prompts are computed once.
 
         Args:
@@ -132,7 +132,7 @@ def _decode(queue: deque[Response], decoder: Decoder, sampler: Sampler, limits: 
         joining = _joining(live, queue, limits, while_live=decoder.joins)
         if joining:
             reserve = max(row.remaining for row in live + joining)
-            first = decoder.attach_engine([row.prompt for row in joining], reserve)
+            first = decoder.admit([row.prompt for row in joining], reserve)
             logits = first if logits is None else torch.cat((logits, first))
             sampler.add([row.sampling for row in joining], [row.seed for row in joining])
             live += joining

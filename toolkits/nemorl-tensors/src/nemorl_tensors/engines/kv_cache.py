@@ -96,7 +96,7 @@ class KVCache:
         values = self.values[:, :rows, :, first : self.length]
         return keys, values, None if self._mask is None else self._mask[..., first : self.length]
 
-    def attach_engine(
+    def admit(
         self,
         prompts: Sequence[Prompt],
         reserve_tokens: int,
