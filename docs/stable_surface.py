@@ -48,6 +48,7 @@ SURFACE: Mapping[str, tuple[str, ...]] = {
             "Loss",
             "MemoryPart",
             "OffloadingBackend",
+            "RemarkingBackend",
             "SizedDataModule",
             "SleepingBackend",
             "Table",

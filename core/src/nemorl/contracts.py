@@ -187,6 +187,18 @@ class OffloadingBackend(Protocol):
         ...
 
 
+class RemarkingBackend(Protocol):
+    """A training backend that says how it was built (capability ``remarks``): events of the run, not warnings.
+
+    >>> backend.remarks()  # doctest: +SKIP
+    ('each sequence has a padded row of its own: …',)
+    """
+
+    def remarks(self) -> Sequence[str]:
+        """What it does otherwise than its defaults would, and why."""
+        ...
+
+
 @runtime_checkable
 class SleepingBackend(Protocol):
     """An engine that leaves a device's memory while others work (capability ``sleep``).

@@ -83,6 +83,8 @@ class Run:
             run.resources = run.own(resources(config, run.path, on_restart=run.warn), "close")
             with run.loading():
                 run.policy = run.resources.training_policy(planned_updates)
+                for text in run.resources.remarks():
+                    directory.event("remark", message=text)
                 run.auxiliary_models = {
                     role: run.resources.auxiliary_policy(role, auxiliary, planned_updates + auxiliary.extra_updates)
                     for role, auxiliary in config.auxiliary_models.items()

@@ -41,6 +41,7 @@ class DTensorConfig(TrainingBackendConfig):
             "weights_only_checkpoint",
             "muon",
             "offload",
+            "remarks",
             "filtered_logprobs",
             "shared_prefixes",
         }

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from nemorl.errors import BackendError, NemorlError
-from nemorl_tensors.engines.layouts import Layout, probe_batch
+from nemorl_tensors.engines.layouts import EACH_FOR_ITSELF, Layout, probe_batch
 from nemorl_tensors.engines.prefix_forest import MIN_RATIO
 from nemorl_tensors.engines.rows import Rows, to_rows
 from nemorl_tensors.engines.tree_rows import to_tree_rows
@@ -98,5 +98,6 @@ def choose_layout(requested: str, *, packed: bool, obstacle: str) -> Layout:
     if requested == "shared":
         return Layout(packed=packed, min_ratio=1.0)
     if requested == "auto" and not packed:
-        return Layout(packed=packed, min_ratio=None if obstacle else MIN_RATIO, obstacle=obstacle)
+        remarks = [f"{EACH_FOR_ITSELF}: {obstacle}"] if obstacle else []
+        return Layout(packed=packed, min_ratio=None if obstacle else MIN_RATIO, remarks=remarks)
     return Layout(packed=packed, min_ratio=None)

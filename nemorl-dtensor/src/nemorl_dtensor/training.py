@@ -212,6 +212,9 @@ class DTensorBackend:
     def held_bytes(self) -> Mapping[MemoryPart, int]:
         return self._residency.held_bytes()
 
+    def remarks(self) -> Sequence[str]:
+        return self._layout.remarks
+
     def shutdown(self) -> None:
         for name in ("_residency", "_model", "_scorer", "_reference", "_adapters", "_trainable", "_optimizer"):
             self.__dict__.pop(name, None)

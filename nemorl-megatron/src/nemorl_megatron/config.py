@@ -45,6 +45,7 @@ class MegatronConfig(TrainingBackendConfig):
             "topk_logprobs",
             "weights_only_checkpoint",
             "filtered_logprobs",
+            "remarks",
         }
     )
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process", "nccl", "cuda_ipc", "shared_memory", "object_store")

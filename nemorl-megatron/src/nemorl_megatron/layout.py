@@ -8,7 +8,6 @@ others waiting for it.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -18,7 +17,7 @@ import torch.distributed as dist
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from nemorl.errors import BackendError
 from nemorl_tensors import TokenBatch
-from nemorl_tensors.engines.layouts import Layout, probe_batch
+from nemorl_tensors.engines.layouts import EACH_FOR_ITSELF, Layout, probe_batch
 from nemorl_tensors.engines.prefix_forest import MIN_RATIO
 from nemorl_tensors.engines.steps import PLACE, with_places
 from torch import Tensor
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from nemorl_megatron.config import LayoutName
     from nemorl_megatron.parallel import Parallel
 
-log = logging.getLogger(__name__)
 
 PADDED = Layout(packed=False, min_ratio=None)
 PACKED = Layout(packed=True, min_ratio=None)
@@ -71,9 +69,9 @@ def choose(asked: LayoutName, pieces: Sequence[GPTModel], parallel: Parallel, vo
         raise BackendError(f"sequences cannot share tokens: {sharing}", fix="set policy.backend.layout: auto")
     if asked == "shared":
         return SHARED
-    if packing and parallel.rank == 0:
-        log.warning("each sequence has a padded row of its own: %s", packing)
-    return Layout(packed=not packing, min_ratio=None if sharing else MIN_RATIO, obstacle=sharing)
+    remarks = [f"each sequence has a padded row of its own: {packing}"] if packing else []
+    remarks += [f"{EACH_FOR_ITSELF}: {sharing}"] if sharing else []
+    return Layout(packed=not packing, min_ratio=None if sharing else MIN_RATIO, remarks=remarks)
 
 
 def _everywhere(obstacle: str, parallel: Parallel) -> str:

@@ -195,6 +195,9 @@ class MegatronBackend:
 
         return MegatronGeneration.of(self._pieces, self._parallel, self._bridge, self._policy, options)
 
+    def remarks(self) -> Sequence[str]:
+        return self._layout.remarks
+
     def shutdown(self) -> None:
         for name in ("_pieces", "_reference", "_learner"):
             self.__dict__.pop(name, None)

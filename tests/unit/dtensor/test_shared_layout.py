@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import nemorl
 import pytest
 import torch
 from batch_metrics import of_the_batch
 from nemorl.config import PolicyConfig
 from nemorl.errors import BackendError
 from nemorl.resources.worker import WorkerContext
+from nemorl_commands.console import Console
 from nemorl_distillation.loss import TopKDistillationLoss
 from nemorl_dpo.sigmoid import SigmoidLoss
 from nemorl_dtensor import DTensorConfig
@@ -232,13 +235,10 @@ def test_auto_shares_where_it_saves_a_fifth_of_the_tokens(build: Build) -> None:
         assert backend.train_step(batch, NLLLoss())["tree_ratio"].value == pytest.approx(ratio)
 
 
-def test_a_batch_that_would_profit_says_once_why_it_does_not(build: Build, caplog: pytest.LogCaptureFixture) -> None:
-    batch = batch_of(group)
-    backend = build(options={"attn_implementation": "eager"})
-    for _ in range(2):
-        backend.get_logprobs(batch)
-    (record,) = [record for record in caplog.records if record.name == "nemorl_tensors.engines.layouts"]
-    assert "eager" in record.getMessage()
+def test_a_model_that_does_not_share_remarks_why(build: Build) -> None:
+    (remark,) = build(options={"attn_implementation": "eager"}).remarks()
+    assert "eager" in remark
+    assert build().remarks() == ()
 
 
 def test_attention_problems_of_similar_size_are_one_call() -> None:
@@ -248,3 +248,20 @@ def test_attention_problems_of_similar_size_are_one_call() -> None:
     assert bucketed([60, 40, 20], [10, 10, 10]) == [[0, 1, 2]]  # 3 * 10 * 60 scores are less than another call
     assert bucketed([5, 5], [5, 0]) == [[0]]  # the same sequence twice: computed once
     assert bucketed([], []) == []
+
+
+def test_the_reason_is_among_the_events_of_a_run(tiny: Path, tmp_path: Path) -> None:
+    settings = {
+        "algorithm": "sft",
+        "model": str(tiny),
+        "batch_size": 2,
+        "max_steps": 1,
+        "run_dir": str(tmp_path / "run"),
+        "policy": {"init": "random", "backend": {"name": "dtensor", "attn_implementation": "eager"}},
+        "checkpoint": {"export": False},
+    }
+    rows = [{"prompt": "1+1=", "response": "2"}] * 2
+    nemorl.load_config(settings).build().fit(rows, console=Console(quiet=True))
+    events = [json.loads(line) for line in (tmp_path / "run/events.jsonl").read_text().splitlines()]
+    (remark,) = [event["message"] for event in events if event["event"] == "remark"]
+    assert "eager" in remark

@@ -122,6 +122,11 @@ class ResourceManager:
         self.auxiliaries[role] = group
         return TrainingPolicy(group, self.turn_of(role), "shared_prefixes" in auxiliary.policy.backend.supports)
 
+    def remarks(self) -> list[str]:
+        """What the policy's backend says of how it was built."""
+        has_any = self.training is not None and "remarks" in self.config.policy.backend.supports
+        return list(self.training.call("remarks")[0]) if self.training is not None and has_any else []
+
     def turn_of(self, role: str) -> Turn:
         """How a model gets the devices when it works: it has them always."""
         return always_there

@@ -61,7 +61,7 @@ SHARING_METRICS: Mapping[str, MetricInfo] = dict.fromkeys(
         "Tokens per computed token",
         meaning="tokens of the sequences per token that is computed, for the policy and other models that learn: "
         "above 1 where those that sequences have in common are computed once",
-        watch_for="1 with several responses per prompt: the log says what keeps the model from sharing",
+        watch_for="1 with several responses per prompt: a remark in `events.jsonl` says what is in the way",
     ),
 )
 """Of backends that compute tokens that sequences have in common once (``nemorl_tensors.engines.layouts``)."""

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from nemorl.metrics import Mean, Metrics
 
 from nemorl_tensors.batch import TokenBatch
-from nemorl_tensors.engines.prefix_forest import MIN_RATIO, PrefixForest, plan_trees
+from nemorl_tensors.engines.prefix_forest import PrefixForest, plan_trees
 from nemorl_tensors.engines.rows import Rows, fed_lengths, plan_microbatches, to_rows
 from nemorl_tensors.engines.tree_rows import to_tree_rows
 
-log = logging.getLogger(__name__)
-
+EACH_FOR_ITSELF = "tokens that sequences have in common are computed for each of them"
+"""Remark of a layout that does not share, before the reason."""
 MAX_PADDING = 2.0
 """Padded tokens per token from which rows of their own are given up for a row without padding."""
 PROBE_TREE = ((0, 1, 2, 3, 4, 5), (0, 1, 2, 3, 6), (0, 1, 7, 8, 9, 10, 11), (0, 1, 2), (12, 13))
@@ -29,23 +28,21 @@ def probe_batch(vocabulary: int) -> TokenBatch:
 class Layout:
     """How batches become rows."""
 
-    def __init__(self, *, packed: bool, min_ratio: float | None, obstacle: str = "") -> None:
+    def __init__(self, *, packed: bool, min_ratio: float | None, remarks: Sequence[str] = ()) -> None:
         """
         Args:
             packed: Sequences share rows where they do not share tokens.
             min_ratio: Tokens of the sequences per computed one above which they share tokens; ``None``: never.
-            obstacle: Why they do not, where the config would let them.
+            remarks: Why it is not another one, where the config would let it be.
         """
-        self.is_packed, self._min_ratio, self._obstacle = packed, min_ratio, obstacle
+        self.is_packed, self._min_ratio, self.remarks = packed, min_ratio, tuple(remarks)
 
     def plan(self, batch: TokenBatch, budget: int) -> list[list[int]]:
         """Sequence indices per microbatch, up to ``budget`` computed tokens."""
-        forest = PrefixForest.of_batch(batch) if self._min_ratio is not None or self._obstacle else None
-        if forest is not None and forest.ratio > (self._min_ratio or MIN_RATIO):
-            if self._min_ratio is not None:
+        if self._min_ratio is not None:
+            forest = PrefixForest.of_batch(batch)
+            if forest.ratio > self._min_ratio:
                 return plan_trees(batch, forest, budget)
-            log.warning("sequences share %.1fx of their tokens, computed for each: %s", forest.ratio, self._obstacle)
-            self._obstacle = ""  # once is enough
         return plan_microbatches(batch, budget, padded=not self.is_packed)
 
     def computed_tokens(self, batch: TokenBatch) -> int:
