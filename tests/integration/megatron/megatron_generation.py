@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +89,26 @@ def generate_live(context: WorkerContext, case: LiveCase) -> Generated:
     after_update = generator.generate([REQUESTS[given[-1]]])
     generator.shutdown()
     found = Generated(given, completions, after_update, _state(pieces) == before)
+    parallel.leave()
+    return found
+
+
+def converse_live(context: WorkerContext, case: LiveCase, goes_on: bool) -> list[list[Completion]]:
+    """One rank: the second turn of each response to ``REQUESTS``."""
+    policy = policy_of(case.model)
+    parallel = Parallel.join(context, case.sizes)
+    bridge = OwnBridge(policy, read_model_config(policy))
+    pieces = bridge.build(parallel, dtype=torch.float32, attention="auto", activation_checkpointing=False)
+    bridge.load(pieces, parallel, seed=0)
+    generator = MegatronGeneration.of(pieces, parallel, bridge, policy, MegatronGenerationConfig(**case.options))
+    first = generator.generate([replace(request, goes_on=goes_on) for request in REQUESTS])
+    second = [
+        GenerationRequest((*request.token_ids, *completion.token_ids, *PROMPTS[number % 3]), SAMPLED, (number,))
+        for request, group in zip(REQUESTS, first, strict=True)
+        for number, completion in enumerate(group)
+    ]
+    found = generator.generate(second)
+    generator.shutdown()
     parallel.leave()
     return found
 
