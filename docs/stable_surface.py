@@ -22,6 +22,7 @@ SURFACE: Mapping[str, tuple[str, ...]] = {
             "get_training_backend",
             "hookimpl",
             "load_config",
+            "memory_plan",
             "model_folder",
             "open_data",
             "plot_run",

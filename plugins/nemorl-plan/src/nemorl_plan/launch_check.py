@@ -53,6 +53,9 @@ def memory_plan(config: RunConfig) -> dict[str, Any] | None:
 
     Returns:
         ``gib``: part -> GiB; ``capacity_gib``; ``free_gib``; ``moment``, the fullest one.
+
+    >>> nemorl.memory_plan(nemorl.load_config("grpo.yaml"))["free_gib"]  # doctest: +SKIP
+    12.3
     """
     scene = known_scene(config)
     if scene is None:
