@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 gc.set_threshold(100_000, 20, 20)
 
 pytest_plugins = ["recorded_messages"]
+
+# Under nohup it is ignored, by what tests start as well, and some of them send it.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -77,8 +77,9 @@ def test_divergence_on_the_likeliest_tokens_teaches_the_sums(teacher: Path, stud
 def test_the_policy_gradient_of_sampled_tokens_approaches_the_teacher(
     teacher: Path, student: Path, tmp_path: Path
 ) -> None:
-    # One number per token instead of 16: slower. Seen: 4.18 nats and 0 % before, 2.24 nats and 20 % after.
-    before, after = learn("opd", teacher, student, tmp_path, num_generations_per_prompt=2, max_steps=120)
+    # One number per token instead of 16: slower. Seen with seeds 1, 2 and 3: 3.9 to 4.4 nats and 0 % before, 1.8 to 2.1
+    # nats and 20 % after. With seed 42, 2.2 to 2.4 nats and, depending on the rounding of sums, 0 or 20 %.
+    before, after = learn("opd", teacher, student, tmp_path, num_generations_per_prompt=2, max_steps=120, seed=1)
     assert before > 2
     assert after["validation/reverse_kl"] < 0.75 * before
     assert after["validation/accuracy"] > 0.05

@@ -158,8 +158,8 @@ class TrainingBackend(Protocol):
 
 
 MemoryPart = Literal["weights", "gradients", "optimizer", "reference", "cache"]
-"""A part of what a backend keeps in a device's memory. ``optimizer``: float32 copies of the weights and the optimizer's moments;
-``reference``: the frozen initial weights; ``cache``: an engine's keys and values.
+"""A part of what a backend keeps in a device's memory. ``optimizer``: float32 copies of the weights and the optimizer's
+moments; ``reference``: the frozen initial weights; ``cache``: an engine's keys and values.
 
 >>> part: MemoryPart = "optimizer"
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import pytest
@@ -93,8 +94,14 @@ def test_rows_that_leave_and_join_keep_their_logprobs(device: str, precision: st
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_sharded_model_trains_as_a_whole_one(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sharded_model_trains_as_a_whole_one(device: str) -> None:
     """FSDP2 over a mesh of one rank: everything that sharding does but the transfer."""
+    # In a process of its own: other tests leave a process group in this one.
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as elsewhere:
+        elsewhere.submit(compare_sharded_with_whole, device).result()
+
+
+def compare_sharded_with_whole(device: str) -> None:
     from nemorl_dtensor.ranks import AXES, Ranks
 
     kind = torch.device(device).type
@@ -103,8 +110,8 @@ def test_a_sharded_model_trains_as_a_whole_one(device: str, monkeypatch: pytest.
         "nccl" if kind == "cuda" else "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
     )
     alone = Ranks(init_device_mesh(kind, (1, 1, 1), mesh_dim_names=AXES), 0)
-    monkeypatch.setattr(Ranks, "join", lambda *_, **__: alone)
-    monkeypatch.setattr(Ranks, "data_parallel_size", 2)  # or nothing would be sharded
+    Ranks.join = lambda *_, **__: alone  # type: ignore[method-assign, assignment]
+    Ranks.data_parallel_size = 2  # type: ignore[method-assign, assignment]  # or nothing would be sharded
     policy = policy_of()
     sharded = DTensorBackend(
         policy, WorkerContext(device=device, world_size=2), policy.backend, reference=False, head="language_model"

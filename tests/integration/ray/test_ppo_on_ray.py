@@ -56,8 +56,9 @@ def test_two_workers_learn_what_one_process_does(tiny_model: Path, tmp_path: Pat
     together, found = train(tiny_model, tmp_path / "together", two)
     assert [step.keys() for step in together] == [step.keys() for step in alone]
     for one, other in zip(alone, together, strict=True):
-        # Quantiles and the like of rounding errors are themselves rounding errors.
-        compared = [name for name in one if "logprob_error" not in name and "gen_kl_error" not in name]
+        # Quantiles and the like of rounding errors are themselves rounding errors. Two workers share fewer tokens.
+        apart = ("logprob_error", "gen_kl_error", "tree_ratio")
+        compared = [name for name in one if not any(part in name for part in apart)]
         assert {n: other[n] for n in compared} == pytest.approx({n: one[n] for n in compared}, rel=1e-3, abs=2e-5)
     for name, tensor in weights.items():
         assert float((found[name] - tensor).abs().max()) < 1e-5, name

@@ -42,12 +42,14 @@ class Parking:
         """
         if part in self._parked:
             return
-        self._parked[part] = parked = []
+        parked = []
         on_gpu = False
         for storage in _storages(tensors):
             on_gpu |= storage.device.type == "cuda"
             parked.append(_Parked(storage, storage.nbytes(), None if forget else _to_host(storage)))
             storage.resize_(0)
+        if parked:
+            self._parked[part] = parked
         if on_gpu:
             torch.cuda.empty_cache()  # engines have allocators of their own, often in other processes
 
