@@ -40,6 +40,7 @@ def deviation(case: Case, peak: Tracked) -> float:
     return planned / tracked - 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
     [
@@ -76,6 +77,7 @@ def test_the_closed_form_on_one_to_sixty_four_ranks(case: Case, tracked: Tracked
     assert abs(deviation(case, tracked)) < 0.05
 
 
+@pytest.mark.slow
 def test_fake_tensors_take_what_real_ones_do(tracked: Tracked) -> None:
     case = Case("llama", dtype="float32", sizes={"num_hidden_layers": 2}, rows=3)
     assert tracked(case) == pytest.approx(tracked(case, fake=False), rel=0.1)
