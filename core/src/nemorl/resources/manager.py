@@ -124,8 +124,9 @@ class ResourceManager:
 
     def remarks(self) -> list[str]:
         """What the policy's backend says of how it was built."""
-        has_any = self.training is not None and "remarks" in self.config.policy.backend.supports
-        return list(self.training.call("remarks")[0]) if self.training is not None and has_any else []
+        if self.training is None or "remarks" not in self.config.policy.backend.supports:
+            return []
+        return list(self.training.call("remarks")[0])
 
     def turn_of(self, role: str) -> Turn:
         """How a model gets the devices when it works: it has them always."""

@@ -58,6 +58,7 @@ class RolloutResources(ResourceManager):
         self, config: RolloutRunConfig, run_dir: Path, *, on_restart: Callable[[str], None] = lambda _: None
     ) -> None:
         self._published: WeightHandle | None = None
+        self._sampler = config.sampler  # it asks the registry, once for all updates
         self._tenancy: Tenancy | None = None
         if config.takes_turns:
             models = {POLICY: config.policy, **{role: model.policy for role, model in config.auxiliary_models.items()}}
@@ -91,7 +92,7 @@ class RolloutResources(ResourceManager):
     def generation_policy(self) -> GenerationPolicy:
         """The generation policy: starts from the training policy's weights if there is one, else from disk."""
         config, generation = self.config, self.config.generation
-        if config.is_attached and self.training is not None:
+        if self._sampler.is_attached and self.training is not None:
             with self._during(SYNC):
                 engine = AttachedEngineFactory(generation, config.policy)
                 attached = self.launcher.attached_group(self.training, engine)
@@ -118,11 +119,11 @@ class RolloutResources(ResourceManager):
     def weight_handle(self, version: int) -> WeightHandle:
         """The training policy's current weights, over the transport that both sides declare."""
         assert self.training is not None, "weights were asked for before the training policy was built"
-        if self.config.is_attached:
+        if self._sampler.is_attached:
             return in_process_handle(None, version)  # nothing travels
-        assert self.config.weight_transport is not None, "the config checks that the backends share a transport"
+        assert self._sampler.transport is not None, "the config checks that the backends share a transport"
         with self._during(SYNC):
-            self._published = self.training.publish(self.config.weight_transport, version)
+            self._published = self.training.publish(self._sampler.transport, version)
         return self._published
 
     def _during(self, phase: str) -> AbstractContextManager[None]:

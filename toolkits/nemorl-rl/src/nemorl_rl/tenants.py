@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from nemorl.contracts import MemoryPart, WorkerGroup
@@ -134,7 +135,7 @@ class Tenancy:
         with self._changed:
             if self._present.get(name):
                 self._phase = None
-                self._step("a restart", f"{name} leaving", lambda: self._tenants[name].keep(()))
+                self._step("a restart", f"{name} leaving", partial(self._tenants[name].keep, ()))
                 self._present[name] = set()
 
     @contextmanager
@@ -172,12 +173,12 @@ class Tenancy:
         for name, tenant in self._tenants.items():
             staying = tuple(part for part in wanted.get(name, ()) if part in self._present[name])
             if set(staying) != self._present[name]:
-                self._step(phase, f"{name} leaving", lambda t=tenant, s=staying: t.keep(s))  # type: ignore[misc]
+                self._step(phase, f"{name} leaving", partial(tenant.keep, staying))
                 self._present[name] = set(staying)
         for name, parts in wanted.items():
             missing = tuple(part for part in parts if name in self._tenants and part not in self._present[name])
             if missing:
-                self._step(phase, f"{name} coming back", lambda n=name, m=missing: self._tenants[n].bring(m))  # type: ignore[misc]
+                self._step(phase, f"{name} coming back", partial(self._tenants[name].bring, missing))
                 self._present[name] |= set(missing)
 
     def _step(self, phase: str, what: str, move: Callable[[], None]) -> None:
