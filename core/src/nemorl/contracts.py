@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from nemorl.types import Completion, GenerationRequest, Prompt, Row, Score, Step
 
@@ -54,44 +53,6 @@ class Loss(Protocol):
     def __call__(self, outputs: Tensor, batch: TokenBatch, /) -> tuple[Tensor, Metrics]:
         """([N] float32 log-probs, or values under a value head, with gradient; their batch) -> (scalar, metrics)."""
         ...
-
-
-class Display(Protocol):
-    """Shows a person what a run does. It lives for the length of a ``with`` block.
-
-    >>> with nemorl.Console(quiet=True) as display: display.message("loading")
-    """
-
-    @property
-    def is_lost(self) -> bool:
-        """Nobody can read it any more."""
-        ...
-
-    def message(self, text: str) -> None:
-        """One line, now."""
-        ...
-
-    def announce(self, text: str) -> None:
-        """Say what begins now and takes long."""
-        ...
-
-    def phase(self, name: str) -> None:
-        """What happens at this moment; called often."""
-        ...
-
-    def start(self, title: str, total_steps: int | None) -> None:
-        """Steps begin."""
-        ...
-
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Metrics of a step, by full name."""
-        ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None: ...
 
 
 @runtime_checkable
@@ -157,36 +118,6 @@ class TrainingBackend(Protocol):
         ...
 
 
-MemoryPart = Literal["weights", "gradients", "optimizer", "reference", "cache"]
-"""A part of what a backend keeps in a device's memory. ``optimizer``: float32 copies of the weights and the optimizer's
-moments; ``reference``: the frozen initial weights; ``cache``: an engine's keys and values.
-
->>> part: MemoryPart = "optimizer"
-"""
-
-
-@runtime_checkable
-class OffloadingBackend(Protocol):
-    """A training backend that leaves a device's memory while others work (capability ``offload``).
-
-    What is away comes back bit for bit. A part that is where it is wanted, or that does not exist, stays as it is.
-
-    >>> backend.offload(["optimizer", "gradients"])  # doctest: +SKIP
-    """
-
-    def offload(self, parts: Sequence[MemoryPart]) -> None:
-        """Move parts to the host's memory, and give their device memory back."""
-        ...
-
-    def onload(self, parts: Sequence[MemoryPart]) -> None:
-        """Bring parts back, in this order."""
-        ...
-
-    def held_bytes(self) -> Mapping[MemoryPart, int]:
-        """Bytes of device memory that each part takes now."""
-        ...
-
-
 class RemarkingBackend(Protocol):
     """A training backend that says how it was built (capability ``remarks``): events of the run, not warnings.
 
@@ -196,28 +127,6 @@ class RemarkingBackend(Protocol):
 
     def remarks(self) -> Sequence[str]:
         """What it does otherwise than its defaults would, and why."""
-        ...
-
-
-@runtime_checkable
-class SleepingBackend(Protocol):
-    """An engine that leaves a device's memory while others work (capability ``sleep``).
-
-    >>> engine.sleep(1); engine.wake(["weights", "cache"])  # doctest: +SKIP
-    """
-
-    def sleep(self, level: Literal[1, 2]) -> None:
-        """Give all device memory back: 1 keeps the weights in the host's memory, 2 forgets them (an update follows).
-        What is cached is dropped either way."""
-        ...
-
-    def wake(self, parts: Sequence[MemoryPart]) -> None:
-        """Bring parts back, in this order: an engine that has its weights can be updated, and generates once it also
-        has its cache."""
-        ...
-
-    def held_bytes(self) -> Mapping[MemoryPart, int]:
-        """Bytes of device memory that each part takes now."""
         ...
 
 

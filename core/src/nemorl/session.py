@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nemorl_base.deadlines import deadline
-from nemorl_base.silence import Silence
+from nemorl_base.display import Display, Silence
 
-from nemorl.contracts import DataModule, DataSource, Display, HeldOut
+from nemorl.contracts import DataModule, DataSource, HeldOut
 from nemorl.errors import ConfigError, NemorlError, StorageError, UsageError, boundary
 from nemorl.plugins import offered
 from nemorl.plugins.hooks import Hooks, build_hooks

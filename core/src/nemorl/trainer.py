@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
+from nemorl_base.display import Display
 from nemorl_base.stopping import NOBODY_WATCHES, GracefulStop
 
 from nemorl.config.load import validate
 from nemorl.config.ranking import warn_of_absent_metric
 from nemorl.config.run import RunConfig
-from nemorl.contracts import DataModule, DataSource, Display, SizedDataModule
+from nemorl.contracts import DataModule, DataSource, SizedDataModule
 from nemorl.errors import ConfigError, ConfigIssue, UsageError, WorkerLostError, boundary
 from nemorl.metrics import Metrics, values
 from nemorl.resources.manager import ResourceManager

@@ -29,9 +29,9 @@ from nemorl_dtensor.published_names import PublishedNames
 
 if TYPE_CHECKING:
     from nemorl.config.models import GenerationConfig, PolicyConfig
-    from nemorl.contracts import MemoryPart
     from nemorl.resources.worker import WorkerContext
     from nemorl.weights import WeightHandle
+    from nemorl_rl.memory import MemoryPart
 
     from nemorl_dtensor.config import HFGenerationConfig
 

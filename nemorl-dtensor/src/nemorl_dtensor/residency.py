@@ -10,7 +10,7 @@ from nemorl_tensors.engines.parking import Parking, bytes_held
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from nemorl.contracts import MemoryPart
+    from nemorl_rl.memory import MemoryPart
 
     from nemorl_dtensor.optim import Optimizer
 

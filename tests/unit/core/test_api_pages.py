@@ -33,7 +33,14 @@ API = program("generate_api")
 sys.path.remove(str(DOCS))
 SURFACE = API.SURFACE
 NAMES = [(module, name) for module, names in SURFACE.items() for name in names]
-WHOLE = ("nemorl.types", "nemorl.contracts", "nemorl.plugins.kinds", "nemorl.errors", "nemorl.environment")
+WHOLE = (
+    "nemorl.types",
+    "nemorl.contracts",
+    "nemorl.plugins.kinds",
+    "nemorl.errors",
+    "nemorl.environment",
+    "nemorl_rl.memory",
+)
 """Modules all of whose public classes and functions are stable."""
 LISTED = ("nemorl", "nemorl.config", "nemorl_tensors", "nemorl_testing")
 """Modules all of whose ``__all__`` is."""

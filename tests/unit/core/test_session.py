@@ -13,7 +13,7 @@ import pytest
 from nemorl.errors import ForeignError, NemorlError
 from nemorl.plugins import Index, Registry
 from nemorl.plugins.kinds import LoggerConfig, TrainingBackendConfig
-from nemorl_base.silence import Silence
+from nemorl_base.display import Silence
 from nemorl_rl.callbacks import Callback
 from nemorl_testing.registries import use_registry
 from recorded_messages import Raises

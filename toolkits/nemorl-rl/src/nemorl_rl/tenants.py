@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from nemorl.contracts import MemoryPart, WorkerGroup
+from nemorl.contracts import WorkerGroup
 from nemorl.errors import BackendError, DeadlineError, ForeignError, NemorlError
+
+from nemorl_rl.memory import MemoryPart
 
 Parts = tuple[MemoryPart, ...]
 Residents = Mapping[str, Parts]

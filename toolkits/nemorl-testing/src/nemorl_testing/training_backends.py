@@ -12,9 +12,10 @@ from functools import cache
 from typing import Any
 
 import torch
-from nemorl.contracts import Loss, MemoryPart, OffloadingBackend, TrainingBackend
+from nemorl.contracts import Loss, TrainingBackend
 from nemorl.errors import NemorlError
 from nemorl.metrics import Sum
+from nemorl_rl.memory import MemoryPart, OffloadingBackend
 from torch import Tensor
 
 from nemorl_testing.backends import (

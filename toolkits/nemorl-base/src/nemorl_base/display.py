@@ -1,0 +1,66 @@
+"""What shows a person the progress of work: the contract, and a display for nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Protocol, Self
+
+
+class Display(Protocol):
+    """Shows a person what a run does. It lives for the length of a ``with`` block.
+
+    >>> with nemorl.Console(quiet=True) as display: display.message("loading")
+    """
+
+    @property
+    def is_lost(self) -> bool:
+        """Nobody can read it any more."""
+        ...
+
+    def message(self, text: str) -> None:
+        """One line, now."""
+        ...
+
+    def announce(self, text: str) -> None:
+        """Say what begins now and takes long."""
+        ...
+
+    def phase(self, name: str) -> None:
+        """What happens at this moment; called often."""
+        ...
+
+    def start(self, title: str, total_steps: int | None) -> None:
+        """Steps begin."""
+        ...
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Metrics of a step, by full name."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
+
+
+class Silence:
+    """A display that shows nothing."""
+
+    is_lost = False
+
+    def message(self, text: str) -> None: ...
+
+    def announce(self, text: str) -> None: ...
+
+    def phase(self, name: str) -> None: ...
+
+    def start(self, title: str, total_steps: int | None) -> None: ...
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def __enter__(self) -> Silence:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...

@@ -1,0 +1,60 @@
+"""Contracts of backends that give device memory back while others work; :mod:`nemorl_rl.tenants` says when they do.
+
+A training backend states the capability ``offload``, an engine the capability ``sleep``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, Protocol, runtime_checkable
+
+MemoryPart = Literal["weights", "gradients", "optimizer", "reference", "cache"]
+"""A part of what a backend keeps in a device's memory. ``optimizer``: float32 copies of the weights and the optimizer's
+moments; ``reference``: the frozen initial weights; ``cache``: an engine's keys and values.
+
+>>> part: MemoryPart = "optimizer"
+"""
+
+
+@runtime_checkable
+class OffloadingBackend(Protocol):
+    """A training backend that leaves a device's memory while others work (capability ``offload``).
+
+    What is away comes back bit for bit. A part that is where it is wanted, or that does not exist, stays as it is.
+
+    >>> backend.offload(["optimizer", "gradients"])  # doctest: +SKIP
+    """
+
+    def offload(self, parts: Sequence[MemoryPart]) -> None:
+        """Move parts to the host's memory, and give their device memory back."""
+        ...
+
+    def onload(self, parts: Sequence[MemoryPart]) -> None:
+        """Bring parts back, in this order."""
+        ...
+
+    def held_bytes(self) -> Mapping[MemoryPart, int]:
+        """Bytes of device memory that each part takes now."""
+        ...
+
+
+@runtime_checkable
+class SleepingBackend(Protocol):
+    """An engine that leaves a device's memory while others work (capability ``sleep``).
+
+    >>> engine.sleep(1); engine.wake(["weights", "cache"])  # doctest: +SKIP
+    """
+
+    def sleep(self, level: Literal[1, 2]) -> None:
+        """Give all device memory back: 1 keeps the weights in the host's memory, 2 forgets them (an update follows).
+        What is cached is dropped either way."""
+        ...
+
+    def wake(self, parts: Sequence[MemoryPart]) -> None:
+        """Bring parts back, in this order: an engine that has its weights can be updated, and generates once it also
+        has its cache."""
+        ...
+
+    def held_bytes(self) -> Mapping[MemoryPart, int]:
+        """Bytes of device memory that each part takes now."""
+        ...
