@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from nemorl.config.load import load_config
-from nemorl.config.ranking import PREFIXES
 from nemorl.config.run import declared_metrics
-from nemorl.metrics import MetricInfo, is_called
+from nemorl.metrics import MetricInfo
 from nemorl.plugins import PluginEntry, registry
 from nemorl.types import Score
+from nemorl_base.metric_info import PREFIXES, is_called
 from nemorl_commands.console import Console
 from nemorl_report.efficiency.declared_metrics import EFFICIENCY_METRICS, SYSTEM_METRICS
 from nemorl_testing.models import tiny_model

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from nemorl_base.display import Display
+from nemorl_base.reading import shown
 from nemorl_base.stopping import NOBODY_WATCHES, GracefulStop
+from nemorl_base.suggest import did_you_mean
 
 from nemorl.config.load import validate
-from nemorl.config.ranking import warn_of_absent_metric
 from nemorl.config.run import RunConfig
 from nemorl.contracts import DataModule, DataSource, SizedDataModule
 from nemorl.errors import ConfigError, ConfigIssue, UsageError, WorkerLostError, boundary
@@ -276,7 +277,7 @@ class BaseTrainer(Resumable[C]):
             self.run.policy.save_pretrained(self.run.path / "model")
         ending = "finished" if is_complete else "stopped"
         self.run.directory.event(ending, step=self.progress.step, reason=self.stop_reason)
-        warn_of_absent_metric(self.config, self.history, self.run.warn)
+        self._warn_of_absent_metric()
         self.run.hooks.fire("on_fit_end", trainer=self, metrics=self.progress.latest)
         best = self.run.checkpoints.best()
         return TrainResult(
@@ -287,6 +288,13 @@ class BaseTrainer(Resumable[C]):
             self.progress.step,
             None if is_complete else self.stop_reason,
         )
+
+    def _warn_of_absent_metric(self) -> None:
+        """Say so when the metric that ranks checkpoints has not occurred by the end."""
+        metric, names = self.config.checkpoint.metric, {name for record in self.history for name in record}
+        if metric is not None and metric not in names and names:
+            closest = did_you_mean(metric, names) or "The newest checkpoint counts as the best."
+            self.run.warn(f"checkpoint.metric: the run logged no {shown(metric)}. {closest}")
 
     # What comes before the loop
 

@@ -321,8 +321,8 @@ def test_metrics_that_may_occur_rank_checkpoints(metric: str, tiny_model: Path) 
 
 
 def test_every_metric_that_the_documentation_names_may_rank_checkpoints() -> None:
-    from nemorl.config.ranking import metric_problem
     from nemorl.plugins import registry
+    from nemorl_base.metric_info import metric_problem
 
     algorithms = [registry().load("algorithms", entry.id) for entry in registry().index.of_kind("algorithms")]
     known = {name for algorithm in algorithms for name in algorithm.metrics}

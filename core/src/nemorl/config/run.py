@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from nemorl_base.deadlines import deadline
+from nemorl_base.metric_info import metric_problem
 from nemorl_base.scalars import Duration, ExpandsHome
 from pydantic import Field, ValidationInfo, model_validator
 
@@ -21,7 +22,6 @@ from nemorl.config.cluster import ClusterConfig
 from nemorl.config.component import Component
 from nemorl.config.models import AuxiliaryModel, GenerationConfig, PolicyConfig, Sampler
 from nemorl.config.plugin_lists import PluginsConfig, policy_in
-from nemorl.config.ranking import metric_problem
 from nemorl.config.step_metrics import STEP_METRICS
 from nemorl.contracts import Head
 from nemorl.errors import ConfigIssue, NemorlError, boundary

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self, TextIO, cast
 
-from nemorl.metrics import THROUGHPUT_NAMES
+from nemorl_base.metric_info import THROUGHPUT_NAMES
 from nemorl_report.run_data import clock_time
 from rich.console import Console as RichConsole
 from rich.console import Group, RenderableType

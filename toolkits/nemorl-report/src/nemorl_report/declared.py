@@ -10,8 +10,9 @@ from nemorl.config.load import load_config
 from nemorl.config.plugin_lists import PluginsConfig, policy_of
 from nemorl.config.run import RunConfig, declared_metrics
 from nemorl.errors import NemorlError, boundary
-from nemorl.metrics import MetricInfo, is_called
+from nemorl.metrics import MetricInfo
 from nemorl.plugins.registry import Registry, registry
+from nemorl_base.metric_info import is_called
 from pydantic import ValidationError
 
 from nemorl_report.efficiency.declared_metrics import EFFICIENCY_METRICS

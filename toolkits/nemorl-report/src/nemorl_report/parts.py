@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from nemorl.metrics import THROUGHPUT_NAMES
+from nemorl_base.metric_info import THROUGHPUT_NAMES
 
 from nemorl_report.declared import UNDECLARED, Declarations
 from nemorl_report.run_data import RunData, clock_time, flatten, is_number, is_warning, local_time

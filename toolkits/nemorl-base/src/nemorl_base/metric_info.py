@@ -1,21 +1,48 @@
-"""The metric that ranks checkpoints (``checkpoint.metric``): does the run log it?"""
+"""Declarations of metrics: the title, unit and meaning of a name. The numbers are in :mod:`nemorl_base.metrics`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
 
 from nemorl_base.reading import shown
 from nemorl_base.suggest import did_you_mean
 
-from nemorl.metrics import is_called
-
-if TYPE_CHECKING:
-    from nemorl.config.run import RunConfig
-
+THROUGHPUT_NAMES = (
+    "performance/tokens_per_sec",
+    "performance/generation_tokens_per_sec",
+    "performance/training_worker_group_tokens_per_sec",
+    "performance/tokens_per_sec_per_gpu",
+)
+"""Metrics of speed, the one that says most first."""
 PREFIXES = ("train/", "validation/", "timing/", "performance/")
 TYPO_LIKENESS = 0.85
 """How alike a name must be to a known one to count as a slip of it."""
+
+
+@dataclass(frozen=True)
+class MetricInfo:
+    """The title, unit and meaning of a metric, declared by the config class of the part that logs it.
+
+    >>> MetricInfo("Reward", watch_for="0 from the first step on: nothing to learn from").unit
+    ''
+    """
+
+    title: str = ""
+    """Of its chart, which it shares with metrics of the same title and unit. Empty: its name."""
+    unit: str = ""
+    meaning: str = ""
+    """One line."""
+    watch_for: str = ""
+    """Values that say something is wrong, and what."""
+    smooth: bool = False
+    """Noisy per step: the chart has a moving average over the faint raw curve."""
+
+
+def is_called(name: str, declared: str) -> bool:
+    """``name`` is the declared one, or of its pattern: in ``train/reward/<part>``, ``<part>`` stands for any text."""
+    return name == declared or re.fullmatch(re.sub(r"<\w+>", ".+", re.escape(declared)), name, re.DOTALL) is not None
 
 
 def metric_problem(name: str, known: Collection[str], *, validates: bool, has_hooks: bool) -> tuple[str, str] | None:
@@ -37,13 +64,3 @@ def metric_problem(name: str, known: Collection[str], *, validates: bool, has_ho
         return f"no metric is called {shown(name)}", guess or f"names begin with {', '.join(PREFIXES)}"
     guess = did_you_mean(name, known, likeness=TYPO_LIKENESS)
     return (f"no metric is called {shown(name)}", guess) if guess else None
-
-
-def warn_of_absent_metric(
-    config: RunConfig, history: Sequence[Mapping[str, float]], warn: Callable[[str], None]
-) -> None:
-    """Say so when the metric that ranks checkpoints has not occurred by the end."""
-    metric, names = config.checkpoint.metric, {name for record in history for name in record}
-    if metric is not None and metric not in names and names:
-        closest = did_you_mean(metric, names) or "The newest checkpoint counts as the best."
-        warn(f"checkpoint.metric: the run logged no {shown(metric)}. {closest}")
