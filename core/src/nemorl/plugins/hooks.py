@@ -1,7 +1,7 @@
 """Lifecycle hooks: pluggy specs, the run-scoped manager and its error policy.
 
 Hooks get summaries and handles, never tensors. The specs are append-only, so old implementations keep working. An
-implementation may take any subset of the arguments, by name; :mod:`nemorl.plugins.hook_signatures` refuses others.
+implementation may take any subset of the arguments, by name; :mod:`nemorl_base.hook_signatures` refuses others.
 
 Each spec is either *observer* (an implementation that raises is reported once with its plugin id, counted, and
 disabled) or *control* (it is re-raised, attributed, and ends the run). A plugin or callback with ``essential = True``
@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 from nemorl_base.deadlines import deadline
+from nemorl_base.hook_signatures import Implementation, implementations
 
 from nemorl.errors import ForeignError, NemorlError, PluginError, boundary
-from nemorl.plugins.hook_signatures import Implementation, implementations
 from nemorl.plugins.policy import HOUSE
 from nemorl.plugins.registry import Registry
 

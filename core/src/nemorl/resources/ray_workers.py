@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from nemorl_base.interpreters import require_interpreter
 from ray.exceptions import RayActorError, RayTaskError
 
 from nemorl.config.cluster import ClusterConfig
 from nemorl.errors import BackendError, ForeignError, NemorlError, WorkerHungError, WorkerLostError
-from nemorl.resources.interpreters import require_interpreter
 from nemorl.resources.ray_actor import RayWorker, WorkerFacts
 from nemorl.resources.ray_cluster import Place, RayVirtualCluster
 from nemorl.resources.worker import AttachedFactory, Role, WorkerContext, WorkerFactory

@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from nemorl.errors import BackendError
+from nemorl_base.errors import BackendError
 
 PROBE_S = 60.0
 """Longest time an interpreter may take to answer."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nemorl.errors import PluginError
+from nemorl_base.errors import PluginError
 
 MARK = "nemorl_impl"
 """Attribute in which ``hookimpl`` keeps its options."""
