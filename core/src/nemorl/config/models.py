@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from nemorl_base.reading import expanded, shown
 from nemorl_base.scalars import ExpandsHome
+from nemorl_base.standard_plugins import DEFAULT_PLUGINS
 from nemorl_base.variants import Variants
 from pydantic import Field
 
@@ -21,7 +22,6 @@ from nemorl.contracts import Head
 from nemorl.errors import ConfigIssue
 from nemorl.plugins import registry
 from nemorl.plugins.kinds import GenerationBackendConfig, PluginConfig, TrainingBackendConfig
-from nemorl.plugins.known import DEFAULT_PLUGINS
 from nemorl.types import SamplingParams
 
 # Workers build these, perhaps in another environment: whether their modules are there is checked apart.

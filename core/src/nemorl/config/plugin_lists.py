@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 from nemorl_base.reading import shown
+from nemorl_base.standard_plugins import STANDARD_PLUGINS
 from nemorl_base.suggest import did_you_mean
 from pydantic import Field, ValidationError, ValidationInfo, model_validator
 
@@ -16,7 +17,6 @@ from nemorl.config.component import Component
 from nemorl.errors import ConfigIssue
 from nemorl.plugins.index import KINDS
 from nemorl.plugins.kinds import HookConfig, ReportSectionConfig
-from nemorl.plugins.known import STANDARD_PLUGINS
 from nemorl.plugins.policy import KEYS, PluginPolicy, normalize
 from nemorl.plugins.registry import registry
 

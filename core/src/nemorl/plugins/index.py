@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from nemorl_base.distributions import RECORD, InstalledDistribution, installed, points_of
+from nemorl_base.owner import DAMAGED, DamagedPoint, described, owner_of
+from nemorl_base.standard_plugins import STANDARD_PLUGINS
 from nemorl_base.suggest import did_you_mean
 
 from nemorl.errors import PluginError, PluginNotFoundError, UsageError
 from nemorl.plugins.diagnosis import Diagnostic
-from nemorl.plugins.known import STANDARD_PLUGINS
-from nemorl.plugins.owner import DAMAGED, DamagedPoint, described, owner_of
 from nemorl.plugins.policy import HOUSE, PluginPolicy, machine_policy, normalize
 
 if TYPE_CHECKING:

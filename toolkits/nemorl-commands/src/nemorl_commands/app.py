@@ -13,8 +13,8 @@ import typer
 from nemorl import __version__
 from nemorl.errors import ForeignError, Interrupted, NemorlError, boundary
 from nemorl.plugins import PluginEntry, registry
-from nemorl.plugins.owner import described
 from nemorl_base.last_words import note
+from nemorl_base.owner import described
 from nemorl_base.stopping import PromptStop
 from rich.markup import escape
 

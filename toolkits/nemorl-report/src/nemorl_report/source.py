@@ -19,8 +19,8 @@ from pathlib import Path
 from nemorl.errors import PluginError
 from nemorl.plugins.diagnosis import Diagnostic
 from nemorl.plugins.index import PluginEntry, singular
-from nemorl.plugins.owner import described
 from nemorl.plugins.registry import RegisteredPoint
+from nemorl_base.owner import described
 
 DYNAMIC = "__getattr__"
 """A module that defines it may offer any name."""

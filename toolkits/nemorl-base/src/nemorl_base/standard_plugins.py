@@ -1,4 +1,4 @@
-"""Names of well-known plugins: the only ones that the kernel knows."""
+"""Names of well-known plugins, and who provides them: the only ones that are known without looking."""
 
 from __future__ import annotations
 
