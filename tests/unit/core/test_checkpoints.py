@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from nemorl.config.run import CheckpointConfig
 from nemorl.errors import CheckpointError
-from nemorl.storage.checkpoints import MANIFEST, Checkpoint, CheckpointManager
+from nemorl.storage.checkpoints import Checkpoint, CheckpointManager
+from nemorl_base.sealed_folders import MANIFEST
 from recorded_messages import Raises
 
 
@@ -303,7 +304,7 @@ def die(*_: object, **__: object) -> None:
     os._exit(9)
 
 
-@pytest.mark.parametrize("at", ["nemorl.storage.checkpoints._write_synced", "os.rename", "shutil.rmtree", "os.fsync"])
+@pytest.mark.parametrize("at", ["nemorl_base.sealed_folders._write_synced", "os.rename", "shutil.rmtree", "os.fsync"])
 @pytest.mark.parametrize("step", [1, 2])
 def test_a_kill_while_saving_leaves_the_previous_state(
     tmp_path: Path, at: str, step: int, monkeypatch: pytest.MonkeyPatch

@@ -1,33 +1,26 @@
 """Checkpoints: atomic, verified, ranked. Safetensors and JSON only; nothing is ever unpickled.
 
-A checkpoint is a folder ``step_000100/`` that exists once its ``manifest.json`` does. It is written under a
-temporary name, every file is hashed and flushed, the manifest is written last, and one rename publishes it: a kill at
-any moment leaves either the previous state or the new one. Readers only read; repairing is for the run's owner.
+A checkpoint is a folder ``step_000100/``, which :mod:`nemorl_base.sealed_folders` writes as a whole or not at all.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from nemorl_base import sealed_folders
 from nemorl_base.files import FIXES, storage_errno
 
 from nemorl.config.run import CheckpointConfig, RunConfig
 from nemorl.errors import CheckpointError
 
-MANIFEST = "manifest.json"
-WRITING, REPLACED, REMOVED = ".writing_", ".replaced_", ".removed_"
 FORMAT = 1
 """Layout version, in the manifest. A reader refuses one it does not know."""
-SEAL = "sha256"
-"""Key of the manifest's hash of itself."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +51,7 @@ class Checkpoint:
             CheckpointError: There is none.
         """
         file = self.path / f"{name}.json"
-        state = _read_json(file)
+        state = sealed_folders.read_json(file)
         if not isinstance(state, dict):
             raise CheckpointError(f"{file} holds a {type(state).__name__}", fix="use another checkpoint of this run")
         return state
@@ -69,20 +62,7 @@ class Checkpoint:
         Raises:
             CheckpointError: names the first file that is missing, differs or does not belong.
         """
-        expected = _read_manifest(self.path)["files"]
-        for name, digest in expected.items():
-            file = self.path / name
-            if not file.is_file():
-                raise CheckpointError(f"{self.path} lacks {name}", fix="use another checkpoint of this run")
-            if _digest(file) != digest:
-                raise CheckpointError(
-                    f"{file} does not match its checksum: it was damaged or edited after it was written",
-                    fix="use another checkpoint of this run",
-                )
-        present = {path.relative_to(self.path).as_posix() for path in self.path.rglob("*") if not path.is_dir()}
-        foreign = sorted(present - {*expected, MANIFEST})
-        if foreign:  # a backend may read whatever it finds
-            raise CheckpointError(f"{self.path} holds {foreign[0]}, which its manifest does not name", fix="remove it")
+        sealed_folders.verify(self.path, _read_manifest(self.path)["files"])
 
 
 class CheckpointManager:
@@ -123,23 +103,15 @@ class CheckpointManager:
             metrics: Latest metrics, for ranking.
         """
         final = self.folder / _name(step)
-        staging = self.folder / f"{WRITING}{final.name}"
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
         try:
-            _discard(staging)
-            staging.mkdir(parents=True)
-            for name, write in writers.items():
-                (staging / name).mkdir()
-                write(staging / name)
-            (staging / "trainer.json").write_text(json.dumps(state, indent=1))
-            paths = sorted(path for path in staging.rglob("*") if path.is_file())
-            files = {path.relative_to(staging).as_posix(): _digest(path, sync=True) for path in paths}
-            manifest = _sealed({"format": FORMAT, "step": step, "metrics": finite, "files": files})
-            _write_synced(staging / MANIFEST, json.dumps(manifest, indent=1))
-            _publish(staging, final)
+            with sealed_folders.publishing(final, {"format": FORMAT, "step": step, "metrics": finite}) as staging:
+                for name, write in writers.items():
+                    (staging / name).mkdir()
+                    write(staging / name)
+                (staging / "trainer.json").write_text(json.dumps(state, indent=1))
             self.prune()
         except BaseException as error:  # torch reports a rank's failure as one
-            _discard(staging)
             number = storage_errno(error)
             if number is None:
                 raise
@@ -177,10 +149,7 @@ class CheckpointManager:
         raise CheckpointError(reason, fix=f"choose another step: {others}")
 
     def prune(self) -> None:
-        """Keep the newest ``keep_last``, the best ``keep_best`` and every multiple of ``keep_every``; remove the rest.
-
-        A checkpoint that is removed first loses its name, so that no part of one is ever taken for a whole.
-        """
+        """Remove all but the newest ``keep_last``, the best ``keep_best`` and every multiple of ``keep_every``."""
         everything = self.all()
         kept = {c.path for c in everything[-self.config.keep_last :]}
         kept |= {c.path for c in self._ranked()[: self.config.keep_best]}
@@ -188,21 +157,11 @@ class CheckpointManager:
             kept |= {c.path for c in everything if c.step % self.config.keep_every == 0}
         for checkpoint in everything:
             if checkpoint.path not in kept:
-                doomed = checkpoint.path.with_name(REMOVED + checkpoint.path.name)
-                os.rename(checkpoint.path, doomed)
-                _discard(doomed)
+                sealed_folders.withdraw(checkpoint.path)
 
     def repair(self) -> None:
         """Undo a save or a removal that was cut short by a kill. Only for the owner of the run."""
-        for replaced in self.folder.glob(f"{REPLACED}*"):
-            final = self.folder / replaced.name.removeprefix(REPLACED)
-            if os.path.lexists(final):
-                _discard(replaced)
-            else:
-                os.rename(replaced, final)
-        for prefix in (WRITING, REMOVED):
-            for left in self.folder.glob(f"{prefix}*"):
-                _discard(left)
+        sealed_folders.repair(self.folder)
 
     def _listed(self) -> tuple[list[Checkpoint], dict[Path, str]]:
         if self.folder.exists() and not self.folder.is_dir():
@@ -224,74 +183,21 @@ def _name(step: int) -> str:
     return f"step_{step:06d}"
 
 
-def _publish(staging: Path, final: Path) -> None:
-    """Make ``staging`` the checkpoint ``final``, replacing one of the same step (a re-run after a rollback)."""
-    replaced = final.with_name(REPLACED + final.name)
-    if os.path.lexists(final):
-        os.rename(final, replaced)
-    os.rename(staging, final)
-    directory = os.open(final.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-    _discard(replaced)
-
-
-def _discard(path: Path) -> None:
-    """Remove a folder, or a link without what it points to."""
-    if path.is_symlink():
-        path.unlink()
-    else:
-        shutil.rmtree(path, ignore_errors=True)
-
-
 def _read_manifest(path: Path) -> dict[str, Any]:
-    manifest = _read_json(path / MANIFEST)
-    if not isinstance(manifest, dict):
-        raise CheckpointError(f"{path} has no readable manifest: a {type(manifest).__name__}", fix="use another one")
+    manifest = sealed_folders.read_manifest(path)
     if manifest.get("format") != FORMAT:
         raise CheckpointError(
             f"{path} has checkpoint format {manifest.get('format')}, this nemorl reads {FORMAT}",
             fix="resume with the version of nemorl that wrote it (see environment.json)",
         )
-    step, metrics, files = (manifest.get(key) for key in ("step", "metrics", "files"))
+    step, metrics = manifest.get("step"), manifest.get("metrics")
     is_whole = (
         type(step) is int
         and isinstance(metrics, dict)
         and all(type(value) in (int, float) and math.isfinite(value) for value in metrics.values())
-        and isinstance(files, dict)
-        and all(isinstance(digest, str) for digest in files.values())
     )
-    if not is_whole or manifest.get(SEAL, _sealed(manifest)[SEAL]) != _sealed(manifest)[SEAL]:
-        raise CheckpointError(f"{path / MANIFEST} was damaged or edited after it was written", fix="use another one")
+    if not is_whole or not sealed_folders.is_intact(manifest):
+        raise CheckpointError(
+            f"{path / sealed_folders.MANIFEST} was damaged or edited after it was written", fix="use another one"
+        )
     return manifest
-
-
-def _sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The manifest with a hash of itself, so that damage to a metric or a step is seen too."""
-    content = {key: value for key, value in manifest.items() if key != SEAL}
-    return {**content, SEAL: hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()}
-
-
-def _read_json(file: Path) -> Any:
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        what = "manifest" if file.name == MANIFEST else file.name
-        raise CheckpointError(f"{file.parent} has no readable {what}: {error}", fix="use another checkpoint") from error
-
-
-def _digest(path: Path, *, sync: bool = False) -> str:
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if sync:
-            os.fsync(file.fileno())
-    return digest
-
-
-def _write_synced(path: Path, text: str) -> None:
-    with path.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())

@@ -1,0 +1,161 @@
+"""Folders that are there as a whole or not at all, with a manifest of what is in them: how checkpoints lie on disk.
+
+A folder is filled under a temporary name, every file is hashed and flushed, ``manifest.json`` is written last, and one
+rename publishes it: a kill at any moment leaves either the previous state or the new one. Readers only read; repairing
+is for the owner.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from nemorl_base.errors import CheckpointError
+
+MANIFEST = "manifest.json"
+WRITING, REPLACED, REMOVED = ".writing_", ".replaced_", ".removed_"
+SEAL = "sha256"
+"""Key of the manifest's hash of itself."""
+
+
+@contextmanager
+def publishing(final: Path, facts: Mapping[str, Any]) -> Iterator[Path]:
+    """An empty folder to fill: it becomes ``final``, in place of one that is there, when the block ends well.
+
+    Args:
+        final: Its path.
+        facts: What the manifest says besides its ``files``: JSON.
+    """
+    staging = final.with_name(WRITING + final.name)
+    try:
+        discard(staging)
+        staging.mkdir(parents=True)
+        yield staging
+        paths = sorted(path for path in staging.rglob("*") if path.is_file())
+        files = {path.relative_to(staging).as_posix(): _digest(path, sync=True) for path in paths}
+        _write_synced(staging / MANIFEST, json.dumps(_sealed({**facts, "files": files}), indent=1))
+        _publish(staging, final)
+    except BaseException:
+        discard(staging)
+        raise
+
+
+def withdraw(path: Path) -> None:
+    """Remove a folder. It first loses its name, so that no part of one is ever taken for a whole."""
+    doomed = path.with_name(REMOVED + path.name)
+    os.rename(path, doomed)
+    discard(doomed)
+
+
+def repair(parent: Path) -> None:
+    """Undo what was cut short by a kill in a folder of such folders. Only for its owner."""
+    for replaced in parent.glob(f"{REPLACED}*"):
+        final = parent / replaced.name.removeprefix(REPLACED)
+        if os.path.lexists(final):
+            discard(replaced)
+        else:
+            os.rename(replaced, final)
+    for prefix in (WRITING, REMOVED):
+        for left in parent.glob(f"{prefix}*"):
+            discard(left)
+
+
+def discard(path: Path) -> None:
+    """Remove a folder, or a link without what it points to."""
+    if path.is_symlink():
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest as it is, which :func:`is_intact` judges.
+
+    Raises:
+        CheckpointError: There is none that can be read.
+    """
+    manifest = read_json(folder / MANIFEST)
+    if not isinstance(manifest, dict):
+        raise CheckpointError(f"{folder} has no readable manifest: a {type(manifest).__name__}", fix="use another one")
+    return manifest
+
+
+def is_intact(manifest: Mapping[str, Any]) -> bool:
+    """It lists files, and nothing in it was changed since it was sealed."""
+    files = manifest.get("files")
+    lists_files = isinstance(files, dict) and all(isinstance(digest, str) for digest in files.values())
+    return lists_files and manifest.get(SEAL, _sealed(manifest)[SEAL]) == _sealed(manifest)[SEAL]
+
+
+def verify(folder: Path, files: Mapping[str, str]) -> None:
+    """Compare every file with the digests of a manifest.
+
+    Raises:
+        CheckpointError: names the first file that is missing, differs or does not belong.
+    """
+    for name, digest in files.items():
+        file = folder / name
+        if not file.is_file():
+            raise CheckpointError(f"{folder} lacks {name}", fix="use another checkpoint of this run")
+        if _digest(file) != digest:
+            raise CheckpointError(
+                f"{file} does not match its checksum: it was damaged or edited after it was written",
+                fix="use another checkpoint of this run",
+            )
+    present = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+    foreign = sorted(present - {*files, MANIFEST})
+    if foreign:  # a backend may read whatever it finds
+        raise CheckpointError(f"{folder} holds {foreign[0]}, which its manifest does not name", fix="remove it")
+
+
+def read_json(file: Path) -> Any:
+    """The content of a JSON file in such a folder.
+
+    Raises:
+        CheckpointError: It cannot be read.
+    """
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        what = "manifest" if file.name == MANIFEST else file.name
+        raise CheckpointError(f"{file.parent} has no readable {what}: {error}", fix="use another checkpoint") from error
+
+
+def _sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The manifest with a hash of itself, so that damage to its facts is seen too."""
+    content = {key: value for key, value in manifest.items() if key != SEAL}
+    return {**content, SEAL: hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()}
+
+
+def _publish(staging: Path, final: Path) -> None:
+    replaced = final.with_name(REPLACED + final.name)
+    if os.path.lexists(final):
+        os.rename(final, replaced)
+    os.rename(staging, final)
+    directory = os.open(final.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+    discard(replaced)
+
+
+def _digest(path: Path, *, sync: bool = False) -> str:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if sync:
+            os.fsync(file.fileno())
+    return digest
+
+
+def _write_synced(path: Path, text: str) -> None:
+    with path.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
