@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from nemorl.config import load_config
-from nemorl.config.load import read_source
+from nemorl_base.mappings import read_source
 from nemorl_commands.console import Console
 from nemorl_quickstart.trial import run
 

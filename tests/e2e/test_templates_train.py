@@ -6,9 +6,9 @@ import math
 from pathlib import Path
 
 import pytest
-from nemorl.config.load import read_source
 from nemorl.plugins import registry
 from nemorl.plugins.index import PluginEntry
+from nemorl_base.mappings import read_source
 from nemorl_commands.console import Console
 from nemorl_quickstart.trial import run
 from nemorl_report.source import template_text

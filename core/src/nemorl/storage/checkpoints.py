@@ -44,13 +44,13 @@ class Checkpoint:
             raise CheckpointError(f"{path} holds the checkpoint of step {manifest['step']}", fix="rename it")
         return cls(path, manifest["step"], manifest["metrics"])
 
-    def read_state(self, name: str = "trainer") -> dict[str, Any]:
-        """A JSON state saved with the checkpoint.
+    def read_state(self) -> dict[str, Any]:
+        """The trainer's state.
 
         Raises:
             CheckpointError: There is none.
         """
-        file = self.path / f"{name}.json"
+        file = self.path / "trainer.json"
         state = sealed_folders.read_json(file)
         if not isinstance(state, dict):
             raise CheckpointError(f"{file} holds a {type(state).__name__}", fix="use another checkpoint of this run")

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nemorl.config import Config
-from nemorl.config.load import read_source, validate
+from nemorl.config.load import validate
 from nemorl.errors import ConfigIssue, UsageError
+from nemorl_base.mappings import read_source
 from nemorl_base.reading import expanded, shown
 from nemorl_base.suggest import did_you_mean
 from pydantic import Field

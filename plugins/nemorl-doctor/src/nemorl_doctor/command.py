@@ -82,7 +82,8 @@ def _describe_machine(as_json: bool) -> None:
 
 
 def _compare_engines(model: str, changes: list[str], as_json: bool) -> None:
-    from nemorl.config.load import apply_overrides, validate
+    from nemorl.config.load import validate
+    from nemorl_base.mappings import apply_overrides
     from nemorl_rl.config import RolloutRunConfig
 
     data: dict[str, Any] = {"model": model, "generation": {"max_new_tokens": AUDIT_NEW_TOKENS}}

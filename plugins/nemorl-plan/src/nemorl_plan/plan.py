@@ -94,8 +94,8 @@ def as_overrides(keys: Mapping[str, object]) -> list[str]:
 
 def write_config(source: Path, given: Sequence[str], scene: Scene, candidate: Candidate, target: Path) -> list[str]:
     """The config with a layout in it, as a file that ``nemorl train`` takes; returns the overrides that it holds."""
-    from nemorl.config.load import apply_overrides, read_source
     from nemorl_base.files import replace_text
+    from nemorl_base.mappings import apply_overrides, read_source
     from nemorl_base.yaml_text import format_yaml
 
     changes = [*as_overrides(fleet_overrides(scene.fleet)), *words(scene, candidate)]

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from nemorl.config.load import apply_overrides, read_source
 from nemorl.errors import ConfigError, UsageError
+from nemorl_base.mappings import apply_overrides, read_source
 from nemorl_commands.answers import AsJson, echo_json
 from nemorl_commands.console import Console
 from nemorl_commands.runs import ConfigPath, Overrides

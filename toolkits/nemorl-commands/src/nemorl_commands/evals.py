@@ -131,7 +131,8 @@ def _evaluate_data(
 
 def _load(config: Path | None, changes: Sequence[str], model: str | None, *, has_data: bool) -> RolloutRunConfig:
     """The config to evaluate: of a file, of a run with its exported model, or made of the command line alone."""
-    from nemorl.config.load import apply_overrides, load_config, validate
+    from nemorl.config.load import load_config, validate
+    from nemorl_base.mappings import apply_overrides
     from nemorl_rl.config import RolloutRunConfig
 
     if config is None:

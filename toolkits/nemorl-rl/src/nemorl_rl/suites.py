@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from nemorl.config.base import Config
-from nemorl.config.load import apply_overrides, read_source, validate
+from nemorl.config.load import validate
 from nemorl.errors import ConfigIssue, DataError, UsageError
 from nemorl.types import Row
+from nemorl_base.mappings import apply_overrides, read_source
 from nemorl_base.reading import expanded, shown
 from nemorl_base.suggest import did_you_mean
 from pydantic import Field
