@@ -27,6 +27,7 @@ from nemorl_tensors import TokenBatch
 from nemorl_tensors.engines.buckets import in_buckets
 from nemorl_tensors.engines.model_folder import save_tokenizer
 from nemorl_tensors.engines.no_gradient import evaluate_without_gradient, gradient_metrics, split_by_gradient
+from nemorl_tensors.engines.residency import Residency
 from nemorl_tensors.engines.rows import Rows, default_microbatch_tokens
 from nemorl_tensors.engines.schedules import require_end
 from nemorl_tensors.engines.steps import (
@@ -47,7 +48,6 @@ from nemorl_dtensor.model_head import Scorer
 from nemorl_dtensor.model_lora import plain_name
 from nemorl_dtensor.optim import Optimizer, norm_of_whole
 from nemorl_dtensor.ranks import Ranks, whole
-from nemorl_dtensor.residency import Residency
 from nemorl_dtensor.sharded_head import ShardedScorer
 from nemorl_dtensor.sharded_weights import saved_tensors
 from nemorl_dtensor.sharding import hidden_matrices
@@ -83,7 +83,8 @@ class DTensorBackend:
         if self._adapters:
             # Their dropout draws from the global generator, which checkpoints carry; on each rank for other sequences.
             torch.manual_seed(worker.seed + worker.rank)
-        self._residency = Residency(assembly.model, assembly.frozen, lambda: self.__dict__.get("_optimizer"))
+        frozen = [] if assembly.frozen is None else [assembly.frozen]
+        self._residency = Residency([assembly.model], frozen, lambda: self.__dict__.get("_optimizer"))
         self._trainable = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
 
     def _meter(self, chunk_tokens: int | None) -> WorkMeter:

@@ -45,6 +45,7 @@ class MegatronConfig(TrainingBackendConfig):
             "topk_logprobs",
             "weights_only_checkpoint",
             "filtered_logprobs",
+            "offload",
             "remarks",
         }
     )
@@ -125,7 +126,7 @@ class MegatronGenerationConfig(GenerationBackendConfig):
     summary: ClassVar[str] = "Embedded generation with the megatron-core model"
     requires_modules: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors", "megatron.core")
     install_hint: ClassVar[str] = "pip install nemorl-megatron"
-    supports: ClassVar[frozenset[str]] = frozenset({"any_transport"})
+    supports: ClassVar[frozenset[str]] = frozenset({"any_transport", "sleep"})
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process", "shared_memory", "object_store")
     colocates_with: ClassVar[str | None] = "megatron"
 

@@ -7,12 +7,12 @@ weights (``generation_weights``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from nemorl.errors import BackendError
@@ -20,8 +20,10 @@ from nemorl.types import Completion, GenerationRequest
 from nemorl_rl.tokenizer import Tokenizer, end_token_ids
 from nemorl_tensors.engines.decoding import BatchLimits, Decoder, decode_responses
 from nemorl_tensors.engines.model_config import read_model_config
+from nemorl_tensors.engines.parking import Parking, bytes_held
 from nemorl_tensors.engines.responses import Response, begin_responses
 from nemorl_tensors.engines.turns import Turns
+from torch import Tensor
 
 from nemorl_megatron.attention import CoreAttention
 from nemorl_megatron.bridge.own import OwnBridge
@@ -33,6 +35,7 @@ from nemorl_megatron.parallel import Parallel, Sizes
 
 if TYPE_CHECKING:
     from nemorl.config.models import PolicyConfig
+    from nemorl.contracts import MemoryPart
     from nemorl.resources.worker import WorkerContext
     from nemorl.weights import WeightHandle
 
@@ -51,8 +54,9 @@ class MegatronGeneration:
         policy: PolicyConfig,
         options: MegatronGenerationConfig,
         *,
-        receive: Callable[[WeightHandle], None] | None = None,
+        own: OwnWeights | None = None,
         leave: Callable[[], None] | None = None,
+        require_weights: Callable[[], None] = lambda: None,
     ) -> None:
         """
         Args:
@@ -61,16 +65,18 @@ class MegatronGeneration:
             bridge: What built the pieces.
             policy: The model and its limits.
             options: Of this backend.
-            receive: Puts new weights into the pieces; ``None``: somebody else does.
+            own: The pieces' weights; ``None``: they are a trainer's, who changes and moves them.
             leave: Called once at shutdown.
+            require_weights: Raises where that trainer's weights are not in memory.
 
         Raises:
             BackendError: The model cannot decode.
         """
         _require_decodable(pieces, parallel)
         self._policy, self._options = policy, options
-        self._receive, self._leave = receive, leave
+        self._own, self._leave, self._require_weights = own, leave, require_weights
         self._version = 0
+        self._parking = Parking()
         self._turns = Turns(options.kv_cache_tokens)
         self._stages: Stages | None = Stages(pieces, parallel, bridge.vocabulary, bridge.logit_cap)
         """``None`` once shut down."""
@@ -113,7 +119,7 @@ class MegatronGeneration:
                 bridge.load(pieces, parallel, worker.seed)
             else:
                 own.fill(weights)
-            found = cls(pieces, parallel, bridge, policy, options, receive=own.fill, leave=parallel.leave)
+            found = cls(pieces, parallel, bridge, policy, options, own=own, leave=parallel.leave)
             found._version = 0 if weights is None else weights.version
             stack.pop_all()
         return found
@@ -126,12 +132,14 @@ class MegatronGeneration:
         bridge: Bridge,
         policy: PolicyConfig,
         options: MegatronGenerationConfig,
+        *,
+        require_weights: Callable[[], None] = lambda: None,
     ) -> Self:
         """A generator over a model that is being trained in these processes: nothing is copied or converted.
 
         All ranks make the same calls, those of one copy with the same requests; each is given all answers.
         """
-        return cls(pieces, parallel, bridge, policy, options)
+        return cls(pieces, parallel, bridge, policy, options, require_weights=require_weights)
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[list[Completion]]:
         """One list per request, one completion per seed.
@@ -141,6 +149,8 @@ class MegatronGeneration:
         """
         if self._stages is None:
             raise BackendError("this generator has been shut down", fix="build a new one")
+        self._parking.require("weights")
+        self._require_weights()
         limits = BatchLimits(self._options.max_batch_rows, self._options.kv_cache_tokens)
         with generating(self._stages.pieces):
             try:
@@ -159,10 +169,33 @@ class MegatronGeneration:
 
     def update_weights(self, handle: WeightHandle, version: int) -> None:
         """Generate from these weights from now on; with a trainer's model only their number is new."""
-        if self._receive is not None:
-            self._receive(handle)
+        if self._own is not None:
+            self._parking.require("weights")
+            self._own.fill(handle)
         self._turns.clear()
         self._version = version
+
+    def sleep(self, level: Literal[1, 2]) -> None:
+        """Drop the caches. Weights of its own leave; a trainer's are the trainer's to move."""
+        self._turns.clear()
+        self._parking.leave("weights", self._own_tensors(), forget=level == 2)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def wake(self, parts: Sequence[MemoryPart]) -> None:
+        """Bring the weights back; caches are made when the next request needs them."""
+        if "weights" in parts:
+            self._parking.come_back("weights")
+
+    def held_bytes(self) -> Mapping[MemoryPart, int]:
+        # Rows and blocks leave with the last response.
+        return {"weights": bytes_held(self._own_tensors()), "cache": self._turns.nbytes}
+
+    def _own_tensors(self) -> Iterator[Tensor]:
+        """Those that are no trainer's."""
+        if self._own is not None and self._stages is not None:
+            for piece in self._stages.pieces:
+                yield from (parameter.detach() for parameter in piece.parameters())
 
     def shutdown(self) -> None:
         """Let go of the model. Calling it twice is harmless."""

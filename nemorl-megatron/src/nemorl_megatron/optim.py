@@ -7,7 +7,7 @@ Gradients add up in float32 buffers, masters and moments are float32 whatever th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -126,6 +126,24 @@ class Learner:
         self.clear_gradients()
         return StepResult(norm, lr, skipped=not finite)
 
+    def gradients(self) -> Iterator[Tensor]:
+        """The buffers that all gradients are views of."""
+        for piece in self.pieces:
+            for buffer in (*piece.buffers, *piece.expert_parallel_buffers):
+                yield buffer.grad_data
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Masters that have memory of their own, and all moments, numbered."""
+        weights = {
+            parameter.untyped_storage().data_ptr() for piece in self.pieces for parameter in piece.module.parameters()
+        }
+        held: list[Tensor] = []
+        for part in self._optimizer.chained_optimizers:
+            masters = [master.detach() for group in part.optimizer.param_groups for master in group["params"]]
+            held += [master for master in masters if master.untyped_storage().data_ptr() not in weights]
+            held += [value for state in part.optimizer.state.values() for value in state.values() if _is_tensor(value)]
+        return {str(number): tensor for number, tensor in enumerate(held)}
+
     def share(self, parameter: Tensor) -> Share | None:
         """What this rank updates of ``parameter``, if anything."""
         for part in self._optimizer.chained_optimizers:
@@ -139,6 +157,10 @@ class Learner:
                 start = part._get_model_param_range_map(parameter)["param"].start
                 return Share(start, inner.param_groups[group]["params"][place], inner)
         return None
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
 
 
 def _add_up(pieces: list[Any], _num_tokens: Tensor | None = None, *args: Any, **kwargs: Any) -> None:

@@ -11,18 +11,19 @@ copy of the model are given the same shard of the data, and what the last stage 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from nemorl.contracts import Head, Loss, WeightsName
+from nemorl.contracts import Head, Loss, MemoryPart, WeightsName
 from nemorl.errors import BackendError, UsageError
 from nemorl.metrics import Metrics
 from nemorl_rl.work import Model, WorkMeter
 from nemorl_tensors import TokenBatch, vocab_parallel_topk_logprobs
 from nemorl_tensors.engines.model_config import read_model_config
 from nemorl_tensors.engines.no_gradient import evaluate_without_gradient, gradient_metrics, split_by_gradient
+from nemorl_tensors.engines.residency import Residency
 from nemorl_tensors.engines.rows import default_microbatch_tokens
 from nemorl_tensors.engines.schedules import require_end
 from nemorl_tensors.engines.steps import (
@@ -76,6 +77,7 @@ class MegatronBackend:
         for piece in self._reference or ():
             piece.requires_grad_(False)
         self._layout = choose(config.layout, self._pieces, self._parallel, self._bridge.vocabulary)
+        self._residency = Residency(self._pieces, self._reference or (), lambda: self.__dict__.get("_learner"))
 
     def _build(self, seed: int) -> list[GPTModel]:
         pieces = self._bridge.build(
@@ -107,6 +109,7 @@ class MegatronBackend:
 
     def train_step(self, batch: TokenBatch, loss: Loss) -> Metrics:
         require_fields(batch, loss)
+        self._residency.require("weights", "gradients", "optimizer")
         self._work.begin()
         candidates = "candidate_ids" in loss.requires
         learner = self._learner
@@ -160,7 +163,8 @@ class MegatronBackend:
     def get_topk_logprobs(self, batch: TokenBatch, k: int) -> tuple[Tensor, Tensor]:
         ids = torch.zeros((batch.num_tokens, k), dtype=torch.int64, device=self._device)
         logprobs = torch.zeros((batch.num_tokens, k), dtype=torch.float32, device=self._device)
-        head = self._head(self._pieces)
+        pieces = self._weights("policy")
+        head = self._head(pieces)
 
         def likeliest(states: Tensor, _targets: Tensor) -> Sequence[Tensor]:
             assert head is not None, "scoring happens on the last stage"
@@ -174,16 +178,19 @@ class MegatronBackend:
                 softcap=head.cap,
             )
 
-        self._measure(batch, self._pieces, likeliest, [ids, logprobs])
+        self._measure(batch, pieces, likeliest, [ids, logprobs])
         return ids.to(batch.token_ids.device), logprobs.to(batch.token_ids.device)
 
     def export_weights(self) -> Iterator[Mapping[str, Tensor]]:
+        self._residency.require("weights")
         yield from self._bridge.export(self._pieces, self._parallel)
 
     def save_checkpoint(self, path: Path, *, optimizer: bool = True) -> None:
+        self._residency.require("weights", "optimizer")
         checkpoint.save(path, self._pieces, self._learner, self._parallel, with_moments=optimizer)
 
     def load_checkpoint(self, path: Path) -> None:
+        self._residency.require("weights", "optimizer")
         checkpoint.load(path, self._pieces, self._learner, self._parallel)
 
     def save_pretrained(self, path: Path) -> None:
@@ -193,13 +200,29 @@ class MegatronBackend:
         """What speaks with this rank's pieces of the policy as they are at any time. All ranks make the same calls."""
         from nemorl_megatron.generation import MegatronGeneration
 
-        return MegatronGeneration.of(self._pieces, self._parallel, self._bridge, self._policy, options)
+        return MegatronGeneration.of(
+            self._pieces,
+            self._parallel,
+            self._bridge,
+            self._policy,
+            options,
+            require_weights=partial(self._residency.require, "weights"),
+        )
+
+    def offload(self, parts: Sequence[MemoryPart]) -> None:
+        self._residency.offload(parts)
+
+    def onload(self, parts: Sequence[MemoryPart]) -> None:
+        self._residency.onload(parts)
+
+    def held_bytes(self) -> Mapping[MemoryPart, int]:
+        return self._residency.held_bytes()
 
     def remarks(self) -> Sequence[str]:
         return self._layout.remarks
 
     def shutdown(self) -> None:
-        for name in ("_pieces", "_reference", "_learner"):
+        for name in ("_residency", "_pieces", "_reference", "_learner"):
             self.__dict__.pop(name, None)
         self._parallel.leave()
         if torch.cuda.is_available():
@@ -283,6 +306,7 @@ class MegatronBackend:
         return OutputHead(pieces[-1], self._parallel, self._bridge.vocabulary, self._bridge.logit_cap)
 
     def _weights(self, weights: WeightsName) -> Sequence[GPTModel]:
+        self._residency.require("reference" if weights == "reference" and self._reference is not None else "weights")
         if weights == "policy":
             return self._pieces
         if self._reference is None:

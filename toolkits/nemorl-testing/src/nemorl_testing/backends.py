@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,8 @@ def reference(folder: str) -> Any:
 
 
 def worker(subject: Subject, seed: int = 42) -> WorkerContext:
-    return WorkerContext(device=subject.settings.device, seed=seed, scratch=subject.folder)
+    among = subject.settings.ranks or WorkerContext()
+    return replace(among, device=subject.settings.device, seed=seed, scratch=subject.folder)
 
 
 def policy_config(subject: Subject, **changes: Any) -> PolicyConfig:

@@ -16,7 +16,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from nemorl.errors import NemorlError, PluginError, UsageError
 from nemorl.plugins import KINDS, PluginEntry, registry
@@ -25,6 +25,9 @@ from nemorl.plugins.registry import BASES
 from nemorl_base.suggest import did_you_mean
 
 from nemorl_testing.attribution import describe
+
+if TYPE_CHECKING:
+    from nemorl.resources.worker import WorkerContext
 
 T = TypeVar("T")
 
@@ -96,6 +99,8 @@ class Settings:
     """Backends: the other side of the pair checks. Unset: ``dtensor`` or ``hf``."""
     device: str = "cpu"
     """Backends: the torch device to build on."""
+    ranks: WorkerContext | None = None
+    """Training backends: this process's place among ranks that all run the same checks. Unset: it is alone."""
     tolerance: float = 1e-4
     """Backends: largest allowed difference of two log-probs, in nats."""
     rows: Sequence[Mapping[str, Any]] = ()

@@ -4,25 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor, nn
 
 from nemorl_tensors.engines.parking import Parking, bytes_held
-from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from nemorl_rl.memory import MemoryPart
 
-    from nemorl_dtensor.optim import Optimizer
+
+class OptimizerMemory(Protocol):
+    """What an optimizer keeps."""
+
+    def gradients(self) -> Iterable[Tensor]:
+        """Those that there are now. A step begins by clearing them."""
+        ...
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Masters that are not the weights themselves, and moments."""
+        ...
 
 
 class Residency:
     """Moves the parts of one rank's policy."""
 
-    def __init__(self, model: nn.Module, frozen: nn.Module | None, optimizer: Callable[[], Optimizer | None]) -> None:
+    def __init__(
+        self,
+        model: Sequence[nn.Module],
+        frozen: Sequence[nn.Module],
+        optimizer: Callable[[], OptimizerMemory | None],
+    ) -> None:
         """
         Args:
             model: What is trained.
-            frozen: Its initial copy; ``None``: there is none, or the model without its adapters is it.
+            frozen: Its initial copy; nothing where there is none, or where the model without its adapters is it.
             optimizer: The optimizer, once there is one.
         """
         self._model, self._frozen, self._optimizer = model, frozen, optimizer
@@ -30,14 +46,19 @@ class Residency:
 
     def offload(self, parts: Sequence[MemoryPart]) -> None:
         for part in parts:
-            self._parking.leave(part, self._tensors(part))
+            # Between two steps gradients are cleared or about to be: what they hold is nobody's.
+            self._parking.leave(part, self._tensors(part), forget=part == "gradients")
 
     def onload(self, parts: Sequence[MemoryPart]) -> None:
         for part in parts:
             self._parking.come_back(part)
 
     def require(self, *parts: MemoryPart) -> None:
-        """Refuse work that needs a part which is away."""
+        """Refuse work that needs a part which is away.
+
+        Raises:
+            BackendError: names the part.
+        """
         self._parking.require(*parts)
 
     def held_bytes(self) -> Mapping[MemoryPart, int]:
@@ -45,15 +66,14 @@ class Residency:
         return {part: bytes_held(self._tensors(part)) for part in parts}
 
     def _tensors(self, part: MemoryPart) -> Iterable[Tensor]:
-        if part == "weights":
-            return _of(self._model)
-        if part == "reference":
-            return _of(self._frozen) if self._frozen is not None else ()
+        if part in ("weights", "reference"):
+            return _of(self._model if part == "weights" else self._frozen)
         optimizer = self._optimizer()
         if optimizer is None:
             return ()
         return optimizer.gradients() if part == "gradients" else optimizer.tensors().values()
 
 
-def _of(module: nn.Module) -> Iterable[Tensor]:
-    return chain((parameter.detach() for parameter in module.parameters()), module.buffers())
+def _of(modules: Sequence[nn.Module]) -> Iterable[Tensor]:
+    for module in modules:
+        yield from chain((parameter.detach() for parameter in module.parameters()), module.buffers())
