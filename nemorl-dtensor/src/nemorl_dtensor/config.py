@@ -33,6 +33,7 @@ class DTensorConfig(TrainingBackendConfig):
     supports: ClassVar[frozenset[str]] = frozenset(
         {
             "lora",
+            "adapters",
             "reference",
             "activation_checkpointing",
             "packing",

@@ -8,11 +8,15 @@ policy as a plain model is base + adapter, layer by layer.
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from nemorl.errors import BackendError, boundary
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from nemorl_dtensor.ranks import whole
@@ -22,6 +26,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ADAPTER = "default"
+PEFT_PREFIX = "base_model.model."
+"""Of every name in a file of adapters."""
 
 
 class Adapters:
@@ -75,6 +81,28 @@ class Adapters:
     def tensors(self) -> dict[str, Tensor]:
         """A copy of the adapters' own parameters, by name."""
         return {name: p.detach().clone() for name, p in self._model.named_parameters() if ".lora_" in name}
+
+    def published(self) -> Iterator[tuple[str, Tensor]]:
+        """The adapters' own parameters under the names of peft's files. Collective where the model is sharded."""
+        for name, parameter in self._model.named_parameters():
+            if ".lora_" in name:
+                yield PEFT_PREFIX + name.replace(f".{ADAPTER}.", "."), whole(parameter.detach())
+
+    def save(self, folder: Path, tensors: Iterable[tuple[str, Tensor]], base: str) -> None:
+        """Write the folder that ``peft.PeftModel.from_pretrained`` loads.
+
+        Args:
+            folder: Created if needed.
+            tensors: Of :meth:`published`.
+            base: Hugging Face name or folder of the model that they adapt.
+        """
+        settings = copy.deepcopy(self._peft.peft_config[ADAPTER])
+        settings.base_model_name_or_path, settings.inference_mode = base, True
+        settings.target_modules = sorted(settings.target_modules)
+        folder.mkdir(parents=True, exist_ok=True)
+        settings.save_pretrained(folder)
+        found = {name: tensor.contiguous().cpu() for name, tensor in tensors}
+        save_file(found, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
     def merged(self, name: str, tensor: Tensor) -> Tensor | None:
         """One tensor of the adapted model as the plain model has it. Collective where the model is sharded.

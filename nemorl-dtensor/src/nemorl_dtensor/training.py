@@ -45,7 +45,7 @@ from nemorl_dtensor import checkpoint, export
 from nemorl_dtensor.allocator import keep_freed_memory
 from nemorl_dtensor.assembly import AnyScorer, assemble
 from nemorl_dtensor.model_head import Scorer
-from nemorl_dtensor.model_lora import plain_name
+from nemorl_dtensor.model_lora import Adapters, plain_name
 from nemorl_dtensor.optim import Optimizer, norm_of_whole
 from nemorl_dtensor.ranks import Ranks, whole
 from nemorl_dtensor.sharded_head import ShardedScorer
@@ -192,6 +192,16 @@ class DTensorBackend:
         is_first = self._rank == 0
         yield from in_buckets(({name: t} if is_first else {}, t.nbytes) for name, t in self._named_tensors())
 
+    def export_adapters(self) -> Iterator[Mapping[str, Tensor]]:
+        is_first, adapters = self._rank == 0, self._own_adapters()
+        yield from in_buckets(({name: t} if is_first else {}, t.nbytes) for name, t in adapters.published())
+
+    def save_adapters(self, path: Path) -> None:
+        adapters = self._own_adapters()
+        tensors = list(adapters.published())
+        if self._rank == 0:
+            adapters.save(path, tensors, self._policy.model_name)
+
     def save_checkpoint(self, path: Path, *, optimizer: bool = True) -> None:
         self._residency.require("weights", "optimizer")
         checkpoint.save(path, self._trainable, self._optimizer, self._rank, with_optimizer=optimizer)
@@ -296,6 +306,15 @@ class DTensorBackend:
             raise UsageError(
                 f"this model has no {what}: it was built with head={self._head!r}", fix=f"build it with head={head!r}"
             )
+
+    def _own_adapters(self) -> Adapters:
+        self._residency.require("weights")
+        if self._adapters is None:
+            raise UsageError(
+                "this policy has no adapters: all of its weights are trained",
+                fix="set policy.lora, or export the whole model",
+            )
+        return self._adapters
 
     def _idle_passes(self, plan: Sequence[Sequence[int]]) -> int:
         """Passes with nothing to score that make this rank's number that of the rank with the most microbatches."""

@@ -427,6 +427,22 @@ def test_export_writes_a_checkpoint_as_a_model_folder(nemorl: Command, config: P
     assert "not a run directory" in nemorl("export", tmp_path, tmp_path / "other").err
 
 
+def test_export_writes_an_adapter_that_peft_reads(nemorl: Command, trained: Path, tmp_path: Path) -> None:
+    policy = {"max_sequence_tokens": 32, "lora": {"rank": 2}, "optimizer": {"lr": 1e-2}}
+    config = tmp_path / "lora.yaml"
+    quick = {"validation": {"every": 0, "at_end": False}, "checkpoint": {"every": 1, "export": False}}
+    config.write_text(yaml.safe_dump(settings(trained / "model", policy=policy, **quick)))
+    assert nemorl("train", config, "--run-dir", tmp_path / "run", "--json").code == 0
+    done = nemorl("export", tmp_path / "run", "--adapter", tmp_path / "adapter", "--json")
+    assert (done.code, done.json["step"], done.json["adapter"]) == (0, 1, str(tmp_path / "adapter"))
+    assert sorted(path.name for path in (tmp_path / "adapter").iterdir()) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
+    refused = nemorl("export", trained, tmp_path / "none", "--adapter")
+    assert (refused.code, "has no LoRA adapter" in refused.err) == (2, True)
+
+
 def test_config_templates_are_listed_printed_and_written(nemorl: Command, tmp_path: Path) -> None:
     listed = {entry["name"]: entry for entry in nemorl("config", "templates", "--json").json}
     assert listed["grpo"]["summary"].startswith("GRPO on your own questions and answers")

@@ -289,28 +289,33 @@ def list_runs(
 
 def export(
     run_dir: Annotated[Path, typer.Argument(help="A run's directory.", show_default=False)],
-    output: Annotated[Path, typer.Argument(help="The model folder to write.", show_default=False)],
+    output: Annotated[Path, typer.Argument(help="The folder to write.", show_default=False)],
     overrides: Overrides = None,
     step: Annotated[int | None, typer.Option(help="Of the checkpoint. Unset: the latest.")] = None,
     best: Annotated[bool, typer.Option("--best", help="The best checkpoint by the run's metric.")] = False,
+    adapter: Annotated[bool, typer.Option("--adapter", help="The LoRA adapter alone, as a folder of peft.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a checkpoint's policy as a Hugging Face folder, to start from with any training or generation backend.
 
-    A finished run has the last one in its folder model/ already.
+    A finished run has the last one in its folder model/ already. With LoRA that is the adapted model; --adapter writes
+    the adapter alone, which peft loads onto the model that the run started from, and vLLM serves beside others.
 
     Examples:
 
       nemorl export runs/grpo-1a2b3c4d models/best --best
 
       nemorl export runs/grpo-1a2b3c4d models/step-100 --step 100 cluster.launcher=local
+
+      nemorl export runs/grpo-1a2b3c4d --adapter adapters/sums
     """
     from nemorl_rl.exporting import export_model
 
     with Console(quiet=as_json) as console:
         console.message(f"reading a checkpoint of {run_dir}")
-        checkpoint = export_model(run_dir, output, step=step, best=best, overrides=overrides or [])
-    found = {"step": checkpoint.step, "checkpoint": str(checkpoint.path), "model": str(output)}
+        checkpoint = export_model(run_dir, output, step=step, best=best, adapter=adapter, overrides=overrides or [])
+    found = {"step": checkpoint.step, "checkpoint": str(checkpoint.path)}
+    found["adapter" if adapter else "model"] = str(output)
     if as_json:
         echo_json(found)
     else:

@@ -7,17 +7,26 @@ from contextlib import closing
 from pathlib import Path
 
 from nemorl.config.load import load_config
-from nemorl.config.models import AuxiliaryModel
+from nemorl.config.models import AuxiliaryModel, PolicyConfig
 from nemorl.config.run import RunConfig
 from nemorl.errors import UsageError
-from nemorl.resources.manager import ResourceManager
+from nemorl.resources.manager import ResourceManager, short_name
 from nemorl.storage.checkpoints import Checkpoint, CheckpointManager
+from nemorl_base.files import replacing_folder
+
+from nemorl_rl.adapters import ADAPTERS
 
 
 def export_model(
-    run_dir: Path, output: Path, *, step: int | None = None, best: bool = False, overrides: Sequence[str] = ()
+    run_dir: Path,
+    output: Path,
+    *,
+    step: int | None = None,
+    best: bool = False,
+    adapter: bool = False,
+    overrides: Sequence[str] = (),
 ) -> Checkpoint:
-    """Write the policy of one of a run's checkpoints as a model folder.
+    """Write the policy of one of a run's checkpoints as a model folder, or its LoRA adapter as a folder of peft.
 
     The run's own training backend reads it, on as many workers as the run had; ``overrides`` may say otherwise
     (``cluster.launcher=local``), as far as the backend reads checkpoints of other layouts.
@@ -27,26 +36,46 @@ def export_model(
         output: Folder to write; must not exist yet.
         step: Of the checkpoint. Unset: the latest.
         best: The best one by the run's metric.
+        adapter: The adapter alone; the model that it adapts stays where the run found it.
         overrides: Changes of the run's config, as ``path=value``.
 
     Returns:
         The checkpoint that was exported.
 
     Raises:
-        UsageError: There is no such run or checkpoint, or ``output`` exists.
+        UsageError: There is no such run or checkpoint, ``output`` exists, or the run has no adapter.
     """
     if not (run_dir / "config.yaml").is_file():
         raise UsageError(f"{run_dir} is not a run directory (no config.yaml)", fix="give the path of a run")
     if output.exists():
         raise UsageError(f"{output} exists", fix="choose another folder")
     config = load_config(run_dir / "config.yaml", overrides)
+    if adapter:
+        _require_adapter(run_dir, config.policy)
     checkpoint = _chosen(run_dir, config, step, best)
     checkpoint.verify()
     with closing(ResourceManager(config, run_dir)) as resources:
         policy = resources.auxiliary_policy("policy", AuxiliaryModel(config.policy, config.policy_head), 1)
         policy.load_checkpoint(checkpoint.path / "policy")
-        policy.save_pretrained(output)
+        if adapter:
+            with replacing_folder(output) as draft:
+                policy.workers.call("save_adapters", draft)
+        else:
+            policy.save_pretrained(output)
     return checkpoint
+
+
+def _require_adapter(run_dir: Path, policy: PolicyConfig) -> None:
+    if policy.lora is None:
+        raise UsageError(
+            f"{run_dir} trained all weights of {policy.model_name}: it has no LoRA adapter",
+            fix="leave out --adapter: a model folder is written",
+        )
+    if ADAPTERS not in policy.backend.supports:
+        raise UsageError(
+            f"training backend {short_name(policy.backend)} cannot write adapters apart from the model",
+            fix="leave out --adapter: a model folder is written, adapters merged into it",
+        )
 
 
 def _chosen(run_dir: Path, config: RunConfig, step: int | None, best: bool) -> Checkpoint:
