@@ -35,9 +35,9 @@ from nemorl_megatron.parallel import Parallel, Sizes
 
 if TYPE_CHECKING:
     from nemorl.config.models import PolicyConfig
-    from nemorl.contracts import MemoryPart
     from nemorl.resources.worker import WorkerContext
     from nemorl.weights import WeightHandle
+    from nemorl_rl.memory import MemoryPart
 
     from nemorl_megatron.bridge.contract import Bridge
     from nemorl_megatron.config import MegatronGenerationConfig
