@@ -6,12 +6,11 @@ yielded from :meth:`Config.problems`; they are reported together with the field 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from types import NoneType, UnionType
-from typing import Any, Literal, Self, Union, get_args, get_origin
+from typing import Any, Self
 
+from nemorl_base.pydantic_words import shown_type, without_example
 from nemorl_base.reading import shown
 from nemorl_base.scalars import WrongValueError, read_field
 from pydantic import (
@@ -54,12 +53,6 @@ PROBLEM = "nemorl_problem"
 """pydantic error type under which our own findings travel; ``config.load`` unpacks message and fix."""
 
 
-def _without_example(schema: dict[str, Any]) -> None:
-    """An example in a docstring is for Python; a schema is shown by editors of YAML."""
-    if "description" in schema:
-        schema["description"] = re.split(r"\s+(?:Example:|>>>)", schema["description"])[0]
-
-
 class Config(BaseModel):
     """A frozen, strict piece of configuration.
 
@@ -76,7 +69,7 @@ class Config(BaseModel):
         validate_default=False,
         protected_namespaces=(),
         allow_inf_nan=False,
-        json_schema_extra=_without_example,
+        json_schema_extra=without_example,
     )
 
     @classmethod
@@ -85,7 +78,7 @@ class Config(BaseModel):
         return [
             {
                 "name": name,
-                "type": _shown_type(field.annotation),
+                "type": shown_type(field.annotation),
                 "required": field.is_required(),
                 "default": None
                 if field.is_required()
@@ -175,14 +168,3 @@ def validation_error(title: str, problems: list[ConfigIssue]) -> ValidationError
         context = {"message": problem.message, "fix": problem.fix or ""}
         details.append({"type": PydanticCustomError(PROBLEM, "{message}", context), "loc": location, "input": None})
     return ValidationError.from_exception_data(title, details)
-
-
-def _shown_type(annotation: Any) -> str:
-    """A field's type for a reader: ``int``, ``str | None``, the choices themselves."""
-    if get_origin(annotation) is Literal:
-        return " | ".join(map(repr, get_args(annotation)))
-    if get_origin(annotation) in (Union, UnionType):
-        return " | ".join(map(_shown_type, get_args(annotation)))
-    if annotation is NoneType:
-        return "None"
-    return str(getattr(annotation, "__name__", annotation)).replace("typing.", "")

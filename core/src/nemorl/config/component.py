@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from nemorl_base.pydantic_words import inlined
 from nemorl_base.reading import shown
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, PydanticUserError, ValidationError
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
@@ -47,7 +48,7 @@ class Component:
                 continue  # a broken plugin must not take the editor's schema down; `plugins list` names it
             names.append(entry.name)
             shape = loaded.model_json_schema()
-            shape = _inlined(shape, shape.pop("$defs", {}))
+            shape = inlined(shape, shape.pop("$defs", {}))
             shape["properties"] = {"name": {"const": entry.name}, **shape.get("properties", {})}
             if entry.name != self.default:
                 shape["required"] = ["name", *shape.get("required", [])]
@@ -112,19 +113,6 @@ class Component:
     def _example(self) -> str:
         entries = registry().index.of_kind(self.kind)
         return entries[0].name if entries else "name"
-
-
-def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
-    """The schema with its references written out: they point to the top of a document, which it will not be."""
-    if isinstance(schema, Mapping):
-        if isinstance(schema.get("$ref"), str):
-            name = schema["$ref"].removeprefix("#/$defs/")
-            beside = {key: value for key, value in schema.items() if key != "$ref"}
-            return {**_inlined(definitions[name], definitions), **beside}
-        return {key: _inlined(value, definitions) for key, value in schema.items()}
-    if isinstance(schema, list):
-        return [_inlined(item, definitions) for item in schema]
-    return schema
 
 
 def missing_modules(kind: str, name: str, plugin: type[PluginConfig]) -> ConfigIssue | None:

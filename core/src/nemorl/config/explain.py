@@ -1,4 +1,4 @@
-"""pydantic's errors in our words: what is wrong, and the closest valid choice."""
+"""Mistakes in a config, explained: what is wrong, and the closest valid choice."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Union, get_args, get_origin
 
-from nemorl_base.reading import shown
+from nemorl_base.pydantic_words import in_words
 from nemorl_base.suggest import did_you_mean
 from nemorl_base.variants import variant
 
@@ -15,54 +15,12 @@ from nemorl.config.component import Component
 from nemorl.errors import ConfigIssue, NemorlError
 from nemorl.plugins import foreign_words, registry
 
-_BOUNDS = {
-    "greater_than": ("gt", "greater than"),
-    "greater_than_equal": ("ge", "at least"),
-    "less_than": ("lt", "less than"),
-    "less_than_equal": ("le", "at most"),
-}
-_TYPES = {
-    "int": "a whole number",
-    "float": "a number",
-    "bool": "true or false",
-    "string": "text",
-    "dict": "a mapping",
-    "model": "a mapping",
-    "tuple": "a list",
-    "list": "a list",
-    "path": "a path",
-}
-
 
 def explain(config_class: type[Config], data: Mapping[str, Any], path: str, error: Mapping[str, Any]) -> ConfigIssue:
     """One pydantic error item as a :class:`ConfigIssue`."""
-    kind, value = error["type"], error.get("input")
-    context = error.get("ctx", {})
-    if kind == "extra_forbidden":
-        return _unknown_key(config_class, data, path, value)
-    if kind == "missing":
-        last = path.rpartition(".")[2]
-        return ConfigIssue(path, "is required", "add another value" if last.isdigit() else f"add `{last}:`")
-    if kind == "literal_error":
-        return ConfigIssue(
-            path, f"{shown(value)} is not one of {context['expected']}", _closest(value, context["expected"])
-        )
-    if kind in _BOUNDS:
-        key, words = _BOUNDS[kind]
-        return ConfigIssue(path, f"{shown(value)} is out of range", f"give a value {words} {context[key]}")
-    if kind == "too_short":
-        return ConfigIssue(path, f"has {context['actual_length']} values", f"give at least {context['min_length']}")
-    expected = _TYPES.get(kind.split("_")[0])
-    if expected is not None:
-        return ConfigIssue(path, f"expected {expected}, got {shown(value)}", f"give {expected}")
-    if kind == "frozen_instance":
-        return ConfigIssue(path, "configs are frozen", "make a changed copy with model_copy(update=…)")
-    return ConfigIssue(path, str(error["msg"]))
-
-
-def _closest(value: Any, expected: str) -> str | None:
-    choices = [choice.strip(" '") for choice in expected.replace(" or ", ",").split(",")]
-    return did_you_mean(str(value), choices) or f"use one of {', '.join(choices)}"
+    if error["type"] == "extra_forbidden":
+        return _unknown_key(config_class, data, path, error.get("input"))
+    return ConfigIssue(path, *in_words(error, path.rpartition(".")[2]))
 
 
 def _unknown_key(config_class: type[Config], data: Mapping[str, Any], path: str, value: Any) -> ConfigIssue:
