@@ -220,13 +220,14 @@ def test_the_table_of_codes_is_that_of_the_sources() -> None:
 
 
 def _diagnostics() -> Iterator[tuple[str, str]]:
-    """(code, state) of every ``Diagnostic("state", "code", …)`` of the kernel and the toolkits."""
+    """(code, state) of every ``Diagnostic("state", "code", …)`` and ``entry.stopped("state", "code", …)``."""
     root = Path(nemorl.__file__).parents[3]
     for path in (*(root / "core/src").rglob("*.py"), *(root / "toolkits").rglob("src/**/*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Diagnostic":
-                state, code = (getattr(argument, "value", None) for argument in node.args[:2])
-                yield str(code), str(state)
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("Diagnostic", ".stopped")):
+                given = [argument.value for argument in node.args[:2] if isinstance(argument, ast.Constant)]
+                if len(given) == 2:
+                    yield str(given[1]), str(given[0])
 
 
 def test_the_pages_agree_with_the_code_about_isolation() -> None:

@@ -156,8 +156,9 @@ class PluginEntry:
         """``ok``, or the code of what stops it."""
         return self.diagnostics[0].state if self.diagnostics else "ok"
 
-    def stopped_by(self, diagnostic: Diagnostic) -> PluginEntry:
-        return replace(self, diagnostics=(*self.diagnostics, diagnostic))
+    def stopped(self, state: str, code: str, message: str, fix: str) -> PluginEntry:
+        """This entry with a reason why it cannot be used, as a :class:`Diagnostic` has it."""
+        return replace(self, diagnostics=(Diagnostic(state, code, self.id, message, fix),))
 
 
 class Index:
@@ -222,7 +223,7 @@ class Index:
         for point in self._points:
             distribution, version, damage = owner_of(point)
             entry = PluginEntry(point.group.removeprefix(PREFIX), point.name, distribution, version, point.value, point)
-            entry = entry if damage is None else entry.stopped_by(_unreadable(entry, damage))
+            entry = entry if damage is None else _unreadable(entry, damage)
             # The same distribution twice on sys.path: the first one wins, as it does for import.
             found.setdefault((entry.kind, entry.name, normalize(distribution)), entry)
         everyone = sorted(found.values(), key=lambda entry: (entry.kind, entry.name, entry.id))
@@ -269,61 +270,28 @@ class Index:
         if entry.diagnostics:
             return entry
         if entry.kind not in KINDS:
-            return entry.stopped_by(
-                Diagnostic(
-                    "unknown-kind",
-                    "NRL110",
-                    entry.id,
-                    f"nemorl has no plugin kind {entry.kind!r}",
-                    did_you_mean(entry.kind, KINDS) or f"use one of {', '.join(KINDS)}",
-                )
-            )
+            fix = did_you_mean(entry.kind, KINDS) or f"use one of {', '.join(KINDS)}"
+            return entry.stopped("unknown-kind", "NRL110", f"nemorl has no plugin kind {entry.kind!r}", fix)
         if not _NAME.fullmatch(entry.name):
-            return entry.stopped_by(
-                Diagnostic(
-                    "bad-name",
-                    "NRL111",
-                    entry.id,
-                    f"{entry.name!r} is not a usable plugin name",
-                    "use letters, digits, '-', '_' and '.', starting with a letter or digit",
-                )
-            )
+            fix = "use letters, digits, '-', '_' and '.', starting with a letter or digit"
+            return entry.stopped("bad-name", "NRL111", f"{entry.name!r} is not a usable plugin name", fix)
         if entry.kind == "commands" and entry.name in OWN_COMMANDS:
-            return entry.stopped_by(
-                Diagnostic(
-                    "taken",
-                    "NRL114",
-                    entry.id,
-                    f"`nemorl {entry.name.replace('.', ' ')}` is nemorl's own command",
-                    "rename the entry point",
-                )
-            )
+            message = f"`nemorl {entry.name.replace('.', ' ')}` is nemorl's own command"
+            return entry.stopped("taken", "NRL114", message, "rename the entry point")
         refusal = self._refusal(entry)
         if refusal is not None:
-            return entry.stopped_by(
-                Diagnostic(
-                    "blocked",
-                    "NRL102",
-                    entry.id,
-                    f"distribution {entry.distribution} is not allowed: {refusal}",
-                    "change plugins.allow or plugins.block there, or use another plugin",
-                )
-            )
+            message = f"distribution {entry.distribution} is not allowed: {refusal}"
+            fix = "change plugins.allow or plugins.block there, or use another plugin"
+            return entry.stopped("blocked", "NRL102", message, fix)
         if entry.venv is not None and entry.kind not in CAN_BE_ISOLATED:
-            return entry.stopped_by(
-                Diagnostic(
-                    "not-isolable",
-                    "NRL112",
-                    entry.id,
-                    f"{singular(entry.kind)} {entry.name!r} runs in the driver's process, and {entry.distribution} is "
-                    f"installed in an environment of its own ({entry.venv.folder})",
-                    f"install it here: nemorl plugins install {entry.distribution}",
-                )
+            return entry.stopped(
+                "not-isolable",
+                "NRL112",
+                f"{singular(entry.kind)} {entry.name!r} runs in the driver's process, and {entry.distribution} is "
+                f"installed in an environment of its own ({entry.venv.folder})",
+                f"install it here: nemorl plugins install {entry.distribution}",
             )
-        incompatible = _incompatibility(entry)
-        if incompatible:
-            return entry.stopped_by(incompatible)
-        return self._check_unique(entry, namesakes)
+        return self._check_unique(_check_compatible(entry), namesakes)
 
     def _refusal(self, entry: PluginEntry) -> str | None:
         """Why the policy refuses an entry. What the running program registered is its own: no policy is asked."""
@@ -331,31 +299,25 @@ class Index:
 
     def _check_unique(self, entry: PluginEntry, namesakes: Sequence[PluginEntry]) -> PluginEntry:
         rivals = [other for other in namesakes if self._refusal(other) is None]
-        if len(rivals) < 2:
+        if entry.diagnostics or len(rivals) < 2:
             return entry
         key = f"{entry.kind}.{entry.name}"
         preferred = self.policy.preferred(key)
         if preferred is not None and normalize(preferred) == normalize(entry.distribution):
             return entry
         names = " and ".join(sorted(rival.distribution for rival in rivals))
-        return entry.stopped_by(
-            Diagnostic(
-                "ambiguous",
-                "NRL103",
-                entry.id,
-                f"{names} both provide {singular(entry.kind)} {entry.name!r}",
-                f"choose one in the config, e.g. plugins.prefer: {{{key}: {entry.distribution}}}",
-            )
-        )
+        message = f"{names} both provide {singular(entry.kind)} {entry.name!r}"
+        fix = f"choose one in the config, e.g. plugins.prefer: {{{key}: {entry.distribution}}}"
+        return entry.stopped("ambiguous", "NRL103", message, fix)
 
 
 def _finders(points: Sequence[metadata.EntryPoint]) -> list[Callable[[str], Iterable[metadata.EntryPoint]]]:
     return [point.load() for point in points if point.group == FINDERS and owner_of(point)[0] in HOUSE]
 
 
-def _unreadable(entry: PluginEntry, damage: str) -> Diagnostic:
+def _unreadable(entry: PluginEntry, damage: str) -> PluginEntry:
     fix = f"reinstall {entry.distribution}, or remove its .dist-info folder"
-    return Diagnostic("unreadable", "NRL113", entry.id, f"{entry.distribution} is damaged: {damage}", fix)
+    return entry.stopped("unreadable", "NRL113", f"{entry.distribution} is damaged: {damage}", fix)
 
 
 def requirement_on_kernel(entry: PluginEntry) -> Requirement | None:
@@ -374,7 +336,7 @@ def _applicable(text: str) -> Requirement | None:
     return requirement if requirement.marker is None or requirement.marker.evaluate({"extra": ""}) else None
 
 
-def _incompatibility(entry: PluginEntry) -> Diagnostic | None:
+def _check_compatible(entry: PluginEntry) -> PluginEntry:
     """The plugin's own requirement on nemorl-core, against the installed version."""
     from nemorl import __version__
 
@@ -383,11 +345,7 @@ def _incompatibility(entry: PluginEntry) -> Diagnostic | None:
     except ValueError as error:
         return _unreadable(entry, f"it states a requirement that cannot be read ({' '.join(str(error).split())})")
     if requirement is None or requirement.specifier.contains(__version__, prereleases=True):
-        return None
-    return Diagnostic(
-        "incompatible",
-        "NRL104",
-        entry.id,
-        f"{entry.distribution} {entry.version} needs nemorl-core{requirement.specifier}, not {__version__}",
-        f"pip install -U {entry.distribution}, or install a matching nemorl-core",
-    )
+        return entry
+    message = f"{entry.distribution} {entry.version} needs nemorl-core{requirement.specifier}, not {__version__}"
+    fix = f"pip install -U {entry.distribution}, or install a matching nemorl-core"
+    return entry.stopped("incompatible", "NRL104", message, fix)
