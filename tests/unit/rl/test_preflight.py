@@ -21,8 +21,9 @@ from nemorl.config.run import RunConfig
 from nemorl.environment import Environment
 from nemorl.errors import ConfigError, ForeignError, UsageError
 from nemorl.plugins.registry import registry
-from nemorl.resources.preflight import directory_problems, launch_problems
+from nemorl.resources.preflight import launch_problems
 from nemorl.types import Prompt
+from nemorl_base.files import folder_refusal
 from nemorl_commands.console import HEARTBEAT_S, Console
 from nemorl_rl.data import RowDataModule
 from nemorl_rl.environments import RewardFunction, WeightedEnvironment
@@ -148,20 +149,19 @@ def test_a_hub_that_is_not_there_is_asked_once(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    (problem,) = directory_problems(tmp_path / "file/runs/r")
-    assert f"{tmp_path / 'file'} is a file" in problem.message
-    (problem,) = directory_problems(Path("/proc/runs"))  # a file system in which nobody makes files
-    assert "/proc/runs cannot be written" in problem.message
-    (problem,) = directory_problems(tmp_path / ("x" * 5000))
-    assert "File name too long" in problem.message
-    assert len(problem.message) < 200
+    assert f"{tmp_path / 'file'} is a file" in str(folder_refusal(tmp_path / "file/runs/r"))
+    # A file system in which nobody makes files.
+    assert "/proc/runs cannot be written" in str(folder_refusal(Path("/proc/runs")))
+    refusal = str(folder_refusal(tmp_path / ("x" * 5000)))
+    assert "File name too long" in refusal
+    assert len(refusal) < 200
+    assert folder_refusal(tmp_path / "not/there/yet") is None
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_directory_without_permission_is_named(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    (problem,) = directory_problems(tmp_path / "r")
-    assert "Permission denied" in problem.message
+    assert "Permission denied" in str(folder_refusal(tmp_path / "r"))
 
 
 def test_a_list_of_plugins_that_names_what_is_not_here_is_a_warning(tiny_model: Path, tmp_path: Path) -> None:

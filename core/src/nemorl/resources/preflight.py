@@ -7,12 +7,12 @@ toolkits and plugins say: entry points of the group ``nemorl.launch_checks`` are
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nemorl_base.deadlines import deadline
+from nemorl_base.files import folder_refusal
 from nemorl_base.reading import shown
 
 from nemorl.errors import ConfigIssue, boundary
@@ -32,7 +32,8 @@ def launch_problems(config: RunConfig, run_dir: Path, warn: Callable[[str], None
         warn: Told what may go wrong.
     """
     warn_of_unused_names(config, warn)
-    yield from directory_problems(run_dir)
+    if refusal := folder_refusal(run_dir):
+        yield ConfigIssue("run_dir", refusal, "choose another run_dir (--run-dir), or make this one writable")
     for name, point in config.registry.index.launch_checks.items():
         owner, limit_s = f"launch check {name}", config.plugins.build_timeout_s
         with boundary(owner), deadline(owner, limit_s, setting="plugins.build_timeout_s"):
@@ -47,20 +48,3 @@ def warn_of_unused_names(config: RunConfig, warn: Callable[[str], None]) -> None
     for name in sorted({*(config.plugins.allow or ()), *config.plugins.block}):
         if normalize(name) not in installed:
             warn(f"plugins.allow or block names {shown(name)}, which is not installed here")
-
-
-def directory_problems(run_dir: Path) -> Iterator[ConfigIssue]:
-    """Reasons why files cannot be made in the run directory."""
-    fix = "choose another run_dir (--run-dir), or make this one writable"
-    try:
-        place = next(path for path in (run_dir.absolute(), *run_dir.absolute().parents) if path.exists())
-    except OSError as error:  # such as a name that is too long
-        yield ConfigIssue("run_dir", f"{shown(str(run_dir))} cannot be a folder: {error.strerror}", fix)
-        return
-    try:
-        with tempfile.TemporaryDirectory(prefix=".nemorl-", dir=place):
-            pass  # the only way to know: permissions, quotas and read-only file systems all show here
-    except NotADirectoryError:
-        yield ConfigIssue("run_dir", f"{place} is a file: {run_dir} cannot be in it", fix)
-    except OSError as error:
-        yield ConfigIssue("run_dir", f"{run_dir} cannot be written: {place}: {error.strerror}", fix)

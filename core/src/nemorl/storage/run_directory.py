@@ -19,6 +19,7 @@ from typing import Any, Self
 from nemorl_base.files import replace_text, storing
 from nemorl_base.jsonl import JsonlWriter, read_jsonl
 from nemorl_base.last_words import note
+from nemorl_base.mappings import differences
 from nemorl_base.ownership import Ownership
 
 from nemorl.config.base import identity
@@ -184,8 +185,11 @@ def _require_same_run(path: Path, config: RunConfig, *, resume: bool) -> None:
     if not resume:
         raise UsageError(f"{path} already holds a run", fix="continue it with --resume, or choose another run_dir")
     recorded, present = (identity(config, data) for data in (_recorded_config(path), _as_data(config)))
-    if differences := _differences(recorded, present):
-        raise ConfigError(differences, source=f"{path} holds a run with another config")
+    fix = "use another run_dir, or the run's own value"
+    differing = differences(recorded, present)
+    found = [ConfigIssue(key, f"the run has {old!r}, this config {new!r}", fix) for key, old, new in differing]
+    if found:
+        raise ConfigError(found, source=f"{path} holds a run with another config")
 
 
 def has_progress(path: Path) -> bool:
@@ -228,16 +232,3 @@ def default_name(config: RunConfig) -> str:
     """``grpo-1a2b3c4d``: equal for equal configs, so that running a command again continues its run."""
     digest = hashlib.sha256(json.dumps(identity(config, _as_data(config)), sort_keys=True).encode()).hexdigest()
     return f"{config.algorithm or type(config).__name__.removesuffix('Config').lower()}-{digest[:8]}"
-
-
-def _differences(old: Any, new: Any, path: str = "") -> list[ConfigIssue]:
-    if isinstance(old, dict) and isinstance(new, dict):
-        found = []
-        for key in sorted({*old, *new}):
-            found += _differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
-        return found
-    if old == new:
-        return []
-    return [
-        ConfigIssue(path, f"the run has {old!r}, this config {new!r}", "use another run_dir, or the run's own value")
-    ]

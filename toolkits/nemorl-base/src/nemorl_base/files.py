@@ -9,12 +9,14 @@ import errno
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 from nemorl_base.errors import StorageError
+from nemorl_base.reading import shown
 
 FIXES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some disk space, then run the same command again"),
@@ -90,6 +92,21 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def folder_refusal(folder: Path) -> str | None:
+    """Why no file can be made in a folder, which need not be there yet; ``None`` where one can."""
+    try:
+        place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    except OSError as error:  # such as a name that is too long
+        return f"{shown(str(folder))} cannot be a folder: {error.strerror}"
+    try:
+        with tempfile.TemporaryDirectory(prefix=".nemorl-", dir=place):
+            return None  # the only way to know: permissions, quotas and read-only file systems all show here
+    except NotADirectoryError:
+        return f"{place} is a file: {folder} cannot be in it"
+    except OSError as error:
+        return f"{folder} cannot be written: {place}: {error.strerror}"
 
 
 @contextmanager
