@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from nemorl.resources.ray_guard import processes
+from nemorl_base.process_guard import processes
 
 pytestmark = [
     pytest.mark.ray,

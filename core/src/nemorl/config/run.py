@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar
 from nemorl_base.deadlines import deadline
 from nemorl_base.metric_info import metric_problem
 from nemorl_base.scalars import Duration, ExpandsHome
+from nemorl_base.step_metrics import STEP_METRICS
 from pydantic import Field, ValidationInfo, model_validator
 
 from nemorl.config.base import PLUGINS, RESUMABLE, Config
@@ -22,7 +23,6 @@ from nemorl.config.cluster import ClusterConfig
 from nemorl.config.component import Component
 from nemorl.config.models import AuxiliaryModel, GenerationConfig, PolicyConfig, Sampler
 from nemorl.config.plugin_lists import PluginsConfig, policy_in
-from nemorl.config.step_metrics import STEP_METRICS
 from nemorl.contracts import Head
 from nemorl.errors import ConfigIssue, NemorlError, boundary
 from nemorl.metrics import MetricInfo

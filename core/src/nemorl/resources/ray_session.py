@@ -9,15 +9,15 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
+from nemorl_base import process_guard
 from nemorl_base.last_words import note
+from nemorl_base.variables import environment
 
 from nemorl.config.cluster import ClusterConfig
 from nemorl.errors import ResourceError
-from nemorl.resources import ray_guard
 
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -57,7 +57,7 @@ class RaySession:
             quiet = {key: value for key, value in QUIET.items() if key not in os.environ}
             # Ray's settings last as long as this session: the next one may have another token, or none.
             self._stack.callback(_reread_environment)
-            self._stack.callback(_replace_environment(_environment(cluster) | quiet))
+            self._stack.enter_context(environment(_settings(cluster) | quiet))
             _reread_environment()
             try:
                 self._connect_private() if cluster.address is None else self._connect(cluster.address)
@@ -92,13 +92,13 @@ class RaySession:
         parent = tempfile.gettempdir() if len(tempfile.gettempdir()) <= LONGEST_PARENT else "/tmp"
         folder = Path(tempfile.mkdtemp(prefix="nemorl-ray-", dir=parent))  # mode 0700; Ray opens up what is below
         self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        command = [sys.executable, "-I", "-S", ray_guard.__file__, str(os.getpid()), str(folder)]
+        command = [sys.executable, "-I", "-S", process_guard.__file__, str(os.getpid()), str(folder)]
         guard = subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         self._stack.callback(guard.wait)
         self._stack.callback(guard.terminate)
         variables = {key: value for key, value in LOOPBACK.items() if key not in os.environ}
         with ExitStack() as meanwhile:
-            meanwhile.callback(_replace_environment({**variables, ray_guard.MARK: str(folder)}))
+            meanwhile.enter_context(environment({**variables, process_guard.MARK: str(folder)}))
             # This process has read the variable already, when it imported Ray.
             meanwhile.callback(setattr, ray_constants, "ENABLE_RAY_CLUSTER", ray_constants.ENABLE_RAY_CLUSTER)
             ray_constants.ENABLE_RAY_CLUSTER = False
@@ -113,21 +113,6 @@ class RaySession:
                 log_to_driver=False,
                 _temp_dir=str(folder / "ray"),
             )
-
-
-def _replace_environment(variables: Mapping[str, str]) -> Callable[[], None]:
-    """Set environment variables; the result puts back what was there."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-
-    def put_back() -> None:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-    return put_back
 
 
 def _require_same_cluster(address: str | None) -> None:
@@ -166,7 +151,7 @@ def _addresses(host: str) -> set[str]:
     return found | own if found & own else found
 
 
-def _environment(cluster: ClusterConfig) -> dict[str, str]:
+def _settings(cluster: ClusterConfig) -> dict[str, str]:
     """Ray's security settings as the variables it reads."""
     security = cluster.security
     found: dict[str, str] = {}

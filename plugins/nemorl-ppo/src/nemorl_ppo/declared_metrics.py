@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nemorl.config.step_metrics import STEP_METRICS
+from nemorl.config import RunConfig
 from nemorl.metrics import MetricInfo
 from nemorl_rl.declared_metrics import ADVANTAGE_METRICS, KL_METRICS, RATIO_METRICS, SAMPLER_METRICS
 from nemorl_rl.work_metrics import WORK_METRICS
@@ -43,7 +43,7 @@ PPO_METRICS: Mapping[str, MetricInfo] = {
             f"Critic: {info.title.lower()}", info.unit, "as that of the policy", smooth=info.smooth
         )
         for name in _LIKE_THE_POLICY
-        for info in [STEP_METRICS[f"train/{name}"]]
+        for info in [RunConfig.metrics[f"train/{name}"]]
     },
     **{
         name.replace("/", "/critic/", 1): MetricInfo(

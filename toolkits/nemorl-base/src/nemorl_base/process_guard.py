@@ -1,8 +1,8 @@
-"""The guard of a private Ray cluster, a script of its own: should the driver die, it ends what the driver left.
+"""The guard of processes that must not outlive a driver, a script of its own: should it die, they are ended.
 
 Ray's daemons notice a dead driver by themselves, but take up to a minute, and leave their folder. Run as
-``python ray_guard.py DRIVER FOLDER``: the process id to watch, and the cluster's folder, whose name every process of
-the cluster carries in its environment.
+``python process_guard.py DRIVER FOLDER``: the process id to watch, and a folder, whose name every guarded process
+carries in its environment. The folder is removed.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 
 MARK = "NEMORL_PRIVATE_RAY"
-"""Environment variable of the cluster's processes: its folder."""
+"""Environment variable of guarded processes: their folder."""
 POLL_S = 0.5
 ROUNDS = 10
-"""Times to look for processes of the cluster: one may start another while it is being ended."""
+"""Times to look for guarded processes: one may start another while it is being ended."""
 
 
 def main(driver: int, folder: Path) -> None:
@@ -37,7 +37,7 @@ def main(driver: int, folder: Path) -> None:
 
 
 def processes(folder: Path) -> list[int]:
-    """Living processes of the cluster. Linux only: elsewhere, Ray's own checks must do."""
+    """Living processes that carry a folder's name. Linux only: elsewhere, none are found."""
     mark = f"{MARK}={folder}".encode()
     found = []
     for entry in Path("/proc").glob("[0-9]*"):

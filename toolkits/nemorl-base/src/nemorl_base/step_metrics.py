@@ -1,10 +1,10 @@
-"""Metrics of every algorithm's steps, as :attr:`nemorl.config.RunConfig.metrics` declares them."""
+"""Declarations of the metrics that steps of every algorithm have."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nemorl.metrics import MetricInfo
+from nemorl_base.metric_info import MetricInfo
 
 STEP_METRICS: Mapping[str, MetricInfo] = {
     "train/loss": MetricInfo(
