@@ -64,7 +64,7 @@ SURFACE: Mapping[str, tuple[str, ...]] = {
     "nemorl.plugins.hooks": ("HookSpecs", "hookimpl"),
     "nemorl.trainer": ("BaseTrainer",),
     "nemorl_base.display": ("Display",),
-    "nemorl_rl.memory": ("MemoryPart", "OffloadingBackend", "SleepingBackend"),
+    "nemorl_base.memory": ("MemoryPart", "OffloadingBackend", "SleepingBackend"),
     "nemorl_rl.trainer": ("RolloutTrainer",),
     "nemorl_rl.rollouts": ("RolloutPlan", "rollout_metrics"),
     "nemorl_rl.config": ("BreakerConfig", "RolloutConfig", "RolloutRunConfig", "RolloutValidationConfig"),

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from nemorl.config.models import GenerationConfig, PolicyConfig
     from nemorl.resources.worker import WorkerContext
     from nemorl.weights import WeightHandle
-    from nemorl_rl.memory import MemoryPart
+    from nemorl_base.memory import MemoryPart
 
     from nemorl_dtensor.config import HFGenerationConfig
 

@@ -21,7 +21,7 @@ from nemorl.config.models import MuonConfig
 from nemorl.contracts import Head, Loss, WeightsName
 from nemorl.errors import BackendError, UsageError, boundary
 from nemorl.metrics import Metrics
-from nemorl_rl.memory import MemoryPart
+from nemorl_base.memory import MemoryPart
 from nemorl_rl.work import Model, WorkMeter
 from nemorl_tensors import TokenBatch
 from nemorl_tensors.engines.buckets import in_buckets

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from nemorl.config.models import PolicyConfig
     from nemorl.resources.worker import WorkerContext
     from nemorl.weights import WeightHandle
-    from nemorl_rl.memory import MemoryPart
+    from nemorl_base.memory import MemoryPart
 
     from nemorl_megatron.bridge.contract import Bridge
     from nemorl_megatron.config import MegatronGenerationConfig

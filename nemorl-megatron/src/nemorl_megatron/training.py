@@ -19,7 +19,7 @@ import torch
 from nemorl.contracts import Head, Loss, WeightsName
 from nemorl.errors import BackendError, UsageError
 from nemorl.metrics import Metrics
-from nemorl_rl.memory import MemoryPart
+from nemorl_base.memory import MemoryPart
 from nemorl_rl.work import Model, WorkMeter
 from nemorl_tensors import TokenBatch, vocab_parallel_topk_logprobs
 from nemorl_tensors.engines.model_config import read_model_config

@@ -25,7 +25,7 @@ from nemorl_vllm.sleeping import TAGS, sleep_of
 if TYPE_CHECKING:
     from nemorl.config.models import PolicyConfig
     from nemorl.resources.worker import WorkerContext
-    from nemorl_rl.memory import MemoryPart
+    from nemorl_base.memory import MemoryPart
 
     from nemorl_vllm.config import VLLMConfig
 

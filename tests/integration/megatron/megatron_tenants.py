@@ -11,8 +11,8 @@ from nemorl.config import PolicyConfig
 from nemorl.errors import BackendError
 from nemorl.resources.worker import WorkerContext
 from nemorl.types import GenerationRequest, SamplingParams
+from nemorl_base.memory import MemoryPart
 from nemorl_megatron import MegatronConfig, MegatronGenerationConfig
-from nemorl_rl.memory import MemoryPart
 from nemorl_testing import run_checks
 
 ALL: list[MemoryPart] = ["gradients", "optimizer", "reference", "weights"]

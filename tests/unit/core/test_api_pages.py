@@ -39,7 +39,7 @@ WHOLE = (
     "nemorl.plugins.kinds",
     "nemorl.errors",
     "nemorl.environment",
-    "nemorl_rl.memory",
+    "nemorl_base.memory",
 )
 """Modules all of whose public classes and functions are stable."""
 LISTED = ("nemorl", "nemorl.config", "nemorl_tensors", "nemorl_testing")

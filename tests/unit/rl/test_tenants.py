@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from nemorl.errors import BackendError, DeadlineError
-from nemorl_rl.memory import MemoryPart
+from nemorl_base.memory import MemoryPart
 from nemorl_rl.tenants import EngineTenant, Parts, Tenancy, TrainingTenant, phases
 from recorded_messages import Raises
 

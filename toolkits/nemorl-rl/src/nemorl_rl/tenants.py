@@ -16,8 +16,7 @@ from typing import Protocol
 
 from nemorl.contracts import WorkerGroup
 from nemorl.errors import BackendError, DeadlineError, ForeignError, NemorlError
-
-from nemorl_rl.memory import MemoryPart
+from nemorl_base.memory import MemoryPart
 
 Parts = tuple[MemoryPart, ...]
 Residents = Mapping[str, Parts]

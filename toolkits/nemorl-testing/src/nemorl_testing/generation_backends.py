@@ -13,7 +13,7 @@ from nemorl.contracts import GenerationBackend
 from nemorl.errors import NemorlError
 from nemorl.types import Completion, GenerationRequest, SamplingParams
 from nemorl.weights import IN_PROCESS, WeightHandle, in_process_handle
-from nemorl_rl.memory import SleepingBackend
+from nemorl_base.memory import SleepingBackend
 from nemorl_rl.tokenizer import Tokenizer
 
 from nemorl_testing.backends import (

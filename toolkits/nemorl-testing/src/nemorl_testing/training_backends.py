@@ -15,7 +15,7 @@ import torch
 from nemorl.contracts import Loss, TrainingBackend
 from nemorl.errors import NemorlError
 from nemorl.metrics import Sum
-from nemorl_rl.memory import MemoryPart, OffloadingBackend
+from nemorl_base.memory import MemoryPart, OffloadingBackend
 from torch import Tensor
 
 from nemorl_testing.backends import (

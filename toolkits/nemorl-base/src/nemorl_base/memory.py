@@ -1,4 +1,4 @@
-"""Contracts of backends that give device memory back while others work; :mod:`nemorl_rl.tenants` says when they do.
+"""Contracts of backends that give device memory back while others work.
 
 A training backend states the capability ``offload``, an engine the capability ``sleep``.
 """
