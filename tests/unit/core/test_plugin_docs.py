@@ -21,7 +21,7 @@ import yaml
 from nemorl.config.load import load_config
 from nemorl.plugins import KINDS, Index, Registry
 from nemorl.plugins.index import CAN_BE_ISOLATED, OWN_COMMANDS
-from nemorl.plugins.policy import read_policy
+from nemorl_base.plugin_policy import read_policy
 from nemorl_commands.console import Console
 from nemorl_testing.registries import use_registry
 

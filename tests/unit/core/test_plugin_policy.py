@@ -13,7 +13,7 @@ from nemorl.config import load_config
 from nemorl.errors import ConfigError, PluginError
 from nemorl.plugins import Index, PluginPolicy, Registry
 from nemorl.plugins.kinds import EnvironmentConfig
-from nemorl.plugins.policy import machine_policy, policy_files, read_policy
+from nemorl_base.plugin_policy import machine_policy, policy_files, read_policy
 from recorded_messages import Raises
 
 

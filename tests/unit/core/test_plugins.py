@@ -15,8 +15,8 @@ from nemorl.errors import PluginError, PluginNotFoundError
 from nemorl.plugins import Index, PluginPolicy, Registry, register
 from nemorl.plugins.index import PREFIX
 from nemorl.plugins.kinds import EnvironmentConfig
-from nemorl.plugins.policy import normalize
 from nemorl.plugins.registry import config_bases
+from nemorl_base.plugin_policy import normalize
 from nemorl_base.suggest import did_you_mean
 from nemorl_report.diagnosing import diagnose
 from nemorl_testing.registries import use_registry

@@ -15,9 +15,9 @@ import yaml
 from nemorl.config import Config, ExpandsHome
 from nemorl.config.load import load_config, validate
 from nemorl.errors import ConfigError, DataError
-from nemorl.plugins.policy import read_policy
 from nemorl.storage.run_directory import to_yaml
 from nemorl_base.mappings import apply_overrides, read_source
+from nemorl_base.plugin_policy import read_policy
 from nemorl_base.reading import MAX_DEPTH, UnreadableError, parse_json, read_text
 from nemorl_base.yaml_text import format_yaml, parse_yaml
 from nemorl_rl.data import rows_of

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
+from nemorl_base.plugin_policy import KEYS, PluginPolicy, normalize
 from nemorl_base.reading import shown
 from nemorl_base.standard_plugins import STANDARD_PLUGINS
 from nemorl_base.suggest import did_you_mean
@@ -17,7 +18,6 @@ from nemorl.config.component import Component
 from nemorl.errors import ConfigIssue
 from nemorl.plugins.index import KINDS
 from nemorl.plugins.kinds import HookConfig, ReportSectionConfig
-from nemorl.plugins.policy import KEYS, PluginPolicy, normalize
 from nemorl.plugins.registry import registry
 
 DISTRIBUTION = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")

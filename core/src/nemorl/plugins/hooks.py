@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 from nemorl_base.deadlines import deadline
 from nemorl_base.hook_signatures import Implementation, implementations
+from nemorl_base.plugin_policy import HOUSE
 
 from nemorl.errors import ForeignError, NemorlError, PluginError, boundary
-from nemorl.plugins.policy import HOUSE
 from nemorl.plugins.registry import Registry
 
 if TYPE_CHECKING:

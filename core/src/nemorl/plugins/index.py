@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from nemorl_base.distributions import RECORD, InstalledDistribution, installed, points_of
 from nemorl_base.owner import DAMAGED, DamagedPoint, described, owner_of
+from nemorl_base.plugin_policy import HOUSE, PluginPolicy, machine_policy, normalize
 from nemorl_base.standard_plugins import STANDARD_PLUGINS
 from nemorl_base.suggest import did_you_mean
 
 from nemorl.errors import PluginError, PluginNotFoundError, UsageError
 from nemorl.plugins.diagnosis import Diagnostic
-from nemorl.plugins.policy import HOUSE, PluginPolicy, machine_policy, normalize
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -166,14 +166,8 @@ class Index:
 
     def __init__(self, points: Sequence[metadata.EntryPoint], policy: PluginPolicy | None = None) -> None:
         self.policy = policy or PluginPolicy()
-        self._points = tuple(point for point in points if point.group not in (NAMES, FINDERS, LAUNCH_CHECKS))
-        self._named = tuple(point for point in points if point.group == NAMES)
-        self._checks = tuple(point for point in points if point.group == LAUNCH_CHECKS)
-
-    @property
-    def points(self) -> tuple[metadata.EntryPoint, ...]:
+        self.points = tuple(points)
         """All that it was made of, whatever becomes of it."""
-        return (*self._points, *self._named, *self._checks)
 
     @classmethod
     def installed(cls, policy: PluginPolicy | None = None) -> Index:
@@ -198,29 +192,30 @@ class Index:
 
     def with_entry(self, point: metadata.EntryPoint) -> Index:
         """This index and one more entry (``register_*`` decorators), in place of one that reads the same."""
-        others = (other for other in self._points if other != point)
-        return Index((*others, point, *self._named, *self._checks), self.policy)
+        return Index((*(other for other in self.points if other != point), point), self.policy)
 
     @cached_property
     def names(self) -> Mapping[str, metadata.EntryPoint]:
         """What distributions contribute to ``nemorl``, the first of each name, where the policy admits them."""
         found: dict[str, metadata.EntryPoint] = {}
-        for point in self._named:
-            if self.policy.admits(owner_of(point)[0]):
+        for point in self.points:
+            if point.group == NAMES and self.policy.admits(owner_of(point)[0]):
                 found.setdefault(point.name, point)
         return found
 
     @property
     def launch_checks(self) -> Mapping[str, metadata.EntryPoint]:
         """Checks before a launch by ``distribution:name``, where the policy admits their distributions."""
-        owned = [(owner_of(point)[0], point) for point in self._checks]
+        owned = [(owner_of(point)[0], point) for point in self.points if point.group == LAUNCH_CHECKS]
         known = HOUSE.union(STANDARD_PLUGINS.values())
         return {f"{who}:{point.name}": point for who, point in owned if who in known and self.policy.admits(who)}
 
     @cached_property
     def entries(self) -> tuple[PluginEntry, ...]:
         found: dict[tuple[str, str, str], PluginEntry] = {}
-        for point in self._points:
+        for point in self.points:
+            if point.group in (NAMES, FINDERS, LAUNCH_CHECKS):
+                continue
             distribution, version, damage = owner_of(point)
             entry = PluginEntry(point.group.removeprefix(PREFIX), point.name, distribution, version, point.value, point)
             entry = entry if damage is None else _unreadable(entry, damage)

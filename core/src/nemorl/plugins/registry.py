@@ -12,11 +12,11 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from nemorl_base.deadlines import deadline
+from nemorl_base.plugin_policy import PluginPolicy
 from stevedore import DriverManager
 
 from nemorl.errors import DeadlineError, ForeignError, NemorlError, PluginError, boundary
 from nemorl.plugins.index import KINDS, PREFIX, Index, PluginEntry, singular
-from nemorl.plugins.policy import PluginPolicy
 
 if TYPE_CHECKING:
     from nemorl.config.base import Config

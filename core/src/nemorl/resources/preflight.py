@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from nemorl_base.deadlines import deadline
 from nemorl_base.files import folder_refusal
+from nemorl_base.plugin_policy import normalize
 from nemorl_base.reading import shown
 
 from nemorl.errors import ConfigIssue, boundary
-from nemorl.plugins.policy import normalize
 from nemorl.plugins.registry import registry
 
 if TYPE_CHECKING:

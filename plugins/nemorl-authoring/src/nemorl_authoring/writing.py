@@ -10,7 +10,7 @@ from pathlib import Path
 from nemorl.errors import UsageError
 from nemorl.plugins import registry
 from nemorl.plugins.index import singular
-from nemorl.plugins.policy import normalize
+from nemorl_base.plugin_policy import normalize
 
 from nemorl_authoring.names import COMMON, PACKAGES, Names
 

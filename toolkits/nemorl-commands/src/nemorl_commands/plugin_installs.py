@@ -19,7 +19,7 @@ from nemorl import __version__
 from nemorl.errors import PluginError, PluginNotFoundError, UsageError
 from nemorl.plugins import Index
 from nemorl.plugins.index import PREFIX, singular
-from nemorl.plugins.policy import normalize
+from nemorl_base.plugin_policy import normalize
 from nemorl_isolation.venvs import IsolatedPoint, distribution_name, remove_venv, venv_of, write_record
 
 from nemorl_commands.answers import AsJson, echo_json

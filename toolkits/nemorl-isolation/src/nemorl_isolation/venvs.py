@@ -19,10 +19,10 @@ from typing import Any, cast
 
 from nemorl.errors import PluginError, UsageError
 from nemorl.plugins.index import ForeignPoint
-from nemorl.plugins.policy import normalize
 from nemorl_base.distributions import points_of
 from nemorl_base.files import replace_text
 from nemorl_base.owner import DAMAGED, DamagedPoint
+from nemorl_base.plugin_policy import normalize
 
 HOME = "NEMORL_HOME"
 """Environment variable: the folder that holds isolated plugins. Unset: the user's data folder."""

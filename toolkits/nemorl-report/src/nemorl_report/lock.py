@@ -18,9 +18,9 @@ from nemorl.config.run import RunConfig
 from nemorl.errors import PluginError, UsageError
 from nemorl.plugins import PluginEntry, registry
 from nemorl.plugins.kinds import PluginConfig
-from nemorl.plugins.policy import HOUSE
 from nemorl.plugins.registry import config_bases
 from nemorl_base.files import replace_text
+from nemorl_base.plugin_policy import HOUSE
 from pydantic import BaseModel
 
 from nemorl_report.lock_files import files_of, foreign_bytecode, hash_of
