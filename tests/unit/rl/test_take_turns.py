@@ -9,8 +9,12 @@ from typing import Any
 import nemorl
 import pytest
 from nemorl.errors import ConfigError
+from nemorl.plugins.index import Index
+from nemorl.plugins.registry import Registry
 from nemorl_commands.console import Console
+from nemorl_dtensor import DTensorConfig
 from nemorl_testing.models import tiny_model as saved_model
+from nemorl_testing.registries import use_registry
 from recorded_messages import Raises
 
 ROWS = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(6)]
@@ -81,3 +85,14 @@ def test_what_cannot_take_turns_is_refused(tiny_model: Path, tmp_path: Path, rai
 def test_by_default_nobody_moves_on_a_cpu(tiny_model: Path, tmp_path: Path) -> None:
     assert not settings(tiny_model, tmp_path, RUNS["grpo"]).takes_turns
     assert settings(tiny_model, tmp_path, RUNS["grpo"], take_turns=True).takes_turns
+
+
+def test_a_model_beside_the_policy_must_be_able_to_leave_as_well(
+    tiny_model: Path, tmp_path: Path, raises: Raises
+) -> None:
+    class Staying(DTensorConfig):
+        supports = DTensorConfig.supports - {"offload"}
+
+    with use_registry(Registry(Index.installed())) as registry, raises(ConfigError, path="critic.backend"):
+        registry.register("training_backends", "staying", Staying)
+        settings(tiny_model, tmp_path, {**RUNS["ppo"], "critic": {"backend": "staying"}}, take_turns=True)

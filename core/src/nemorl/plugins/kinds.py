@@ -221,6 +221,8 @@ class WeightTransportConfig(PluginConfig):
     """Whether both sides may be on the same device."""
     reaches_subprocesses: ClassVar[bool] = False
     """Whether a payload can be fetched in any process within reach, such as those that an engine starts."""
+    takes_device_memory: ClassVar[bool] = False
+    """Whether it lies on the trainer's device: engines copy it, and where they share devices it is then released."""
 
     def build(self) -> WeightTransport:
         """One end of the transport; a run builds one on each side."""

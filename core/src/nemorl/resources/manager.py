@@ -21,13 +21,13 @@ from nemorl.errors import WorkerLostError
 from nemorl.resources.factories import TrainingFactory
 from nemorl.resources.local import LocalWorkerGroup
 from nemorl.resources.policies import TrainingPolicy, Turn, always_there
-from nemorl.resources.worker import AttachedFactory, AttachedGroup, WorkerContext, WorkerFactory
+from nemorl.resources.worker import AttachedFactory, AttachedGroup, HostGroup, WorkerContext, WorkerFactory
 
 
 class Launcher(Protocol):
     """Puts worker groups somewhere."""
 
-    def training_group(self, factory: TrainingFactory, name: str) -> WorkerGroup: ...
+    def training_group(self, factory: TrainingFactory, name: str) -> HostGroup: ...
 
     def engine_group(self, factory: WorkerFactory, name: str) -> WorkerGroup:
         """The engines that ``RunConfig.sampler`` describes: independent replicas."""
@@ -50,7 +50,7 @@ class LocalLauncher:
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
 
-    def training_group(self, factory: TrainingFactory, name: str) -> WorkerGroup:
+    def training_group(self, factory: TrainingFactory, name: str) -> HostGroup:
         return LocalWorkerGroup(factory, self._context, name)
 
     def engine_group(self, factory: WorkerFactory, name: str) -> WorkerGroup:
@@ -83,7 +83,7 @@ class ResourceManager:
         self._restarts: deque[float] = deque()
         """Moments of ``time.monotonic()`` at which workers were replaced, within the last ``restart_window_s``."""
         self._counting = threading.Lock()
-        self.training: WorkerGroup | None = None
+        self.training: HostGroup | None = None
         """The workers of the policy, once there are any."""
         self.auxiliaries: dict[str, WorkerGroup] = {}
         """The workers of other models, by role."""
@@ -110,9 +110,8 @@ class ResourceManager:
         config = self.config
         policy = _planned(config.policy, planned_updates)
         factory = TrainingFactory(policy, config.needs_reference, config.policy_head)
-        self.training = self.own(
-            self.launcher.training_group(factory, f"training backend {short_name(policy.backend)}")
-        )
+        self.training = self.launcher.training_group(factory, f"training backend {short_name(policy.backend)}")
+        self.own(self.training)
         return TrainingPolicy(self.training, self.turn_of("policy"), "shared_prefixes" in policy.backend.supports)
 
     def auxiliary_policy(self, role: str, auxiliary: AuxiliaryModel, planned_updates: int) -> TrainingPolicy:

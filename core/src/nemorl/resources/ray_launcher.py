@@ -11,7 +11,7 @@ from nemorl.resources.factories import TrainingFactory
 from nemorl.resources.ray_cluster import RayVirtualCluster
 from nemorl.resources.ray_session import RaySession
 from nemorl.resources.ray_workers import GroupSettings, RayWorkerGroup
-from nemorl.resources.worker import AttachedFactory, AttachedGroup, WorkerContext, WorkerFactory
+from nemorl.resources.worker import AttachedFactory, AttachedGroup, HostGroup, WorkerContext, WorkerFactory
 
 
 class RayLauncher:
@@ -41,7 +41,7 @@ class RayLauncher:
                 self._stack.callback(self._generation.shutdown)
             undo.pop_all()
 
-    def training_group(self, factory: TrainingFactory, name: str) -> WorkerGroup:
+    def training_group(self, factory: TrainingFactory, name: str) -> HostGroup:
         policy = factory.policy
         settings = GroupSettings(
             share=self._training_share,

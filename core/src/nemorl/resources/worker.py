@@ -34,8 +34,8 @@ class WorkerContext:
 WorkerFactory = Callable[[WorkerContext], Any]
 """Builds the object that a worker process holds: a class, or a picklable function. It runs inside the process."""
 
-Role = Literal["backend", "engine"]
-"""An object of a worker process: the backend that it was made for, or the engine that is attached to it."""
+Role = Literal["backend", "engine", "host"]
+"""An object of a worker process: the backend that it was made for, the engine attached to it, or what holds both."""
 
 AttachedFactory = Callable[[Any, WorkerContext], Any]
 """Builds an object that lives in another one's process, given that one: an engine over a trainer's own weights."""
@@ -56,7 +56,7 @@ class WorkerHost:
 
     def call(self, role: Role, method: str, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         """One method of the object in a role."""
-        owner = self.worker if role == "backend" else self._engine
+        owner = {"backend": self.worker, "engine": self._engine, "host": self}[role]
         return getattr(owner, method)(*args, **(kwargs or {}))
 
     def publish(self, name: str, version: int) -> WeightHandle | None:
@@ -74,6 +74,10 @@ class WorkerHost:
         if self._engine is not None:
             self._engine.shutdown()
         self.worker.shutdown()
+        self.withdraw()
+
+    def withdraw(self) -> None:
+        """Release what was published."""
         for sender in self._senders.values():
             sender.close()
         self._senders = {}

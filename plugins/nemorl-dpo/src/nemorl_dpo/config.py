@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from nemorl.config import RunConfig
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
+from nemorl_rl.config import offload_problems
 from nemorl_rl.declared_metrics import pair_metrics
 from pydantic import Field
 
@@ -67,6 +68,14 @@ class DPOConfig(RunConfig):
             )
         if not self.preference_loss_weight and not self.sft_loss_weight:
             yield ConfigIssue("preference_loss_weight", "both losses weigh 0: nothing would be learnt", "use 1.0")
+
+        if self.takes_turns:
+            yield from offload_problems(self)
+
+    @property
+    def takes_turns(self) -> bool:
+        """Policy and reference: only where it is asked for, as they change places in every step."""
+        return self.needs_reference and bool(self.cluster.take_turns)
 
     @property
     def averages_preference(self) -> bool:

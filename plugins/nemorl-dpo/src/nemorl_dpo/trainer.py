@@ -12,6 +12,7 @@ from nemorl.metrics import Mean, Metrics, values
 from nemorl.trainer import BaseTrainer
 from nemorl.types import Row
 from nemorl_rl.encoding import EncodedPair, encode_pair
+from nemorl_rl.tenant_resources import TenantResources
 from nemorl_rl.tokenizer import Tokenizer
 from nemorl_tensors import TokenBatch, pair_batch, segment_sum
 
@@ -27,6 +28,7 @@ class DPOTrainer(BaseTrainer[DPOConfig]):
     """Learns to prefer the chosen responses more than the initial policy does."""
 
     config_class = DPOConfig
+    resources_class = TenantResources
 
     def setup(self) -> None:
         self.tokenizer = Tokenizer.of(self.config.policy)

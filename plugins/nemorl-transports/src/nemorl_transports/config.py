@@ -44,6 +44,7 @@ class CudaIpcConfig(WeightTransportConfig):
     reach: ClassVar[Distance] = "node"
     devices: ClassVar[frozenset[str]] = frozenset({"cuda"})
     reaches_subprocesses: ClassVar[bool] = True
+    takes_device_memory: ClassVar[bool] = True
 
     def build(self) -> WeightTransport:
         from nemorl_transports.cuda_ipc import CudaIpc

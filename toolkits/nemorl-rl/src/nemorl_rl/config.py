@@ -24,6 +24,25 @@ from nemorl_rl.declared_metrics import ROLLOUT_METRICS
 from nemorl_rl.transport_choice import choose_transport
 
 
+def offload_problems(config: RunConfig) -> Iterator[ConfigIssue]:
+    """Models of a run whose backend cannot leave the devices' memory, which ``cluster.take_turns`` asks of all."""
+    own = config.policy.backend
+    models = {role: model.policy.backend for role, model in config.auxiliary_models.items()}
+    # One that is not set is the policy's.
+    for role, backend in {"policy": own, **{role: found for role, found in models.items() if found != own}}.items():
+        if "offload" not in backend.supports:
+            yield _stays(f"{role}.backend", backend, "leave the devices' memory")
+
+
+def _stays(path: str, backend: Any, what: str) -> ConfigIssue:
+    name = type(backend).__name__.removesuffix("Config")
+    return ConfigIssue(
+        path,
+        f"{name} cannot {what}, which cluster.take_turns asks for",
+        "choose another backend, or set cluster.take_turns: false",
+    )
+
+
 class BreakerConfig(Config):
     """When steps that teach nothing end the run, or are warned of.
 
@@ -237,16 +256,9 @@ class RolloutRunConfig(RunConfig):
             message = "generation has devices of its own: nobody takes turns with it"
             yield ConfigIssue("cluster.take_turns", message, "remove it, or set colocated: true")
             return
-        needs = {
-            "policy.backend": (self.policy.backend, "offload", "leave the devices' memory"),
-            "generation.backend": (self.generation.backend, "sleep", "sleep"),
-        }
-        for path, (backend, capability, what) in needs.items():
-            if capability not in backend.supports:
-                message = (
-                    f"{type(backend).__name__.removesuffix('Config')} cannot {what}, which cluster.take_turns asks for"
-                )
-                yield ConfigIssue(path, message, "choose another backend, or set cluster.take_turns: false")
+        yield from offload_problems(self)
+        if "sleep" not in self.generation.backend.supports:
+            yield _stays("generation.backend", self.generation.backend, "sleep")
 
     def _generation_problems(self) -> Iterator[ConfigIssue]:
         yield from self.generation.backend.policy_problems(

@@ -25,14 +25,16 @@ class GenerationPolicy:
         workers: WorkerGroup,
         revive: Callable[[WorkerLostError], None] | None = None,
         turn: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext(),
+        on_update: Callable[[], None] = lambda: None,
     ) -> None:
         """
         Args:
             workers: Independent replicas of one engine.
             revive: Replaces lost replicas with ones that hold the newest weights, or raises the error it is given.
             turn: Gives it the devices for a phase (``nemorl_rl.tenants``), where it shares them.
+            on_update: Told when all replicas have new weights.
         """
-        self.workers, self._turn = workers, turn
+        self.workers, self._turn, self._on_update = workers, turn, on_update
         self._revive = revive
         self._lives = 0
         self._reviving = threading.Lock()
@@ -61,6 +63,7 @@ class GenerationPolicy:
     def _update_weights(self, handle: WeightHandle) -> None:
         with self._turn(SYNC):
             self.workers.call("update_weights", handle, handle.version)
+        self._on_update()
 
     def _with_replacements(self, call: Callable[[], T]) -> T:
         """The result of ``call``, made again whenever a replica was lost and replaced."""

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nemorl.config.cluster import ClusterConfig
-from nemorl.config.models import AuxiliaryModel, GenerationConfig, PolicyConfig
+from nemorl.config.models import GenerationConfig, PolicyConfig
 from nemorl.contracts import WorkerGroup
 from nemorl.errors import WorkerLostError
 from nemorl.plugins.kinds import TrainingBackendConfig
-from nemorl.resources.manager import LocalLauncher, ResourceManager, short_name
-from nemorl.resources.policies import TrainingPolicy, Turn
+from nemorl.plugins.registry import registry
+from nemorl.resources.manager import LocalLauncher, short_name
 from nemorl.resources.worker import WorkerContext
 from nemorl.weights import WeightHandle, in_process_handle
 
 from nemorl_rl.config import RolloutRunConfig
 from nemorl_rl.generation_policy import GenerationPolicy
-from nemorl_rl.tenants import ENGINE, POLICY, SYNC, EngineTenant, Parts, Tenancy, TrainingTenant, phases
+from nemorl_rl.tenant_resources import TenantResources
+from nemorl_rl.tenants import ENGINE, SYNC, EngineTenant, Parts, Residents, phases
 
 if TYPE_CHECKING:
     from nemorl.contracts import GenerationBackend, TrainingBackend
@@ -49,7 +50,7 @@ class AttachedEngineFactory:
         return self.generation.backend.build_in(trainer, self.generation, self.policy, context)
 
 
-class RolloutResources(ResourceManager):
+class RolloutResources(TenantResources):
     """Decides, besides, where engines run and how weights travel to them."""
 
     config: RolloutRunConfig
@@ -58,36 +59,19 @@ class RolloutResources(ResourceManager):
         self, config: RolloutRunConfig, run_dir: Path, *, on_restart: Callable[[str], None] = lambda _: None
     ) -> None:
         self._published: WeightHandle | None = None
+        """The newest weights, as long as they can be fetched."""
+        self._version = 0
+        self._shares_weights = config.shares_weights
         self._sampler = config.sampler  # it asks the registry, once for all updates
-        self._tenancy: Tenancy | None = None
-        if config.takes_turns:
-            models = {POLICY: config.policy, **{role: model.policy for role, model in config.auxiliary_models.items()}}
-            adapted = [role for role, policy in models.items() if policy.lora is not None]
-            table = phases(list(models), shares_weights=config.shares_weights, adapted=adapted)
-            self._tenancy = Tenancy(table, limit_s=config.cluster.worker_timeout_s)
-        self._movable: dict[str, tuple[PolicyConfig, WorkerGroup]] = {}
-        """Trained models that can leave the devices' memory, by role."""
         super().__init__(config, run_dir, on_restart=on_restart)
 
-    def training_policy(self, planned_updates: int) -> TrainingPolicy:
-        policy = super().training_policy(planned_updates)
-        self._admit(POLICY, self.config.policy, policy.workers)
-        return policy
-
-    def auxiliary_policy(self, role: str, auxiliary: AuxiliaryModel, planned_updates: int) -> TrainingPolicy:
-        policy = super().auxiliary_policy(role, auxiliary, planned_updates)
-        self._admit(role, auxiliary.policy, policy.workers)
-        return policy
-
-    def turn_of(self, role: str) -> Turn:
-        return lambda work: self._during(f"{role} {work}")
+    def _table(self, roles: list[str], adapted: list[str]) -> Mapping[str, Residents]:
+        return phases(roles, shares_weights=self._shares_weights, adapted=adapted)
 
     def restart_training(self, error: WorkerLostError) -> None:
-        if self._tenancy is not None and not self.config.shares_weights:
+        if self._tenancy is not None and not self._shares_weights:
             self._tenancy.send_away(ENGINE)
         super().restart_training(error)
-        for role, (model, workers) in self._movable.items():
-            self._admit(role, model, workers)
 
     def generation_policy(self) -> GenerationPolicy:
         """The generation policy: starts from the training policy's weights if there is one, else from disk."""
@@ -108,13 +92,15 @@ class RolloutResources(ResourceManager):
             group = self.own(self.launcher.engine_group(factory, name))
         parts: Parts = ("cache",) if config.shares_weights else ("weights", "cache")
         self._admit_engine(group, parts)
+        self._withdraw()
 
         def revive(error: WorkerLostError) -> None:
             self.count_restart(error)
-            self.launcher.restart(group, replace(factory, weights=self._published))
+            self.launcher.restart(group, replace(factory, weights=self._newest()))
             self._admit_engine(group, parts)
+            self._withdraw()
 
-        return GenerationPolicy(group, revive, self._during)
+        return GenerationPolicy(group, revive, self._during, on_update=self._withdraw)
 
     def weight_handle(self, version: int) -> WeightHandle:
         """The training policy's current weights, over the transport that both sides declare."""
@@ -124,15 +110,30 @@ class RolloutResources(ResourceManager):
         assert self._sampler.transport is not None, "the config checks that the backends share a transport"
         with self._during(SYNC):
             self._published = self.training.publish(self._sampler.transport, version)
+        self._version = version
         return self._published
 
-    def _during(self, phase: str) -> AbstractContextManager[None]:
-        return self._tenancy.during(phase) if self._tenancy is not None else nullcontext()
+    @cached_property
+    def _is_lent(self) -> bool:
+        """What is published lies on a device that engines share, and they copy it."""
+        transport = self._sampler.transport
+        if transport is None or not self.config.cluster.colocated:
+            return False
+        found: bool = registry().load("weight_transports", transport).takes_device_memory
+        return found
 
-    def _admit(self, role: str, model: PolicyConfig, workers: WorkerGroup) -> None:
-        if self._tenancy is not None and "offload" in model.backend.supports:
-            self._movable[role] = (model, workers)
-            self._tenancy.admit(role, TrainingTenant(workers), ("weights", "optimizer", "gradients", "reference"))
+    def _withdraw(self) -> None:
+        """Every engine has the published weights: the device memory that they were published in is released."""
+        if self._is_lent and self._published is not None:
+            assert self.training is not None, "somebody published them"
+            self.training.call_as("host", "withdraw")
+            self._published = None
+
+    def _newest(self) -> WeightHandle | None:
+        """The weights for an engine that is built anew."""
+        if self._published is None and self.training is not None:
+            return self.weight_handle(self._version)
+        return self._published
 
     def _admit_engine(self, workers: WorkerGroup, parts: Parts) -> None:
         if self._tenancy is not None and "sleep" in self.config.generation.backend.supports:

@@ -132,12 +132,17 @@ class Tenancy:
             self._phase = None  # it may be in the way of what was there
 
     def send_away(self, name: str) -> None:
-        """A tenant leaves, if it is there: others are about to be built anew, with all that they have."""
+        """A tenant leaves, if it is there: others are about to be built, with all that they have."""
         with self._changed:
             if self._present.get(name):
                 self._phase = None
-                self._step("a restart", f"{name} leaving", partial(self._tenants[name].keep, ()))
+                self._step("another is built", f"{name} leaving", partial(self._tenants[name].keep, ()))
                 self._present[name] = set()
+
+    def send_all_away(self) -> None:
+        """All tenants leave: another is about to be built."""
+        for name in self._tenants:
+            self.send_away(name)
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
