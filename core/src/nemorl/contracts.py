@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from nemorl.metrics import Metrics
     from nemorl.plugins.kinds import DatasetConfig
-    from nemorl.weights import Export, WeightHandle
+    from nemorl.weights import Export, Form, WeightHandle
 
 WeightsName = Literal["policy", "reference"]
 """The weights that log-probs are asked of: the current ones or the frozen initial ones.
@@ -141,8 +141,8 @@ class GenerationBackend(Protocol):
         """One list per request, one completion per seed. Token ids in, token ids and log-probs out."""
         ...
 
-    def update_weights(self, handle: WeightHandle, version: int) -> None:
-        """Generate from these weights from now on; caches computed with older ones are dropped."""
+    def update_weights(self, handle: WeightHandle, version: int) -> int | None:
+        """Generate from these weights from now on, without caches of older ones. Returns the bytes read, if counted."""
         ...
 
     def shutdown(self) -> None:
@@ -312,7 +312,7 @@ class WorkerGroup(Protocol):
         """Call with ``shards[i]`` as arguments on data-parallel rank i; one result per shard."""
         ...
 
-    def publish(self, transport: str, version: int) -> WeightHandle:
+    def publish(self, transport: str, version: int, form: Form = "model") -> WeightHandle:
         """The weights that the ranks hold together, made available over a transport."""
         ...
 

@@ -26,6 +26,8 @@ _OWN = f"nemorl-core:{IN_PROCESS}"
 
 Distance = Literal["process", "node", "cluster"]
 """What trainer and generator share: their process, their node, or only the network."""
+Form = Literal["model", "adapters"]
+"""The policy as a plain model, or the tensors of its LoRA adapters alone (capability ``adapters``)."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class WeightHandle:
     version: int
     payload: Any
     """Whatever the transport's ``publish`` returned; ``in_process``: the backend's ``export_weights``."""
+    form: Form = "model"
 
     @property
     def is_in_process(self) -> bool:
@@ -54,11 +57,7 @@ class WeightHandle:
 
 
 def transport(name: str) -> Any:
-    """A transport by the id of its plugin, ready to publish and fetch.
-
-    Raises:
-        PluginNotFoundError: there is none of this name.
-    """
+    """A transport by the id of its plugin, ready to publish and fetch. Raises ``PluginNotFoundError``."""
     return registry().load("weight_transports", name)().build()
 
 

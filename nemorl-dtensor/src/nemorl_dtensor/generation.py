@@ -89,12 +89,13 @@ class HFGeneration:
         decode_responses(chain.from_iterable(groups), self._decoder, RowSampler(self._device), limits)
         return [[response.completion(self._version) for response in group] for group in groups]
 
-    def update_weights(self, handle: WeightHandle, version: int) -> None:
+    def update_weights(self, handle: WeightHandle, version: int) -> int:
         """Generate from these weights from now on. ``in_process`` shares the trainer's tensors."""
-        bind_weights(self._model, self._names, handle, self._device)
+        read = bind_weights(self._model, self._names, handle, self._device)
         self._is_shared = handle.is_in_process
         self._version = version
         self._decoder = None
+        return read
 
     def sleep(self, level: Literal[1, 2]) -> None:
         """Drop the caches. Weights of its own leave; those that it shares with a trainer are the trainer's to move."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from nemorl.errors import BackendError, boundary
 from nemorl.weights import WeightHandle
+from nemorl_tensors.engines.buckets import CountedBuckets
 from torch import Tensor, nn
 
 from nemorl_dtensor.model import load_config
@@ -41,7 +42,7 @@ def empty_model(policy: PolicyConfig, device: str) -> PreTrainedModel:
     return model.eval()  # type: ignore[no-any-return]
 
 
-def bind_weights(model: PreTrainedModel, names: PublishedNames, handle: WeightHandle, device: torch.device) -> None:
+def bind_weights(model: PreTrainedModel, names: PublishedNames, handle: WeightHandle, device: torch.device) -> int:
     """Point the parameters of ``model`` at the tensors of ``handle``, sharing their memory where the form is the same.
 
     Args:
@@ -50,10 +51,14 @@ def bind_weights(model: PreTrainedModel, names: PublishedNames, handle: WeightHa
         handle: The weights.
         device: Weights that arrive elsewhere (``shared_memory`` brings them to the CPU) are copied to it.
 
+    Returns:
+        Bytes of these tensors.
+
     Raises:
         BackendError: Names or shapes are not those of the model.
     """
-    for name, tensor in names.in_memory(item for bucket in handle.buckets() for item in bucket.items()):
+    buckets = CountedBuckets(handle.buckets())
+    for name, tensor in names.in_memory(item for bucket in buckets for item in bucket.items()):
         _bind(model, name, tensor.detach().to(device))
     # An output head tied to the embedding may travel under one name only.
     model.tie_weights()
@@ -63,6 +68,7 @@ def bind_weights(model: PreTrainedModel, names: PublishedNames, handle: WeightHa
             f"the trainer sent no weights for {len(missing)} parameters: {', '.join(missing[:5])}",
             fix="export every parameter under its Hugging Face name",
         )
+    return buckets.nbytes
 
 
 def _bind(model: PreTrainedModel, name: str, tensor: Tensor) -> None:

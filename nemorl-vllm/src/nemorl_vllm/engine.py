@@ -12,11 +12,12 @@ import torch
 from nemorl.errors import BackendError
 from nemorl_tensors.engines.model_config import read_model_config
 
+from nemorl_vllm.adapters import engine_arguments
 from nemorl_vllm.config import LATENT_ATTENTION, USE_HF
 from nemorl_vllm.environment import as_guest, import_vllm, undecorated_transformers
 
 if TYPE_CHECKING:
-    from nemorl.config.models import PolicyConfig
+    from nemorl.config.models import LoraConfig, PolicyConfig
     from nemorl.resources.worker import WorkerContext
 
     from nemorl_vllm.config import VLLMConfig
@@ -33,7 +34,13 @@ WEIGHT_TRANSFER = "nemorl"
 
 
 def build_engine(
-    policy: PolicyConfig, worker: WorkerContext, options: VLLMConfig, *, max_model_len: int, empty: bool
+    policy: PolicyConfig,
+    worker: WorkerContext,
+    options: VLLMConfig,
+    *,
+    max_model_len: int,
+    empty: bool,
+    lora: LoraConfig | None = None,
 ) -> Any:
     """A ``vllm.v1.engine.llm_engine.LLMEngine`` that runs in the calling thread, whenever ``step()`` is called.
 
@@ -43,6 +50,7 @@ def build_engine(
         options: The backend's options.
         max_model_len: Most tokens of prompt and response.
         empty: Leave the weights to be loaded later, instead of reading them from disk.
+        lora: Make room for an adapter like this.
 
     Raises:
         BackendError: vLLM cannot start; says why.
@@ -53,7 +61,8 @@ def build_engine(
         from vllm.v1.engine.llm_engine import LLMEngine
         from vllm.v1.executor import Executor
 
-        config = engine_args(policy, worker, options, max_model_len=max_model_len, empty=empty).create_engine_config()
+        arguments = engine_args(policy, worker, options, max_model_len=max_model_len, empty=empty, lora=lora)
+        config = arguments.create_engine_config()
         if worker.device == "cpu" and config.model_config.use_mla:
             raise BackendError(f"model {policy.model_name!r}: {LATENT_ATTENTION}", fix=USE_HF)
         if worker.device.startswith("cuda:"):
@@ -88,7 +97,13 @@ def _few_collections() -> Iterator[None]:
 
 
 def engine_args(
-    policy: PolicyConfig, worker: WorkerContext, options: VLLMConfig, *, max_model_len: int, empty: bool
+    policy: PolicyConfig,
+    worker: WorkerContext,
+    options: VLLMConfig,
+    *,
+    max_model_len: int,
+    empty: bool,
+    lora: LoraConfig | None = None,
 ) -> Any:
     """The settings of the engine, as ``vllm.EngineArgs``."""
     from vllm import EngineArgs
@@ -101,6 +116,8 @@ def engine_args(
         # After the first part of a prompt vLLM takes back the random number it drew for it, which generators of the CPU
         # cannot do. So a prompt is computed whole there, whatever its length.
         further = {"enable_chunked_prefill": False, "max_num_batched_tokens": max(CPU_BATCH_TOKENS, max_model_len)}
+    if lora is not None:
+        further |= engine_arguments(lora)
     return EngineArgs(
         model=policy.model_name,
         tokenizer=policy.tokenizer.name,

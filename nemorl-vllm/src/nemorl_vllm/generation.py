@@ -18,6 +18,7 @@ from nemorl.weights import WeightHandle, transport
 from nemorl_rl.tokenizer import Tokenizer
 from nemorl_tensors.engines.model_config import read_model_config
 
+from nemorl_vllm.adapters import AdapterFolder
 from nemorl_vllm.engine import build_engine, close_engine
 from nemorl_vllm.loop import EngineLoop
 from nemorl_vllm.sleeping import TAGS, sleep_of
@@ -53,11 +54,20 @@ class VLLMGeneration:
         self._away: set[MemoryPart] = set()
         self._unusable: BackendError | None = None
         """Why the weights are unusable, after an update that failed half way."""
+        lora = policy.lora if weights is not None and weights.form == "adapters" else None
+        self._adapters = AdapterFolder(lora) if lora is not None else None
+        """Where updates bring adapters alone. The model is then the stored one"""
         self._loop = EngineLoop(
             lambda: build_engine(
-                policy, worker, options, max_model_len=self._limits.max_tokens, empty=weights is not None
+                policy,
+                worker,
+                options,
+                max_model_len=self._limits.max_tokens,
+                empty=weights is not None and lora is None,
+                lora=lora,
             ),
             close_engine,
+            adapter=self._adapters.request() if self._adapters is not None else None,
         )
         if weights is None:
             self._loop.call(lambda engine: engine.set_weight_version("0"))
@@ -89,18 +99,28 @@ class VLLMGeneration:
             outputs = iter(self._loop.generate(samples))
         return [[_completion(next(outputs)) for _ in request.seeds] for request in requests]
 
-    def update_weights(self, handle: WeightHandle, version: int) -> None:
+    def update_weights(self, handle: WeightHandle, version: int) -> int:
         """Generate from these weights from now on, also where a sequence is half done."""
+        if (handle.form == "adapters") != (self._adapters is not None):
+            raise BackendError(
+                f"weights in the form {handle.form!r} came to an engine that was built for another one",
+                fix="build a generator with the form that it will be given",
+            )
         with boundary("vLLM"):
+            if self._adapters is not None:
+                read = self._adapters.write(handle)
+                self._loop.call(lambda engine: self._exchange_adapters(engine, version))
+                return read
             if not self._one_process:
                 handle = self._for_all_processes(handle, version)
-            self._loop.call(lambda engine: self._exchange(engine, handle, version))
+            return self._loop.call(lambda engine: self._exchange(engine, handle, version))
 
     def sleep(self, level: Literal[1, 2]) -> None:
         """Give the memory back, between two steps. Nobody may generate meanwhile."""
         if self._away != set(TAGS):
+            kept: Literal[1, 2] = level if self._adapters is None else 1  # no update would bring the model itself
             with boundary("vLLM"):
-                self._loop.call(lambda engine: self._sleep.sleep(engine, level))
+                self._loop.call(lambda engine: self._sleep.sleep(engine, kept))
             self._away = set(TAGS)
 
     def wake(self, parts: Sequence[MemoryPart]) -> None:
@@ -120,6 +140,8 @@ class VLLMGeneration:
         """Take the engine down. Calling it twice is harmless."""
         self._loop.close()
         self._republisher.close()
+        if self._adapters is not None:
+            self._adapters.close()
 
     def _for_all_processes(self, handle: WeightHandle, version: int) -> WeightHandle:
         """Weights that every process which holds a part of the model can fetch by itself."""
@@ -127,18 +149,33 @@ class VLLMGeneration:
             return handle
         return WeightHandle(SHARED_MEMORY, version, self._republisher.publish(handle.buckets))
 
-    def _exchange(self, engine: Any, handle: WeightHandle, version: int) -> None:
+    def _exchange_adapters(self, engine: Any, version: int) -> None:
+        """Runs on the engine's thread."""
+        assert self._adapters is not None
+        try:
+            engine.add_lora(self._adapters.request(replaces=True))
+        except Exception:
+            self._give_up_weights(version)
+            raise
+        self._begin_version(engine, version)
+
+    def _exchange(self, engine: Any, handle: WeightHandle, version: int) -> int:
         """Runs on the engine's thread."""
         try:
             outcomes = engine.collective_rpc("nemorl_update_weights", args=(handle,))
         except Exception:
             self._give_up_weights(version)
             raise
-        not_fetched = [outcome for outcome in outcomes if outcome is not None]
+        not_fetched = [outcome for outcome in outcomes if not isinstance(outcome, int)]
         if not_fetched:
             if len(not_fetched) < len(outcomes):
                 self._give_up_weights(version)
             raise not_fetched[0].error
+        self._begin_version(engine, version)
+        read: int = outcomes[0]
+        return read
+
+    def _begin_version(self, engine: Any, version: int) -> None:
         # Keys and values of running sequences come from the old weights: computed again, they cost one prefill. Kept,
         # they would also be found by later requests with the same prefix.
         engine.reset_prefix_cache(reset_running_requests=True)

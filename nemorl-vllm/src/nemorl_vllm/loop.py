@@ -37,14 +37,15 @@ class Job:
 class EngineLoop:
     """An engine and its thread. Everything here may be called from any thread."""
 
-    def __init__(self, build: Callable[[], Any], close: Callable[[Any], None]) -> None:
+    def __init__(self, build: Callable[[], Any], close: Callable[[Any], None], adapter: Any = None) -> None:
         """Build the engine, on its thread.
 
         Args:
             build: Makes the ``LLMEngine``. What it raises is raised here.
             close: Takes it down.
+            adapter: The ``LoRARequest`` of every request.
         """
-        self._state = _State(build, close)
+        self._state = _State(build, close, adapter)
         self._thread = threading.Thread(target=self._state.run, name="nemorl-vllm", daemon=True)
         self._thread.start()
         self._state.ready.result()
@@ -84,12 +85,12 @@ class EngineLoop:
 class _State:
     """What the thread works on. It does not refer to the ``EngineLoop``, which can so be collected and end it."""
 
-    def __init__(self, build: Callable[[], Any], close: Callable[[Any], None]) -> None:
+    def __init__(self, build: Callable[[], Any], close: Callable[[Any], None], adapter: Any) -> None:
         self.inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         """Commands in order; ``None`` ends the thread."""
         self.ready: Future[None] = Future()
         self.engine: Any = None
-        self._build, self._close_engine = build, close
+        self._build, self._close_engine, self._adapter = build, close, adapter
         self._jobs: dict[str, tuple[Job, int]] = {}
         """Where the output of each running request belongs."""
         self._count = 0
@@ -121,7 +122,7 @@ class _State:
         try:
             for position, (prompt, params) in enumerate(job.requests):
                 name, self._count = str(self._count), self._count + 1
-                self.engine.add_request(name, tokens_input(list(prompt)), params)
+                self.engine.add_request(name, tokens_input(list(prompt)), params, lora_request=self._adapter)
                 self._jobs[name] = job, position
         except Exception as error:
             self.drop(job)

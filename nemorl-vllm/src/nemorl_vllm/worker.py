@@ -5,9 +5,12 @@ vLLM mixes :class:`WorkerExtension` into its worker class; ``collective_rpc`` ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from nemorl_vllm.environment import enable_amx
 
@@ -15,8 +18,10 @@ enable_amx()  # a worker of a multi-device engine is a fresh process: this modul
 
 from nemorl.errors import DeadlineError, WeightsLostError  # noqa: E402
 from nemorl.weights import WeightHandle  # noqa: E402
+from nemorl_tensors.engines.buckets import CountedBuckets  # noqa: E402
 from nemorl_tensors.engines.parking import Parking, bytes_held  # noqa: E402
 from vllm.config import set_current_vllm_config  # noqa: E402
+from vllm.lora.layers import BaseLayerWithLoRA  # noqa: E402
 
 import nemorl_vllm.transfer  # noqa: E402, F401  registers how weights get into the model
 
@@ -45,7 +50,7 @@ class WorkerExtension:
         """Give back the memory of keys and values, and of the weights: 1 keeps a copy of these, 2 does not."""
         self.nemorl_parking = self.nemorl_parking or Parking()
         self.nemorl_parking.leave("cache", self.model_runner.kv_caches, forget=True)
-        self.nemorl_parking.leave("weights", self.model_runner.model.parameters(), forget=level == 2)
+        self.nemorl_parking.leave("weights", _weights(self.model_runner.model), forget=level == 2)
 
     def nemorl_wake(self, parts: Sequence[str]) -> None:
         """Take it again."""
@@ -56,7 +61,7 @@ class WorkerExtension:
     def nemorl_held_bytes(self) -> dict[str, int]:
         """Bytes of weights and of cache on this device."""
         model = self.model_runner.model
-        return {"weights": bytes_held(model.parameters()), "cache": bytes_held(self.model_runner.kv_caches)}
+        return {"weights": bytes_held(_weights(model)), "cache": bytes_held(self.model_runner.kv_caches)}
 
     def nemorl_install_sampler(self) -> None:
         """Report log-probs as nemorl defines them."""
@@ -64,18 +69,19 @@ class WorkerExtension:
 
         self.model_runner.sampler = TemperatureLogprobSampler(self.model_runner.sampler)
 
-    def nemorl_update_weights(self, handle: WeightHandle) -> NotFetched | None:
+    def nemorl_update_weights(self, handle: WeightHandle) -> NotFetched | int:
         """Replace the model's weights in place, by vLLM's own steps of an update.
 
         Returns:
-            Why the weights are as before, if the trainer is gone or does not answer in time; else ``None``.
+            Bytes of the tensors that came; or why the weights are as before, if the trainer is gone or does not answer
+            in time.
 
         Raises:
             BackendError: Names or shapes are not those of the model. The weights are then no longer usable.
         """
         # Of all transports this one alone cannot fail on the way, and may make tensors as it goes.
         try:
-            buckets = handle.buckets() if handle.is_in_process else list(handle.buckets())
+            buckets = CountedBuckets(handle.buckets() if handle.is_in_process else list(handle.buckets()))
         except (WeightsLostError, DeadlineError) as error:
             return NotFetched(error)
         self.start_weight_update()
@@ -87,4 +93,12 @@ class WorkerExtension:
                 self.weight_transfer_engine.finish_weight_update()
             raise
         self.finish_weight_update()
-        return None
+        return buckets.nbytes
+
+
+def _weights(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """What the model multiplies with: its parameters, and the adapters that stand beside them."""
+    yield from model.parameters()
+    for layer in model.modules():
+        if isinstance(layer, BaseLayerWithLoRA):
+            yield from itertools.chain(layer.lora_a_stacked, layer.lora_b_stacked)

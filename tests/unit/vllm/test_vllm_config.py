@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nemorl.config import PolicyConfig
+from nemorl.config import PolicyConfig, load_config
+from nemorl.errors import ConfigError
 from pydantic import ValidationError
 from recorded_messages import Raises
 
@@ -72,3 +73,39 @@ def test_every_option_is_documented_with_its_default(page: str) -> None:
     for name, field in config.VLLMConfig.model_fields.items():
         default = field.get_default(call_default_factory=True)
         assert rows.get(name) == ("unset" if default is None else f"`{json.dumps(default)}`")
+
+
+def run(tiny_model: Path, *, lora: bool = True, **changes: Any) -> Any:
+    policy = {"lora": {"rank": 4}} if lora else {"init": "random"}
+    return load_config(
+        {
+            "algorithm": "grpo",
+            "model": str(tiny_model),
+            "max_steps": 1,
+            "generation": {"backend": "vllm", "max_new_tokens": 4},
+            **changes,
+            "policy": {"max_sequence_tokens": 32, **policy, **changes.get("policy", {})},
+        }
+    )
+
+
+FAR = {"num_nodes": 2, "gpus_per_node": 1, "address": "auto", "colocated": False}
+FAR_CPUS = {"num_nodes": 2, "workers_per_node": 1, "address": "auto", "colocated": False}
+
+
+def test_adapters_travel_merged_unless_asked_for_or_far(tiny_model: Path) -> None:
+    assert run(tiny_model).weight_form == "model"
+    assert run(tiny_model, rollouts={"adapters": "separate"}).weight_form == "adapters"
+    assert run(tiny_model, rollouts={"adapters": "merged"}).weight_form == "model"
+    assert run(tiny_model, lora=False).weight_form == "model"
+    assert run(tiny_model, cluster=FAR).weight_form == "adapters"
+    assert run(tiny_model, cluster=FAR_CPUS).weight_form == "model"  # there vLLM's adapters cost more than they save
+    assert run(tiny_model, cluster=FAR, rollouts={"adapters": "merged"}).weight_form == "model"
+
+
+def test_adapters_apart_need_some_and_an_engine_for_them(tiny_model: Path, raises: Raises) -> None:
+    apart = {"adapters": "separate"}
+    with raises(ConfigError, "policy.lora", path="rollouts.adapters"):
+        run(tiny_model, lora=False, rollouts=apart)
+    with raises(ConfigError, "hf", path="rollouts.adapters"):
+        run(tiny_model, rollouts=apart, generation={"max_new_tokens": 4})

@@ -7,7 +7,7 @@ from typing import Any
 
 from nemorl.errors import boundary
 from nemorl.resources.worker import AttachedFactory, Role, WorkerContext, WorkerFactory, WorkerHost
-from nemorl.weights import WeightHandle
+from nemorl.weights import Form, WeightHandle
 
 
 class LocalWorkerGroup:
@@ -41,9 +41,9 @@ class LocalWorkerGroup:
         assert len(shards) == 1, f"one rank cannot take {len(shards)} shards"
         return self.call_as(role, method, *shards[0])
 
-    def publish(self, transport: str, version: int) -> WeightHandle:
+    def publish(self, transport: str, version: int, form: Form = "model") -> WeightHandle:
         with boundary(self.name):
-            handle = self._host.publish(transport, version)
+            handle = self._host.publish(transport, version, form)
         assert handle is not None, "the only rank is rank 0"
         return handle
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from nemorl.errors import NemorlError
 from nemorl.resources.worker import AttachedFactory, Role, WorkerContext, WorkerFactory, WorkerHost
-from nemorl.weights import WeightHandle
+from nemorl.weights import Form, WeightHandle
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,8 @@ class RayWorker:
         """One method of the worker. Arguments stand at the top level, where Ray resolves references to shared ones."""
         return self._built.call(role, method, args, kwargs)
 
-    def publish(self, transport: str, version: int) -> WeightHandle | None:
-        return self._built.publish(transport, version)
+    def publish(self, transport: str, version: int, form: Form) -> WeightHandle | None:
+        return self._built.publish(transport, version, form)
 
     def shutdown(self) -> None:
         if self._host is not None:

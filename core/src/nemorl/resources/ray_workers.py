@@ -26,7 +26,7 @@ from nemorl.errors import BackendError, ForeignError, NemorlError, WorkerHungErr
 from nemorl.resources.ray_actor import RayWorker, WorkerFacts
 from nemorl.resources.ray_cluster import Place, RayVirtualCluster
 from nemorl.resources.worker import AttachedFactory, Role, WorkerContext, WorkerFactory
-from nemorl.weights import WeightHandle
+from nemorl.weights import Form, WeightHandle
 
 BLAME_S = 5.0
 """Time to look for a dead rank when another one fails: peers of a dead rank report a broken connection first."""
@@ -158,10 +158,10 @@ class RayWorkerGroup:
         shards = self.settings.shards or range(self._size)
         return [[rank for rank in range(self._size) if shards[rank] == shard] for shard in range(max(shards) + 1)]
 
-    def publish(self, transport: str, version: int) -> WeightHandle:
+    def publish(self, transport: str, version: int, form: Form = "model") -> WeightHandle:
         """Rank 0's handle to the weights that all ranks hold together."""
         with self._order:
-            calls = {rank: rank.actor.publish.remote(transport, version) for rank in self._ranks}
+            calls = {rank: rank.actor.publish.remote(transport, version, form) for rank in self._ranks}
         handle: WeightHandle = self._gather("publish", calls)[0]
         return handle
 

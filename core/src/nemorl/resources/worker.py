@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from nemorl.contracts import WorkerGroup
-from nemorl.weights import WeightHandle, transport
+from nemorl.weights import Form, WeightHandle, transport
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +59,16 @@ class WorkerHost:
         owner = {"backend": self.worker, "engine": self._engine, "host": self}[role]
         return getattr(owner, method)(*args, **(kwargs or {}))
 
-    def publish(self, name: str, version: int) -> WeightHandle | None:
+    def publish(self, name: str, version: int, form: Form = "model") -> WeightHandle | None:
         """The weights under ``version``, over the transport ``name``. Collective: rank 0 returns the handle."""
+        export = self.worker.export_weights if form == "model" else self.worker.export_adapters
         if self._context.rank > 0:
-            for _ in self.worker.export_weights():
+            for _ in export():
                 pass
             return None
         if name not in self._senders:
             self._senders[name] = transport(name)
-        return WeightHandle(name, version, self._senders[name].publish(self.worker.export_weights))
+        return WeightHandle(name, version, self._senders[name].publish(export), form)
 
     def shutdown(self) -> None:
         """Shut the engine and the object down, and release what was published."""
@@ -115,8 +116,8 @@ class AttachedGroup:
     def scatter(self, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
         return self._hosts.scatter_as("engine", method, shards)
 
-    def publish(self, transport: str, version: int) -> WeightHandle:
-        return self._hosts.publish(transport, version)
+    def publish(self, transport: str, version: int, form: Form = "model") -> WeightHandle:
+        return self._hosts.publish(transport, version, form)
 
     def shutdown(self) -> None:
         """Nothing: the hosts shut their engines down."""

@@ -17,9 +17,10 @@ from nemorl.metrics import MetricInfo
 from nemorl.plugins import registry
 from nemorl.plugins.kinds import EnvironmentConfig
 from nemorl.types import SamplingParams
-from nemorl.weights import IN_PROCESS
+from nemorl.weights import IN_PROCESS, Form
 from pydantic import Field, model_validator
 
+from nemorl_rl.adapters import ADAPTERS
 from nemorl_rl.declared_metrics import ROLLOUT_METRICS
 from nemorl_rl.transport_choice import choose_transport
 
@@ -80,6 +81,9 @@ class RolloutConfig(Config):
     exactly ``sync``. What is older is dropped and counted in ``dropped_stale_groups``."""
     max_batches_per_step: Annotated[int, RESUMABLE] = Field(10, ge=1, le=1_000_000)
     """Where an algorithm rejects groups (dynamic sampling): batches sampled for one step before the run gives up."""
+    adapters: Annotated[Literal["auto", "merged", "separate"], RESUMABLE] = "auto"
+    """How a policy with LoRA gets to an engine that can apply adapters (``vllm``): ``merged`` into the weights, or
+    ``separate``, the adapters alone. ``auto``: separate where weights travel between nodes with GPUs."""
     environment_timeout_s: float = Field(60.0, gt=0, le=LONGEST_WAIT_S)
     """Seconds the environment may take for one response; then it scores 0 and counts in ``environment_timeout``."""
     episode_timeout_s: float | None = Field(None, gt=0, le=LONGEST_WAIT_S)
@@ -242,6 +246,26 @@ class RolloutRunConfig(RunConfig):
         return self.is_attached or (is_here and "shared_weights" in self.generation.backend.supports)
 
     @property
+    def weight_form(self) -> Form:
+        """What a sync of weights carries."""
+        asked = self.rollouts.adapters
+        is_far = self.cluster.weight_distance == "cluster" and self.cluster.uses_gpus
+        is_separate = asked == "separate" or (asked == "auto" and is_far)
+        return "adapters" if is_separate and not self._adapter_obstacle else "model"
+
+    @property
+    def _adapter_obstacle(self) -> str:
+        """Why adapters cannot travel apart from the model; empty if they can."""
+        training, generation = self.policy.backend, self.generation.backend
+        if self.policy.lora is None:
+            return "the policy has none: policy.lora is unset"
+        if ADAPTERS not in training.supports:
+            return f"training backend {registry().name_of('training_backends', type(training))} cannot hand them over"
+        if ADAPTERS not in generation.supports:
+            return f"generation backend {registry().name_of('generation_backends', type(generation))} cannot apply them"
+        return ""
+
+    @property
     def takes_turns(self) -> bool:
         """Whether models leave the devices' memory while others work."""
         if self.cluster.take_turns is not None:
@@ -261,6 +285,9 @@ class RolloutRunConfig(RunConfig):
             yield _stays("generation.backend", self.generation.backend, "sleep")
 
     def _generation_problems(self) -> Iterator[ConfigIssue]:
+        if self.rollouts.adapters == "separate" and self._adapter_obstacle:
+            message = f"adapters cannot travel apart from the model: {self._adapter_obstacle}"
+            yield ConfigIssue("rollouts.adapters", message, "remove it")
         yield from self.generation.backend.policy_problems(
             self.policy, device=self.cluster.device, is_attached=self.is_attached
         )

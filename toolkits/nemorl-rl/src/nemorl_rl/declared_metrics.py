@@ -54,6 +54,12 @@ ROLLOUT_METRICS: Mapping[str, MetricInfo] = {
         smooth=True,
     ),
     "validation/avg_length": MetricInfo("Validation response length", "tokens", "tokens per response"),
+    "train/weight_sync_bytes": MetricInfo(
+        "Size of a weight sync",
+        "bytes",
+        "bytes of the tensors that an engine read at the last sync: of the whole model, or of LoRA adapters alone "
+        "(`rollouts.adapters`). One that shares the trainer's memory reads them there",
+    ),
     "train/max_gen_tokens_per_sample": MetricInfo("Longest response", "tokens", "tokens of the longest response"),
     "train/truncation_rate": MetricInfo(
         "How responses end",

@@ -56,14 +56,15 @@ class GenerationPolicy:
             ordered[rank::replicas] = part
         return ordered
 
-    def update_weights(self, handle: WeightHandle) -> None:
-        """Every replica generates from these weights from now on."""
-        self._with_replacements(lambda: self._update_weights(handle))
+    def update_weights(self, handle: WeightHandle) -> int | None:
+        """Every replica generates from these weights from now on. Returns the bytes that each read, if they count."""
+        return self._with_replacements(lambda: self._update_weights(handle))
 
-    def _update_weights(self, handle: WeightHandle) -> None:
+    def _update_weights(self, handle: WeightHandle) -> int | None:
         with self._turn(SYNC):
-            self.workers.call("update_weights", handle, handle.version)
+            read: list[int | None] = self.workers.call("update_weights", handle, handle.version)
         self._on_update()
+        return read[0]
 
     def _with_replacements(self, call: Callable[[], T]) -> T:
         """The result of ``call``, made again whenever a replica was lost and replaced."""

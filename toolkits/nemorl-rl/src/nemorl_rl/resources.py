@@ -62,7 +62,7 @@ class RolloutResources(TenantResources):
         """The newest weights, as long as they can be fetched."""
         self._version = 0
         self._shares_weights = config.shares_weights
-        self._sampler = config.sampler  # it asks the registry, once for all updates
+        self._sampler, self._form = config.sampler, config.weight_form  # they ask the registry, once for all updates
         super().__init__(config, run_dir, on_restart=on_restart)
 
     def _table(self, roles: list[str], adapted: list[str]) -> Mapping[str, Residents]:
@@ -109,7 +109,7 @@ class RolloutResources(TenantResources):
             return in_process_handle(None, version)  # nothing travels
         assert self._sampler.transport is not None, "the config checks that the backends share a transport"
         with self._during(SYNC):
-            self._published = self.training.publish(self._sampler.transport, version)
+            self._published = self.training.publish(self._sampler.transport, version, self._form)
         self._version = version
         return self._published
 

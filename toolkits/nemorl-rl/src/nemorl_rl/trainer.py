@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from nemorl.contracts import DataModule, DataSource
 from nemorl.environment import Environment
 from nemorl.errors import ConfigIssue
-from nemorl.metrics import Metrics
+from nemorl.metrics import Mean, Metrics
 from nemorl.plugins import registry
 from nemorl.run import TrainResult
 from nemorl.trainer import BaseTrainer
@@ -66,6 +66,8 @@ class RolloutTrainer(BaseTrainer[R]):
         """The policy as it samples."""
         self.rollouts: RolloutEngine
         self.buffer: AsyncRolloutBuffer | None = None
+        self._sync_bytes: int | None = None
+        """What a replica of the generator read of the weights of the last sync, if it counts"""
 
     # What an algorithm defines
 
@@ -110,7 +112,7 @@ class RolloutTrainer(BaseTrainer[R]):
     def sync_weights(self) -> None:
         """Give the generator the current policy: outside ``train_step`` it always has it."""
         with self.run.timer.phase("weight_sync"):
-            self.generation.update_weights(self.resources.weight_handle(self.progress.step))
+            self._sync_bytes = self.generation.update_weights(self.resources.weight_handle(self.progress.step))
         if self.buffer is not None:
             self.buffer.publish(self.progress.step)
         self.run.hooks.fire("on_weights_synced", trainer=self, step=self.progress.step, version=self.progress.step)
@@ -214,8 +216,8 @@ class RolloutTrainer(BaseTrainer[R]):
             return self.buffer.next_batch()
 
     def step_metrics(self, rows: Sequence[Row]) -> Metrics:
-        metrics = super().step_metrics(rows)
-        return {**metrics, **(self.buffer.metrics() if self.buffer is not None else {})}
+        metrics = {**super().step_metrics(rows), **(self.buffer.metrics() if self.buffer is not None else {})}
+        return metrics if self._sync_bytes is None else {**metrics, "weight_sync_bytes": Mean(self._sync_bytes)}
 
     def _rollout_seed(self, batch: int) -> int:
         return derive_seed(self.config.seed, "rollout", batch)

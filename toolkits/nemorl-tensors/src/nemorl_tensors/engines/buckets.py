@@ -29,3 +29,16 @@ def in_buckets(
             bucket, size = {}, 0
     if size:
         yield bucket
+
+
+class CountedBuckets:
+    """Weights on their way in, and the bytes of those that have come."""
+
+    def __init__(self, buckets: Iterable[Mapping[str, Tensor]]) -> None:
+        self._buckets = buckets
+        self.nbytes = 0
+
+    def __iter__(self) -> Iterator[Mapping[str, Tensor]]:
+        for bucket in self._buckets:
+            self.nbytes += sum(tensor.nbytes for tensor in bucket.values())
+            yield bucket
