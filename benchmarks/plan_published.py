@@ -10,11 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from nemorl_plan.devices import parse_fleet
-from nemorl_plan.models import HeldModel
-from nemorl_plan.scene import Engines, Scene, Work
+from nemorl.config import PolicyConfig
+from nemorl_megatron import MegatronConfig
 from nemorl_plan.seconds import step_time
+from nemorl_rl.devices import parse_fleet
+from nemorl_rl.memory_plan.engines import Engines
+from nemorl_rl.memory_plan.models import HeldModel
+from nemorl_rl.memory_plan.scene import Scene
+from nemorl_rl.memory_plan.work import Work
 from nemorl_rl.model_geometry import Geometry
+from nemorl_vllm import VLLMConfig
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,29 @@ class Published:
     source: str
     seconds: float
     scene: Scene
+
+
+def trained(
+    geometry: Geometry,
+    backend: MegatronConfig,
+    gpus: int,
+    *,
+    tensor: int,
+    row: int,
+    budget: int | None = None,
+    checkpointing: bool = False,
+    reference: bool = False,
+) -> HeldModel:
+    """A policy whose microbatches are full rows."""
+    policy = PolicyConfig(
+        backend=backend,
+        precision="bfloat16",
+        tensor_parallel_size=tensor,
+        activation_checkpointing=checkpointing,
+        max_sequence_tokens=row,
+        microbatch_tokens=budget or row,
+    )
+    return HeldModel("policy", policy, geometry, gpus, has_reference=reference, microbatch_tokens=budget or row)
 
 
 def megatron_gpt(
@@ -39,10 +67,8 @@ def megatron_gpt(
         {"model_type": "gpt2", "n_embd": hidden, "n_layer": layers, "n_head": heads, "n_positions": s, "vocab_size": v}
     )
     flops = 96 * batch * s * layers * hidden**2 * (1 + s / (6 * hidden) + v / (16 * layers * hidden))
-    held = HeldModel(
-        "policy", geometry, "megatron", 2, gpus, s, s,
-        checkpointing=True, tensor=tensor, pipeline=pipeline, sequence_parallel=False, budget=s,
-    )  # fmt: skip
+    backend = MegatronConfig(pipeline_parallel_size=pipeline, sequence_parallel=False)
+    held = trained(geometry, backend, gpus, tensor=tensor, row=s, checkpointing=True)
     work = Work(batch, 0, s, s)
     scene = Scene(parse_fleet(gpus // 8, "8xA100"), held, (), None, work)
     name = f"GPT {geometry.parameters() / 1e9:.0f} B, {gpus} A100"
@@ -58,37 +84,35 @@ def llama_405b(gpus: int, tf: float) -> Published:
         }
     )
     batch = 2048
-    held = HeldModel("policy", geometry, "megatron", 2, gpus, 8192, 8192, tensor=8, pipeline=16, virtual=8, budget=8192)
+    backend = MegatronConfig(pipeline_parallel_size=16, virtual_pipeline_parallel_size=8)
+    held = trained(geometry, backend, gpus, tensor=8, row=8192)
     scene = Scene(parse_fleet(gpus // 8, "8xH100"), held, (), None, Work(batch, 0, 8192, 8192))
     flops = geometry.training_flops(batch * 8192, batch * 8192, batch * 8192**2)
     return Published(f"Llama 3 405 B, {gpus} H100", "2407.21783, table 4", flops / gpus / (tf * 1e12), scene)
 
 
 def nemo_rl(
-    name: str, config: dict[str, Any], gpus: int, seconds: float, tokens_per_gpu_s: float, **layout: Any
+    name: str,
+    config: dict[str, Any],
+    gpus: int,
+    seconds: float,
+    tokens_per_gpu_s: float,
+    *,
+    tensor: int = 1,
+    expert: int = 1,
+    engine_tensor: int = 1,
 ) -> Published:
     """A synchronous GRPO step of NeMo RL 0.5's performance summary: 2,048 responses, four updates, vLLM beside Megatron
     on the same H100s. The mean length follows from its tokens per second; its layouts are not published with it: ours
     are guesses."""
     length = tokens_per_gpu_s * seconds * gpus / 2048
     geometry = Geometry.from_config(config)
-    engine_tensor = layout.pop("engine_tensor", 1)
-    held = HeldModel(
-        "policy",
-        geometry,
-        "megatron",
-        2,
-        gpus,
-        8192,
-        4096,
-        has_reference=True,
-        checkpointing=True,
-        budget=8192,
-        **layout,
-    )
+    backend = MegatronConfig(expert_parallel_size=expert, layout="packed")
+    held = trained(geometry, backend, gpus, tensor=tensor, row=4096, budget=8192, checkpointing=True, reference=True)
     prompt = 150.0
     work = Work(2048, prompt, length - prompt, 4096 - prompt, group=32, updates=4, passes=1, scores_old=True)
-    engines = Engines("vllm", geometry, 2, gpus // engine_tensor, engine_tensor, 1024, 4096, utilization=0.6)
+    backend_of_engine = VLLMConfig(tensor_parallel_size=engine_tensor, max_num_seqs=1024, gpu_memory_utilization=0.6)
+    engines = Engines(backend_of_engine, geometry, 2, gpus // engine_tensor, 4096)
     scene = Scene(parse_fleet(gpus // 8, "8xH100"), held, (), engines, work)
     return Published(f"GRPO, {name}, {gpus} H100", "NeMo RL 0.5, performance summary", seconds, scene)
 
@@ -114,7 +138,7 @@ RUNS = (
     llama_405b(8192, 430),
     nemo_rl("Llama-3.1-8B", LLAMA_8B, 16, 92.8, 1581),
     nemo_rl("Qwen3-32B", QWEN3_32B, 32, 376, 571, tensor=4, engine_tensor=4),
-    nemo_rl("Qwen3-30B-A3B", QWEN3_30B_A3B, 32, 198, 1066, tensor=1, expert=8, engine_tensor=2),
+    nemo_rl("Qwen3-30B-A3B", QWEN3_30B_A3B, 32, 198, 1066, expert=8, engine_tensor=2),
 )
 
 

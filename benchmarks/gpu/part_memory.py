@@ -8,9 +8,9 @@ from typing import Any
 
 from _figures import parse, peak_bytes
 from _models import SMOLLM2_1_7B, SMOLLM2_135M, TINY, Shape, drawn_batch, trainer, write_model
-from nemorl_plan.dtensor_memory import dtensor_memory
-from nemorl_plan.models import HeldModel
-from nemorl_plan.parts import GIB, Moments, total
+from nemorl.config import PolicyConfig
+from nemorl_rl.memory_plan.models import HeldModel
+from nemorl_rl.memory_plan.parts import GIB, Moments, total
 from nemorl_testing.batches import WeightedNLL
 
 STEPS = 2
@@ -24,18 +24,14 @@ def row_tokens(budget: int) -> int:
 
 def predicted(shape: Shape, budget: int, *, recomputed: bool) -> Moments:
     """Memory of one rank in bfloat16, moment by moment, as ``nemorl plan`` has it."""
-    held = HeldModel(
-        role="policy",
-        geometry=shape.geometry,
-        backend="dtensor",
-        element=2,
-        ranks=1,
-        microbatch_tokens=budget,
-        width=row_tokens(budget),
-        checkpointing=recomputed,
-        accumulates=False,
+    policy = PolicyConfig(
+        backend={"name": "dtensor"},  # type: ignore[arg-type]
+        precision="bfloat16",
+        activation_checkpointing=recomputed,
+        max_sequence_tokens=row_tokens(budget),
     )
-    return dtensor_memory(held)
+    held = HeldModel("policy", policy, shape.geometry, ranks=1, microbatch_tokens=budget, accumulates=False)
+    return held.moments
 
 
 def measured_bytes(folder: Path, shape: Shape, device: str, budget: int, *, recomputed: bool) -> int:

@@ -13,6 +13,7 @@ from nemorl.config import RESUMABLE, GenerationConfig, PolicyConfig
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import GenerationBackendConfig, TrainingBackendConfig
+from nemorl_rl.memory_plan.describing import EnginePlan, PlansEngine, PlansTraining, TrainingPlan
 from nemorl_rl.work_metrics import SHARING_METRICS, WORK_METRICS
 from pydantic import Field
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 AttentionName = Literal["auto", "sdpa", "eager", "flash_attention_2"]
 
 
-class DTensorConfig(TrainingBackendConfig):
+class DTensorConfig(TrainingBackendConfig, PlansTraining):
     """Train a Hugging Face model with PyTorch alone."""
 
     summary: ClassVar[str] = "PyTorch training of any Hugging Face causal language model (FSDP2, tensor parallel, LoRA)"
@@ -82,8 +83,13 @@ class DTensorConfig(TrainingBackendConfig):
 
         return DTensorBackend(policy, worker, self, reference=reference, head=head)
 
+    def training_plan(self) -> TrainingPlan:
+        from nemorl_dtensor.describing import DTensorPlan
 
-class HFGenerationConfig(GenerationBackendConfig):
+        return DTensorPlan(self)
+
+
+class HFGenerationConfig(GenerationBackendConfig, PlansEngine):
     """Generate with the Hugging Face model itself: no server, no second copy of the weights."""
 
     summary: ClassVar[str] = "Embedded generation with the Hugging Face model (the default, no server)"
@@ -105,3 +111,8 @@ class HFGenerationConfig(GenerationBackendConfig):
         from nemorl_dtensor.generation import HFGeneration
 
         return HFGeneration(generation, policy, worker, weights, self)
+
+    def engine_plan(self) -> EnginePlan:
+        from nemorl_dtensor.describing import HFPlan
+
+        return HFPlan(self)

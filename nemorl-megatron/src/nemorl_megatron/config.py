@@ -16,6 +16,7 @@ from nemorl.config import RESUMABLE, GenerationConfig, PolicyConfig
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import GenerationBackendConfig, TrainingBackendConfig
+from nemorl_rl.memory_plan.describing import EnginePlan, PlansEngine, PlansTraining, TrainingPlan
 from nemorl_rl.work_metrics import SHARING_METRICS, WORK_METRICS
 from pydantic import Field
 
@@ -30,7 +31,7 @@ AttentionName = Literal["auto", "sdpa", "transformer_engine"]
 LayoutName = Literal["auto", "padded", "packed", "shared"]
 
 
-class MegatronConfig(TrainingBackendConfig):
+class MegatronConfig(TrainingBackendConfig, PlansTraining):
     """Train a Hugging Face model with megatron-core, spread over many devices in several ways at once."""
 
     summary: ClassVar[str] = "megatron-core training: tensor, pipeline, context and expert parallelism"
@@ -119,8 +120,13 @@ class MegatronConfig(TrainingBackendConfig):
 
             return MegatronBackend(policy, worker, self, reference=reference, head=head)
 
+    def training_plan(self) -> TrainingPlan:
+        from nemorl_megatron.describing import MegatronPlan
 
-class MegatronGenerationConfig(GenerationBackendConfig):
+        return MegatronPlan(self)
+
+
+class MegatronGenerationConfig(GenerationBackendConfig, PlansEngine):
     """Generate with a megatron-core model: one of its own in one process, or the trainer's where both live together."""
 
     summary: ClassVar[str] = "Embedded generation with the megatron-core model"
@@ -187,6 +193,11 @@ class MegatronGenerationConfig(GenerationBackendConfig):
 
         assert isinstance(trainer, MegatronBackend), "the kernel builds it where ``colocates_with`` trains"
         return trainer.generator(self)
+
+    def engine_plan(self) -> EnginePlan:
+        from nemorl_megatron.describing import MegatronEnginePlan
+
+        return MegatronEnginePlan(self)
 
 
 def rope_problems(policy: PolicyConfig, path: str) -> Iterator[ConfigIssue]:

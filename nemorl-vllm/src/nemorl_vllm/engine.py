@@ -13,7 +13,7 @@ from nemorl.errors import BackendError
 from nemorl_tensors.engines.model_config import read_model_config
 
 from nemorl_vllm.adapters import engine_arguments
-from nemorl_vllm.config import LATENT_ATTENTION, USE_HF
+from nemorl_vllm.config import CPU_KV_CACHE_GIB, LATENT_ATTENTION, USE_HF
 from nemorl_vllm.environment import as_guest, import_vllm, undecorated_transformers
 
 if TYPE_CHECKING:
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from nemorl_vllm.config import VLLMConfig
 
 GIB = 1024**3
-CPU_KV_CACHE_GIB = 1.0
-"""On the CPU, where vLLM would otherwise take most of the machine. 37k tokens of a 1.5B Qwen2 in bfloat16."""
-
 CPU_BATCH_TOKENS = 2048
 """Most tokens of one step there, longer prompts apart."""
 

@@ -9,8 +9,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from nemorl_plan.dtensor_memory import dtensor_memory
-from nemorl_plan.parts import GIB, total
+from nemorl_rl.memory_plan.parts import GIB, total
 from tracked_training import Case, tracked_peak
 
 KINDS = ("llama", "qwen2", "qwen3", "gemma", "mixtral", "qwen3_moe")
@@ -33,7 +32,7 @@ def _apply(elsewhere: Any, case: Case, **options: bool) -> float:
 
 
 def deviation(case: Case, peak: Tracked) -> float:
-    planned, tracked = total(dtensor_memory(case.held()).peak), peak(case)
+    planned, tracked = total(case.moments().peak), peak(case)
     print(
         f"{case}: tracked {tracked / GIB:.3f} GiB, planned {planned / GIB:.3f}, {planned / tracked - 1:+.2%}"
     )  # pytest -rP

@@ -6,27 +6,28 @@ import json
 import random
 import subprocess
 import sys
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from nemorl.config import LoraConfig, PolicyConfig
 from nemorl.config.load import load_config
 from nemorl.errors import UsageError
-from nemorl_plan.candidates import candidates, judged, overrides, present
+from nemorl_plan.candidates import candidates, judged
 from nemorl_plan.command import app
 from nemorl_plan.config import PlanSectionConfig
-from nemorl_plan.devices import TABLE, device_named, named_by_driver, parse_fleet
-from nemorl_plan.dtensor_memory import dtensor_memory
 from nemorl_plan.launch_check import memory_plan, memory_problems
 from nemorl_plan.measured import compare
-from nemorl_plan.megatron_memory import megatron_memory
-from nemorl_plan.memory import device_memory
-from nemorl_plan.models import HeldModel
-from nemorl_plan.parts import GIB, total
-from nemorl_plan.reading import Lengths, Sizes, scene_of
 from nemorl_plan.seconds import step_time
 from nemorl_report.run_data import RunData
+from nemorl_rl.devices import TABLE, Speed, device_named, named_by_driver, parse_fleet
+from nemorl_rl.memory_plan.budgets import budgets, fullest
+from nemorl_rl.memory_plan.layouts import overrides, present
+from nemorl_rl.memory_plan.models import HeldModel
+from nemorl_rl.memory_plan.parts import GIB, total
+from nemorl_rl.memory_plan.reading import Lengths, Sizes, scene_of
 from nemorl_rl.model_geometry import Geometry
 from recorded_messages import Raises
 from typer.testing import CliRunner
@@ -40,9 +41,15 @@ LLAMA_8B = {
 GRPO = {"algorithm": "grpo", "model": "org/llama-8b", "data": "arithmetic", "environment": "math"}
 
 
-def held(backend: str = "dtensor", **changes: Any) -> HeldModel:
-    base = HeldModel("policy", Geometry.from_config(LLAMA_8B), backend, 2, 8, 4096, 4096, budget=4096)
+def held(backend: str = "dtensor", policy: dict[str, Any] | None = None, **changes: Any) -> HeldModel:
+    options = {"precision": "bfloat16", "max_sequence_tokens": 4096, **(policy or {})}
+    config = PolicyConfig(backend={"name": backend, **options.pop("backend", {})}, **options)  # type: ignore[arg-type]
+    base = HeldModel("policy", config, Geometry.from_config(LLAMA_8B), ranks=8, microbatch_tokens=4096)
     return replace(base, **changes)
+
+
+def with_policy(model: HeldModel, **changes: Any) -> HeldModel:
+    return replace(model, policy=model.policy.model_copy(update=changes))
 
 
 def scene(gpus: str = "8xH100", nodes: int = 1, **changes: Any) -> Any:
@@ -53,45 +60,46 @@ def scene(gpus: str = "8xH100", nodes: int = 1, **changes: Any) -> Any:
 
 def test_sharded_states_are_eighteen_bytes_a_parameter() -> None:
     # bfloat16 weights 2, float32 masters 4, moments 8, gradient sums 4; over 8 ranks.
-    assert total(dtensor_memory(held()).lasting) == pytest.approx(18 * 8_030_261_248 / 8)
+    assert total(held().moments.lasting) == pytest.approx(18 * 8_030_261_248 / 8)
 
 
 def test_megatrons_states_are_those_of_its_own_formula() -> None:
     # megatron/training/theoretical_memory_usage.py: 18 B a parameter, 6 + 12 / data-parallel with the distributed
     # optimizer.
-    whole = total(megatron_memory(held("megatron", ranks=4, distributed_optimizer=False)).lasting)
-    divided = total(megatron_memory(held("megatron", ranks=4)).lasting)
+    whole = total(held("megatron", {"backend": {"distributed_optimizer": False}}, ranks=4).moments.lasting)
+    divided = total(held("megatron", ranks=4).moments.lasting)
     assert whole == pytest.approx(18 * 8_030_261_248)
     assert divided == pytest.approx((6 + 12 / 4) * 8_030_261_248)
 
 
 def test_a_first_pipeline_stage_keeps_the_microbatches_in_flight() -> None:
     # arXiv:2104.04473, section 2.2: p microbatches of L / p layers, so as much as one of all layers.
-    one, four = held("megatron", ranks=1), held("megatron", ranks=4, pipeline=4)
+    one = held("megatron", ranks=1)
+    four = held("megatron", {"backend": {"pipeline_parallel_size": 4}}, ranks=4)
     sizes = []
     for model in (one, four):
-        (activations, *_) = megatron_memory(model).passing["backward"]
+        (activations, *_) = model.moments.training["backward"]
         sizes.append(activations.size)
     assert sizes[1] == pytest.approx(sizes[0], rel=0.02)
 
 
 def test_adapters_take_two_bytes_a_weight_and_eighteen_of_their_own() -> None:
-    model = held(ranks=1, lora_rank=16)
+    model = held("dtensor", {"lora": {"rank": 16}}, ranks=1)
     # Per layer: q, o 16 * 2 * (4096 + 4096), k, v 16 * 2 * (4096 + 1024), MLP 16 * 3 * (4096 + 14336).
     adapters = 32 * 16 * (2 * 8192 + 2 * 5120 + 3 * 18432)
     assert model.adapter_parameters == adapters
-    assert total(dtensor_memory(model).lasting) == pytest.approx(2 * 8_030_261_248 + 18 * adapters)
+    assert total(model.moments.lasting) == pytest.approx(2 * 8_030_261_248 + 18 * adapters)
 
 
-LARGER: dict[str, Any] = {
-    "microbatch_tokens": lambda model: model.microbatch_tokens * 2,
-    "has_reference": lambda model: True,
-    "accumulates": lambda model: True,
+LARGER: dict[str, Callable[[HeldModel], HeldModel]] = {
+    "microbatch tokens": lambda model: replace(model, microbatch_tokens=model.microbatch_tokens * 2),
+    "reference": lambda model: replace(model, has_reference=True),
+    "accumulates": lambda model: replace(model, accumulates=True),
 }
-SMALLER: dict[str, Any] = {
-    "checkpointing": lambda model: True,
-    "ranks": lambda model: model.ranks * 2,
-    "lora_rank": lambda model: model.lora_rank or (8 if model.tensor == 1 else 0),
+SMALLER: dict[str, Callable[[HeldModel], HeldModel]] = {
+    "checkpointing": lambda model: with_policy(model, activation_checkpointing=True),
+    "ranks": lambda model: replace(model, ranks=model.ranks * 2),
+    "adapters": lambda model: with_policy(model, lora=LoraConfig(rank=8) if model.tensor == 1 else None),
 }
 
 
@@ -101,26 +109,28 @@ def test_memory_is_monotone_in_every_argument_but_precision(seed: int) -> None:
     draw = random.Random(seed)
     backend = draw.choice(["dtensor", "megatron"])
     tensor = draw.choice([1, 2, 4])
+    options = {"tensor_parallel_size": tensor, "activation_checkpointing": draw.random() < 0.5}
     model = held(
         backend,
+        options,
         ranks=tensor * draw.choice([2, 4, 16]),
-        tensor=tensor,
         microbatch_tokens=draw.choice([256, 1024, 8192]),
-        checkpointing=draw.random() < 0.5,
         has_reference=draw.random() < 0.5,
         accumulates=draw.random() < 0.5,
     )
-    peak = {"dtensor": dtensor_memory, "megatron": megatron_memory}[backend]
-    now = total(peak(model).peak)
+    now = total(model.moments.peak)
     for name, change in LARGER.items():
-        assert total(peak(replace(model, **{name: change(model)})).peak) >= now - 1, name
+        assert total(change(model).moments.peak) >= now - 1, name
     for name, change in SMALLER.items():
-        if name == "lora_rank" and backend == "megatron":
+        if name == "adapters" and backend == "megatron":
             continue  # it has none
-        assert total(peak(replace(model, **{name: change(model)})).peak) <= now + 1, name
+        assert total(change(model).moments.peak) <= now + 1, name
     for key in ("num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size"):
-        grown = Geometry.from_config({**LLAMA_8B, key: LLAMA_8B[key] * 2})
-        assert total(peak(replace(model, geometry=grown)).peak) >= now, key
+        grown = Geometry.from_config({**LLAMA_8B, key: 2 * int(str(LLAMA_8B[key]))})
+        assert total(replace(model, geometry=grown).moments.peak) >= now, key
+
+
+LINKS = ("memory_gb_s", "link_gb_s", "network_gb_s")
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -131,8 +141,11 @@ def test_a_step_takes_longer_with_more_work_and_less_on_faster_devices(seed: int
     for name in ("sequences", "prompt_tokens", "response_tokens", "longest_response", "passes"):
         more = replace(found.work, **{name: getattr(found.work, name) * draw.choice([2, 3])})
         assert step_time(replace(found, work=more)).seconds >= now, name
-    for name in ("tflops", "memory_gb_s", "link_gb_s", "network_gb_s"):
-        device = replace(found.fleet.device, **{name: getattr(found.fleet.device, name) * 2})
+    now_on = found.fleet.device
+    faster = Speed(*(2 * value for value in astuple(now_on.speed)))
+    changes: list[dict[str, Any]] = [{name: 2 * getattr(now_on, name)} for name in LINKS]
+    for change in ({"speed": faster}, *changes):
+        device = replace(now_on, **change)
         assert step_time(replace(found, fleet=replace(found.fleet, device=device))).seconds <= now, name
 
 
@@ -164,8 +177,8 @@ def test_a_smaller_device_fits_after_the_smallest_change() -> None:
 def test_an_engine_larger_than_its_share_does_not_fit() -> None:
     # 16 GB of weights in 0.15 of 79.6 GiB.
     found = scene(generation={"backend": {"name": "vllm", "gpu_memory_utilization": 0.15}})
-    memory = device_memory(found)
-    assert memory.engine_lacks / GIB == pytest.approx(14.96 + 4096 * 131072 / GIB - 0.15 * 79.6, abs=0.01)
+    memory = budgets(found)["rollout"]
+    assert memory.lacks / GIB == pytest.approx(14.96 + 4096 * 131072 / GIB - 0.15 * 79.6, abs=0.01)
     assert not memory.fits
 
 
@@ -174,11 +187,11 @@ def test_those_who_take_turns_need_no_more_than_the_largest_of_them() -> None:
     both = scene(generation=generation, policy={"activation_checkpointing": True}, cluster={"take_turns": False})
     turns = scene(generation=generation, policy={"activation_checkpointing": True})
     assert turns.takes_turns
-    together, alone = device_memory(both), device_memory(turns)
-    assert together.asleep == pytest.approx(0.6 * 79.6 * GIB)
-    assert alone.asleep == 0
+    together, alone = fullest(both), fullest(turns)
+    assert total(budgets(both)["policy train"].held["engine"]) == pytest.approx(0.6 * 79.6 * GIB)
+    assert total(budgets(turns)["policy train"].held["engine"]) == 0
     # The engine's turn is the fullest: its share of the device, and two processes of 0.7 GiB.
-    assert alone.moment == "generation"
+    assert alone.phase == "rollout"
     assert alone.needed == pytest.approx((0.6 * 79.6 + 2 * 0.7) * GIB)
     assert together.needed > alone.needed + 20 * GIB
     assert alone.fits

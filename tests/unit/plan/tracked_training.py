@@ -13,14 +13,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from nemorl.config.models import OptimizerConfig, ScheduleConfig
-from nemorl_dtensor import sharded_head
+from nemorl.config.models import OptimizerConfig, PolicyConfig, ScheduleConfig
+from nemorl_dtensor import DTensorConfig, sharded_head
 from nemorl_dtensor.assembly import _checkpoint_activations
+from nemorl_dtensor.describing import DTensorPlan
 from nemorl_dtensor.model_head import Scorer
 from nemorl_dtensor.optim import Optimizer
 from nemorl_dtensor.ranks import AXES, Ranks
 from nemorl_dtensor.sharding import SCORE, shard
-from nemorl_plan.models import HeldModel
+from nemorl_rl.memory_plan.models import HeldModel
+from nemorl_rl.memory_plan.parts import Moments
 from nemorl_rl.model_geometry import Geometry
 from nemorl_tensors.engines.rows import Rows
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
@@ -62,21 +64,26 @@ class Case:
         sizes = {**SIZES, **OWN_SIZES.get(self.kind, {}), **self.sizes, "tie_word_embeddings": self.tied}
         return AutoConfig.for_model(self.kind, **sizes)
 
-    def held(self) -> HeldModel:
-        """The same for the closed form."""
-        return HeldModel(
-            "policy",
-            Geometry.from_config(self.config().to_dict()),
-            "dtensor",
-            2 if self.dtype == "bfloat16" else 4,
-            self.ranks,
-            self.rows * self.width,
-            self.width,
-            checkpointing=self.checkpointing,
-            tensor=self.tensor,
-            accumulates=self.microbatches > 1,
-            on_cpu=True,
+    def moments(self) -> Moments:
+        """The same in closed form. Fake tensors take no functions of this package for the CPU."""
+        config = DTensorConfig()
+        policy = PolicyConfig(
+            backend=config,
+            precision=self.dtype,  # type: ignore[arg-type]
+            activation_checkpointing=self.checkpointing,
+            tensor_parallel_size=self.tensor,
+            max_sequence_tokens=self.width,
         )
+        model = HeldModel(
+            "policy",
+            policy,
+            Geometry.from_config(self.config().to_dict()),
+            self.ranks,
+            on_cpu=True,
+            microbatch_tokens=self.rows * self.width,
+            accumulates=self.microbatches > 1,
+        )
+        return DTensorPlan(config, cpu_kernels=False).memory(model)
 
 
 def tracked_peak(case: Case, *, fake: bool = True) -> float:

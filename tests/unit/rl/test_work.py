@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 from nemorl.metrics import Metric, average, merge
-from nemorl_rl.device_peaks import PEAKS, device_peak
+from nemorl_rl.device_peaks import device_peak
+from nemorl_rl.devices import Device, named_by_driver
 from nemorl_rl.work import Model, WorkMeter
 from nemorl_tensors import TokenBatch
 from nemorl_tensors.engines.rows import Rows, to_rows
@@ -204,10 +205,17 @@ def test_gemma_2_is_counted_as_by_hand() -> None:
     assert Model.of(GEMMA2_2B).needed_flops(S, S * S) == pytest.approx(layers + head + attention)
 
 
+def device_of(name: str) -> Device:
+    found = named_by_driver(name)
+    assert found is not None
+    return found
+
+
 def test_peaks_are_those_of_data_sheets() -> None:
-    assert PEAKS["NVIDIA H100 80GB HBM3"].bfloat16 == 1979 / 2  # sheets give the rate with 2:4 sparsity
-    assert PEAKS["NVIDIA A100-SXM4-80GB"].bfloat16 == 624 / 2
-    assert PEAKS["NVIDIA B200"].bfloat16 == 4500 / 2
+    assert device_of("NVIDIA H100 80GB HBM3").speed.bfloat16 == 1979 / 2  # sheets give the rate with 2:4 sparsity
+    assert device_of("NVIDIA H100 PCIe").speed.bfloat16 == 1513 / 2
+    assert device_of("NVIDIA A100-SXM4-80GB").speed.bfloat16 == 624 / 2
+    assert device_of("NVIDIA B200").speed.bfloat16 == 4500 / 2
 
 
 def test_a_cpus_peak_is_measured_once() -> None:

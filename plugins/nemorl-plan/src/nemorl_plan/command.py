@@ -12,9 +12,10 @@ from nemorl_commands.runs import Overrides
 from nemorl_commands.terminal import say
 
 if TYPE_CHECKING:
+    from nemorl_rl.memory_plan.reading import Lengths
+
     from nemorl_plan.efficiencies import Efficiencies
     from nemorl_plan.plan import Plan
-    from nemorl_plan.reading import Lengths
 
 app = typer.Typer(
     add_completion=False,
@@ -66,7 +67,7 @@ def plan(
 
       nemorl plan --from runs/grpo-1a2b3c4d
     """
-    from nemorl_plan.reading import Lengths
+    from nemorl_rl.memory_plan.reading import Lengths
 
     lengths = Lengths(prompt_tokens, response_tokens, longest_response)
     if config is None and run is None:
@@ -100,9 +101,9 @@ def _planned(
     efficiencies: Efficiencies | None = None,
 ) -> Plan:
     from nemorl.config.load import load_config
+    from nemorl_rl.memory_plan.reading import Sizes, fleet_of, scene_of
 
-    from nemorl_plan.plan import Plan, fleet_of
-    from nemorl_plan.reading import Sizes, scene_of
+    from nemorl_plan.plan import Plan
 
     loaded = load_config(config, changes, for_cluster=True)
     fleet = fleet_of(loaded.cluster, *devices)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+
+from nemorl_rl.memory_plan.scene import Scene
 
 
 @dataclass(frozen=True)
@@ -27,13 +28,14 @@ class Efficiencies:
     """Of starting one layer's forward and backward pass"""
 
 
-GPU: Mapping[str, Efficiencies] = {
-    "dtensor": Efficiencies(0.40, 0.45, 0.5, 0.6, 0.7, 0.0, 0.0, 1.5e-3),
-    "megatron": Efficiencies(0.42, 0.45, 0.5, 0.6, 0.7, 0.0, 0.0, 1e-3),
-}
-"""Training backend -> shares. Llama 3 (arXiv:2407.21783, table 4) reaches 0.38 to 0.43 in training with all overlaps;
-Megatron-LM (arXiv:2205.05198, table 5) 0.42 to 0.56. Not measured on GPUs by us: refit them."""
 CPU = Efficiencies(0.55, 0.6, 0.6, 0.6, 0.7, 2e-4, 1e-3, 1e-3)
-STARTING: Mapping[str, tuple[float, float]] = {"vllm": (0.0, 3e-3), "hf": (3e-4, 2e-3), "megatron": (4e-4, 3e-3)}
-"""Generation backend -> seconds of a decoding step on a GPU (per layer, besides): vLLM replays CUDA graphs, the others
-start each kernel from Python."""
+
+
+def starting_efficiencies(scene: Scene) -> Efficiencies:
+    """Those of the kind of device, and of the backends as they describe themselves. Not measured on GPUs by us."""
+    if scene.fleet.device.is_cpu:
+        return CPU
+    training, engines = scene.policy.plan, scene.engines
+    layer_s = engines.plan.layer_start_s if engines is not None else 0.0
+    step_s = engines.plan.step_start_s if engines is not None else 0.0
+    return Efficiencies(training.gpu_frac, 0.45, 0.5, 0.6, 0.7, layer_s, step_s, training.layer_start_s)

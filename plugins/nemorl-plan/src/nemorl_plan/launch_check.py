@@ -9,12 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemorl.errors import ConfigIssue, UsageError
+from nemorl.errors import ConfigIssue
 
 if TYPE_CHECKING:
     from nemorl.config.run import RunConfig
-
-    from nemorl_plan.scene import Scene
 
 
 def memory_problems(config: RunConfig, run_dir: Path, warn: Callable[[str], None]) -> Iterator[ConfigIssue]:
@@ -25,23 +23,27 @@ def memory_problems(config: RunConfig, run_dir: Path, warn: Callable[[str], None
         run_dir: Where it would write.
         warn: Told what may go wrong; this check says what is certain, or nothing.
     """
+    from nemorl_rl.memory_plan.budgets import fullest
+    from nemorl_rl.memory_plan.layouts import overrides, smallest_change
+    from nemorl_rl.memory_plan.parts import GIB
+    from nemorl_rl.memory_plan.reading import known_scene
+
     scene = known_scene(config)
     if scene is None:
         return
-    from nemorl_plan.candidates import judged, present
-
-    memory = judged(scene, present(scene)).memory
+    memory = fullest(scene)
     if not memory.cannot_fit:
         return
-    from nemorl_plan.parts import GIB
-    from nemorl_plan.plan import Plan, words
+    from nemorl_plan.plan import as_overrides
 
-    change = Plan.of(scene).smallest_change
+    change = smallest_change(scene)
+    taking_turns = ", even taking turns," if scene.takes_turns else ""
     yield ConfigIssue(
         "policy",
-        f"the run cannot fit: {memory.needed / GIB:.1f} GiB on the fullest device ({memory.where}), which has "
-        f"{memory.capacity / GIB:.1f}; the largest part is {memory.largest.name}, {memory.largest.gib:.1f} GiB",
-        f"the smallest change that fits: {' '.join(words(scene, change))}"
+        f"the run cannot fit{taking_turns} in {memory.phase}: {memory.needed / GIB:.1f} GiB on the fullest device "
+        f"({memory.where}), which has {memory.capacity / GIB:.1f}; the largest part is {memory.largest.name}, "
+        f"{memory.largest.gib:.1f} GiB",
+        f"the smallest change that fits: {' '.join(as_overrides(overrides(scene, change)))}"
         if change is not None
         else "use a smaller model, LoRA, or more devices (`nemorl plan` shows what fits where)",
         here=True,
@@ -52,34 +54,23 @@ def memory_plan(config: RunConfig) -> dict[str, Any] | None:
     """Memory of the fullest device, for ``nemorl train --dry-run``; ``None`` where it cannot be told.
 
     Returns:
-        ``gib``: part -> GiB; ``capacity_gib``; ``free_gib``; ``moment``, the fullest one.
+        ``gib``: part -> GiB; ``capacity_gib``; ``free_gib``; ``phase`` and ``moment``, the fullest ones.
 
     >>> nemorl.memory_plan(nemorl.load_config("grpo.yaml"))["free_gib"]  # doctest: +SKIP
     12.3
     """
+    from nemorl_rl.memory_plan.budgets import fullest
+    from nemorl_rl.memory_plan.parts import GIB
+    from nemorl_rl.memory_plan.reading import known_scene
+
     scene = known_scene(config)
     if scene is None:
         return None
-    from nemorl_plan.candidates import judged, present
-    from nemorl_plan.parts import GIB
-
-    memory = judged(scene, present(scene)).memory
+    memory = fullest(scene)
     return {
         "gib": {part.name: round(part.gib, 3) for part in memory.parts},
         "capacity_gib": round(memory.capacity / GIB, 2),
         "free_gib": round(memory.free / GIB, 2),
+        "phase": memory.phase,
         "moment": memory.moment,
     }
-
-
-def known_scene(config: RunConfig) -> Scene | None:
-    """The run on the devices that it will have; ``None`` where they or its models are not known here."""
-    from nemorl_plan.plan import fleet_of
-    from nemorl_plan.reading import Sizes, scene_of
-
-    if config.cluster.address is not None:
-        return None  # other machines, of which this one knows nothing
-    try:
-        return scene_of(config, fleet_of(config.cluster, None, None, None), Sizes())
-    except UsageError:
-        return None

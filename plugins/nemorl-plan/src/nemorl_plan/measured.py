@@ -4,18 +4,19 @@ right."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from nemorl.errors import UsageError
+from nemorl_rl.memory_plan.layouts import present
+from nemorl_rl.memory_plan.reading import Lengths, Sizes, fleet_of, scene_of
+from nemorl_rl.memory_plan.scene import Scene
 
-from nemorl_plan.candidates import judged, present
-from nemorl_plan.efficiencies import STARTING, Efficiencies
-from nemorl_plan.reading import Lengths, Sizes, scene_of
-from nemorl_plan.scene import Scene
-from nemorl_plan.seconds import StepTime, default_efficiencies
+from nemorl_plan.candidates import judged
+from nemorl_plan.efficiencies import Efficiencies, starting_efficiencies
+from nemorl_plan.seconds import StepTime
 
 if TYPE_CHECKING:
     from nemorl_report.run_data import RunData
@@ -91,8 +92,6 @@ def compared(
     """The records of a run beside its plan."""
     from nemorl.config.load import load_config
 
-    from nemorl_plan.plan import fleet_of
-
     measured = {name: value for name in (*TIMINGS, "total_step_time") if (value := _median(run, name)) is not None}
     if "policy_training" not in measured:
         raise UsageError(f"run {run.name} has no timings yet", fix="let it make a step first")
@@ -128,10 +127,7 @@ def _lengths(run: RunData) -> Lengths:
 
 def _refitted(scene: Scene, predicted: Mapping[str, float], measured: Mapping[str, float]) -> Efficiencies:
     """Each share scaled by predicted / measured of its phase; times of starting kernels the other way."""
-    now = default_efficiencies(scene)
-    if scene.engines is not None and not scene.fleet.device.is_cpu:
-        layer_s, step_s = STARTING[scene.engines.backend]
-        now = replace(now, decode_layer_s=layer_s, decode_step_s=step_s)
+    now = starting_efficiencies(scene)
     ratio = {name: seconds / predicted[name] for name, seconds in measured.items() if predicted.get(name)}
     training, sampling = ratio.get("policy_training", 1.0), ratio.get("generation", 1.0)
     scoring, sync = ratio.get("policy_and_reference_logprobs", training), ratio.get("weight_sync", 1.0)

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from nemorl.errors import UsageError
+from nemorl_rl.memory_plan.budgets import Budget, budgets
+from nemorl_rl.memory_plan.layouts import fleet_overrides, overrides, present
+from nemorl_rl.memory_plan.parts import GIB, Part, total
+from nemorl_rl.memory_plan.scene import Scene
 
-from nemorl_plan.candidates import Candidate, candidates, fleet_overrides, judged, overrides, present
-from nemorl_plan.devices import Fleet, parse_fleet, this_cpu, this_gpu, with_memory
+from nemorl_plan.candidates import Candidate, candidates, judged
 from nemorl_plan.efficiencies import Efficiencies
-from nemorl_plan.parts import GIB, Part
-from nemorl_plan.scene import Scene
-
-if TYPE_CHECKING:
-    from nemorl.config.cluster import ClusterConfig
 
 
 @dataclass(frozen=True)
@@ -105,31 +102,6 @@ def write_config(source: Path, given: Sequence[str], scene: Scene, candidate: Ca
     return changes
 
 
-def fleet_of(cluster: ClusterConfig, nodes: int | None, gpus: str | None, memory_gib: float | None) -> Fleet:
-    """The devices to plan for: those asked for, else those of the config, on this machine's kind.
-
-    Raises:
-        UsageError: The config asks for GPUs, and neither it nor this machine says which.
-    """
-    if gpus is not None:
-        return with_memory(parse_fleet(nodes or 1, gpus), memory_gib)
-    on_gpus = (cluster.gpus_per_node or 0) > 0 or (cluster.gpus_per_node is None and cluster.uses_gpus)
-    count, per_node = nodes or cluster.num_nodes, cluster.devices_per_node
-    if on_gpus:
-        device = this_gpu()
-        if device is None:
-            raise UsageError(
-                f"the run is for {per_node} GPUs on {count} node{'s' * (count > 1)}, of a kind that is not known here",
-                fix=f"say which, e.g. --gpus {per_node}xH100",
-            )
-        return with_memory(Fleet(device, count, per_node), memory_gib)
-    cpu = this_cpu()  # shared by the workers of a node
-    cpu = replace(
-        cpu, memory_gib=cpu.memory_gib / per_node, tflops=cpu.tflops / per_node, memory_gb_s=cpu.memory_gb_s / per_node
-    )
-    return with_memory(Fleet(cpu, count, per_node), memory_gib)
-
-
 def _candidate_dict(scene: Scene, one: Candidate, *, with_parts: bool = False) -> dict[str, Any]:
     found: dict[str, Any] = {
         "overrides": overrides(scene, one.choice),
@@ -142,10 +114,18 @@ def _candidate_dict(scene: Scene, one: Candidate, *, with_parts: bool = False) -
     if with_parts:
         found["memory"] = [_part_dict(part) for part in one.memory.parts]
         found["moment"] = one.memory.moment
-        found["engine_asleep_gib"] = round(one.memory.asleep / GIB, 3)
-        found["engine_awake_gib"] = round(one.memory.awake / GIB, 3)
+        found["memory_by_phase"] = [_budget_dict(budget) for budget in budgets(scene).values()]
+        found["takes_turns"] = scene.takes_turns
         found["phases"] = [asdict(phase) for phase in one.time.phases]
     return found
+
+
+def _budget_dict(budget: Budget) -> dict[str, Any]:
+    held = {name: round(total(parts) / GIB, 3) for name, parts in budget.held.items() if parts}
+    gib = {"work": total(budget.work) / GIB, "overhead": total(budget.overhead) / GIB, "free": budget.free / GIB}
+    return {"phase": budget.phase, "where": budget.where, "held_gib": held} | {
+        f"{name}_gib": round(value, 3) for name, value in gib.items()
+    }
 
 
 def _part_dict(part: Part) -> dict[str, Any]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from nemorl_plan.efficiencies import CPU, GPU, STARTING, Efficiencies
-from nemorl_plan.memory import cached_tokens
-from nemorl_plan.models import HeldModel
-from nemorl_plan.parts import GIB, count
-from nemorl_plan.scene import Engines, Scene
+from nemorl_rl.memory_plan.engines import Engines
+from nemorl_rl.memory_plan.models import HeldModel
+from nemorl_rl.memory_plan.parts import count
+from nemorl_rl.memory_plan.scene import Scene
+
+from nemorl_plan.efficiencies import Efficiencies, starting_efficiencies
 
 
 @dataclass(frozen=True)
@@ -55,10 +56,10 @@ SAMPLING = ("prefill", "decoding")
 
 def step_time(scene: Scene, efficiencies: Efficiencies | None = None) -> StepTime:
     """The step of a run on its devices."""
-    found = efficiencies or default_efficiencies(scene)
+    found = efficiencies or starting_efficiencies(scene)
     phases: list[Phase] = []
     if scene.engines is not None:
-        phases += [_prefill(scene, scene.engines, found), _decoding(scene, scene.engines, found, efficiencies is None)]
+        phases += [_prefill(scene, scene.engines, found), _decoding(scene, scene.engines, found)]
     if scene.work.scores_old:
         phases.append(_scoring("old log-probs", scene, scene.policy, found))
     if scene.policy.has_reference:
@@ -67,20 +68,14 @@ def step_time(scene: Scene, efficiencies: Efficiencies | None = None) -> StepTim
         phases.append(_scoring(f"{held.role} scoring", scene, held, found))
         phases += [_training(f"{held.role} training", scene, held, found)] if held.learns else []
     phases.append(_training("training", scene, scene.policy, found))
-    if scene.engines is not None and not (scene.engines.shares_weights or scene.engines.is_attached):
+    if scene.engines is not None and scene.engines.has_own_weights:
         phases.append(_sync(scene, scene.engines, found))
-    devices = scene.training_devices + (0 if scene.colocated or scene.engines is None else scene.engines.devices)
+    devices = scene.policy.ranks + (0 if scene.colocated or scene.engines is None else scene.engines.devices)
     return StepTime(tuple(phases), scene.is_async, scene.work.tokens, devices)
 
 
-def default_efficiencies(scene: Scene) -> Efficiencies:
-    """Those of the training backend and the kind of device."""
-    return CPU if scene.fleet.device.is_cpu else GPU[scene.policy.backend]
-
-
 def _flops_per_s(scene: Scene, element: int) -> float:
-    device = scene.fleet.device
-    return device.tflops * 1e12 * (device.float32_frac if element == 4 else 1.0)
+    return scene.fleet.device.speed.of(element) * 1e12
 
 
 def _prefill(scene: Scene, engines: Engines, found: Efficiencies) -> Phase:
@@ -92,13 +87,14 @@ def _prefill(scene: Scene, engines: Engines, found: Efficiencies) -> Phase:
     return Phase("prefill", seconds, "compute", f"{count(flops)}FLOP / {count(speed)}FLOP/s")
 
 
-def _decoding(scene: Scene, engines: Engines, found: Efficiencies, add_starting: bool) -> Phase:
+def _decoding(scene: Scene, engines: Engines, found: Efficiencies) -> Phase:
     """As many steps as the longest response has tokens, or as full batches take; each reads weights and cache."""
     work, g, t = scene.work, engines.geometry, engines.tensor
     rows = max(1.0, work.sequences / engines.replicas)
     tail = max(0.0, work.longest_response - work.response_tokens)
     context = work.prompt_tokens + work.response_tokens / 2
-    at_once = max(1.0, min(engines.max_rows, cached_tokens(engines, scene.fleet.device.memory_gib * GIB) / context))
+    cached = engines.plan.cached_tokens(engines, scene.capacity)
+    at_once = max(1.0, min(engines.plan.max_rows, cached / context))
     steps = max(work.longest_response, rows * work.response_tokens / at_once + tail)
     batch = rows * work.response_tokens / steps
     active = g.active_parameters + g.embedding_parameters
@@ -113,10 +109,7 @@ def _decoding(scene: Scene, engines: Engines, found: Efficiencies, add_starting:
     flops = batch * (2 * active + g.attention_flops(1, context)) / t
     memory_s = bytes_read / (device.memory_gb_s * 1e9 * found.decode)
     compute_s = flops / (_flops_per_s(scene, engines.element) * found.prefill)
-    layer_s, step_s = found.decode_layer_s, found.decode_step_s
-    if add_starting and not device.is_cpu:
-        layer_s, step_s = STARTING[engines.backend]
-    starting_s = layer_s * g.layers + step_s + (2e-5 * g.layers if t > 1 else 0.0)
+    starting_s = found.decode_layer_s * g.layers + found.decode_step_s + (2e-5 * g.layers if t > 1 else 0.0)
     each = max(memory_s, compute_s) + starting_s
     bounds = {"memory": memory_s, "compute": compute_s, "starting kernels": starting_s}
     speed = device.memory_gb_s * 1e9 * found.decode
@@ -130,7 +123,8 @@ def _decoding(scene: Scene, engines: Engines, found: Efficiencies, add_starting:
 def _scoring(name: str, scene: Scene, held: HeldModel, found: Efficiencies) -> Phase:
     scored = scene.work.sequences * scene.work.response_tokens
     g = held.geometry
-    flops = g.forward_flops(scene.work.tokens, 0 if held.value_head else scored, scene.work.sum_len_squared)
+    tokens, squares = scene.work.computed_tokens(held.layout), scene.work.squares(held.layout)
+    flops = g.forward_flops(tokens, 0 if held.value_head else scored, squares)
     speed = _flops_per_s(scene, held.element) * found.scoring * held.ranks
     links = _links(scene, held, found, passes=1 / 3)
     return _longest(name, flops / speed, links, f"{count(flops)}FLOP / {count(speed)}FLOP/s")
@@ -140,18 +134,20 @@ def _training(name: str, scene: Scene, held: HeldModel, found: Efficiencies) -> 
     """Forward, backward (twice as much), the head's logits once more, and the layers' forward pass where they are
     computed again; idle stages of a pipeline; the update."""
     work, g = scene.work, held.geometry
-    tokens, squares = work.tokens * work.passes, work.sum_len_squared * work.passes
+    tokens = work.computed_tokens(held.layout) * work.passes
+    squares = work.squares(held.layout) * work.passes
     scored = 0.0 if held.value_head else work.sequences * work.response_tokens * work.passes
     forward = g.forward_flops(tokens, 0, squares)
     head = g.forward_flops(0, scored, 0)
     layers = (2.0 if held.lora_rank else 3.0) + (1.0 if held.checkpointing else 0.0)
     flops = layers * forward + 4 * head
     speed = _flops_per_s(scene, held.element) * found.training * held.ranks
-    microbatches = max(1.0, tokens / held.data_parallel / held.microbatch_tokens)
-    bubble = (held.pipeline - 1) / (held.virtual * microbatches / work.passes / work.updates * work.passes)
-    starting = microbatches * g.layers / held.pipeline * found.microbatch_s
+    spread = held.spread
+    microbatches = max(1.0, tokens / spread.data / held.microbatch_tokens)
+    bubble = (spread.pipeline - 1) / (spread.virtual * microbatches / work.updates)
+    starting = microbatches * g.layers / spread.pipeline * found.microbatch_s
     compute = max(flops / speed * (1 + bubble), starting)
-    update = 28 * held.parameters / (held.shards * held.tensor * held.pipeline) * work.updates
+    update = 28 * held.parameters / (spread.shards * spread.tensor * spread.pipeline) * work.updates
     update_s = 0.0 if held.lora_rank else update / (scene.fleet.device.memory_gb_s * 1e9 * found.decode)
     links = _links(scene, held, found, passes=1.0 * work.passes)
     formula = f"{count(flops)}FLOP / {count(speed)}FLOP/s" + (f" x {1 + bubble:.3g} idle stages" if bubble else "")
@@ -170,28 +166,27 @@ class _Links:
 def _links(scene: Scene, held: HeldModel, found: Efficiencies, *, passes: float) -> _Links:
     """Bytes between ranks: FSDP's gathers and reductions per microbatch, or Megatron's once per update; tensor- and
     expert-parallel exchanges within layers, which wait."""
-    g, b, work = held.geometry, held.element, scene.work
-    t, d = held.tensor, held.shards
-    tokens = work.tokens / held.data_parallel * passes  # of one rank
+    g, b, work, spread = held.geometry, held.element, scene.work, held.spread
+    t, d = spread.tensor, spread.shards
+    tokens = work.computed_tokens(held.layout) / spread.data * passes  # of one rank
     inside = scene.fleet.link_gb_s(t) * 1e9 * found.links
     exposed = 0.0
     if t > 1:  # 4 gathers and 4 reductions per layer, forward and backward together
         again = 4 / 3 if held.checkpointing else 1.0
-        exposed = 8 * again * b * tokens / held.context * g.hidden * (t - 1) / t * g.layers / held.pipeline / inside
-    if held.expert > 1:
-        across = scene.fleet.link_gb_s(held.expert * t) * 1e9 * found.links
-        share = (held.expert - 1) / held.expert
-        exposed += (
-            4 * b * tokens * g.experts_per_token * g.hidden * share * g.mixture_layers / held.pipeline / across / t
-        )
+        exposed = 8 * again * b * tokens / spread.context * g.hidden * (t - 1) / t * g.layers / spread.pipeline / inside
+    if spread.expert > 1:
+        across = scene.fleet.link_gb_s(spread.expert * t) * 1e9 * found.links
+        share = (spread.expert - 1) / spread.expert
+        sent = 4 * b * tokens * g.experts_per_token * g.hidden * share
+        exposed += sent * g.mixture_layers / spread.pipeline / across / t
     if d == 1:
         return _Links(0.0, exposed)
     width = min(d * t, scene.fleet.size)
     bandwidth = scene.fleet.link_gb_s(width) * 1e9 * found.links
     if width > scene.fleet.per_node:  # every device of a node sends its part through its own port
         bandwidth = scene.fleet.device.network_gb_s * 1e9 * found.links
-    local = held.parameters / (t * held.pipeline)
-    if held.backend == "dtensor":
+    local = held.parameters / (t * spread.pipeline)
+    if spread.gathers_layers:
         microbatches = max(1.0, tokens / held.microbatch_tokens)
         volume = (2 * b + 4) * local * (d - 1) / d * microbatches * (0.3 if passes < 1 else 1.0)
     else:

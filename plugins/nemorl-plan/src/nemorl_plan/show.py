@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import typer
+from nemorl.plugins import registry
 from nemorl_commands.terminal import print_table, say
+from nemorl_rl.memory_plan.budgets import budgets
+from nemorl_rl.memory_plan.parts import GIB, count, total
+from nemorl_rl.memory_plan.scene import Scene
 
 from nemorl_plan.candidates import Candidate
-from nemorl_plan.parts import GIB, count
 from nemorl_plan.plan import Plan, words
 
 
@@ -15,10 +18,11 @@ def show(plan: Plan, *, top: int, explain: bool) -> None:
     scene, now = plan.scene, plan.now
     g, work, device = scene.policy.geometry, scene.work, scene.fleet.device
     counted = "" if g.is_exact else " (counted as if built like Llama)"
+    backend = registry().name_of("training_backends", type(scene.policy.policy.backend))
     say(
-        f"{g.model_type or 'model'} of {count(g.parameters())} parameters{counted}, {scene.policy.backend}, on "
+        f"{g.model_type or 'model'} of {count(g.parameters())} parameters{counted}, {backend}, on "
         f"{scene.fleet.nodes} x {scene.fleet.per_node} {device.name} ({device.memory_gib:.1f} GiB, "
-        f"{device.tflops:g} TFLOP/s)"
+        f"{device.speed.bfloat16:g} TFLOP/s)"
     )
     say(
         f"{work.sequences} sequences a step, {work.prompt_tokens:.0f} + {work.response_tokens:.0f} tokens each, "
@@ -26,6 +30,8 @@ def show(plan: Plan, *, top: int, explain: bool) -> None:
     )
     say()
     _memory(now, explain)
+    say()
+    _phases(scene)
     say()
     _seconds(now, explain)
     say()
@@ -43,9 +49,20 @@ def _memory(one: Candidate, explain: bool) -> None:
     columns = ("MEMORY OF THE FULLEST DEVICE", "GIB", "FORMULA")
     kept = 3 if explain else 2
     print_table(columns[:kept], [row[:kept] for row in rows], numbers=("GIB",))
-    if one.memory.awake:
-        asleep, awake = one.memory.asleep / GIB, one.memory.awake / GIB
-        say(f"the engine beside the trainer: asleep {asleep:.2f} GiB, awake {awake:.2f} GiB")
+
+
+def _phases(scene: Scene) -> None:
+    """Who is in memory in each phase; a tenant without a figure is asleep."""
+    found = budgets(scene).values()
+    tenants = list(dict.fromkeys(name for budget in found for name in budget.held))
+    rows = []
+    for budget in found:
+        sizes = [total(budget.held.get(name, ())) / GIB for name in tenants]
+        held = [f"{size:.2f}" if size else "-" for size in sizes]
+        rows.append((budget.phase, *held, f"{total(budget.work) / GIB:.2f}", f"{budget.free / GIB:.2f}"))
+    columns = ("GIB IN EACH PHASE", *(name.upper() for name in tenants), "WORK", "FREE")
+    print_table(columns, rows, numbers=columns[1:])
+    say("models take turns: who is not at work is asleep" if scene.takes_turns else "all models stay in memory")
 
 
 def _seconds(one: Candidate, explain: bool) -> None:

@@ -1,16 +1,18 @@
 """The matrix speed of a device: what utilisation is measured against. Importing this imports no torch.
 
-Of known GPUs it is the dense figure of NVIDIA's data sheets, as in NeMo RL. Of others, and of CPUs, whose clock, vector
-width and number of cores no name tells, it is what matrix products reach here, alone, at the time the model is built.
+Of known GPUs it is the dense figure of NVIDIA's data sheets (``devices``), as in NeMo RL. Of others, and of CPUs, whose
+clock, vector width and number of cores no name tells, it is what matrix products reach here, alone, at the time the
+model is built.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
+
+from nemorl_rl.devices import Speed, named_by_driver
 
 if TYPE_CHECKING:
     from torch import Tensor, dtype
@@ -20,32 +22,6 @@ SIZES = (256, 512, 512, 512, 512, 1024, 1024, 1024)
 """Sides of the matrices that are multiplied: the small ones warm up and fit between the turns of others."""
 BUDGET_S = 0.03
 """No further product is begun after so much time."""
-
-
-@dataclass(frozen=True)
-class Peak:
-    """Dense TFLOP/s of a device by number format."""
-
-    bfloat16: float
-    tf32: float
-    float32: float
-
-
-PEAKS = {
-    **dict.fromkeys(
-        ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB", "NVIDIA A100-PCIE-40GB", "NVIDIA A100 80GB PCIe"),
-        Peak(312, 156, 19.5),
-    ),
-    **dict.fromkeys(("NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA H800"), Peak(989.5, 494.5, 67)),
-    "NVIDIA H100 PCIe": Peak(756.5, 378, 51),
-    **dict.fromkeys(("NVIDIA B200", "NVIDIA B300"), Peak(2250, 1100, 80)),
-    **dict.fromkeys(("NVIDIA GB200", "NVIDIA GB300"), Peak(2450, 1250, 80)),
-    "NVIDIA L4": Peak(121, 60, 30.3),
-    "NVIDIA L40S": Peak(362, 183, 91.6),
-    "NVIDIA A10": Peak(125, 62.5, 31.2),
-    "NVIDIA A40": Peak(149.7, 74.8, 37.4),
-}
-"""By the name that CUDA gives the device."""
 
 
 def device_peak(device: str, kind: dtype) -> float:
@@ -58,13 +34,13 @@ def device_peak(device: str, kind: dtype) -> float:
     import torch
 
     if device.startswith("cuda"):
-        known = PEAKS.get(torch.cuda.get_device_name(device))
+        known = named_by_driver(torch.cuda.get_device_name(device))
         if known is not None:
-            return TERA * _of_format(known, kind)
+            return TERA * _of_format(known.speed, kind)
     return _measured(device, kind, torch.get_num_threads())
 
 
-def _of_format(peak: Peak, kind: dtype) -> float:
+def _of_format(peak: Speed, kind: dtype) -> float:
     import torch
 
     if kind in (torch.bfloat16, torch.float16):

@@ -1,8 +1,9 @@
-"""What devices can do: memory, speed, and links between them. Numbers are of the vendors' data sheets, dense, one way.
+"""What devices can do: memory, speed, and links between them, for plans and for utilisation. Imports no torch.
 
-Memory is what the driver reports (``nvidia-smi``), which is less than the name says. Links: NVLink per GPU in one
-direction, else PCI Express; between nodes the usual network of such machines (one 400 Gb/s port per H100 in a DGX H100,
-one 200 Gb/s port per A100 in a DGX A100).
+Speeds are those of the vendors' data sheets for dense matrices, links in one direction. Memory is what the driver
+reports (``nvidia-smi``), which is less than the name says. Links: NVLink per GPU, else PCI Express; between nodes the
+usual network of such machines (one 400 Gb/s port per H100 in a DGX H100, one 200 Gb/s port per A100 in a DGX A100); to
+the host's memory PCI Express of 16 lanes (generation 4: 32 GB/s, 5: 64 GB/s).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 from nemorl.errors import UsageError
@@ -23,42 +24,63 @@ GPU_FILES = Path("/proc/driver/nvidia/gpus")
 
 
 @dataclass(frozen=True)
+class Speed:
+    """Dense TFLOP/s of matrix products by number format."""
+
+    bfloat16: float
+    tf32: float
+    """float32 matrices on tensor cores, rounded to 10 bits; PyTorch uses it only where it is told to"""
+    float32: float
+
+    def of(self, element: int) -> float:
+        """Of matrices whose elements take so many bytes."""
+        return self.bfloat16 if element == 2 else self.float32
+
+
+@dataclass(frozen=True)
 class Device:
     """One GPU, or a machine's processor."""
 
     name: str
     memory_gib: float
-    tflops: float
-    """bfloat16 matrix products, dense; float32 runs at ``float32_frac`` of it"""
+    speed: Speed
     memory_gb_s: float
     link_gb_s: float
     """To its neighbours in the node"""
     network_gb_s: float
     """To other nodes, its share"""
+    host_gb_s: float
+    """To the host's memory"""
     source: str
-    float32_frac: float = 0.5
-    """TF32 of the tensor cores"""
     is_cpu: bool = False
 
 
+A100, H100 = Speed(312, 156, 19.5), Speed(989.5, 494.5, 67)
 TABLE = (
-    Device("A100-40GB", 39.6, 312, 1555, 300, 25, "NVIDIA A100 data sheet (SXM4 40 GB)"),
-    Device("A100", 79.3, 312, 2039, 300, 25, "NVIDIA A100 data sheet (SXM4 80 GB)"),
-    Device("H100", 79.6, 989, 3350, 450, 50, "NVIDIA H100 data sheet (SXM5)"),
-    Device("H100-PCIE", 79.6, 756, 2000, 64, 25, "NVIDIA H100 data sheet (PCIe)"),
-    Device("H100-NVL", 93.6, 835, 3900, 300, 50, "NVIDIA H100 data sheet (NVL)"),
-    Device("H800", 79.6, 989, 3350, 200, 50, "as H100 with half the NVLink"),
-    Device("H20", 95.6, 148, 4000, 450, 50, "vendors' server guides for H20"),
-    Device("H200", 140.4, 989, 4800, 450, 50, "NVIDIA H200 data sheet (SXM5)"),
-    Device("B200", 179.1, 2250, 7700, 900, 50, "NVIDIA HGX B200 data sheet"),
-    Device("GB200", 185.0, 2500, 8000, 900, 50, "NVIDIA GB200 NVL72 data sheet, per GPU"),
-    Device("L40S", 45.0, 362, 864, 32, 12.5, "NVIDIA L40S data sheet"),
-    Device("L4", 22.5, 121, 300, 32, 12.5, "NVIDIA L4 data sheet"),
-    Device("A10G", 22.5, 70, 600, 32, 12.5, "Amazon EC2 G5 page"),
-    Device("RTX-4090", 24.0, 165, 1008, 32, 12.5, "NVIDIA Ada white paper, float32 accumulation"),
-    Device("RTX-3090", 24.0, 71, 936, 32, 12.5, "NVIDIA Ampere GA102 white paper"),
-    Device("RTX-6000-ADA", 47.5, 182, 960, 32, 12.5, "NVIDIA Ada white paper, float32 accumulation"),
-    Device("RTX-A6000", 47.5, 155, 768, 32, 12.5, "NVIDIA RTX A6000 data sheet"),
+    Device("A100-40GB", 39.6, A100, 1555, 300, 25, 32, "NVIDIA A100 data sheet (SXM4 40 GB)"),
+    Device("A100", 79.3, A100, 2039, 300, 25, 32, "NVIDIA A100 data sheet (SXM4 80 GB)"),
+    Device("A100-PCIE", 79.3, A100, 1935, 32, 25, 32, "NVIDIA A100 data sheet (PCIe 80 GB)"),
+    Device("H100", 79.6, H100, 3350, 450, 50, 64, "NVIDIA H100 data sheet (SXM5)"),
+    Device("H100-PCIE", 79.6, Speed(756.5, 378, 51), 2000, 64, 25, 64, "NVIDIA H100 data sheet (PCIe)"),
+    Device("H100-NVL", 93.6, Speed(835, 417.5, 60), 3900, 300, 50, 64, "NVIDIA H100 data sheet (NVL)"),
+    Device("H800", 79.6, H100, 3350, 200, 50, 64, "as H100 with half the NVLink"),
+    Device("H20", 95.6, Speed(148, 74, 44), 4000, 450, 50, 64, "vendors' server guides for H20"),
+    Device("H200", 140.4, H100, 4800, 450, 50, 64, "NVIDIA H200 data sheet (SXM5)"),
+    Device("B200", 179.1, Speed(2250, 1100, 80), 7700, 900, 50, 64, "NVIDIA HGX B200 data sheet"),
+    Device("B300", 268.0, Speed(2250, 1100, 80), 7700, 900, 100, 64, "NVIDIA HGX B300 data sheet"),
+    Device("GB200", 185.0, Speed(2450, 1250, 80), 8000, 900, 50, 450, "NVIDIA GB200 NVL72 data sheet, per GPU"),
+    Device("GB300", 268.0, Speed(2450, 1250, 80), 8000, 900, 100, 450, "NVIDIA GB300 NVL72 data sheet, per GPU"),
+    Device("L40S", 45.0, Speed(362, 183, 91.6), 864, 32, 12.5, 32, "NVIDIA L40S data sheet"),
+    Device("L4", 22.5, Speed(121, 60, 30.3), 300, 32, 12.5, 32, "NVIDIA L4 data sheet"),
+    Device("A10", 22.5, Speed(125, 62.5, 31.2), 600, 32, 12.5, 32, "NVIDIA A10 data sheet"),
+    Device("A10G", 22.5, Speed(70, 35, 31.5), 600, 32, 12.5, 32, "Amazon EC2 G5 page"),
+    Device("A40", 44.9, Speed(149.7, 74.8, 37.4), 696, 32, 12.5, 32, "NVIDIA A40 data sheet"),
+    Device(
+        "RTX-4090", 24.0, Speed(165, 82.6, 82.6), 1008, 32, 12.5, 32, "NVIDIA Ada white paper, float32 accumulation"
+    ),
+    Device("RTX-3090", 24.0, Speed(71, 35.6, 35.6), 936, 32, 12.5, 32, "NVIDIA Ampere GA102 white paper"),
+    Device("RTX-6000-ADA", 47.5, Speed(182, 91, 91), 960, 32, 12.5, 32, "NVIDIA Ada white paper, float32 accumulation"),
+    Device("RTX-A6000", 47.5, Speed(155, 77.4, 38.7), 768, 32, 12.5, 32, "NVIDIA RTX A6000 data sheet"),
 )
 CORE_TFLOPS = 0.2
 """Of one server core with 512-bit vectors, bfloat16 (docs/results/smollm2-grpo.md measures 0.19 to 0.39)."""
@@ -113,6 +135,13 @@ def parse_fleet(nodes: int, gpus: str) -> Fleet:
     return Fleet(device_named(match[2]), nodes, int(match[1] or 1))
 
 
+def shared_by(device: Device, workers: int) -> Device:
+    """What each of so many workers has of it."""
+    speed = Speed(*(value / workers for value in astuple(device.speed)))
+    memory_gb_s = device.memory_gb_s / workers
+    return replace(device, memory_gib=device.memory_gib / workers, speed=speed, memory_gb_s=memory_gb_s)
+
+
 def with_memory(fleet: Fleet, gib: float | None) -> Fleet:
     """The same with devices of another memory."""
     return fleet if gib is None else replace(fleet, device=replace(fleet.device, memory_gib=gib))
@@ -121,9 +150,8 @@ def with_memory(fleet: Fleet, gib: float | None) -> Fleet:
 def this_cpu() -> Device:
     """This machine's memory and cores, as far as the process may use them."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return Device(
-        "CPU", _memory_gib(), CORE_TFLOPS * cores, CORE_GB_S * cores, 5.0, 1.0, "this machine", 0.5, is_cpu=True
-    )
+    speed = Speed(CORE_TFLOPS * cores, CORE_TFLOPS * cores / 2, CORE_TFLOPS * cores / 2)
+    return Device("CPU", _memory_gib(), speed, CORE_GB_S * cores, 5.0, 1.0, CORE_GB_S, "this machine", is_cpu=True)
 
 
 def this_gpu() -> Device | None:

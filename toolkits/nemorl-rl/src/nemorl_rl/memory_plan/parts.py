@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+
+from nemorl_rl.memory import MemoryPart
 
 GIB = 2**30
 
@@ -17,29 +19,41 @@ class Part:
     """Bytes"""
     formula: str
     """Where they come from, with the numbers"""
+    held: MemoryPart | None = None
+    """What ``held_bytes`` of its backend counts it as; ``None``: it is there only while the backend works"""
 
     @property
     def gib(self) -> float:
         return self.size / GIB
 
 
+Parts = tuple[Part, ...]
+
+
 @dataclass(frozen=True)
 class Moments:
-    """Memory of one model on one rank: what is always there, and what is there besides at each moment of a step."""
+    """Memory of one model on one rank: what is always there, and what is there besides at each moment of its work."""
 
-    lasting: tuple[Part, ...]
-    passing: dict[str, tuple[Part, ...]]
-    """Moment -> parts; they never meet"""
+    lasting: Parts
+    training: Mapping[str, Parts]
+    """Moment of a training step -> parts; they never meet. Empty for a model that does not learn"""
+    scoring: Parts
+    """A forward pass without gradient: log-probs or values"""
 
     @property
     def worst(self) -> str:
         """The moment that takes most."""
-        return max(self.passing, key=lambda moment: total(self.passing[moment]), default="")
+        return max(self.passing, key=lambda moment: total(self.passing[moment]))
 
     @property
-    def peak(self) -> tuple[Part, ...]:
+    def passing(self) -> Mapping[str, Parts]:
+        """Moment -> parts, of training and scoring."""
+        return {**self.training, "scoring": self.scoring}
+
+    @property
+    def peak(self) -> Parts:
         """All parts at the worst moment."""
-        return self.lasting + self.passing.get(self.worst, ())
+        return self.lasting + self.passing[self.worst]
 
 
 def total(parts: Iterable[Part]) -> float:

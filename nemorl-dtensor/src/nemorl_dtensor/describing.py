@@ -1,0 +1,83 @@
+"""How the two backends of this package describe themselves to planners: layouts, rows, efficiency, caches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING
+
+from nemorl_rl.memory_plan.describing import EngineMemory, Spread
+from nemorl_rl.memory_plan.engines import Engines, cache_sizes, rows_memory
+from nemorl_rl.memory_plan.models import HeldModel, tensor_sizes
+from nemorl_rl.memory_plan.parts import Moments
+from nemorl_rl.memory_plan.work import MIN_SHARING, RowLayout
+
+from nemorl_dtensor.activations import EAGER
+from nemorl_dtensor.training_memory import Memory
+
+if TYPE_CHECKING:
+    from nemorl_dtensor.config import DTensorConfig, HFGenerationConfig
+
+LIKE_LLAMA = frozenset({"llama", "mistral", "qwen2", "qwen3", "smollm3", "granite"})
+"""Architectures that ``sharding`` spreads over tensor-parallel ranks."""
+
+
+@dataclass(frozen=True)
+class DTensorPlan:
+    """Of models that ``dtensor`` trains."""
+
+    config: DTensorConfig
+    cpu_kernels: bool = True
+    """On the CPU, in one process: norms are one function, the head's gradient is added to the sums as it comes"""
+    gpu_frac: float = 0.40
+    """Llama 3 (arXiv:2407.21783, table 4) reaches 0.38 to 0.43 with all overlaps. Not measured on GPUs by us."""
+    layer_start_s: float = 1.5e-3
+
+    def spread(self, model: HeldModel) -> Spread:
+        data = max(1, model.ranks // model.tensor)
+        shards = max(1, data // self.config.data_parallel_replicas)
+        return Spread(data, model.tensor, shards=shards, gathers_layers=True)
+
+    def row_layout(self, model: HeldModel, sharing: float) -> RowLayout:
+        """Packed rows take flash attention, and a plan does not know whether that is there."""
+        if self.config.layout != "auto":
+            return self.config.layout
+        attends_to_all = model.geometry.window is None and model.geometry.model_type not in EAGER
+        return "shared" if attends_to_all and sharing > MIN_SHARING else "padded"
+
+    def layouts(self, model: HeldModel, per_node: int) -> Iterator[Mapping[str, object]]:
+        g = model.geometry
+        is_spread = not g.experts and g.model_type in LIKE_LLAMA
+        tensors = tensor_sizes(model, per_node) if is_spread else [1]
+        copies = sorted({1, self.config.data_parallel_replicas, max(1, model.ranks // per_node)})
+        for tensor, replicas in product(tensors, copies):
+            if model.ranks % (tensor * replicas) == 0:
+                yield {"tensor_parallel_size": tensor, "backend.data_parallel_replicas": replicas}
+
+    def memory(self, model: HeldModel) -> Moments:
+        fused = self.cpu_kernels and model.on_cpu and model.ranks == 1
+        return Memory(model, self.config, fused=fused).moments()
+
+
+@dataclass(frozen=True)
+class HFPlan:
+    """Of engines of ``hf``, which start each kernel from Python."""
+
+    config: HFGenerationConfig
+    layer_start_s: float = 3e-4
+    step_start_s: float = 2e-3
+
+    @property
+    def max_rows(self) -> int:
+        return self.config.max_batch_rows
+
+    def memory(self, engines: Engines, capacity: float, sequences: int) -> EngineMemory:
+        return rows_memory(engines, sequences, self.max_rows, self.config.kv_cache_tokens)
+
+    def cached_tokens(self, engines: Engines, capacity: float) -> float:
+        return float(self.config.kv_cache_tokens)
+
+    def options(self, engines: Engines, *, apart: bool, per_node: int) -> Iterator[Mapping[str, object]]:
+        for tokens in cache_sizes(self.config.kv_cache_tokens, engines.width):
+            yield {"kv_cache_tokens": tokens}

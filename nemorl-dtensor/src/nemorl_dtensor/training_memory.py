@@ -1,0 +1,154 @@
+"""Memory of a model that this package trains, on one rank, moment by moment.
+
+# P = parameters, R = those outside of layers (embedding, head), L = layers, N = FSDP shards, t = tensor-parallel ranks,
+# T = tokens of a microbatch, V = vocabulary, D = hidden size, b = bytes of a weight
+
+Follows ``training``, ``optim``, ``sharding`` and the chunked head: a microbatch's gradients are added to float32 sums
+beside the masters, FSDP gathers a layer while it computes the one before, and reduces gradients in float32.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nemorl_rl.memory_plan.head import Head, head_buffers, scored_logits
+from nemorl_rl.memory_plan.models import HeldModel
+from nemorl_rl.memory_plan.parts import Moments, Part, Parts, count
+
+from nemorl_dtensor.activations import per_token
+
+if TYPE_CHECKING:
+    from nemorl_dtensor.config import DTensorConfig
+
+
+class Memory:
+    """Of one rank."""
+
+    def __init__(self, model: HeldModel, config: DTensorConfig, *, fused: bool) -> None:
+        """
+        Args:
+            model: With its microbatches.
+            config: The backend's options.
+            fused: With the functions for a CPU and one process.
+        """
+        self._model, self._shards = model, model.spread.shards
+        self._divided = self._shards * model.tensor
+        self._per = per_token(model, sequence_parallel=config.sequence_parallel, fused=fused)
+        self._head = Head(model.tensor > 1, adds_directly=fused, chunk_tokens=config.logprob_chunk_tokens)
+        g, experts = model.geometry, model.geometry.experts
+        # FSDP cuts stacks of experts along the experts: fewer of them than shards take as much as that many would.
+        padding = -(-experts // self._shards) * self._shards / experts if experts else 1.0
+        self._layer = g.layer_parameters + (padding - 1) * g.expert_parameters / g.layers
+        self._held = model.parameters + (padding - 1) * g.expert_parameters
+        self._trained = model.adapter_parameters if model.lora_rank else self._held
+
+    def moments(self) -> Moments:
+        """Of a model that does not learn, its weights and a forward pass."""
+        model = self._model
+        scoring = (*self._forward(), *self._gathered(2))
+        if not model.learns:
+            return Moments(self._weights(), {}, scoring)
+        layers = model.geometry.layers
+        training = {
+            "output head": (*self._kept(), *head_buffers(model, self._head), *self._gathered(1)),
+            "upper layers backward": self._layers_backward(above=1),
+            "lower layers backward": self._layers_backward(above=max(1, layers - 2)),
+            "first layer backward": self._layers_backward(above=layers - 1),
+            "end of backward": (*self._end_of_backward(), *self._gathered(0)),
+            "update": self._update(),
+        }
+        return Moments((*self._weights(), *self._states()), training, scoring)
+
+    def _weights(self) -> Parts:
+        model, b = self._model, self._model.element
+        size = b * (self._held + model.adapter_parameters) / self._divided
+        text = f"{b} B x {count(self._held)} / {self._divided}"
+        found = [Part("weights", size, text, "weights")]
+        if model.has_reference and not model.lora_rank:
+            found.append(Part("reference weights", size, text, "reference"))
+        return tuple(found)
+
+    def _states(self) -> Parts:
+        """What the optimizer keeps, and the sums of gradients."""
+        model, each = self._model, self._trained / self._divided
+        text = f"{count(self._trained)} / {self._divided}"
+        found = [Part("masters", 4 * each, f"4 B x {text}", "optimizer")] if model.element == 2 else []
+        is_muon = model.policy.optimizer.name == "muon"
+        matrices = is_muon * (self._held - model.root_parameters) / self._divided
+        moments = f"8 B x {text}" + (", matrices 4 B" if is_muon else "")
+        found.append(Part("moments", 8 * each - 4 * matrices, moments, "optimizer"))
+        if model.accumulates:
+            found.append(Part("gradient sums", 4 * each, f"4 B x {text}", "gradients"))
+        return tuple(found)
+
+    def _kept(self) -> Parts:
+        """Activations of a microbatch when its forward pass is done."""
+        layers, tokens, per = self._model.geometry.layers, self._model.microbatch_tokens, self._per
+        each = per.entry if self._model.checkpointing else per.layer
+        text = f"{count(tokens)} tokens x ({layers} layers x {count(each)}B + {count(per.outside)}B)"
+        return (Part("activations", tokens * (layers * each + per.outside), text),)
+
+    def _layers_backward(self, *, above: int) -> Parts:
+        """The backward pass of a layer, when ``above`` layers have had theirs.
+
+        At its beginning the layer's activations are still there, at its end all of its gradients. FSDP holds the layer
+        and the next one, and reduces the gradients of the one before.
+        """
+        model, per, t = self._model, self._per, self._model.tensor
+        g, tokens, b = model.geometry, model.microbatch_tokens, model.element
+        below = g.layers - above - 1
+        waiting = tokens * below * (per.entry if model.checkpointing else per.layer)
+        begin = tokens * (per.layer + per.passing + (per.entry if model.checkpointing else 0))
+        layer = 0.0 if model.lora_rank else b * g.layer_parameters / t
+        inside = max(begin, tokens * per.ending + layer)
+        text = f"{count(tokens)} tokens x {below} layers + {count(inside)}B in the layer"
+        activations = Part("activations", waiting + inside, text)
+        if model.lora_rank:
+            return activations, *self._gathered(min(2, 1 + below))
+        done = 0.0 if b == 4 and model.accumulates else b * above * self._layer / self._divided
+        head = 0.0 if model.value_head else b * g.embedding_parameters / t
+        reduced = 4 * self._layer / t if self._shards > 1 else 0.0
+        text = f"{b} B x {above} layers / {self._divided} + head {count(head)}B + reduced {count(reduced)}B"
+        return activations, Part("gradients", done + head + reduced, text), *self._gathered(min(2, 1 + below))
+
+    def _end_of_backward(self) -> Parts:
+        """All gradients of the microbatch are there, those outside of layers still whole."""
+        model, tokens, b = self._model, self._model.microbatch_tokens, self._model.element
+        root = 0.0 if model.lora_rank else model.root_parameters / model.tensor
+        layers = (self._trained - root * model.tensor) / self._divided
+        in_place = b == 4 and model.accumulates  # float32 gradients are added to the sums as they come
+        own = 0.0 if in_place else b * layers
+        outside = (b + 4 + 4 / self._shards) * root if self._shards > 1 else b * root
+        return (
+            Part("gradients", own + outside, f"{b} B x {count(layers)} + outside of layers {count(outside)}B"),
+            Part("activations", tokens * self._per.entry, f"{count(tokens)} tokens x {count(self._per.entry)}B"),
+        )
+
+    def _update(self) -> Parts:
+        """The norm of sharded gradients is taken in float64; the sums of one microbatch alone are made here."""
+        model, divided = self._model, self._divided
+        largest = model.geometry.embedding_parameters
+        if model.lora_rank:
+            largest = model.lora_rank * max(model.geometry.ffn, model.geometry.hidden)
+        factor = 16 if divided > 1 else 0
+        norm = Part("norm", factor * largest / divided, f"{factor} B x {count(largest)} / {divided}")
+        if model.accumulates:
+            return (norm,)
+        added = 2 * largest if model.element == 2 else 0  # bfloat16 gradients go one by one
+        size = (4 * self._trained + added) / divided
+        return norm, Part("gradients", size, f"(4 B x {count(self._trained)} + {count(added)}B) / {divided}")
+
+    def _gathered(self, layers: int) -> Parts:
+        """What FSDP has put together: everything outside of layers, and as many layers."""
+        if self._shards == 1:
+            return ()
+        b, t, root = self._model.element, self._model.tensor, self._model.root_parameters
+        text = f"{b} B x ({count(root)} + {layers} x {count(self._layer)}) / {t}"
+        return (Part("gathered layers", b * (root + layers * self._layer) / t, text),)
+
+    def _forward(self) -> Parts:
+        """A pass without gradient: one layer's activations and a chunk of logits."""
+        tokens, each = self._model.microbatch_tokens, self._per.entry + 2 * self._per.passing
+        logits = scored_logits(self._model, self._head)
+        text = f"{count(tokens)} tokens x {count(each)}B + logits {count(logits)}B"
+        return (Part("activations", tokens * each + logits, text),)

@@ -1,0 +1,91 @@
+"""How the two backends of this package describe themselves to planners: layouts, rows, efficiency, caches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING
+
+from nemorl_rl.memory_plan.describing import EngineMemory, Spread
+from nemorl_rl.memory_plan.engines import Engines, cache_sizes, rows_memory
+from nemorl_rl.memory_plan.models import HeldModel, tensor_sizes
+from nemorl_rl.memory_plan.parts import Moments
+from nemorl_rl.memory_plan.work import MIN_SHARING, RowLayout
+
+from nemorl_megatron.training_memory import memory
+
+if TYPE_CHECKING:
+    from nemorl_megatron.config import MegatronConfig, MegatronGenerationConfig
+
+
+@dataclass(frozen=True)
+class MegatronPlan:
+    """Of models that ``megatron`` trains."""
+
+    config: MegatronConfig
+    gpu_frac: float = 0.42
+    """Of Megatron-LM (arXiv:2104.04473, table 1: 0.44 to 0.52). Not measured on GPUs by us."""
+    layer_start_s: float = 1e-3
+
+    def spread(self, model: HeldModel) -> Spread:
+        config = self.config
+        data = max(1, model.ranks // config.ranks_per_copy(model.policy))
+        return Spread(
+            data,
+            model.tensor,
+            config.pipeline_parallel_size,
+            config.virtual_pipeline_parallel_size or 1,
+            config.context_parallel_size,
+            config.expert_parallel_size,
+            shards=data,
+        )
+
+    def row_layout(self, model: HeldModel, sharing: float) -> RowLayout:
+        config, g = self.config, model.geometry
+        if config.layout != "auto":
+            return config.layout
+        in_one_piece = config.context_parallel_size == 1 and config.virtual_pipeline_parallel_size is None
+        attends_to_all = g.window is None and g.model_type != "gemma2"
+        return "shared" if in_one_piece and attends_to_all and sharing > MIN_SHARING else "packed"
+
+    def layouts(self, model: HeldModel, per_node: int) -> Iterator[Mapping[str, object]]:
+        g, config, ranks = model.geometry, self.config, model.ranks
+        pipelines = [p for p in (1, 2, 4, 8, 16) if ranks % p == 0 and g.layers % p == 0]
+        experts = [e for e in (1, 2, 4, 8, 16, 32, 64) if e == 1 or (g.experts and g.experts % e == 0)]
+        for tensor, pipeline, expert in product(tensor_sizes(model, per_node), pipelines, experts):
+            copies = tensor * pipeline * config.context_parallel_size
+            if ranks % copies == 0 and ranks % (expert * config.expert_tensor_parallel_size * pipeline) == 0:
+                parts = config.virtual_pipeline_parallel_size if pipeline > 1 else None
+                yield {
+                    "tensor_parallel_size": tensor,
+                    "backend.pipeline_parallel_size": pipeline,
+                    "backend.virtual_pipeline_parallel_size": parts,
+                    "backend.expert_parallel_size": expert,
+                }
+
+    def memory(self, model: HeldModel) -> Moments:
+        return memory(model, self.config)
+
+
+@dataclass(frozen=True)
+class MegatronEnginePlan:
+    """Of engines of ``megatron``, which start each kernel from Python."""
+
+    config: MegatronGenerationConfig
+    layer_start_s: float = 4e-4
+    step_start_s: float = 3e-3
+
+    @property
+    def max_rows(self) -> int:
+        return self.config.max_batch_rows
+
+    def memory(self, engines: Engines, capacity: float, sequences: int) -> EngineMemory:
+        return rows_memory(engines, sequences, self.max_rows, self.config.kv_cache_tokens)
+
+    def cached_tokens(self, engines: Engines, capacity: float) -> float:
+        return float(self.config.kv_cache_tokens)
+
+    def options(self, engines: Engines, *, apart: bool, per_node: int) -> Iterator[Mapping[str, object]]:
+        for tokens in cache_sizes(self.config.kv_cache_tokens, engines.width):
+            yield {"kv_cache_tokens": tokens}

@@ -1,0 +1,69 @@
+"""Backends describe themselves to planners; what they say agrees with what they do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from nemorl.config import PolicyConfig
+from nemorl.errors import UsageError
+from nemorl.plugins.kinds import GenerationBackendConfig, TrainingBackendConfig
+from nemorl_dtensor import DTensorConfig
+from nemorl_rl.memory_plan import budgets, head, models, work
+from nemorl_rl.memory_plan.describing import engine_plan, training_plan
+from nemorl_rl.memory_plan.models import HeldModel
+from nemorl_rl.model_geometry import Geometry
+from nemorl_tensors import logprobs
+from nemorl_tensors.engines import buckets, prefix_forest, rows
+from recorded_messages import Raises
+
+LLAMA = {
+    **{"model_type": "llama", "hidden_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 16},
+    **{"num_key_value_heads": 8, "intermediate_size": 4096, "vocab_size": 32768},
+}
+
+
+class SilentTraining(TrainingBackendConfig):
+    """Says nothing of itself."""
+
+
+class SilentEngine(GenerationBackendConfig):
+    """Says nothing of itself."""
+
+
+def test_a_backend_that_says_nothing_is_named_with_what_it_lacks(raises: Raises) -> None:
+    with raises(UsageError, "SilentTraining", "PlansTraining"):
+        training_plan(SilentTraining())
+    with raises(UsageError, "SilentEngine", "PlansEngine"):
+        engine_plan(SilentEngine())
+
+
+def test_limits_that_plans_count_with_are_those_of_the_engines() -> None:
+    # The toolkit that plans imports no torch, so these numbers stand there again.
+    assert head.CHUNK_LOGITS == logprobs.CHUNK_LOGITS
+    assert head.KEPT_LOGITS_BYTES == logprobs.KEPT_LOGITS_BYTES
+    assert budgets.BUCKET_BYTES == buckets.BUCKET_BYTES
+    assert work.MIN_SHARING == prefix_forest.MIN_RATIO
+    assert models.MICROBATCH_TOKENS == {True: rows.CPU_MICROBATCH_TOKENS, False: rows.CUDA_MICROBATCH_TOKENS}
+
+
+def test_fewer_positions_at_a_time_take_less_memory_in_the_head() -> None:
+    def logits(chunk: int | None) -> float:
+        policy = PolicyConfig(backend=DTensorConfig(logprob_chunk_tokens=chunk), precision="bfloat16")
+        model = HeldModel("policy", policy, Geometry.from_config(LLAMA), ranks=1, microbatch_tokens=8192)
+        return next(part.size for part in model.moments.training["output head"] if part.name == "logits")
+
+    # 8,192 tokens have 512 MiB of bfloat16 logits, more than are kept: chunks of 1,024 by themselves, or of 256. Of a
+    # chunk there are bfloat16 logits, and float32 ones with their gradient: 10 B each; the gradient of the states is
+    # 2 B x 8,192 x 1,024, the head's 4 B x 32,768 x 1,024 and is rounded beside the last chunk: + 2 B.
+    assert logits(None) > logits(256)
+    states, gradient = 2 * 8192 * 1024, 32768 * 1024
+    assert logits(256) == pytest.approx(max(10 * 256 * 32768 + 4 * gradient, 14 * 256 * 32768 + 4 * gradient) + states)
+
+
+def test_a_config_with_other_options_describes_another_model() -> None:
+    policy = PolicyConfig(backend=DTensorConfig(), precision="bfloat16")
+    model = HeldModel("policy", policy, Geometry.from_config(LLAMA), ranks=8, microbatch_tokens=1024)
+    copies = policy.model_copy(update={"backend": DTensorConfig(data_parallel_replicas=4)})
+    assert model.spread.shards == 8
+    assert replace(model, policy=copies).spread.shards == 2

@@ -1,0 +1,98 @@
+"""What samples, and the memory of engines that decode rows over a cache that grows with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from nemorl_rl.memory_plan.describing import EngineMemory, EnginePlan, engine_plan
+from nemorl_rl.memory_plan.parts import Part, count
+from nemorl_rl.model_geometry import Geometry
+
+if TYPE_CHECKING:
+    from nemorl.plugins.kinds import GenerationBackendConfig
+
+KV_TOKENS = (16384, 65536, 262144)
+"""Limits of a cache that plans try."""
+
+
+@dataclass(frozen=True)
+class Engines:
+    """All engines of a run: they are alike."""
+
+    backend: GenerationBackendConfig
+    geometry: Geometry
+    element: int
+    """Bytes of a weight, and of keys and values"""
+    replicas: int
+    width: int
+    """Tokens of the longest prompt and response"""
+    on_cpu: bool = False
+    shares_weights: bool = False
+    """They read the trainer's tensors"""
+    is_attached: bool = False
+    """They live in the trainer's processes"""
+
+    @cached_property
+    def plan(self) -> EnginePlan:
+        """What their backend says of itself.
+
+        Raises:
+            UsageError: It says nothing.
+        """
+        return engine_plan(self.backend)
+
+    @property
+    def tensor(self) -> int:
+        """Devices of one engine."""
+        return self.backend.devices_per_replica
+
+    @property
+    def devices(self) -> int:
+        return self.replicas * self.tensor
+
+    @property
+    def has_own_weights(self) -> bool:
+        return not (self.shares_weights or self.is_attached)
+
+    @property
+    def can_sleep(self) -> bool:
+        """They can leave the devices' memory while others work."""
+        return "sleep" in self.backend.supports
+
+    @property
+    def token_bytes(self) -> float:
+        """Keys and values of one token, on one device."""
+        return self.element * self.geometry.cache_elements / self.tensor
+
+    @property
+    def weights(self) -> Part:
+        """On one device."""
+        parameters = self.geometry.parameters()
+        if not self.has_own_weights:
+            return Part("engine weights", 0.0, "the trainer's own", "weights")
+        text = f"{self.element} B x {count(parameters)} / {self.tensor}"
+        return Part("engine weights", self.element * parameters / self.tensor, text, "weights")
+
+
+def rows_memory(engines: Engines, sequences: int, max_rows: int, kv_tokens: int) -> EngineMemory:
+    """Of an engine whose cache grows with the rows that it decodes, and goes with them.
+
+    Args:
+        engines: Its own sizes.
+        sequences: Of all engines.
+        max_rows: Decoded at once.
+        kv_tokens: Held at once.
+    """
+    rows = min(max_rows, -(-sequences // engines.replicas))
+    tokens, vocabulary = min(kv_tokens, rows * engines.width), engines.geometry.vocabulary
+    each = engines.token_bytes
+    cache = Part("KV cache", tokens * each, f"{count(tokens)} tokens x {count(each)}B", "cache")
+    logits = Part("sampling", 12.0 * rows * vocabulary / engines.tensor, f"12 B x {rows} rows x {count(vocabulary)}")
+    return EngineMemory((engines.weights,), (cache, logits))
+
+
+def cache_sizes(present: int, width: int) -> list[int]:
+    """Tokens that such a cache may be limited to: those of the config, and less, but a longest sequence at least."""
+    return [present, *(size for size in KV_TOKENS if width <= size < present)]

@@ -1,0 +1,190 @@
+"""From a run's config to a scene: which models it holds, how they are spread, and how much work a step is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nemorl.errors import UsageError
+
+from nemorl_rl.devices import Fleet, parse_fleet, shared_by, this_cpu, this_gpu, with_memory
+from nemorl_rl.memory_plan.budgets import settled
+from nemorl_rl.memory_plan.engines import Engines
+from nemorl_rl.memory_plan.models import HeldModel
+from nemorl_rl.memory_plan.scene import Scene
+from nemorl_rl.memory_plan.work import Work
+from nemorl_rl.model_files import stored_config
+from nemorl_rl.model_geometry import Geometry
+
+if TYPE_CHECKING:
+    from nemorl.config.cluster import ClusterConfig
+    from nemorl.config.models import PolicyConfig
+    from nemorl.config.run import RunConfig
+
+EXPECTED_FRAC = 0.5
+"""Mean response as a share of the longest allowed one, where nothing is known of it."""
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Expected lengths in tokens; unset: a guess from the limits."""
+
+    prompt: float | None = None
+    response: float | None = None
+    longest: float | None = None
+
+
+class Sizes:
+    """Sizes of models by name, from the machine's files or as given."""
+
+    def __init__(
+        self, given: Mapping[str, Any] | None = None, by_name: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> None:
+        """
+        Args:
+            given: A ``config.json`` for the policy's model, in place of its own.
+            by_name: The same for other models.
+        """
+        self._given, self._by_name = given, by_name or {}
+
+    def of(self, policy: PolicyConfig, *, is_policy: bool = True) -> Geometry:
+        """The geometry of a model.
+
+        Raises:
+            UsageError: Its config is not on this machine.
+        """
+        name = policy.model_name
+        stored = (
+            self._given if is_policy and self._given is not None else self._by_name.get(name) or stored_config(name)
+        )
+        if stored is None:
+            raise UsageError(
+                f"the sizes of model {name!r} are not known: its config.json is not on this machine",
+                fix="give a local folder, or --model-config with a file like the model's config.json",
+            )
+        return Geometry.from_config({**stored, **policy.hf_config_overrides})
+
+
+def scene_of(config: RunConfig, fleet: Fleet, sizes: Sizes, lengths: Lengths = Lengths()) -> Scene:
+    """The run on these devices.
+
+    Raises:
+        UsageError: A model's sizes are not known, or its backend does not describe itself.
+    """
+    sampler = config.sampler
+    width = sampler.devices if sampler is not None else 1
+    apart = not config.cluster.colocated and sampler is not None
+    replicas = config.cluster.generation_workers or (max(1, fleet.size // width) if not apart else 1)
+    ranks = fleet.size - (replicas * width if apart else 0)
+    if ranks < 1:
+        raise UsageError(
+            f"generation takes all {fleet.size} devices, training has none",
+            fix="lower cluster.generation_workers, or plan for more devices",
+        )
+    work, on_cpu = _work(config, lengths), fleet.device.is_cpu
+    policy = HeldModel(
+        "policy",
+        config.policy,
+        sizes.of(config.policy),
+        ranks,
+        on_cpu,
+        has_reference=config.needs_reference,
+        value_head=config.policy_head == "value",
+    )
+    others = tuple(
+        HeldModel(
+            role,
+            model.policy,
+            sizes.of(model.policy, is_policy=False),
+            ranks,
+            on_cpu,
+            learns=model.learns,
+            value_head=model.head == "value",
+        ).fed(work)
+        for role, model in config.auxiliary_models.items()
+    )
+    one_process = fleet.size == 1 and not config.cluster.uses_ray
+    engines = _engines(config, policy, replicas, one_process=one_process) if sampler is not None else None
+    is_async = _rollouts(config).get("mode") == "async" and apart
+    turns = config.cluster.take_turns
+    return settled(
+        Scene(fleet, policy.fed(work), others, engines, work, not apart, is_async, turns, one_process=one_process)
+    )
+
+
+def fleet_of(
+    cluster: ClusterConfig, nodes: int | None = None, gpus: str | None = None, memory_gib: float | None = None
+) -> Fleet:
+    """The devices to plan for: those asked for, else those of the config, on this machine's kind.
+
+    Raises:
+        UsageError: The config asks for GPUs, and neither it nor this machine says which.
+    """
+    if gpus is not None:
+        return with_memory(parse_fleet(nodes or 1, gpus), memory_gib)
+    on_gpus = (cluster.gpus_per_node or 0) > 0 or (cluster.gpus_per_node is None and cluster.uses_gpus)
+    count, per_node = nodes or cluster.num_nodes, cluster.devices_per_node
+    if not on_gpus:
+        return with_memory(Fleet(shared_by(this_cpu(), per_node), count, per_node), memory_gib)
+    device = this_gpu()
+    if device is None:
+        raise UsageError(
+            f"the run is for {per_node} GPUs on {count} node{'s' * (count > 1)}, of a kind that is not known here",
+            fix=f"say which, e.g. --gpus {per_node}xH100",
+        )
+    return with_memory(Fleet(device, count, per_node), memory_gib)
+
+
+def known_scene(config: RunConfig) -> Scene | None:
+    """The run on the devices that it will have; ``None`` where they, its models or its backends are not known here."""
+    if config.cluster.address is not None:
+        return None  # other machines, of which this one knows nothing
+    try:
+        return scene_of(config, fleet_of(config.cluster), Sizes())
+    except UsageError:
+        return None
+
+
+def _work(config: RunConfig, lengths: Lengths) -> Work:
+    knobs: dict[str, Any] = dict(config)
+    limit = config.policy.max_sequence_tokens
+    sampler = config.sampler
+    pairs = 2 if any("chosen" in columns for columns in config.needs_columns) else 1
+    if sampler is None:
+        rows = int(knobs.get("batch_size", 32)) * pairs
+        whole = min(limit, 2048) * EXPECTED_FRAC
+        prompt = lengths.prompt if lengths.prompt is not None else whole / 4
+        response = lengths.response if lengths.response is not None else whole - prompt
+        return Work(rows, prompt, response, lengths.longest or limit - prompt, pairs)
+    group = int(knobs.get("num_generations_per_prompt", 1))
+    sequences = int(knobs.get("num_prompts_per_step", 1)) * group
+    passes, minibatches = int(knobs.get("num_epochs_per_rollout", 1)), int(knobs.get("num_minibatches", 1))
+    most = sampler.generation.max_new_tokens
+    prompt = lengths.prompt if lengths.prompt is not None else min(512.0, max(16.0, (limit - most) / 2))
+    response = lengths.response if lengths.response is not None else most * EXPECTED_FRAC
+    longest = lengths.longest if lengths.longest is not None else min(float(most), max(2.5 * response, response))
+    return Work(
+        sequences, prompt, response, longest, group, minibatches * passes, passes, scores_old=minibatches * passes > 1
+    )
+
+
+def _rollouts(config: RunConfig) -> Mapping[str, Any]:
+    found = dict(config).get("rollouts")
+    return found.model_dump() if found is not None else {}
+
+
+def _engines(config: RunConfig, policy: HeldModel, replicas: int, *, one_process: bool) -> Engines:
+    sampler = config.sampler
+    assert sampler is not None, "only runs that sample have engines"
+    backend = sampler.generation.backend
+    return Engines(
+        backend,
+        policy.geometry,
+        policy.element,
+        replicas,
+        config.policy.max_sequence_tokens,
+        policy.on_cpu,
+        shares_weights=one_process and "shared_weights" in backend.supports and config.policy.lora is None,
+        is_attached=sampler.is_attached,
+    )

@@ -1,0 +1,53 @@
+"""What is planned: the models of a run, its engines, its devices, and the work of one step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nemorl_rl.devices import Fleet
+from nemorl_rl.memory_plan.engines import Engines
+from nemorl_rl.memory_plan.models import HeldModel
+from nemorl_rl.memory_plan.work import Work
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A run as it is planned."""
+
+    fleet: Fleet
+    policy: HeldModel
+    others: tuple[HeldModel, ...]
+    """Critics and teachers, on the policy's devices"""
+    engines: Engines | None
+    work: Work
+    colocated: bool = True
+    is_async: bool = False
+    turns: bool | None = None
+    """``cluster.take_turns``; unset: where they can and not all fit awake"""
+    takes_turns: bool = False
+    """Whoever is not at work leaves the device's memory: what became of ``turns``"""
+    one_process: bool = False
+    """Everything shares one process and its allocator"""
+
+    @property
+    def models(self) -> tuple[HeldModel, ...]:
+        """On training backends, the policy first."""
+        return (self.policy, *self.others)
+
+    @property
+    def capacity(self) -> float:
+        """Bytes of a device."""
+        return self.fleet.device.memory_gib * 2**30
+
+    @property
+    def neighbours(self) -> Engines | None:
+        """Engines on the devices of training."""
+        return self.engines if self.colocated else None
+
+    @property
+    def can_take_turns(self) -> bool:
+        """Engine and policy can leave a device that they share, and gain by it."""
+        engines = self.neighbours
+        if engines is None or not engines.has_own_weights or self.fleet.device.is_cpu:
+            return False
+        return engines.can_sleep and self.policy.can_leave
