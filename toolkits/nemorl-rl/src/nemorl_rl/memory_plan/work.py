@@ -46,14 +46,17 @@ class Work:
 
     @property
     def sharing(self) -> float:
-        """Tokens of the sequences per distinct one: G (P + R) / (P + G R), the metric ``tree_ratio`` where they are
-        shared. A sequence's last token is never fed: it predicts nothing."""
-        fed = self.group * (self.length - 1)
-        return fed / (self.prompt_tokens + self.group * (self.response_tokens - 1)) if fed > 0 else 1.0
+        """Tokens of the sequences per distinct one, the metric ``tree_ratio`` where they are shared.
+
+        G (P + R - 1) / (P + G (R - 1))
+        """
+        distinct = self.prompt_tokens + self.group * (self.response_tokens - 1)
+        return self.group * (self.length - 1) / distinct if distinct > 0 else 1.0
 
     def computed_tokens(self, layout: RowLayout) -> float:
-        """Of all sequences, padding not counted."""
-        return self.tokens / (self.sharing if layout == "shared" else 1.0)
+        """Of all sequences, padding not counted. The last token of a sequence is never fed: it predicts nothing."""
+        fed = self.sequences * (self.length - 1)
+        return fed / self.sharing if layout == "shared" else fed
 
     def squares(self, layout: RowLayout) -> float:
         """Twice the pairs of a query and what it attends to. Shared: a group's prompt attends to itself once."""
