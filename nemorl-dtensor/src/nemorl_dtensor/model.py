@@ -10,7 +10,8 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
-from nemorl.errors import BackendError, boundary
+from nemorl.errors import boundary
+from nemorl_base.memory import DeviceMemoryError
 from nemorl_tensors.engines.model_config import name_or_path, read_model_config
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def load_model(
                     )
             return model.to(device).eval()  # type: ignore[no-any-return]
     except torch.OutOfMemoryError as error:
-        raise BackendError(
+        raise DeviceMemoryError(
             f"model {policy.model_name!r} in {policy.precision} does not fit on {device}: {error}",
             fix="use policy.precision: bfloat16, a smaller model, or a device with more memory",
         ) from error

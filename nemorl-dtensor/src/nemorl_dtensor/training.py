@@ -21,7 +21,7 @@ from nemorl.config.models import MuonConfig
 from nemorl.contracts import Head, Loss, WeightsName
 from nemorl.errors import BackendError, UsageError, boundary
 from nemorl.metrics import Metrics
-from nemorl_base.memory import MemoryPart
+from nemorl_base.memory import DeviceMemoryError, MemoryPart
 from nemorl_rl.work import Model, WorkMeter
 from nemorl_tensors import TokenBatch
 from nemorl_tensors.engines.buckets import in_buckets
@@ -369,8 +369,8 @@ class DTensorBackend:
                 fix="train adapters (policy.lora), use more GPUs, or a smaller model; microbatches play no part in it",
             ) from error
 
-    def _out_of_memory(self, error: Exception) -> BackendError:
-        return BackendError(
+    def _out_of_memory(self, error: Exception) -> DeviceMemoryError:
+        return DeviceMemoryError(
             f"out of memory on {self._device} with microbatches of {self._budget} padded tokens: {error}",
             fix=f"set policy.microbatch_tokens: {max(1, self._budget // 2)} or policy.activation_checkpointing: true",
         )

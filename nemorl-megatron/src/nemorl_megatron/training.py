@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from nemorl.contracts import Head, Loss, WeightsName
-from nemorl.errors import BackendError, UsageError
+from nemorl.errors import UsageError
 from nemorl.metrics import Metrics
-from nemorl_base.memory import MemoryPart
+from nemorl_base.memory import DeviceMemoryError, MemoryPart
 from nemorl_rl.work import Model, WorkMeter
 from nemorl_tensors import TokenBatch, vocab_parallel_topk_logprobs
 from nemorl_tensors.engines.model_config import read_model_config
@@ -294,7 +294,7 @@ class MegatronBackend:
         try:
             return run(called, parts, self._head(pieces), on_last_stage, self._parallel, backward=backward)
         except torch.OutOfMemoryError as error:
-            raise BackendError(
+            raise DeviceMemoryError(
                 f"out of memory on {self._device} with microbatches of {self._budget} tokens: {error}",
                 fix=f"set policy.microbatch_tokens: {max(1, self._budget // 2)} or policy.activation_checkpointing: "
                 "true",

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 
 import torch
 from nemorl.errors import BackendError, NemorlError
+from nemorl_base.memory import DeviceMemoryError
 
 REQUIRED = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine lives in this process: weights are handed over, not sent
@@ -134,9 +135,10 @@ def _explained(error: Exception, verb: str) -> BackendError:
     if "torchvision" in text or "torchaudio" in text:
         fix = "torchvision or torchaudio were built for another torch: pip uninstall torchvision torchaudio torchcodec"
     elif any(part in text for part in OUT_OF_MEMORY):
-        fix = (
-            "memory does not suffice: set generation.backend.kv_cache_gib (or gpu_memory_utilization), lower "
-            "policy.max_sequence_tokens, or free memory that others hold"
+        return DeviceMemoryError(
+            f"vLLM could not {verb}: {type(error).__name__}: {reason}",
+            fix="memory does not suffice: set generation.backend.kv_cache_gib (or gpu_memory_utilization), lower "
+            "policy.max_sequence_tokens, or free memory that others hold",
         )
     elif isinstance(error, TypeError) and "EngineArgs" in text:
         fix = "generation.backend.engine_args names an argument that this vLLM does not have"

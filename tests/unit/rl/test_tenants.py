@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from nemorl.errors import BackendError, DeadlineError
-from nemorl_base.memory import MemoryPart
+from nemorl_base.memory import DeviceMemoryError, MemoryPart
 from nemorl_rl.tenants import EngineTenant, Parts, Tenancy, TrainingTenant, phases
 from recorded_messages import Raises
 
@@ -32,8 +32,18 @@ class Recording:
         return [None]
 
 
+class Unwatched:
+    """Nothing was planned."""
+
+    def entered(self, phase: str, holdings: Any) -> None:
+        pass
+
+    def explained(self, phase: str, error: DeviceMemoryError, holdings: Any) -> DeviceMemoryError:
+        return error
+
+
 def tenancy(said: list[str], *, shares_weights: bool = False, fails: str = "", limit_s: float = 5.0) -> Tenancy:
-    found = Tenancy(phases(["policy"], shares_weights=shares_weights), limit_s=limit_s)
+    found = Tenancy(phases(["policy"], shares_weights=shares_weights), Unwatched(), limit_s=limit_s)
     found.admit("policy", TrainingTenant(Recording("policy", said, fails)), ALL)  # type: ignore[arg-type]
     parts: Parts = ("cache",) if shares_weights else ("weights", "cache")
     found.admit("engine", EngineTenant(Recording("engine", said)), parts)  # type: ignore[arg-type]
@@ -106,7 +116,7 @@ def test_the_reference_of_adapters_is_the_model_without_them() -> None:
 
 def test_models_beside_the_policy_take_turns_as_well() -> None:
     said: list[str] = []
-    found = Tenancy(phases(["policy", "critic"], shares_weights=False), limit_s=5.0)
+    found = Tenancy(phases(["policy", "critic"], shares_weights=False), Unwatched(), limit_s=5.0)
     for role in ("policy", "critic"):
         found.admit(role, TrainingTenant(Recording(role, said)), ALL)  # type: ignore[arg-type]
     assert steps(found, said, "critic measure", "policy train") == [

@@ -67,8 +67,8 @@ class ClusterConfig(Config):
     run at the same time (``rollouts.mode: async``)."""
     take_turns: bool | None = None
     """Models that share devices leave their memory while others work: the engine sleeps while the policy trains, whose
-    weights and optimizer state wait in the host's memory while it generates. Unset: on GPUs, where both backends can
-    and the engine has weights of its own."""
+    weights and optimizer state wait in the host's memory while it generates. Unset: on GPUs where they do not all fit
+    at once, if both backends can and the engine has weights of its own."""
     generation_workers: int | None = Field(None, ge=1, le=100_000)
     """Generation engines. Unset: colocated, as many as fit the devices; apart, one. Apart, they take their devices from
     those given above and training has the rest."""

@@ -24,7 +24,7 @@ def memory_problems(config: RunConfig, run_dir: Path, warn: Callable[[str], None
         warn: Told what may go wrong; this check says what is certain, or nothing.
     """
     from nemorl_rl.memory_plan.budgets import fullest
-    from nemorl_rl.memory_plan.layouts import overrides, smallest_change
+    from nemorl_rl.memory_plan.layouts import as_overrides, overrides, smallest_change
     from nemorl_rl.memory_plan.parts import GIB
     from nemorl_rl.memory_plan.reading import known_scene
 
@@ -34,8 +34,6 @@ def memory_problems(config: RunConfig, run_dir: Path, warn: Callable[[str], None
     memory = fullest(scene)
     if not memory.cannot_fit:
         return
-    from nemorl_plan.plan import as_overrides
-
     change = smallest_change(scene)
     taking_turns = ", even taking turns," if scene.takes_turns else ""
     yield ConfigIssue(

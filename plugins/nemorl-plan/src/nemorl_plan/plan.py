@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from nemorl_rl.memory_plan.budgets import Budget, budgets
-from nemorl_rl.memory_plan.layouts import fleet_overrides, overrides, present
+from nemorl_rl.memory_plan.layouts import as_overrides, fleet_overrides, overrides, present
 from nemorl_rl.memory_plan.parts import GIB, Part, total
 from nemorl_rl.memory_plan.scene import Scene
 
@@ -82,11 +81,6 @@ class Plan:
 def words(scene: Scene, candidate: Candidate) -> list[str]:
     """The overrides of a layout, as ``nemorl train`` takes them."""
     return as_overrides(overrides(scene, candidate.choice))
-
-
-def as_overrides(keys: Mapping[str, object]) -> list[str]:
-    """``path=value`` of each."""
-    return [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in keys.items()]
 
 
 def write_config(source: Path, given: Sequence[str], scene: Scene, candidate: Candidate, target: Path) -> list[str]:

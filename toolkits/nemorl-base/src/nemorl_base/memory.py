@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol, runtime_checkable
 
+from nemorl_base.errors import BackendError
+
 MemoryPart = Literal["weights", "gradients", "optimizer", "reference", "cache"]
 """A part of what a backend keeps in a device's memory. ``optimizer``: float32 copies of the weights and the optimizer's
 moments; ``reference``: the frozen initial weights; ``cache``: an engine's keys and values.
@@ -58,3 +60,13 @@ class SleepingBackend(Protocol):
     def held_bytes(self) -> Mapping[MemoryPart, int]:
         """Bytes of device memory that each part takes now."""
         ...
+
+
+class DeviceMemoryError(BackendError):
+    """A device's memory does not suffice for the work at hand. Where models share devices, the run adds who holds what.
+
+    >>> raise DeviceMemoryError("out of memory on cuda:0", fix="lower policy.microbatch_tokens")
+    Traceback (most recent call last):
+    nemorl_base.memory.DeviceMemoryError: out of memory on cuda:0
+      fix: lower policy.microbatch_tokens
+    """

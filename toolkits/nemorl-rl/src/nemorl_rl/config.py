@@ -267,11 +267,18 @@ class RolloutRunConfig(RunConfig):
 
     @property
     def takes_turns(self) -> bool:
-        """Whether models leave the devices' memory while others work."""
+        """Whether models leave the devices' memory while others work: as asked for, else where not all fit at once, as
+        far as is known."""
         if self.cluster.take_turns is not None:
             return self.cluster.take_turns
         is_tight = self.cluster.colocated and self.cluster.uses_gpus and not self.shares_weights
-        return is_tight and "offload" in self.policy.backend.supports and "sleep" in self.generation.backend.supports
+        able = "offload" in self.policy.backend.supports and "sleep" in self.generation.backend.supports
+        if not is_tight or not able:
+            return False
+        from nemorl_rl.memory_plan.reading import known_scene
+
+        scene = known_scene(self)
+        return scene is None or scene.takes_turns
 
     def _turn_problems(self) -> Iterator[ConfigIssue]:
         if not self.cluster.take_turns:

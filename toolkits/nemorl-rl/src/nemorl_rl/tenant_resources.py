@@ -5,8 +5,8 @@ Enough for a policy with its reference, a critic or teachers. Runs that sample a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from nemorl.config.models import AuxiliaryModel, PolicyConfig
@@ -16,6 +16,7 @@ from nemorl.errors import WorkerLostError
 from nemorl.resources.manager import ResourceManager
 from nemorl.resources.policies import TrainingPolicy, Turn
 
+from nemorl_rl.memory_plan.watch import MemoryWatch
 from nemorl_rl.tenants import POLICY, Residents, Tenancy, TrainingTenant, phases
 
 
@@ -25,9 +26,11 @@ class TenantResources(ResourceManager):
     def __init__(self, config: RunConfig, run_dir: Path, *, on_restart: Callable[[str], None] = lambda _: None) -> None:
         models = {POLICY: config.policy, **{role: model.policy for role, model in config.auxiliary_models.items()}}
         adapted = [role for role, policy in models.items() if policy.lora is not None]
+        self._watch = MemoryWatch(config)
         self._tenancy: Tenancy | None = None
         if config.takes_turns:
-            self._tenancy = Tenancy(self._table([*models], adapted), limit_s=config.cluster.worker_timeout_s)
+            table = self._table([*models], adapted)
+            self._tenancy = Tenancy(table, self._watch, limit_s=config.cluster.worker_timeout_s)
         self._movable: dict[str, tuple[PolicyConfig, WorkerGroup]] = {}
         """Trained models that can leave the devices' memory, by role."""
         super().__init__(config, run_dir, on_restart=on_restart)
@@ -57,8 +60,12 @@ class TenantResources(ResourceManager):
         for role, (model, workers) in self._movable.items():
             self._admit(role, model, workers)
 
+    def new_remarks(self) -> Sequence[str]:
+        """What was found of the memory of tenants since the last call: who holds more than was planned."""
+        return self._watch.new_remarks()
+
     def _during(self, phase: str) -> AbstractContextManager[None]:
-        return self._tenancy.during(phase) if self._tenancy is not None else nullcontext()
+        return self._tenancy.during(phase) if self._tenancy is not None else self._watch.explaining(phase)
 
     def _make_room(self) -> None:
         """Before a model is built: those that were built before it leave."""

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from nemorl.contracts import WorkerGroup
 from nemorl.errors import BackendError, DeadlineError, ForeignError, NemorlError
-from nemorl_base.memory import MemoryPart
+from nemorl_base.memory import DeviceMemoryError, MemoryPart
 
 Parts = tuple[MemoryPart, ...]
 Residents = Mapping[str, Parts]
@@ -108,16 +108,33 @@ def _fullest(workers: WorkerGroup) -> Mapping[MemoryPart, int]:
     return max(found, key=lambda held: sum(held.values()))
 
 
+Holdings = Mapping[str, Mapping[MemoryPart, int]]
+"""Tenant -> bytes of its parts that are in memory."""
+
+
+class Watch(Protocol):
+    """Compares what tenants hold with what was planned (``memory_plan.watch``)."""
+
+    def entered(self, phase: str, holdings: Callable[[], Holdings]) -> None:
+        """Everybody is where the table says; the phase's work is about to begin."""
+        ...
+
+    def explained(self, phase: str, error: DeviceMemoryError, holdings: Callable[[], Holdings]) -> DeviceMemoryError:
+        """The same error, with who holds what."""
+        ...
+
+
 class Tenancy:
     """Moves tenants in and out. Work of one phase may overlap; that of another one waits for its end."""
 
-    def __init__(self, table: Mapping[str, Residents], *, limit_s: float) -> None:
+    def __init__(self, table: Mapping[str, Residents], watch: Watch, *, limit_s: float) -> None:
         """
         Args:
             table: Of :func:`phases`.
+            watch: Told of each phase.
             limit_s: Longest wait for the work of another phase.
         """
-        self._table, self._limit_s = table, limit_s
+        self._table, self._watch, self._limit_s = table, watch, limit_s
         self._tenants: dict[str, Tenant] = {}
         self._present: dict[str, set[MemoryPart]] = {}
         self._phase: str | None = None
@@ -151,6 +168,7 @@ class Tenancy:
         Raises:
             DeadlineError: the work of another phase did not end in time.
             BackendError: a part could not be moved; says who holds what.
+            DeviceMemoryError: there is no room for the work; says who holds what, and what was planned.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: self._workers == 0 or self._phase == phase, self._limit_s):
@@ -161,16 +179,19 @@ class Tenancy:
             if self._phase != phase:
                 self._phase = None
                 self._move(phase)
+                self._watch.entered(phase, self.holdings)
                 self._phase = phase
             self._workers += 1
         try:
             yield
+        except DeviceMemoryError as error:
+            raise self._watch.explained(phase, error, self.holdings) from error
         finally:
             with self._changed:
                 self._workers -= 1
                 self._changed.notify_all()
 
-    def holdings(self) -> dict[str, Mapping[MemoryPart, int]]:
+    def holdings(self) -> Holdings:
         """Bytes of each tenant's parts, as the tenants count them."""
         return {name: tenant.held_bytes() for name, tenant in self._tenants.items()}
 
@@ -196,9 +217,13 @@ class Tenancy:
     def _account(self) -> str:
         """Who holds what, for an error."""
         try:
-            held = self.holdings()
+            return account(self.holdings())
         except NemorlError as error:
             return f"who holds what cannot be told: {error.message}"
-        sizes = [(f"{name}'s {part}", size) for name, parts in held.items() for part, size in parts.items() if size]
-        parts = [f"{what} {size / 2**30:.2f} GiB" for what, size in sizes]
-        return f"in memory: {', '.join(parts)}" if parts else "nothing of these models is in memory"
+
+
+def account(holdings: Mapping[str, Mapping[MemoryPart, float]]) -> str:
+    """Who holds what, in words."""
+    sizes = [(f"{name}'s {part}", size) for name, parts in holdings.items() for part, size in parts.items() if size]
+    parts = [f"{what} {size / 2**30:.2f} GiB" for what, size in sizes]
+    return f"in memory: {', '.join(parts)}" if parts else "nothing of these models is in memory"

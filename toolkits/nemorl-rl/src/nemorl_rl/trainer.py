@@ -28,6 +28,7 @@ from nemorl_rl.environments import EnvironmentPool
 from nemorl_rl.environments.sources import RewardSource, as_environment
 from nemorl_rl.evaluation import evaluate, planned_turns, sample_record
 from nemorl_rl.generation_policy import GenerationPolicy
+from nemorl_rl.memory_plan.watch import MemoryRemarks
 from nemorl_rl.mismatch import MismatchWatch
 from nemorl_rl.prompts import to_prompts
 from nemorl_rl.rehearsal import rehearse, reward_problems
@@ -186,6 +187,7 @@ class RolloutTrainer(BaseTrainer[R]):
         return {
             "nemorl-rl:mismatch": MismatchWatch(self.config, warn),
             "nemorl-rl:breaker": CircuitBreaker(self.config.rollouts.breaker, warn, event),
+            "nemorl-rl:memory": MemoryRemarks(),
         }
 
     def build_parts(self) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from nemorl_rl.memory import MemoryPart
+from nemorl_base.memory import MemoryPart
+
 from nemorl_rl.memory_plan.describing import EngineMemory
 from nemorl_rl.memory_plan.models import HeldModel
 from nemorl_rl.memory_plan.parts import GIB, Part, Parts, count, total

@@ -6,6 +6,7 @@ says. Which settings a backend has is the backend's to say.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
@@ -192,6 +193,11 @@ def overrides(scene: Scene, choice: Choice) -> dict[str, object]:
     elif choice.colocated and not now.colocated:
         found["cluster.generation_workers"] = None
     return found
+
+
+def as_overrides(keys: Mapping[str, object]) -> list[str]:
+    """``path=value`` of each."""
+    return [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in keys.items()]
 
 
 def fleet_overrides(fleet: Fleet) -> dict[str, object]:

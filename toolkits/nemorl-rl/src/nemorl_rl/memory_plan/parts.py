@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from nemorl_rl.memory import MemoryPart
+from nemorl_base.memory import MemoryPart
 
 GIB = 2**30
 

@@ -1,0 +1,191 @@
+"""Tenants beside their plan: what they are planned to hold, remarks, errors, and whether models take turns at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import nemorl
+import pytest
+from nemorl.config.load import load_config
+from nemorl_base.memory import DeviceMemoryError, MemoryPart
+from nemorl_commands.console import Console
+from nemorl_plan.launch_check import memory_problems
+from nemorl_rl.devices import device_named
+from nemorl_rl.memory_plan import reading
+from nemorl_rl.memory_plan.budgets import budgets
+from nemorl_rl.memory_plan.watch import MemoryWatch
+from nemorl_rl.tenants import Holdings, account
+from recorded_messages import Raises
+
+GIB = 2**30
+QWEN_7B = {
+    **{"model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28},
+    **{"num_key_value_heads": 4, "intermediate_size": 18944, "vocab_size": 152064, "tie_word_embeddings": False},
+}
+QWEN_HALF_B = {
+    **{"model_type": "qwen2", "hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14},
+    **{"num_key_value_heads": 2, "intermediate_size": 4864, "vocab_size": 151936, "tie_word_embeddings": True},
+}
+
+
+@pytest.fixture
+def on_h100(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """The config of a GRPO run on H100s that this machine is told to have."""
+    monkeypatch.setattr(reading, "this_gpu", lambda: device_named("H100"))
+
+    def make(sizes: Mapping[str, object] = QWEN_7B, gpus: int = 8, **more: Any) -> Any:
+        (tmp_path / "config.json").write_text(json.dumps(sizes))
+        policy = {"precision": "bfloat16", "microbatch_tokens": 4096, **more.pop("policy", {})}
+        cluster = {"gpus_per_node": gpus, **more.pop("cluster", {})}
+        run = {"algorithm": "grpo", "model": str(tmp_path), "data": "arithmetic", "environment": "math"}
+        return load_config(
+            {**run, "policy": policy, "generation": {"backend": "vllm"}, "cluster": cluster, **more}, for_cluster=True
+        )
+
+    return make
+
+
+# What tenants are planned to hold
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_tenants_hold_what_was_planned(
+    precision: str, algorithm: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Closed form beside ``held_bytes`` of real backends in each phase, with a reference and with a critic."""
+    held: dict[str, Holdings] = {}
+    planned: dict[str, Any] = {}
+
+    def entered(self: MemoryWatch, phase: str, holdings: Callable[[], Holdings]) -> None:
+        held[phase] = holdings()
+        planned.update(self.budgets)
+
+    monkeypatch.setattr(MemoryWatch, "entered", entered)
+    run: dict[str, Any] = {"num_prompts_per_step": 8, "max_steps": 2, "kl_penalty": 0.1}
+    policy = {"precision": precision, "init": "random", "microbatch_tokens": 64, "max_sequence_tokens": 48}
+    config = nemorl.load_config(
+        {
+            **{"algorithm": algorithm, "model": str(tiny_model), "run_dir": str(tmp_path / "run"), **run},
+            **{"policy": policy, "generation": {"max_new_tokens": 8}, "cluster": {"take_turns": True}},
+        }
+    )
+    rows = [{"prompt": f"{number} plus {number} is what?"} for number in range(8)]
+    config.build().fit(rows, lambda prompt, response: float(len(response) % 3), console=Console(quiet=True))
+    assert {"rollout", "sync", "policy train", "policy reference"} <= held.keys()
+    compared = [phase for phase in held if phase in planned and phase != "rollout"]
+    assert ("critic train" in compared) == (algorithm == "ppo")
+    for phase in compared:
+        for tenant in ("policy", "critic") if algorithm == "ppo" else ("policy",):
+            counted = planned[phase].held_bytes(tenant)
+            for part in ("weights", "optimizer", "reference"):
+                # Buffers, and a counter of steps for each parameter, are not planned.
+                wanted = pytest.approx(held[phase][tenant][part], rel=0.01, abs=2000)
+                assert counted.get(part, 0) == wanted, f"{phase}: {tenant}'s {part}"
+
+
+# Remarks and errors
+
+
+def holding(**tenants: Mapping[MemoryPart, float]) -> Callable[[], Holdings]:
+    return lambda: {name: {part: int(size * GIB) for part, size in parts.items()} for name, parts in tenants.items()}
+
+
+def test_more_than_planned_is_remarked_upon_once(on_h100: Callable[..., Any]) -> None:
+    watch = MemoryWatch(on_h100(cluster={"take_turns": True}))
+    # 7.62 B parameters on 8 ranks: 1.77 GiB of weights, 12 B a parameter of masters and moments: 10.6 GiB.
+    plan = watch.budgets["policy train"].held_bytes("policy")
+    assert plan["weights"] / GIB == pytest.approx(2 * 7_615_616_512 / 8 / GIB)
+    assert plan["optimizer"] / GIB == pytest.approx(12 * 7_615_616_512 / 8 / GIB)
+    watch.entered("policy train", holding(policy={"weights": 1.8, "optimizer": 10.6}))
+    assert watch.new_remarks() == []
+    watch = MemoryWatch(on_h100(cluster={"take_turns": True}))
+    for _ in range(2):
+        watch.entered("policy train", holding(policy={"weights": 1.8, "optimizer": 19.0}, engine={"weights": 0.0}))
+    (remark,) = watch.new_remarks()
+    assert "policy holds" in remark
+    assert "optimizer 19.00 GiB" in remark
+    assert "optimizer 10.64 GiB" in remark
+    assert watch.new_remarks() == []
+
+
+def test_work_that_cannot_fit_names_who_holds_what(on_h100: Callable[..., Any], raises: Raises) -> None:
+    watch = MemoryWatch(on_h100(cluster={"take_turns": True}))
+    held = holding(policy={"weights": 1.8, "optimizer": 10.6}, engine={"weights": 15.0, "cache": 50.0})
+    with raises(DeviceMemoryError, "policy train", "engine's cache 50.00 GiB", "planned", "activations"):
+        watch.entered("policy train", held)
+
+
+def test_running_out_of_memory_is_explained(on_h100: Callable[..., Any], raises: Raises) -> None:
+    watch = MemoryWatch(on_h100(cluster={"take_turns": True}))
+    error = DeviceMemoryError("out of memory on cuda:0", fix="lower something")
+    told = watch.explained("policy train", error, holding(policy={"weights": 1.8, "optimizer": 10.6}))
+    with raises(DeviceMemoryError, "in policy train, out of memory on cuda:0", "policy's optimizer 10.60 GiB"):
+        raise told
+    assert "policy." in str(told.fix)
+    with raises(DeviceMemoryError, "planned"), watch.explaining("policy train"):
+        raise error
+
+
+def test_what_cannot_be_planned_is_told_without_a_plan(tmp_path: Path) -> None:
+    run = {"algorithm": "grpo", "model": "org/model", "data": "arithmetic", "environment": "math"}
+    watch = MemoryWatch(load_config(run, for_cluster=True))  # the model's sizes are not on this machine
+    error = DeviceMemoryError("out of memory", fix="use less")
+    told = watch.explained("rollout", error, holding(engine={"cache": 2.0}))
+    assert told.message == "in rollout, out of memory (in memory: engine's cache 2.00 GiB)"
+    assert told.fix == "use less"
+    watch.entered("rollout", holding(engine={"cache": 999.0}))
+    assert watch.new_remarks() == []
+
+
+# Whether models take turns
+
+
+def test_models_that_fit_together_stay(on_h100: Callable[..., Any]) -> None:
+    assert not on_h100(QWEN_HALF_B, gpus=1).takes_turns
+    assert on_h100(QWEN_HALF_B, gpus=1, cluster={"take_turns": True}).takes_turns
+
+
+def test_models_that_do_not_fit_together_take_turns(on_h100: Callable[..., Any]) -> None:
+    # vLLM's half of the device and 18 B / 8 x 7.6 B parameters leave 22 GiB; activations of 4,096 tokens take more.
+    assert on_h100().takes_turns
+    assert not on_h100(cluster={"take_turns": False}).takes_turns
+    assert not on_h100(generation={"backend": "hf"}, cluster={"colocated": False}).takes_turns
+
+
+def test_a_run_that_does_not_fit_even_in_turns_is_refused(on_h100: Callable[..., Any], tmp_path: Path) -> None:
+    config = on_h100(gpus=1)  # 18 B x 7.6 B parameters = 128 GiB
+    assert config.takes_turns
+    (problem,) = memory_problems(config, tmp_path, print)
+    assert "even taking turns" in problem.message
+    assert "policy train" in problem.message
+
+
+def test_phases_show_who_is_asleep(on_h100: Callable[..., Any]) -> None:
+    config = on_h100(kl_penalty=0.1)
+    scene = reading.known_scene(config)
+    assert scene is not None
+    found = budgets(scene)
+    names = {phase: {name for name, parts in budget.held.items() if parts} for phase, budget in found.items()}
+    assert names["rollout"] == {"engine"}
+    assert names["policy reference"] == {"policy"}
+    assert names["policy train"] == {"policy"}
+    assert names["sync"] == {"policy", "engine"}
+    assert set(found["policy reference"].held_bytes("policy")) == {"reference"}
+    assert "reference" not in found["policy train"].held_bytes("policy")
+    assert account({"policy": found["policy reference"].held_bytes("policy")}) == (
+        "in memory: policy's reference 1.77 GiB"
+    )
+
+
+def test_critics_and_teachers_are_tenants(on_h100: Callable[..., Any]) -> None:
+    scene = reading.known_scene(on_h100(algorithm="ppo"))
+    assert scene is not None
+    found = budgets(scene)
+    assert {"critic train", "critic measure"} <= found.keys()
+    assert found["critic train"].held["policy"] == ()
+    assert found["policy train"].held["critic"] == ()
+    assert any(part.name == "critic moments" for part in found["critic train"].parts)
