@@ -7,7 +7,7 @@ The published times are a report's own seconds, or its TFLOP/s per GPU and its f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nemorl.config import PolicyConfig
@@ -39,7 +39,6 @@ def trained(
     *,
     tensor: int,
     row: int,
-    budget: int | None = None,
     checkpointing: bool = False,
     reference: bool = False,
 ) -> HeldModel:
@@ -50,9 +49,9 @@ def trained(
         tensor_parallel_size=tensor,
         activation_checkpointing=checkpointing,
         max_sequence_tokens=row,
-        microbatch_tokens=budget or row,
+        microbatch_tokens=row,
     )
-    return HeldModel("policy", policy, geometry, gpus, has_reference=reference, microbatch_tokens=budget or row)
+    return HeldModel("policy", policy, geometry, gpus, has_reference=reference, microbatch_tokens=row)
 
 
 def megatron_gpt(
@@ -76,7 +75,8 @@ def megatron_gpt(
 
 
 def llama_405b(gpus: int, tf: float) -> Published:
-    """A row of table 4 of arXiv:2407.21783: 16 Mi tokens in sequences of 8,192, tensor 8, pipeline 16."""
+    """A row of table 4 of arXiv:2407.21783: 2,048 sequences of 8,192 tokens, tensor 8, pipeline 16. It does not say in
+    how many parts a stage is: 8 is our guess."""
     geometry = Geometry.from_config(
         {
             **{"model_type": "llama", "hidden_size": 16384, "num_hidden_layers": 126, "num_attention_heads": 128},
@@ -99,21 +99,24 @@ def nemo_rl(
     tokens_per_gpu_s: float,
     *,
     tensor: int = 1,
+    pipeline: int = 1,
     expert: int = 1,
     engine_tensor: int = 1,
+    checkpointing: bool = False,
 ) -> Published:
     """A synchronous GRPO step of NeMo RL 0.5's performance summary: 2,048 responses, four updates, vLLM beside Megatron
-    on the same H100s. The mean length follows from its tokens per second; its layouts are not published with it: ours
-    are guesses."""
+    on the same H100s, rows packed to 4,096 tokens. Layouts are those of its recipes
+    (``examples/configs/recipes/llm/performance``); the mean length follows from its tokens per second."""
     length = tokens_per_gpu_s * seconds * gpus / 2048
     geometry = Geometry.from_config(config)
-    backend = MegatronConfig(expert_parallel_size=expert, layout="packed")
-    held = trained(geometry, backend, gpus, tensor=tensor, row=4096, budget=8192, checkpointing=True, reference=True)
+    backend = MegatronConfig(pipeline_parallel_size=pipeline, expert_parallel_size=expert, layout="packed")
+    held = trained(geometry, backend, gpus, tensor=tensor, row=4096, checkpointing=checkpointing, reference=True)
+    held = replace(held, layout="packed")
     prompt = 150.0
     work = Work(2048, prompt, length - prompt, 4096 - prompt, group=32, updates=4, passes=1, scores_old=True)
     backend_of_engine = VLLMConfig(tensor_parallel_size=engine_tensor, max_num_seqs=1024, gpu_memory_utilization=0.6)
     engines = Engines(backend_of_engine, geometry, 2, gpus // engine_tensor, 4096)
-    scene = Scene(parse_fleet(gpus // 8, "8xH100"), held, (), engines, work)
+    scene = Scene(parse_fleet(gpus // 8, "8xH100"), held, (), engines, work, turns=True, takes_turns=True)
     return Published(f"GRPO, {name}, {gpus} H100", "NeMo RL 0.5, performance summary", seconds, scene)
 
 
@@ -136,8 +139,8 @@ RUNS = (
     megatron_gpt(60, 10240, 80, 8, 4, 1024, 1792, 140),
     megatron_gpt(128, 25600, 160, 8, 64, 3072, 3072, 163),
     llama_405b(8192, 430),
-    nemo_rl("Llama-3.1-8B", LLAMA_8B, 16, 92.8, 1581),
-    nemo_rl("Qwen3-32B", QWEN3_32B, 32, 376, 571, tensor=4, engine_tensor=4),
+    nemo_rl("Llama-3.1-8B", LLAMA_8B, 16, 92.8, 1581, pipeline=2, checkpointing=True),
+    nemo_rl("Qwen3-32B", QWEN3_32B, 32, 376, 571, tensor=4, pipeline=4, engine_tensor=4),
     nemo_rl("Qwen3-30B-A3B", QWEN3_30B_A3B, 32, 198, 1066, expert=8, engine_tensor=2),
 )
 

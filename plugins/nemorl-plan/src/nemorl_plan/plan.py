@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nemorl_rl.memory_plan.budgets import Budget, budgets
-from nemorl_rl.memory_plan.layouts import as_overrides, fleet_overrides, overrides, present
+from nemorl_rl.memory_plan.layouts import as_overrides, fleet_overrides, least, overrides, present
 from nemorl_rl.memory_plan.parts import GIB, Part, total
 from nemorl_rl.memory_plan.scene import Scene
 
@@ -39,9 +39,8 @@ class Plan:
     @property
     def smallest_change(self) -> Candidate | None:
         """Of those that fit, the one that changes least of the config."""
-        return min(
-            (one for one in self.ranked if one.fits), key=lambda one: (one.changes, one.time.seconds), default=None
-        )
+        choice = least(self.scene, ((one.choice, one.memory) for one in self.ranked))
+        return next((one for one in self.ranked if one.choice == choice), None)
 
     @property
     def verdict(self) -> str:

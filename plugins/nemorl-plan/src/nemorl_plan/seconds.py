@@ -7,8 +7,10 @@ beyond it. A phase takes the longest of those that overlap, plus those that do n
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from nemorl_rl.memory import MemoryPart
+from nemorl_rl.memory_plan.budgets import budgets
 from nemorl_rl.memory_plan.engines import Engines
 from nemorl_rl.memory_plan.models import HeldModel
 from nemorl_rl.memory_plan.parts import count
@@ -52,6 +54,8 @@ class StepTime:
 
 
 SAMPLING = ("prefill", "decoding")
+KEPT_ASIDE: tuple[MemoryPart, ...] = ("weights", "optimizer", "reference")
+"""What goes to the host's memory and comes back, where models take turns."""
 
 
 def step_time(scene: Scene, efficiencies: Efficiencies | None = None) -> StepTime:
@@ -70,6 +74,8 @@ def step_time(scene: Scene, efficiencies: Efficiencies | None = None) -> StepTim
     phases.append(_training("training", scene, scene.policy, found))
     if scene.engines is not None and scene.engines.has_own_weights:
         phases.append(_sync(scene, scene.engines, found))
+    if scene.takes_turns:
+        phases.append(_moving(scene, found))
     devices = scene.policy.ranks + (0 if scene.colocated or scene.engines is None else scene.engines.devices)
     return StepTime(tuple(phases), scene.is_async, scene.work.tokens, devices)
 
@@ -211,3 +217,13 @@ def _sync(scene: Scene, engines: Engines, found: Efficiencies) -> Phase:
     )
     seconds = gathered + size / bandwidth + math.ceil(size / 2**28) * 0.01
     return Phase("weight sync", seconds, "links", f"{count(size)}B gathered and sent at {count(bandwidth)}B/s")
+
+
+def _moving(scene: Scene, found: Efficiencies) -> Phase:
+    """What models and the engine hold, out of the device and back once per step; gradients are not kept."""
+    size = 0.0
+    for budget in budgets(replace(scene, takes_turns=False)).values():
+        held = sum(budget.held_bytes(name).get(part, 0.0) for name in budget.held for part in KEPT_ASIDE)
+        size = max(size, held)
+    speed = scene.fleet.device.host_gb_s * 1e9 * found.links
+    return Phase("taking turns", 2 * size / speed, "links", f"2 x {count(size)}B / {count(speed)}B/s")

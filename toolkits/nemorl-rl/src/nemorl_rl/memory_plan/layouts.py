@@ -7,7 +7,7 @@ says. Which settings a backend has is the backend's to say.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, TypeVar
@@ -165,16 +165,17 @@ def _training_ranks(scene: Scene, devices: int, colocated: bool) -> int:
 
 
 def smallest_change(scene: Scene) -> Choice | None:
+    """The least change of the config that fits; ``None``: nothing fits."""
+    every = dict.fromkeys((present(scene), *choices(scene)))
+    return least(scene, ((choice, fullest(applied(scene, choice))) for choice in every))
+
+
+def least(scene: Scene, judged: Iterable[tuple[Choice, Budget]]) -> Choice | None:
     """Of the layouts that fit, the one with the fewest changed settings, and of those the one that leaves least unused:
-    it gives up least. ``None``: none fits."""
-
-    def cost(found: tuple[Choice, Budget]) -> tuple[int, float]:
-        choice, budget = found
-        return changes(scene, choice), budget.free
-
-    judged = ((choice, fullest(applied(scene, choice))) for choice in dict.fromkeys((present(scene), *choices(scene))))
-    found = min(((choice, budget) for choice, budget in judged if budget.fits), key=cost, default=None)
-    return found[0] if found is not None else None
+    it gives up least."""
+    fitting = ((changes(scene, choice), budget.free, choice) for choice, budget in judged if budget.fits)
+    found = min(fitting, key=lambda one: one[:2], default=None)
+    return found[2] if found is not None else None
 
 
 def overrides(scene: Scene, choice: Choice) -> dict[str, object]:
