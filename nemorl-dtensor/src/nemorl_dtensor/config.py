@@ -46,6 +46,7 @@ class DTensorConfig(TrainingBackendConfig, PlansTraining):
             "remarks",
             "filtered_logprobs",
             "shared_prefixes",
+            "activations",
         }
     )
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process", "nccl", "cuda_ipc", "shared_memory", "object_store")
@@ -95,7 +96,9 @@ class HFGenerationConfig(GenerationBackendConfig, PlansEngine):
     summary: ClassVar[str] = "Embedded generation with the Hugging Face model (the default, no server)"
     requires_modules: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors")
     install_hint: ClassVar[str] = "pip install nemorl-dtensor"
-    supports: ClassVar[frozenset[str]] = frozenset({"any_transport", "filtered_logprobs", "sleep", "shared_weights"})
+    supports: ClassVar[frozenset[str]] = frozenset(
+        {"any_transport", "filtered_logprobs", "sleep", "shared_weights", "activations"}
+    )
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process", "shared_memory", "object_store")
 
     max_batch_rows: Annotated[int, RESUMABLE] = Field(256, ge=1)

@@ -16,6 +16,7 @@ from nemorl.errors import BackendError
 from nemorl.types import Completion, GenerationRequest
 from nemorl_rl.tokenizer import Tokenizer, end_token_ids
 from nemorl_tensors.engines.decoding import BatchLimits, Decoder, decode_responses
+from nemorl_tensors.engines.observing import Activations, Recorder
 from nemorl_tensors.engines.parking import Parking, bytes_held
 from nemorl_tensors.engines.responses import begin_responses
 from nemorl_tensors.engines.sampling import RowSampler
@@ -25,6 +26,7 @@ from nemorl_dtensor.allocator import keep_freed_memory
 from nemorl_dtensor.decode import build_decoder
 from nemorl_dtensor.generation_weights import bind_weights, empty_model
 from nemorl_dtensor.model import load_model
+from nemorl_dtensor.observing import observed_decoding
 from nemorl_dtensor.published_names import PublishedNames
 
 if TYPE_CHECKING:
@@ -88,6 +90,17 @@ class HFGeneration:
         limits = BatchLimits(self._options.max_batch_rows, self._options.kv_cache_tokens)
         decode_responses(chain.from_iterable(groups), self._decoder, RowSampler(self._device), limits)
         return [[response.completion(self._version) for response in group] for group in groups]
+
+    def observe(self, request: GenerationRequest) -> tuple[Completion, Activations]:
+        """A response, and what the model computed for it (``ObservableSampler``)."""
+        recorder = Recorder()
+        with observed_decoding(self._model, self._policy.max_sequence_tokens, recorder) as decoder:
+            self._decoder = decoder
+            try:
+                ((completion,),) = self.generate([request])
+            finally:
+                self._decoder = None
+        return completion, recorder.activations()
 
     def update_weights(self, handle: WeightHandle, version: int) -> int:
         """Generate from these weights from now on. ``in_process`` shares the trainer's tensors."""

@@ -27,6 +27,7 @@ from nemorl_tensors import TokenBatch
 from nemorl_tensors.engines.buckets import in_buckets
 from nemorl_tensors.engines.model_folder import save_tokenizer
 from nemorl_tensors.engines.no_gradient import evaluate_without_gradient, gradient_metrics, split_by_gradient
+from nemorl_tensors.engines.observing import Activations
 from nemorl_tensors.engines.residency import Residency
 from nemorl_tensors.engines.rows import Rows, default_microbatch_tokens
 from nemorl_tensors.engines.schedules import require_end
@@ -46,6 +47,7 @@ from nemorl_dtensor.allocator import keep_freed_memory
 from nemorl_dtensor.assembly import AnyScorer, assemble
 from nemorl_dtensor.model_head import Scorer
 from nemorl_dtensor.model_lora import Adapters, plain_name
+from nemorl_dtensor.observing import observe_scoring
 from nemorl_dtensor.optim import Optimizer, norm_of_whole
 from nemorl_dtensor.ranks import Ranks, whole
 from nemorl_dtensor.sharded_head import ShardedScorer
@@ -187,6 +189,14 @@ class DTensorBackend:
         logprobs = torch.zeros((batch.num_tokens, k), dtype=torch.float32, device=batch.token_ids.device)
         self._measure(batch, scorer, lambda rows: scorer.topk(rows, batch.temperature, k), [ids, logprobs])
         return ids, logprobs
+
+    def observe(self, token_ids: Sequence[int]) -> Activations:
+        self._require_head("language_model", "log-probs")
+        if not isinstance(self._scorer, Scorer):
+            raise BackendError("activations of a model that is spread over ranks are in parts", fix="use one worker")
+        self._residency.require("weights")
+        batch = TokenBatch.from_sequences([token_ids], [[False] + [True] * (len(token_ids) - 1)])
+        return observe_scoring(self._model, self._scorer, self._rows(batch.to(self._device)))
 
     def export_weights(self) -> Iterator[Mapping[str, Tensor]]:
         is_first = self._rank == 0

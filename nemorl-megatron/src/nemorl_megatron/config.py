@@ -48,6 +48,7 @@ class MegatronConfig(TrainingBackendConfig, PlansTraining):
             "filtered_logprobs",
             "offload",
             "remarks",
+            "activations",
         }
     )
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process", "nccl", "cuda_ipc", "shared_memory", "object_store")
@@ -132,7 +133,7 @@ class MegatronGenerationConfig(GenerationBackendConfig, PlansEngine):
     summary: ClassVar[str] = "Embedded generation with the megatron-core model"
     requires_modules: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors", "megatron.core")
     install_hint: ClassVar[str] = "pip install nemorl-megatron"
-    supports: ClassVar[frozenset[str]] = frozenset({"any_transport", "sleep"})
+    supports: ClassVar[frozenset[str]] = frozenset({"any_transport", "sleep", "activations"})
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process", "shared_memory", "object_store")
     colocates_with: ClassVar[str | None] = "megatron"
 

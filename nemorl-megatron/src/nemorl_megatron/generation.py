@@ -20,6 +20,7 @@ from nemorl.types import Completion, GenerationRequest
 from nemorl_rl.tokenizer import Tokenizer, end_token_ids
 from nemorl_tensors.engines.decoding import BatchLimits, Decoder, decode_responses
 from nemorl_tensors.engines.model_config import read_model_config
+from nemorl_tensors.engines.observing import Activations, Recorder
 from nemorl_tensors.engines.parking import Parking, bytes_held
 from nemorl_tensors.engines.responses import Response, begin_responses
 from nemorl_tensors.engines.turns import Turns
@@ -31,6 +32,7 @@ from nemorl_megatron.generation_weights import OwnWeights
 from nemorl_megatron.inference import CachedDecoder
 from nemorl_megatron.inference_ranks import Stages, generating
 from nemorl_megatron.model import PolicyModel
+from nemorl_megatron.observing import observed
 from nemorl_megatron.parallel import Parallel, Sizes
 
 if TYPE_CHECKING:
@@ -166,6 +168,17 @@ class MegatronGeneration:
             finally:
                 self._stages.keep_step()
         return [[response.completion(self._version) for response in group] for group in groups]
+
+    def observe(self, request: GenerationRequest) -> tuple[Completion, Activations]:
+        """A response, and what the model computed for it (``ObservableSampler``)."""
+        if self._stages is None:
+            raise BackendError("this generator has been shut down", fix="build a new one")
+        if self._options.engine != "rows":
+            raise BackendError("keys in megatron-core's blocks cannot be recorded", fix="set engine: rows")
+        recorder, stages = Recorder(), self._stages
+        with observed(stages.pieces, stages.parallel, recorder), stages.recording(recorder):
+            ((completion,),) = self.generate([request])
+        return completion, recorder.activations()
 
     def update_weights(self, handle: WeightHandle, version: int) -> None:
         """Generate from these weights from now on; with a trainer's model only their number is new."""

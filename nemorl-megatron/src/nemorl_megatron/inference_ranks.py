@@ -30,6 +30,7 @@ from nemorl_megatron.inference import Prompts
 
 if TYPE_CHECKING:
     from nemorl_tensors.engines.decoding import Sampler
+    from nemorl_tensors.engines.observing import Recorder
 
     from nemorl_megatron.inference import Pass
     from nemorl_megatron.model import PolicyModel
@@ -60,6 +61,7 @@ class Stages:
         self._after = copy[(place.pipeline + 1) % stages, place.tensor]
         self._drawing = copy[stages - 1, 0]
         self._head = OutputHead(pieces[-1], parallel, vocabulary, logit_cap) if pieces[-1].post_process else None
+        self._recorder: Recorder | None = None
 
     @property
     def draws(self) -> bool:
@@ -83,6 +85,15 @@ class Stages:
         device = torch.device(self.parallel.device)
         while self._meet(busy=False):
             self._forward(torch.zeros(1, 1, dtype=torch.int64, device=device), Prompts(1, device))
+
+    @contextmanager
+    def recording(self, recorder: Recorder) -> Iterator[None]:
+        """Within it, this rank's logits are recorded."""
+        self._recorder = recorder
+        try:
+            yield
+        finally:
+            self._recorder = None
 
     def _meet(self, *, busy: bool) -> bool:
         """Whether any copy is about to make a pass for rows of its own."""
@@ -114,6 +125,8 @@ class Stages:
         if self._head is None:
             return nothing
         own = self._head.logits(states)
+        if self._recorder is not None:
+            self._recorder.add_last("logits", own)
         if self.parallel.sizes.tensor == 1:
             return own
         # The last ranks may have fewer tokens.

@@ -24,6 +24,7 @@ from nemorl_rl.work import Model, WorkMeter
 from nemorl_tensors import TokenBatch, vocab_parallel_topk_logprobs
 from nemorl_tensors.engines.model_config import read_model_config
 from nemorl_tensors.engines.no_gradient import evaluate_without_gradient, gradient_metrics, split_by_gradient
+from nemorl_tensors.engines.observing import Activations, Recorder
 from nemorl_tensors.engines.residency import Residency
 from nemorl_tensors.engines.rows import default_microbatch_tokens
 from nemorl_tensors.engines.schedules import require_end
@@ -42,6 +43,7 @@ from nemorl_megatron.bridge import bridge_for
 from nemorl_megatron.context import added_up
 from nemorl_megatron.head import OutputHead
 from nemorl_megatron.layout import choose
+from nemorl_megatron.observing import observed
 from nemorl_megatron.optim import Learner
 from nemorl_megatron.parallel import Parallel, Sizes
 from nemorl_megatron.pipeline import LastStage, Microbatch, microbatches, run
@@ -181,6 +183,20 @@ class MegatronBackend:
 
         self._measure(batch, pieces, likeliest, [ids, logprobs])
         return ids.to(batch.token_ids.device), logprobs.to(batch.token_ids.device)
+
+    def observe(self, token_ids: Sequence[int]) -> Activations:
+        pieces = self._weights("policy")
+        recorder, head = Recorder(), self._head(pieces)
+
+        def score(states: Tensor, _targets: Tensor) -> Sequence[Tensor]:
+            assert head is not None, "a whole model has its head"
+            recorder.add_last("logits", head.logits(states))
+            return []
+
+        batch = TokenBatch.from_sequences([token_ids], [[False] + [True] * (len(token_ids) - 1)])
+        with observed(pieces, self._parallel, recorder):
+            self._measure(batch, pieces, score, [])
+        return recorder.activations()
 
     def export_weights(self) -> Iterator[Mapping[str, Tensor]]:
         self._residency.require("weights")

@@ -146,6 +146,26 @@ def _overridden(policy: PolicyConfig, _stored: Any) -> Any:
     return read_model_config(policy)
 
 
+def begin_observation(engine: Any) -> None:
+    """Have the worker record what the model computes.
+
+    Raises:
+        BackendError: The engine computes in a way that cannot be recorded.
+    """
+    config = engine.vllm_config
+    problem, fix = None, ""
+    if not config.model_config.enforce_eager:
+        problem, fix = "compiles its model", "set generation.backend.enforce_eager: true"
+    elif config.parallel_config.world_size > 1:
+        problem, fix = "has its model on several devices", "set tensor_parallel_size of generation.backend to 1"
+    elif config.speculative_config is not None:
+        problem, fix = "also computes tokens that it rejects", "remove generation.backend.speculative"
+    if problem is not None:
+        raise BackendError(f"the activations of this engine cannot be recorded: vLLM {problem}", fix=fix)
+    engine.reset_prefix_cache()
+    engine.collective_rpc("nemorl_observe")
+
+
 def close_engine(engine: Any) -> None:
     """Stop the engine's workers and let go of its memory.
 

@@ -19,7 +19,7 @@ from nemorl_rl.tokenizer import Tokenizer
 from nemorl_tensors.engines.model_config import read_model_config
 
 from nemorl_vllm.adapters import AdapterFolder
-from nemorl_vllm.engine import build_engine, close_engine
+from nemorl_vllm.engine import begin_observation, build_engine, close_engine
 from nemorl_vllm.loop import EngineLoop
 from nemorl_vllm.sleeping import TAGS, sleep_of
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from nemorl.config.models import PolicyConfig
     from nemorl.resources.worker import WorkerContext
     from nemorl_base.memory import MemoryPart
+    from nemorl_tensors.engines.observing import Activations
 
     from nemorl_vllm.config import VLLMConfig
 
@@ -98,6 +99,15 @@ class VLLMGeneration:
         with boundary("vLLM"):
             outputs = iter(self._loop.generate(samples))
         return [[_completion(next(outputs)) for _ in request.seeds] for request in requests]
+
+    def observe(self, request: GenerationRequest) -> tuple[Completion, Activations]:
+        """A response, and what the model computed for it (``ObservableSampler``), with nobody else generating."""
+        self._loop.call(begin_observation)
+        try:
+            ((completion,),) = self.generate([request])
+        finally:
+            (found,) = self._loop.call(lambda engine: engine.collective_rpc("nemorl_observed"))
+        return completion, found
 
     def update_weights(self, handle: WeightHandle, version: int) -> int:
         """Generate from these weights from now on, also where a sequence is half done."""

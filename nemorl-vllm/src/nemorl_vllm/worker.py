@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ enable_amx()  # a worker of a multi-device engine is a fresh process: this modul
 from nemorl.errors import DeadlineError, WeightsLostError  # noqa: E402
 from nemorl.weights import WeightHandle  # noqa: E402
 from nemorl_tensors.engines.buckets import CountedBuckets  # noqa: E402
+from nemorl_tensors.engines.observing import Activations, Recorder  # noqa: E402
 from nemorl_tensors.engines.parking import Parking, bytes_held  # noqa: E402
 from vllm.config import set_current_vllm_config  # noqa: E402
 from vllm.lora.layers import BaseLayerWithLoRA  # noqa: E402
@@ -45,6 +47,9 @@ class WorkerExtension:
 
     nemorl_parking: Parking | None = None
     """What sleeps, on a CPU."""
+    nemorl_recorder: Recorder
+    nemorl_observation: ExitStack
+    """Removes what records."""
 
     def nemorl_sleep(self, level: int) -> None:
         """Give back the memory of keys and values, and of the weights: 1 keeps a copy of these, 2 does not."""
@@ -62,6 +67,19 @@ class WorkerExtension:
         """Bytes of weights and of cache on this device."""
         model = self.model_runner.model
         return {"weights": bytes_held(_weights(model)), "cache": bytes_held(self.model_runner.kv_caches)}
+
+    def nemorl_observe(self) -> None:
+        """Record what the model computes from here on."""
+        from nemorl_vllm.observing import observed
+
+        self.nemorl_recorder, self.nemorl_observation = Recorder(), ExitStack()
+        self.nemorl_observation.enter_context(observed(self.model_runner.model, self.nemorl_recorder))
+
+    def nemorl_observed(self) -> Activations:
+        """Stop recording: what was computed since ``nemorl_observe``."""
+        self.nemorl_observation.close()
+        recorder, self.nemorl_recorder = self.nemorl_recorder, Recorder()
+        return recorder.activations()
 
     def nemorl_install_sampler(self) -> None:
         """Report log-probs as nemorl defines them."""

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nemorl.plugins import Index, Registry
+from nemorl.plugins import Index, Registry, registry
 from nemorl_commands import main
+from nemorl_dtensor import HFGenerationConfig
 from nemorl_rl.mismatch import CAUSES
 from nemorl_testing import models
 from nemorl_testing.registries import use_registry
@@ -116,6 +117,7 @@ def test_nothing_heavy_is_imported() -> None:
     code = """
 import contextlib, io, sys
 from nemorl_commands import main
+from nemorl_dtensor import HFGenerationConfig
 for arguments in (["doctor"], ["doctor", "--json"]):
     sys.argv = ["nemorl", *arguments]
     with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
@@ -135,6 +137,35 @@ def test_engines_that_agree_exit_0_with_a_table(doctor: Any, tiny_model: Path) -
     assert "BEFORE THE UPDATE" in out
     assert "token_mult_prob_error 1 1" in " ".join(out.split())
     assert "the engines agree" in out
+
+
+class WrongEpsilon(HFGenerationConfig):
+    """A sampler whose norms have another epsilon."""
+
+    def build(self, *arguments: Any) -> Any:
+        engine = super().build(*arguments)
+        engine._model.config.rms_norm_eps = 0.1
+        return engine
+
+
+def test_the_layer_at_which_engines_part_is_named(doctor: Any) -> None:
+    scoped = Registry(registry().index)
+    scoped.register("generation_backends", "wrong", WrongEpsilon)
+    arguments = ("--model", models.tiny_model(), "--generation", "wrong", "generation.max_new_tokens=4")
+    with use_registry(scoped):
+        code, out, _ = doctor(*arguments)
+        assert code == 1
+        text = " ".join(out.split())
+        assert "the engines part at the norm before attention of layer 0, prompt token 0 (id " in text
+        assert "What usually causes that: - another epsilon of the norm (rms_norm_eps)" in text
+        assert "the engines agree" not in text
+        code, out, _ = doctor(*arguments, "--json")
+    found = json.loads(out)
+    assert (code, found["ok"], found["layers_skipped"]) == (1, False, None)
+    parting = found["layers"][0]["parting"]
+    assert (parting["layer"], parting["role"], parting["position"]) == (0, "input_norm", 0)
+    assert parting["difference"] > parting["tolerance"]
+    assert {"layer": 0, "role": "input_norm", "largest": parting["largest"]} in found["layers"][0]["differences"]
 
 
 def test_the_comparison_as_json(doctor: Any, tiny_model: Path) -> None:

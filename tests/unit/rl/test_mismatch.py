@@ -238,13 +238,18 @@ def test_sound_engines_agree_before_and_after_an_update(precision: str, toleranc
         assert part.gen_kl_error < tolerance
 
 
+MISSED = ["the engines disagree after the update", "the weight update made the mean"]
+PART = "after the update, the engines part at"
+
+
 @pytest.mark.usefixtures("faulty")
 @pytest.mark.parametrize(
     ("precision", "fault", "findings"),
     [
-        ("float32", "MissesUpdates", ["the engines disagree after the update", "the weight update made the mean"]),
-        ("bfloat16", "MissesUpdates", ["the engines disagree after the update", "the weight update made the mean"]),
-        ("float32", "StaleHead", ["the weight update made the mean error"]),  # 1.02: plausible, and wrong
+        ("float32", "MissesUpdates", [*MISSED, f"{PART} the norm before attention of layer 0"]),
+        ("bfloat16", "MissesUpdates", [*MISSED, PART]),
+        # 1.02: plausible, and wrong
+        ("float32", "StaleHead", ["the weight update made the mean error", f"{PART} the logits"]),
         ("float32", "SamplesAtOne", ["the engines disagree from the start", "the engines disagree after the update"]),
         ("bfloat16", "SamplesAtOne", ["the engines disagree from the start", "the engines disagree after the update"]),
     ],

@@ -43,8 +43,9 @@ def doctor(
     Each finding has a code, what it is, why it matters and how to fix it. Exit 1 if one of them is a problem, 0 if
     all are notes. Nothing is imported.
 
-    With --model, sample with one engine, recompute the log-probs with another, update the weights and do it again.
-    Exit 1 if they disagree by more than rollouts.mismatch_warning, or if the update did not arrive.
+    With --model, sample with one engine, recompute the log-probs with another, compare what both compute in each layer,
+    update the weights and do it again. Exit 1 if log-probs disagree by more than rollouts.mismatch_warning, if the
+    update did not arrive, or if the engines part somewhere in the model: then the layer and token are named.
 
     Examples:
 
@@ -92,7 +93,7 @@ def _compare_engines(model: str, changes: list[str], as_json: bool) -> None:
 
     with Console(quiet=as_json) as console:
         console.message(f"comparing engines on {model}")
-        report = measure_mismatch(config)
+        report = measure_mismatch(config, phase=console.phase)
     if as_json:
         echo_json({"model": model, **report.as_dict()})
     else:
@@ -105,10 +106,16 @@ def _compare_engines(model: str, changes: list[str], as_json: bool) -> None:
         )
         for finding in report.findings:
             say(f" {finding}", lead=typer.style("wrong:", fg="red"))
-        if report.findings:
+        if report.parting is not None:
+            say("What usually causes that:" + "".join(f"\n  - {cause}" for cause in report.parting.causes))
+        elif report.findings:
             say(likely_causes())
         else:
             say(lead=typer.style("the engines agree", fg="green"))
+        if report.layers_skipped is not None:
+            say(f" {report.layers_skipped}", lead="layers were not compared:")
+        elif report.parting is None:
+            say(f"{len(report.layers[0].differences)} tensors of the model were compared, on both sides of the update")
     if not report.ok:
         raise typer.Exit(1)
 

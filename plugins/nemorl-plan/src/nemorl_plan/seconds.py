@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from nemorl_rl.memory import MemoryPart
+from nemorl_base.memory import MemoryPart
 from nemorl_rl.memory_plan.budgets import budgets
 from nemorl_rl.memory_plan.engines import Engines
 from nemorl_rl.memory_plan.models import HeldModel

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from nemorl_tensors import TokenBatch
     from torch import Tensor
 
+    from nemorl_rl.divergence import LayerComparison, Parting
+
 MISMATCH = "token_mult_prob_error"
 """The metric that is watched: mean exp(|old - generation log-prob|), 1.0 when the engines agree."""
 
@@ -143,6 +145,15 @@ class MismatchReport:
     """Mean |change| of the trainer's log-probs through the update, in nats: the error of a sampler that missed it."""
     threshold: float
     """``token_mult_prob_error`` above this is a failure."""
+    layers: tuple[LayerComparison, ...] = ()
+    """What the engines compute within the model, before and after the update; empty where that was not compared."""
+    layers_skipped: str | None = None
+    """Why it was not."""
+
+    @property
+    def parting(self) -> Parting | None:
+        """The first layer and token at which the engines part."""
+        return next((found.parting for found in self.layers if found.parting is not None), None)
 
     @property
     def ok(self) -> bool:
@@ -163,40 +174,68 @@ class MismatchReport:
                 f"the weight update made the mean error {growth:,.0f} times "
                 "larger: some or all of the new weights did not reach the sampler"
             )
+        when = ("", "after the update, ")
+        found += [f"{when[place]}{part.parting}" for place, part in enumerate(self.layers) if part.parting][:1]
         return found
 
     def as_dict(self) -> dict[str, Any]:
-        return {"ok": self.ok, "findings": self.findings, **asdict(self)}
+        numbers = {name: asdict(part) for name, part in (("before", self.before), ("after", self.after))}
+        return {
+            "ok": self.ok,
+            "findings": self.findings,
+            **numbers,
+            "shift": self.shift,
+            "threshold": self.threshold,
+            "layers": [found.as_dict() for found in self.layers],
+            "layers_skipped": self.layers_skipped,
+        }
 
 
 def measure_mismatch(
-    config: RolloutRunConfig, *, prompts: Sequence[str] = PROMPTS, samples_per_prompt: int = 4
+    config: RolloutRunConfig,
+    *,
+    prompts: Sequence[str] = PROMPTS,
+    samples_per_prompt: int = 4,
+    phase: Callable[[str], None] = lambda _: None,
 ) -> MismatchReport:
     """Build both engines of a config in this process and compare their log-probs, before and after a weight update.
+
+    Engines that can record what they compute are also compared layer by layer (``divergence``).
 
     Args:
         config: Model, policy and generation; of the rest, only device, seed and threshold are used.
         prompts: Texts to continue.
         samples_per_prompt: Responses to each.
+        phase: Told what is being done.
 
     Raises:
         NemorlError: an engine cannot be built; says which.
     """
+    from nemorl_rl.layer_audit import LayerAudit
+
     require_models(config)
     tokenizer = Tokenizer.of(config.policy)
     prompt_ids = [tuple(tokenizer.encode(prompt)) for prompt in prompts]
     with ExitStack() as stack:
+        phase("building the engines")
         engines = _Engines(config, stack)
+        layers = LayerAudit.of(config, engines.trainer, engines.sampler, prompt_ids)
+        phase("comparing log-probs")
         first = engines.sample(prompt_ids, samples_per_prompt, "before")
         old_logprobs = engines.trainer.get_logprobs(first)
         before = _measurement(first, old_logprobs)
+        phase("comparing layers")
+        layers.compare()
 
+        phase("updating the weights")
         engines.update(first)
         moved = engines.trainer.get_logprobs(first)
         shift = float((moved - old_logprobs)[first.mask].abs().mean())
+        phase("comparing again")
         second = engines.sample(prompt_ids, samples_per_prompt, "after")
         after = _measurement(second, engines.trainer.get_logprobs(second))
-    return MismatchReport(before, after, shift, config.rollouts.mismatch_warning)
+        layers.compare()
+    return MismatchReport(before, after, shift, config.rollouts.mismatch_warning, tuple(layers.found), layers.skipped)
 
 
 class _Engines:
