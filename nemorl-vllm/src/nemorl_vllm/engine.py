@@ -26,6 +26,11 @@ GIB = 1024**3
 CPU_BATCH_TOKENS = 2048
 """Most tokens of one step there, longer prompts apart."""
 
+QUANTIZATION = {None: None, "fp8": "fp8_per_block"}
+"""vLLM's name of what rounds weights as they are loaded, by ``VLLMConfig.precision``."""
+FP8_CAPABILITY = (8, 9)
+"""Of the first GPUs that multiply in FP8 (Ada, then Hopper)."""
+
 WEIGHT_TRANSFER = "nemorl"
 """Our engine of vLLM's weight-transfer interface (``transfer``), which the worker extension registers."""
 
@@ -54,6 +59,8 @@ def build_engine(
     """
     import_vllm()
     _check_device(worker.device)
+    if options.precision is not None and worker.device.startswith("cuda"):
+        _check_fp8(worker.device)
     with as_guest(worker.device), _few_collections():
         from vllm.v1.engine.llm_engine import LLMEngine
         from vllm.v1.executor import Executor
@@ -120,6 +127,7 @@ def engine_args(
         tokenizer=policy.tokenizer.name,
         hf_overrides=partial(_overridden, policy) if policy.hf_config_overrides else {},
         dtype=policy.precision,
+        quantization=QUANTIZATION[options.precision],
         seed=worker.seed % 2**32,
         max_model_len=max_model_len,
         load_format="dummy" if empty else "auto",
@@ -193,6 +201,16 @@ def _ensure_expert_group() -> None:
         backend = torch.distributed.get_backend(world.device_group)
         vllm_groups._EP = vllm_groups.init_model_parallel_group(
             [world.ranks], world.local_rank, backend, group_name="ep"
+        )
+
+
+def _check_fp8(device: str) -> None:
+    capability = torch.cuda.get_device_capability(device)
+    if capability < FP8_CAPABILITY:
+        raise BackendError(
+            f"{torch.cuda.get_device_name(device)} has no FP8 units (compute capability "
+            f"{capability[0]}.{capability[1]}, FP8 begins at {FP8_CAPABILITY[0]}.{FP8_CAPABILITY[1]})",
+            fix="remove generation.backend.precision, or use newer GPUs",
         )
 
 

@@ -66,6 +66,8 @@ class HandleTransfer(WeightTransferEngine[Nothing, FetchedWeights]):
         # Weights that were repacked for the CPU, fused or quantised have lost their loaders. This brings each layer
         # back to what its checkpoint looks like, and repacks into the same memory once the layer is complete.
         initialize_layerwise_reload(self.model)
+        # Scales of rounded weights are made from these, not sent.
+        self._expected &= {name for name, _ in self.model.named_parameters()}
         if current_platform.is_cpu():
             for layer in filter(_has_experts, self.model.modules()):
                 # Its kernel multiplies with padded and repacked experts, which vLLM makes together with the kernel.

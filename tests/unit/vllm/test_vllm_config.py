@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 from nemorl.config import PolicyConfig, load_config
-from nemorl.errors import ConfigError
+from nemorl.errors import BackendError, ConfigError
 from pydantic import ValidationError
 from recorded_messages import Raises
 
 config = pytest.importorskip("nemorl_vllm.config", reason="nemorl-vllm is not installed")
 
 ROOT = Path(__file__).parents[3]
+METRIC = "token_mult_prob_error"
 
 
 def test_a_replica_takes_as_many_devices_as_share_a_layer() -> None:
@@ -109,3 +110,59 @@ def test_adapters_apart_need_some_and_an_engine_for_them(tiny_model: Path, raise
         run(tiny_model, lora=False, rollouts=apart)
     with raises(ConfigError, "hf", path="rollouts.adapters"):
         run(tiny_model, rollouts=apart, generation={"max_new_tokens": 4})
+
+
+def fp8_run(**changes: Any) -> Any:
+    """A GRPO config whose sampler computes in FP8, on GPUs."""
+    from nemorl.config.load import validate
+    from nemorl_grpo import GRPOConfig
+
+    data = {
+        "model": "some/model",
+        "policy": {"precision": "bfloat16"},
+        "generation": {"backend": {"name": "vllm", "precision": "fp8"}},
+        "cluster": {"address": "auto", "gpus_per_node": 1},
+    }
+    return validate(GRPOConfig, {**data, **changes})
+
+
+def test_fp8_is_refused_by_name_on_the_cpu_and_for_float32(raises: Raises) -> None:
+    with raises(ConfigError, "fp8", "cpu", path="generation.backend.precision"):
+        fp8_run(cluster={"gpus_per_node": 0})
+    with raises(ConfigError, "float32", path="generation.backend.precision"):
+        fp8_run(policy={"precision": "float32"})
+
+
+def test_fp8_rollouts_are_corrected_for_unless_told_otherwise() -> None:
+    # NeMo RL's FP8 recipes set use_importance_sampling_correction; here it is truncated at 2, as it is by name.
+    from nemorl_rl.policy_gradient.config import ImportanceCorrection
+
+    assert fp8_run().importance_correction == ImportanceCorrection(kind="truncated")
+    assert fp8_run().importance_correction.cap == 2.0
+    assert fp8_run(importance_correction=None).importance_correction is None
+    assert fp8_run(importance_correction="icepop").importance_correction.kind == "icepop"
+    assert fp8_run(generation={"backend": "vllm"}).importance_correction is None
+    # What a run directory records reads the same again.
+    assert fp8_run(**{"importance_correction": fp8_run().importance_correction.model_dump()}) == fp8_run()
+
+
+def test_a_warning_of_a_mismatch_names_the_precision() -> None:
+    from nemorl_rl.mismatch import MismatchWatch
+
+    told: list[str] = []
+    MismatchWatch(fp8_run(rollouts={"mismatch_limit": None}), told.append).on_step_end(1, {METRIC: 1.08})
+    (text,) = told
+    assert "above rollouts.mismatch_warning = 1.05. The sampler computes in fp8, which is part of it. Likely" in text
+
+
+def test_a_gpu_without_fp8_units_is_named(monkeypatch: pytest.MonkeyPatch, raises: Raises) -> None:
+    torch = pytest.importorskip("torch")
+    engine = pytest.importorskip("nemorl_vllm.engine")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A100")
+    for capability, refused in (((8, 0), True), ((8, 9), False), ((9, 0), False)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
+        if refused:
+            with raises(BackendError, "A100", "8.0"):
+                engine._check_fp8("cuda:0")
+        else:
+            engine._check_fp8("cuda:0")

@@ -23,6 +23,7 @@ from nemorl_base.seeding import derive_seed
 
 from nemorl_rl.config import RolloutRunConfig
 from nemorl_rl.hub_models import require_models
+from nemorl_rl.sampler_precision import lower_precision
 from nemorl_rl.tokenizer import Tokenizer
 from nemorl_rl.transport_choice import choose_transport
 
@@ -37,7 +38,7 @@ MISMATCH = "token_mult_prob_error"
 """The metric that is watched: mean exp(|old - generation log-prob|), 1.0 when the engines agree."""
 
 CAUSES = (
-    "another precision or other kernels on one side: compare with policy.precision float32",
+    "another precision or other kernels on one side: compare with policy.precision float32, generation without fp8",
     "older weights: an update that did not reach the sampler",
     "an output head tied to the embeddings, of which the sampler still uses an old copy",
     "the temperature applied on one side only",
@@ -109,9 +110,11 @@ class MismatchWatch:
             )
 
     def _finding(self, step: int, value: float, key: str, bound: float) -> str:
+        lower = lower_precision(self._config.generation.backend)
+        rounding = "" if lower is None else f"The sampler computes in {lower}, which is part of it. "
         return (
             f"trainer and sampler disagree about the tokens of step {step}: {MISMATCH} is {value:.4g}, above "
-            f"rollouts.{key} = {bound:g}. {likely_causes()}\nTo measure the engines alone: "
+            f"rollouts.{key} = {bound:g}. {rounding}{likely_causes()}\nTo measure the engines alone: "
             f"{audit_command(self._config)}"
         )
 

@@ -26,6 +26,7 @@ from nemorl_rl.config import RolloutRunConfig
 from nemorl_rl.kl import KLPenalty
 from nemorl_rl.policy_gradient.declared_metrics import POLICY_GRADIENT_METRICS
 from nemorl_rl.policy_gradient.penalties import MessagePenalties
+from nemorl_rl.sampler_precision import lower_precision
 
 if TYPE_CHECKING:
     from nemorl_tensors import KLTerm, LossAggregation
@@ -139,6 +140,14 @@ class ImportanceCorrection(Config):
             yield ConfigIssue("per", "sequence_mask keeps or drops responses and weighs tokens", "leave it out")
 
 
+def _correction_of_sampler(fields: dict[str, Any]) -> ImportanceCorrection | None:
+    """The correction of a config that names none, given its other fields."""
+    generation = fields.get("generation")
+    if generation is None or lower_precision(generation.backend) is None:
+        return None
+    return ImportanceCorrection(kind="truncated")
+
+
 class RewardShaping(Config):
     """A block of knobs: what happens to a reward before it is compared with others.
 
@@ -207,9 +216,10 @@ class PolicyGradientConfig(RolloutRunConfig):
     """Passes over each batch."""
     overlong_filtering: bool = False
     """Responses cut by the token limit train nothing; they still count in their group's baseline."""
-    importance_correction: ImportanceCorrection | None = None
+    importance_correction: ImportanceCorrection | None = Field(default_factory=_correction_of_sampler)
     """Correct for a sampler that is not quite the policy (another engine or precision, older weights in asynchronous
-    rollouts): the name of a kind, or a mapping. Unset: treat its samples as the policy's own."""
+    rollouts): the name of a kind, or a mapping. Unset: ``truncated`` where the sampler computes in a lower precision
+    than the policy (``generation.backend.precision: fp8``). ``null``: treat its samples as the policy's own."""
     filtered_logprobs: bool = False
     """Log-probs of the policy, the old policy and the sampler are those of what ``generation.top_p`` and ``top_k``
     leave of the vocabulary, renormalised, as NeMo RL has it. A token that the trainer would not have kept trains
