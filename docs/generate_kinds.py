@@ -25,6 +25,7 @@ from nemorl.plugins import KINDS, kinds
 from nemorl.trainer import BaseTrainer
 from nemorl_report import run_data
 from nemorl_report import sections as report_sections
+from nemorl_rl.requests import RequestBackend
 from nemorl_testing.kit import Check, checks_for
 
 DOCS = Path(__file__).resolve().parent
@@ -53,6 +54,7 @@ def parts() -> Mapping[str, Callable[[], str]]:
         "verbs of BaseTrainer": lambda: verbs(BaseTrainer, TRAINER),
         "verbs of Environment": lambda: verbs(Environment) + "\n" + verbs(contracts.Episode),
         "verbs of Loss": lambda: verbs(contracts.Loss),
+        "verbs of RequestBackend": lambda: verbs(RequestBackend),
         "report sections": lambda: "\n".join(map(fields, _REPORT_TYPES)),
         "checks of configs": lambda: checks([c for c in checks_for("datasets") if _module(c) in SHARED_CHECKS]),
     }

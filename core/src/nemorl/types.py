@@ -71,6 +71,10 @@ class SamplingParams:
     """Tokens that end a response besides the model's own end-of-sequence tokens."""
     filtered_logprobs: bool = False
     """Report log-probs of what top-k and top-p left, not of all tokens (capability ``filtered_logprobs``)."""
+    prompt_logprobs: bool = False
+    """Report log-probs of the prompt's tokens too (capability ``prompt_logprobs``)."""
+    ignore_eos: bool = False
+    """The model's own end-of-sequence tokens end nothing: without other stops a response has ``max_new_tokens``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,10 @@ class Completion:
     weight_versions: tuple[int, ...] = (0,)
     """The weights that produced it, as numbered by ``update_weights``, in order: several where an update came while
     it was being generated."""
+    version_starts: tuple[int, ...] = (0,)
+    """Place of the first token of each of ``weight_versions``."""
+    prompt_logprobs: tuple[float, ...] = ()
+    """Where asked for: per prompt token, float32 nats of ``softmax(logits)``, 0.0 for the first."""
 
     @property
     def weight_version(self) -> int:

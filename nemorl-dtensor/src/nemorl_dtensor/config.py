@@ -97,7 +97,15 @@ class HFGenerationConfig(GenerationBackendConfig, PlansEngine):
     requires_modules: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors")
     install_hint: ClassVar[str] = "pip install nemorl-dtensor"
     supports: ClassVar[frozenset[str]] = frozenset(
-        {"any_transport", "filtered_logprobs", "sleep", "shared_weights", "activations"}
+        {
+            "activations",
+            "any_transport",
+            "filtered_logprobs",
+            "prompt_logprobs",
+            "shared_weights",
+            "sleep",
+            "submit",
+        }
     )
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process", "shared_memory", "object_store")
 

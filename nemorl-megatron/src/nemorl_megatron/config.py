@@ -133,7 +133,7 @@ class MegatronGenerationConfig(GenerationBackendConfig, PlansEngine):
     summary: ClassVar[str] = "Embedded generation with the megatron-core model"
     requires_modules: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors", "megatron.core")
     install_hint: ClassVar[str] = "pip install nemorl-megatron"
-    supports: ClassVar[frozenset[str]] = frozenset({"any_transport", "sleep", "activations"})
+    supports: ClassVar[frozenset[str]] = frozenset({"activations", "any_transport", "prompt_logprobs", "sleep"})
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process", "shared_memory", "object_store")
     colocates_with: ClassVar[str | None] = "megatron"
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -18,11 +17,11 @@ import torch
 from nemorl.errors import BackendError
 from nemorl.types import Completion, GenerationRequest
 from nemorl_rl.tokenizer import Tokenizer, end_token_ids
-from nemorl_tensors.engines.decoding import BatchLimits, Decoder, decode_responses
+from nemorl_tensors.engines.decoding import BatchLimits, Decoder, RunningBatch, decode_responses
 from nemorl_tensors.engines.model_config import read_model_config
 from nemorl_tensors.engines.observing import Activations, Recorder
 from nemorl_tensors.engines.parking import Parking, bytes_held
-from nemorl_tensors.engines.responses import Response, begin_responses
+from nemorl_tensors.engines.responses import Response, ResponseLimits
 from nemorl_tensors.engines.turns import Turns
 from torch import Tensor
 
@@ -75,7 +74,7 @@ class MegatronGeneration:
             BackendError: The model cannot decode.
         """
         _require_decodable(pieces, parallel)
-        self._policy, self._options = policy, options
+        self._options = options
         self._own, self._leave, self._require_weights = own, leave, require_weights
         self._version = 0
         self._parking = Parking()
@@ -86,9 +85,13 @@ class MegatronGeneration:
             from nemorl_megatron.paged import require_paged
 
             require_paged(self._stages)
-        self._vocabulary = bridge.vocabulary
-        declared = read_model_config(policy).to_dict().get("eos_token_id")
-        self._end_ids = end_token_ids(policy.model_name, self._tokenizer, declared)
+        declared, tokenizer = read_model_config(policy).to_dict().get("eos_token_id"), Tokenizer.of(policy)
+        self._limits = ResponseLimits(
+            bridge.vocabulary,
+            policy.max_sequence_tokens,
+            end_token_ids(policy.model_name, tokenizer, declared),
+            tokenizer.decode,
+        )
 
     @classmethod
     def alone(
@@ -153,21 +156,22 @@ class MegatronGeneration:
             raise BackendError("this generator has been shut down", fix="build a new one")
         self._parking.require("weights")
         self._require_weights()
-        limits = BatchLimits(self._options.max_batch_rows, self._options.kv_cache_tokens)
-        with generating(self._stages.pieces):
+        stages, limits = self._stages, BatchLimits(self._options.max_batch_rows, self._options.kv_cache_tokens)
+        with generating(stages.pieces):
             try:
-                groups = begin_responses(
-                    requests,
-                    vocabulary=self._vocabulary,
-                    max_sequence_tokens=self._policy.max_sequence_tokens,
-                    end_ids=self._end_ids,
-                    decode=self._tokenizer.decode,
-                )
+                groups = self._limits.begin_all(requests)
                 responses = [*chain.from_iterable(groups)]
-                decode_responses(responses, self._decoder(limits, responses), self._stages.sampler(), limits)
+                batch = RunningBatch(
+                    lambda: self._decoder(limits, responses),
+                    stages.sampler(),
+                    limits,
+                    stages.prompt_logprobs,
+                    self._version,
+                )
+                decode_responses(responses, batch)
             finally:
-                self._stages.keep_step()
-        return [[response.completion(self._version) for response in group] for group in groups]
+                stages.keep_step()
+        return [[response.completion() for response in group] for group in groups]
 
     def observe(self, request: GenerationRequest) -> tuple[Completion, Activations]:
         """A response, and what the model computed for it (``ObservableSampler``)."""
@@ -225,10 +229,6 @@ class MegatronGeneration:
         from nemorl_megatron.paged import PagedDecoder
 
         return PagedDecoder(self._stages, limits, max((row.length + row.remaining for row in responses), default=1))
-
-    @cached_property
-    def _tokenizer(self) -> Tokenizer:
-        return Tokenizer.of(self._policy)
 
 
 def _require_decodable(pieces: Sequence[Any], parallel: Parallel) -> None:

@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from nemorl_megatron.parallel import Parallel
 
 
+SCORED_TOKENS = 1024
+"""Positions of a prompt whose logits are in memory at one time."""
+
+
 class Stages:
     """The pieces of a model on all ranks of a copy, as one function of this rank's part in it. Collective."""
 
@@ -79,6 +83,25 @@ class Stages:
         """[B, S] tokens to [S, B, H] hidden states, of this rank's last piece."""
         self._meet(busy=True)
         return self._forward(token_ids, row_pass)
+
+    def prompt_logprobs(self, prompts: Sequence[tuple[int, ...]]) -> list[tuple[float, ...]]:
+        """float32 nats of ``softmax(logits)`` for every token of each prompt, 0.0 for its first. Collective."""
+        return [self._prompt_logprobs(prompt) for prompt in prompts]
+
+    def _prompt_logprobs(self, prompt: tuple[int, ...]) -> tuple[float, ...]:
+        device = torch.device(self.parallel.device)
+        ids = torch.tensor(prompt, device=device)
+        states = self.forward(ids[None], Prompts(len(prompt), device))
+        found = torch.zeros(len(prompt), device=device)
+        for start in range(0, len(prompt) - 1, SCORED_TOKENS):
+            end = min(start + SCORED_TOKENS, len(prompt) - 1)
+            logits = self.logits(states[start:end, 0])
+            if self.draws:
+                logprobs = torch.log_softmax(logits, -1)
+                found[start + 1 : end + 1] = logprobs.gather(1, ids[start + 1 : end + 1, None])[:, 0]
+        if self.parallel.sizes.tensor * self.parallel.sizes.pipeline > 1:
+            dist.broadcast(found, self._drawing, group=parallel_state.get_model_parallel_group())
+        return tuple(found.tolist())
 
     def keep_step(self) -> None:
         """Make passes of nothing as long as a copy that shares experts with this one is generating."""

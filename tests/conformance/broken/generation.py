@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError, wait
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from nemorl.errors import BackendError
 from nemorl.types import Completion, GenerationRequest
 from nemorl.weights import in_process_handle
-from nemorl_dtensor.decode import build_decoder
 from nemorl_dtensor.generation import HFGeneration
 
 __all__ = ["HFGeneration"]
 
 Requests = Sequence[GenerationRequest]
 Completions = list[list[Completion]]
+Answer = Future[list[Completion]]
 
 
 class _Rewrites(HFGeneration):
@@ -30,6 +32,19 @@ class _Rewrites(HFGeneration):
             [self.change(request, completion) for completion in completions]
             for request, completions in zip(requests, found, strict=True)
         ]
+
+
+class _Asks(HFGeneration):
+    """Changes each request."""
+
+    def ask(self, request: GenerationRequest) -> GenerationRequest:
+        raise NotImplementedError
+
+    def generate(self, requests: Requests) -> Completions:
+        return super().generate([self.ask(request) for request in requests])
+
+    def submit(self, request: GenerationRequest) -> Answer:
+        return super().submit(self.ask(request))
 
 
 def _scaled(completion: Completion, factor: float) -> Completion:
@@ -63,9 +78,9 @@ class Renormalises(_Rewrites):
         return _scaled(completion, 0.5) if sampling.top_p < 1 or sampling.top_k or sampling.min_p else completion
 
 
-class OneSeedForAll(HFGeneration):
-    def generate(self, requests: Requests) -> Completions:
-        return super().generate([replace(request, seeds=(0,) * len(request.seeds)) for request in requests])
+class OneSeedForAll(_Asks):
+    def ask(self, request: GenerationRequest) -> GenerationRequest:
+        return replace(request, seeds=(0,) * len(request.seeds))
 
 
 class PaddingChangesSeeds(HFGeneration):
@@ -96,7 +111,7 @@ class FullContextIsAnEnd(_Rewrites):
     """A response that fills the context is called finished."""
 
     def change(self, request: GenerationRequest, completion: Completion) -> Completion:
-        is_full = len(request.token_ids) + len(completion.token_ids) == self._policy.max_sequence_tokens
+        is_full = len(request.token_ids) + len(completion.token_ids) == self._limits.max_sequence_tokens
         return replace(completion, finish_reason="stop") if is_full else completion
 
 
@@ -144,10 +159,14 @@ class CountsUpdates(HFGeneration):
     """Numbers the weights itself."""
 
     def update_weights(self, handle: Any, version: int) -> None:
-        super().update_weights(handle, version if self._version == 0 else self._version + 1)
+        super().update_weights(handle, self._batch._version + 1)
 
 
 class CopiesWeights(HFGeneration):
+    def __init__(self, generation: Any, policy: Any, worker: Any, weights: Any, options: Any) -> None:
+        own = None if weights is None else _copied(weights, weights.version)
+        super().__init__(generation, policy, worker, own, options)
+
     def update_weights(self, handle: Any, version: int) -> None:
         super().update_weights(_copied(handle, version), version)
 
@@ -165,7 +184,7 @@ class WakesUpYoung(HFGeneration):
 
     def wake(self, parts: Any) -> None:
         super().wake(parts)
-        self._version = 0
+        self._batch.renew(0)
 
 
 class ShutsDownOnce(HFGeneration):
@@ -183,22 +202,156 @@ class SeesNewTensorsOnly(HFGeneration):
     places: frozenset[int] = frozenset()
 
     def update_weights(self, handle: Any, version: int) -> None:
-        derived = self._decoder
+        derived = self._batch._decoder
         super().update_weights(handle, version)
-        before, self.places = self.places, frozenset(p.data_ptr() for p in self._model.parameters())
+        before, self.places = self.places, frozenset(p.data_ptr() for p in self._model.own_tensors())
         if self.places == before:
-            self._decoder = derived
+            self._batch._decoder = derived
 
 
 class KeepsTurnsForEver(HFGeneration):
     """Takes up a conversation from keys and values of older weights."""
 
     def update_weights(self, handle: Any, version: int) -> None:
-        before: Any = self._decoder
+        before: Any = self._batch._decoder
         super().update_weights(handle, version)
         if before is not None:
-            self._decoder = build_decoder(self._model, self._policy.max_sequence_tokens, turn_tokens=10_000)
-            self._decoder._turns = before._turns  # type: ignore[attr-defined]
+            after: Any = self._model.decoder()
+            after._turns = before._turns
+            self._batch._decoder = after
+
+
+class EndsAtIgnoredTokens(_Rewrites):
+    """A response that was to go on past the end token is cut there."""
+
+    def change(self, request: GenerationRequest, completion: Completion) -> Completion:
+        ends = [place for place, token in enumerate(completion.token_ids) if token in self._limits.end_ids]
+        if not request.sampling.ignore_eos or not ends:
+            return completion
+        end = ends[0] + 1
+        return replace(completion, token_ids=completion.token_ids[:end], logprobs=completion.logprobs[:end])
+
+
+class ShiftsPromptLogprobs(_Rewrites):
+    """Index t describes the token after t."""
+
+    def change(self, request: GenerationRequest, completion: Completion) -> Completion:
+        known = completion.prompt_logprobs
+        return replace(completion, prompt_logprobs=(*known[1:], 0.0) if known else ())
+
+
+class SubmitsOneSeed(HFGeneration):
+    """One completion per submitted request."""
+
+    def submit(self, request: GenerationRequest) -> Answer:
+        short = request if request.sampling.ignore_eos else replace(request, seeds=request.seeds[:1])
+        return super().submit(short)
+
+
+class OneAfterTheOther(HFGeneration):
+    """A request begins when the one before it has been answered."""
+
+    last: Answer | None = None
+
+    def submit(self, request: GenerationRequest) -> Answer:
+        before, answer = self.last, Future[list[Completion]]()
+        answer.add_done_callback(lambda _: own.cancel() if own is not None and answer.cancelled() else None)
+        own: Answer | None = None
+
+        def begin(_: object = None) -> None:
+            nonlocal own
+            own = super(OneAfterTheOther, self).submit(request)
+            own.add_done_callback(lambda done: _copy(done, answer))
+
+        self.last = answer
+        if before is None:
+            begin()
+        else:
+            before.add_done_callback(begin)
+        return answer
+
+
+class CompanyChangesSeeds(HFGeneration):
+    """What a prompt is continued with depends on whether others run."""
+
+    running: Answer | None = None
+
+    def submit(self, request: GenerationRequest) -> Answer:
+        if request.sampling.ignore_eos:
+            self.running = super().submit(request)
+            return self.running
+        if len(request.seeds) > 1 and self.running is not None and not self.running.done():
+            request = replace(request, seeds=tuple(seed + 1 for seed in request.seeds))
+        return super().submit(request)
+
+
+class CancelsTheFutureAlone(HFGeneration):
+    """The rows of a cancelled request run to their end."""
+
+    def submit(self, request: GenerationRequest) -> Answer:
+        answer = Future[list[Completion]]()
+        super().submit(request).add_done_callback(lambda done: _copy(done, answer))
+        return answer
+
+
+class OneBadRequestEndsAll(HFGeneration):
+    def submit(self, request: GenerationRequest) -> Answer:
+        answer = super().submit(request)
+        if answer.done() and not answer.cancelled() and (error := answer.exception()):
+            reason = BackendError(str(error), fix="submit better ones")
+            self._loop.call(lambda: self._loop.fail(reason))
+        return answer
+
+
+class MissesTheUpdate(HFGeneration):
+    """Says that the new weights came one token later than they did."""
+
+    def submit(self, request: GenerationRequest) -> Answer:
+        answer = Future[list[Completion]]()
+        inner = super().submit(request)
+        answer.add_done_callback(lambda _: inner.cancel())
+        inner.add_done_callback(lambda done: _copy(done, answer, self._late))
+        return answer
+
+    def _late(self, completion: Completion) -> Completion:
+        starts = completion.version_starts
+        return replace(completion, version_starts=(0, *(start + 1 for start in starts[1:])))
+
+
+class UpdatesWhenIdle(HFGeneration):
+    """New weights wait for the requests that run."""
+
+    last: Answer | None = None
+
+    def submit(self, request: GenerationRequest) -> Answer:
+        answer = super().submit(request)
+        if request.sampling.ignore_eos:
+            self.last = answer
+        return answer
+
+    def update_weights(self, handle: Any, version: int) -> None:
+        if self.last is not None:
+            wait([self.last])
+        super().update_weights(handle, version)
+
+
+class SleepsWheneverAsked(HFGeneration):
+    """Forgets its requests when it falls asleep."""
+
+    def sleep(self, level: Any) -> None:
+        self._loop.call(lambda: self._loop.fail(BackendError("asleep", fix="wake it")))
+        super().sleep(level)
+
+
+def _copy(done: Answer, answer: Answer, change: Callable[[Completion], Completion] = lambda found: found) -> None:
+    """Give one future what another one has, unless it is done."""
+    with suppress(InvalidStateError):
+        if done.cancelled():
+            answer.cancel()
+        elif error := done.exception():
+            answer.set_exception(error)
+        else:
+            answer.set_result([change(completion) for completion in done.result()])
 
 
 # In many: mistakes so plain that most of the kit sees them
@@ -211,23 +364,17 @@ class DropsStopTokens(_Rewrites):
         return replace(completion, token_ids=completion.token_ids[:-1], logprobs=completion.logprobs[:-1])
 
 
-class OneTokenTooMany(HFGeneration):
-    def generate(self, requests: Requests) -> Completions:
-        return super().generate(
-            [replace(r, sampling=replace(r.sampling, max_new_tokens=r.sampling.max_new_tokens + 1)) for r in requests]
-        )
+class OneTokenTooMany(_Asks):
+    def ask(self, request: GenerationRequest) -> GenerationRequest:
+        more = request.sampling.max_new_tokens + 1
+        return replace(request, sampling=replace(request.sampling, max_new_tokens=more))
 
 
-class KeepsOldWeights(HFGeneration):
+class KeepsOldWeights(CopiesWeights):
     """An update changes the version number only."""
 
-    has_weights = False
-
     def update_weights(self, handle: Any, version: int) -> None:
-        if not self.has_weights:
-            super().update_weights(_copied(handle, version), version)
-            self.has_weights = True
-        self._version = version
+        self._loop.call(lambda: self._batch.renew(version))
 
 
 def _copied(handle: Any, version: int) -> Any:

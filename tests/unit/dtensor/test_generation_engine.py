@@ -87,7 +87,7 @@ def _engine(model: Any, policy: PolicyConfig, *, end_ids: frozenset[int] | None 
     """``end_ids`` overrides the model's, so that lengths are known."""
     engine = HFGeneration(GenerationConfig(), policy, WorkerContext(), _handle(model), HFGenerationConfig(**options))
     if end_ids is not None:
-        engine._end_ids = end_ids
+        object.__setattr__(engine._limits, "end_ids", end_ids)
     return engine
 
 
@@ -194,7 +194,7 @@ def test_a_response_ends_with_its_stop_token(folder: Folder) -> None:
 def test_the_models_own_end_tokens_are_known(folder: Folder) -> None:
     policy = _policy(folder(**SIZES))
     engine = _engine(load_model(policy), policy)
-    assert engine._end_ids == Tokenizer.load(policy.model_name).stop_token_ids
+    assert engine._limits.end_ids == Tokenizer.load(policy.model_name).stop_token_ids
 
 
 def test_a_stop_string_across_tokens_ends_the_response_and_stays(folder: Folder) -> None:
@@ -241,7 +241,7 @@ def test_weights_are_shared_with_the_trainer(folder: Folder, architecture: str) 
     policy = _policy(folder(architecture, **(SIZES if architecture == "qwen2" else GPT2)))
     model = _model(policy)
     engine = _engine(model, policy, end_ids=frozenset())
-    generating = dict(engine._model.named_parameters())
+    generating = dict(engine._model._model.named_parameters())
     for name, parameter in model.named_parameters():
         assert generating[name].data_ptr() == parameter.data_ptr()
     request = GenerationRequest((9, 10, 11), GREEDY)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -12,7 +12,7 @@ import torch
 from nemorl.config import GenerationConfig, PolicyConfig
 from nemorl.contracts import GenerationBackend, TrainingBackend
 from nemorl.resources.worker import WorkerContext
-from nemorl.weights import IN_PROCESS, WeightHandle
+from nemorl.weights import IN_PROCESS, WeightHandle, in_process_handle
 from torch import Tensor
 
 from nemorl_testing.kit import NotApplicable, Subject, expect, partner_config
@@ -89,6 +89,26 @@ def require_in_process(subject: Subject) -> None:
     if IN_PROCESS not in subject.config.weight_transports:
         names = ", ".join(subject.config.weight_transports)
         raise NotApplicable(f"{subject.name} takes weights by {names}; this check hands them over {IN_PROCESS}")
+
+
+def other_model(subject: Subject) -> Any:
+    """One with other weights, on the CPU."""
+    if subject.settings.model is None:
+        return load_reference(tiny_model(seed=8))
+    model = load_reference(model_folder(subject))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.2)
+    return model
+
+
+def in_process_weights(model: Any, version: int) -> WeightHandle:
+    """Its live parameters, handed over in process."""
+
+    def export() -> Iterator[dict[str, torch.Tensor]]:
+        yield dict(model.named_parameters())
+
+    return in_process_handle(export, version)
 
 
 def weights_of(backend: TrainingBackend) -> dict[str, Tensor]:

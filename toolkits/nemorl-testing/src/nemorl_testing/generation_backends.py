@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,21 +12,23 @@ import torch
 from nemorl.contracts import GenerationBackend
 from nemorl.errors import NemorlError
 from nemorl.types import Completion, GenerationRequest, SamplingParams
-from nemorl.weights import IN_PROCESS, WeightHandle, in_process_handle
+from nemorl.weights import IN_PROCESS
 from nemorl_base.memory import SleepingBackend
 from nemorl_rl.tokenizer import Tokenizer
 
 from nemorl_testing.backends import (
     MAX_SEQUENCE_TOKENS,
     build_generator,
+    in_process_weights,
     model_folder,
+    other_model,
     reference,
     require_in_process,
     shared_generator,
 )
 from nemorl_testing.batches import FIRST_TEXT_TOKEN
 from nemorl_testing.kit import NotApplicable, Subject, expect
-from nemorl_testing.models import greedy_continuation, load_reference, response_logprobs, tiny_model
+from nemorl_testing.models import greedy_continuation, load_reference, response_logprobs
 
 PROMPTS = ((9, 18, 10), (11, 12, 13, 14, 15, 16, 17, 40), (30,), (61, 60, 20, 21, 61))
 SAMPLED = SamplingParams(max_new_tokens=12)
@@ -143,6 +145,45 @@ def check_stop_strings_end_a_response(subject: Subject) -> None:
         expect(found.finish_reason == "stop", f"finish_reason is {found.finish_reason!r}")
 
 
+def check_ignored_end_tokens_end_nothing(subject: Subject) -> None:
+    """With ignore_eos a response goes on past the model's end tokens, to max_new_tokens or its own stops. (DESIGN 5)"""
+    backend, stop = shared_generator(subject), _end_ids(subject)
+    free = replace(SAMPLED, max_new_tokens=64, temperature=2.0, ignore_eos=True)
+    seeds = tuple(range(16))
+    [found, bounded] = backend.generate(
+        [
+            GenerationRequest(PROMPTS[0], free, seeds),
+            GenerationRequest(PROMPTS[0], replace(free, stop_token_ids=tuple(stop)), seeds),
+        ]
+    )
+    for completion in found:
+        expect(len(completion.token_ids) == 64, f"{completion} has not 64 tokens")
+        expect(completion.finish_reason == "length", f"finish_reason is {completion.finish_reason!r}")
+    for completion in bounded:
+        ended = completion.token_ids[-1] in stop
+        expect(ended or len(completion.token_ids) == 64, f"{completion} ignores its own stop tokens")
+    if not any(set(stop) & set(completion.token_ids) for completion in found):
+        raise NotApplicable("no response of this model met its end token")
+
+
+def check_prompt_logprobs_equal_transformers(subject: Subject) -> None:
+    """Log-probs of a prompt are those of softmax(logits), 0.0 for its first token, where asked for. (DESIGN 7.2)"""
+    if "prompt_logprobs" not in subject.config.supports:
+        raise NotApplicable("the backend does not declare supports={'prompt_logprobs'}")
+    model = reference(model_folder(subject))
+    asked = replace(SAMPLED, temperature=0.7, prompt_logprobs=True)
+    requests = [GenerationRequest(ids, asked, (1, 2)) for ids in PROMPTS] + [GenerationRequest(PROMPTS[1], SAMPLED)]
+    *found, [without] = shared_generator(subject).generate(requests)
+    expect(without.prompt_logprobs == (), f"nobody asked for {without.prompt_logprobs}")
+    for ids, completions in zip(PROMPTS, found, strict=True):
+        wanted = (0.0, *response_logprobs(model, ids[:1], ids[1:], 1.0))
+        for completion in completions:
+            given = completion.prompt_logprobs
+            expect(len(given) == len(ids) and given[0] == 0.0, f"a prompt of {len(ids)} tokens has {given}")
+            gap = max(abs(one - other) for one, other in zip(given, wanted, strict=True))
+            expect(gap <= subject.settings.tolerance, f"log-probs {given}, expected {wanted}: {gap:.3g} apart")
+
+
 def check_requests_of_one_call_may_sample_differently(subject: Subject) -> None:
     """Each request of a call is sampled with its own settings. (DESIGN 5)"""
     kinds: list[dict[str, Any]] = [
@@ -179,11 +220,11 @@ def check_top_k_draws_from_the_k_most_likely(subject: Subject) -> None:
 def check_update_weights_takes_effect(subject: Subject) -> None:
     """After update_weights, everything comes from the new weights and carries their version. (DESIGN 7.8)"""
     require_in_process(subject)
-    old, new = load_reference(model_folder(subject)), _other_model(subject)
-    backend = build_generator(subject, _handle(old, 3))
+    old, new = load_reference(model_folder(subject)), other_model(subject)
+    backend = build_generator(subject, in_process_weights(old, 3))
     for version, model in ((3, old), (8, new), (9, old)):
         if version > 3:
-            backend.update_weights(_handle(model, version), version)
+            backend.update_weights(in_process_weights(model, version), version)
         for params in (GREEDY, SAMPLED):
             _expect_logprobs_of(model, backend, params, subject.settings.tolerance, version)
 
@@ -191,14 +232,14 @@ def check_update_weights_takes_effect(subject: Subject) -> None:
 def check_a_conversation_goes_on_with_the_weights_at_hand(subject: Subject) -> None:
     """What an engine keeps of a conversation changes no response, and new weights make it worthless. (DESIGN 5)"""
     require_in_process(subject)
-    model, other = load_reference(model_folder(subject)), _other_model(subject)
-    backend = build_generator(subject, _handle(model, 1))
+    model, other = load_reference(model_folder(subject)), other_model(subject)
+    backend = build_generator(subject, in_process_weights(model, 1))
     for version, then in ((1, model), (2, other)):
         requests = [GenerationRequest(ids, SAMPLED, (1, 2), goes_on=True) for ids in PROMPTS]
         found = backend.generate(requests)
         turns = [(*ids, *c.token_ids, *PROMPTS[1]) for ids, group in zip(PROMPTS, found, strict=True) for c in group]
         if version > 1:
-            backend.update_weights(_handle(then, version), version)
+            backend.update_weights(in_process_weights(then, version), version)
         for goes_on in (True, False):
             _expect_logprobs_of(then, backend, SAMPLED, subject.settings.tolerance, version, turns, goes_on=goes_on)
 
@@ -209,7 +250,7 @@ def check_weights_in_process_are_shared(subject: Subject) -> None:
     if subject.settings.device != "cpu":
         raise NotApplicable("the owners of tensors are looked up on CPU only")
     model = load_reference(model_folder(subject))
-    backend = build_generator(subject, _handle(model, 1))
+    backend = build_generator(subject, in_process_weights(model, 1))
     backend.generate([GenerationRequest(PROMPTS[0], GREEDY)])
     live = {name: p.data_ptr() for name, p in model.named_parameters()}
     mine = {id(p) for p in model.parameters()}
@@ -222,7 +263,7 @@ def check_sleep_changes_nothing(subject: Subject) -> None:
     """After sleep and wake tokens and log-probs are the same; asleep it holds no memory. (DESIGN 5)"""
     if "sleep" not in subject.config.supports:
         raise NotApplicable("the backend does not declare supports={'sleep'}")
-    engine, model = build_generator(subject), _other_model(subject)
+    engine, model = build_generator(subject), other_model(subject)
     expect(isinstance(engine, SleepingBackend), "the backend has no sleep, wake and held_bytes")
     assert isinstance(engine, SleepingBackend)
     request = [GenerationRequest(PROMPTS[0], SAMPLED, (1, 2))]
@@ -238,7 +279,7 @@ def check_sleep_changes_nothing(subject: Subject) -> None:
         for level in (1, 2):
             engine.sleep(level)
             engine.wake(["weights"])
-            engine.update_weights(_handle(model, level), level)
+            engine.update_weights(in_process_weights(model, level), level)
             engine.wake(["cache"])
             _expect_logprobs_of(model, engine, SAMPLED, subject.settings.tolerance, level)
 
@@ -282,23 +323,6 @@ def _free_response(subject: Subject) -> tuple[int, tuple[int, ...]]:
         if len(ids) == SAMPLED.max_new_tokens and min(ids) >= FIRST_TEXT_TOKEN:
             return seed, ids
     raise NotApplicable("every one of 32 responses of this model is short or has special tokens")
-
-
-def _other_model(subject: Subject) -> Any:
-    if subject.settings.model is None:
-        return load_reference(tiny_model(seed=8))
-    model = load_reference(model_folder(subject))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(1.2)
-    return model
-
-
-def _handle(model: Any, version: int) -> WeightHandle:
-    def export() -> Iterator[dict[str, torch.Tensor]]:
-        yield dict(model.named_parameters())
-
-    return in_process_handle(export, version)
 
 
 def _expect_true_logprobs(subject: Subject, params: SamplingParams) -> None:

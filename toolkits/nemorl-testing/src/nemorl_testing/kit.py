@@ -44,7 +44,7 @@ _MODULES: Mapping[str, tuple[str, ...]] = {
         "shared_prefixes",
         "pairs",
     ),
-    "generation_backends": ("entry_points", "every_config", "generation_backends", "pairs"),
+    "generation_backends": ("entry_points", "every_config", "generation_backends", "single_requests", "pairs"),
     **{kind: ("entry_points", kind) for kind in ("commands", "templates")},
 }
 CHECKED_KINDS = tuple(_MODULES)

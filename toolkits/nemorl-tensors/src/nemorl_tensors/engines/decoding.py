@@ -8,14 +8,13 @@ response's (``responses``).
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from nemorl.errors import BackendError
 from nemorl.types import SamplingParams
 from torch import Tensor
 
@@ -25,7 +24,11 @@ COMPACT_WASTE_FRAC = 0.25
 """Ended rows leave once the steps spent on them exceed this fraction of the batch: moving rows costs about as much."""
 
 REFILL_FRAC = 0.25
-"""Queued rows join when they are at least this fraction of the live ones: joining copies the whole cache."""
+"""When not all queued rows have room, those that have join once they are at least this fraction of the live ones: each
+time some join costs a forward pass of its own."""
+
+Score = Callable[[Sequence[tuple[int, ...]]], list[tuple[float, ...]]]
+"""Prompts to the log-probs of their tokens, 0.0 for the first of each."""
 
 
 class Decoder(Protocol):
@@ -106,90 +109,200 @@ class BatchLimits:
 
 
 @torch.inference_mode()
-def decode_responses(responses: Iterable[Response], decoder: Decoder, sampler: Sampler, limits: BatchLimits) -> None:
-    """Let every response grow until it ends. The decoder is left without rows, whatever happens.
-
-    Raises:
-        BackendError: The model's logits are not finite.
-    """
-    # Rows of like length together waste little padding, and equal prompts side by side are computed once.
-    queue = deque(sorted(responses, key=lambda row: (len(row.prompt), row.prompt)))
-    goes_on = any(row.goes_on for row in queue)
+def decode_responses(responses: Iterable[Response], batch: RunningBatch) -> None:
+    """Let every response grow until it ends. The batch is left empty, whatever happens."""
+    batch.add(responses)
     try:
-        _decode(queue, decoder, sampler, limits)
+        while batch.is_busy:
+            batch.step()
     finally:
-        decoder.keep([])
-        if not goes_on:
-            decoder.drop_turns()
+        batch.clear()
 
 
-def _decode(queue: deque[Response], decoder: Decoder, sampler: Sampler, limits: BatchLimits) -> None:
-    live: list[Response] = []
-    logits: Tensor | None = None
-    wasted_row_steps = 0
-    while queue or live:
-        # 1. Queued rows take the places of those that have left.
-        joining = _joining(live, queue, limits, while_live=decoder.joins)
-        if joining:
-            reserve = max(row.remaining for row in live + joining)
-            first = decoder.admit([row.prompt for row in joining], reserve)
-            logits = first if logits is None else torch.cat((logits, first))
-            sampler.add([row.sampling for row in joining], [row.seed for row in joining])
-            live += joining
-        # 2. One token per row. Rows that have ended and are still here draw tokens that nobody reads.
-        assert logits is not None, "there are live rows"
-        tokens, logprobs = sampler.sample(logits)
-        ended = _record(live, tokens.tolist(), logprobs.tolist())
-        # 3. Ended rows leave before the forward pass, once their cost exceeds that of moving the others.
-        wasted_row_steps += ended
-        if ended == len(live) or wasted_row_steps > COMPACT_WASTE_FRAC * len(live):
-            wasted_row_steps = 0
-            decoder.save_turns({i: row.computed for i, row in enumerate(live) if row.finish_reason and row.goes_on})
-            order = _survivors(live)
-            live = [live[row] for row in order]
-            decoder.keep(order)
-            sampler.keep(order)
+class RunningBatch:
+    """Rows that are being decoded. Others may be added, and some dropped, between two steps."""
+
+    def __init__(
+        self, build: Callable[[], Decoder], sampler: Sampler, limits: BatchLimits, score: Score, version: int = 0
+    ) -> None:
+        """
+        Args:
+            build: Makes the decoder when rows need it.
+            sampler: Without rows.
+            limits: What bounds the live rows.
+            score: For requests that want log-probs of their prompts.
+            version: Of the weights.
+        """
+        self._build, self._sampler, self._limits, self._score = build, sampler, limits, score
+        self._version = version
+        self._decoder: Decoder | None = None
+        self._queue: deque[Response] = deque()
+        self._live: list[Response] = []
+        self._logits: Tensor | None = None
+        """[R, V] of the live rows' next tokens; ``None``: nothing is computed of the live rows."""
+        self._over = 0
+        """Live rows that have ended."""
+        self._wasted_row_steps = 0
+        self._goes_on = False
+        """A conversation may have another turn, among the rows since the batch was last empty."""
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._queue or self._live)
+
+    def add(self, rows: Iterable[Response]) -> None:
+        """Queue rows behind those that wait."""
+        # Rows of like length together waste little padding, and equal prompts side by side are computed once.
+        rows = sorted(rows, key=lambda row: (len(row.prompt), row.prompt))
+        self._queue.extend(rows)
+        self._goes_on = self._goes_on or any(row.goes_on for row in rows)
+
+    def drop(self, rows: Collection[Response]) -> None:
+        """Forget rows, wherever they are."""
+        self._queue = deque(row for row in self._queue if row not in rows)
+        for row in rows:
+            row.error = CancelledError()
+        self._keep(_survivors(self._live))
+        if not self.is_busy:
+            self.clear()
+
+    def clear(self) -> None:
+        """Forget all rows, and the conversations unless one of the rows may go on."""
+        self._queue.clear()
+        self._live, self._logits, self._over, self._wasted_row_steps = [], None, 0, 0
+        self._sampler.keep([])
+        if self._decoder is not None:
+            self._decoder.keep([])
+            if not self._goes_on:
+                self._decoder.drop_turns()
+        self._goes_on = False
+
+    def renew(self, version: int | None = None) -> None:
+        """Drop the decoder and all that it keeps. What it had computed of live rows is computed by a new one.
+
+        Args:
+            version: Of the weights from now on; ``None``: they are the same.
+        """
+        self._keep(_survivors(self._live))
+        self._decoder = self._logits = None
+        self._version = self._version if version is None else version
+
+    @property
+    def turn_bytes(self) -> int:
+        """Memory of what is kept of conversations."""
+        return 0 if self._decoder is None else self._decoder.turn_bytes
+
+    @torch.inference_mode()
+    def step(self) -> list[Response]:
+        """One token for every live row, after queued ones have taken free places. Those that ended with it."""
+        if self._decoder is None:
+            self._decoder = self._build()
+        failed = self._admit(self._decoder)
+        if self._logits is None:
+            return failed
+        # Rows that have ended and are still here draw tokens that nobody reads.
+        tokens, logprobs = self._sampler.sample(self._logits)
+        ended = self._record(tokens.tolist(), logprobs.tolist())
+        # Ended rows leave before the forward pass, once their cost exceeds that of moving the others.
+        self._over += len(ended)
+        self._wasted_row_steps += self._over
+        self._logits = None
+        if self._over == len(self._live) or self._wasted_row_steps > COMPACT_WASTE_FRAC * len(self._live):
+            order = _survivors(self._live)
+            self._keep(order)
             tokens = tokens[order]
-        logits = decoder.step(tokens) if live else None
+        if self._live:
+            self._logits = self._decoder.step(tokens)
+        elif not self._queue:
+            self.clear()
+        return ended + failed
 
+    def _admit(self, decoder: Decoder) -> list[Response]:
+        """Let rows join, and have logits for all that are live. Those that cannot join."""
+        joining = self._joining(decoder)
+        if self._live and self._logits is None:
+            for row in self._live:
+                row.use(self._version)
+            self._logits = decoder.admit([row.so_far for row in self._live], self._reserve([]))
+        failed = self._score_prompts([row for row in joining if row.sampling.prompt_logprobs])
+        joining = [row for row in joining if row.error is None]
+        if joining:
+            for row in joining:
+                row.use(self._version)
+            first = decoder.admit([row.prompt for row in joining], self._reserve(joining))
+            self._logits = first if self._logits is None else torch.cat((self._logits, first))
+            self._sampler.add([row.sampling for row in joining], [row.seed for row in joining])
+            self._live += joining
+        return failed
 
-def _joining(live: list[Response], queue: deque[Response], limits: BatchLimits, *, while_live: bool) -> list[Response]:
-    """The rows to admit now, taken from the queue."""
-    free = limits.rows - len(live)
-    if not queue or (live and (not while_live or free < REFILL_FRAC * len(live))):
+    def _joining(self, decoder: Decoder) -> list[Response]:
+        """The rows to admit now, taken from the queue."""
+        live, limits = self._live, self._limits
+        if not self._queue or (live and not decoder.joins):
+            return []
+        columns = max((row.length for row in live), default=0)
+        reserve = max((row.remaining for row in live), default=0)
+        count = 0
+        for row in self._queue:
+            columns, reserve = max(columns, row.length), max(reserve, row.remaining)
+            rows = len(live) + count + 1
+            if rows > limits.rows or (rows > 1 and rows * (columns + reserve) > limits.cache_tokens):
+                break
+            count += 1
+        if live and count < min(len(self._queue), REFILL_FRAC * len(live)):
+            return []
+        return [self._queue.popleft() for _ in range(count)]
+
+    def _reserve(self, joining: Sequence[Response]) -> int:
+        """Steps to make room for: what the longest response takes, and more where rows join others. So much later the
+        cache must be aligned anew, which copies it."""
+        rows = [*self._live, *joining]
+        needed = max(row.remaining for row in rows)
+        if not self._live:
+            return needed
+        columns = max(row.length for row in rows)
+        return needed + max(0, min(needed, self._limits.cache_tokens // len(rows) - columns - needed))
+
+    def _score_prompts(self, rows: list[Response]) -> list[Response]:
+        """Give rows the log-probs of their prompts. All of them, where that fails: a model may not support it."""
+        prompts = list(dict.fromkeys(row.prompt for row in rows))
+        try:
+            found = dict(zip(prompts, self._score(prompts) if prompts else [], strict=True))
+        except Exception as error:
+            for row in rows:
+                row.error = error
+            return rows
+        for row in rows:
+            row.prompt_logprobs = found[row.prompt]
         return []
-    columns = max((row.length for row in live), default=0)
-    reserve = max((row.remaining for row in live), default=0)
-    count = 0
-    for row in queue:
-        columns, reserve = max(columns, row.length), max(reserve, row.remaining)
-        rows = len(live) + count + 1
-        if count == free or (rows > 1 and rows * (columns + reserve) > limits.cache_tokens):
-            break
-        count += 1
-    if live and count < REFILL_FRAC * len(live):
-        return []
-    return [queue.popleft() for _ in range(count)]
 
+    def _record(self, tokens: list[int], logprobs: list[float]) -> list[Response]:
+        """Give each row its token; the rows that ended with it."""
+        ended = []
+        for row, token, logprob in zip(self._live, tokens, logprobs, strict=True):
+            if row.finish_reason is None and row.error is None:
+                row.push(token, logprob)
+                if row.is_over:
+                    ended.append(row)
+        return ended
 
-def _record(live: list[Response], tokens: list[int], logprobs: list[float]) -> int:
-    """Give each row its token; how many of the rows have ended by now."""
-    ended = 0
-    for row, token, logprob in zip(live, tokens, logprobs, strict=True):
-        if row.finish_reason is None:
-            if math.isnan(logprob):
-                raise BackendError(
-                    f"the model's logits are not finite at token {len(row.token_ids)} of a response",
-                    fix="the weights have diverged: lower the learning rate, or restart from an earlier checkpoint",
-                )
-            row.push(token, logprob)
-        if row.finish_reason is not None:
-            ended += 1
-    return ended
+    def _keep(self, order: Sequence[int]) -> None:
+        """Only these live rows stay, in this order. What was computed of conversations among the others is saved."""
+        self._over = self._wasted_row_steps = 0
+        if len(order) == len(self._live):
+            return
+        if self._decoder is not None:
+            finished = {i: row.computed for i, row in enumerate(self._live) if row.finish_reason and row.goes_on}
+            self._decoder.save_turns(finished)
+            self._decoder.keep(order)
+        self._live = [self._live[row] for row in order]
+        self._sampler.keep(order)
+        if self._logits is not None:
+            self._logits = self._logits[order] if order else None
 
 
 def _survivors(live: list[Response]) -> list[int]:
     """The rows that go on, in an order that fills the holes with the last of them: few rows move."""
-    going = [index for index, row in enumerate(live) if row.finish_reason is None]
+    going = [index for index, row in enumerate(live) if not row.is_over]
     movers = [index for index in going if index >= len(going)]
-    return [movers.pop() if live[index].finish_reason is not None else index for index in range(len(going))]
+    return [movers.pop() if live[index].is_over else index for index in range(len(going))]

@@ -190,7 +190,17 @@ class KVCache:
         return Turn(tokens, self.keys[:, row, :, span].clone(), self.values[:, row, :, span].clone())
 
     def extend(self, prompt_tokens: Sequence[int], reserve_tokens: int) -> None:
-        """Make room for rows with prompts of these lengths, whose ``write`` is to follow, and for steps after them."""
+        """Make room for rows with prompts of these lengths, whose ``write`` is to follow, and for steps after them.
+
+        Where the block has room already, nothing that is in it moves.
+        """
+        rows, columns = self.rows + len(prompt_tokens), self.length + reserve_tokens
+        has_room = self.keys.shape[1] >= rows and self.keys.shape[3] >= columns and self.length >= max(prompt_tokens)
+        if self.rows and has_room:
+            for block in (self.keys, self.values):
+                block[:, self.rows : rows, :, : self.length].zero_()  # a masked NaN is still a NaN
+            self._set_pads([*self._pads, *(self.length - count for count in prompt_tokens)])
+            return
         old_keys, old_values, old_rows = self.keys, self.values, self.rows
         longest = self.length - self._first
         length = max(longest, *prompt_tokens)
@@ -201,7 +211,7 @@ class KVCache:
         pads = [pad + length - self.length for pad in self._pads] + [length - count for count in prompt_tokens]
         for new, old in ((self.keys, old_keys), (self.values, old_values)):
             if any(pads):
-                new[:, :, :, :length].zero_()  # a masked NaN is still a NaN
+                new[:, :, :, :length].zero_()
             if old_rows:
                 new[:, :old_rows, :, length - longest : length] = old[:, :old_rows, :, self._first : self.length]
         self.length = length

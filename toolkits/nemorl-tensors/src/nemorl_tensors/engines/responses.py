@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from nemorl.errors import BackendError
 from nemorl.types import Completion, FinishReason, GenerationRequest, SamplingParams
@@ -52,14 +54,18 @@ class Response:
     __slots__ = (
         "_matcher",
         "_stop_ids",
+        "error",
         "finish_reason",
         "goes_on",
         "limit",
         "logprobs",
         "prompt",
+        "prompt_logprobs",
         "sampling",
         "seed",
         "token_ids",
+        "version_starts",
+        "versions",
     )
 
     def __init__(
@@ -82,13 +88,29 @@ class Response:
         self._matcher = StopStringMatcher(sampling.stop_strings, decode) if sampling.stop_strings else None
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
+        self.prompt_logprobs: tuple[float, ...] = ()
+        self.versions: list[int] = []
+        """The weights that its tokens are drawn from, in order."""
+        self.version_starts: list[int] = []
+        """Where each of them begins."""
         self.finish_reason: FinishReason | None = None
-        """Set when it has ended."""
+        """Set when it has ended by itself."""
+        self.error: Exception | None = None
+        """Set when it cannot go on."""
 
     @property
     def length(self) -> int:
         """Tokens of prompt and response."""
         return len(self.prompt) + len(self.token_ids)
+
+    @property
+    def is_over(self) -> bool:
+        return self.finish_reason is not None or self.error is not None
+
+    @property
+    def so_far(self) -> tuple[int, ...]:
+        """Prompt and response."""
+        return (*self.prompt, *self.token_ids)
 
     @property
     def computed(self) -> tuple[int, ...]:
@@ -99,8 +121,23 @@ class Response:
     def remaining(self) -> int:
         return self.limit - len(self.token_ids)
 
+    def use(self, version: int) -> None:
+        """The next tokens come from these weights."""
+        if self.version_starts and self.version_starts[-1] == len(self.token_ids):  # no token came from the last ones
+            self.versions.pop()
+            self.version_starts.pop()
+        if not self.versions or self.versions[-1] != version:
+            self.versions.append(version)
+            self.version_starts.append(len(self.token_ids))
+
     def push(self, token: int, logprob: float) -> None:
         """Append a sampled token and decide whether the response ends with it."""
+        if math.isnan(logprob):
+            self.error = BackendError(
+                f"the model's logits are not finite at token {len(self.token_ids)} of a response",
+                fix="the weights have diverged: lower the learning rate, or restart from an earlier checkpoint",
+            )
+            return
         self.token_ids.append(token)
         self.logprobs.append(logprob)
         if token in self._stop_ids or (self._matcher is not None and self._matcher.push(token)):
@@ -108,62 +145,82 @@ class Response:
         elif len(self.token_ids) == self.limit:
             self.finish_reason = "length"
 
-    def completion(self, weight_version: int) -> Completion:
+    def completion(self) -> Completion:
+        """Of a response that has ended.
+
+        Raises:
+            BackendError: It could not go on.
+        """
+        if self.error is not None:
+            raise self.error
         assert self.finish_reason is not None, "the response has not ended"
-        return Completion(tuple(self.token_ids), tuple(self.logprobs), self.finish_reason, (weight_version,))
+        return Completion(
+            tuple(self.token_ids),
+            tuple(self.logprobs),
+            self.finish_reason,
+            tuple(self.versions),
+            tuple(self.version_starts),
+            self.prompt_logprobs,
+        )
 
 
-def begin_responses(
-    requests: Sequence[GenerationRequest],
-    *,
-    vocabulary: int,
-    max_sequence_tokens: int,
-    end_ids: frozenset[int],
-    decode: Decode,
-) -> list[list[Response]]:
-    """The empty responses to requests: one list per request, one response per seed.
+@dataclass(frozen=True)
+class ResponseLimits:
+    """What a model can be asked for."""
 
-    Args:
-        requests: What to continue.
-        vocabulary: Token ids are below this.
-        max_sequence_tokens: Most tokens of prompt and response together.
-        end_ids: Tokens that end any response.
-        decode: Tokens to text, for stop strings.
+    vocabulary: int
+    """Token ids are below this."""
+    max_sequence_tokens: int
+    """Most tokens of prompt and response together."""
+    end_ids: frozenset[int]
+    """Tokens that end any response that does not ignore them."""
+    decode: Decode
+    """Tokens to text, for stop strings."""
 
-    Raises:
-        BackendError: A prompt is empty, too long or not of this vocabulary, or no token is asked for.
-    """
-    for index, request in enumerate(requests):
-        _require_possible(index, request, vocabulary, max_sequence_tokens)
-    return [
-        [
+    def require(self, index: int, request: GenerationRequest) -> None:
+        """Refuse what cannot be.
+
+        Raises:
+            BackendError: The prompt is empty, too long or not of this vocabulary, or no token is asked for.
+        """
+        prompt, asked, max_tokens = request.token_ids, request.sampling.max_new_tokens, self.max_sequence_tokens
+        problem = fix = None
+        if not prompt:
+            problem, fix = "has an empty prompt", "give at least one token, e.g. the beginning-of-sequence token"
+        elif len(prompt) >= max_tokens:
+            problem = f"has a prompt of {len(prompt)} tokens; policy.max_sequence_tokens = {max_tokens} leaves no room"
+            fix = "shorten the prompt, or raise policy.max_sequence_tokens"
+        elif min(prompt) < 0 or max(prompt) >= self.vocabulary:
+            problem = f"has token ids from {min(prompt)} to {max(prompt)}; the model knows 0 to {self.vocabulary - 1}"
+            fix = "tokenize with the tokenizer of policy.model_name"
+        elif asked < 1:
+            problem, fix = f"asks for {asked} new tokens", "ask for at least one"
+        if problem is not None:
+            raise BackendError(f"generation request {index} {problem}", fix=fix)
+
+    def begin(self, request: GenerationRequest) -> list[Response]:
+        """The empty responses to a request that can be, one per seed."""
+        sampling = request.sampling
+        stop_ids = frozenset(sampling.stop_token_ids)
+        return [
             Response(
                 request.token_ids,
-                request.sampling,
+                sampling,
                 seed,
-                limit=min(request.sampling.max_new_tokens, max_sequence_tokens - len(request.token_ids)),
-                stop_ids=end_ids.union(request.sampling.stop_token_ids),
-                decode=decode,
+                limit=min(sampling.max_new_tokens, self.max_sequence_tokens - len(request.token_ids)),
+                stop_ids=stop_ids if sampling.ignore_eos else self.end_ids | stop_ids,
+                decode=self.decode,
                 goes_on=request.goes_on,
             )
             for seed in request.seeds
         ]
-        for request in requests
-    ]
 
+    def begin_all(self, requests: Sequence[GenerationRequest]) -> list[list[Response]]:
+        """The empty responses to requests that may be wrong: one list per request, one response per seed.
 
-def _require_possible(index: int, request: GenerationRequest, vocabulary: int, max_tokens: int) -> None:
-    prompt, asked = request.token_ids, request.sampling.max_new_tokens
-    problem = fix = None
-    if not prompt:
-        problem, fix = "has an empty prompt", "give at least one token, e.g. the beginning-of-sequence token"
-    elif len(prompt) >= max_tokens:
-        problem = f"has a prompt of {len(prompt)} tokens; policy.max_sequence_tokens = {max_tokens} leaves no room"
-        fix = "shorten the prompt, or raise policy.max_sequence_tokens"
-    elif min(prompt) < 0 or max(prompt) >= vocabulary:
-        problem = f"has token ids from {min(prompt)} to {max(prompt)}; the model knows 0 to {vocabulary - 1}"
-        fix = "tokenize with the tokenizer of policy.model_name"
-    elif asked < 1:
-        problem, fix = f"asks for {asked} new tokens", "ask for at least one"
-    if problem is not None:
-        raise BackendError(f"generation request {index} {problem}", fix=fix)
+        Raises:
+            BackendError: As ``require``.
+        """
+        for index, request in enumerate(requests):
+            self.require(index, request)
+        return [self.begin(request) for request in requests]

@@ -13,9 +13,9 @@ import torch
 from nemorl.errors import BackendError
 from nemorl.types import Completion, GenerationRequest
 from nemorl.weights import WeightHandle
-from nemorl_rl.tokenizer import Tokenizer
+from nemorl_rl.tokenizer import Tokenizer, end_token_ids
 from nemorl_tensors.engines.model_config import name_or_path, read_model_config
-from nemorl_tensors.engines.responses import Response, begin_responses
+from nemorl_tensors.engines.responses import Response, ResponseLimits
 from nemorl_tensors.engines.sampling import RowSampler
 
 if TYPE_CHECKING:
@@ -29,29 +29,26 @@ class ExampleGeneration:
     def __init__(
         self, policy: PolicyConfig, worker: WorkerContext, weights: WeightHandle | None, max_rows: int
     ) -> None:
-        self._limit, self._max_rows, self._device = policy.max_sequence_tokens, max_rows, worker.device
+        self._max_rows, self._device = max_rows, worker.device
         self._version = 0
-        self._tokenizer = Tokenizer.of(policy)
         self._model = load_model(policy, worker, with_weights=weights is None)
         if weights is not None:
             self.update_weights(weights, weights.version)
-        declared = self._model.generation_config.eos_token_id
-        ends = declared if isinstance(declared, list) else [declared]
-        self._end_ids = self._tokenizer.stop_token_ids | set(ends) - {None}
+        tokenizer = Tokenizer.of(policy)
+        self._limits = ResponseLimits(
+            self._model.get_input_embeddings().num_embeddings,
+            policy.max_sequence_tokens,
+            end_token_ids(policy.model_name, tokenizer, self._model.generation_config.eos_token_id),
+            tokenizer.decode,
+        )
 
     @torch.inference_mode()
     def generate(self, requests: Sequence[GenerationRequest]) -> list[list[Completion]]:
-        groups = begin_responses(
-            requests,
-            vocabulary=self._model.get_input_embeddings().num_embeddings,
-            max_sequence_tokens=self._limit,
-            end_ids=self._end_ids,
-            decode=self._tokenizer.decode,
-        )
+        groups = self._limits.begin_all(requests)
         for group in groups:
             for start in range(0, len(group), self._max_rows):
                 self._grow(group[start : start + self._max_rows])
-        return [[response.completion(self._version) for response in group] for group in groups]
+        return [[response.completion() for response in group] for group in groups]
 
     def update_weights(self, handle: WeightHandle, version: int) -> None:
         names = {name for name, _ in self._model.named_parameters()}
@@ -74,14 +71,16 @@ class ExampleGeneration:
         """Let responses to one prompt grow until all have ended."""
         sampler = RowSampler(torch.device(self._device))
         sampler.add([row.sampling for row in rows], [row.seed for row in rows])
+        for row in rows:
+            row.use(self._version)
         fed = torch.tensor([row.prompt for row in rows], device=self._device)
         cache: Any = None
-        while any(row.finish_reason is None for row in rows):
+        while not all(row.is_over for row in rows):
             output = self._model(input_ids=fed, past_key_values=cache, use_cache=True, logits_to_keep=1)
             cache = output.past_key_values
             tokens, logprobs = sampler.sample(output.logits[:, -1])
             for row, token, logprob in zip(rows, tokens.tolist(), logprobs.tolist(), strict=True):
-                if row.finish_reason is None:  # one that has ended draws on, and nobody reads it
+                if not row.is_over:  # one that has ended draws on, and nobody reads it
                     row.push(token, logprob)
             fed = tokens[:, None]
 
