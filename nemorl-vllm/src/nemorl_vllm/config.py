@@ -70,7 +70,16 @@ class VLLMConfig(LowerPrecision, GenerationBackendConfig, PlansEngine):
     requires_modules: ClassVar[tuple[str, ...]] = ("torch", "vllm")
     install_hint: ClassVar[str] = 'pip install "nemorl-vllm[cuda]" (or "nemorl-vllm[cpu]")'
     supports: ClassVar[frozenset[str]] = frozenset(
-        {"in_flight_updates", "any_transport", "filtered_logprobs", "sleep", "adapters", "activations"}
+        {
+            "activations",
+            "adapters",
+            "any_transport",
+            "filtered_logprobs",
+            "in_flight_updates",
+            "prompt_logprobs",
+            "sleep",
+            "submit",
+        }
     )
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process", "nccl", "cuda_ipc", "shared_memory", "object_store")
 

@@ -1,0 +1,151 @@
+"""nemorl's requests as vLLM's, and vLLM's outputs as completions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from nemorl.errors import BackendError, boundary
+from nemorl.types import Completion, FinishReason, GenerationRequest
+from nemorl_rl.tokenizer import Tokenizer
+from nemorl_tensors.engines.model_config import read_model_config
+
+if TYPE_CHECKING:
+    from nemorl.config.models import PolicyConfig
+
+MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 2.0
+"""vLLM refuses a higher one, and silently raises a lower one: the log-probs would not be those of the temperature."""
+
+
+class ModelLimits:
+    """What the model can be asked for: its vocabulary, its longest sequence, the tokens that end a response."""
+
+    def __init__(self, policy: PolicyConfig) -> None:
+        with boundary(f"transformers, reading the config of {policy.model_name!r},"):
+            config = read_model_config(policy)
+        text = config.get_text_config()
+        self.vocabulary: int = text.vocab_size
+        self.max_tokens = policy.max_sequence_tokens
+        self._why = "policy.max_sequence_tokens"
+        positions = getattr(text, "max_position_embeddings", None)
+        if positions is not None and positions < self.max_tokens:
+            self.max_tokens, self._why = positions, "the model's max_position_embeddings"
+        self.end_ids = _end_token_ids(policy, config)
+
+    def new_tokens(self, request: GenerationRequest) -> int:
+        """Most tokens that a response may have."""
+        return min(request.sampling.max_new_tokens, self.max_tokens - len(request.token_ids))
+
+    def params(self, request: GenerationRequest, seed: int, *, scores_prompt: bool) -> Any:
+        """``vllm.SamplingParams`` of one sample."""
+        from vllm import SamplingParams as VLLMSamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        sampling = request.sampling
+        end_ids = frozenset() if sampling.ignore_eos else self.end_ids
+        return VLLMSamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k or 0,
+            min_p=sampling.min_p,
+            seed=mixed_seed(seed),
+            max_tokens=self.new_tokens(request),
+            stop=list(sampling.stop_strings),
+            stop_token_ids=sorted(end_ids.union(sampling.stop_token_ids)),
+            ignore_eos=True,  # the end tokens are among the above: one rule for all of them
+            detokenize=bool(sampling.stop_strings),
+            include_stop_str_in_output=True,
+            # Of the sampled token alone; beside it, in place of a second one, after top-k and top-p (``sampler``).
+            logprobs=int(sampling.filtered_logprobs and sampling.temperature > 0),
+            prompt_logprobs=0 if scores_prompt else None,
+            flat_logprobs=True,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+
+    def check(self, index: int, request: GenerationRequest) -> None:
+        """Refuse what the engine would refuse, in words that name the request."""
+        prompt, problem, fix = request.token_ids, None, ""
+        if not prompt:
+            problem, fix = "has an empty prompt", "give at least one token, e.g. the beginning-of-sequence token"
+        elif len(prompt) >= self.max_tokens:
+            problem = f"has a prompt of {len(prompt)} tokens; {self._why} = {self.max_tokens} leaves no room"
+            fix = "shorten the prompt, or raise policy.max_sequence_tokens as far as the model allows"
+        elif min(prompt) < 0 or max(prompt) >= self.vocabulary:
+            problem = f"has token ids from {min(prompt)} to {max(prompt)}; the model knows 0 to {self.vocabulary - 1}"
+            fix = "tokenize with the policy's tokenizer"
+        elif request.sampling.max_new_tokens < 1:
+            problem, fix = f"asks for {request.sampling.max_new_tokens} new tokens", "ask for at least one"
+        elif request.sampling.temperature and not MIN_TEMPERATURE <= request.sampling.temperature <= MAX_TEMPERATURE:
+            problem = f"asks for temperature {request.sampling.temperature:g}; vLLM samples only at those between"
+            problem += f" {MIN_TEMPERATURE:g} and {MAX_TEMPERATURE:g}"
+            fix = "set a temperature in that range, 0 for greedy, or generation.backend: hf"
+        if problem is not None:
+            raise BackendError(f"generation request {index} {problem}", fix=fix)
+
+
+def _end_token_ids(policy: PolicyConfig, config: Any) -> frozenset[int]:
+    """Every token that ends a response, by the model's generation config, its config, and its tokenizer."""
+    from transformers import GenerationConfig
+
+    try:
+        stored = GenerationConfig.from_pretrained(policy.model_name).eos_token_id
+    except OSError:  # the file is optional
+        stored = None
+    declared = (stored, getattr(config, "eos_token_id", None), getattr(config.get_text_config(), "eos_token_id", None))
+    ids = {token for value in declared for token in (value if isinstance(value, (list, tuple)) else [value])}
+    return Tokenizer.of(policy).stop_token_ids.union(token for token in ids if token is not None)
+
+
+def mixed_seed(seed: int) -> int:
+    """A 63-bit seed for vLLM, whose low half depends on all of ``seed``: generators of the CPU look at 32 bits alone.
+
+    The finalizer of SplitMix64 (https://doi.org/10.1145/2660193.2660195).
+    """
+    mask = 2**64 - 1
+    seed &= mask
+    seed = ((seed ^ seed >> 30) * 0xBF58476D1CE4E5B9) & mask
+    seed = ((seed ^ seed >> 27) * 0x94D049BB133111EB) & mask
+    return (seed ^ seed >> 31) >> 1
+
+
+def completions(outputs: Sequence[Any]) -> list[Completion]:
+    """Those of a request whose samples' ``RequestOutput`` these are; the first has the log-probs of the prompt.
+
+    Raises:
+        BackendError: One is unusable.
+    """
+    known = outputs[0].prompt_logprobs
+    prompt = () if known is None else (0.0, *_sampled(known, len(outputs[0].prompt_token_ids) - 1))
+    return [_completion(output, prompt) for output in outputs]
+
+
+def _completion(output: Any, prompt_logprobs: tuple[float, ...]) -> Completion:
+    (sample,) = output.outputs
+    logprobs = _sampled(sample.logprobs, len(sample.token_ids))
+    if not all(map(math.isfinite, logprobs)):
+        place = next(index for index, value in enumerate(logprobs) if not math.isfinite(value))
+        raise BackendError(
+            f"the model's logits are not finite at token {place} of a response",
+            fix="the weights have diverged: lower the learning rate, or restart from an earlier checkpoint",
+        )
+    if sample.finish_reason not in ("stop", "length"):
+        raise BackendError(
+            f"vLLM ended a request with {sample.finish_reason!r}",
+            fix="VLLM_LOGGING_LEVEL=INFO in the environment shows its own report",
+        )
+    spans = sample.weight_versions
+    return Completion(
+        tuple(sample.token_ids),
+        logprobs,
+        cast(FinishReason, sample.finish_reason),
+        tuple(int(span.version) for span in spans),
+        tuple(span.start for span in spans),
+        prompt_logprobs,
+    )
+
+
+def _sampled(flat: Any, tokens: int) -> tuple[float, ...]:
+    """Of the one or more log-probs that vLLM's flat form has for each token, the last."""
+    each = len(flat.logprobs) // max(1, tokens)
+    return tuple(flat.logprobs[each - 1 :: each]) if each else ()
