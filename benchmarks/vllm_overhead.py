@@ -49,7 +49,7 @@ def nemorl_side(model: Path, seed: int) -> Side:
 
 def vllm_side(model: Path, seed: int) -> Side:
     """``vllm.LLM`` with the same settings, called as its documentation shows."""
-    from nemorl_vllm.conversion import mixed_seed
+    from nemorl_base.seeding import mixed_seed
     from nemorl_vllm.engine import CPU_BATCH_TOKENS, GIB
     from vllm import LLM, SamplingParams
     from vllm.sampling_params import RequestOutputKind

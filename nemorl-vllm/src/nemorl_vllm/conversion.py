@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from nemorl.errors import BackendError, boundary
 from nemorl.types import Completion, FinishReason, GenerationRequest
+from nemorl_base.seeding import mixed_seed
 from nemorl_rl.tokenizer import Tokenizer
 from nemorl_tensors.engines.model_config import read_model_config
 
@@ -95,18 +96,6 @@ def _end_token_ids(policy: PolicyConfig, config: Any) -> frozenset[int]:
     declared = (stored, getattr(config, "eos_token_id", None), getattr(config.get_text_config(), "eos_token_id", None))
     ids = {token for value in declared for token in (value if isinstance(value, (list, tuple)) else [value])}
     return Tokenizer.of(policy).stop_token_ids.union(token for token in ids if token is not None)
-
-
-def mixed_seed(seed: int) -> int:
-    """A 63-bit seed for vLLM, whose low half depends on all of ``seed``: generators of the CPU look at 32 bits alone.
-
-    The finalizer of SplitMix64 (https://doi.org/10.1145/2660193.2660195).
-    """
-    mask = 2**64 - 1
-    seed &= mask
-    seed = ((seed ^ seed >> 30) * 0xBF58476D1CE4E5B9) & mask
-    seed = ((seed ^ seed >> 27) * 0x94D049BB133111EB) & mask
-    return (seed ^ seed >> 31) >> 1
 
 
 def completions(outputs: Sequence[Any]) -> list[Completion]:

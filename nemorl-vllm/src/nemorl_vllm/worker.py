@@ -6,9 +6,10 @@ vLLM mixes :class:`WorkerExtension` into its worker class; ``collective_rpc`` ca
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from nemorl.weights import WeightHandle  # noqa: E402
 from nemorl_tensors.engines.buckets import CountedBuckets  # noqa: E402
 from nemorl_tensors.engines.observing import Activations, Recorder  # noqa: E402
 from nemorl_tensors.engines.parking import Parking, bytes_held  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
 from vllm.config import set_current_vllm_config  # noqa: E402
 from vllm.lora.layers import BaseLayerWithLoRA  # noqa: E402
 
@@ -87,7 +89,15 @@ class WorkerExtension:
 
         self.model_runner.sampler = TemperatureLogprobSampler(self.model_runner.sampler)
 
-    def nemorl_update_weights(self, handle: WeightHandle) -> NotFetched | int:
+    def nemorl_load_folder(self, folder: str) -> None:
+        """Replace the model's weights by those of a Hugging Face folder. Called over HTTP, of a server that was started
+        with this extension (``nemorl-server-engine``)."""
+        parts = sorted(Path(folder).glob("*.safetensors"))
+        if not parts:
+            raise FileNotFoundError(f"no *.safetensors in {folder}")
+        self._replace_weights(map(load_file, parts))
+
+        def nemorl_update_weights(self, handle: WeightHandle) -> NotFetched | int:
         """Replace the model's weights in place, by vLLM's own steps of an update.
 
         Returns:
@@ -102,6 +112,11 @@ class WorkerExtension:
             buckets = CountedBuckets(handle.buckets() if handle.is_in_process else list(handle.buckets()))
         except (WeightsLostError, DeadlineError) as error:
             return NotFetched(error)
+        self._replace_weights(buckets)
+        return buckets.nbytes
+
+    def _replace_weights(self, buckets: Iterable[Mapping[str, torch.Tensor]]) -> None:
+        """By vLLM's own steps of an update."""
         self.start_weight_update()
         try:
             self.update_weights({"buckets": buckets})
@@ -111,7 +126,6 @@ class WorkerExtension:
                 self.weight_transfer_engine.finish_weight_update()
             raise
         self.finish_weight_update()
-        return buckets.nbytes
 
 
 def _weights(model: torch.nn.Module) -> Iterator[torch.Tensor]:

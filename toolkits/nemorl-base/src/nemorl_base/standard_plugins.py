@@ -17,6 +17,7 @@ STANDARD_PLUGINS: Mapping[str, str] = {
     "generation_backends:hf": "nemorl-dtensor",
     "generation_backends:vllm": "nemorl-vllm",
     "generation_backends:megatron": "nemorl-megatron",
+    "generation_backends:server": "nemorl-server-engine",
     "environments:math": "nemorl-math-env",
     "environments:dapo_math": "nemorl-math-env",
     "environments:multi_reward_math": "nemorl-math-env",
@@ -56,6 +57,7 @@ STANDARD_PLUGINS: Mapping[str, str] = {
     "commands:quickstart": "nemorl-quickstart",
     "commands:doctor": "nemorl-doctor",
     "commands:plan": "nemorl-plan",
+    "commands:engines": "nemorl-server-engine",
     "commands:config.migrate": "nemorl-compat",
     "commands:plugins.new": "nemorl-authoring",
 }

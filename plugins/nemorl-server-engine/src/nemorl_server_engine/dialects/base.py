@@ -1,0 +1,155 @@
+"""What every engine must be able to say, and the plain data that goes to and fro."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from nemorl.errors import BackendError
+from nemorl.types import SamplingParams
+
+Logprobs = Literal["scaled", "raw", "processed"]
+"""The distribution that a server's log-probs are of. ``scaled``: ``softmax(logits / temperature)`` over the whole
+vocabulary, which training recomputes. ``raw``: ``softmax(logits)``. ``processed``: what was drawn from, after the
+temperature and top-k, top-p and min-p."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a server says of itself."""
+
+    version: str
+    model: str
+    """What requests call it"""
+    source: str = ""
+    """Folder or hub name of what it was started with, if it says"""
+    max_tokens: int | None = None
+    """Longest prompt plus response, if it says"""
+    logprobs: Logprobs = "scaled"
+    temperatures: tuple[float, float] = (0.0, math.inf)
+    """Lowest and highest above 0 that it samples at"""
+    dtype: str = "float32"
+    """torch's name, without ``torch.``"""
+    architecture: str | None = None
+    """transformers' ``model_type``, if it says"""
+    extension: bool = False
+    """nemorl's own code runs in its workers"""
+    problems: tuple[tuple[str, str], ...] = ()
+    """Why it cannot be used as it was started: message and fix"""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a server must be started with, for the command line that error messages show."""
+
+    model: str
+    max_tokens: int
+    precision: str
+    address: str
+    """host:port"""
+    device: str = "cuda:0"
+
+    @property
+    def port(self) -> str:
+        return self.address.rpartition(":")[2] if ":" in self.address else "8000"
+
+    @property
+    def shown_model(self) -> str:
+        return shlex.quote(self.model)
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One response that is asked for."""
+
+    token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    seed: int
+    """63 bits"""
+    max_new_tokens: int
+    stop_ids: tuple[int, ...]
+    """Every token that ends it, the model's own included"""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One response."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    weights: tuple[str, ...] | None
+    """Names of the weights that drew it, in order; ``None``: the engine does not say"""
+
+
+class Caller(Protocol):
+    """Sends requests to one server and returns its JSON (``connection.Connection``)."""
+
+    async def get(self, path: str) -> Any: ...
+
+    async def post(self, path: str, body: Mapping[str, Any] | None = None, **query: str) -> Any: ...
+
+
+class Dialect(Protocol):
+    """One engine."""
+
+    name: str
+    """For messages"""
+    versions: str
+    """Those it is written for, as a version specifier"""
+    loads_folders: bool
+    """It can be given weights while it runs"""
+    why_no_folders: str
+    """Why not, for a message"""
+    health: str
+    """Path that answers 200 while requests can be served"""
+
+    def command(self, wanted: Wanted) -> str:
+        """The command line that starts a server which fits."""
+        ...
+
+    async def facts(self, server: Caller) -> Facts:
+        """What the server says of itself."""
+        ...
+
+    async def tokenize(self, server: Caller, facts: Facts, text: str) -> list[int]:
+        """Tokens of a text, without special ones."""
+        ...
+
+    async def score(self, server: Caller, facts: Facts, token_ids: Sequence[int]) -> list[float]:
+        """Log-probs at temperature 1 of all tokens but the first, each given those before it."""
+        ...
+
+    async def sample(self, server: Caller, facts: Facts, ask: Ask) -> Answer:
+        """One response."""
+        ...
+
+    async def load(self, server: Caller, facts: Facts, folder: Path, name: str) -> None:
+        """Replace the weights by those of a Hugging Face folder, drop what was computed with older ones, and call them
+        ``name``. Requests in progress go on with the new ones."""
+        ...
+
+
+def field(payload: Any, *path: str | int) -> Any:
+    """The value at a path of an answer.
+
+    Raises:
+        BackendError: The answer has no such place; names it.
+
+    >>> field({"choices": [{"token_ids": [7]}]}, "choices", 0, "token_ids")
+    [7]
+    """
+    found = payload
+    for key in path:
+        try:
+            found = found[key]
+        except (KeyError, IndexError, TypeError):
+            where = ".".join(map(str, path))
+            raise BackendError(
+                f"the server's answer has no {where}: {str(payload)[:200]}",
+                fix="generation.backend.engine must name the software behind generation.backend.urls",
+            ) from None
+    return found

@@ -1,0 +1,177 @@
+"""The generation backend ``server``: requests over HTTP to engines that somebody else started.
+
+What a server answers is not trusted to end where a response must: tokens go through the same bookkeeping as those of
+in-process engines (``nemorl_tensors.engines.responses``), which decides what ends a response and why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import tempfile
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from nemorl.errors import BackendError
+from nemorl.types import Completion, GenerationRequest
+from nemorl_base.seeding import mixed_seed
+from nemorl_rl.loop_thread import LoopThread
+from nemorl_rl.tokenizer import Tokenizer, end_token_ids
+from nemorl_tensors.engines.model_config import read_model_config
+from nemorl_tensors.engines.responses import Response, begin_responses
+
+from nemorl_server_engine.checks import Identity
+from nemorl_server_engine.dialects.base import Answer, Ask
+from nemorl_server_engine.folders import WeightFolders, WrittenWeights
+from nemorl_server_engine.pool import Pool
+from nemorl_server_engine.roster import Roster
+
+if TYPE_CHECKING:
+    from nemorl.config.models import GenerationConfig, PolicyConfig
+    from nemorl.resources.worker import WorkerContext
+    from nemorl.weights import WeightHandle
+
+    from nemorl_server_engine.config import ServerConfig
+
+T = TypeVar("T")
+HIGHEST_LOGPROB = 1e-3
+"""Nats; rounding may leave the log-prob of a certain token a little above 0."""
+
+
+class ServerGeneration:
+    """Generates at servers (see ``GenerationBackend``)."""
+
+    def __init__(
+        self,
+        generation: GenerationConfig,
+        policy: PolicyConfig,
+        worker: WorkerContext,
+        weights: WeightHandle | None,
+        options: ServerConfig,
+    ) -> None:
+        if worker.world_size > 1:
+            raise BackendError(
+                f"{worker.world_size} generation workers would each give the servers their weights",
+                fix="set cluster.generation_workers: 1; one worker serves any number of servers",
+            )
+        self._policy = policy
+        self._config = read_model_config(policy)
+        self._tokenizer = Tokenizer.of(policy)
+        text = self._config.get_text_config()
+        declared = (getattr(self._config, "eos_token_id", None), getattr(text, "eos_token_id", None))
+        self._end_ids = end_token_ids(policy.model_name, self._tokenizer, *declared)
+        self._vocabulary: int = text.vocab_size
+        self._max_tokens = min(policy.max_sequence_tokens, getattr(text, "max_position_embeddings", math.inf))
+        self._scratch = Path(worker.scratch or tempfile.mkdtemp(prefix="nemorl-engines-"))
+        self._folders = WeightFolders(options.weights_folder or self._scratch / "engines" / "weights", policy)
+        self._loop = LoopThread("nemorl-server-engine")
+        self._closed = False
+        identity = Identity(policy, self._config, self._tokenizer)
+        roster = Roster(self._scratch / "engines")
+        try:
+            self._pool = self._run(_made(options, identity, roster, worker.device))
+            self._run(self._pool.start(None if weights is None else self._written(weights, weights.version)))
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[list[Completion]]:
+        """One list per request, one completion per seed. Several threads may call it.
+
+        Raises:
+            BackendError: A prompt is empty, too long or not of this vocabulary, or a server's answer makes no sense.
+            DeadlineError: There was no server for too long.
+        """
+        groups = self._begin(requests)
+        return self._run(self._answered(groups))
+
+    def update_weights(self, handle: WeightHandle, version: int) -> None:
+        """Generate from these weights from now on, also where a response is half done."""
+        self._require_open()
+        self._run(self._pool.publish(self._written(handle, version)))
+
+    def shutdown(self) -> None:
+        """Leave the servers, which go on. Calling it twice is harmless."""
+        if self._closed:
+            return
+        self._closed = True
+        pool = getattr(self, "_pool", None)
+        if pool is not None:
+            self._run(pool.close())
+        self._loop.stop()
+        self._folders.clear()
+
+    def _written(self, handle: WeightHandle, version: int) -> WrittenWeights:
+        return self._folders.write(version, handle.buckets())
+
+    def _begin(self, requests: Sequence[GenerationRequest]) -> list[list[Response]]:
+        self._require_open()
+        return begin_responses(
+            requests,
+            vocabulary=self._vocabulary,
+            max_sequence_tokens=int(self._max_tokens),
+            end_ids=self._end_ids,
+            decode=self._tokenizer.decode,
+        )
+
+    async def _answered(self, groups: Sequence[Sequence[Response]]) -> list[list[Completion]]:
+        async with asyncio.TaskGroup() as tasks:
+            begun = [[tasks.create_task(self._complete(response)) for response in group] for group in groups]
+        return [[task.result() for task in group] for group in begun]
+
+    async def _complete(self, response: Response) -> Completion:
+        stop = sorted(self._end_ids.union(response.sampling.stop_token_ids))
+        ask = Ask(response.prompt, response.sampling, mixed_seed(response.seed), response.limit, tuple(stop))
+        answer, versions = await self._pool.sample(ask)
+        self._require_sane(answer)
+        for token, logprob in zip(answer.token_ids, answer.logprobs, strict=True):
+            if response.finish_reason is None:  # an engine may add tokens after a stop string is complete
+                response.push(token, min(float(logprob), 0.0))
+        if response.finish_reason is None:
+            raise BackendError(
+                f"a server ended a response after {len(answer.token_ids)} of {response.limit} tokens, with none of the "
+                "tokens and texts that end one",
+                fix="the server's own log says more",
+            )
+        return Completion(tuple(response.token_ids), tuple(response.logprobs), response.finish_reason, versions)
+
+    def _require_sane(self, answer: Answer) -> None:
+        ids, logprobs = answer.token_ids, answer.logprobs
+        problem = None
+        if len(ids) != len(logprobs) or not ids:
+            problem = f"{len(ids)} tokens with {len(logprobs)} log-probs"
+        elif not all(type(token) is int and 0 <= token < self._vocabulary for token in ids):
+            problem = f"tokens outside the vocabulary of {self._vocabulary}: {ids[:8]}"
+        elif not all(isinstance(value, (int, float)) and math.isfinite(value) for value in logprobs):
+            problem = f"log-probs that are no finite numbers: {logprobs[:8]}"
+        elif max(logprobs) > HIGHEST_LOGPROB or min(logprobs) <= UNKNOWN_LOGPROB:
+            problem = f"log-probs from {min(logprobs):g} to {max(logprobs):g}, which are none"
+        if problem is not None:
+            fix = "the weights have diverged, or generation.backend.engine names other software than answers there"
+            raise BackendError(f"a server answered {problem}", fix=fix)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise BackendError("this generator has been shut down", fix="build a new one")
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Wait for a coroutine on the loop; it is cancelled where the wait is (Ctrl-C)."""
+        future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop.loop)
+        try:
+            return future.result()
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        except BaseException:
+            future.cancel()
+            raise
+
+
+UNKNOWN_LOGPROB = -9999.0
+"""vLLM's word for a log-prob that is not finite."""
+
+
+async def _made(options: ServerConfig, identity: Identity, roster: Roster, device: str) -> Pool:
+    """A pool belongs to the loop that it is made on."""
+    return Pool(options, identity, roster, device)

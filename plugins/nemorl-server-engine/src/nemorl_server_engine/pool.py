@@ -1,0 +1,314 @@
+"""The servers of a run: who gets a request, who has which weights, who comes and goes.
+
+All of it runs on one event loop. Each server is tended by a task of its own: it is checked and given the current
+weights before its first request, lost when it goes away, and taken in again, or what replaced it, when it answers. A
+request whose server went away is made again, at another one or later at this one: its seed gives the same tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from nemorl.errors import BackendError, DeadlineError, NemorlError
+from nemorl_rl.loop_thread import in_thread
+
+from nemorl_server_engine.affinity import PrefixAffinity
+from nemorl_server_engine.checks import require_weights, true_logprobs
+from nemorl_server_engine.connection import GoneError
+from nemorl_server_engine.server import Server
+
+if TYPE_CHECKING:
+    from nemorl_server_engine.checks import Identity
+    from nemorl_server_engine.config import ServerConfig
+    from nemorl_server_engine.dialects.base import Answer, Ask
+    from nemorl_server_engine.folders import WrittenWeights
+    from nemorl_server_engine.roster import Roster
+
+POLL_S = 1.0
+"""How often lost servers and the list of wanted ones are looked at."""
+MAX_ATTEMPTS = 5
+"""Of one request, before the run ends with its server's last words."""
+CHECKED_UPDATES = 2
+"""Updates of a run after which servers that were not away are checked: the first that changes weights is the second."""
+GIB = 2**30
+MARK = "nemorl-"
+"""Names of weights are ``nemorl-RUN:VERSION``."""
+
+
+class Pool:
+    """The servers. Its coroutines run on the loop that it was made for."""
+
+    def __init__(self, options: ServerConfig, identity: Identity, roster: Roster, device: str) -> None:
+        self._options, self._identity, self._roster, self._device = options, identity, roster, device
+        self._servers: dict[str, Server] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._affinity = PrefixAffinity()
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        """Requests that found no free server."""
+        self._run = f"{MARK}{uuid.uuid4().hex[:12]}"
+        self._current: WrittenWeights | None = None
+        self._updates = 0
+        self._truth: tuple[int, list[float] | None] | None = None
+        """Version, and log-probs of the probe tokens."""
+        self._measuring = asyncio.Lock()
+        self._said: dict[str, Any] | None = None
+        self._watcher: asyncio.Task[None] | None = None
+
+    async def start(self, written: WrittenWeights | None) -> None:
+        """Take in all servers, with these weights; ``None``: with those that they were started with.
+
+        Raises:
+            BackendError: One of them does not fit.
+            DeadlineError: None of them came in time.
+        """
+        self._current = written
+        self._follow_roster()
+        self._watcher = asyncio.create_task(self._watch())
+        while any(server.state == "joining" for server in self._servers.values()):
+            await self._wait(self._options.timeout_s)
+        for server in self._servers.values():
+            if server.error is not None:
+                raise server.error
+        await self._free_server(())
+
+    async def publish(self, written: WrittenWeights) -> None:
+        """All servers that are there generate from these weights from now on, others from when they come.
+
+        Raises:
+            BackendError: No server can load them.
+        """
+        self._current, self._updates = written, self._updates + 1
+        await asyncio.gather(*(self._renew(server) for server in self._servers.values() if server.state == "ready"))
+        self._require_hope()
+
+    async def sample(self, ask: Ask) -> tuple[Answer, tuple[int, ...]]:
+        """One response, and the versions of the weights that drew it.
+
+        Raises:
+            DeadlineError: There was no server for too long.
+            BackendError: A server refuses the request.
+        """
+        trouble = ""
+        for _ in range(MAX_ATTEMPTS):
+            server = await self._free_server(ask.token_ids)
+            self._affinity.remember(ask.token_ids, server.url)
+            server.in_progress += 1
+            try:
+                answer = await server.sample(ask)
+            except GoneError as error:
+                trouble = str(error)
+                if error.hangs or not await server.is_healthy():
+                    self._lose(server, trouble)
+                continue
+            finally:
+                server.in_progress -= 1
+                self._wake(1)
+            versions = self._versions(answer)
+            if versions is not None:
+                return answer, versions
+            trouble = f"{server.url} no longer has the weights that it was given: it was started anew"
+            self._lose(server, trouble)
+        raise BackendError(
+            f"a request failed {MAX_ATTEMPTS} times; the last time: {trouble}", fix="the server's own log says more"
+        )
+
+    async def close(self) -> None:
+        """Leave the servers."""
+        tasks = [*self._tasks.values(), *([self._watcher] if self._watcher is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for server in self._servers.values():
+            await server.connection.close()
+
+    def _versions(self, answer: Answer) -> tuple[int, ...] | None:
+        """``None``: the server has other weights than it was given."""
+        if self._current is None:
+            return (0,)
+        if answer.weights is None:
+            return (self._current.version,)
+        names = [name.rpartition(":") for name in answer.weights]
+        if all(run == self._run for run, _, _ in names):
+            return tuple(int(number) for _, _, number in names)
+        if any(run.startswith(MARK) and run != self._run for run, _, _ in names):
+            raise BackendError(
+                "another run gives weights to a server of this one", fix="give each run servers of its own"
+            )
+        return None
+
+    # Who gets a request
+
+    async def _free_server(self, token_ids: Sequence[int]) -> Server:
+        begin = time.monotonic()
+        while True:
+            loads = {
+                url: server.in_progress
+                for url, server in self._servers.items()
+                if server.state == "ready" and server.in_progress < self._options.max_concurrency
+            }
+            if loads:
+                return self._servers[self._affinity.choose(token_ids, loads)]
+            self._require_hope()
+            if any(server.state in ("ready", "loading") for server in self._servers.values()):
+                begin = time.monotonic()  # it is busy, for as long as its own time limits allow
+            left = begin + self._options.reconnect_timeout_s - time.monotonic()
+            if left <= 0:
+                raise DeadlineError(
+                    f"generation waited {self._options.reconnect_timeout_s:g} s for a server: {self._account()}",
+                    fix="start one (`nemorl engines add RUN URL` names another address), or raise "
+                    f"generation.backend.reconnect_timeout_s. {self._command()}",
+                )
+            await self._wait(left)
+
+    async def _wait(self, seconds: float) -> None:
+        """Until a server is free or anything changed, or until then."""
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(place)
+        try:
+            await asyncio.wait((place,), timeout=seconds)
+        except asyncio.CancelledError:
+            if place.done():
+                self._wake(1)  # the turn that it was given is another's
+            raise
+        finally:
+            if not place.done():
+                self._waiting.remove(place)
+
+    def _wake(self, count: int | None = None) -> None:
+        """Let some of those who wait, or all, look again."""
+        waiting = len(self._waiting) if count is None else min(count, len(self._waiting))
+        for _ in range(waiting):
+            place = self._waiting.popleft()
+            if not place.done():
+                place.set_result(None)
+
+    def _require_hope(self) -> None:
+        """
+        Raises:
+            BackendError: All servers are refused: no wait would help.
+        """
+        errors = [server.error for server in self._servers.values()]
+        if errors and all(errors):
+            raise errors[0]  # type: ignore[misc]
+
+    # Who comes and goes
+
+    def _lose(self, server: Server, trouble: str) -> None:
+        if server.state in ("ready", "loading", "joining"):
+            server.state, server.trouble = "lost", trouble
+            server.lost += 1
+            server.weights = None
+            self._affinity.forget(server.url)
+            self._wake()
+
+    def _refuse(self, server: Server, error: NemorlError) -> None:
+        server.state, server.trouble, server.error = "refused", error.message, error
+        self._wake()
+
+    async def _tend(self, server: Server) -> None:
+        """The life of one server in this run."""
+        while True:
+            if server.state in ("joining", "lost"):
+                await self._take_in(server)
+            elif server.state == "refused" and not await server.is_healthy():
+                server.state, server.error = "lost", None  # what comes in its place may fit
+                self._wake()
+            await asyncio.sleep(POLL_S)
+
+    async def _take_in(self, server: Server) -> None:
+        try:
+            if server.state == "lost" and not await server.is_healthy():
+                return
+            server.state = "joining"
+            await server.check()
+            await self._give_weights(server, check=True)
+        except GoneError as error:
+            self._lose(server, str(error))
+        except NemorlError as error:
+            self._refuse(server, error)
+        else:
+            server.state, server.trouble, server.error = "ready", "", None
+            self._wake()
+
+    async def _renew(self, server: Server) -> None:
+        server.state = "loading"
+        try:
+            await self._give_weights(server, check=self._updates <= CHECKED_UPDATES)
+        except GoneError as error:
+            self._lose(server, str(error))
+        except BackendError as error:
+            self._refuse(server, error)
+        else:
+            server.state = "ready"
+            self._wake()
+
+    async def _give_weights(self, server: Server, *, check: bool) -> None:
+        """Until it has the newest, which may change meanwhile."""
+        while self._current is not None and server.weights != self._name(self._current):
+            begin, written = time.monotonic(), self._current
+            await server.load(written, self._name(written))
+            server.load_s = time.monotonic() - begin
+            true = await self._true_logprobs(written) if check else None
+            if true is not None:
+                assert server.facts is not None, "it was checked before"
+                require_weights(await server.score(), true, server.facts.dtype, server.url)
+
+    def _name(self, written: WrittenWeights) -> str:
+        return f"{self._run}:{written.version}"
+
+    async def _true_logprobs(self, written: WrittenWeights) -> list[float] | None:
+        if written.bytes > self._options.check_weights_gib * GIB:
+            return None
+        async with self._measuring:
+            if self._truth is None or self._truth[0] != written.version:
+                self._truth = written.version, await in_thread(true_logprobs, written, self._identity.probe)
+        return self._truth[1]
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(POLL_S)
+            self._follow_roster()
+            self._say()
+
+    def _follow_roster(self) -> None:
+        """Take in servers that are wanted, leave those that are not."""
+        wanted = [url.rstrip("/") for url in self._roster.wanted(self._options.urls)]
+        for url in wanted:
+            if url not in self._servers:
+                server = self._servers[url] = Server(url, self._options, self._identity, self._device)
+                self._tasks[url] = asyncio.create_task(self._tend(server))
+        for url in [url for url in self._servers if url not in wanted]:
+            server = self._servers[url]
+            server.state, server.error = "leaving", None
+            if server.in_progress == 0:
+                self._tasks.pop(url).cancel()
+                del self._servers[url]
+                self._affinity.forget(url)
+                self._wake()
+
+    def _say(self) -> None:
+        current = self._current
+        state = {
+            "engine": self._options.engine,
+            "configured": list(self._options.urls),
+            "weights": None if current is None else current.version,
+            "weights_bytes": 0 if current is None else current.bytes,
+            "write_s": 0.0 if current is None else round(current.seconds, 3),
+            "servers": [server.as_json() for server in self._servers.values()],
+        }
+        if state != self._said:
+            self._roster.report(state)
+            self._said = state
+
+    def _account(self) -> str:
+        """Who is where, for an error."""
+        found = [f"{server.url} is {server.state}: {server.trouble}" for server in self._servers.values()]
+        return "; ".join(found) or "none is wanted"
+
+    def _command(self) -> str:
+        return next((f"It is started with: {server.command}" for server in self._servers.values()), "")

@@ -1,0 +1,115 @@
+"""One server as a run sees it: whether it is there and fits, which weights it has, how busy it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
+
+from nemorl.errors import BackendError, NemorlError
+
+from nemorl_server_engine.checks import require_sampling
+from nemorl_server_engine.connection import Connection, GoneError
+from nemorl_server_engine.dialects import dialect
+from nemorl_server_engine.dialects.base import Answer, Ask, Facts, Wanted
+
+if TYPE_CHECKING:
+    from nemorl_server_engine.checks import Identity
+    from nemorl_server_engine.config import ServerConfig
+    from nemorl_server_engine.folders import WrittenWeights
+
+State = Literal["joining", "ready", "loading", "lost", "refused", "leaving"]
+"""``joining``: being checked and given the weights. ``loading``: ready, and being given new ones. ``lost``: away, and
+looked after. ``refused``: there, and not fit; looked at again when it was away. ``leaving``: gets no more requests."""
+
+
+class Server:
+    """One of them. Everything here runs on one event loop."""
+
+    def __init__(self, url: str, options: ServerConfig, identity: Identity, device: str) -> None:
+        self.url = url.rstrip("/")
+        self.spoken = dialect(options.engine)
+        policy = identity.policy
+        wanted = Wanted(
+            policy.model_name, policy.max_sequence_tokens, policy.precision, urlsplit(self.url).netloc, device
+        )
+        self.command = self.spoken.command(wanted)
+        self.connection = Connection(self.url, options, self.command)
+        self.state: State = "joining"
+        self.trouble = ""
+        """Why it is lost or refused"""
+        self.error: NemorlError | None = None
+        """The same, of one that is refused"""
+        self.facts: Facts | None = None
+        self.weights: str | None = None
+        """Name of those that it was given last"""
+        self.in_progress = 0
+        self.served, self.lost = 0, 0
+        """Responses, and times that it went away"""
+        self.load_s = 0.0
+        """Seconds that its last load took"""
+        self._identity = identity
+
+    async def check(self) -> None:
+        """Find out what it is.
+
+        Raises:
+            GoneError: It is not there.
+            BackendError: It does not fit.
+        """
+        self.facts = await self.spoken.facts(self.connection)
+        await self._identity.require_fit(self.connection, self.spoken, self.facts, url=self.url, command=self.command)
+
+    async def load(self, written: WrittenWeights, name: str) -> None:
+        """Give it weights.
+
+        Raises:
+            GoneError: It is not there, or went away.
+            BackendError: It cannot load them.
+        """
+        assert self.facts is not None, "it is checked before it is given weights"
+        try:
+            await self.spoken.load(self.connection, self.facts, written.folder, name)
+        except GoneError as error:
+            if not await self.is_healthy():
+                raise
+            raise BackendError(
+                f"{self.url} cannot load weights {written.version} from {written.folder}: {error}",
+                fix="generation.backend.weights_folder must be seen by the run and by the server under one path; then "
+                f"start the server anew: {self.command}",
+            ) from None
+        self.weights = name
+
+    async def score(self) -> list[float]:
+        """Log-probs of the probe tokens."""
+        assert self.facts is not None, "it is checked first"
+        return await self.spoken.score(self.connection, self.facts, self._identity.probe)
+
+    async def sample(self, ask: Ask) -> Answer:
+        """One response.
+
+        Raises:
+            GoneError: It went away.
+            BackendError: It refuses the request, or its log-probs would be of another distribution.
+        """
+        assert self.facts is not None, "it is checked first"
+        require_sampling(self.facts, ask.sampling, self.url)
+        answer = await self.spoken.sample(self.connection, self.facts, ask)
+        self.served += 1
+        return answer
+
+    async def is_healthy(self) -> bool:
+        return await self.connection.is_healthy(self.spoken.health)
+
+    def as_json(self) -> dict[str, Any]:
+        """For ``nemorl engines list``."""
+        return {
+            "url": self.url,
+            "state": self.state,
+            "trouble": self.trouble,
+            "version": self.facts.version if self.facts else None,
+            "weights": self.weights.rpartition(":")[2] if self.weights else None,
+            "in_progress": self.in_progress,
+            "served": self.served,
+            "lost": self.lost,
+            "load_s": round(self.load_s, 3),
+        }

@@ -1,0 +1,185 @@
+"""Servers die, are replaced, join and leave: every response comes, of the weights and the seed asked for."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_vllm import weights_of
+from nemorl.errors import BackendError, DeadlineError
+from nemorl.types import GenerationRequest, SamplingParams
+from nemorl_server_engine.roster import Roster
+
+SAMPLING = SamplingParams(max_new_tokens=6)
+REQUESTS = [GenerationRequest((9, 10 + number), SAMPLING, tuple(range(4))) for number in range(12)]
+
+
+def test_requests_of_a_dead_server_are_made_again_elsewhere_with_the_same_seeds(serve: Any, build: Any) -> None:
+    wanted = build(serve()).generate(REQUESTS)  # by one server that lives
+    first, second = serve(), serve()
+    engine = build(first, second)
+
+    def die(count: int) -> None:
+        if count == 5:
+            first.kill()
+
+    first.before_sample = die
+    assert engine.generate(REQUESTS) == wanted
+    assert len(second.prompts) > len(REQUESTS) * 4 - 5
+
+
+def test_a_run_whose_only_server_dies_waits_for_its_replacement_and_gives_it_the_weights(
+    serve: Any, build: Any
+) -> None:
+    wanted = build(serve()).generate(REQUESTS)
+    server = serve()
+    replaced = []
+
+    def die(count: int) -> None:
+        if count == 5:
+            server.kill()
+            replaced.append(serve(server.port))
+
+    engine = build(server)
+    server.before_sample = die
+    assert engine.generate(REQUESTS) == wanted
+    assert replaced[0].loads == ["weights_000001"]
+
+
+def test_a_server_replaced_while_nobody_asked_it_anything_is_given_the_weights_before_its_answers_count(
+    serve: Any, build: Any
+) -> None:
+    server = serve()
+    engine = build(server)
+    wanted = engine.generate(REQUESTS)
+    server.kill()
+    replacement = serve(server.port)  # it would answer with the weights it was started with
+    assert engine.generate(REQUESTS) == wanted
+    assert replacement.loads == ["weights_000001"]
+
+
+def test_an_update_reaches_servers_that_were_away_while_it_happened(serve: Any, build: Any, tmp_path: Path) -> None:
+    one, other = serve(), serve()
+    engine = build(one, other)
+    other.kill()
+    engine.generate(REQUESTS)
+    engine.update_weights(weights_of(2.0, 2), 2)
+    back = serve(other.port)
+    until(lambda: state(tmp_path)["servers"][1]["weights"] == "2")
+    assert {completion.weight_version for group in engine.generate(REQUESTS) for completion in group} == {2}
+    assert back.loads == ["weights_000002"]
+
+
+def test_without_a_server_the_wait_ends_at_its_deadline_and_says_for_whom(serve: Any, build: Any) -> None:
+    server = serve()
+    engine = build(server, reconnect_timeout_s=0.3)
+    server.kill()
+    with pytest.raises(DeadlineError) as caught:
+        engine.generate(REQUESTS[:1])
+    assert "0.3 s" in caught.value.message
+    assert server.url in caught.value.message
+    assert "vllm serve" in str(caught.value.fix)
+    assert str(server.port) in str(caught.value.fix)
+
+
+def test_an_added_server_gets_the_weights_before_its_first_request(serve: Any, build: Any, tmp_path: Path) -> None:
+    first, added = serve(), serve()
+    engine = build(first)
+    engine.update_weights(weights_of(3.0, 2), 2)
+    roster(tmp_path).want([first.url, added.url], [first.url])
+    until(lambda: [server["state"] for server in state(tmp_path)["servers"]] == ["ready", "ready"])
+    assert "/inference/v1/generate" not in added.calls
+    assert added.loads == ["weights_000002"]
+    engine.generate(REQUESTS)
+    assert added.prompts
+    assert first.prompts
+
+
+def test_a_dropped_server_gets_no_more_requests(serve: Any, build: Any, tmp_path: Path) -> None:
+    stays, dropped = serve(), serve()
+    engine = build(stays, dropped)
+    roster(tmp_path).want([stays.url], [stays.url, dropped.url])
+    until(lambda: len(state(tmp_path)["servers"]) == 1)
+    engine.generate(REQUESTS)
+    assert len(stays.prompts) == 48
+    assert not dropped.prompts
+
+
+def test_addresses_of_a_changed_config_come_before_those_that_the_command_left(tmp_path: Path) -> None:
+    found = Roster(tmp_path)
+    found.want(["http://b:1"], ["http://a:1"])
+    assert found.wanted(["http://a:1"]) == ("http://b:1",)
+    assert found.wanted(["http://c:1"]) == ("http://c:1",)
+
+
+def test_two_runs_on_one_server_are_told_apart(serve: Any, build: Any) -> None:
+    server = serve()
+    one, other = build(server), build(server)
+    other.generate(REQUESTS[:1])
+    with pytest.raises(BackendError) as caught:
+        one.generate(REQUESTS[:1])
+    assert "another run" in caught.value.message
+
+
+def test_a_server_that_hangs_counts_as_lost(serve: Any, build: Any) -> None:
+    hangs, other = serve(), serve()
+    held = threading.Event()
+    hangs.before_sample = lambda count: held.wait(20) and None
+    engine = build(hangs, other, timeout_s=0.5)
+    try:
+        assert len(engine.generate(REQUESTS)) == 12
+    finally:
+        held.set()
+    assert len(other.prompts) >= 40
+
+
+def test_samples_of_a_prompt_go_to_one_server_and_prompts_to_the_least_busy(serve: Any, build: Any) -> None:
+    servers = [serve(), serve()]
+    gate = threading.Barrier(48 + 1, timeout=20)
+    for server in servers:
+        server.before_sample = lambda count: gate.wait() and None
+    engine = build(*servers)
+    asked = threading.Thread(target=engine.generate, args=(REQUESTS,))
+    asked.start()
+    gate.wait()
+    asked.join()
+    places = [set(server.prompts) for server in servers]
+    assert not places[0] & places[1]
+    assert all(len(server.prompts) >= 48 // 2 - 16 for server in servers)
+
+
+def test_no_server_has_more_requests_than_max_concurrency(serve: Any, build: Any) -> None:
+    server = serve()
+    now, most, lock = [0], [0], threading.Lock()
+
+    def count_up(count: int) -> None:
+        with lock:
+            now[0] += 1
+            most[0] = max(most[0], now[0])
+        time.sleep(0.005)
+        with lock:
+            now[0] -= 1
+
+    server.before_sample = count_up
+    build(server, max_concurrency=3).generate(REQUESTS)
+    assert most[0] <= 3
+
+
+def roster(run: Path) -> Roster:
+    return Roster(run / "run" / "scratch" / "engines")
+
+
+def state(run: Path) -> dict[str, Any]:
+    return roster(run).state() or {"servers": []}
+
+
+def until(happened: Callable[[], bool]) -> None:
+    """Wait for something that another thread brings about."""
+    end = time.monotonic() + 20
+    while not happened():
+        assert time.monotonic() < end, "it did not happen in 20 s"
+        time.sleep(0.01)
