@@ -123,6 +123,7 @@ class Pool:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._say()
         for server in self._servers.values():
             await server.connection.close()
 
