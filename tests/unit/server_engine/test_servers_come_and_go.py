@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from fake_vllm import weights_of
 from nemorl.errors import BackendError, DeadlineError
 from nemorl.types import GenerationRequest, SamplingParams
@@ -74,16 +73,18 @@ def test_an_update_reaches_servers_that_were_away_while_it_happened(serve: Any, 
     assert back.loads == ["weights_000002"]
 
 
-def test_without_a_server_the_wait_ends_at_its_deadline_and_says_for_whom(serve: Any, build: Any) -> None:
+def test_without_a_server_the_wait_ends_at_its_deadline_and_says_for_whom(serve: Any, build: Any, raises: Any) -> None:
     server = serve()
     engine = build(server, reconnect_timeout_s=0.3)
     server.kill()
-    with pytest.raises(DeadlineError) as caught:
+    with raises(
+        DeadlineError,
+        "0.3 s",
+        server.url,
+        "vllm serve",
+        varies=rf"127\.0\.0\.1:\d+: .*|127\.0\.0\.1:\d+|--port {server.port}",
+    ):
         engine.generate(REQUESTS[:1])
-    assert "0.3 s" in caught.value.message
-    assert server.url in caught.value.message
-    assert "vllm serve" in str(caught.value.fix)
-    assert str(server.port) in str(caught.value.fix)
 
 
 def test_an_added_server_gets_the_weights_before_its_first_request(serve: Any, build: Any, tmp_path: Path) -> None:
@@ -116,13 +117,12 @@ def test_addresses_of_a_changed_config_come_before_those_that_the_command_left(t
     assert found.wanted(["http://c:1"]) == ("http://c:1",)
 
 
-def test_two_runs_on_one_server_are_told_apart(serve: Any, build: Any) -> None:
+def test_two_runs_on_one_server_are_told_apart(serve: Any, build: Any, raises: Any) -> None:
     server = serve()
     one, other = build(server), build(server)
     other.generate(REQUESTS[:1])
-    with pytest.raises(BackendError) as caught:
+    with raises(BackendError):
         one.generate(REQUESTS[:1])
-    assert "another run" in caught.value.message
 
 
 def test_a_server_that_hangs_counts_as_lost(serve: Any, build: Any) -> None:

@@ -42,6 +42,8 @@ class Identity:
     config: Any
     """Its transformers config"""
     tokenizer: Tokenizer
+    sampling: SamplingParams
+    """Of training rollouts"""
 
     async def require_fit(self, server: Caller, spoken: Dialect, facts: Facts, *, url: str, command: str) -> None:
         """Compare a server with the run.
@@ -62,6 +64,7 @@ class Identity:
         for key, served, ours in self._differences(facts):
             message = f"{url} serves another model: {key} is {served} there and {ours} in {self.policy.model_name!r}"
             raise BackendError(message, fix=start)
+        require_sampling(facts, self.sampling, url)
         await self._require_tokenizer(server, spoken, facts, url, start)
 
     def _differences(self, facts: Facts) -> list[tuple[str, Any, Any]]:

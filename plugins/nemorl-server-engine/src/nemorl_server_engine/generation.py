@@ -68,7 +68,7 @@ class ServerGeneration:
         self._folders = WeightFolders(options.weights_folder or self._scratch / "engines" / "weights", policy)
         self._loop = LoopThread("nemorl-server-engine")
         self._closed = False
-        identity = Identity(policy, self._config, self._tokenizer)
+        identity = Identity(policy, self._config, self._tokenizer, generation.sampling())
         roster = Roster(self._scratch / "engines")
         try:
             self._pool = self._run(_made(options, identity, roster, worker.device))

@@ -24,7 +24,7 @@ QUICK_S = 20.0
 async def rehearse(config: RolloutRunConfig, options: ServerConfig) -> dict[str, NemorlError | str | None]:
     """For each address why the server there does not fit (an error) or does not answer (a text); ``None``: it fits."""
     policy = config.policy
-    identity = Identity(policy, read_model_config(policy), Tokenizer.of(policy))
+    identity = Identity(policy, read_model_config(policy), Tokenizer.of(policy), config.generation.sampling())
     quick = options.model_copy(update={"timeout_s": min(QUICK_S, options.timeout_s)})
     found: dict[str, NemorlError | str | None] = {}
     for url in options.urls:
@@ -37,8 +37,8 @@ async def rehearse(config: RolloutRunConfig, options: ServerConfig) -> dict[str,
         try:
             await server.check()
             assert server.facts is not None, "it was checked"
-            for sampling in (config.generation.sampling(), config.validation.sampling(config.generation)):
-                require_sampling(server.facts, sampling, url)
+            if config.validation.every or config.validation.at_end:
+                require_sampling(server.facts, config.validation.sampling(config.generation), url)
         except GoneError as error:
             found[url] = str(error)
         except NemorlError as error:
