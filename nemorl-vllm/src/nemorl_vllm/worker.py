@@ -97,7 +97,7 @@ class WorkerExtension:
             raise FileNotFoundError(f"no *.safetensors in {folder}")
         self._replace_weights(map(load_file, parts))
 
-        def nemorl_update_weights(self, handle: WeightHandle) -> NotFetched | int:
+    def nemorl_update_weights(self, handle: WeightHandle) -> NotFetched | int:
         """Replace the model's weights in place, by vLLM's own steps of an update.
 
         Returns:
