@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from nemorl_tensors.engines.kv_cache import KVCache, Recent, attend_newest
+from nemorl_tensors.engines.kv_cache import KVCache, Recent
 from nemorl_tensors.engines.turns import Turns
 from nemorl_tensors.products import product
 from torch import Tensor
@@ -147,7 +147,9 @@ class LlamaDecoder:
         )
         dtype, device = self._embedding.dtype, self._embedding.device
         self._cos, self._sin = _rotary_tables(body.rotary_emb, max_tokens, dtype, device)
-        self._cache = KVCache(len(self._layers), self._kv_heads, self._head_size, dtype, device)
+        self._cache = KVCache(
+            len(self._layers), self._kv_heads, self._head_size, dtype, device, shares_prompts=device.type == "cpu"
+        )
         self._turns = Turns(turn_tokens)
 
     def admit(self, prompts: Sequence[tuple[int, ...]], reserve_tokens: int) -> Tensor:
@@ -166,8 +168,8 @@ class LlamaDecoder:
             layer_keys, layer_values = keys[layer], values[layer]
             layer_keys[:, :, -1] = k
             layer_values[:, :, -1] = v
-            q = q.reshape(rows * self._kv_heads, groups, -1)
-            return attend_newest(q, layer_keys, layer_values, mask, self._scale).reshape(rows, -1)
+            q = q.view(rows, self._kv_heads, groups, -1)
+            return self._cache.attend(layer, q, layer_keys, layer_values, mask, self._scale)
 
         return self._forward(tokens, cos, sin, attend)
 

@@ -21,6 +21,7 @@ from nemorl_dtensor.decode_llama import FAMILY, LlamaDecoder
 from nemorl_dtensor.generation import HFGeneration
 from nemorl_dtensor.model import load_model
 from nemorl_rl.tokenizer import Tokenizer
+from nemorl_tensors.engines.shared_prompts import MIN_SHARED_TOKENS
 from nemorl_testing.tiny import write_tiny_model
 from recorded_messages import Raises
 from torch import Tensor
@@ -132,6 +133,22 @@ def test_logprobs_equal_a_full_forward_pass(folder: Folder, architecture: str, s
         for completion in completions:
             expected = _expected_logprobs(model, prompt, completion, 0.7)
             torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_logprobs_of_groups_whose_prompt_is_kept_once(folder: Folder, precision: str) -> None:
+    policy = _policy(folder("qwen3", **SIZES), precision=precision)
+    model = _model(policy, spread=4.0 if precision == "float32" else 2.0)
+    prompts = _prompts(6, shortest=5, longest=45)
+    assert min(map(len, prompts)) < MIN_SHARED_TOKENS < max(map(len, prompts))
+    # 5 rows at once: groups of 3 are split, and rows of one prompt are joined by those of another.
+    engine = _engine(model, policy, end_ids=frozenset(range(8, 20)), max_batch_rows=5)
+    results = engine.generate([GenerationRequest(p, SamplingParams(max_new_tokens=30), (3, 4, 5)) for p in prompts])
+    for prompt, completions in zip(prompts, results, strict=True):
+        for completion in completions:
+            expected = _expected_logprobs(model, prompt, completion, 1.0)
+            close = 1e-4 if precision == "float32" else 0.1
+            torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=close, rtol=0)
 
 
 def test_the_family_is_decoded_by_hand_and_others_by_transformers(folder: Folder) -> None:

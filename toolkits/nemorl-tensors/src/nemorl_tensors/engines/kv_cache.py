@@ -2,7 +2,8 @@
 
 All rows write the same column at each step, so a step's write is one slice and attention reads one slice, however long
 each row is. A row shorter than the longest has *pad* columns at its left, masked where any row has them. Rows leave by
-moving the last rows into the holes (few copies); rows join by re-aligning the block.
+moving the last rows into the holes (few copies); rows join by re-aligning the block. On request, a prompt that several
+rows begin with is no column of theirs, but is kept once (``shared_prompts``).
 """
 
 # L = layers, R = rows, H = key-value heads, G = query heads per key-value head, T = columns, d = head size
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from nemorl_tensors.engines.shared_prompts import MIN_SHARED_TOKENS, SharedPrompts
 from nemorl_tensors.engines.turns import Turn, Turns
 
 Prompt = tuple[int, ...]
@@ -65,9 +67,28 @@ class Recent:
 class KVCache:
     """A block of columns; ``length`` of them are written."""
 
-    def __init__(self, layers: int, heads: int, head_size: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        layers: int,
+        heads: int,
+        head_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        shares_prompts: bool = False,
+    ) -> None:
+        """
+        Args:
+            layers: Of the model, or of this rank.
+            heads: Key-value heads.
+            head_size: Of each.
+            dtype: Of keys and values.
+            device: Where they are.
+            shares_prompts: A prompt of several rows is kept once. Then :meth:`attend` is what attends.
+        """
         self._layers, self._heads, self._head_size = layers, heads, head_size
         self._dtype, self._device = dtype, device
+        self._shared, self._shares_prompts = SharedPrompts(device), shares_prompts
         self._pass_tokens = PREFILL_TOKENS.get(device.type, 2048)
         self.clear()
 
@@ -78,6 +99,7 @@ class KVCache:
         self.values = self._allocate(0, 0, transposed=False)
         """[L, R, H, T, d]"""
         self.length = 0
+        self._shared.clear()
         self._set_pads([])
 
     @property
@@ -86,7 +108,7 @@ class KVCache:
 
     def positions(self) -> int | Tensor:
         """Position of the next column in each row: one number where all agree, else [R]."""
-        return self.length - self._pads[0] if self._pads_R is None else self.length - self._pads_R
+        return self.length - self._start
 
     def append(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """Open the next column: all layers' keys and values up to it ([L, R, H, t, d]) and the mask ([R, 1, 1, t])."""
@@ -117,12 +139,15 @@ class KVCache:
             [len(prompts), V] what ``prefill`` or ``go_on`` said after each.
         """
         first_row = self.rows
-        self.extend([len(prompt) for prompt in prompts], reserve_tokens)
         before = {prompt: turn for prompt in dict.fromkeys(prompts) if (turn := turns.before(prompt))}
         rows_of: dict[Prompt, list[int]] = {}
         for row, prompt in enumerate(prompts):
             rows_of.setdefault(prompt, []).append(row)
-        parts = self._prefilled(first_row, {p: rows for p, rows in rows_of.items() if p not in before}, prefill)
+        shared = {prompt for prompt in rows_of if prompt not in before and self._is_shared(prompt, rows_of[prompt])}
+        alone = {prompt for prompt in rows_of if prompt not in before and prompt not in shared}
+        self.extend([0 if prompt in shared else len(prompt) for prompt in prompts], reserve_tokens)
+        parts = self._prefilled_once(first_row, {p: rows for p, rows in rows_of.items() if p in shared}, prefill)
+        parts += self._prefilled(first_row, {p: rows for p, rows in rows_of.items() if p in alone}, prefill)
         parts += self._gone_on(first_row, {p: rows_of[p] for p in before}, before, go_on)
         for turn in before.values():
             turns.drop(turn)
@@ -130,6 +155,23 @@ class KVCache:
         for rows, found in parts:
             logits[rows] = found
         return logits
+
+    def _is_shared(self, prompt: Prompt, rows: Sequence[int]) -> bool:
+        return self._shares_prompts and len(rows) > 1 and len(prompt) >= MIN_SHARED_TOKENS
+
+    def _prefilled_once(
+        self, first_row: int, rows_of: dict[Prompt, list[int]], prefill: Prefill
+    ) -> list[tuple[list[int], Tensor]]:
+        """As :meth:`_prefilled`, of prompts that are kept once."""
+        parts: list[tuple[list[int], Tensor]] = []
+        for batch in _prefill_batches(list(rows_of), self._pass_tokens):
+            logits_UV, keys, values = prefill(batch)
+            lengths = [len(prompt) for prompt in batch]
+            self._shared.put(keys, values, lengths, [[first_row + row for row in rows_of[p]] for p in batch])
+            sources = [(index, row) for index, prompt in enumerate(batch) for row in rows_of[prompt]]
+            parts.append(([row for _, row in sources], logits_UV[[index for index, _ in sources]]))
+        self._set_pads(self._pads)
+        return parts
 
     def _prefilled(
         self, first_row: int, rows_of: dict[Prompt, list[int]], prefill: Prefill
@@ -186,8 +228,20 @@ class KVCache:
 
     def turn(self, row: int, tokens: Prompt) -> Turn:
         """A copy of what is there of a row that begins with ``tokens``."""
-        span = slice(self._pads[row], self._pads[row] + len(tokens))
-        return Turn(tokens, self.keys[:, row, :, span].clone(), self.values[:, row, :, span].clone())
+        shared = self._shared.tokens_of(row)
+        span = slice(self._pads[row], self._pads[row] + len(tokens) - shared)
+        own = self.keys[:, row, :, span], self.values[:, row, :, span]
+        if not shared:
+            return Turn(tokens, own[0].clone(), own[1].clone())
+        before = self._shared.prompt(row)
+        return Turn(tokens, torch.cat((before[0], own[0]), 2), torch.cat((before[1], own[1]), 2))
+
+    def attend(self, layer: int, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+        """[R, H * G * d] attention of a new token per row: queries [R, H, G, d], a layer of what ``append`` gave."""
+        rows, heads, groups, size = q.shape
+        if self._shared.is_empty:
+            return attend_newest(q.reshape(rows * heads, groups, size), keys, values, mask, scale).reshape(rows, -1)
+        return self._shared.attend(layer, q, keys, values, mask, scale).flatten(1)
 
     def extend(self, prompt_tokens: Sequence[int], reserve_tokens: int) -> None:
         """Make room for rows with prompts of these lengths, whose ``write`` is to follow, and for steps after them.
@@ -215,6 +269,7 @@ class KVCache:
             if old_rows:
                 new[:, :old_rows, :, length - longest : length] = old[:, :old_rows, :, self._first : self.length]
         self.length = length
+        self._shared.append(len(prompt_tokens))
         self._set_pads(pads)
 
     def write(self, rows: Sequence[int], keys: Tensor, values: Tensor) -> None:
@@ -232,6 +287,7 @@ class KVCache:
             for block in (self.keys, self.values):
                 live = block[:, :, :, self._first : self.length]
                 live[:, targets] = live[:, sources]
+        self._shared.keep(order)
         self._set_pads([self._pads[row] for row in order])
 
     def _allocate(self, rows: int, columns: int, *, transposed: bool) -> Tensor:
@@ -242,13 +298,17 @@ class KVCache:
     def _set_pads(self, pads: list[int]) -> None:
         self._pads = pads
         self._first = min(pads, default=0)
-        self._pads_R: Tensor | None = None
         self._mask: Tensor | None = None
+        starts = [pad - self._shared.tokens_of(row) for row, pad in enumerate(pads)]
+        self._start: int | Tensor = (
+            torch.tensor(starts, device=self._device) if len(set(starts)) > 1 else sum(starts[:1])
+        )
+        """Column that position 0 would be in: of all rows, or [R]"""
         if len(set(pads)) > 1:
             self._first -= self._first % MASK_ALIGNMENT
-            self._pads_R = torch.tensor(pads, device=self._device)
             columns = -(-self.keys.shape[3] // MASK_ALIGNMENT) * MASK_ALIGNMENT
-            hidden = torch.arange(columns, device=self._device) < self._pads_R.unsqueeze(1)
+            pads_R1 = torch.tensor(pads, device=self._device).unsqueeze(1)
+            hidden = torch.arange(columns, device=self._device) < pads_R1
             self._mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
             self._mask = self._mask.masked_fill_(hidden, float("-inf"))[:, None, None]
 
