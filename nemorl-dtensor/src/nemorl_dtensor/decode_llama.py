@@ -1,8 +1,8 @@
 """Decoding for the Llama family, written by hand: a step is about fifteen tensor operations per layer.
 
-It reads the live weights of a transformers model (no copy, but see ``JOINED_BYTES``) and its own rotary module, so it
-agrees with the model's forward pass. What differs between the architectures it serves is in ``FAMILY``; everything
-else takes ``decode_hf``.
+It reads the live weights of a transformers model (no copy, but see ``JOINED_BYTES`` and ``PACKED_BYTES``) and its own
+rotary module, so it agrees with the model's forward pass. What differs between the architectures it serves is in
+``FAMILY``; everything else takes ``decode_hf``.
 """
 
 # N = tokens of all rows, U = distinct prompts, P = prompt tokens, R = rows, T = cached columns, V = vocabulary
@@ -11,13 +11,14 @@ else takes ``decode_hf``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 import torch
 from nemorl_tensors.engines.kv_cache import KVCache, Recent
 from nemorl_tensors.engines.turns import Turns
-from nemorl_tensors.products import product
+from nemorl_tensors.products import packed, packs, product
 from torch import Tensor
 from torch.nn import functional
 
@@ -65,15 +66,26 @@ class _Linear:
     def __call__(self, x: Tensor) -> Tensor:
         return product(x, self.weight, self.bias)
 
+    def packed(self) -> _Linear:
+        """The same over a copy of the weight that products of few rows are faster with."""
+        return _Linear(packed(self.weight, PACKED_ROWS), self.bias)
+
 
 JOINED_BYTES = 1 << 20
 """Projections of one input that are smaller than this together are copied into one matrix whenever the weights change:
 where a call costs more than its arithmetic, three calls become one. Larger ones are used where they are."""
 
 
-def _joined(*parts: _Linear) -> _Linear | None:
-    """The projections as one, outputs side by side; ``None`` where that would copy too much."""
-    if sum(part.weight.nbytes for part in parts) > JOINED_BYTES:
+PACKED_BYTES = 1 << 30
+"""Weights on a CPU that are not larger together are packed for decoding (``products.packed``), which copies them …"""
+PACKED_STEPS = 16
+"""… where room for so many steps is asked for: making the copies takes as long as a dozen steps save."""
+PACKED_ROWS = 32
+
+
+def _joined(*parts: _Linear, limit: float = JOINED_BYTES) -> _Linear | None:
+    """The projections as one, outputs side by side; ``None`` where that would copy more than ``limit`` bytes."""
+    if sum(part.weight.nbytes for part in parts) > limit:
         return None
     biases = [part.bias for part in parts if part.bias is not None]
     if len(biases) not in (0, len(parts)):
@@ -118,6 +130,29 @@ class _Layer:
             gate_up=_joined(gate, up),
         )
 
+    @property
+    def nbytes(self) -> int:
+        """Of its matrices."""
+        parts = (self.query, self.key, self.value, self.output, self.gate, self.up, self.down)
+        return sum(part.weight.nbytes for part in parts)
+
+    def packed(self) -> _Layer:
+        """The same over packed copies of its matrices, those of one input joined where they can be."""
+        attention = None if self.query_norm is not None else _joined(self.query, self.key, self.value, limit=inf)
+        gate_up = _joined(self.gate, self.up, limit=inf)
+        return replace(
+            self,
+            query=self.query if attention else self.query.packed(),
+            key=self.key if attention else self.key.packed(),
+            value=self.value if attention else self.value.packed(),
+            query_key_value=attention and attention.packed(),
+            output=self.output.packed(),
+            gate=self.gate if gate_up else self.gate.packed(),
+            up=self.up if gate_up else self.up.packed(),
+            gate_up=gate_up and gate_up.packed(),
+            down=self.down.packed(),
+        )
+
 
 class LlamaDecoder:
     """Rows of one batch over the live weights of a Llama-like transformers model."""
@@ -151,8 +186,14 @@ class LlamaDecoder:
             len(self._layers), self._kv_heads, self._head_size, dtype, device, shares_prompts=device.type == "cpu"
         )
         self._turns = Turns(turn_tokens)
+        size = self._head.weight.nbytes + sum(layer.nbytes for layer in self._layers)
+        self._may_pack = size <= PACKED_BYTES and packs(self._head.weight)
 
     def admit(self, prompts: Sequence[tuple[int, ...]], reserve_tokens: int) -> Tensor:
+        if self._may_pack and reserve_tokens >= PACKED_STEPS:
+            self._layers = [layer.packed() for layer in self._layers]
+            self._head = self._head.packed()
+            self._may_pack = False
         return self._cache.admit(prompts, reserve_tokens, self._prefill, self._go_on, self._turns)
 
     def step(self, tokens: Tensor) -> Tensor:

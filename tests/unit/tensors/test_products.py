@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from nemorl_tensors.products import product, uses_onednn
+from nemorl_tensors.products import packed, packs, product, uses_onednn
 
 has_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch was built without oneDNN")
 
@@ -41,3 +41,25 @@ def test_a_product_is_that_of_float64(rows: int, transposed: bool) -> None:
         x, weight = x.t().contiguous().t(), weight.t().contiguous().t()
     expected = x.double() @ weight.double().t() + bias
     torch.testing.assert_close(product(x, weight, bias).double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@has_onednn
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 32, 300])
+def test_a_product_with_a_packed_copy_is_that_of_float64(rows: int, dtype: torch.dtype) -> None:
+    draw = torch.Generator().manual_seed(0)
+    x, weight, bias = (torch.randn(*size, generator=draw).to(dtype) for size in ((rows, 96), (64, 96), (64,)))
+    if not packs(weight):
+        pytest.skip(f"oneDNN has no {dtype} on this processor")
+    expected = x.double() @ weight.double().t() + bias
+    copy = packed(weight, 32)
+    assert not packs(copy)
+    close = 1e-5 if dtype == torch.float32 else 2**-7  # bfloat16 rounds by 2^-9 of its value
+    torch.testing.assert_close(product(x, copy, bias).double(), expected, rtol=close, atol=close)
+    weight.zero_()
+    assert product(x, copy, bias).any(), "it is a copy"
+
+
+def test_other_precisions_are_not_packed() -> None:
+    assert not packs(torch.empty(4, 4, dtype=torch.float64))
+    assert not packs(torch.empty(4, 4, device="meta"))
