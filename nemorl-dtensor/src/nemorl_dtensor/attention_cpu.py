@@ -6,7 +6,8 @@
 torch's flash attention multiplies tiles of 64 x 64, far below what its batched product reaches. Here queries are taken
 in blocks; causal ones see the keys up to their last query, so that the upper triangle is never computed. The G query
 heads that share keys are rows of one product, so that keys are not repeated. Scores are float32 whatever the precision
-of the model. The backward pass computes them again: nothing of ``T x S`` is kept.
+of the model. What they become, in that of the model, is kept for the backward pass up to ``KEPT_BYTES``; beyond, it is
+computed again and nothing of ``T x S`` is kept.
 
 Measured (AMD EPYC with AVX-512, one thread, H = 9, K = 3, d = 64, 1,536 tokens; forward + backward ms of a layer, flash
 against this): bfloat16 rows of 32 tokens 23.6 / 4.8, 128 32.4 / 10.7, 384 48.9 / 22.1, 1536 110 / 80; float32 32 8.1 /
@@ -16,7 +17,7 @@ against this): bfloat16 rows of 32 tokens 23.6 / 4.8, 128 32.4 / 10.7, 384 48.9 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,10 @@ NAME = "nemorl_cpu"
 """In transformers' registry of attention functions"""
 BLOCK_QUERIES = 64
 """Larger blocks compute more of the upper triangle and leave the cache; smaller ones make the products thin."""
+
+KEPT_BYTES = 32 << 20
+"""Of a layer and microbatch; four rows of 384 tokens and nine heads are 8 MiB in bfloat16. To compute it again makes
+attention take half as long again in bfloat16, as scores are float32 and so MKL's, and a quarter longer in float32."""
 
 
 def use_fast_attention(model: Any) -> None:
@@ -90,28 +95,51 @@ class _Attention(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
         ctx.save_for_backward(query, key, value, mask)
         ctx.scale = scale
-        return _forward(query, key, value, mask, scale)
+        ctx.kept = [] if _kept_bytes(query, key, mask) <= KEPT_BYTES else None
+        return _forward(query, key, value, mask, scale, ctx.kept)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, mask = ctx.saved_tensors
-        return *_backward(grads[0], query, key, value, mask, ctx.scale), None, None
+        blocks = _blocks(query, key, mask, ctx.scale) if ctx.kept is None else iter(ctx.kept)
+        ctx.kept = None
+        return *_backward(grads[0], query, key, value, ctx.scale, blocks), None, None
 
 
-def _forward(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+class _Block(NamedTuple):
+    """Some queries of all rows."""
+
+    places: slice
+    probs: Tensor
+    """[B * K, G * C, E] what they attend to"""
+    rows: Tensor
+    """[B * K, G * C, d] they"""
+
+
+def _kept_bytes(query: Tensor, key: Tensor, mask: Tensor | None) -> int:
+    """Of all blocks, about."""
+    columns = (query.shape[2] + BLOCK_QUERIES) // 2 if mask is None else key.shape[2]
+    return query.nbytes + query.nbytes // query.shape[-1] * columns
+
+
+def _forward(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, kept: list[_Block] | None = None
+) -> Tensor:
     count, heads, tokens, _ = query.shape
     kv_heads = key.shape[1]
     out = query.new_empty(count, tokens, heads, value.shape[-1])
     out_BTKGd = out.view(count, tokens, kv_heads, -1, value.shape[-1])
     values_NSd = value.flatten(0, 1)
-    for block, probs_NRE, _ in _blocks(query, key, mask, scale):
-        mixed_NRd = torch.bmm(probs_NRE, values_NSd[:, : probs_NRE.shape[-1]])
-        out_BTKGd[:, block] = _by_token(mixed_NRd, count, kv_heads, block)
+    for block in _blocks(query, key, mask, scale):
+        mixed_NRd = torch.bmm(block.probs, values_NSd[:, : block.probs.shape[-1]])
+        out_BTKGd[:, block.places] = _by_token(mixed_NRd, count, kv_heads, block.places)
+        if kept is not None:
+            kept.append(block)
     return out
 
 
 def _backward(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, scale: float, blocks: Iterator[_Block]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of ``query``, ``key`` and ``value``, in their shapes, from ``grad`` [B, T, H, d'] of the output."""
     count, heads, tokens, size = query.shape
@@ -123,7 +151,7 @@ def _backward(
     dq_BTKGd = dq.view(count, tokens, kv_heads, -1, size)
     # Blocks add up in float32.
     dk_NSd, dv_NSd = torch.zeros_like(keys_NSd, dtype=wide), torch.zeros_like(values_NSd, dtype=wide)
-    for block, probs_NRE, rows_NRd in _blocks(query, key, mask, scale):
+    for block, probs_NRE, rows_NRd in blocks:
         seen = slice(0, probs_NRE.shape[-1])
         grad_NRd = grad_BKGTd[:, :, :, block].reshape(count * kv_heads, -1, value.shape[-1])
         dv_NSd[:, seen] += torch.bmm(probs_NRE.transpose(1, 2), grad_NRd)
@@ -139,8 +167,8 @@ def _backward(
     )
 
 
-def _blocks(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Queries block by block: (their places, [B * K, G * C, E] what they attend to, [B * K, G * C, d] they)."""
+def _blocks(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Iterator[_Block]:
+    """Queries block by block."""
     count, heads, tokens, size = query.shape
     kv_heads = key.shape[1]
     wide = torch.promote_types(query.dtype, torch.float32)
@@ -157,7 +185,7 @@ def _blocks(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> It
             scores_BHCE[..., start:] += triangle_CC[:width, :width]
         else:
             scores_BHCE += mask[:, :, block]
-        yield block, torch.softmax(scores_NRE, -1).to(query.dtype), rows_NRd
+        yield _Block(block, torch.softmax(scores_NRE, -1).to(query.dtype), rows_NRd)
 
 
 def _by_token(rows_NRd: Tensor, count: int, kv_heads: int, block: slice) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from nemorl_dtensor import attention_cpu
 from nemorl_dtensor.attention_cpu import BLOCK_QUERIES, NAME, attention, use_fast_attention
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -66,6 +67,23 @@ def test_in_bfloat16_it_is_as_near_to_float64_as_torch_is() -> None:
     torchs = errors(scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True), g)
     # bfloat16 rounds by 2^-9 = 2e-3.
     assert all(mine < 1.5 * theirs for mine, theirs in zip(own, torchs, strict=True)), (own, torchs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("with_mask", [True, False])
+def test_what_is_kept_for_the_backward_pass_is_what_it_would_compute(
+    dtype: torch.dtype, with_mask: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q, k, v, g = heads(2, BLOCK_QUERIES + 30, dtype)
+    mask = torch.full((q.shape[2],) * 2, -torch.inf, dtype=dtype).triu_(3)[None, None] if with_mask else None
+    out = attention(q, k, v, mask)
+    kept = [*torch.autograd.grad(out, (q, k, v), g.transpose(1, 2), retain_graph=True)]
+    kept_once = [*torch.autograd.grad(out, (q, k, v), g.transpose(1, 2))]  # it has been let go of
+    monkeypatch.setattr(attention_cpu, "KEPT_BYTES", 0)
+    again = [*torch.autograd.grad(attention(q, k, v, mask), (q, k, v), g.transpose(1, 2))]
+    for one, two, three in zip(kept, kept_once, again, strict=True):
+        assert torch.equal(one, two)
+        assert torch.equal(one, three)
 
 
 def test_gradients_agree_with_finite_differences() -> None:
