@@ -35,6 +35,7 @@ class DTensorConfig(TrainingBackendConfig, PlansTraining):
         {
             "lora",
             "adapters",
+            "tensor_parallel_lora",
             "reference",
             "activation_checkpointing",
             "packing",
@@ -75,6 +76,12 @@ class DTensorConfig(TrainingBackendConfig, PlansTraining):
                 "optimizer.name",
                 "Muon orthogonalizes the steps of whole weight matrices, and LoRA trains factors of them",
                 "use adamw, or remove lora",
+            )
+        if policy.lora is not None and policy.lora.dropout and policy.tensor_parallel_size > 1:
+            yield ConfigIssue(
+                "lora.dropout",
+                "the ranks that share a layer would each drop other inputs of the same adapter",
+                "set dropout: 0, or tensor_parallel_size: 1",
             )
 
     def build(

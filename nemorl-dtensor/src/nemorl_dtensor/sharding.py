@@ -6,6 +6,7 @@ architecture built like Llama (Mistral, Qwen2, Qwen3, …); others are refused f
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,6 +23,8 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
+
+from nemorl_dtensor.sharded_lora import columns_plan, rows_plan
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -91,6 +94,7 @@ def _split_layers(model: PreTrainedModel, mesh: DeviceMesh, *, sequence_parallel
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]  # None under a value head, which stays whole
     is_tied = head is not None and head.weight is model.get_input_embeddings().weight  # type: ignore[no-untyped-call]
     states = Shard(1) if sequence_parallel else Replicate()
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     for layer, plan in zip(layers, plans, strict=True):
         parallelize_module(layer, mesh, plan)
     outer: dict[str, ParallelStyle] = {"embed_tokens": RowwiseParallel(input_layouts=Replicate())}
@@ -106,11 +110,20 @@ def _split_layers(model: PreTrainedModel, mesh: DeviceMesh, *, sequence_parallel
                 input_layouts=(states,), desired_input_layouts=(Replicate(),), use_local_output=True
             )
             parallelize_module(model.get_submodule(VALUE_HEAD), mesh, gather)
+        _freeze(model, frozen)
         return
     # Log-probs are computed from the head's rows of the vocabulary; its own forward serves the check of them.
     parallelize_module(head, mesh, ColwiseParallel(input_layouts=states, output_layouts=Replicate()))
     if is_tied:
         head.weight = decoder.embed_tokens.weight
+    _freeze(model, frozen)
+
+
+def _freeze(model: PreTrainedModel, names: Collection[str]) -> None:
+    """Some of torch's styles forget that a parameter is not trained."""
+    for name, parameter in model.named_parameters():
+        if name in names:
+            parameter.requires_grad_(False)
 
 
 def _layer_plan(model: PreTrainedModel, layer: nn.Module, *, sequence_parallel: bool) -> dict[str, ParallelStyle]:
@@ -119,8 +132,12 @@ def _layer_plan(model: PreTrainedModel, layer: nn.Module, *, sequence_parallel: 
     norms = [name for name, _ in layer.named_children() if name.endswith("layernorm")]
     head_norms = [name for name in HEAD_NORMS if name in known and _is_per_head(model, known[name])]
     outputs = Shard(1) if sequence_parallel else Replicate()
-    plan: dict[str, ParallelStyle] = {name: ColwiseParallel() for name in COLUMNS}
-    plan |= {name: RowwiseParallel(output_layouts=outputs) for name in ROWS}
+    plan: dict[str, ParallelStyle] = {}
+    for name in COLUMNS:
+        plan |= columns_plan(name) if f"{name}.base_layer" in known else {name: ColwiseParallel()}
+    for name in ROWS:
+        is_adapted = f"{name}.base_layer" in known
+        plan |= rows_plan(name, outputs) if is_adapted else {name: RowwiseParallel(output_layouts=outputs)}
     if sequence_parallel:
         plan |= {name: SequenceParallel() for name in norms}
         plan["self_attn"] = PrepareModuleInput(

@@ -87,6 +87,8 @@ def train(context: WorkerContext, case: Case) -> Found:
     if case.saves:
         backend.save_checkpoint(Path(case.saves))
         backend.save_pretrained(Path(case.saves) / "exported")
+        if "lora" in case.policy:
+            backend.save_adapters(Path(case.saves) / "adapter")
     exported = [dict(bucket) for bucket in backend.export_weights()]
     found = Found(
         sequences,

@@ -18,6 +18,7 @@ from nemorl_dtensor.model import load_model
 from nemorl_tensors.engines.model_folder import save_tokenizer
 from nemorl_testing.batches import ragged_batch
 from nemorl_testing.tiny import write_tiny_model
+from peft import PeftModel
 from safetensors import safe_open
 from sharded_runs import Case, Found, build, train
 from spawned import run_calls
@@ -37,6 +38,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 TP: dict[str, Any] = {"tensor_parallel_size": 2}
 LORA: dict[str, Any] = {"lora": {"rank": 4}}
+SOME: dict[str, Any] = {"lora": {"rank": 3, "target_modules": ["v_proj", "o_proj", "up_proj"]}}
 LOW: dict[str, Any] = {"precision": "bfloat16"}
 
 
@@ -59,6 +61,12 @@ CASES = (
     Case("tp2 packed", "qwen2", 2, TP, {"layout": "packed"}),
     Case("tp2 random", "random", 2, {**TP, "init": "random"}),
     Case("tp2 bfloat16", "qwen2", 2, {**TP, **LOW}),
+    Case("tp2 lora", "qwen2", 2, {**TP, **LORA}, saves="tp2 lora"),
+    Case("tp2 lora whole sequences", "qwen2", 2, {**TP, **LORA}, {"sequence_parallel": False}),
+    Case("tp2 lora recomputed", "qwen2", 2, {**TP, **LORA, "activation_checkpointing": True}),
+    Case("tp2 lora shared", "qwen2", 2, {**TP, **LORA}, {"layout": "shared"}),
+    Case("tp2 lora of some layers", "llama", 2, {**TP, **SOME}),
+    Case("tp2 bfloat16 lora", "qwen2", 2, {**TP, **LOW, **LORA}),
     Case("tp2 llama", "llama", 2, TP),
     Case("tp2 qwen3", "qwen3", 2, TP),
     Case("tp2 qwen3 whole sequences", "qwen3", 2, TP, {"sequence_parallel": False}),
@@ -69,11 +77,12 @@ CASES = (
     Case("dp2 without a step -> dp2", "qwen2", 2, resumes="untrained"),
     Case("fsdp2 x tp2", "qwen2", 4, TP, saves="fsdp2 x tp2"),
     Case("fsdp2 x tp2 qwen3", "qwen3", 4, TP),
+    Case("fsdp2 x tp2 lora", "qwen2", 4, {**TP, **LORA}, saves="fsdp2 x tp2 lora"),
     Case("replicas2 x shards2", "qwen2", 4, options={"data_parallel_replicas": 2}, saves="replicas2"),
     Case("replicas2 x tp2", "qwen2", 4, TP, {"data_parallel_replicas": 2}),
     Case("tp2 -> fsdp2 x tp2", "qwen2", 4, TP, resumes="tp2"),
     *(Case(f"{name} -> one", "qwen2", resumes=name) for name in ("dp2", "tp2", "fsdp2 x tp2", "replicas2")),
-    Case("dp2 lora -> one", "qwen2", 1, LORA, resumes="dp2 lora"),
+    *(Case(f"{name} -> one", "qwen2", 1, LORA, resumes=name) for name in ("dp2 lora", "tp2 lora", "fsdp2 x tp2 lora")),
     Case("dp2 bfloat16 -> one", "qwen2", 1, LOW, resumes="dp2 bfloat16"),
 )
 """In an order in which a checkpoint exists before it is resumed from."""
@@ -216,7 +225,7 @@ def test_each_rank_holds_its_part_only(name: str, runs: Runs) -> None:
         assert sum(found.local_sizes.values()) < 1.05 * whole / parts
 
 
-@pytest.mark.parametrize("name", ["dp2", "tp2", "fsdp2 x tp2", "dp2 lora"])
+@pytest.mark.parametrize("name", ["dp2", "tp2", "fsdp2 x tp2", "dp2 lora", "tp2 lora"])
 def test_a_saved_policy_is_a_plain_model_with_the_exported_weights(name: str, runs: Runs) -> None:
     case = case_of(name)
     folder = runs.saved(case.saves) / "exported"
@@ -225,6 +234,15 @@ def test_a_saved_policy_is_a_plain_model_with_the_exported_weights(name: str, ru
     assert weights.keys() == dict(model.named_parameters()).keys()
     assert all(torch.equal(parameter, weights[key]) for key, parameter in model.named_parameters())
     assert (folder / "tokenizer.json").is_file()
+
+
+@pytest.mark.parametrize("name", ["dp2 lora", "tp2 lora", "fsdp2 x tp2 lora"])
+def test_a_saved_adapter_makes_the_exported_weights_of_the_base(name: str, runs: Runs) -> None:
+    case = runs.placed(case_of(name))
+    base = AutoModelForCausalLM.from_pretrained(case.model)
+    merged = PeftModel.from_pretrained(base, str(runs.saved(name) / "adapter")).merge_and_unload()
+    weights = runs.ranks[name][0].weights
+    assert max(gap(parameter, weights[key]) for key, parameter in merged.named_parameters()) < 1e-6
 
 
 def test_a_saved_mixture_has_the_names_of_published_checkpoints(runs: Runs) -> None:

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from nemorl.config import PolicyConfig
 from nemorl.errors import UsageError
+from nemorl_dtensor import DTensorConfig
 from nemorl_tensors import TokenBatch
 from peft import PeftModel
 from recorded_messages import Raises
@@ -66,3 +68,12 @@ def test_exported_adapters_are_those_of_the_file_and_nothing_else(trained: Any, 
 def test_a_model_without_adapters_has_none_to_write(build: Build, tmp_path: Path, raises: Raises) -> None:
     with raises(UsageError, "policy.lora"):
         build().save_adapters(tmp_path)
+
+
+def test_ranks_that_share_a_layer_drop_nothing() -> None:
+    spread = {"tensor_parallel_size": 2, "model_name": "org/model"}
+    plain = PolicyConfig.model_validate({**spread, "lora": LORA})
+    assert not [*plain.problems(), *DTensorConfig().rank_problems(plain, 2)]
+    dropping = PolicyConfig.model_validate({**spread, "lora": {**LORA, "dropout": 0.1}})
+    (problem,) = DTensorConfig().rank_problems(dropping, 2)
+    assert problem.path == "lora.dropout"
