@@ -31,24 +31,24 @@ if TYPE_CHECKING:
     from nemorl_megatron.optim import Learner
     from nemorl_megatron.parallel import Parallel
 
+Held = tuple[Tensor, list[ShardedTensor]]
+"""A parameter or buffer, and the tensors of the whole model that are in it."""
 STATE = "optimizer.state."
 """Before the name of a moment and that of its weight."""
 
 
-def save(
-    path: Path, model: Sequence[GPTModel], learner: Learner, parallel: Parallel, *, with_moments: bool = True
-) -> None:
+def save(path: Path, held: Sequence[Held], learner: Learner, parallel: Parallel, *, with_moments: bool = True) -> None:
     """Write everything that makes the next step into the existing folder ``path``. Collective.
 
     Args:
         path: Of the checkpoint.
-        model: This rank's pieces.
+        held: Of this rank's pieces, what is to be in the checkpoint.
         learner: Their masters, moments, and the position in the schedule.
         parallel: This rank's place.
         with_moments: Also the optimizer's. Without them it is one that has made no update yet.
     """
     tensors: list[ShardedTensor] = []
-    for whole, parts in _held(model):
+    for whole, parts in held:
         if not whole.requires_grad:
             tensors += parts
         elif (share := learner.share(whole)) is not None:
@@ -60,13 +60,12 @@ def save(
     save_file(random_state(), _rng_file(path, parallel.rank))
 
 
-def load(path: Path, model: Sequence[GPTModel], learner: Learner, parallel: Parallel) -> None:
+def load(path: Path, held: Sequence[Held], learner: Learner, parallel: Parallel) -> None:
     """Restore what :func:`save` wrote, also by ranks that divide the model otherwise. Collective.
 
     Raises:
         CheckpointError: Files are missing or damaged, or are of another model.
     """
-    held = [*_held(model)]
     _require_this_model(path, [part for _, parts in held for part in parts], parallel)
     position = storage.read_common(path)
     steps, updates = int(position["steps"]), int(position["updates"])
@@ -86,14 +85,16 @@ def load(path: Path, model: Sequence[GPTModel], learner: Learner, parallel: Para
         restore_random_state(load_file(file if file.is_file() else _rng_file(path, 0)))
 
 
-def _held(model: Sequence[GPTModel]) -> Iterator[tuple[Tensor, list[ShardedTensor]]]:
-    """Every parameter and buffer of this rank, with the tensors of the whole model that are in it."""
+def held(model: Sequence[GPTModel]) -> list[Held]:
+    """Every parameter and buffer of this rank's pieces."""
+    found: list[Held] = []
     for piece in model:
         # Names count layers and experts over the whole model, and do not stack them.
         metadata = {"non_homogeneous_layers": True, "singleton_local_shards": True}
-        found, _ = extract_sharded_tensors_and_factories(piece.sharded_state_dict(metadata=metadata))
-        for entry in nested_values(found):
-            yield entry.data, entry.build() if isinstance(entry, ShardedTensorFactory) else [entry]
+        tensors, _ = extract_sharded_tensors_and_factories(piece.sharded_state_dict(metadata=metadata))
+        for entry in nested_values(tensors):
+            found.append((entry.data, entry.build() if isinstance(entry, ShardedTensorFactory) else [entry]))
+    return found
 
 
 def _states(master: Tensor, moments: Mapping[str, Tensor]) -> dict[str, Tensor]:

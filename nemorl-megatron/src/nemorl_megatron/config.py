@@ -39,6 +39,9 @@ class MegatronConfig(TrainingBackendConfig, PlansTraining):
     install_hint: ClassVar[str] = "pip install nemorl-megatron"
     supports: ClassVar[frozenset[str]] = frozenset(
         {
+            "lora",
+            "adapters",
+            "tensor_parallel_lora",
             "reference",
             "activation_checkpointing",
             "packing",
@@ -103,6 +106,13 @@ class MegatronConfig(TrainingBackendConfig, PlansTraining):
 
     def rank_problems(self, policy: PolicyConfig, world_size: int) -> Iterator[ConfigIssue]:
         yield from rope_problems(policy, "hf_config_overrides")
+        whole_sequences = policy.tensor_parallel_size > 1 and not self.sequence_parallel
+        if policy.lora is not None and policy.lora.dropout > 0 and whole_sequences:
+            yield ConfigIssue(
+                "lora.dropout",
+                "tensor-parallel ranks that all have whole sequences would each drop other inputs of the same adapters",
+                "set it to 0, or backend.sequence_parallel: true",
+            )
         together = self.expert_parallel_size * self.expert_tensor_parallel_size * self.pipeline_parallel_size
         if world_size % together:
             yield ConfigIssue(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nemorl_tensors.engines.model_config import read_model_config
 from nemorl_tensors.engines.model_folder import save_tokenizer, write_weights
+from safetensors.torch import save_file
 
 if TYPE_CHECKING:
     from nemorl.config.models import PolicyConfig
@@ -36,3 +38,34 @@ def save_pretrained(path: Path, policy: PolicyConfig, buckets: Iterable[Mapping[
     config.save_pretrained(path)
     write_weights(path, (item for bucket in buckets for item in bucket.items()))
     save_tokenizer(path, policy.model_name, policy.tokenizer)
+
+
+def save_adapters(path: Path, policy: PolicyConfig, buckets: Iterable[Mapping[str, Tensor]], rank: int) -> None:
+    """Write the folder that ``peft.PeftModel.from_pretrained`` loads. Collective; rank 0 writes.
+
+    Args:
+        path: Created if needed.
+        policy: The model that is adapted, and how.
+        buckets: Whole factors under the names of peft's files.
+        rank: Of this process.
+    """
+    tensors = {name: tensor.contiguous().cpu() for bucket in buckets for name, tensor in bucket.items()}
+    if rank > 0:
+        return
+    lora = policy.lora
+    assert lora is not None, "there are adapters"
+    leaves = sorted({name.split(".")[-3] for name in tensors})
+    settings = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": policy.model_name,
+        "inference_mode": True,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": lora.dropout,
+        "bias": "none",
+        "target_modules": leaves if lora.target_modules == "all-linear" else sorted(lora.target_modules),
+    }
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "adapter_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    save_file(tensors, path / "adapter_model.safetensors", metadata={"format": "pt"})

@@ -31,6 +31,7 @@ from megatron.core.transformer.transformer_layer import (
     TransformerLayerSubmodules,
     get_transformer_layer_offset,
 )
+from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from nemorl.errors import BackendError
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
     from nemorl_megatron.config import AttentionName
     from nemorl_megatron.inference import Pass
+    from nemorl_megatron.lora import Adapter
     from nemorl_megatron.settings import Settings
 
 FULL, WINDOWED = 0, 1
@@ -68,7 +70,57 @@ class Norm(nn.Module):
         return self.weight * rms_norm(states.float(), self.weight.shape, None, self._eps).type_as(states)
 
 
-class NormedRowParallelLinear(RowParallelLinear):  # type: ignore[misc]
+class AdaptedColumn(ColumnParallelLinear):  # type: ignore[misc]
+    """A column-parallel linear layer that may have adapters."""
+
+    adapter: Adapter | None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.register_module("adapter", None)
+
+    def forward(self, states: Tensor) -> tuple[Tensor, Tensor | None]:
+        output, bias = super().forward(states)
+        return output if self.adapter is None else self.adapter(states, output), bias
+
+    def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> Any:
+        return _sharded_state(self, {"weight": 0, "bias": 0}, prefix, sharded_offsets, metadata)
+
+
+class AdaptedRow(RowParallelLinear):  # type: ignore[misc]
+    """A row-parallel linear layer that may have adapters."""
+
+    adapter: Adapter | None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.register_module("adapter", None)
+
+    def forward(self, states: Tensor) -> tuple[Tensor, Tensor | None]:
+        output, bias = super().forward(states)
+        return output if self.adapter is None else self.adapter(states, output), bias
+
+    def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> Any:
+        return _sharded_state(self, {"weight": 1}, prefix, sharded_offsets, metadata)
+
+
+def _sharded_state(
+    layer: AdaptedColumn | AdaptedRow, axes: dict[str, int], prefix: str, offsets: Any, metadata: Any
+) -> Any:
+    """megatron-core's account of what this rank holds of a layer's tensors, given the divided dimension of each."""
+    if layer.adapter is not None:
+        axes |= {f"adapter.{name}": axis for name, axis in layer.adapter.axes.items()}
+    return make_sharded_tensors_for_checkpoint(
+        layer.state_dict(prefix="", keep_vars=True),
+        prefix,
+        axes,
+        offsets,
+        tp_group=layer.tp_group,
+        dp_cp_group=metadata["dp_cp_group"],
+    )
+
+
+class NormedRowParallelLinear(AdaptedRow):
     """A row-parallel linear layer with a norm of its output."""
 
     def __init__(self, *args: Any, config: TransformerConfig, **kwargs: Any) -> None:
@@ -146,7 +198,7 @@ def _layer_spec(settings: Settings, layer: int, attention: AttentionName, config
                 module=LayerAttention,
                 params={"attn_mask_type": AttnMaskType.causal, "angles": angles},
                 submodules=SelfAttentionSubmodules(
-                    linear_qkv=ColumnParallelLinear,
+                    linear_qkv=AdaptedColumn,
                     core_attention=_core_attention(settings, attention, config),
                     linear_proj=_output_layer(settings),
                     q_layernorm=head_norm,
@@ -162,12 +214,12 @@ def _layer_spec(settings: Settings, layer: int, attention: AttentionName, config
 
 
 def _output_layer(settings: Settings) -> type:
-    return NormedRowParallelLinear if settings.post_norms else RowParallelLinear
+    return NormedRowParallelLinear if settings.post_norms else AdaptedRow
 
 
 def _dense(settings: Settings) -> ModuleSpec:
     return ModuleSpec(
-        module=MLP, submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=_output_layer(settings))
+        module=MLP, submodules=MLPSubmodules(linear_fc1=AdaptedColumn, linear_fc2=_output_layer(settings))
     )
 
 

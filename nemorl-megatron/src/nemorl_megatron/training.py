@@ -11,6 +11,7 @@ copy of the model are given the same shard of the data, and what the last stage 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
 
     from nemorl_megatron.config import MegatronConfig, MegatronGenerationConfig
     from nemorl_megatron.generation import MegatronGeneration
+    from nemorl_megatron.lora import Adapters
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -75,8 +77,13 @@ class MegatronBackend:
         self._pieces = self._build(worker.seed)
         if config.freeze_moe_router:
             _freeze_routers(self._pieces)
-        self._work = self._meter()
-        self._reference = self._build(worker.seed) if reference else None
+        self._adapters: Adapters | None = None
+        if policy.lora is not None:
+            self._adapters = self._bridge.adapt(self._pieces, self._parallel, policy.lora, worker.seed)
+            # Their dropout draws from the global generator, which checkpoints carry; on each rank for other tokens.
+            torch.manual_seed(worker.seed + worker.rank)
+        self._work, self._has_reference = self._meter(), reference
+        self._reference = self._build(worker.seed) if reference and policy.lora is None else None
         for piece in self._reference or ():
             piece.requires_grad_(False)
         self._layout = choose(config.layout, self._pieces, self._parallel, self._bridge.vocabulary)
@@ -97,7 +104,9 @@ class MegatronBackend:
         parallel = self._parallel
         return WorkMeter.on(
             Model.of(
-                read_model_config(self._policy).to_dict(), recomputes_layers=self._policy.activation_checkpointing
+                read_model_config(self._policy).to_dict(),
+                is_frozen=self._adapters is not None,
+                recomputes_layers=self._policy.activation_checkpointing,
             ),
             self._device,
             DTYPES[self._policy.precision],
@@ -148,7 +157,7 @@ class MegatronBackend:
 
     def get_logprobs(self, batch: TokenBatch, weights: WeightsName = "policy") -> Tensor:
         logprobs = torch.zeros(batch.num_tokens, dtype=torch.float32, device=self._device)
-        pieces = self._weights(weights)
+        pieces, adapters_off = self._weights(weights)
         head = self._head(pieces)
         # The reference is compared with over the whole vocabulary: it was no sampler.
         keep = batch.keep.alone if batch.keep is not None and weights == "policy" else None
@@ -157,7 +166,8 @@ class MegatronBackend:
             assert head is not None, "scoring happens on the last stage"
             return [head.logprobs(states, targets, batch.temperature, keep=keep)]
 
-        self._measure(batch, pieces, score, [logprobs])
+        with adapters_off:
+            self._measure(batch, pieces, score, [logprobs])
         return logprobs.to(batch.token_ids.device)
 
     def get_values(self, batch: TokenBatch) -> Tensor:
@@ -166,7 +176,7 @@ class MegatronBackend:
     def get_topk_logprobs(self, batch: TokenBatch, k: int) -> tuple[Tensor, Tensor]:
         ids = torch.zeros((batch.num_tokens, k), dtype=torch.int64, device=self._device)
         logprobs = torch.zeros((batch.num_tokens, k), dtype=torch.float32, device=self._device)
-        pieces = self._weights("policy")
+        pieces, _ = self._weights("policy")
         head = self._head(pieces)
 
         def likeliest(states: Tensor, _targets: Tensor) -> Sequence[Tensor]:
@@ -185,7 +195,7 @@ class MegatronBackend:
         return ids.to(batch.token_ids.device), logprobs.to(batch.token_ids.device)
 
     def observe(self, token_ids: Sequence[int]) -> Activations:
-        pieces = self._weights("policy")
+        pieces, _ = self._weights("policy")
         recorder, head = Recorder(), self._head(pieces)
 
         def score(states: Tensor, _targets: Tensor) -> Sequence[Tensor]:
@@ -200,15 +210,21 @@ class MegatronBackend:
 
     def export_weights(self) -> Iterator[Mapping[str, Tensor]]:
         self._residency.require("weights")
-        yield from self._bridge.export(self._pieces, self._parallel)
+        yield from self._bridge.export(self._pieces, self._parallel, self._adapters)
+
+    def export_adapters(self) -> Iterator[Mapping[str, Tensor]]:
+        yield from self._own_adapters().published()
+
+    def save_adapters(self, path: Path) -> None:
+        export.save_adapters(path, self._policy, self.export_adapters(), self._parallel.rank)
 
     def save_checkpoint(self, path: Path, *, optimizer: bool = True) -> None:
         self._residency.require("weights", "optimizer")
-        checkpoint.save(path, self._pieces, self._learner, self._parallel, with_moments=optimizer)
+        checkpoint.save(path, self._held(), self._learner, self._parallel, with_moments=optimizer)
 
     def load_checkpoint(self, path: Path) -> None:
         self._residency.require("weights", "optimizer")
-        checkpoint.load(path, self._pieces, self._learner, self._parallel)
+        checkpoint.load(path, self._held(), self._learner, self._parallel)
 
     def save_pretrained(self, path: Path) -> None:
         export.save_pretrained(path, self._policy, self.export_weights(), self._parallel.rank)
@@ -322,16 +338,33 @@ class MegatronBackend:
             return None
         return OutputHead(pieces[-1], self._parallel, self._bridge.vocabulary, self._bridge.logit_cap)
 
-    def _weights(self, weights: WeightsName) -> Sequence[GPTModel]:
+    def _held(self) -> list[checkpoint.Held]:
+        """What a checkpoint holds: the whole model, or the adapters on it."""
+        held = checkpoint.held(self._pieces)
+        return held if self._adapters is None else [(whole, parts) for whole, parts in held if whole.requires_grad]
+
+    def _own_adapters(self) -> Adapters:
+        self._residency.require("weights")
+        if self._adapters is None:
+            raise UsageError(
+                "this policy has no adapters: all of its weights are trained",
+                fix="set policy.lora, or export the whole model",
+            )
+        return self._adapters
+
+    def _weights(self, weights: WeightsName) -> tuple[Sequence[GPTModel], AbstractContextManager[None]]:
         self._residency.require("reference" if weights == "reference" and self._reference is not None else "weights")
         if weights == "policy":
-            return self._pieces
-        if self._reference is None:
+            return self._pieces, nullcontext()
+        if not self._has_reference:
             raise UsageError(
                 "this policy keeps no reference weights: it was built with reference=False",
                 fix="build it with reference=True (a config does when its algorithm compares with the initial policy)",
             )
-        return self._reference
+        if self._adapters is not None:
+            return self._pieces, self._adapters.disabled()
+        assert self._reference is not None
+        return self._reference, nullcontext()
 
 
 def _train(pieces: Sequence[GPTModel], on: bool) -> None:

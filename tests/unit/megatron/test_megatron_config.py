@@ -35,7 +35,12 @@ def load(backend: dict[str, Any], policy: dict[str, Any], **more: Any) -> None:
         ({"pipeline_parallel_size": 2}, {"tensor_parallel_size": 4}, "policy.tensor_parallel_size", [8, 4]),
         ({"expert_parallel_size": 3}, {}, "policy.backend.expert_parallel_size", [4]),
         ({"expert_parallel_size": 2, "expert_tensor_parallel_size": 4}, {}, "policy.backend.expert_parallel_size", [4]),
-        ({}, {"lora": {"rank": 4}}, "policy.lora", []),
+        (
+            {"sequence_parallel": False},
+            {"lora": {"rank": 4, "dropout": 0.1}, "tensor_parallel_size": 2},
+            "policy.lora.dropout",
+            [],
+        ),
         ({"expert_paralel_size": 2}, {}, "policy.backend.expert_paralel_size", ["expert_parallel_size"]),
         (
             {},

@@ -26,3 +26,17 @@ test_megatron_recomputed = conformance(
     policy={"activation_checkpointing": True},
     only=["one_step_equals_transformers_and_adamw", "on_policy_ratio_is_one"],
 )
+test_megatron_with_adapters = conformance(
+    "training_backends",
+    "megatron",
+    policy={"lora": {"rank": 4}},
+    only=[
+        "microbatching_changes_nothing",
+        "continuing_from_a_checkpoint_changes_nothing",
+        "reference_stays_frozen",
+        "export_is_the_model",
+        "save_pretrained_loads_with_transformers",
+        "generator_speaks_for_the_trained_policy",
+        "what_leaves_the_device_comes_back_unchanged",
+    ],
+)

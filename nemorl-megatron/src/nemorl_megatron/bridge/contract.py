@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import torch
     from megatron.core.models.gpt import GPTModel
+    from nemorl.config.models import LoraConfig
     from torch import Tensor
 
     from nemorl_megatron.config import AttentionName
+    from nemorl_megatron.lora import Adapters
     from nemorl_megatron.parallel import Parallel
 
 
@@ -47,6 +49,17 @@ class Bridge(Protocol):
         """Give the pieces the policy's weights, from its files or random by ``seed``. Collective."""
         ...
 
-    def export(self, model: Sequence[GPTModel], parallel: Parallel) -> Iterator[Mapping[str, Tensor]]:
-        """Buckets of whole tensors under Hugging Face names on rank 0, empty ones elsewhere. Collective."""
+    def adapt(self, model: Sequence[GPTModel], parallel: Parallel, lora: LoraConfig, seed: int) -> Adapters:
+        """Freeze pieces that have their weights and give them adapters, whose first values follow from ``seed``.
+
+        Raises:
+            BackendError: says why this model cannot have them.
+        """
+        ...
+
+    def export(
+        self, model: Sequence[GPTModel], parallel: Parallel, adapters: Adapters | None = None
+    ) -> Iterator[Mapping[str, Tensor]]:
+        """Buckets of whole tensors under Hugging Face names on rank 0, adapters merged; empty ones elsewhere.
+        Collective."""
         ...

@@ -58,6 +58,12 @@ class Exchange:
 
     settings: Settings
     parallel: Parallel
+    others: tuple[Weight, ...] | None = None
+    """Parameters other than the model's own, in place of these"""
+
+    @cached_property
+    def _table(self) -> tuple[Weight, ...]:
+        return (*weights(self.settings),) if self.others is None else self.others
 
     @cached_property
     def rules(self) -> Mapping[RuleName, Rule]:
@@ -72,7 +78,7 @@ class Exchange:
             BackendError: a stored tensor is missing or of another shape.
         """
         missing = dict(parts)
-        for weight in chain(weights(self.settings), [tied_head(self.settings)]):
+        for weight in chain(self._table, [tied_head(self.settings)]):
             part = missing.pop(weight.parameter, None)
             if part is None:
                 continue
@@ -97,7 +103,7 @@ class Exchange:
 
     def _joined(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Iterator[tuple[dict[str, Tensor], int]]:
         """The stored tensors of each parameter, on rank 0, and their bytes, on all ranks."""
-        for weight in weights(self.settings):
+        for weight in self._table:
             received = self._on_rank_0(weight, parts, dtype)
             joined = self.rules[weight.rule].join(weight, received) if received else ()
             size = sum(torch.Size(shape).numel() for shape in weight.shapes) * dtype.itemsize

@@ -18,10 +18,11 @@ from nemorl_megatron.model import PolicyModel
 if TYPE_CHECKING:
     import torch
     from megatron.core.models.gpt import GPTModel
-    from nemorl.config.models import PolicyConfig
+    from nemorl.config.models import LoraConfig, PolicyConfig
     from torch import Tensor
 
     from nemorl_megatron.config import AttentionName
+    from nemorl_megatron.lora import Adapters
     from nemorl_megatron.parallel import Parallel
 
 OWNER = "megatron.bridge"
@@ -101,7 +102,15 @@ class MegatronBridge:
         with boundary(OWNER):
             self._bridge.load_hf_weights([*model])
 
-    def export(self, model: Sequence[GPTModel], parallel: Parallel) -> Iterator[Mapping[str, Tensor]]:
+    def adapt(self, model: Sequence[GPTModel], parallel: Parallel, lora: LoraConfig, seed: int) -> Adapters:
+        raise BackendError(
+            "models that Megatron-Bridge built have no adapters here: their linear layers are Transformer Engine's",
+            fix="uninstall megatron-bridge if nemorl-megatron knows the model itself, or use policy.backend: dtensor",
+        )
+
+    def export(
+        self, model: Sequence[GPTModel], parallel: Parallel, adapters: Adapters | None = None
+    ) -> Iterator[Mapping[str, Tensor]]:
         # Every rank is given every tensor, one at a time.
         found = self._bridge.export_hf_weights([*model], cpu=False, show_progress=False)
         yield from in_buckets(({name: t} if parallel.rank == 0 else {}, t.nbytes) for name, t in found)

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from nemorl_megatron.bridge.exchange import Exchange, global_names
 from nemorl_megatron.bridge.sources import RandomWeights, SafetensorsFolder, weights_folder
+from nemorl_megatron.lora import Adapters
 from nemorl_megatron.model import PolicyModel, build_model
 from nemorl_megatron.settings import settings_of
 
 if TYPE_CHECKING:
     import torch
-    from nemorl.config.models import PolicyConfig
+    from nemorl.config.models import LoraConfig, PolicyConfig
     from torch import Tensor
 
     from nemorl_megatron.config import AttentionName
@@ -66,6 +67,13 @@ class OwnBridge:
         with SafetensorsFolder(weights_folder(self._policy.model_name)) as folder:
             exchange.fill(parameters, folder)
 
-    def export(self, model: Sequence[PolicyModel], parallel: Parallel) -> Iterator[Mapping[str, Tensor]]:
+    def adapt(self, model: Sequence[PolicyModel], parallel: Parallel, lora: LoraConfig, seed: int) -> Adapters:
+        return Adapters(model, self.settings, parallel, lora, seed)
+
+    def export(
+        self, model: Sequence[PolicyModel], parallel: Parallel, adapters: Adapters | None = None
+    ) -> Iterator[Mapping[str, Tensor]]:
         dtype = model[0].config.params_dtype
-        yield from Exchange(self.settings, parallel).whole(global_names(model, self.settings, parallel), dtype)
+        parts: Mapping[str, Tensor] = global_names(model, self.settings, parallel)
+        parts = parts if adapters is None else adapters.merged(parts)
+        yield from Exchange(self.settings, parallel).whole(parts, dtype)
