@@ -137,6 +137,7 @@ TRAINING = {
     "continuing_from_a_checkpoint_changes_nothing": ("ForgetsOptimizer", "Pickles"),
     "a_checkpoint_without_optimizer_begins_a_new_one": "SavesOptimizerAnyway",
     "what_leaves_the_device_comes_back_unchanged": ("LosesMomentsOnTheWay", "StaysOnTheDevice"),
+    "pieces_make_the_weights": ("PublishesFirstPieces", "LosesTheLastRow"),
     "reference_stays_frozen": "MovingReference",
     "reference_must_be_asked_for": "PolicyForReference",
     "export_is_the_model": "TakesHeadsForTied",

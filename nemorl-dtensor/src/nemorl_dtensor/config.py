@@ -48,6 +48,7 @@ class DTensorConfig(TrainingBackendConfig, PlansTraining):
             "filtered_logprobs",
             "shared_prefixes",
             "activations",
+            "weight_pieces",
         }
     )
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process", "nccl", "cuda_ipc", "shared_memory", "object_store")

@@ -19,7 +19,7 @@ from nemorl.errors import BackendError, boundary
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from nemorl_dtensor.ranks import whole
+from nemorl_dtensor.ranks import like, local, offsets, whole
 
 if TYPE_CHECKING:
     from nemorl.config.models import LoraConfig
@@ -105,29 +105,31 @@ class Adapters:
         save_file(found, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
     def merged(self, name: str, tensor: Tensor) -> Tensor | None:
-        """One tensor of the adapted model as the plain model has it. Collective where the model is sharded.
+        """One tensor of the adapted model as the plain model has it, sharded as it is. Collective where it is.
 
         Args:
             name: In the adapted model's ``state_dict``.
             tensor: Its value there.
 
         Returns:
-            All of it, base + adapter where there is one; ``None`` for the adapter's own tensors.
+            Base + adapter where there is one; ``None`` for the adapter's own tensors.
         """
         owner, _, leaf = name.rpartition(".base_layer.")
         if not owner:
-            return None if ".lora_" in name else whole(tensor)
-        return self._with_delta(owner, whole(tensor)) if leaf == "weight" else whole(tensor)
+            return None if ".lora_" in name else tensor
+        return self._with_delta(owner, tensor) if leaf == "weight" else tensor
 
     @torch.no_grad()
     def _with_delta(self, name: str, weight_OI: Tensor) -> Tensor:
         layer: Any = self._layers[name]
-        a_RI, b_OR = (whole(part[ADAPTER].weight) for part in (layer.lora_A, layer.lora_B))
-        delta = (b_OR.float() @ a_RI.float()) * layer.scaling[ADAPTER]
-        # Some architectures (GPT-2) keep weights as [I, O].
-        delta = delta.t() if layer.fan_in_fan_out else delta
-        merged: Tensor = weight_OI.float() + delta
-        return merged.to(weight_OI.dtype)
+        a_RI, b_OR = (whole(part[ADAPTER].weight).float() for part in (layer.lora_A, layer.lora_B))
+        base = local(weight_OI)
+        (first, first_in), (rows, columns) = offsets(weight_OI), base.shape
+        if layer.fan_in_fan_out:  # some architectures (GPT-2) keep weights as [I, O]
+            delta = (b_OR[first_in : first_in + columns] @ a_RI[:, first : first + rows]).t()
+        else:
+            delta = b_OR[first : first + rows] @ a_RI[:, first_in : first_in + columns]
+        return like(weight_OI, (base.float() + delta * layer.scaling[ADAPTER]).to(base.dtype))
 
 
 def plain_name(name: str) -> str:

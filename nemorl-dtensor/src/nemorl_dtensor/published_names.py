@@ -15,7 +15,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from nemorl_tensors.engines.boxes import ViewBox, view_box
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -47,6 +49,35 @@ class PublishedNames:
     def in_memory(self, tensors: Iterable[Named]) -> Iterator[Named]:
         """Weights of a checkpoint under the names and in the form of the model; those that have it stay as they are."""
         return self._from_published.apply(tensors)
+
+    def views(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, list[tuple[str, tuple[int, ...], ViewBox]]]:
+        """Published tensors that lie in the memory of one of the model, by its name: their names, shapes and places.
+
+        Those that conversions copy have no place there, and what makes them is left out.
+        """
+        sources = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+        owners = {source.untyped_storage()._cdata: name for name, source in sources.items()}
+        found: dict[str, list[tuple[str, tuple[int, ...], ViewBox]]] = defaultdict(list)
+        copied: set[str] = set()
+        with _NoCopies():
+            made = list(self.published(sources.items()))  # all are kept: an address is then of one tensor alone
+        for name, tensor in made:
+            owner = owners.get(tensor.untyped_storage()._cdata)
+            place = view_box(tensor, shapes[owner]) if owner is not None else None
+            if owner is not None and place is not None:
+                found[owner].append((name, tuple(tensor.shape), place))
+            elif owner is not None:
+                copied.add(owner)
+        return {owner: views for owner, views in found.items() if owner not in copied}
+
+
+class _NoCopies(TorchFunctionMode):
+    """Within it a view stays one where it would be copied for its layout alone."""
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return args[0] if func is Tensor.contiguous else func(*args, **(kwargs or {}))
 
 
 class _Conversion:

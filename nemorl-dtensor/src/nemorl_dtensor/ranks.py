@@ -141,3 +141,11 @@ def like(parameter: Tensor, part: Tensor) -> Tensor:
 def whole(tensor: Tensor) -> Tensor:
     """All of a tensor. Collective where it is sharded."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def offsets(tensor: Tensor) -> tuple[int, ...]:
+    """Where this rank's part of a tensor begins, in every dimension."""
+    if not isinstance(tensor, DTensor):
+        return (0,) * tensor.ndim
+    (chunk,) = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]
+    return tuple(chunk.offsets)

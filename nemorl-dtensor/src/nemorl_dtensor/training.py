@@ -28,6 +28,7 @@ from nemorl_tensors.engines.buckets import in_buckets
 from nemorl_tensors.engines.model_folder import save_tokenizer
 from nemorl_tensors.engines.no_gradient import evaluate_without_gradient, gradient_metrics, split_by_gradient
 from nemorl_tensors.engines.observing import Activations
+from nemorl_tensors.engines.pieces import PieceSender, RankPieces
 from nemorl_tensors.engines.residency import Residency
 from nemorl_tensors.engines.rows import Rows, default_microbatch_tokens
 from nemorl_tensors.engines.schedules import require_end
@@ -45,13 +46,13 @@ from torch import Tensor
 from nemorl_dtensor import checkpoint, export
 from nemorl_dtensor.allocator import keep_freed_memory
 from nemorl_dtensor.assembly import AnyScorer, assemble
+from nemorl_dtensor.exported import ExportedWeights
 from nemorl_dtensor.model_head import Scorer
-from nemorl_dtensor.model_lora import Adapters, plain_name
+from nemorl_dtensor.model_lora import Adapters
 from nemorl_dtensor.observing import observe_scoring
 from nemorl_dtensor.optim import Optimizer, norm_of_whole
-from nemorl_dtensor.ranks import Ranks, whole
+from nemorl_dtensor.ranks import Ranks
 from nemorl_dtensor.sharded_head import ShardedScorer
-from nemorl_dtensor.sharded_weights import saved_tensors
 from nemorl_dtensor.sharding import hidden_matrices
 
 if TYPE_CHECKING:
@@ -79,7 +80,9 @@ class DTensorBackend:
         self._budget = policy.microbatch_tokens or default_microbatch_tokens(worker.device)
         assembly = assemble(policy, worker, config, self._ranks, reference=reference, head=head)
         self._model, self._scorer, self._reference = assembly.model, assembly.scorer, assembly.reference
-        self._adapters, self._layout, self._names = assembly.adapters, assembly.layout, assembly.names
+        self._adapters, self._layout = assembly.adapters, assembly.layout
+        self._exported = ExportedWeights(self._model, assembly.names, self._adapters, self._rank)
+        self._sender = PieceSender()
         self._has_reference, self._head = reference, head
         self._work, self._gradients = self._meter(config.logprob_chunk_tokens), assembly.gradients
         if self._adapters:
@@ -199,8 +202,16 @@ class DTensorBackend:
         return observe_scoring(self._model, self._scorer, self._rows(batch.to(self._device)))
 
     def export_weights(self) -> Iterator[Mapping[str, Tensor]]:
+        self._residency.require("weights")
         is_first = self._rank == 0
-        yield from in_buckets(({name: t} if is_first else {}, t.nbytes) for name, t in self._named_tensors())
+        yield from in_buckets(({name: t} if is_first else {}, t.nbytes) for name, t in self._exported.tensors())
+
+    def publish_pieces(self, transport: str) -> RankPieces:
+        self._residency.require("weights")
+        return self._sender.publish(transport, self._exported.pieces)
+
+    def withdraw_pieces(self) -> None:
+        self._sender.close()
 
     def export_adapters(self) -> Iterator[Mapping[str, Tensor]]:
         is_first, adapters = self._rank == 0, self._own_adapters()
@@ -221,7 +232,8 @@ class DTensorBackend:
         checkpoint.load(path, self._trainable, self._optimizer, self._rank)
 
     def save_pretrained(self, path: Path) -> None:
-        export.save_pretrained(path, self._model, self._named_tensors(), self._rank)
+        self._residency.require("weights")
+        export.save_pretrained(path, self._model, self._exported.tensors(), self._rank)
         if self._rank == 0:
             save_tokenizer(path, self._policy.model_name, self._policy.tokenizer)
 
@@ -238,7 +250,17 @@ class DTensorBackend:
         return self._layout.remarks
 
     def shutdown(self) -> None:
-        for name in ("_residency", "_model", "_scorer", "_reference", "_adapters", "_trainable", "_optimizer"):
+        self._sender.close()
+        for name in (
+            "_residency",
+            "_exported",
+            "_model",
+            "_scorer",
+            "_reference",
+            "_adapters",
+            "_trainable",
+            "_optimizer",
+        ):
             self.__dict__.pop(name, None)
         if self._ranks is not None:
             self._ranks.leave()
@@ -353,20 +375,6 @@ class DTensorBackend:
             return self._scorer, self._adapters.disabled()
         assert self._reference is not None
         return self._reference, nullcontext()
-
-    def _named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """The plain model's tensors as its published checkpoints have them; one that has two names has the first.
-
-        Collective where the model is sharded: each tensor is put together as it is asked for.
-        """
-        self._residency.require("weights")
-        return self._names.published(self._tensors_in_memory())
-
-    def _tensors_in_memory(self) -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in saved_tensors(self._model):
-            found = self._adapters.merged(name, tensor) if self._adapters else whole(tensor)
-            if found is not None:
-                yield plain_name(name), found
 
     @contextmanager
     def _room_for_states(self) -> Iterator[None]:

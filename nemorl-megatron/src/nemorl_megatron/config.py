@@ -52,6 +52,7 @@ class MegatronConfig(TrainingBackendConfig, PlansTraining):
             "offload",
             "remarks",
             "activations",
+            "weight_pieces",
         }
     )
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process", "nccl", "cuda_ipc", "shared_memory", "object_store")

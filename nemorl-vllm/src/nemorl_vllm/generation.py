@@ -49,7 +49,7 @@ class VLLMGeneration:
                 fix="give a model with weights and policy.init: pretrained, or start from a training run",
             )
         limits = ModelLimits(policy)
-        self._one_process = options.tensor_parallel_size == 1
+        self._one_process = options.devices_per_replica == 1
         self._republisher = transport(SHARED_MEMORY)
         self._sleep = sleep_of(worker.device, leaves_memory=worker.leaves_memory)
         self._away: set[MemoryPart] = set()

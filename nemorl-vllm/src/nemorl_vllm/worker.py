@@ -83,6 +83,14 @@ class WorkerExtension:
         recorder, self.nemorl_recorder = self.nemorl_recorder, Recorder()
         return recorder.activations()
 
+    def nemorl_make_pipeline_buffers(self) -> None:
+        """Memory for what comes from the stage before: vLLM makes it as it warms up, which it does not on a CPU."""
+        runner, parallel = self.model_runner, self.vllm_config.parallel_config
+        if parallel.pipeline_parallel_size > 1 and runner.intermediate_tensors is None:
+            runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
+                batch_size=runner.max_num_tokens, dtype=runner.model_config.dtype, device=runner.device
+            )
+
     def nemorl_install_sampler(self) -> None:
         """Report log-probs as nemorl defines them."""
         from nemorl_vllm.sampler import TemperatureLogprobSampler

@@ -15,6 +15,7 @@ from nemorl.metrics import Last, Mean, Metrics, Sum
 from nemorl_dtensor.training import DTensorBackend
 from nemorl_tensors import TokenBatch, loss_weights
 from nemorl_tensors.engines.no_gradient import SelectiveLoss
+from nemorl_tensors.engines.pieces import Piece, RankPieces
 from torch import Tensor
 
 __all__ = ["DTensorBackend"]
@@ -86,6 +87,25 @@ class LosesMomentsOnTheWay(DTensorBackend):
 class StaysOnTheDevice(DTensorBackend):
     def offload(self, parts: Any) -> None:
         super().offload([part for part in parts if part != "optimizer"])
+
+
+class PublishesFirstPieces(DTensorBackend):
+    """What it publishes in pieces is a copy from the beginning."""
+
+    first: list[Piece] | None = None
+
+    def publish_pieces(self, transport: str) -> RankPieces:
+        if self.first is None:
+            self.first = [replace(piece, values=piece.values.clone()) for piece in self._exported.pieces()]
+        return self._sender.publish(transport, lambda: self.first or [])
+
+
+class LosesTheLastRow(DTensorBackend):
+    """Of every piece."""
+
+    def publish_pieces(self, transport: str) -> RankPieces:
+        pieces = [replace(piece, values=piece.values[:-1]) for piece in self._exported.pieces()]
+        return self._sender.publish(transport, lambda: pieces)
 
 
 class ReportsMeanLoss(DTensorBackend):

@@ -99,3 +99,16 @@ class SlowStarter(Adder):
 
     def variable(self, name: str) -> str | None:
         return os.environ.get(name)
+
+
+class Seeing:
+    """Knows which GPUs its process was shown when it was built."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self.gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+
+    def visible(self) -> str:
+        return self.gpus
+
+    def shutdown(self) -> None:
+        pass

@@ -142,16 +142,32 @@ def test_the_class_of_a_key(base: str, changes: dict[str, Any], key: str, kind: 
     assert words in found[1]
 
 
-def test_an_engine_over_several_gpus_is_refused_only_where_it_shares_them() -> None:
+def test_an_engine_over_several_gpus_may_share_them_with_training() -> None:
     config = whole("grpo")
     put(config, "policy.generation.vllm_cfg.tensor_parallel_size", 2)
+    put(config, "policy.generation.vllm_cfg.pipeline_parallel_size", 2)
     put(config, "cluster.gpus_per_node", 4)
-    assert "an engine over several GPUs that it shares with training" in migrate(config).features
-    put(config, "policy.generation.colocated", {"enabled": False, "resources": {"gpus_per_node": 2}})
     put(config, "data.default.prompt_file", None)
     found = migrate(config)
     assert found.is_complete, found.features
-    assert found.config["cluster"] == {"gpus_per_node": 4, "colocated": False, "generation_workers": 1}
+    assert found.config["cluster"] == {"gpus_per_node": 4}
+    put(config, "policy.generation.colocated", {"enabled": False, "resources": {"gpus_per_node": 4}})
+    put(config, "cluster.gpus_per_node", 8)
+    found = migrate(config)
+    assert found.config["cluster"] == {"gpus_per_node": 8, "colocated": False, "generation_workers": 1}
+
+
+def test_experts_are_spread_over_the_devices_of_a_layer_or_not_at_all() -> None:
+    config = whole("grpo")
+    put(config, "cluster.gpus_per_node", 8)
+    put(config, "data.default.prompt_file", None)
+    put(config, "policy.generation.vllm_cfg.tensor_parallel_size", 4)
+    put(config, "policy.generation.vllm_cfg.expert_parallel_size", 4)
+    found = migrate(config)
+    assert found.is_complete, found.features
+    assert found.config["generation"]["backend"]["expert_parallel"] is True
+    put(config, "policy.generation.vllm_cfg.expert_parallel_size", 8)
+    assert "an engine whose experts spread over more GPUs than its layers" in migrate(config).features
 
 
 def test_gspo_weighs_whole_responses() -> None:

@@ -198,9 +198,11 @@ class RunConfig(Config):
         for role, model in self._models.items():
             together = model.policy.backend.ranks_per_copy(model.policy)
             if ranks % together:
+                rest = self.cluster.world_size - ranks
+                has = f"{ranks} devices{f' ({rest} of the {ranks + rest} generate)' if rest else ''}"
                 yield ConfigIssue(
                     f"{role}.tensor_parallel_size",
-                    f"{together} ranks per copy of the model do not divide {ranks} training processes",
+                    f"a copy of the model spreads over {together} devices, and training has {has}: that leaves a rest",
                     "lower it, or raise cluster.gpus_per_node (workers_per_node on the CPU)",
                 )
                 continue

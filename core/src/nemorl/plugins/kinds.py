@@ -223,6 +223,8 @@ class WeightTransportConfig(PluginConfig):
     """Whether a payload can be fetched in any process within reach, such as those that an engine starts."""
     takes_device_memory: ClassVar[bool] = False
     """Whether it lies on the trainer's device: engines copy it, and where they share devices it is then released."""
+    is_mapped: ClassVar[bool] = False
+    """Whether receivers map what was published, and read of it what they need."""
 
     def build(self) -> WeightTransport:
         """One end of the transport; a run builds one on each side."""

@@ -21,6 +21,8 @@ class WorkerFacts:
     host: str
     address: str
     pid: int
+    gpus: tuple[str, ...] = ()
+    """Ids of its GPUs"""
 
 
 class RayWorker:
@@ -38,7 +40,8 @@ class RayWorker:
         import ray
 
         address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        return WorkerFacts(socket.gethostname(), address, os.getpid())
+        gpus = ray.get_runtime_context().get_accelerator_ids().get("GPU", ())
+        return WorkerFacts(socket.gethostname(), address, os.getpid(), tuple(gpus))
 
     def free_port(self) -> int:
         """A port for a rendezvous on this machine."""
@@ -48,6 +51,8 @@ class RayWorker:
             return port
 
     def build(self, factory: WorkerFactory, context: WorkerContext) -> None:
+        if context.gpus:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(context.gpus)  # nothing has used CUDA yet
         self._host = WorkerHost(factory, context)
 
     def attach_engine(self, factory: AttachedFactory) -> None:

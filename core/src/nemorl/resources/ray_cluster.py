@@ -80,6 +80,20 @@ class RayVirtualCluster:
     def world_size(self) -> int:
         return len(self.places)
 
+    def gpus_of(self, places: Sequence[Place], share: float) -> tuple[str, ...]:
+        """Ids of the GPUs of places on one node, asked from each; none on the CPU.
+
+        Args:
+            places: Of this cluster.
+            share: Fraction of each that is free.
+        """
+        if not self.config.uses_gpus:
+            return ()
+        amounts = {"num_cpus": 0, "num_gpus": self.bundle["GPU"] * share}
+        ask = ray.remote(_own_gpus)
+        asked = [ask.options(scheduling_strategy=place.strategy, **amounts).remote() for place in places]
+        return tuple(gpu for found in ray.get(asked, timeout=self.config.placement_timeout_s) for gpu in found)
+
     def shutdown(self) -> None:
         """Give the places back, and end the private cluster if this one began it."""
         if ray.is_initialized():
@@ -117,6 +131,12 @@ class RayVirtualCluster:
                     fix="end the jobs that hold the devices (`ray status` lists them), ask for fewer, or raise "
                     "cluster.placement_timeout_s",
                 )
+
+
+def _own_gpus() -> list[str]:
+    """Of the process that runs this."""
+    found: list[str] = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+    return found
 
 
 def _alive() -> list[dict[str, Any]]:

@@ -59,6 +59,7 @@ class RayLauncher:
         generation = sampler.generation
         settings = GroupSettings(
             share=self._generation_share,
+            places_per_worker=sampler.devices if self._generation is self._training else 1,
             log_folder=self._log_folder,
             name=name,
             is_spmd=False,

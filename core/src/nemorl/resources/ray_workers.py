@@ -53,6 +53,9 @@ class GroupSettings:
     """Calls that one worker serves at the same time."""
     workers: int | None = None
     """Use only the first places of the cluster; unset: all."""
+    places_per_worker: int = 1
+    """Neighbouring places that one worker spreads over. It reserves its share of the first; the others are the
+    cluster's in any case."""
     python: Path | None = None
     """Interpreter of the workers, when not this one's (another virtual environment)."""
     modules: tuple[str, ...] = ()
@@ -204,7 +207,8 @@ class RayWorkerGroup:
     def _start(self, numbers: Sequence[int]) -> None:
         """Start processes for these ranks and build the workers in them, all at the same time; then let calls in."""
         unknown = WorkerFacts("a node yet to be chosen", "", 0)
-        started = [_Rank(n, self._actor(n, self._cluster.places[n]), unknown) for n in numbers]
+        width = self.settings.places_per_worker
+        started = [_Rank(n, self._actor(n, self._cluster.places[n * width]), unknown) for n in numbers]
         ranks = sorted(
             [*(rank for rank in self._ranks if rank.number not in numbers), *started], key=attrgetter("number")
         )
@@ -212,7 +216,7 @@ class RayWorkerGroup:
             facts = self._gather("start", {rank: rank.actor.facts.remote() for rank in started})
             for rank in started:
                 rank.facts = facts[rank.number]
-            contexts = self._contexts(ranks)
+            contexts = self._contexts(ranks, started)
             build = {rank: rank.actor.build.remote(self._factory, contexts[rank.number]) for rank in started}
             self._gather("build", build)
             if self._engine is not None:
@@ -241,8 +245,13 @@ class RayWorkerGroup:
             .remote(log and log.resolve(), Path.cwd(), threads)
         )
 
-    def _contexts(self, ranks: Sequence[_Rank]) -> list[WorkerContext]:
-        count = len(ranks)
+    def _contexts(self, ranks: Sequence[_Rank], started: Sequence[_Rank]) -> list[WorkerContext]:
+        count, width = len(ranks), self.settings.places_per_worker
+        if width > 1:
+            places, share = self._cluster.places, self.settings.share
+            mine = {rank.number: places[rank.number * width : (rank.number + 1) * width] for rank in started}
+            found = {n: self._cluster.gpus_of(those[1:], share) for n, those in mine.items()}
+            return [replace(self._context, gpus=(*rank.facts.gpus, *found.get(rank.number, ()))) for rank in ranks]
         if not self.settings.is_spmd or count == 1:
             return [self._context] * count
         first = ranks[0]

@@ -27,6 +27,8 @@ class WorkerContext:
     """Deadline of a collective operation: a rank that waits longer reports who is missing."""
     scratch: Path | None = None
     """A folder of this run for temporary files."""
+    gpus: tuple[str, ...] = ()
+    """Ids of the GPUs that a worker sees which spreads over several; others see the one that Ray gave them"""
     leaves_memory: bool = False
     """Whether it is asked to give device memory back while others work."""
 

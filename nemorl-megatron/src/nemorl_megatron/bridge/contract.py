@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     import torch
     from megatron.core.models.gpt import GPTModel
     from nemorl.config.models import LoraConfig
+    from nemorl_tensors.engines.pieces import Piece
     from torch import Tensor
 
     from nemorl_megatron.config import AttentionName
@@ -62,4 +63,10 @@ class Bridge(Protocol):
     ) -> Iterator[Mapping[str, Tensor]]:
         """Buckets of whole tensors under Hugging Face names on rank 0, adapters merged; empty ones elsewhere.
         Collective."""
+        ...
+
+    def pieces(
+        self, model: Sequence[GPTModel], parallel: Parallel, adapters: Adapters | None = None
+    ) -> Iterator[Piece]:
+        """This rank's part of these tensors: in all ranks together, everything once. Collective."""
         ...

@@ -7,6 +7,7 @@ Both work on any tensors that are divided as the parameters are (weights, gradie
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from nemorl.errors import BackendError
 from nemorl_tensors.engines.buckets import BUCKET_BYTES, in_buckets
+from nemorl_tensors.engines.pieces import Piece
 from torch import Tensor, nn
 
 from nemorl_megatron.bridge.rules import Part, Rule, rules
@@ -101,6 +103,13 @@ class Exchange:
         """
         yield from in_buckets(self._joined(parts, dtype), bucket_bytes)
 
+    def pieces(self, parts: Mapping[str, Tensor]) -> Iterator[Piece]:
+        """What this rank has of the stored tensors and is the one to send, sharing the memory of ``parts``."""
+        for turn, weight in enumerate(weights(self.settings)):
+            if weight.parameter in parts and self._sends(weight, turn):
+                values = parts[weight.parameter].detach()
+                yield from self.rules[weight.rule].pieces(weight, self.part(weight), values)
+
     def _joined(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Iterator[tuple[dict[str, Tensor], int]]:
         """The stored tensors of each parameter, on rank 0, and their bytes, on all ranks."""
         for weight in self._table:
@@ -112,7 +121,7 @@ class Exchange:
     def _on_rank_0(self, weight: Weight, parts: Mapping[str, Tensor], dtype: torch.dtype) -> list[Tensor]:
         """All parts of a parameter on rank 0, in order; nothing on the others. Each part is sent by one rank."""
         rule = self.rules[weight.rule]
-        holders = self._holders(weight)
+        holders = [copies[0] for copies in self._holders(weight)]
         rank = self.parallel.rank
         if rank > 0:
             if rank in holders:
@@ -128,23 +137,34 @@ class Exchange:
             dist.recv(received[-1], holder)
         return received
 
-    def _holders(self, weight: Weight) -> list[int]:
-        """Ranks that together hold a parameter, in the order of its parts."""
+    def _sends(self, weight: Weight, turn: int) -> bool:
+        """Whether this rank is the one that sends its part: those that hold copies of a part take turns."""
+        holders = self._holders(weight)[self.part(weight).number]
+        return holders[turn % len(holders)] == self.parallel.rank
+
+    def _holders(self, weight: Weight) -> list[list[int]]:
+        """Ranks that hold a parameter: those with a copy of each part, in the order of its parts."""
         expert: int | None = None
         if weight.expert is not None:
             assert self.settings.mixture is not None
             expert = weight.expert * self.parallel.sizes.expert // self.settings.mixture.experts
-        ways = self.part(weight).ways
-        return [self._first_ranks[self._stage(weight), expert, number] for number in range(ways)]
+        part = self.part(weight)
+        if not self.rules[weight.rule].divided:
+            return [[r for number in self._numbers(expert) for r in self._ranks[self._stage(weight), expert, number]]]
+        return [self._ranks[self._stage(weight), expert, number] for number in range(part.ways)]
+
+    def _numbers(self, expert: int | None) -> range:
+        """Of all parts that a parameter could be divided into."""
+        return range(self.parallel.sizes.tensor if expert is None else self.parallel.sizes.expert_tensor)
 
     @cached_property
-    def _first_ranks(self) -> dict[tuple[int, int | None, int], int]:
-        """Lowest rank of those that hold copies of a part, by pipeline rank, expert-parallel rank (``None``: parameters
+    def _ranks(self) -> dict[tuple[int, int | None, int], list[int]]:
+        """Ranks that hold copies of a part, lowest first, by pipeline rank, expert-parallel rank (``None``: parameters
         that are no expert's) and number of the part."""
-        found: dict[tuple[int, int | None, int], int] = {}
-        for place in reversed(self.parallel.places):
-            found[place.pipeline, None, place.tensor] = place.rank
-            found[place.pipeline, place.expert, place.expert_tensor] = place.rank
+        found: dict[tuple[int, int | None, int], list[int]] = defaultdict(list)
+        for place in self.parallel.places:
+            found[place.pipeline, None, place.tensor].append(place.rank)
+            found[place.pipeline, place.expert, place.expert_tensor].append(place.rank)
         return found
 
     def _stage(self, weight: Weight) -> int:

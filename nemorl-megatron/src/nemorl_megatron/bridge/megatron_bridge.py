@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from nemorl.errors import BackendError, boundary
 from nemorl_tensors.engines.buckets import in_buckets
+from nemorl_tensors.engines.pieces import Piece
 
 from nemorl_megatron.model import PolicyModel
 
@@ -114,6 +115,13 @@ class MegatronBridge:
         # Every rank is given every tensor, one at a time.
         found = self._bridge.export_hf_weights([*model], cpu=False, show_progress=False)
         yield from in_buckets(({name: t} if parallel.rank == 0 else {}, t.nbytes) for name, t in found)
+
+    def pieces(
+        self, model: Sequence[GPTModel], parallel: Parallel, adapters: Adapters | None = None
+    ) -> Iterator[Piece]:
+        # Megatron-Bridge gathers in any case.
+        found = self.export(model, parallel, adapters)
+        return (Piece.whole(name, tensor) for bucket in found for name, tensor in bucket.items())
 
 
 def _states_only(piece: GPTModel) -> GPTModel:

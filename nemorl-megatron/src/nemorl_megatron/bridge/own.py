@@ -14,6 +14,7 @@ from nemorl_megatron.settings import settings_of
 if TYPE_CHECKING:
     import torch
     from nemorl.config.models import LoraConfig, PolicyConfig
+    from nemorl_tensors.engines.pieces import Piece
     from torch import Tensor
 
     from nemorl_megatron.config import AttentionName
@@ -74,6 +75,16 @@ class OwnBridge:
         self, model: Sequence[PolicyModel], parallel: Parallel, adapters: Adapters | None = None
     ) -> Iterator[Mapping[str, Tensor]]:
         dtype = model[0].config.params_dtype
-        parts: Mapping[str, Tensor] = global_names(model, self.settings, parallel)
-        parts = parts if adapters is None else adapters.merged(parts)
+        parts = self._parts(model, parallel, adapters)
         yield from Exchange(self.settings, parallel).whole(parts, dtype)
+
+    def pieces(
+        self, model: Sequence[PolicyModel], parallel: Parallel, adapters: Adapters | None = None
+    ) -> Iterator[Piece]:
+        yield from Exchange(self.settings, parallel).pieces(self._parts(model, parallel, adapters))
+
+    def _parts(
+        self, model: Sequence[PolicyModel], parallel: Parallel, adapters: Adapters | None
+    ) -> Mapping[str, Tensor]:
+        parts: Mapping[str, Tensor] = global_names(model, self.settings, parallel)
+        return parts if adapters is None else adapters.merged(parts)

@@ -1,4 +1,5 @@
-"""How stored tensors lie in a parameter that is divided over ranks: each rule reads one part, and joins all of them.
+"""How stored tensors lie in a parameter that is divided over ranks: each rule reads one part, says which pieces of the
+stored tensors that is, and joins all parts.
 
 Joining the parts of what was read gives the stored tensors again, byte for byte. Of the stored tensors a rule reads
 only what its part holds.
@@ -6,11 +7,12 @@ only what its part holds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from nemorl_tensors.engines.pieces import Piece
 from torch import Tensor
 
 from nemorl_megatron.bridge.tables import RuleName, Weight
@@ -47,6 +49,10 @@ class Rule(Protocol):
         """One part."""
         ...
 
+    def pieces(self, weight: Weight, part: Part, values: Tensor) -> Iterator[Piece]:
+        """One part as pieces of the stored tensors, sharing its memory."""
+        ...
+
     def join(self, weight: Weight, parts: Sequence[Tensor]) -> list[Tensor]:
         """The stored tensors from all parts."""
         ...
@@ -63,6 +69,9 @@ class Whole:
     def read(self, weight: Weight, part: Part, read: Read) -> Tensor:
         return read(weight.stored[0], ())
 
+    def pieces(self, weight: Weight, part: Part, values: Tensor) -> Iterator[Piece]:
+        yield _piece(weight, 0, 0, values)
+
     def join(self, weight: Weight, parts: Sequence[Tensor]) -> list[Tensor]:
         return [parts[0]]
 
@@ -78,6 +87,9 @@ class Row:
 
     def read(self, weight: Weight, part: Part, read: Read) -> Tensor:
         return read(weight.stored[0], (slice(None), part.of(weight.shapes[0][1])))
+
+    def pieces(self, weight: Weight, part: Part, values: Tensor) -> Iterator[Piece]:
+        yield Piece(weight.stored[0], weight.shapes[0], (0, part.of(weight.shapes[0][1]).start), values)
 
     def join(self, weight: Weight, parts: Sequence[Tensor]) -> list[Tensor]:
         return [torch.cat([*parts], 1)]
@@ -99,6 +111,11 @@ class Vocabulary:
         found = read(weight.stored[0], (slice(first, min(first + rows, entries)),))
         return torch.cat([found, found.new_zeros(rows - len(found), hidden)])
 
+    def pieces(self, weight: Weight, part: Part, values: Tensor) -> Iterator[Piece]:
+        entries = weight.shapes[0][0]
+        first = min(part.number * len(values), entries)
+        yield _piece(weight, 0, first, values[: entries - first])
+
     def join(self, weight: Weight, parts: Sequence[Tensor]) -> list[Tensor]:
         return [torch.cat([*parts])[: weight.shapes[0][0]]]
 
@@ -115,6 +132,11 @@ class GateUp:
     def read(self, weight: Weight, part: Part, read: Read) -> Tensor:
         rows = part.of(weight.shapes[0][0])
         return torch.cat([read(name, (rows,)) for name in weight.stored])
+
+    def pieces(self, weight: Weight, part: Part, values: Tensor) -> Iterator[Piece]:
+        first = part.of(weight.shapes[0][0]).start
+        for index, half in enumerate(values.chunk(2)):
+            yield _piece(weight, index, first, half)
 
     def join(self, weight: Weight, parts: Sequence[Tensor]) -> list[Tensor]:
         halves = zip(*(part.chunk(2) for part in parts), strict=True)
@@ -148,12 +170,33 @@ class QKV:
         whole = torch.cat(found, 1).flatten(0, 1)
         return whole[Part(part.number % shared, shared).of(len(whole))]
 
+    def pieces(self, weight: Weight, part: Part, values: Tensor) -> Iterator[Piece]:
+        groups = weight.shapes[1][0] // self.head
+        shared = max(1, part.ways // groups)
+        blocks = Part(part.number // shared, part.ways // shared).of(groups)
+        sizes = [rows // groups for rows, *_ in weight.shapes]
+        held = Part(part.number % shared, shared).of(sum(sizes))  # rows of each block
+        for place, block in enumerate(range(blocks.start, blocks.stop)):
+            rows = values[place * (held.stop - held.start) :]
+            begin = 0
+            for index, size in enumerate(sizes):
+                first, last = max(begin, held.start), min(begin + size, held.stop)
+                if first < last:
+                    found = rows[first - held.start : last - held.start]
+                    yield _piece(weight, index, block * size + first - begin, found)
+                begin += size
+
     def join(self, weight: Weight, parts: Sequence[Tensor]) -> list[Tensor]:
         groups = weight.shapes[1][0] // self.head
         whole = torch.cat([*parts])
         blocks = whole.reshape(groups, -1, *whole.shape[1:])
         tensors = torch.split(blocks, [shape[0] // groups for shape in weight.shapes], 1)
         return [tensor.flatten(0, 1) for tensor in tensors]
+
+
+def _piece(weight: Weight, index: int, first: int, rows: Tensor) -> Piece:
+    """Rows of a stored tensor, from ``first`` on."""
+    return Piece(weight.stored[index], weight.shapes[index], (first,) + (0,) * (rows.ndim - 1), rows)
 
 
 def rules(head: int) -> Mapping[RuleName, Rule]:

@@ -18,6 +18,7 @@ class SharedMemoryConfig(WeightTransportConfig):
     summary: ClassVar[str] = "One copy into memory that both sides map (one node, Linux)"
     reach: ClassVar[Distance] = "node"
     reaches_subprocesses: ClassVar[bool] = True
+    is_mapped: ClassVar[bool] = True
 
     def build(self) -> WeightTransport:
         from nemorl_transports.shared_memory import SharedMemory
@@ -45,6 +46,7 @@ class CudaIpcConfig(WeightTransportConfig):
     devices: ClassVar[frozenset[str]] = frozenset({"cuda"})
     reaches_subprocesses: ClassVar[bool] = True
     takes_device_memory: ClassVar[bool] = True
+    is_mapped: ClassVar[bool] = True
 
     def build(self) -> WeightTransport:
         from nemorl_transports.cuda_ipc import CudaIpc

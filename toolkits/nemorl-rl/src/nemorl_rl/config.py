@@ -240,6 +240,15 @@ class RolloutRunConfig(RunConfig):
         )
 
     @property
+    def spreads_weights(self) -> bool:
+        """Whether each rank of the trainer sends its own part of the weights, and nobody gathers them."""
+        name, ranks = self.weight_transport, self.cluster.training_workers(self.sampler.devices)
+        if name is None or self.is_attached or self.weight_form != "model" or ranks == 1:
+            return False
+        both = self.policy.backend.supports & self.generation.backend.supports
+        return "weight_pieces" in both and self.registry.load("weight_transports", name).is_mapped
+
+    @property
     def shares_weights(self) -> bool:
         """Whether the generator runs on the trainer's own weights, in its memory."""
         is_here = self.weight_transport is not None and self.weight_transport.endswith(f":{IN_PROCESS}")
@@ -291,6 +300,23 @@ class RolloutRunConfig(RunConfig):
         if "sleep" not in self.generation.backend.supports:
             yield _stays("generation.backend", self.generation.backend, "sleep")
 
+    def _engine_problems(self) -> Iterator[ConfigIssue]:
+        """Engines and devices that do not come out even."""
+        cluster, width = self.cluster, self.generation.backend.devices_per_replica
+        asked = f"an engine spreads over {width} devices"
+        if cluster.uses_ray and width > cluster.devices_per_node:
+            message = f"{asked}, and a node has {cluster.devices_per_node}: an engine does not reach beyond its node"
+            fix = "lower the engine's parallel sizes, or raise cluster.gpus_per_node (workers_per_node on the CPU)"
+            yield ConfigIssue("generation.backend", message, fix)
+        elif cluster.uses_ray and cluster.colocated and cluster.devices_per_node % width:
+            message = f"{asked}, which do not divide the {cluster.devices_per_node} of a node that it shares"
+            fix = f"let it spread over a divisor of {cluster.devices_per_node}, or set cluster.colocated: false"
+            yield ConfigIssue("generation.backend", message, fix)
+        elif cluster.uses_ray and cluster.colocated and width * cluster.generation_replicas(width) > cluster.world_size:
+            message = f"{cluster.generation_workers} engines over {width} devices each, of {cluster.world_size} devices"
+            fix = f"set it to at most {cluster.world_size // width}, or leave it unset"
+            yield ConfigIssue("cluster.generation_workers", message, fix)
+
     def _generation_problems(self) -> Iterator[ConfigIssue]:
         if self.rollouts.adapters == "separate" and self._adapter_obstacle:
             message = f"adapters cannot travel apart from the model: {self._adapter_obstacle}"
@@ -316,12 +342,7 @@ class RolloutRunConfig(RunConfig):
                 "set cluster.colocated: false with gpus_per_node (workers_per_node on the CPU) of at least 2, or "
                 "rollouts.max_staleness: 0",
             )
-        if self.cluster.uses_ray and self.cluster.colocated and self.generation.backend.devices_per_replica > 1:
-            yield ConfigIssue(
-                "cluster.colocated",
-                "an engine that spreads over several devices cannot share them with training workers",
-                "set cluster.colocated: false, or one device per engine",
-            )
+        yield from self._engine_problems()
         limits = {"generation": self.generation.max_new_tokens, "validation": self.validation.max_new_tokens}
         for section, limit in limits.items():
             if limit is not None and limit >= self.policy.max_sequence_tokens:

@@ -61,7 +61,7 @@ class RolloutResources(TenantResources):
         self._published: WeightHandle | None = None
         """The newest weights, as long as they can be fetched."""
         self._version = 0
-        self._shares_weights = config.shares_weights
+        self._shares_weights, self._spreads_weights = config.shares_weights, config.spreads_weights
         self._sampler, self._form = config.sampler, config.weight_form  # they ask the registry, once for all updates
         super().__init__(config, run_dir, on_restart=on_restart)
 
@@ -109,9 +109,16 @@ class RolloutResources(TenantResources):
             return in_process_handle(None, version)  # nothing travels
         assert self._sampler.transport is not None, "the config checks that the backends share a transport"
         with self._during(SYNC):
-            self._published = self.training.publish(self._sampler.transport, version, self._form)
+            self._published = self._publish(self.training, self._sampler.transport, version)
         self._version = version
         return self._published
+
+    def _publish(self, training: WorkerGroup, transport: str, version: int) -> WeightHandle:
+        if not self._spreads_weights:
+            return training.publish(transport, version, self._form)
+        from nemorl_tensors.engines.pieces import SpreadHandle
+
+        return SpreadHandle(transport, version, training.call("publish_pieces", transport))
 
     @cached_property
     def _is_lent(self) -> bool:
@@ -126,7 +133,10 @@ class RolloutResources(TenantResources):
         """Every engine has the published weights: the device memory that they were published in is released."""
         if self._is_lent and self._published is not None:
             assert self.training is not None, "somebody published them"
-            self.training.call_as("host", "withdraw")
+            if self._spreads_weights:
+                self.training.call("withdraw_pieces")
+            else:
+                self.training.call_as("host", "withdraw")
             self._published = None
 
     def _newest(self) -> WeightHandle | None:

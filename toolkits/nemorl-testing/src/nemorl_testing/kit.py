@@ -42,6 +42,7 @@ _MODULES: Mapping[str, tuple[str, ...]] = {
         "training_backends",
         "training_outputs",
         "shared_prefixes",
+        "weight_pieces",
         "pairs",
     ),
     "generation_backends": ("entry_points", "every_config", "generation_backends", "single_requests", "pairs"),

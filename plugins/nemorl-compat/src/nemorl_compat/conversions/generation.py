@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from nemorl_compat.conversions.pieces import Pieces
 from nemorl_compat.key_table import judge
 from nemorl_compat.old_config import OldConfig
 
-SHARED_ENGINE = "an engine over several GPUs that it shares with training"
+WIDE_EXPERTS = "an engine whose experts spread over more GPUs than its layers"
 SAMPLES = ("grpo", "ppo", "distillation", "eval")
 VLLM_OPTIONS = {
     "vllm_cfg.tensor_parallel_size": "tensor_parallel_size",
+    "vllm_cfg.pipeline_parallel_size": "pipeline_parallel_size",
     "vllm_cfg.gpu_memory_utilization": "gpu_memory_utilization",
     "vllm_cfg.enforce_eager": "enforce_eager",
     "vllm_cfg.enable_prefix_caching": "prefix_caching",
@@ -56,6 +58,7 @@ def _vllm(old: OldConfig, new: Pieces) -> None:
         value = old.get(f"policy.generation.{theirs}")
         if not (ours == "enforce_eager" and value is False):  # unset, it is off on GPUs and on on CPUs
             new.put_given(f"generation.backend.{ours}", value)
+    _experts(old, new)
     given = old.get("policy.generation.vllm_kwargs")
     for name, value in given.items() if isinstance(given, dict) else ():
         target = judge(old, f"policy.generation.vllm_kwargs.{name}", value).to
@@ -63,15 +66,22 @@ def _vllm(old: OldConfig, new: Pieces) -> None:
             new.put(f"{ENGINE_ARGS}.{name}", value)
 
 
+def _experts(old: OldConfig, new: Pieces) -> None:
+    """vLLM spreads experts over the tensor-parallel devices of all its data-parallel copies; ours has one copy."""
+    key = "policy.generation.vllm_cfg.expert_parallel_size"
+    ways = old.whole(key, 1)
+    if ways > 1 and ways != old.whole("policy.generation.vllm_cfg.tensor_parallel_size", 1):
+        new.miss(key, WIDE_EXPERTS)
+    elif ways > 1 or old.get("policy.generation.vllm_cfg.enable_expert_parallel"):
+        new.put("generation.backend.expert_parallel", True)
+
+
 def _place(old: OldConfig, new: Pieces) -> None:
-    width = old.whole("policy.generation.vllm_cfg.tensor_parallel_size", 1)
-    width = width if "generation.backend.tensor_parallel_size" in new.values else 1
     if old.get("policy.generation.colocated.enabled", True):
         new.put("cluster.colocated", True)
-        if width > 1:
-            del new.values["generation.backend.tensor_parallel_size"]
-            new.miss("policy.generation.vllm_cfg.tensor_parallel_size", SHARED_ENGINE)
         return
+    sizes = ("tensor_parallel_size", "pipeline_parallel_size")
+    width = prod(new.values.get(f"generation.backend.{name}") or 1 for name in sizes)
     resources = "policy.generation.colocated.resources"
     per_node = old.whole(f"{resources}.gpus_per_node", old.whole("cluster.gpus_per_node", 1))
     nodes = old.whole(f"{resources}.num_nodes", 1)

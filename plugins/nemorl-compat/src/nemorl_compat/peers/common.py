@@ -101,10 +101,12 @@ def advantage(new: Pieces, flavour: str, *, divides: bool) -> None:
 
 
 def shared_engine(new: Pieces, key: str, width: float) -> None:
-    """An engine that shares devices with training: it has one device, however many it was spread over."""
-    new.put("generation.backend.tensor_parallel_size", 1)
-    if width > 1:
-        new.differ(key, "an engine that shares devices with training has one of them, so the model must fit there")
+    """An engine that shares the devices of a node with training."""
+    devices = new.values.get("cluster.gpus_per_node") or width
+    fits = devices % width == 0
+    new.put("generation.backend.tensor_parallel_size", int(width) if fits else 1)
+    if not fits:
+        new.differ(key, f"{width:g} do not divide the {devices} GPUs of a node: the engine has one, where it must fit")
 
 
 def clip(new: Pieces, low: float, high: float, dual: float | None) -> None:

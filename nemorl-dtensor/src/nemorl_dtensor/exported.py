@@ -1,0 +1,98 @@
+"""The policy's weights as others read them: whole tensors on rank 0, or the pieces that each rank has.
+
+Both carry the names and the form of published checkpoints, adapters merged. Whole tensors are put together one by one,
+which every rank takes part in. Pieces are this rank's own memory; together they lie in all ranks exactly once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from nemorl_tensors.engines.boxes import Box, ViewBox
+from nemorl_tensors.engines.pieces import Piece
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate
+
+from nemorl_dtensor.model_lora import plain_name
+from nemorl_dtensor.ranks import local, offsets, whole
+from nemorl_dtensor.sharded_weights import saved_tensors
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from nemorl_dtensor.model_lora import Adapters
+    from nemorl_dtensor.published_names import PublishedNames
+
+
+class ExportedWeights:
+    """The weights of one model, as they are whenever they are asked for."""
+
+    def __init__(self, model: PreTrainedModel, names: PublishedNames, adapters: Adapters | None, rank: int) -> None:
+        """
+        Args:
+            model: Sharded or whole.
+            names: Of its published checkpoints.
+            adapters: What is merged into the weights.
+            rank: Of this process.
+        """
+        self._model, self._names, self._adapters, self._rank = model, names, adapters, rank
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Whole tensors as published; one that has two names has the first. Collective where the model is sharded."""
+        return self._names.published((name, whole(tensor)) for name, tensor in self._merged())
+
+    def pieces(self) -> Iterator[Piece]:
+        """What this rank has of the published tensors and is the one to send. Collective."""
+        views = self._views
+        in_other_form: list[tuple[str, Tensor]] = []
+        for turn, (name, tensor) in enumerate(self._merged()):
+            if name not in views:
+                in_other_form.append((name, tensor))
+            elif _sends(tensor, turn, self._rank):
+                yield from _pieces(tensor, views[name])
+        # What conversions copy is put together on rank 0, tensor by tensor.
+        for name, tensor in self._names.published((name, whole(tensor)) for name, tensor in in_other_form):
+            if self._rank == 0:
+                yield Piece.whole(name, tensor)
+
+    def _merged(self) -> Iterator[tuple[str, Tensor]]:
+        """The plain model's tensors as they are in memory, sharded as they are there."""
+        for name, tensor in saved_tensors(self._model):
+            found = self._adapters.merged(name, tensor) if self._adapters else tensor
+            if found is not None:
+                yield plain_name(name), found
+
+    @cached_property
+    def _views(self) -> dict[str, list[tuple[str, tuple[int, ...], ViewBox]]]:
+        """Published tensors that are boxes of one in memory, by its name: their names, shapes and places."""
+        skipped = {name for name, _ in saved_tensors(self._model) if self._adapters and ".lora_" in name}
+        shapes = {plain_name(n): tuple(t.shape) for n, t in saved_tensors(self._model) if n not in skipped}
+        return self._names.views(shapes)
+
+
+def _sends(tensor: Tensor, turn: int, rank: int) -> bool:
+    """Whether this rank is the one that sends its part of a tensor: those that hold copies of a part take turns."""
+    if not isinstance(tensor, DTensor):
+        return rank == 0
+    coordinates = tensor.device_mesh.get_coordinate()
+    assert coordinates is not None, "every rank is in the mesh"
+    copy, copies = 0, 1
+    for axis, placement in enumerate(tensor.placements):
+        if isinstance(placement, Replicate):
+            copy, copies = (
+                copy * tensor.device_mesh.size(axis) + coordinates[axis],
+                copies * tensor.device_mesh.size(axis),
+            )
+    return copy == turn % copies
+
+
+def _pieces(tensor: Tensor, views: list[tuple[str, tuple[int, ...], ViewBox]]) -> Iterator[Piece]:
+    values = local(tensor).detach()
+    held = Box(offsets(tensor), tuple(values.shape))
+    for name, shape, place in views:
+        common = held.common(place.box)
+        if common is not None:
+            part = place.as_view(values[common.slices(held.starts)])
+            yield Piece(name, shape, place.in_view(common).starts, part)

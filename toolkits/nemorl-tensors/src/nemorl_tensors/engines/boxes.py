@@ -1,0 +1,112 @@
+"""Where the elements of a view lie in the tensor that it was made of.
+
+A *box* is a range in every dimension. What slicing, splitting, selecting and transposing make of a tensor is a box of
+it, its dimensions in another order; such a view is described by data alone, so that it can be read from parts of the
+tensor that lie in different memories.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from torch import Tensor
+
+Offsets = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A range in every dimension of a tensor.
+
+    >>> Box((0, 4), (2, 4)).common(Box((1, 0), (3, 6)))
+    Box(starts=(1, 4), sizes=(1, 2))
+    """
+
+    starts: Offsets
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def whole(cls, shape: Sequence[int]) -> Box:
+        """All of a tensor."""
+        return cls((0,) * len(shape), tuple(shape))
+
+    def common(self, other: Box) -> Box | None:
+        """What two boxes share; ``None`` where that is nothing."""
+        pairs = list(zip(self.starts, self.sizes, other.starts, other.sizes, strict=True))
+        starts = tuple(max(start, start_) for start, _, start_, _ in pairs)
+        ends = tuple(min(start + size, start_ + size_) for start, size, start_, size_ in pairs)
+        sizes = tuple(end - start for start, end in zip(starts, ends, strict=True))
+        return Box(starts, sizes) if all(size > 0 for size in sizes) else None
+
+    def slices(self, within: Offsets) -> tuple[slice, ...]:
+        """The box as an index of a tensor whose first element is at ``within``."""
+        places = zip(self.starts, self.sizes, within, strict=True)
+        return tuple(slice(start - first, start - first + size) for start, size, first in places)
+
+
+@dataclass(frozen=True, slots=True)
+class ViewBox:
+    """A view as a box of its tensor."""
+
+    box: Box
+    dimensions: tuple[int | None, ...]
+    """For each dimension of the view that of the tensor; ``None``: of size 1, in the view alone"""
+
+    def as_view(self, part: Tensor) -> Tensor:
+        """Elements of the tensor, cut out by a box within this one, with the dimensions that the view has."""
+        kept = [dimension for dimension in self.dimensions if dimension is not None]
+        dropped = [dimension for dimension in range(part.ndim) if dimension not in kept]
+        ordered = part.permute(*kept, *dropped)
+        for _ in dropped:
+            ordered = ordered.squeeze(-1)
+        for place, dimension in enumerate(self.dimensions):
+            if dimension is None:
+                ordered = ordered.unsqueeze(place)
+        return ordered
+
+    def in_view(self, box: Box) -> Box:
+        """A box of the tensor, within this one, as a box of the view."""
+        starts = tuple(0 if d is None else box.starts[d] - self.box.starts[d] for d in self.dimensions)
+        return Box(starts, tuple(1 if d is None else box.sizes[d] for d in self.dimensions))
+
+
+def view_box(view: Tensor, shape: Sequence[int]) -> ViewBox | None:
+    """How a view lies in the contiguous tensor of this shape whose storage it shares.
+
+    ``None`` where it is no box: its dimensions were merged or cut, or it steps over elements.
+
+    >>> tensor = torch.empty(4, 6, device="meta")
+    >>> view_box(tensor[1:3, 2:].t(), tensor.shape)
+    ViewBox(box=Box(starts=(1, 2), sizes=(2, 4)), dimensions=(1, 0))
+    """
+    strides = _strides(shape)
+    starts, rest = [], int(view.storage_offset())
+    for stride in strides:
+        start, rest = divmod(rest, stride)
+        starts.append(start)
+    sizes = [1] * len(shape)
+    dimensions: list[int | None] = []
+    for size, stride in zip(view.shape, view.stride(), strict=True):
+        if size == 1:
+            dimensions.append(None)
+            continue
+        found = [d for d, own in enumerate(strides) if own == stride and shape[d] > 1 and d not in dimensions]
+        if len(found) != 1 or starts[found[0]] + size > shape[found[0]]:
+            return None
+        dimensions.append(found[0])
+        sizes[found[0]] = size
+    if rest:
+        return None
+    return ViewBox(Box(tuple(starts), tuple(sizes)), tuple(dimensions))
+
+
+def _strides(shape: Sequence[int]) -> list[int]:
+    """Of a contiguous tensor, in elements."""
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.append(strides[-1] * max(size, 1))
+    found = list(reversed(strides))[: len(shape)]
+    assert all(left >= right for left, right in pairwise(found))
+    return found
