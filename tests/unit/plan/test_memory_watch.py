@@ -189,3 +189,31 @@ def test_critics_and_teachers_are_tenants(on_h100: Callable[..., Any]) -> None:
     assert found["critic train"].held["policy"] == ()
     assert found["policy train"].held["critic"] == ()
     assert any(part.name == "critic moments" for part in found["critic train"].parts)
+
+
+def test_weights_on_their_way_take_what_their_transport_does(on_h100: Callable[..., Any]) -> None:
+    def in_sync(**changes: Any) -> float:
+        scene = reading.known_scene(on_h100(**changes))
+        assert scene is not None
+        return next(part.size for part in budgets(scene)["sync"].work if part.name == "sync buffers")
+
+    parameters, embedding = 7_615_616_512, 152064 * 3584
+    # cuda_ipc copies the whole model within the trainer's GPU; the engine reads it through one bucket.
+    assert in_sync() == 2 * parameters + 2 * embedding
+    # Shared memory is the host's: a bucket on either side.
+    assert in_sync(cluster={"weight_transport": "shared_memory"}) == 2 * 2 * embedding
+    lora = {"lora": {"rank": 8}}
+    adapters = 28 * 8 * (4 * 3584 + 2 * (3584 + 512) + 3 * (3584 + 18944))
+    sent = in_sync(policy=lora, rollouts={"adapters": "separate"}, cluster={"weight_transport": "shared_memory"})
+    assert sent == 2 * 2 * adapters
+
+
+def test_dpos_reference_and_policy_take_turns_where_asked(on_h100: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN_7B))
+    run = {"algorithm": "dpo", "model": str(tmp_path), "data": "arithmetic", "reference": "model"}
+    config = load_config({**run, "cluster": {"gpus_per_node": 8, "take_turns": True}}, for_cluster=True)
+    scene = reading.known_scene(config)
+    assert scene is not None
+    found = budgets(scene)
+    assert set(found["policy reference"].held_bytes("policy")) == {"reference"}
+    assert "reference" not in found["policy train"].held_bytes("policy")

@@ -208,8 +208,8 @@ def _longest(name: str, compute: float, links: _Links, formula: str, extra: floa
 
 
 def _sync(scene: Scene, engines: Engines, found: Efficiencies) -> Phase:
-    """All weights, gathered from their shards and handed to every engine."""
-    size = scene.policy.element * scene.policy.parameters
+    """All weights, or adapters, gathered from their shards and handed to every engine."""
+    size = scene.sync.size(scene.policy)
     device, apart = scene.fleet.device, not scene.colocated and scene.fleet.nodes > 1
     bandwidth = (device.network_gb_s if apart else device.link_gb_s) * 1e9 * found.links
     gathered = (

@@ -90,13 +90,19 @@ class Budget:
 def settled(scene: Scene) -> Scene:
     """With turns taken as asked for; unasked, where models can and do not all fit awake."""
     if scene.turns is not None or not scene.can_take_turns:
-        return replace(scene, takes_turns=bool(scene.turns) and scene.colocated and scene.engines is not None)
+        has_others = scene.engines is not None or scene.policy.has_reference or bool(scene.others)
+        return replace(scene, takes_turns=bool(scene.turns) and scene.colocated and has_others)
     return replace(scene, takes_turns=not fullest(replace(scene, takes_turns=False)).fits)
 
 
 def fullest(scene: Scene) -> Budget:
     """Of the phase and the device that is closest to its limit."""
-    return min(budgets(scene).values(), key=lambda budget: budget.free)
+    return closest(budgets(scene))
+
+
+def closest(found: Mapping[str, Budget]) -> Budget:
+    """To its device's limit."""
+    return min(found.values(), key=lambda budget: budget.free)
 
 
 def budgets(scene: Scene) -> dict[str, Budget]:
@@ -158,8 +164,7 @@ def _works(scene: Scene, engine: EngineMemory | None) -> Iterator[tuple[str, str
         yield from _works_of(model, scores=scene.work.scores_old or model is not scene.policy)
     engines = scene.engines
     if engines is not None and engines.has_own_weights:
-        ends = 2 if scene.colocated else 1
-        yield SYNC, POLICY, "weight sync", (sync_buffers(scene.policy, ends=ends),)
+        yield SYNC, POLICY, "weight sync", (sync_buffers(scene, sends=True, receives=scene.colocated),)
 
 
 def _works_of(model: HeldModel, *, scores: bool) -> Iterator[tuple[str, str, str, Parts]]:
@@ -192,16 +197,23 @@ def _generation(scene: Scene) -> Budget:
     engines = scene.engines
     assert engines is not None, "the caller checks"
     engine = engines.plan.memory(engines, scene.capacity, scene.work.sequences)
-    work = (*engine.passing, sync_buffers(scene.policy, ends=1))
+    work = (*engine.passing, sync_buffers(scene, sends=False, receives=True))
     held = {ENGINE: engine.lasting}
     overhead = _overhead(scene, held, work, engine, processes=1)
     return Budget(ROLLOUT, "generation", held, work, "generation", overhead, scene.capacity, engine.lacks)
 
 
-def sync_buffers(policy: HeldModel, *, ends: int) -> Part:
-    """A bucket of weights on its way, and the largest tensor, which is never cut."""
-    largest = policy.element * policy.geometry.embedding_parameters
-    return Part("sync buffers", ends * max(BUCKET_BYTES, largest), f"{ends} x max(256 MiB, {count(largest)}B)")
+def sync_buffers(scene: Scene, *, sends: bool, receives: bool) -> Part:
+    """Weights on their way, on a device that sends or receives them: buckets, of which none is smaller than the largest
+    tensor, or a copy of all."""
+    policy, whole = scene.policy, scene.sync.size(scene.policy)
+    largest = whole if scene.sync.of_adapters else policy.element * policy.geometry.embedding_parameters
+    bucket = min(whole, max(BUCKET_BYTES, largest))
+    if sends and scene.sync.copied_whole:
+        size = whole + bucket * receives
+        return Part("sync buffers", size, f"a copy of {count(whole)}B" + f" + {count(bucket)}B" * receives)
+    ends = sends + receives
+    return Part("sync buffers", ends * bucket, f"{ends} x max(256 MiB, {count(largest)}B)")
 
 
 def _overhead(

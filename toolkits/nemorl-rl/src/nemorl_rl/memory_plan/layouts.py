@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from nemorl.config.base import Config
 
 from nemorl_rl.devices import Fleet
-from nemorl_rl.memory_plan.budgets import Budget, fullest, settled
+from nemorl_rl.memory_plan.budgets import Budget, budgets, closest, settled
 from nemorl_rl.memory_plan.scene import Scene
 
 Settings = tuple[tuple[str, object], ...]
@@ -110,7 +110,7 @@ def choices(scene: Scene) -> Iterator[Choice]:
     """Layouts that the backends can be built in on this fleet."""
     policy = scene.policy
     row = min(float(policy.width), scene.work.prompt_tokens + scene.work.longest_response)
-    sizes = sorted({policy.budget, *(size for size in BUDGETS if row <= size < policy.budget * 4)})
+    sizes = sorted({policy.budget, *(size for size in BUDGETS if row <= size < policy.budget * 4)}, reverse=True)
     for sampling in _samplings(scene):
         devices = sampling.engines * _devices_per_engine(scene, sampling)
         model = replace(policy, ranks=_training_ranks(scene, devices, sampling.colocated))
@@ -164,10 +164,21 @@ def _training_ranks(scene: Scene, devices: int, colocated: bool) -> int:
     return scene.fleet.size - (0 if colocated else devices)
 
 
-def smallest_change(scene: Scene) -> Choice | None:
-    """The least change of the config that fits; ``None``: nothing fits."""
-    every = dict.fromkeys((present(scene), *choices(scene)))
-    return least(scene, ((choice, fullest(applied(scene, choice))) for choice in every))
+def smallest_change(scene: Scene, *, at_most: Mapping[str, float] | None = None) -> Choice | None:
+    """The least change of the config that fits; ``None``: nothing fits.
+
+    Args:
+        scene: The run.
+        at_most: Phase -> bytes that it may be planned to need, where that is less than the device has.
+    """
+
+    def judged() -> Iterator[tuple[Choice, Budget]]:
+        for choice in dict.fromkeys((present(scene), *choices(scene))):
+            found = budgets(applied(scene, choice))
+            if all(found[phase].needed <= size for phase, size in (at_most or {}).items() if phase in found):
+                yield choice, closest(found)
+
+    return least(scene, judged())
 
 
 def least(scene: Scene, judged: Iterable[tuple[Choice, Budget]]) -> Choice | None:

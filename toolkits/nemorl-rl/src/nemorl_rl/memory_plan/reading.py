@@ -12,15 +12,17 @@ from nemorl_rl.devices import Fleet, parse_fleet, shared_by, this_cpu, this_gpu,
 from nemorl_rl.memory_plan.budgets import settled
 from nemorl_rl.memory_plan.engines import Engines
 from nemorl_rl.memory_plan.models import HeldModel
-from nemorl_rl.memory_plan.scene import Scene
+from nemorl_rl.memory_plan.scene import Scene, Sync
 from nemorl_rl.memory_plan.work import Work
 from nemorl_rl.model_files import stored_config
 from nemorl_rl.model_geometry import Geometry
+from nemorl_rl.transport_choice import choose_transport
 
 if TYPE_CHECKING:
     from nemorl.config.cluster import ClusterConfig
     from nemorl.config.models import PolicyConfig
     from nemorl.config.run import RunConfig
+    from nemorl.plugins.kinds import GenerationBackendConfig
 
 EXPECTED_FRAC = 0.5
 """Mean response as a share of the longest allowed one, where nothing is known of it."""
@@ -107,9 +109,19 @@ def scene_of(config: RunConfig, fleet: Fleet, sizes: Sizes, lengths: Lengths = L
     one_process = fleet.size == 1 and not config.cluster.uses_ray
     engines = _engines(config, policy, replicas, one_process=one_process) if sampler is not None else None
     is_async = _rollouts(config).get("mode") == "async" and apart
-    turns = config.cluster.take_turns
     return settled(
-        Scene(fleet, policy.fed(work), others, engines, work, not apart, is_async, turns, one_process=one_process)
+        Scene(
+            fleet,
+            policy.fed(work),
+            others,
+            engines,
+            work,
+            colocated=not apart,
+            is_async=is_async,
+            turns=config.cluster.take_turns,
+            one_process=one_process,
+            sync=_sync(config, fleet, one_process=one_process) if sampler is not None else Sync(),
+        )
     )
 
 
@@ -174,10 +186,34 @@ def _rollouts(config: RunConfig) -> Mapping[str, Any]:
     return found.model_dump() if found is not None else {}
 
 
+def _sync(config: RunConfig, fleet: Fleet, *, one_process: bool) -> Sync:
+    """What a run does on these devices, which may be others than this machine has."""
+    from nemorl_rl.config import RolloutRunConfig
+
+    training, asked = config.policy.backend, config.cluster.weight_transport
+    offered = (asked,) if asked is not None else training.weight_transports
+    transport = choose_transport(
+        offered,
+        (*_backend(config).weight_transports, *([asked] if asked is not None else [])),
+        "process" if one_process else "node" if fleet.nodes == 1 else "cluster",
+        plugins=config.registry,
+        device="cpu" if fleet.device.is_cpu else "cuda:0",
+        colocated=config.cluster.colocated,
+    )
+    copies = transport is not None and config.registry.load("weight_transports", transport).takes_device_memory
+    adapters = isinstance(config, RolloutRunConfig) and config.weight_form == "adapters"
+    return Sync(of_adapters=adapters, copied_whole=copies)
+
+
+def _backend(config: RunConfig) -> GenerationBackendConfig:
+    assert config.sampler is not None, "only runs that sample have engines"
+    return config.sampler.generation.backend
+
+
 def _engines(config: RunConfig, policy: HeldModel, replicas: int, *, one_process: bool) -> Engines:
     sampler = config.sampler
     assert sampler is not None, "only runs that sample have engines"
-    backend = sampler.generation.backend
+    backend = _backend(config)
     return Engines(
         backend,
         policy.geometry,

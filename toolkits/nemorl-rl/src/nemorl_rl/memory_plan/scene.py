@@ -11,6 +11,20 @@ from nemorl_rl.memory_plan.work import Work
 
 
 @dataclass(frozen=True)
+class Sync:
+    """How weights get to engines."""
+
+    of_adapters: bool = False
+    """Adapters alone travel, not the model"""
+    copied_whole: bool = False
+    """The transport first copies all that travels within the trainer's device"""
+
+    def size(self, policy: HeldModel) -> float:
+        """Bytes that travel to an engine."""
+        return policy.element * (policy.adapter_parameters if self.of_adapters else policy.parameters)
+
+
+@dataclass(frozen=True)
 class Scene:
     """A run as it is planned."""
 
@@ -28,6 +42,7 @@ class Scene:
     """Whoever is not at work leaves the device's memory: what became of ``turns``"""
     one_process: bool = False
     """Everything shares one process and its allocator"""
+    sync: Sync = Sync()
 
     @property
     def models(self) -> tuple[HeldModel, ...]:

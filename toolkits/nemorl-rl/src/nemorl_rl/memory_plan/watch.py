@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -110,7 +109,7 @@ class MemoryWatch:
             )
         told += [_planned(budget), f"for its work {_words(budget)}"]
         message = f"in {phase}, {error.message} ({'; '.join(told)})"
-        return DeviceMemoryError(message, fix=self._fix(budget, budget.capacity) or error.fix)
+        return DeviceMemoryError(message, fix=self._fix(budget, budget.capacity))
 
     @contextmanager
     def explaining(self, phase: str) -> Iterator[None]:
@@ -120,19 +119,17 @@ class MemoryWatch:
         except DeviceMemoryError as error:
             raise self.explained(phase, error) from error
 
-    def _fix(self, budget: Budget, taken: float) -> str | None:
-        """The smallest change that fits, if plans are off by as much as was seen; ``None``: there is none."""
-        from nemorl_rl.devices import with_memory
+    def _fix(self, budget: Budget, taken: float) -> str:
+        """The smallest change that fits, if the phase takes as much more than planned as was seen."""
         from nemorl_rl.memory_plan.layouts import as_overrides, overrides, smallest_change
 
         assert self.scene is not None, "it has a budget"
         # A change has to take less than what did not fit, by the plan's own count.
         enough = (1 - SPARE_FRAC) * min(budget.capacity, budget.needed * budget.capacity / max(taken, 1.0))
-        scene = replace(self.scene, fleet=with_memory(self.scene.fleet, enough / GIB))
-        change = smallest_change(scene)
+        change = smallest_change(self.scene, at_most={budget.phase: enough})
         if change is None:
             return "use a smaller model, LoRA, or more devices (`nemorl plan` shows what fits where)"
-        return f"the smallest change that fits: {' '.join(as_overrides(overrides(scene, change)))}"
+        return f"the smallest change that fits: {' '.join(as_overrides(overrides(self.scene, change)))}"
 
 
 class MemoryRemarks:
