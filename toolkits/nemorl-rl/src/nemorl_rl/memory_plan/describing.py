@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Spread:
-    """How a training backend divides a model and its data over ranks."""
+    """How a training backend divides a model and its data over ranks.
+
+    >>> Spread(data=4, tensor=2).shards
+    1
+    """
 
     data: int
     """Groups of ranks that compute different data"""
@@ -43,7 +47,11 @@ class Spread:
 
 
 class TrainingPlan(Protocol):
-    """What a training backend says of the models that it trains."""
+    """A training backend's account of the models that it trains.
+
+    >>> PolicyConfig().backend.training_plan().gpu_frac
+    0.4
+    """
 
     @property
     def gpu_frac(self) -> float:
@@ -87,7 +95,11 @@ class PlansTraining(ABC):
 
 @dataclass(frozen=True)
 class EngineMemory:
-    """Of one of an engine's devices."""
+    """Memory of one of an engine's devices.
+
+    >>> EngineMemory(lasting=(), passing=()).lacks
+    0.0
+    """
 
     lasting: Parts
     """Also while models train, unless it sleeps"""
@@ -100,7 +112,11 @@ class EngineMemory:
 
 
 class EnginePlan(Protocol):
-    """What a generation backend says of its engines."""
+    """A generation backend's account of its engines.
+
+    >>> GenerationConfig().backend.engine_plan().max_rows
+    256
+    """
 
     @property
     def layer_start_s(self) -> float:

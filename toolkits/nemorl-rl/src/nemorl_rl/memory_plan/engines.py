@@ -19,7 +19,11 @@ KV_TOKENS = (16384, 65536, 262144)
 
 @dataclass(frozen=True)
 class Engines:
-    """All engines of a run: they are alike."""
+    """All engines of a run: they are alike.
+
+    >>> Engines(GenerationConfig().backend, geometry, 2, replicas=8, width=4096).devices  # doctest: +SKIP
+    8
+    """
 
     backend: GenerationBackendConfig
     geometry: Geometry
@@ -84,6 +88,9 @@ def rows_memory(engines: Engines, sequences: int, max_rows: int, kv_tokens: int)
         sequences: Of all engines.
         max_rows: Decoded at once.
         kv_tokens: Held at once.
+
+    >>> rows_memory(engines, sequences=64, max_rows=256, kv_tokens=65536).passing[0].name  # doctest: +SKIP
+    'KV cache'
     """
     rows = min(max_rows, -(-sequences // engines.replicas))
     tokens, vocabulary = min(kv_tokens, rows * engines.width), engines.geometry.vocabulary
@@ -94,5 +101,9 @@ def rows_memory(engines: Engines, sequences: int, max_rows: int, kv_tokens: int)
 
 
 def cache_sizes(present: int, width: int) -> list[int]:
-    """Tokens that such a cache may be limited to: those of the config, and less, but a longest sequence at least."""
+    """Tokens that such a cache may be limited to: those of the config, and less, but a longest sequence at least.
+
+    >>> cache_sizes(present=65536, width=4096)
+    [65536, 16384]
+    """
     return [present, *(size for size in KV_TOKENS if width <= size < present)]

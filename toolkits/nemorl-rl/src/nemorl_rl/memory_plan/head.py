@@ -22,7 +22,11 @@ CPU_BLOCKS_BYTES = 3 * 2**20
 
 @dataclass(frozen=True)
 class Head:
-    """How a backend computes log-probs."""
+    """How a backend computes log-probs.
+
+    >>> Head(shares_vocabulary=True).chunk_tokens is None
+    True
+    """
 
     shares_vocabulary: bool
     """Ranks have parts of the vocabulary each, or the code for them runs"""
@@ -33,7 +37,11 @@ class Head:
 
 
 def head_buffers(model: HeldModel, kind: Head) -> tuple[Part, ...]:
-    """Logits and their gradient, the gradient of the states, and the head's gradient in float32."""
+    """Logits and their gradient, the gradient of the states, and the head's gradient in float32.
+
+    >>> head_buffers(model, Head(shares_vocabulary=False))[0].name  # doctest: +SKIP
+    'logits'
+    """
     g, b, tokens = model.geometry, model.element, model.microbatch_tokens
     if model.value_head:
         return (Part("values", 2.0 * b * tokens * g.hidden, f"gradient of {count(tokens)} states"),)
@@ -46,7 +54,11 @@ def head_buffers(model: HeldModel, kind: Head) -> tuple[Part, ...]:
 
 
 def scored_logits(model: HeldModel, kind: Head) -> float:
-    """Bytes of logits in a forward pass without gradient: a chunk, and its normalizers in float32."""
+    """Bytes of logits in a forward pass without gradient: a chunk, and its normalizers in float32.
+
+    >>> scored_logits(model, Head(shares_vocabulary=False))  # doctest: +SKIP
+    201326592.0
+    """
     if model.value_head:
         return 0.0
     chunk, _ = _portions(model, kind, model.geometry.vocabulary / model.tensor, kept=False)

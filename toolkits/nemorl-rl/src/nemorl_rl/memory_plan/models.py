@@ -20,7 +20,11 @@ MICROBATCH_TOKENS = {True: 1536, False: 16384}
 
 @dataclass(frozen=True)
 class HeldModel:
-    """One model of a run, on the ranks of one worker group."""
+    """One model of a run, on the ranks of one worker group.
+
+    >>> HeldModel("policy", PolicyConfig(), geometry, ranks=8).fed(work).moments.worst  # doctest: +SKIP
+    'output head'
+    """
 
     role: str
     """``policy``, ``critic``, ``teacher``, …"""

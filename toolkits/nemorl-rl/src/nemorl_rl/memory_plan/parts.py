@@ -12,7 +12,11 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Part:
-    """Memory of one rank, for one purpose."""
+    """Memory of one rank, for one purpose.
+
+    >>> Part("weights", 4 * 2**30, "4 B x 1.07 G", "weights").gib
+    4.0
+    """
 
     name: str
     size: float
@@ -32,7 +36,11 @@ Parts = tuple[Part, ...]
 
 @dataclass(frozen=True)
 class Moments:
-    """Memory of one model on one rank: what is always there, and what is there besides at each moment of its work."""
+    """Memory of one model on one rank: what is always there, and what is there besides at each moment of its work.
+
+    >>> Moments((Part("weights", 4, "4 B"),), {"backward": (Part("activations", 3, "3 B"),)}, ()).worst
+    'backward'
+    """
 
     lasting: Parts
     training: Mapping[str, Parts]
