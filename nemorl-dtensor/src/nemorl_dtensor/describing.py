@@ -67,6 +67,7 @@ class HFPlan:
     config: HFGenerationConfig
     layer_start_s: float = 3e-4
     step_start_s: float = 2e-3
+    layer_element: float | None = None
 
     @property
     def max_rows(self) -> int:

@@ -75,6 +75,7 @@ class MegatronEnginePlan:
     config: MegatronGenerationConfig
     layer_start_s: float = 4e-4
     step_start_s: float = 3e-3
+    layer_element: float | None = None
 
     @property
     def max_rows(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING
 
 from nemorl_rl.memory_plan.describing import EngineMemory
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 UTILIZATIONS = (0.3, 0.4, 0.5, 0.6, 0.8)
 """Of engines that share a device, or take turns on it."""
 OWN_DEVICE = 0.9
+FP8_BLOCK = 128
+"""Side of the blocks of a weight that share a scale."""
 WIDTHS = (1, 2, 4, 8)
 
 
@@ -28,6 +31,11 @@ class VLLMPlan:
     config: VLLMConfig
     layer_start_s: float = 0.0
     step_start_s: float = 3e-3
+
+    @property
+    def layer_element(self) -> float | None:
+        """One byte in fp8, and a float32 scale for each block."""
+        return 1 + 4 / FP8_BLOCK**2 if self.config.lower_precision == "fp8" else None
 
     @property
     def max_rows(self) -> int:
@@ -50,13 +58,11 @@ class VLLMPlan:
         return (fixed * GIB if fixed is not None else self._room(engines, capacity)) / engines.token_bytes
 
     def options(self, engines: Engines, *, apart: bool, per_node: int) -> Iterator[Mapping[str, object]]:
-        if apart:
-            for width in WIDTHS:
-                if width <= per_node and engines.geometry.heads % width == 0:
-                    yield {"tensor_parallel_size": width, "gpu_memory_utilization": OWN_DEVICE}
-            return
-        for share in sorted({self.config.gpu_memory_utilization, *UTILIZATIONS}):
-            yield {"tensor_parallel_size": 1, "gpu_memory_utilization": share}
+        shares = [OWN_DEVICE] if apart else sorted({self.config.gpu_memory_utilization, *UTILIZATIONS})
+        stages = self.config.pipeline_parallel_size
+        widths = [width for width in WIDTHS if per_node % (width * stages) == 0 and engines.geometry.heads % width == 0]
+        for width, share in product(widths, shares):
+            yield {"tensor_parallel_size": width, "gpu_memory_utilization": share}
 
     def _cache_gib(self, engines: Engines) -> float | None:
         """What is set, or the default of a CPU; ``None``: a share of the device."""

@@ -198,8 +198,9 @@ def test_weights_on_their_way_take_what_their_transport_does(on_h100: Callable[.
         return next(part.size for part in budgets(scene)["sync"].work if part.name == "sync buffers")
 
     parameters, embedding = 7_615_616_512, 152064 * 3584
-    # cuda_ipc copies the whole model within the trainer's GPU; the engine reads it through one bucket.
-    assert in_sync() == 2 * parameters + 2 * embedding
+    # cuda_ipc copies a rank's eighth within its GPU; the engine reads through one bucket. One rank has all.
+    assert in_sync() == pytest.approx(2 * parameters / 8 + 2 * embedding)
+    assert in_sync(gpus=1, cluster={"launcher": "ray"}) == 2 * parameters + 2 * embedding
     # Shared memory is the host's: a bucket on either side.
     assert in_sync(cluster={"weight_transport": "shared_memory"}) == 2 * 2 * embedding
     lora = {"lora": {"rank": 8}}
@@ -217,3 +218,16 @@ def test_dpos_reference_and_policy_take_turns_where_asked(on_h100: Callable[...,
     found = budgets(scene)
     assert set(found["policy reference"].held_bytes("policy")) == {"reference"}
     assert "reference" not in found["policy train"].held_bytes("policy")
+
+
+def test_an_engine_in_eight_bits_holds_half_of_its_layers(on_h100: Callable[..., Any]) -> None:
+    def weights(precision: str | None) -> float:
+        config = on_h100(generation={"backend": {"name": "vllm", "precision": precision}})
+        scene = reading.known_scene(config)
+        assert scene is not None
+        return budgets(scene)["rollout"].held_bytes("engine")["weights"]
+
+    outside = 2 * 152064 * 3584
+    layers = 7_615_616_512 - outside
+    assert weights(None) == 2 * (layers + outside)
+    assert weights("fp8") == pytest.approx((1 + 4 / 128**2) * layers + 2 * outside)

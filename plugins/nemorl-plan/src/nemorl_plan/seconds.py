@@ -111,7 +111,8 @@ def _decoding(scene: Scene, engines: Engines, found: Efficiencies) -> Phase:
     else:
         read = active
     device = scene.fleet.device
-    bytes_read = engines.element * (read + batch * context * g.cache_elements) / t
+    of_layers = engines.layer_element * (read - g.embedding_parameters)
+    bytes_read = (of_layers + engines.element * (g.embedding_parameters + batch * context * g.cache_elements)) / t
     flops = batch * (2 * active + g.attention_flops(1, context)) / t
     memory_s = bytes_read / (device.memory_gb_s * 1e9 * found.decode)
     compute_s = flops / (_flops_per_s(scene, engines.element) * found.prefill)
@@ -212,9 +213,8 @@ def _sync(scene: Scene, engines: Engines, found: Efficiencies) -> Phase:
     size = scene.sync.size(scene.policy)
     device, apart = scene.fleet.device, not scene.colocated and scene.fleet.nodes > 1
     bandwidth = (device.network_gb_s if apart else device.link_gb_s) * 1e9 * found.links
-    gathered = (
-        0.0 if scene.policy.ranks == 1 else size / (scene.fleet.link_gb_s(scene.policy.ranks) * 1e9 * found.links)
-    )
+    ranks = scene.policy.ranks
+    gathered = 0.0 if ranks == 1 or scene.sync.in_pieces else size / (scene.fleet.link_gb_s(ranks) * 1e9 * found.links)
     seconds = gathered + size / bandwidth + math.ceil(size / 2**28) * 0.01
     return Phase("weight sync", seconds, "links", f"{count(size)}B gathered and sent at {count(bandwidth)}B/s")
 

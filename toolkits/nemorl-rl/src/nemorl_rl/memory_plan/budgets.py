@@ -209,9 +209,11 @@ def sync_buffers(scene: Scene, *, sends: bool, receives: bool) -> Part:
     policy, whole = scene.policy, scene.sync.size(scene.policy)
     largest = whole if scene.sync.of_adapters else policy.element * policy.geometry.embedding_parameters
     bucket = min(whole, max(BUCKET_BYTES, largest))
-    if sends and scene.sync.copied_whole:
-        size = whole + bucket * receives
-        return Part("sync buffers", size, f"a copy of {count(whole)}B" + f" + {count(bucket)}B" * receives)
+    if sends and scene.sync.copied_on_device:
+        held = sum(part.size for part in policy.moments.lasting if part.held == "weights")
+        own = held if scene.sync.in_pieces else whole
+        text = f"a copy of {count(own)}B" + f" + {count(bucket)}B" * receives
+        return Part("sync buffers", own + bucket * receives, text)
     ends = sends + receives
     return Part("sync buffers", ends * bucket, f"{ends} x max(256 MiB, {count(largest)}B)")
 

@@ -133,6 +133,11 @@ class EnginePlan(Protocol):
         """Most samples decoded at once."""
         ...
 
+    @property
+    def layer_element(self) -> float | None:
+        """Bytes of a weight in the layers; ``None``: as many as the policy's."""
+        ...
+
     def memory(self, engines: Engines, capacity: float, sequences: int) -> EngineMemory:
         """Of a device of ``capacity`` bytes, for so many sequences over all engines."""
         ...

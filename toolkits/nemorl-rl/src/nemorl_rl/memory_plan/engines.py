@@ -71,13 +71,20 @@ class Engines:
         return self.element * self.geometry.cache_elements / self.tensor
 
     @property
+    def layer_element(self) -> float:
+        """Bytes of a weight in the layers."""
+        return self.plan.layer_element or self.element
+
+    @property
     def weights(self) -> Part:
         """On one device."""
-        parameters = self.geometry.parameters()
         if not self.has_own_weights:
             return Part("engine weights", 0.0, "the trainer's own", "weights")
-        text = f"{self.element} B x {count(parameters)} / {self.tensor}"
-        return Part("engine weights", self.element * parameters / self.tensor, text, "weights")
+        outside = self.geometry.embedding_parameters * (1 if self.geometry.tied else 2)
+        layers = self.geometry.parameters() - outside
+        size = (self.layer_element * layers + self.element * outside) / self.tensor
+        text = f"({self.layer_element:.3g} B x {count(layers)} + {self.element} B x {count(outside)}) / {self.tensor}"
+        return Part("engine weights", size, text, "weights")
 
 
 def rows_memory(engines: Engines, sequences: int, max_rows: int, kv_tokens: int) -> EngineMemory:

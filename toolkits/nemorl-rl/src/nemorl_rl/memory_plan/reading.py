@@ -200,9 +200,13 @@ def _sync(config: RunConfig, fleet: Fleet, *, one_process: bool) -> Sync:
         device="cpu" if fleet.device.is_cpu else "cuda:0",
         colocated=config.cluster.colocated,
     )
-    copies = transport is not None and config.registry.load("weight_transports", transport).takes_device_memory
+    if transport is None:
+        return Sync()
+    kind = config.registry.load("weight_transports", transport)
     adapters = isinstance(config, RolloutRunConfig) and config.weight_form == "adapters"
-    return Sync(of_adapters=adapters, copied_whole=copies)
+    both = training.supports & _backend(config).supports
+    pieces = "weight_pieces" in both and kind.is_mapped and fleet.size > 1 and not adapters
+    return Sync(of_adapters=adapters, copied_on_device=kind.takes_device_memory, in_pieces=pieces)
 
 
 def _backend(config: RunConfig) -> GenerationBackendConfig:

@@ -16,8 +16,10 @@ class Sync:
 
     of_adapters: bool = False
     """Adapters alone travel, not the model"""
-    copied_whole: bool = False
-    """The transport first copies all that travels within the trainer's device"""
+    copied_on_device: bool = False
+    """The transport first copies what a rank sends within the rank's device"""
+    in_pieces: bool = False
+    """Each rank sends its own part, nobody gathers the model"""
 
     def size(self, policy: HeldModel) -> float:
         """Bytes that travel to an engine."""
