@@ -20,6 +20,10 @@ from nemorl_dtensor.activations import per_token
 if TYPE_CHECKING:
     from nemorl_dtensor.config import DTensorConfig
 
+ATTENTION_BYTES = 32 << 20
+"""Of a layer's attention weights on a CPU: kept for the backward pass if they take no more (``attention_cpu``)."""
+BLOCK_QUERIES = 64
+
 
 class Memory:
     """Of one rank."""
@@ -35,6 +39,7 @@ class Memory:
         self._divided = self._shards * model.tensor
         self._per = per_token(model, sequence_parallel=config.sequence_parallel, fused=fused)
         self._head = Head(model.tensor > 1, adds_directly=fused, chunk_tokens=config.logprob_chunk_tokens)
+        self._attention = _attention_weights(model) if fused else 0.0
         g, experts = model.geometry, model.geometry.experts
         # FSDP cuts stacks of experts along the experts: fewer of them than shards take as much as that many would.
         padding = -(-experts // self._shards) * self._shards / experts if experts else 1.0
@@ -84,7 +89,7 @@ class Memory:
     def _kept(self) -> Parts:
         """Activations of a microbatch when its forward pass is done."""
         layers, tokens, per = self._model.geometry.layers, self._model.microbatch_tokens, self._per
-        each = per.entry if self._model.checkpointing else per.layer
+        each = per.entry if self._model.checkpointing else per.layer + self._attention / tokens
         text = f"{count(tokens)} tokens x ({layers} layers x {count(each)}B + {count(per.outside)}B)"
         return (Part("activations", tokens * (layers * each + per.outside), text),)
 
@@ -97,8 +102,9 @@ class Memory:
         model, per, t = self._model, self._per, self._model.tensor
         g, tokens, b = model.geometry, model.microbatch_tokens, model.element
         below = g.layers - above - 1
-        waiting = tokens * below * (per.entry if model.checkpointing else per.layer)
-        begin = tokens * (per.layer + per.passing + (per.entry if model.checkpointing else 0))
+        kept = tokens * per.layer + self._attention
+        waiting = below * (tokens * per.entry if model.checkpointing else kept)
+        begin = kept + tokens * (per.passing + (per.entry if model.checkpointing else 0))
         layer = 0.0 if model.lora_rank else b * g.layer_parameters / t
         inside = max(begin, tokens * per.ending + layer)
         text = f"{count(tokens)} tokens x {below} layers + {count(inside)}B in the layer"
@@ -152,3 +158,12 @@ class Memory:
         logits = scored_logits(self._model, self._head)
         text = f"{count(tokens)} tokens x {count(each)}B + logits {count(logits)}B"
         return (Part("activations", tokens * each + logits, text),)
+
+
+def _attention_weights(model: HeldModel) -> float:
+    """Bytes that a layer keeps of them: causal, in blocks of queries; of rows that are not trees."""
+    if model.layout == "shared":
+        return 0.0
+    row = min(model.longest or model.width, model.microbatch_tokens)
+    size = model.element * model.geometry.heads * model.microbatch_tokens * (row + BLOCK_QUERIES) / 2
+    return size if size <= ATTENTION_BYTES else 0.0

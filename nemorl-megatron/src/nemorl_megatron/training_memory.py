@@ -55,11 +55,13 @@ def per_token(model: HeldModel, config: MegatronConfig) -> PerToken:
 def _stage(model: HeldModel, config: MegatronConfig, *, is_first: bool) -> Moments:
     dense, experts = _rank_parameters(model, config, is_first=is_first)
     b, found = model.element, dense + experts
-    lasting = [Part("weights", b * found, f"{b} B x {count(found)} of this rank", "weights")]
-    if model.has_reference:
+    adapters = model.adapter_parameters / (config.pipeline_parallel_size * model.tensor)
+    lasting = [Part("weights", b * (found + adapters), f"{b} B x {count(found + adapters)} of this rank", "weights")]
+    if model.has_reference and not model.lora_rank:  # else it is the model without its adapters
         lasting.append(Part("reference weights", b * found, f"{b} B x {count(found)}", "reference"))
     if model.learns:
-        lasting += _states(model, config, dense, experts)
+        trained = (adapters, 0.0) if model.lora_rank else (dense, experts)
+        lasting += _states(model, config, *trained)
     has_head = not is_first or model.spread.pipeline == 1
     scoring = (_forward(model, config, has_head=has_head),)
     if not model.learns:

@@ -8,7 +8,7 @@ import pytest
 from nemorl.config import PolicyConfig
 from nemorl.errors import UsageError
 from nemorl.plugins.kinds import GenerationBackendConfig, TrainingBackendConfig
-from nemorl_dtensor import DTensorConfig
+from nemorl_dtensor import DTensorConfig, attention_cpu, training_memory
 from nemorl_rl.memory_plan import budgets, head, models, work
 from nemorl_rl.memory_plan.describing import engine_plan, training_plan
 from nemorl_rl.memory_plan.models import HeldModel
@@ -44,6 +44,8 @@ def test_limits_that_plans_count_with_are_those_of_the_engines() -> None:
     assert head.KEPT_LOGITS_BYTES == logprobs.KEPT_LOGITS_BYTES
     assert budgets.BUCKET_BYTES == buckets.BUCKET_BYTES
     assert work.MIN_SHARING == prefix_forest.MIN_RATIO
+    assert training_memory.ATTENTION_BYTES == attention_cpu.KEPT_BYTES
+    assert training_memory.BLOCK_QUERIES == attention_cpu.BLOCK_QUERIES
     assert models.MICROBATCH_TOKENS == {True: rows.CPU_MICROBATCH_TOKENS, False: rows.CUDA_MICROBATCH_TOKENS}
 
 
@@ -67,3 +69,18 @@ def test_a_config_with_other_options_describes_another_model() -> None:
     copies = policy.model_copy(update={"backend": DTensorConfig(data_parallel_replicas=4)})
     assert model.spread.shards == 8
     assert replace(model, policy=copies).spread.shards == 2
+
+
+def test_attention_weights_are_counted_where_a_cpu_keeps_them() -> None:
+    def activations(tokens: int, *, on_cpu: bool) -> float:
+        policy = PolicyConfig(backend=DTensorConfig(layout="padded"), max_sequence_tokens=256)
+        model = HeldModel("policy", policy, Geometry.from_config(LLAMA), 1, on_cpu, microbatch_tokens=tokens)
+        return next(part.size for part in model.moments.training["output head"] if part.name == "activations")
+
+    # Norms are fused on a CPU: 4 B in place of 8 B an element in two norms a layer and the last, of 1,024 elements.
+    norms = 512 * (8 * 2 + 1) * 1024 * 4
+    # 16 heads, 512 queries, on average (256 + 64) / 2 keys in float32: 5 MiB in each of 8 layers.
+    kept = 8 * 4 * 16 * 512 * (256 + 64) / 2
+    assert activations(512, on_cpu=True) - activations(512, on_cpu=False) == pytest.approx(kept - norms)
+    # 8,192 queries would take 80 MiB a layer: they are computed again.
+    assert activations(8192, on_cpu=True) < activations(8192, on_cpu=False)

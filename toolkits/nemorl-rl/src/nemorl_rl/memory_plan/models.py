@@ -43,6 +43,8 @@ class HeldModel:
     """Computed tokens of the fullest microbatch, padding included"""
     accumulates: bool = True
     """A step has more than one microbatch, so gradients of earlier ones wait"""
+    longest: int | None = None
+    """Tokens of the longest sequence that a step is expected to have; unset: as long as may be"""
 
     def fed(self, work: Work) -> HeldModel:
         """With what a step really feeds it: rows of a small step do not fill a microbatch."""
@@ -53,7 +55,8 @@ class HeldModel:
         row = longest if layout == "padded" else work.computed_tokens(layout) / work.sequences
         available = max(longest, max(rows, 1.0) * row)
         tokens = int(min(budget, available))
-        return replace(self, layout=layout, microbatch_tokens=tokens, accumulates=available > budget)
+        accumulates = available > budget
+        return replace(self, layout=layout, microbatch_tokens=tokens, accumulates=accumulates, longest=int(longest))
 
     @cached_property
     def plan(self) -> TrainingPlan:
