@@ -138,10 +138,12 @@ class DTensorBackend:
         # 1. Forward and backward, microbatch by microbatch: gradients add up.
         trained, measured = split_by_gradient(batch, loss, self._budget, self._layout.computed_tokens)
         found: list[tuple[Tensor, Metrics]] = []
+        laid_out: list[Rows] = []
         plan = self._layout.plan(trained, self._budget)
         idle_passes = self._idle_passes(plan)
         for sequences in plan:
-            value, metrics = self._evaluated(evaluate_loss, loss, trained.select(sequences))
+            value, metrics, rows = self._evaluated(evaluate_loss, loss, trained.select(sequences))
+            laid_out.append(rows)
             if value.requires_grad:  # it does not where no token of the microbatch is trained on
                 with boundary(f"the backward pass of {loss_owner(loss)}"):
                     self._backward(value)
@@ -163,7 +165,7 @@ class DTensorBackend:
         return {
             **step_metrics(batch, parts, losses, result),
             **gradient_metrics(loss, trained, measured),
-            **self._layout.metrics(trained.select(sequences) for sequences in plan),
+            **self._layout.metrics(laid_out),
             **self._work.metrics(batch),
         }
 
@@ -272,27 +274,27 @@ class DTensorBackend:
         """Loss and metrics of each microbatch."""
         plan = self._layout.plan(batch, self._budget)
         idle_passes = self._idle_passes(plan)
-        found = [self._evaluated(evaluate_without_gradient, loss, batch.select(sequences)) for sequences in plan]
+        found = [self._evaluated(evaluate_without_gradient, loss, batch.select(sequences))[:2] for sequences in plan]
         for _ in range(idle_passes):
             self._idle(self._scorer)
         return found
 
     def _evaluated(
         self, evaluate: Callable[[Loss, Tensor, TokenBatch], tuple[Tensor, Metrics]], loss: Loss, microbatch: TokenBatch
-    ) -> tuple[Tensor, Metrics]:
-        """The loss of a microbatch and its metrics."""
+    ) -> tuple[Tensor, Metrics, Rows]:
+        """The loss of a microbatch, its metrics, and how it was laid out."""
         microbatch = microbatch.to(self._device)
-        outputs = self._outputs(microbatch, candidates="candidate_ids" in loss.requires)
+        candidates = "candidate_ids" in loss.requires
+        rows = self._rows(microbatch, candidates=candidates)
+        outputs = self._outputs(rows, microbatch, output_shape(microbatch, candidates=candidates))
         try:
-            return evaluate(loss, outputs, microbatch)
+            return *evaluate(loss, outputs, microbatch), rows
         except torch.OutOfMemoryError as error:
             raise self._out_of_memory(error) from error
 
-    def _outputs(self, microbatch: TokenBatch, *, candidates: bool) -> Tensor:
+    def _outputs(self, rows: Rows, microbatch: TokenBatch, shape: tuple[int, ...]) -> Tensor:
         """[N] (candidates: [N, K]) float32 log-probs or values of a microbatch, 0.0 where masked out."""
-        rows = self._rows(microbatch, candidates=candidates)
         self._work.add(rows, backward=torch.is_grad_enabled())
-        shape = output_shape(microbatch, candidates=candidates)
         outputs = torch.zeros(shape, dtype=torch.float32, device=microbatch.token_ids.device)
         if rows.targets.numel() == 0:
             # The other ranks may have something to score, and each pass takes all of them.

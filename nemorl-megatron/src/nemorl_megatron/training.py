@@ -132,7 +132,7 @@ class MegatronBackend:
         # 1. Forward and backward, microbatch by microbatch: gradients add up, over ranks too.
         trained, measured = split_by_gradient(batch, loss, self._budget, self._layout.computed_tokens)
         parts = self._microbatches(trained, candidates=candidates)
-        sharing = self._layout.metrics(part.batch for part in parts)
+        sharing = self._layout.metrics(part.rows for part in parts)
         self._count(parts, backward=True)
         _train(self._pieces, True)
         try:

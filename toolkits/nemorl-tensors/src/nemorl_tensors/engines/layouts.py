@@ -59,14 +59,13 @@ class Layout:
             return to_tree_rows(microbatch, width_multiple=width_multiple, candidates=candidates, forest=forest)
         return to_rows(microbatch, packed=self.is_packed, width_multiple=width_multiple, candidates=candidates)
 
-    def metrics(self, microbatches: Iterable[TokenBatch]) -> Metrics:
+    def metrics(self, laid_out: Iterable[Rows]) -> Metrics:
         """``tree_ratio``: tokens of the sequences per computed one, padding not counted."""
-        fed = saved = 0
-        for part in microbatches:
-            fed += int(fed_lengths(part).sum())
-            forest = self._shared(part)
-            saved += forest.sequence_tokens - forest.tokens if forest is not None else 0
-        return {"tree_ratio": Mean(float(fed), float(fed - saved))} if fed else {}
+        computed = saved = 0
+        for rows in laid_out:
+            computed += rows.real_tokens
+            saved += sum(rows.tree.lengths) - sum(rows.tree.new) if rows.tree is not None else 0
+        return {"tree_ratio": Mean(float(computed + saved), float(computed))} if computed else {}
 
     def _shared(self, microbatch: TokenBatch) -> PrefixForest | None:
         """The forest of a microbatch that is laid out as one."""
