@@ -7,6 +7,7 @@ is no ``setup()`` to forget. ``nemorl_testing`` holds a conformance check for ev
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -310,6 +311,13 @@ class WorkerGroup(Protocol):
 
     def scatter(self, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Call with ``shards[i]`` as arguments on data-parallel rank i; one result per shard."""
+        ...
+
+    def submit(self, rank: int, method: str, *args: Any) -> Future[Any]:
+        """Call on one of several independent replicas and return at once, from any thread.
+
+        The future has the result (of a method that returns a future: its result), or why there is none.
+        """
         ...
 
     def publish(self, transport: str, version: int, form: Form = "model") -> WeightHandle:

@@ -12,6 +12,7 @@ from nemorl.errors import BackendError
 from nemorl.types import Completion, GenerationRequest
 from nemorl.weights import in_process_handle
 from nemorl_dtensor.generation import HFGeneration
+from nemorl_rl.requests import notify_cancelled
 
 __all__ = ["HFGeneration"]
 
@@ -254,7 +255,7 @@ class OneAfterTheOther(HFGeneration):
     last: Answer | None = None
 
     def submit(self, request: GenerationRequest) -> Answer:
-        before, answer = self.last, Future[list[Completion]]()
+        before, answer = self.last, _answer()
         answer.add_done_callback(lambda _: own.cancel() if own is not None and answer.cancelled() else None)
         own: Answer | None = None
 
@@ -289,7 +290,7 @@ class CancelsTheFutureAlone(HFGeneration):
     """The rows of a cancelled request run to their end."""
 
     def submit(self, request: GenerationRequest) -> Answer:
-        answer = Future[list[Completion]]()
+        answer = _answer()
         super().submit(request).add_done_callback(lambda done: _copy(done, answer))
         return answer
 
@@ -307,7 +308,7 @@ class MissesTheUpdate(HFGeneration):
     """Says that the new weights came one token later than they did."""
 
     def submit(self, request: GenerationRequest) -> Answer:
-        answer = Future[list[Completion]]()
+        answer = _answer()
         inner = super().submit(request)
         answer.add_done_callback(lambda _: inner.cancel())
         inner.add_done_callback(lambda done: _copy(done, answer, self._late))
@@ -341,6 +342,13 @@ class SleepsWheneverAsked(HFGeneration):
     def sleep(self, level: Any) -> None:
         self._loop.call(lambda: self._loop.fail(BackendError("asleep", fix="wake it")))
         super().sleep(level)
+
+
+def _answer() -> Answer:
+    """A new future."""
+    found: Answer = Future()
+    found.add_done_callback(notify_cancelled)
+    return found
 
 
 def _copy(done: Answer, answer: Answer, change: Callable[[Completion], Completion] = lambda found: found) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from nemorl.errors import boundary
@@ -40,6 +41,14 @@ class LocalWorkerGroup:
     def scatter_as(self, role: Role, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
         assert len(shards) == 1, f"one rank cannot take {len(shards)} shards"
         return self.call_as(role, method, *shards[0])
+
+    def submit(self, rank: int, method: str, *args: Any) -> Future[Any]:
+        [found] = self.call(method, *args)
+        if isinstance(found, Future):
+            return found
+        done: Future[Any] = Future()
+        done.set_result(found)
+        return done
 
     def publish(self, transport: str, version: int, form: Form = "model") -> WeightHandle:
         with boundary(self.name):

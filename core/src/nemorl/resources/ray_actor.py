@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,8 @@ class RayWorker:
 
     def invoke(self, role: Role, method: str, kwargs: dict[str, Any], *args: Any) -> Any:
         """One method of the worker. Arguments stand at the top level, where Ray resolves references to shared ones."""
-        return self._built.call(role, method, args, kwargs)
+        found = self._built.call(role, method, args, kwargs)
+        return found.result() if isinstance(found, Future) else found
 
     def publish(self, transport: str, version: int, form: Form) -> WeightHandle | None:
         return self._built.publish(transport, version, form)

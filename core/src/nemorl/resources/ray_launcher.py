@@ -11,7 +11,14 @@ from nemorl.resources.factories import TrainingFactory
 from nemorl.resources.ray_cluster import RayVirtualCluster
 from nemorl.resources.ray_session import RaySession
 from nemorl.resources.ray_workers import GroupSettings, RayWorkerGroup
-from nemorl.resources.worker import AttachedFactory, AttachedGroup, HostGroup, WorkerContext, WorkerFactory
+from nemorl.resources.worker import (
+    SUBMITTED_CALLS,
+    AttachedFactory,
+    AttachedGroup,
+    HostGroup,
+    WorkerContext,
+    WorkerFactory,
+)
 
 
 class RayLauncher:
@@ -57,6 +64,7 @@ class RayLauncher:
         sampler = self._config.sampler
         assert sampler is not None, "this kind of run samples nothing"
         generation = sampler.generation
+        supports = generation.backend.supports
         settings = GroupSettings(
             share=self._generation_share,
             places_per_worker=sampler.devices if self._generation is self._training else 1,
@@ -67,7 +75,7 @@ class RayLauncher:
             modules=generation.backend.requires_modules,
             workers=self._config.cluster.generation_replicas(generation.backend.devices_per_replica),
             # An update must be able to reach an engine that is generating.
-            concurrent_calls=2 if "in_flight_updates" in generation.backend.supports else 1,
+            concurrent_calls=1 + ("in_flight_updates" in supports) + SUBMITTED_CALLS * ("submit" in supports),
         )
         return RayWorkerGroup(self._generation, factory, self._context, settings)
 

@@ -10,8 +10,11 @@ import os
 import re
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from operator import attrgetter
 from pathlib import Path
@@ -155,6 +158,21 @@ class RayWorkerGroup:
         results = self._gather(method, calls)
         return [results[numbers[0]] for numbers in members]
 
+    def submit(self, rank: int, method: str, *args: Any) -> Future[Any]:
+        """Call on one of several independent replicas and return at once."""
+        worker = self._ranks[rank]
+        answer: Future[Any] = Future()
+
+        def settle(done: Future[Any]) -> None:
+            with suppress(InvalidStateError):  # nobody waits any more
+                try:
+                    answer.set_result(self._read(method, worker, done.result, {}))
+                except NemorlError as error:
+                    answer.set_exception(error)
+
+        worker.actor.invoke.remote("backend", method, {}, *args).future().add_done_callback(settle)
+        return answer
+
     @property
     def _shards(self) -> list[list[int]]:
         """The ranks of each data-parallel shard."""
@@ -271,12 +289,13 @@ class RayWorkerGroup:
             if not ready:
                 raise self._hung(what, sorted(pending.values(), key=attrgetter("number")))
             rank = pending.pop(ready[0])
-            results[rank.number] = self._get(what, rank, ready[0], pending)
+            results[rank.number] = self._read(what, rank, partial(ray.get, ready[0]), pending)
         return {rank.number: results[rank.number] for rank in calls}
 
-    def _get(self, what: str, rank: _Rank, reference: Any, others: Mapping[Any, _Rank]) -> Any:
+    def _read(self, what: str, rank: _Rank, get: Callable[[], Any], others: Mapping[Any, _Rank]) -> Any:
+        """What ``get`` returns of a call, or its error with the rank's name."""
         try:
-            return ray.get(reference)
+            return get()
         except RayActorError as error:
             raise self._lost(what, rank) from error
         except RayTaskError as error:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from nemorl.contracts import WorkerGroup
+from nemorl.errors import BackendError
 from nemorl.weights import Form, WeightHandle, transport
 
 
@@ -41,6 +43,10 @@ Role = Literal["backend", "engine", "host"]
 
 AttachedFactory = Callable[[Any, WorkerContext], Any]
 """Builds an object that lives in another one's process, given that one: an engine over a trainer's own weights."""
+
+
+SUBMITTED_CALLS = 256
+"""Submitted to one worker at the same time."""
 
 
 class WorkerHost:
@@ -117,6 +123,11 @@ class AttachedGroup:
 
     def scatter(self, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
         return self._hosts.scatter_as("engine", method, shards)
+
+    def submit(self, rank: int, method: str, *args: Any) -> Future[Any]:
+        raise BackendError(
+            "engines in a trainer's processes answer calls of all ranks alone", fix="use an engine of its own, e.g. hf"
+        )
 
     def publish(self, transport: str, version: int, form: Form = "model") -> WeightHandle:
         return self._hosts.publish(transport, version, form)

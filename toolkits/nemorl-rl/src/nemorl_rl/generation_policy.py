@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from nemorl.contracts import WorkerGroup
-from nemorl.errors import WeightsLostError, WorkerLostError
+from nemorl.errors import BackendError, WeightsLostError, WorkerLostError
 from nemorl.types import Completion, GenerationRequest
 from nemorl.weights import WeightHandle
 
+from nemorl_rl.request_desk import RequestDesk
+from nemorl_rl.routing import beginning_of
 from nemorl_rl.tenants import ROLLOUT, SYNC
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RequestLimits:
+    """What bounds single requests."""
+
+    per_replica: int
+    """Most that run on one replica; the others wait."""
+    deadline_s: float
+    """Longest time to an answer, unless a request is given another one."""
 
 
 class GenerationPolicy:
@@ -26,6 +41,7 @@ class GenerationPolicy:
         revive: Callable[[WorkerLostError], None] | None = None,
         turn: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext(),
         on_update: Callable[[], None] = lambda: None,
+        single_requests: RequestLimits | None = None,
     ) -> None:
         """
         Args:
@@ -33,11 +49,15 @@ class GenerationPolicy:
             revive: Replaces lost replicas with ones that hold the newest weights, or raises the error it is given.
             turn: Gives it the devices for a phase (``nemorl_rl.tenants``), where it shares them.
             on_update: Told when all replicas have new weights.
+            single_requests: ``None``: the engine does not take them.
         """
         self.workers, self._turn, self._on_update = workers, turn, on_update
         self._revive = revive
         self._lives = 0
         self._reviving = threading.Lock()
+        self._single_requests = single_requests
+        self._desk: RequestDesk | None = None
+        self._opening = threading.Lock()
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[list[Completion]]:
         """One list of completions per request, in order.
@@ -55,6 +75,55 @@ class GenerationPolicy:
         for rank, part in enumerate(parts):
             ordered[rank::replicas] = part
         return ordered
+
+    def submit(
+        self,
+        request: GenerationRequest,
+        *,
+        owner: str,
+        conversation: Hashable = None,
+        deadline_s: float | None = None,
+    ) -> Future[list[Completion]]:
+        """Begin one request and return at once, from any thread. It runs beside whatever else the replicas do.
+
+        It goes to the least loaded replica, but stays with the one that has its conversation, or a prompt that begins
+        alike, unless that is much busier. ``future.cancel()`` frees what it holds. Running requests go on with new
+        weights (``Completion.version_starts``); where engine and trainer take turns in memory, the turn is theirs until
+        all have ended. A lost replica's requests are made again, with the same seeds.
+
+        Args:
+            request: Prompt, sampling and seeds.
+            owner: Who waits, for the error when it is late, e.g. ``"episode 17"``.
+            conversation: Equal for requests whose prompts go on from each other; ``None``: the prompt's first tokens.
+            deadline_s: Seconds until the future gets a ``DeadlineError``. Unset: the policy's own limit.
+
+        Raises:
+            BackendError: The engine answers whole batches only.
+        """
+        limits = self._single_requests
+        if limits is None:
+            raise BackendError(
+                "this generation backend takes no single requests: it does not support `submit`",
+                fix="set generation.backend: hf or vllm, or call generate",
+            )
+        return self._opened(limits).submit(
+            request,
+            owner=owner,
+            beginning=beginning_of(request.token_ids) if conversation is None else conversation,
+            limit_s=limits.deadline_s if deadline_s is None else deadline_s,
+        )
+
+    def _opened(self, limits: RequestLimits) -> RequestDesk:
+        with self._opening:
+            if self._desk is None:
+                self._desk = RequestDesk(
+                    self.workers,
+                    limit=limits.per_replica,
+                    turn=partial(self._turn, ROLLOUT),
+                    replace=self._replace_lost,
+                    life=lambda: self._lives,
+                )
+            return self._desk
 
     def update_weights(self, handle: WeightHandle) -> int | None:
         """Every replica generates from these weights from now on. Returns the bytes that each read, if they count."""
@@ -87,4 +156,6 @@ class GenerationPolicy:
                 self._lives += 1
 
     def shutdown(self) -> None:
+        if self._desk is not None:
+            self._desk.close()
         self.workers.shutdown()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from nemorl.config.cluster import ClusterConfig
 from nemorl.config.models import GenerationConfig, PolicyConfig
@@ -15,11 +15,12 @@ from nemorl.errors import WorkerLostError
 from nemorl.plugins.kinds import TrainingBackendConfig
 from nemorl.plugins.registry import registry
 from nemorl.resources.manager import LocalLauncher, short_name
-from nemorl.resources.worker import WorkerContext
+from nemorl.resources.worker import SUBMITTED_CALLS, WorkerContext
 from nemorl.weights import WeightHandle, in_process_handle
 
 from nemorl_rl.config import RolloutRunConfig
-from nemorl_rl.generation_policy import GenerationPolicy
+from nemorl_rl.generation_policy import GenerationPolicy, RequestLimits
+from nemorl_rl.requests import NamedRequests, RequestBackend
 from nemorl_rl.tenant_resources import TenantResources
 from nemorl_rl.tenants import ENGINE, SYNC, EngineTenant, Parts, Residents, phases
 
@@ -36,7 +37,10 @@ class GenerationFactory:
     weights: WeightHandle | None
 
     def __call__(self, context: WorkerContext) -> GenerationBackend:
-        return self.generation.backend.build(self.generation, self.policy, context, self.weights)
+        engine = self.generation.backend.build(self.generation, self.policy, context, self.weights)
+        if "submit" not in self.generation.backend.supports:
+            return engine
+        return NamedRequests(cast("RequestBackend", engine))
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,8 @@ class RolloutResources(TenantResources):
             self._admit_engine(group, parts)
             self._withdraw()
 
-        return GenerationPolicy(group, revive, self._during, on_update=self._withdraw)
+        limits = _request_limits(generation, config.cluster)
+        return GenerationPolicy(group, revive, self._during, on_update=self._withdraw, single_requests=limits)
 
     def weight_handle(self, version: int) -> WeightHandle:
         """The training policy's current weights, over the transport that both sides declare."""
@@ -154,4 +159,11 @@ def standalone_generation(generation: GenerationConfig, policy: PolicyConfig) ->
     """A generator of a model on disk, outside any run, in this process."""
     launcher = LocalLauncher(WorkerContext(device=ClusterConfig().device))
     factory = GenerationFactory(generation, policy, None)
-    return GenerationPolicy(launcher.engine_group(factory, f"generation backend {short_name(generation.backend)}"))
+    group = launcher.engine_group(factory, f"generation backend {short_name(generation.backend)}")
+    return GenerationPolicy(group, single_requests=_request_limits(generation, ClusterConfig()))
+
+
+def _request_limits(generation: GenerationConfig, cluster: ClusterConfig) -> RequestLimits | None:
+    if "submit" not in generation.backend.supports:
+        return None
+    return RequestLimits(SUBMITTED_CALLS, cluster.worker_timeout_s)

@@ -92,6 +92,7 @@ def check_a_cancelled_request_frees_what_it_holds(subject: Subject) -> None:
     future = engine.submit(LONG)
     is_cancelled = future.cancel()
     expect(future.done() and future.cancelled() == is_cancelled, f"after cancel() the future is {future}")
+    expect(not wait([future], LIMIT_S).not_done, "concurrent.futures.wait takes no notice of a cancelled future")
     if isinstance(engine, SleepingBackend) and "sleep" in subject.config.supports:
         try:
             engine.sleep(1)  # refused while requests run

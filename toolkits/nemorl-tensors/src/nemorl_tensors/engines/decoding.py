@@ -157,6 +157,7 @@ class RunningBatch:
         self._queue.extend(rows)
         self._goes_on = self._goes_on or any(row.goes_on for row in rows)
 
+    @torch.inference_mode()
     def drop(self, rows: Collection[Response]) -> None:
         """Forget rows, wherever they are."""
         self._queue = deque(row for row in self._queue if row not in rows)
@@ -166,6 +167,7 @@ class RunningBatch:
         if not self.is_busy:
             self.clear()
 
+    @torch.inference_mode()
     def clear(self) -> None:
         """Forget all rows, and the conversations unless one of the rows may go on."""
         self._queue.clear()
@@ -177,6 +179,7 @@ class RunningBatch:
                 self._decoder.drop_turns()
         self._goes_on = False
 
+    @torch.inference_mode()
     def renew(self, version: int | None = None) -> None:
         """Drop the decoder and all that it keeps. What it had computed of live rows is computed by a new one.
 

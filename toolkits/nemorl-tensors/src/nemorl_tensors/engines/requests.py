@@ -175,9 +175,16 @@ class _State:
                 if command is None:
                     self._end()
                     return
-                command()
+                self._do(command)
                 del command
             self._step()
+
+    def _do(self, command: Callable[[], None]) -> None:
+        """Nobody else would see what goes wrong here: it is the error of all requests."""
+        try:
+            command()
+        except Exception as error:
+            self.fail(error)
 
     def resolve(self, future: Future[T], function: Callable[[], T]) -> None:
         """Give the future the function's result or exception."""
@@ -208,7 +215,7 @@ class _State:
     def fail(self, error: Exception) -> None:
         """Tell everyone who waits."""
         failed, self.running = self.running, {}
-        with self._lock:
+        with self._lock, suppress(Exception):  # the first error is the one to tell
             self.engine.drop(list(failed))
         for answer in failed.values():
             _give(answer, error)
@@ -230,12 +237,11 @@ class _State:
 
     def _end(self) -> None:
         error = BackendError("the generator was shut down while it generated", fix="wait for generate to return")
-        with suppress(Exception):
-            self.fail(error)
+        self.fail(error)
         while not self.inbox.empty():  # what others have posted meanwhile must not wait for ever
             command = self.inbox.get()
             if command is not None:
-                command()
+                self._do(command)
         self.fail(error)
         with self._lock:
             self.engine.close()
@@ -252,6 +258,7 @@ def _give(answer: Answer, outcome: Outcome) -> None:
 
 def _drop_if_cancelled(state: _State, number: int, answer: Answer) -> None:
     if answer.cancelled():
+        answer.set_running_or_notify_cancel()  # or ``concurrent.futures.wait`` takes no notice
         state.inbox.put(lambda: state.drop(number))
 
 
