@@ -94,7 +94,11 @@ class FakeVLLM:
         draw = random.Random(repr((self.weights, body["token_ids"], wanted["seed"])))
         ids = [draw.randrange(10, 40) for _ in range(wanted["max_tokens"])]
         content = [{"token_id": token, "logprob": -1.0 - token / 100} for token in ids]
-        choice = {"token_ids": ids, "logprobs": {"content": content}, "weight_versions": [{"version": self.name}]}
+        choice = {
+            "token_ids": ids,
+            "logprobs": {"content": content},
+            "weight_versions": [{"version": self.name, "start": 0}],
+        }
         return 200, self.change({"choices": [choice]})
 
 

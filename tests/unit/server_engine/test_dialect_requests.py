@@ -138,7 +138,7 @@ def test_sglang_is_asked_for_exactly_this() -> None:
     }
     assert answer.token_ids == (7, 2)
     assert answer.logprobs == (-0.5, -0.25)
-    assert answer.weights == ("nemorl-a:3", "nemorl-a:4")
+    assert answer.weights == (("nemorl-a:3", 0), ("nemorl-a:4", 1))
     assert asyncio.run(dialect("sglang").score(server, FACTS, (5, 6))) == [-1.5]
 
 

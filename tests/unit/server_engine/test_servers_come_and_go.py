@@ -77,13 +77,8 @@ def test_without_a_server_the_wait_ends_at_its_deadline_and_says_for_whom(serve:
     server = serve()
     engine = build(server, reconnect_timeout_s=0.3)
     server.kill()
-    with raises(
-        DeadlineError,
-        "0.3 s",
-        server.url,
-        "vllm serve",
-        varies=rf"127\.0\.0\.1:\d+: .*|127\.0\.0\.1:\d+|--port {server.port}",
-    ):
+    places = r"127\.0\.0\.1:\d+: .*|127\.0\.0\.1:\d+|--port \d+"
+    with raises(DeadlineError, 0.3, server.url, server.port, varies=places):
         engine.generate(REQUESTS[:1])
 
 

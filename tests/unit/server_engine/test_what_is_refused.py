@@ -19,7 +19,7 @@ ONE = [GenerationRequest((9, 10), SamplingParams(max_new_tokens=6))]
 def test_an_unknown_version_is_refused(serve: Any, build: Any, raises: Any) -> None:
     server = serve()
     server.version = "0.9.2"
-    with raises(BackendError, "vLLM 0.9.2", varies=PORT):
+    with raises(BackendError, "0.9.2", varies=PORT):
         build(server)
 
 
@@ -29,7 +29,7 @@ def test_a_server_without_development_mode_is_told_the_command_that_fits(
     server = serve()
     answer = server.reply
     server.reply = lambda path, body: (404, {}) if path == "/server_info" else answer(path, body)
-    facts = ("VLLM_SERVER_DEV_MODE=1 vllm serve", tiny_model, server.port, "max-model-len 64")
+    facts = ("VLLM_SERVER_DEV_MODE=1", tiny_model, server.port, 64)
     with raises(BackendError, *facts, varies=PORT):
         build(server)
 
@@ -51,7 +51,7 @@ def test_a_model_of_another_size_is_refused(serve: Any, build: Any, tmp_path: Pa
 def test_another_tokenizer_is_refused(serve: Any, build: Any, raises: Any) -> None:
     server, tokenize = serve(), serve().tokenize
     server.tokenize = lambda text: [token + 1 for token in tokenize(text)]
-    with raises(BackendError, "1 + 1 = 2", varies=PORT):
+    with raises(BackendError, server.url, varies=PORT):
         build(server)
 
 
@@ -108,7 +108,7 @@ def test_sampling_whose_logprobs_training_could_not_recompute_is_refused(
         (lambda choice: choice["logprobs"]["content"][2].update(logprob=-9999.0), -9999),
         (lambda choice: choice["logprobs"]["content"][2].update(logprob=0.5), 0.5),
         (lambda choice: choice.pop("token_ids"), "token_ids"),
-        (lambda choice: (choice["token_ids"].pop(), choice["logprobs"]["content"].pop()), "5 of 6"),
+        (lambda choice: (choice["token_ids"].pop(), choice["logprobs"]["content"].pop()), "5"),
     ],
 )
 def test_an_answer_that_makes_no_sense_is_an_error(

@@ -30,7 +30,7 @@ class ServerConfig(GenerationBackendConfig):
     summary: ClassVar[str] = "a vLLM, SGLang or TensorRT-LLM server that somebody else started, over HTTP"
     requires_modules: ClassVar[tuple[str, ...]] = ("torch", "httpx")
     install_hint: ClassVar[str] = "pip install nemorl-server-engine"
-    supports: ClassVar[frozenset[str]] = frozenset({"in_flight_updates"})
+    supports: ClassVar[frozenset[str]] = frozenset({"in_flight_updates", "prompt_logprobs", "submit"})
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process", "shared_memory", "object_store")
 
     urls: Annotated[tuple[str, ...], RESUMABLE] = Field(min_length=1)

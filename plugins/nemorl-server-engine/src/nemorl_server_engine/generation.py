@@ -10,7 +10,8 @@ import asyncio
 import math
 import tempfile
 from collections.abc import Coroutine, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,7 +21,7 @@ from nemorl_base.seeding import mixed_seed
 from nemorl_rl.loop_thread import LoopThread
 from nemorl_rl.tokenizer import Tokenizer, end_token_ids
 from nemorl_tensors.engines.model_config import read_model_config
-from nemorl_tensors.engines.responses import Response, begin_responses
+from nemorl_tensors.engines.responses import Response, ResponseLimits
 
 from nemorl_server_engine.checks import Identity
 from nemorl_server_engine.dialects.base import Answer, Ask
@@ -38,10 +39,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 HIGHEST_LOGPROB = 1e-3
 """Nats; rounding may leave the log-prob of a certain token a little above 0."""
+UNKNOWN_LOGPROB = -9999.0
+"""vLLM's word for a log-prob that is not finite."""
 
 
 class ServerGeneration:
-    """Generates at servers (see ``GenerationBackend``)."""
+    """Generates at servers (see ``RequestBackend``)."""
 
     def __init__(
         self,
@@ -61,9 +64,13 @@ class ServerGeneration:
         self._tokenizer = Tokenizer.of(policy)
         text = self._config.get_text_config()
         declared = (getattr(self._config, "eos_token_id", None), getattr(text, "eos_token_id", None))
-        self._end_ids = end_token_ids(policy.model_name, self._tokenizer, *declared)
-        self._vocabulary: int = text.vocab_size
-        self._max_tokens = min(policy.max_sequence_tokens, getattr(text, "max_position_embeddings", math.inf))
+        longest = getattr(text, "max_position_embeddings", policy.max_sequence_tokens)
+        self._limits = ResponseLimits(
+            text.vocab_size,
+            min(policy.max_sequence_tokens, longest),
+            end_token_ids(policy.model_name, self._tokenizer, *declared),
+            self._tokenizer.decode,
+        )
         self._scratch = Path(worker.scratch or tempfile.mkdtemp(prefix="nemorl-engines-"))
         self._folders = WeightFolders(options.weights_folder or self._scratch / "engines" / "weights", policy)
         self._loop = LoopThread("nemorl-server-engine")
@@ -84,13 +91,31 @@ class ServerGeneration:
             BackendError: A prompt is empty, too long or not of this vocabulary, or a server's answer makes no sense.
             DeadlineError: There was no server for too long.
         """
-        groups = self._begin(requests)
-        return self._run(self._answered(groups))
-
-    def update_weights(self, handle: WeightHandle, version: int) -> None:
-        """Generate from these weights from now on, also where a response is half done."""
         self._require_open()
-        self._run(self._pool.publish(self._written(handle, version)))
+        for index, request in enumerate(requests):
+            self._limits.require(index, request)
+        begun = [self.submit(request) for request in requests]
+        try:
+            return [self._outcome(future) for future in begun]
+        except BaseException:  # the others are not wanted any more
+            for future in begun:
+                future.cancel()
+            raise
+
+    def submit(self, request: GenerationRequest) -> Future[list[Completion]]:
+        """Begin a request and return at once. Cancelling the future ends it at its server too.
+
+        Its errors are those of ``generate``.
+        """
+        self._require_open()
+        return asyncio.run_coroutine_threadsafe(self._answer(request), self._loop.loop)
+
+    def update_weights(self, handle: WeightHandle, version: int) -> int:
+        """Generate from these weights from now on, also where a response is half done. Returns their bytes."""
+        self._require_open()
+        written = self._written(handle, version)
+        self._run(self._pool.publish(written))
+        return written.bytes
 
     def shutdown(self) -> None:
         """Leave the servers, which go on. Calling it twice is harmless."""
@@ -106,48 +131,63 @@ class ServerGeneration:
     def _written(self, handle: WeightHandle, version: int) -> WrittenWeights:
         return self._folders.write(version, handle.buckets())
 
-    def _begin(self, requests: Sequence[GenerationRequest]) -> list[list[Response]]:
-        self._require_open()
-        return begin_responses(
-            requests,
-            vocabulary=self._vocabulary,
-            max_sequence_tokens=int(self._max_tokens),
-            end_ids=self._end_ids,
-            decode=self._tokenizer.decode,
+    async def _answer(self, request: GenerationRequest) -> list[Completion]:
+        self._limits.require(0, request)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                begun = [
+                    tasks.create_task(self._complete(response, scores_prompt=index == 0))
+                    for index, response in enumerate(self._limits.begin(request))
+                ]
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        completions = [task.result() for task in begun]
+        # The prompt is the same for all: it is scored once.
+        return [replace(one, prompt_logprobs=completions[0].prompt_logprobs) for one in completions]
+
+    async def _complete(self, response: Response, *, scores_prompt: bool) -> Completion:
+        sampling = response.sampling
+        own_ends = frozenset[int]() if sampling.ignore_eos else self._limits.end_ids
+        ask = Ask(
+            response.prompt,
+            replace(sampling, prompt_logprobs=sampling.prompt_logprobs and scores_prompt),
+            mixed_seed(response.seed),
+            response.limit,
+            tuple(sorted(own_ends.union(sampling.stop_token_ids))),
         )
-
-    async def _answered(self, groups: Sequence[Sequence[Response]]) -> list[list[Completion]]:
-        async with asyncio.TaskGroup() as tasks:
-            begun = [[tasks.create_task(self._complete(response)) for response in group] for group in groups]
-        return [[task.result() for task in group] for group in begun]
-
-    async def _complete(self, response: Response) -> Completion:
-        stop = sorted(self._end_ids.union(response.sampling.stop_token_ids))
-        ask = Ask(response.prompt, response.sampling, mixed_seed(response.seed), response.limit, tuple(stop))
-        answer, versions = await self._pool.sample(ask)
-        self._require_sane(answer)
-        for token, logprob in zip(answer.token_ids, answer.logprobs, strict=True):
-            if response.finish_reason is None:  # an engine may add tokens after a stop string is complete
-                response.push(token, min(float(logprob), 0.0))
-        if response.finish_reason is None:
+        answer, spans = await self._pool.sample(ask)
+        self._require_sane(ask, answer)
+        response.prompt_logprobs = answer.prompt_logprobs
+        begins = {span.start: span.version for span in spans}
+        for place, (token, logprob) in enumerate(zip(answer.token_ids, answer.logprobs, strict=True)):
+            if response.is_over:  # an engine may add tokens after a stop string is complete
+                break
+            if place in begins:
+                response.use(begins[place])
+            response.push(token, min(float(logprob), 0.0))
+        if not response.is_over:
             raise BackendError(
                 f"a server ended a response after {len(answer.token_ids)} of {response.limit} tokens, with none of the "
                 "tokens and texts that end one",
                 fix="the server's own log says more",
             )
-        return Completion(tuple(response.token_ids), tuple(response.logprobs), response.finish_reason, versions)
+        return response.completion()
 
-    def _require_sane(self, answer: Answer) -> None:
+    def _require_sane(self, ask: Ask, answer: Answer) -> None:
         ids, logprobs = answer.token_ids, answer.logprobs
         problem = None
         if len(ids) != len(logprobs) or not ids:
             problem = f"{len(ids)} tokens with {len(logprobs)} log-probs"
-        elif not all(type(token) is int and 0 <= token < self._vocabulary for token in ids):
-            problem = f"tokens outside the vocabulary of {self._vocabulary}: {ids[:8]}"
+        elif not all(type(token) is int and 0 <= token < self._limits.vocabulary for token in ids):
+            problem = f"tokens outside the vocabulary of {self._limits.vocabulary}: {ids[:8]}"
         elif not all(isinstance(value, (int, float)) and math.isfinite(value) for value in logprobs):
             problem = f"log-probs that are no finite numbers: {logprobs[:8]}"
         elif max(logprobs) > HIGHEST_LOGPROB or min(logprobs) <= UNKNOWN_LOGPROB:
             problem = f"log-probs from {min(logprobs):g} to {max(logprobs):g}, which are none"
+        elif ask.sampling.prompt_logprobs and len(answer.prompt_logprobs) != len(ask.token_ids):
+            problem = f"{len(answer.prompt_logprobs)} log-probs of a prompt of {len(ask.token_ids)} tokens"
+        elif answer.weights is not None and [start for _, start in answer.weights][:1] != [0]:
+            problem = f"that these weights drew its tokens: {answer.weights}"
         if problem is not None:
             fix = "the weights have diverged, or generation.backend.engine names other software than answers there"
             raise BackendError(f"a server answered {problem}", fix=fix)
@@ -158,18 +198,19 @@ class ServerGeneration:
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         """Wait for a coroutine on the loop; it is cancelled where the wait is (Ctrl-C)."""
-        future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop.loop)
+        future = asyncio.run_coroutine_threadsafe(work, self._loop.loop)
         try:
-            return future.result()
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+            return self._outcome(future)
         except BaseException:
             future.cancel()
             raise
 
-
-UNKNOWN_LOGPROB = -9999.0
-"""vLLM's word for a log-prob that is not finite."""
+    def _outcome(self, future: Future[T]) -> T:
+        try:
+            return future.result()
+        except CancelledError:
+            fix = "wait for generate to return"
+            raise BackendError("the generator was shut down while it generated", fix=fix) from None
 
 
 async def _made(options: ServerConfig, identity: Identity, roster: Roster, device: str) -> Pool:

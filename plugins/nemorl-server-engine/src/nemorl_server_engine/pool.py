@@ -12,6 +12,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nemorl.errors import BackendError, DeadlineError, NemorlError
@@ -38,6 +39,16 @@ CHECKED_UPDATES = 2
 GIB = 2**30
 MARK = "nemorl-"
 """Names of weights are ``nemorl-RUN:VERSION``."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Part of a response."""
+
+    version: int
+    """Of the weights that drew it"""
+    start: int
+    """Place of its first token"""
 
 
 class Pool:
@@ -86,8 +97,8 @@ class Pool:
         await asyncio.gather(*(self._renew(server) for server in self._servers.values() if server.state == "ready"))
         self._require_hope()
 
-    async def sample(self, ask: Ask) -> tuple[Answer, tuple[int, ...]]:
-        """One response, and the versions of the weights that drew it.
+    async def sample(self, ask: Ask) -> tuple[Answer, tuple[Span, ...]]:
+        """One response, and which weights drew which part of it.
 
         Raises:
             DeadlineError: There was no server for too long.
@@ -108,9 +119,9 @@ class Pool:
             finally:
                 server.in_progress -= 1
                 self._wake(1)
-            versions = self._versions(answer)
-            if versions is not None:
-                return answer, versions
+            spans = self._spans(answer)
+            if spans is not None:
+                return answer, spans
             trouble = f"{server.url} no longer has the weights that it was given: it was started anew"
             self._lose(server, trouble)
         raise BackendError(
@@ -127,16 +138,16 @@ class Pool:
         for server in self._servers.values():
             await server.connection.close()
 
-    def _versions(self, answer: Answer) -> tuple[int, ...] | None:
+    def _spans(self, answer: Answer) -> tuple[Span, ...] | None:
         """``None``: the server has other weights than it was given."""
         if self._current is None:
-            return (0,)
+            return (Span(0, 0),)
         if answer.weights is None:
-            return (self._current.version,)
-        names = [name.rpartition(":") for name in answer.weights]
-        if all(run == self._run for run, _, _ in names):
-            return tuple(int(number) for _, _, number in names)
-        if any(run.startswith(MARK) and run != self._run for run, _, _ in names):
+            return (Span(self._current.version, 0),)
+        names = [(*name.rpartition(":"), start) for name, start in answer.weights]
+        if all(run == self._run for run, *_ in names):
+            return tuple(Span(int(number), start) for _, _, number, start in names)
+        if any(run.startswith(MARK) and run != self._run for run, *_ in names):
             raise BackendError(
                 "another run gives weights to a server of this one", fix="give each run servers of its own"
             )

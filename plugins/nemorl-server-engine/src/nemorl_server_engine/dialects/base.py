@@ -81,8 +81,10 @@ class Answer:
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    weights: tuple[str, ...] | None
-    """Names of the weights that drew it, in order; ``None``: the engine does not say"""
+    weights: tuple[tuple[str, int], ...] | None
+    """Name of each weights that drew it and place of their first token, in order; ``None``: the engine does not say"""
+    prompt_logprobs: tuple[float, ...] = ()
+    """Where they were asked for: of each token of the prompt at temperature 1, 0.0 for the first"""
 
 
 class Caller(Protocol):

@@ -58,8 +58,7 @@ class SGLangDialect(Dialect):
             "return_logprob": True,
             "logprob_start_len": 0,
         }
-        found = field(await server.post("/generate", body), "meta_info", "input_token_logprobs")
-        return [float(field(entry, 0)) for entry in found[1:]]
+        return _prompt_logprobs(await server.post("/generate", body))
 
     async def sample(self, server: Caller, facts: Facts, ask: Ask) -> Answer:
         payload = await server.post("/generate", sample_body(ask))
@@ -68,7 +67,8 @@ class SGLangDialect(Dialect):
         return Answer(
             tuple(field(entry, 1) for entry in entries),
             tuple(field(entry, 0) for entry in entries),
-            weight_names(info),
+            weight_spans(info),
+            (0.0, *_prompt_logprobs(payload)) if ask.sampling.prompt_logprobs else (),
         )
 
     async def load(self, server: Caller, facts: Facts, folder: Path, name: str) -> None:
@@ -100,13 +100,19 @@ def sample_body(ask: Ask) -> dict[str, Any]:
             "skip_special_tokens": False,
         },
         "return_logprob": True,
+        "logprob_start_len": 0 if sampling.prompt_logprobs else -1,
         "stream": False,
     }
 
 
-def weight_names(info: Any) -> tuple[str, ...]:
-    """The weights that drew a response: its spans where an update came meanwhile, else the one name."""
+def _prompt_logprobs(payload: Any) -> list[float]:
+    """Of all tokens but the first."""
+    return [float(field(entry, 0)) for entry in field(payload, "meta_info", "input_token_logprobs")[1:]]
+
+
+def weight_spans(info: Any) -> tuple[tuple[str, int], ...]:
+    """The weights that drew a response: its spans where it has them, else the one name."""
     spans = info.get("weight_versions")
     if spans:
-        return tuple(str(field(span, "version")) for span in spans)
-    return (str(field(info, "weight_version")),)
+        return tuple((str(field(span, "version")), int(field(span, "start"))) for span in spans)
+    return ((str(field(info, "weight_version")), 0),)

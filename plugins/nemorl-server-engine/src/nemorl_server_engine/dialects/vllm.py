@@ -68,19 +68,18 @@ class VLLMDialect(Dialect):
     async def score(self, server: Caller, facts: Facts, token_ids: Sequence[int]) -> list[float]:
         sampling = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "detokenize": False}
         body = {"model": facts.model, "token_ids": list(token_ids), "sampling_params": sampling}
-        found = field(await server.post("/inference/v1/generate", body), "prompt_logprobs")
-        return [
-            float(field(place, str(token), "logprob")) for place, token in zip(found[1:], token_ids[1:], strict=True)
-        ]
+        return _prompt_logprobs(await server.post("/inference/v1/generate", body), token_ids)
 
     async def sample(self, server: Caller, facts: Facts, ask: Ask) -> Answer:
-        choice = field(await server.post("/inference/v1/generate", sample_body(facts, ask)), "choices", 0)
+        payload = await server.post("/inference/v1/generate", sample_body(facts, ask))
+        choice = field(payload, "choices", 0)
         content = field(choice, "logprobs", "content")
         spans = field(choice, "weight_versions") or []
         return Answer(
             tuple(field(choice, "token_ids")),
             tuple(field(entry, "logprob") for entry in content),
-            tuple(str(field(span, "version")) for span in spans),
+            tuple((str(field(span, "version")), int(field(span, "start"))) for span in spans),
+            (0.0, *_prompt_logprobs(payload, ask.token_ids)) if ask.sampling.prompt_logprobs else (),
         )
 
     async def load(self, server: Caller, facts: Facts, folder: Path, name: str) -> None:
@@ -118,8 +117,15 @@ def sample_body(facts: Facts, ask: Ask) -> dict[str, Any]:
             "detokenize": bool(sampling.stop_strings),
             "include_stop_str_in_output": True,
             "logprobs": 0,
+            "prompt_logprobs": 0 if sampling.prompt_logprobs else None,
         },
     }
+
+
+def _prompt_logprobs(payload: Any, token_ids: Sequence[int]) -> list[float]:
+    """Of all tokens but the first."""
+    places = field(payload, "prompt_logprobs")[1:]
+    return [float(field(place, str(token), "logprob")) for place, token in zip(places, token_ids[1:], strict=True)]
 
 
 def _cpu_problems(info: Any, options: Any) -> list[tuple[str, str]]:
