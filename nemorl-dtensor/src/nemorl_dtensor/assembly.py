@@ -22,6 +22,7 @@ from nemorl_dtensor.model import load_model, skeleton
 from nemorl_dtensor.model_head import Scorer, verify
 from nemorl_dtensor.model_kernels import use_fast_kernels
 from nemorl_dtensor.model_lora import Adapters
+from nemorl_dtensor.model_quantized import prepare_layers, quantization
 from nemorl_dtensor.published_names import PublishedNames
 from nemorl_dtensor.sharded_head import ShardedScorer
 from nemorl_dtensor.sharded_weights import fill, hollow
@@ -96,7 +97,10 @@ def _whole(
     head: Head,
 ) -> Assembly:
     """In one process."""
-    model = load_model(policy, worker.device, worker.seed, attn_implementation=attention, head=head)
+    packing = quantization(policy)
+    model = load_model(
+        policy, worker.device, worker.seed, attn_implementation=attention, head=head, quantization=packing
+    )
     if attention == "auto":
         use_fast_attention(model)
     logprobs = partial(Scorer.of, chunk_tokens=config.logprob_chunk_tokens, packed=packed)
@@ -108,8 +112,11 @@ def _whole(
         reference = ValueScorer.of(initial) if head == "value" else logprobs(initial)
         _layout(config, initial, reference, packed=packed)
     names = PublishedNames(model)
-    model.requires_grad_(True)
+    if policy.lora is None:
+        model.requires_grad_(True)
     adapters = Adapters(model, policy.lora, worker.seed) if policy.lora is not None else None
+    if packing is not None:
+        prepare_layers(model)
     use_fast_kernels(model)
     gradients = vocabulary_gradients(model)
     if policy.activation_checkpointing:

@@ -36,6 +36,7 @@ class DTensorConfig(TrainingBackendConfig, PlansTraining):
             "lora",
             "adapters",
             "tensor_parallel_lora",
+            "nf4",
             "reference",
             "activation_checkpointing",
             "packing",
@@ -77,6 +78,12 @@ class DTensorConfig(TrainingBackendConfig, PlansTraining):
                 "optimizer.name",
                 "Muon orthogonalizes the steps of whole weight matrices, and LoRA trains factors of them",
                 "use adamw, or remove lora",
+            )
+        if policy.lora is not None and policy.lora.base != "full" and world_size > 1:
+            yield ConfigIssue(
+                "lora.base",
+                f"weights in {policy.lora.base} are whole on one device, and this model has {world_size} workers",
+                "set base: full, or train on one device",
             )
         if policy.lora is not None and policy.lora.dropout and policy.tensor_parallel_size > 1:
             yield ConfigIssue(

@@ -31,6 +31,7 @@ def save_pretrained(path: Path, model: PreTrainedModel, tensors: Iterable[tuple[
     config = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__.removeprefix("FSDP")]  # FSDP2 renames the class
     config.dtype = model.dtype
+    vars(config).pop("quantization_config", None)  # what is written is decoded
     config.save_pretrained(path)
     if model.can_generate() and model.generation_config is not None:
         model.generation_config.save_pretrained(path)

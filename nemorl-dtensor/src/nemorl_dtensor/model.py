@@ -27,6 +27,7 @@ def load_model(
     *,
     attn_implementation: str = "auto",
     head: Head = "language_model",
+    quantization: Any = None,
 ) -> PreTrainedModel:
     """The policy's model in evaluation mode (no dropout), its parameters of ``policy.precision``.
 
@@ -37,6 +38,7 @@ def load_model(
             global generators are left as they were.
         attn_implementation: A transformers attention kernel, or ``auto``.
         head: What stands on top of the decoder.
+        quantization: Of weights that are loaded (``model_quantized``).
 
     Raises:
         BackendError: There is no such model, its architecture is unknown, or it does not fit into memory.
@@ -62,8 +64,9 @@ def load_model(
                     model = _model_class(head).from_config(config, dtype=torch.float32, attn_implementation=attention)
                     model = model.to(dtype)
                 else:
+                    packing = {} if quantization is None else {"quantization_config": quantization}
                     model = _model_class(head).from_pretrained(
-                        name, config=config, dtype=dtype, attn_implementation=attention
+                        name, config=config, dtype=dtype, attn_implementation=attention, **packing
                     )
             return model.to(device).eval()  # type: ignore[no-any-return]
     except torch.OutOfMemoryError as error:

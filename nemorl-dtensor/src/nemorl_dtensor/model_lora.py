@@ -19,6 +19,7 @@ from nemorl.errors import BackendError, boundary
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from nemorl_dtensor.model_quantized import decoded, packed_layers
 from nemorl_dtensor.ranks import like, local, offsets, whole
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Adapters:
             torch.default_generator.manual_seed(seed)
             self._peft: Any = get_peft_model(model, settings)  # type: ignore[arg-type]
         self._model = model
+        self._packed = packed_layers(model) if lora.base == "nf4" else {}
         self._layers = {name: module for name, module in model.named_modules() if _is_adapted(module)}
         head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
         if any(layer is head for layer in self._layers.values()):
@@ -115,9 +117,10 @@ class Adapters:
             Base + adapter where there is one; ``None`` for the adapter's own tensors.
         """
         owner, _, leaf = name.rpartition(".base_layer.")
-        if not owner:
-            return None if ".lora_" in name else tensor
-        return self._with_delta(owner, tensor) if leaf == "weight" else tensor
+        if not owner and ".lora_" in name:
+            return None
+        value = decoded(self._packed[name]) if name in self._packed else tensor
+        return self._with_delta(owner, value) if owner and leaf == "weight" else value
 
     @torch.no_grad()
     def _with_delta(self, name: str, weight_OI: Tensor) -> Tensor:
@@ -144,6 +147,7 @@ def _is_adapted(module: nn.Module) -> bool:
 
 
 def _is_linear(layer: Any) -> bool:
+    """``Linear`` of peft, or of a base in 4 bits."""
     from peft.tuners.lora import Linear
 
-    return isinstance(layer, Linear)
+    return isinstance(layer, Linear) or isinstance(layer.base_layer, nn.Linear)

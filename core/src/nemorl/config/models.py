@@ -125,6 +125,8 @@ class LoraConfig(Config):
     """Dropout on adapter inputs. Non-zero makes on-policy ratios differ from 1."""
     target_modules: tuple[str, ...] | Literal["all-linear"] = "all-linear"
     """Module name suffixes to adapt, or every linear layer but the output head."""
+    base: Literal["full", "nf4"] = "full"
+    """``nf4``: frozen linear layers in 4 bits (QLoRA, arXiv:2305.14314), a fourth of their memory in bfloat16."""
 
 
 class PolicyConfig(Config):
@@ -179,19 +181,18 @@ class PolicyConfig(Config):
         yield from model_problems("model_name", self.model_name)
         if self.optimizer.name not in {"adamw", *self.backend.supports}:
             yield ConfigIssue("optimizer.name", f"the training backend has no {self.optimizer.name}", "use adamw")
-        if self.lora is not None and "lora" not in self.backend.supports:
+        yield from self._lora_problems(self.lora) if self.lora is not None else ()
+
+    def _lora_problems(self, lora: LoraConfig) -> Iterator[ConfigIssue]:
+        able = self.backend.supports
+        if "lora" not in able:
             yield ConfigIssue("lora", "the training backend has no LoRA", "remove lora or choose another backend")
-        if (
-            self.lora is not None
-            and self.tensor_parallel_size > 1
-            and "tensor_parallel_lora" not in self.backend.supports
-        ):
-            yield ConfigIssue(
-                "lora",
-                "the chosen training backend has no LoRA with tensor parallelism",
-                "set tensor_parallel_size: 1 (adapters are small: data parallelism is enough)",
-            )
-        if self.lora is not None and self.init == "random":
+        elif self.tensor_parallel_size > 1 and "tensor_parallel_lora" not in able:
+            message = "the chosen training backend has no LoRA with tensor parallelism"
+            yield ConfigIssue("lora", message, "set tensor_parallel_size: 1")
+        elif lora.base not in {"full", *able}:
+            yield ConfigIssue("lora.base", f"the training backend has no {lora.base} weights", "use base: full")
+        if self.init == "random":
             yield ConfigIssue("lora", "adapters on random weights cannot learn", "use init: pretrained, or remove lora")
 
 

@@ -268,6 +268,8 @@ class RolloutRunConfig(RunConfig):
         training, generation = self.policy.backend, self.generation.backend
         if self.policy.lora is None:
             return "the policy has none: policy.lora is unset"
+        if self.policy.lora.base != "full":
+            return "they belong to a base in 4 bits, which the engine does not have"
         if ADAPTERS not in training.supports:
             return f"training backend {registry().name_of('training_backends', type(training))} cannot hand them over"
         if ADAPTERS not in generation.supports:

@@ -153,7 +153,9 @@ def known_scene(config: RunConfig) -> Scene | None:
     if config.cluster.address is not None:
         return None  # other machines, of which this one knows nothing
     try:
-        return scene_of(config, fleet_of(config.cluster), Sizes())
+        scene = scene_of(config, fleet_of(config.cluster), Sizes())
+        _ = scene.engines and scene.engines.plan  # asked now: a backend of others may describe nothing
+        return scene
     except UsageError:
         return None
 
