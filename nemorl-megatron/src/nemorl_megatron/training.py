@@ -231,11 +231,13 @@ class MegatronBackend:
 
     def save_checkpoint(self, path: Path, *, optimizer: bool = True) -> None:
         self._residency.require("weights", "optimizer")
-        checkpoint.save(path, self._held(), self._learner, self._parallel, with_moments=optimizer)
+        learner = self._learner  # first: making it moves the weights to memory of its own
+        checkpoint.save(path, self._held(), learner, self._parallel, with_moments=optimizer)
 
     def load_checkpoint(self, path: Path) -> None:
         self._residency.require("weights", "optimizer")
-        checkpoint.load(path, self._held(), self._learner, self._parallel)
+        learner = self._learner
+        checkpoint.load(path, self._held(), learner, self._parallel)
 
     def save_pretrained(self, path: Path) -> None:
         export.save_pretrained(path, self._policy, self.export_weights(), self._parallel.rank)
