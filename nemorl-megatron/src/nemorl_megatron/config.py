@@ -46,6 +46,7 @@ class MegatronConfig(TrainingBackendConfig, PlansTraining):
             "activation_checkpointing",
             "packing",
             "shared_prefixes",
+            "value_head",
             "topk_logprobs",
             "weights_only_checkpoint",
             "filtered_logprobs",

@@ -13,10 +13,13 @@ from safetensors.torch import save_file
 
 if TYPE_CHECKING:
     from nemorl.config.models import PolicyConfig
+    from nemorl.contracts import Head
     from torch import Tensor
 
 
-def save_pretrained(path: Path, policy: PolicyConfig, buckets: Iterable[Mapping[str, Tensor]], rank: int) -> None:
+def save_pretrained(
+    path: Path, policy: PolicyConfig, buckets: Iterable[Mapping[str, Tensor]], rank: int, head: Head = "language_model"
+) -> None:
     """Write config, safetensors and tokenizer. Collective; rank 0 writes.
 
     Args:
@@ -24,16 +27,21 @@ def save_pretrained(path: Path, policy: PolicyConfig, buckets: Iterable[Mapping[
         policy: Which model this is.
         buckets: Whole tensors under Hugging Face names, each put together as it is asked for.
         rank: Of this process.
+        head: What stands on top of the decoder: a value head makes it a sequence classifier with one label.
     """
     if rank > 0:
         for _ in buckets:
             pass
         return
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from transformers.models.auto import modeling_auto
 
     path.mkdir(parents=True, exist_ok=True)
-    config = read_model_config(policy)
-    config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
+    config = read_model_config(policy, **({"num_labels": 1} if head == "value" else {}))
+    classes = {
+        "language_model": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        "value": modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+    }
+    config.architectures = [classes[head][config.model_type]]
     config.dtype = policy.precision
     config.save_pretrained(path)
     write_weights(path, (item for bucket in buckets for item in bucket.items()))

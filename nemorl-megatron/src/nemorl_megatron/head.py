@@ -60,6 +60,12 @@ class OutputHead:
         # The gradient that comes back is whole on every rank (``logprobs`` sees to it), so it is only cut.
         return gather_from_sequence_parallel_region(states, tensor_parallel_output_grad=False)  # type: ignore[no-any-return]
 
+    def score(
+        self, states: Tensor, targets: Tensor, temperature: float = 1.0, keep: TokenFilter | None = None
+    ) -> Tensor:
+        """[M] (or [M, K]) what a loss is told of tokens: log-probs."""
+        return self.logprobs(states, targets, temperature, keep=keep)
+
     def logprobs(
         self,
         states: Tensor,
@@ -87,3 +93,32 @@ class OutputHead:
         """[M, U] float32 of this rank's tokens after ``states`` [M, H], without gradient."""
         logits = linear(states, self.weight).float()
         return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
+
+
+class ValueOutput:
+    """The value head of a critic or reward model whose last stage is on this rank."""
+
+    def __init__(self, model: GPTModel, parallel: Parallel) -> None:
+        """
+        Args:
+            model: This rank's last piece.
+            parallel: This rank's place.
+        """
+        self._head, self._divided = model.value_head, parallel.sizes.sequence_parallel
+
+    def whole(self, states: Tensor) -> Tensor:
+        """As :meth:`OutputHead.whole`. Collective."""
+        if not self._divided:
+            return states
+        # Every rank computes the same values of whole states, so what comes back is only cut.
+        return gather_from_sequence_parallel_region(states, tensor_parallel_output_grad=False)  # type: ignore[no-any-return]
+
+    def score(
+        self, states: Tensor, _targets: Tensor, _temperature: float = 1.0, keep: TokenFilter | None = None
+    ) -> Tensor:
+        """[M] float32 values from ``states`` [M, H]. How tokens are sampled plays no part."""
+        values: Tensor = self._head(states)
+        return values.float()
+
+
+AnyHead = OutputHead | ValueOutput

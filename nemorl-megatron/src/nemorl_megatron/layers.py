@@ -34,7 +34,7 @@ from megatron.core.transformer.transformer_layer import (
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from nemorl.errors import BackendError
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm
+from torch.nn.functional import linear, rms_norm
 
 from nemorl_megatron.attention import CoreAttention
 from nemorl_megatron.rope import rotate
@@ -68,6 +68,18 @@ class Norm(nn.Module):
             return rms_norm(states.float(), self.weight.shape, 1 + self.weight.float(), self._eps).type_as(states)
         # Rounded before it is scaled, as transformers does.
         return self.weight * rms_norm(states.float(), self.weight.shape, None, self._eps).type_as(states)
+
+
+class ValueHead(nn.Module):
+    """One number for each state; the same on all tensor-parallel ranks, which are given whole states."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        device = None if config.use_cpu_initialization else torch.cuda.current_device()
+        self.weight = nn.Parameter(torch.empty(1, config.hidden_size, dtype=config.params_dtype, device=device))
+
+    def forward(self, states: Tensor) -> Tensor:
+        return linear(states, self.weight).squeeze(-1)
 
 
 class AdaptedColumn(ColumnParallelLinear):  # type: ignore[misc]

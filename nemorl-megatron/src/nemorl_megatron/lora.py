@@ -201,6 +201,11 @@ class Adapters:
         Raises:
             BackendError: a target is no layer that can be adapted, or the layout does not allow it.
         """
+        if settings.value_head:
+            raise BackendError(
+                "a value head is trained whole: training backend megatron has none over adapters",
+                fix="remove policy.lora for this critic or reward model",
+            )
         targets = _targets(settings, lora)
         _require_whole_heads(settings, parallel, targets)
         exchange = Exchange(settings, parallel)

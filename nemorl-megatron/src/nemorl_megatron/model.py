@@ -15,12 +15,14 @@ from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
+from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.utils import ensure_metadata_has_dp_cp_group
 from nemorl.errors import BackendError
 from torch import Tensor
 from torch.nn.functional import gelu, silu
 
-from nemorl_megatron.layers import block_spec
+from nemorl_megatron.layers import ValueHead, block_spec
 from nemorl_megatron.rope import Rotary
 
 if TYPE_CHECKING:
@@ -65,10 +67,14 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
             max_sequence_length=1,  # of learned positions, which there are none of
             pre_process=first,
             post_process=last,
-            share_embeddings_and_output_weights=settings.tied,
+            share_embeddings_and_output_weights=settings.tied and not settings.value_head,
             position_embedding_type="rope",
             vp_stage=part,
         )
+        self.gives_values = settings.value_head
+        if settings.value_head and last:
+            del self.output_layer
+            self.value_head = ValueHead(config)
         ropes = [settings.rope] if settings.windowed_rope is None else [settings.rope, settings.windowed_rope]
         self.rotary_pos_emb = Rotary(ropes, settings.head, parallel.device)
         if first and settings.embedding_scale != 1:
@@ -114,6 +120,14 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
         """megatron-core has one position per column; here each token of each row has its own, [S, B]."""
         embedded = self.embedding(input_ids=input_ids, position_ids=None) if self.pre_process else None
         return embedded, self.rotary_pos_emb(position_ids, self.config.params_dtype), None, None, None, None
+
+    def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> Any:
+        if not self.gives_values:
+            return super().sharded_state_dict(prefix, sharded_offsets, metadata)
+        # Past GPTModel's own, which has things to say of its output layer.
+        return MegatronModule.sharded_state_dict(
+            self, prefix, sharded_offsets, ensure_metadata_has_dp_cp_group(metadata)
+        )
 
     def _postprocess(self, hidden_states: Tensor, **_: Any) -> Tensor:
         """In place of logits of every token and every entry of the vocabulary, which would not fit into memory."""

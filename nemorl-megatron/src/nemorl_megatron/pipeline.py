@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from nemorl_megatron.context import own_part
-from nemorl_megatron.head import OutputHead
+from nemorl_megatron.head import AnyHead
 from nemorl_megatron.packing import Packing
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def _at_least(rows: Rows, height: int, width: int) -> Rows:
 def run(
     pieces: Sequence[torch.nn.Module],
     parts: Sequence[Microbatch],
-    head: OutputHead | None,
+    head: AnyHead | None,
     on_last_stage: LastStage,
     parallel: Parallel,
     *,

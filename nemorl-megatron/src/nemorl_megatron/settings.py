@@ -80,6 +80,8 @@ class Settings:
     logit_cap: float | None = None
     """The same for logits."""
     mixture: Mixture | None = None
+    value_head: bool = False
+    """A number for each token in place of logits: no output head, whatever ``tied`` says."""
 
     def is_mixture(self, layer: int) -> bool:
         """Whether layer ``layer``, counted from 0, is a mixture of experts."""

@@ -43,7 +43,7 @@ from torch import Tensor
 from nemorl_megatron import checkpoint, export
 from nemorl_megatron.bridge import bridge_for
 from nemorl_megatron.context import added_up
-from nemorl_megatron.head import OutputHead
+from nemorl_megatron.head import AnyHead, OutputHead, ValueOutput
 from nemorl_megatron.layout import choose
 from nemorl_megatron.observing import observed
 from nemorl_megatron.optim import Learner
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from megatron.core.models.gpt import GPTModel
     from nemorl.config.models import PolicyConfig
     from nemorl.resources.worker import WorkerContext
+    from nemorl_tensors.filtering import TokenFilter
 
     from nemorl_megatron.config import MegatronConfig, MegatronGenerationConfig
     from nemorl_megatron.generation import MegatronGeneration
@@ -69,11 +70,9 @@ class MegatronBackend:
         self, policy: PolicyConfig, worker: WorkerContext, config: MegatronConfig, *, reference: bool, head: Head
     ) -> None:
         require_end(policy.schedule)
-        if head != "language_model":
-            raise _no_values()
         self._policy, self._config, self._device = policy, config, worker.device
         self._budget = policy.microbatch_tokens or default_microbatch_tokens(worker.device)
-        self._bridge = bridge_for(policy)
+        self._head_kind, self._bridge = head, bridge_for(policy, head)
         self._sender = PieceSender()
         self._parallel = Parallel.join(worker, Sizes.of(policy, config))
         self._pieces = self._build(worker.seed)
@@ -107,6 +106,7 @@ class MegatronBackend:
         return WorkMeter.on(
             Model.of(
                 read_model_config(self._policy).to_dict(),
+                has_vocabulary_head=self._head_kind == "language_model",
                 is_frozen=self._adapters is not None,
                 recomputes_layers=self._policy.activation_checkpointing,
             ),
@@ -158,31 +158,26 @@ class MegatronBackend:
         }
 
     def get_logprobs(self, batch: TokenBatch, weights: WeightsName = "policy") -> Tensor:
-        logprobs = torch.zeros(batch.num_tokens, dtype=torch.float32, device=self._device)
+        self._require_head("language_model", "log-probs")
         pieces, adapters_off = self._weights(weights)
-        head = self._head(pieces)
         # The reference is compared with over the whole vocabulary: it was no sampler.
         keep = batch.keep.alone if batch.keep is not None and weights == "policy" else None
-
-        def score(states: Tensor, targets: Tensor) -> Sequence[Tensor]:
-            assert head is not None, "scoring happens on the last stage"
-            return [head.logprobs(states, targets, batch.temperature, keep=keep)]
-
         with adapters_off:
-            self._measure(batch, pieces, score, [logprobs])
-        return logprobs.to(batch.token_ids.device)
+            return self._scores(batch, pieces, keep)
 
     def get_values(self, batch: TokenBatch) -> Tensor:
-        raise _no_values()
+        self._require_head("value", "values")
+        return self._scores(batch, self._weights("policy")[0])
 
     def get_topk_logprobs(self, batch: TokenBatch, k: int) -> tuple[Tensor, Tensor]:
+        self._require_head("language_model", "log-probs")
         ids = torch.zeros((batch.num_tokens, k), dtype=torch.int64, device=self._device)
         logprobs = torch.zeros((batch.num_tokens, k), dtype=torch.float32, device=self._device)
         pieces, _ = self._weights("policy")
         head = self._head(pieces)
 
         def likeliest(states: Tensor, _targets: Tensor) -> Sequence[Tensor]:
-            assert head is not None, "scoring happens on the last stage"
+            assert isinstance(head, OutputHead), "scoring happens on the last stage"
             return vocab_parallel_topk_logprobs(
                 states,
                 head.weight,
@@ -197,11 +192,12 @@ class MegatronBackend:
         return ids.to(batch.token_ids.device), logprobs.to(batch.token_ids.device)
 
     def observe(self, token_ids: Sequence[int]) -> Activations:
+        self._require_head("language_model", "logits")
         pieces, _ = self._weights("policy")
         recorder, head = Recorder(), self._head(pieces)
 
         def score(states: Tensor, _targets: Tensor) -> Sequence[Tensor]:
-            assert head is not None, "a whole model has its head"
+            assert isinstance(head, OutputHead), "a whole model has its head"
             recorder.add_last("logits", head.logits(states))
             return []
 
@@ -240,7 +236,7 @@ class MegatronBackend:
         checkpoint.load(path, self._held(), learner, self._parallel)
 
     def save_pretrained(self, path: Path) -> None:
-        export.save_pretrained(path, self._policy, self.export_weights(), self._parallel.rank)
+        export.save_pretrained(path, self._policy, self.export_weights(), self._parallel.rank, self._head_kind)
 
     def generator(self, options: MegatronGenerationConfig) -> MegatronGeneration:
         """What speaks with this rank's pieces of the policy as they are at any time. All ranks make the same calls."""
@@ -285,8 +281,8 @@ class MegatronBackend:
             shape = output_shape(batch, candidates=rows.target_ids.ndim > 1)
             outputs = torch.zeros(shape, dtype=torch.float32, device=states.device)
             if rows.targets.numel():
-                logprobs = head.logprobs(part.predicting(states), rows.target_ids, batch.temperature, keep=batch.keep)
-                outputs = outputs.index_copy(0, rows.targets, logprobs)
+                scores = head.score(part.predicting(states), rows.target_ids, batch.temperature, keep=batch.keep)
+                outputs = outputs.index_copy(0, rows.targets, scores)
             if self._parallel.sizes.context > 1:
                 outputs = added_up(outputs, self._parallel.context_group)
             value, metrics = evaluate(loss, outputs, batch)
@@ -296,6 +292,18 @@ class MegatronBackend:
             return value, (metrics, value.detach().double().cpu())
 
         return of
+
+    def _scores(self, batch: TokenBatch, pieces: Sequence[GPTModel], keep: TokenFilter | None = None) -> Tensor:
+        """[N] what the head says of scored tokens, where ``batch`` is."""
+        found = torch.zeros(batch.num_tokens, dtype=torch.float32, device=self._device)
+        head = self._head(pieces)
+
+        def score(states: Tensor, targets: Tensor) -> Sequence[Tensor]:
+            assert head is not None, "scoring happens on the last stage"
+            return [head.score(states, targets, batch.temperature, keep=keep)]
+
+        self._measure(batch, pieces, score, [found])
+        return found.to(batch.token_ids.device)
 
     def _measure(
         self,
@@ -346,11 +354,20 @@ class MegatronBackend:
                 "true",
             ) from error
 
-    def _head(self, pieces: Sequence[GPTModel]) -> OutputHead | None:
+    def _head(self, pieces: Sequence[GPTModel]) -> AnyHead | None:
         """Of a model whose last stage is on this rank."""
         if not self._parallel.is_last_stage:
             return None
+        if self._head_kind == "value":
+            return ValueOutput(pieces[-1], self._parallel)
         return OutputHead(pieces[-1], self._parallel, self._bridge.vocabulary, self._bridge.logit_cap)
+
+    def _require_head(self, head: Head, what: str) -> None:
+        if self._head_kind != head:
+            raise UsageError(
+                f"this model has no {what}: it was built with head={self._head_kind!r}",
+                fix=f"build it with head={head!r}",
+            )
 
     def _held(self) -> list[checkpoint.Held]:
         """What a checkpoint holds: the whole model, or the adapters on it."""
@@ -385,13 +402,6 @@ def _train(pieces: Sequence[GPTModel], on: bool) -> None:
     """Layers recompute activations, and insist on what training needs, in training mode only. Nothing drops out."""
     for piece in pieces:
         piece.train(on)
-
-
-def _no_values() -> UsageError:
-    return UsageError(
-        "models of training backend megatron have no value head",
-        fix="train critics and reward models with backend: dtensor",
-    )
 
 
 def _freeze_routers(pieces: Sequence[GPTModel]) -> None:

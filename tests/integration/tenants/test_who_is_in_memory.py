@@ -82,9 +82,7 @@ def config(name: str, run_dir: Path, backend: str = "dtensor") -> Any:
     return nemorl.load_config({**RUNS[name][0], **common})
 
 
-CASES = [(name, "dtensor") for name in RUNS] + [
-    pytest.param(name, "megatron", marks=MEGATRON) for name in ("grpo", "opd", "distillation", "dpo")
-]
+CASES = [(name, "dtensor") for name in RUNS] + [pytest.param(name, "megatron", marks=MEGATRON) for name in RUNS]
 
 
 @pytest.mark.parametrize(("name", "backend"), CASES)

@@ -16,26 +16,33 @@ from nemorl_megatron.settings import ARCHITECTURES
 
 if TYPE_CHECKING:
     from nemorl.config.models import PolicyConfig
+    from nemorl.contracts import Head
 
     from nemorl_megatron.bridge.contract import Bridge
 
 Maker = Literal["nemorl", "megatron_bridge"]
 
 
-def bridge_for(policy: PolicyConfig) -> Bridge:
+def bridge_for(policy: PolicyConfig, head: Head = "language_model") -> Bridge:
     """The bridge for a policy's model.
 
     Raises:
-        BackendError: there is no such model, or neither bridge knows its architecture.
+        BackendError: there is no such model, neither bridge knows its architecture, or the one that does has no such
+            head.
     """
     config = read_model_config(policy)
     if choose(config.model_type, megatron_bridge=_known_to_megatron_bridge(config)) == "megatron_bridge":
         from nemorl_megatron.bridge.megatron_bridge import MegatronBridge
 
+        if head == "value":
+            raise BackendError(
+                "models that Megatron-Bridge built have no value head here",
+                fix="uninstall megatron-bridge if nemorl-megatron knows the model itself, or use backend: dtensor",
+            )
         return MegatronBridge(policy, config)
     from nemorl_megatron.bridge.own import OwnBridge
 
-    return OwnBridge(policy, config)
+    return OwnBridge(policy, config, head)
 
 
 def choose(architecture: str, *, megatron_bridge: bool) -> Maker:

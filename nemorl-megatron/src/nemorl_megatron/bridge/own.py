@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nemorl_megatron.bridge.exchange import Exchange, global_names
-from nemorl_megatron.bridge.sources import RandomWeights, SafetensorsFolder, weights_folder
+from nemorl_megatron.bridge.sources import NewValueHead, RandomWeights, SafetensorsFolder, weights_folder
 from nemorl_megatron.lora import Adapters
 from nemorl_megatron.model import PolicyModel, build_model
 from nemorl_megatron.settings import settings_of
@@ -14,6 +15,7 @@ from nemorl_megatron.settings import settings_of
 if TYPE_CHECKING:
     import torch
     from nemorl.config.models import LoraConfig, PolicyConfig
+    from nemorl.contracts import Head
     from nemorl_tensors.engines.pieces import Piece
     from torch import Tensor
 
@@ -24,14 +26,15 @@ if TYPE_CHECKING:
 class OwnBridge:
     """``contract.Bridge`` over ``exchange``, which see for tensors other than weights."""
 
-    def __init__(self, policy: PolicyConfig, config: Any) -> None:
+    def __init__(self, policy: PolicyConfig, config: Any, head: Head = "language_model") -> None:
         """
         Args:
             policy: Where the weights are, or that they are random.
             config: The model's transformers config.
+            head: What stands on top of the decoder.
         """
         self._policy = policy
-        self.settings = settings_of(config)
+        self.settings = replace(settings_of(config), value_head=head == "value")
 
     @property
     def vocabulary(self) -> int:
@@ -66,7 +69,7 @@ class OwnBridge:
             exchange.fill(parameters, RandomWeights(self.settings, seed))
             return
         with SafetensorsFolder(weights_folder(self._policy.model_name)) as folder:
-            exchange.fill(parameters, folder)
+            exchange.fill(parameters, NewValueHead(folder, RandomWeights(self.settings, seed)))
 
     def adapt(self, model: Sequence[PolicyModel], parallel: Parallel, lora: LoraConfig, seed: int) -> Adapters:
         return Adapters(model, self.settings, parallel, lora, seed)

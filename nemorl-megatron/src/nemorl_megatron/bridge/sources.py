@@ -19,7 +19,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from nemorl_megatron.bridge.rules import Index
-from nemorl_megatron.bridge.tables import weights
+from nemorl_megatron.bridge.tables import VALUE_HEAD, weights
 from nemorl_megatron.settings import Settings
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -120,6 +120,22 @@ class RandomWeights:
             return torch.full(shape, float(is_one))[index]
         generator = torch.Generator().manual_seed(zlib.crc32(f"{self._seed} {name}".encode()))
         return torch.empty(shape).normal_(std=self._settings.initial_std, generator=generator)[index]
+
+
+class NewValueHead:
+    """A source that may lack a value head, which is then drawn."""
+
+    def __init__(self, source: Source, drawn: RandomWeights) -> None:
+        self._source, self._drawn = source, drawn
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        return self._of(name).shape(name)
+
+    def read(self, name: str, index: Index) -> Tensor:
+        return self._of(name).read(name, index)
+
+    def _of(self, name: str) -> Source:
+        return self._drawn if name == VALUE_HEAD and self._source.shape(name) is None else self._source
 
 
 def weights_folder(model_name: str) -> Path:

@@ -63,7 +63,10 @@ def weights(settings: Settings) -> Iterator[Weight]:
                 assert settings.mixture is not None
                 yield from (_weight(entry, settings, layer, expert) for expert in range(settings.mixture.experts))
     yield from (_weight(entry, settings) for entry in once if not entry.parameter.startswith("embedding"))
-    if not settings.tied:
+    if settings.value_head:
+        shapes = ((1, settings.hidden),)
+        yield Weight("value_head.weight", "whole", (VALUE_HEAD,), shapes)
+    elif not settings.tied:
         yield from (_weight(entry, settings) for entry in table if entry.where == "head")
 
 
@@ -95,6 +98,8 @@ def _weight(entry: Entry, settings: Settings, layer: int | None = None, expert: 
 
 
 HEAD = "output_layer.weight"
+VALUE_HEAD = "score.weight"
+"""What transformers' sequence classifiers call theirs."""
 _LAYER, _HF = "decoder.layers.{layer}.", "model.layers.{layer}."
 
 
