@@ -71,6 +71,9 @@ def tables() -> Mapping[str, str]:
     for name, metrics in declared("training_backends").items():
         if own := {metric: info for metric, info in metrics.items() if metric not in WORK_METRICS}:
             found[f"backend {name}"] = table(own)
+    for name, metrics in declared("generation_backends").items():
+        if metrics:
+            found[f"generation backend {name}"] = table(metrics)
     return found
 
 

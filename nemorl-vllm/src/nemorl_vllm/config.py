@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from nemorl.config.base import RESUMABLE
 from nemorl.errors import ConfigIssue
+from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import GenerationBackendConfig
 from nemorl_rl.memory_plan.describing import EnginePlan, PlansEngine
 from nemorl_rl.sampler_precision import LowerPrecision
 from pydantic import Field
+
+from nemorl_vllm.speculative_config import SPECULATION_METRICS, SpeculativeConfig
 
 if TYPE_CHECKING:
     from nemorl.config import GenerationConfig, PolicyConfig
@@ -41,7 +44,7 @@ SET_ELSEWHERE = {
     "async_scheduling": "weights are exchanged between steps, which must not overlap",
     "logprobs_mode": "log-probs are those that training recomputes",
     "max_logprobs": "the log-prob of the sampled token is all that is asked for",
-    "speculative_config": "log-probs of speculated tokens are not those that training recomputes",
+    "speculative_config": "set speculative of the backend",
     "hf_overrides": "set policy.hf_config_overrides: the trainer's model has them too",
     "quantization": "set precision of the backend: the trainer's weights are rounded as they are loaded",
     "quantization_config": "set precision of the backend",
@@ -77,6 +80,7 @@ class VLLMConfig(LowerPrecision, GenerationBackendConfig, PlansEngine):
             "adapters",
             "any_transport",
             "filtered_logprobs",
+            "generation_metrics",
             "in_flight_updates",
             "prompt_logprobs",
             "sleep",
@@ -85,6 +89,7 @@ class VLLMConfig(LowerPrecision, GenerationBackendConfig, PlansEngine):
         }
     )
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process", "nccl", "cuda_ipc", "shared_memory", "object_store")
+    metrics: ClassVar[Mapping[str, MetricInfo]] = SPECULATION_METRICS
 
     tensor_parallel_size: Annotated[int, RESUMABLE] = Field(1, ge=1)
     """Devices (CPU: processes) that share each layer. Raise it when one cannot hold the model."""
@@ -109,6 +114,9 @@ class VLLMConfig(LowerPrecision, GenerationBackendConfig, PlansEngine):
     """``fp8``: linear layers and experts multiply in 8 bits, weights scaled by blocks of 128 x 128 and activations as
     they come (GPUs of compute capability 8.9 and newer); each update of the weights is rounded anew. Embeddings,
     norms, output head and keys and values keep the policy's precision. Unset: all of it is the policy's."""
+    speculative: Annotated[SpeculativeConfig | None, RESUMABLE] = None
+    """Guess tokens ahead. Fast where responses repeat the prompt or themselves; with many samples at once, when the
+    device is busy anyway, it costs more than it saves. Unset: token by token."""
     engine_args: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of ``vllm.EngineArgs``, for what has no option here, e.g. ``max_num_batched_tokens``."""
 
@@ -124,6 +132,9 @@ class VLLMConfig(LowerPrecision, GenerationBackendConfig, PlansEngine):
         yield from super().problems()
         for name in sorted(self.engine_args.keys() & SET_ELSEWHERE.keys()):
             yield ConfigIssue(f"engine_args.{name}", f"{name!r} is not for engine_args to set", SET_ELSEWHERE[name])
+        if self.speculative is not None and self.pipeline_parallel_size > 1:
+            message = "guesses are checked on the last pipeline stage, and have not been seen to work with several"
+            yield ConfigIssue("speculative", message, "set pipeline_parallel_size: 1, or remove speculative")
 
     def policy_problems(self, policy: PolicyConfig, *, device: str, is_attached: bool) -> Iterator[ConfigIssue]:
         yield from super().policy_problems(policy, device=device, is_attached=is_attached)

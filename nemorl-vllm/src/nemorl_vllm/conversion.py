@@ -22,7 +22,13 @@ MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 2.0
 class ModelLimits:
     """What the model can be asked for: its vocabulary, its longest sequence, the tokens that end a response."""
 
-    def __init__(self, policy: PolicyConfig) -> None:
+    def __init__(self, policy: PolicyConfig, *, speculates: bool = False) -> None:
+        """
+        Args:
+            policy: The model.
+            speculates: Tokens are guessed ahead.
+        """
+        self._speculates = speculates
         with boundary(f"transformers, reading the config of {policy.model_name!r},"):
             config = read_model_config(policy)
         text = config.get_text_config()
@@ -81,6 +87,10 @@ class ModelLimits:
             problem = f"asks for temperature {request.sampling.temperature:g}; vLLM samples only at those between"
             problem += f" {MIN_TEMPERATURE:g} and {MAX_TEMPERATURE:g}"
             fix = "set a temperature in that range, 0 for greedy, or generation.backend: hf"
+        elif self._speculates and (request.sampling.min_p > 0 or request.sampling.filtered_logprobs):
+            name = "min_p" if request.sampling.min_p > 0 else "filtered_logprobs"
+            problem = f"asks for {name}, which vLLM does not have for tokens guessed ahead"
+            fix = f"remove {name}, or generation.backend.speculative"
         if problem is not None:
             raise BackendError(f"generation request {index} {problem}", fix=fix)
 

@@ -14,7 +14,7 @@ from nemorl_tensors.engines.model_config import read_model_config
 
 from nemorl_vllm.adapters import engine_arguments
 from nemorl_vllm.config import CPU_KV_CACHE_GIB, LATENT_ATTENTION, USE_HF
-from nemorl_vllm.environment import as_guest, import_vllm, undecorated_transformers
+from nemorl_vllm.environment import as_guest, import_vllm, kernels_replaced_once, undecorated_transformers
 
 if TYPE_CHECKING:
     from nemorl.config.models import LoraConfig, PolicyConfig
@@ -73,7 +73,7 @@ def build_engine(
             config.device_config.device = torch.device(worker.device)
         if config.model_config.is_moe:
             _ensure_expert_group()
-        with undecorated_transformers(compiles=not config.model_config.enforce_eager):
+        with kernels_replaced_once(), undecorated_transformers(compiles=not config.model_config.enforce_eager):
             engine = LLMEngine(
                 vllm_config=config,
                 executor_class=Executor.get_class(config),
@@ -129,6 +129,7 @@ def engine_args(
         hf_overrides=partial(_overridden, policy) if policy.hf_config_overrides else {},
         dtype=policy.precision,
         quantization=QUANTIZATION[options.precision],
+        speculative_config=None if options.speculative is None else options.speculative.model_dump(),
         seed=worker.seed % 2**32,
         max_model_len=max_model_len,
         load_format="dummy" if empty else "auto",

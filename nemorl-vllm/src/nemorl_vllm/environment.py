@@ -12,6 +12,7 @@ import random
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from unittest.mock import patch
 
 import torch
 from nemorl.errors import BackendError, NemorlError
@@ -121,6 +122,24 @@ def undecorated_transformers(*, compiles: bool) -> Iterator[None]:
         yield
     finally:
         Base._decorate_for_torch_compile = decorate
+
+
+@contextmanager
+def kernels_replaced_once() -> Iterator[None]:
+    """Within it vLLM leaves its kernels alone where an earlier engine of this process has replaced them.
+
+    On a CPU it looks for them in all modules whenever an engine starts, and ends with an AttributeError at those of
+    llvmlite, which the first engine that guesses by n-grams has imported (vLLM 0.32, ``triton_utils.dispatcher``).
+    """
+    from vllm.platforms import current_platform
+    from vllm.triton_utils.dispatcher import _registry
+
+    if not _registry:
+        yield
+        return
+    nothing = staticmethod(lambda: None)
+    with patch.object(type(current_platform), "register_triton_kernel_overrides", nothing):
+        yield
 
 
 def _explained(error: Exception, verb: str) -> BackendError:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from nemorl.errors import BackendError, boundary
+from nemorl.metrics import Mean, Metric
 from nemorl.plugins import registry
 from nemorl.types import Completion, GenerationRequest
 from nemorl.weights import WeightHandle, transport
@@ -48,7 +49,8 @@ class VLLMGeneration:
                 "there are no weights to generate from: policy.init is random, and no trainer handed any over",
                 fix="give a model with weights and policy.init: pretrained, or start from a training run",
             )
-        limits = ModelLimits(policy)
+        self._speculates = options.speculative is not None
+        limits = ModelLimits(policy, speculates=self._speculates)
         self._one_process = options.devices_per_replica == 1
         self._republisher = transport(SHARED_MEMORY)
         self._sleep = sleep_of(worker.device, leaves_memory=worker.leaves_memory)
@@ -89,6 +91,17 @@ class VLLMGeneration:
             BackendError: A prompt is empty, too long or not of this vocabulary, or the model's logits are not finite.
         """
         return self._loop.generate(requests)
+
+    def take_metrics(self) -> dict[str, Metric]:
+        """How many guessed tokens were accepted since it was last asked (``ReportingSampler``)."""
+        if not self._speculates:
+            return {}
+        counts = self._call(lambda engine: engine.collective_rpc("nemorl_take_draft_counts"))
+        guesses, guessed, accepted = counts[0]  # all processes of an engine draw the same tokens
+        return {
+            "draft_acceptance_rate": Mean(accepted, guessed),
+            "draft_acceptance_length": Mean(accepted + guesses, guesses),
+        }
 
     def observe(self, request: GenerationRequest) -> tuple[Completion, Activations]:
         """A response, and what the model computed for it (``ObservableSampler``), with nobody else generating."""

@@ -95,7 +95,17 @@ class WorkerExtension:
         """Report log-probs as nemorl defines them."""
         from nemorl_vllm.sampler import TemperatureLogprobSampler
 
-        self.model_runner.sampler = TemperatureLogprobSampler(self.model_runner.sampler)
+        sampler = self.model_runner.sampler = TemperatureLogprobSampler(self.model_runner.sampler)
+        speculative = self.vllm_config.speculative_config
+        if speculative is not None:
+            from nemorl_vllm.speculation import DraftVerifier
+
+            self.model_runner.rejection_sampler = DraftVerifier(sampler, speculative, self.model_runner.device)
+
+    def nemorl_take_draft_counts(self) -> tuple[int, int, int]:
+        """Guesses checked, tokens guessed and tokens accepted since it was last asked."""
+        counts: tuple[int, int, int] = self.model_runner.rejection_sampler.take_counts()
+        return counts
 
     def nemorl_load_folder(self, folder: str) -> None:
         """Replace the model's weights by those of a Hugging Face folder. Called over HTTP, of a server that was started

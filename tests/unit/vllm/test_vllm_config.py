@@ -166,3 +166,13 @@ def test_a_gpu_without_fp8_units_is_named(monkeypatch: pytest.MonkeyPatch, raise
                 engine._check_fp8("cuda:0")
         else:
             engine._check_fp8("cuda:0")
+
+
+def test_guesses_need_no_weights_of_their_own(raises: Raises) -> None:
+    assert config.VLLMConfig(speculative={"num_speculative_tokens": 2}).speculative.method == "ngram"
+    with raises(ValidationError, "eagle3", path="speculative.method"):
+        config.VLLMConfig(speculative={"method": "eagle3"})
+    with raises(ValidationError, path="speculative.prompt_lookup_min"):
+        config.VLLMConfig(speculative={"prompt_lookup_min": 5})
+    with pytest.raises(ValidationError):
+        config.VLLMConfig(speculative={"num_speculative_tokens": 0})

@@ -8,10 +8,11 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from nemorl.contracts import WorkerGroup
 from nemorl.errors import BackendError, WeightsLostError, WorkerLostError
+from nemorl.metrics import Metric, Metrics, merge
 from nemorl.types import Completion, GenerationRequest
 from nemorl.weights import WeightHandle
 
@@ -20,6 +21,17 @@ from nemorl_rl.routing import beginning_of
 from nemorl_rl.tenants import ROLLOUT, SYNC
 
 T = TypeVar("T")
+
+REPORTS = "generation_metrics"
+"""The capability of backends with metrics of their own."""
+
+
+class ReportingSampler(Protocol):
+    """A generation backend with the capability ``generation_metrics``."""
+
+    def take_metrics(self) -> dict[str, Metric]:
+        """Metrics of its work since it was last asked; logged with each step as ``train/…``."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -42,6 +54,7 @@ class GenerationPolicy:
         turn: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext(),
         on_update: Callable[[], None] = lambda: None,
         single_requests: RequestLimits | None = None,
+        reports: bool = False,
     ) -> None:
         """
         Args:
@@ -50,7 +63,9 @@ class GenerationPolicy:
             turn: Gives it the devices for a phase (``nemorl_rl.tenants``), where it shares them.
             on_update: Told when all replicas have new weights.
             single_requests: ``None``: the engine does not take them.
+            reports: Its backend has metrics of its own (capability ``generation_metrics``, ``ReportingSampler``).
         """
+        self._reports = reports
         self.workers, self._turn, self._on_update = workers, turn, on_update
         self._revive = revive
         self._lives = 0
@@ -134,6 +149,10 @@ class GenerationPolicy:
             read: list[int | None] = self.workers.call("update_weights", handle, handle.version)
         self._on_update()
         return read[0]
+
+    def take_metrics(self) -> Metrics:
+        """What the replicas say of their own work since they were last asked."""
+        return merge(self._with_replacements(lambda: self.workers.call("take_metrics"))) if self._reports else {}
 
     def _with_replacements(self, call: Callable[[], T]) -> T:
         """The result of ``call``, made again whenever a replica was lost and replaced."""

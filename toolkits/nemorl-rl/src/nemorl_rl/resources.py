@@ -19,7 +19,7 @@ from nemorl.resources.worker import SUBMITTED_CALLS, WorkerContext
 from nemorl.weights import WeightHandle, in_process_handle
 
 from nemorl_rl.config import RolloutRunConfig
-from nemorl_rl.generation_policy import GenerationPolicy, RequestLimits
+from nemorl_rl.generation_policy import REPORTS, GenerationPolicy, RequestLimits
 from nemorl_rl.requests import NamedRequests, RequestBackend
 from nemorl_rl.tenant_resources import TenantResources
 from nemorl_rl.tenants import ENGINE, SYNC, EngineTenant, Parts, Residents, phases
@@ -104,8 +104,10 @@ class RolloutResources(TenantResources):
             self._admit_engine(group, parts)
             self._withdraw()
 
-        limits = _request_limits(generation, config.cluster)
-        return GenerationPolicy(group, revive, self._during, on_update=self._withdraw, single_requests=limits)
+        limits, reports = _request_limits(generation, config.cluster), REPORTS in generation.backend.supports
+        return GenerationPolicy(
+            group, revive, self._during, on_update=self._withdraw, single_requests=limits, reports=reports
+        )
 
     def weight_handle(self, version: int) -> WeightHandle:
         """The training policy's current weights, over the transport that both sides declare."""

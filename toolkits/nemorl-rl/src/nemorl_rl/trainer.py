@@ -218,7 +218,8 @@ class RolloutTrainer(BaseTrainer[R]):
             return self.buffer.next_batch()
 
     def step_metrics(self, rows: Sequence[Row]) -> Metrics:
-        metrics = {**super().step_metrics(rows), **(self.buffer.metrics() if self.buffer is not None else {})}
+        of_buffer = self.buffer.metrics() if self.buffer is not None else {}
+        metrics = {**super().step_metrics(rows), **self.generation.take_metrics(), **of_buffer}
         return metrics if self._sync_bytes is None else {**metrics, "weight_sync_bytes": Mean(self._sync_bytes)}
 
     def _rollout_seed(self, batch: int) -> int:

@@ -1,0 +1,55 @@
+"""What ``speculative`` of the backend can be told, and the metrics of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from nemorl.config.base import Config
+from nemorl.errors import ConfigIssue
+from nemorl.metrics import MetricInfo
+from pydantic import Field
+
+SPECULATION_METRICS: Mapping[str, MetricInfo] = {
+    "train/draft_acceptance_rate": MetricInfo(
+        "Guessed tokens",
+        "share",
+        "`speculative`: share of the tokens guessed ahead that the model accepted",
+        "below 0.2: fewer `num_speculative_tokens`, or none",
+        smooth=True,
+    ),
+    "train/draft_acceptance_length": MetricInfo(
+        "Tokens per checked guess",
+        "tokens",
+        "`speculative`: tokens that a pass over a guess gave, one of them the model's own; 1 is as without guesses",
+        smooth=True,
+    ),
+}
+
+
+class SpeculativeConfig(Config):
+    """Guess tokens ahead, and let the model check several in one pass. What is sampled has the same distribution.
+
+    Example:
+        >>> SpeculativeConfig(num_speculative_tokens=2).prompt_lookup_max
+        4
+    """
+
+    method: str = "ngram"
+    """``ngram``: what followed the last tokens where they stood before, in the prompt or the response."""
+    num_speculative_tokens: int = Field(4, ge=1, le=32)
+    """Tokens guessed at a time. Lower it when few are accepted (``train/draft_acceptance_rate``)."""
+    prompt_lookup_min: int = Field(2, ge=1)
+    """Fewest last tokens that must have stood together before."""
+    prompt_lookup_max: int = Field(4, ge=1)
+    """Most last tokens that are looked for; the longest match wins."""
+
+    def problems(self) -> Iterator[ConfigIssue]:
+        yield from super().problems()
+        if self.method != "ngram":
+            yield ConfigIssue(
+                "method",
+                f"{self.method!r} guesses with weights of its own, which no update of the trainer reaches",
+                "use ngram",
+            )
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            yield ConfigIssue("prompt_lookup_min", "is above prompt_lookup_max", "swap them")
