@@ -59,7 +59,7 @@ MAY_CHANGE = {
     "policy.backend.": "layout attn_implementation data_parallel_replicas sequence_parallel logprob_chunk_tokens",
     "generation.": "python",
     "generation.backend.": "max_batch_rows kv_cache_tokens",
-    "rollouts.": "max_batches_per_step breaker environment_concurrency mismatch_warning mismatch_limit",
+    "rollouts.": "adapters max_batches_per_step breaker environment_concurrency mismatch_warning mismatch_limit",
     "environment.": "workers",
 }
 """All that may differ when a grpo run with the math environment goes on. What is tested to be neutral, and how: below

@@ -13,6 +13,7 @@ import torch
 from nemorl.config import ScheduleConfig
 from nemorl.errors import BackendError, ForeignError, UsageError
 from nemorl.metrics import Metrics
+from nemorl_base.memory import DeviceMemoryError
 from nemorl_dtensor.training import DTensorBackend
 from nemorl_tensors import TokenBatch
 from nemorl_tensors.engines.rows import plan_microbatches
@@ -245,9 +246,9 @@ def test_no_room_for_a_microbatch_is_told_with_a_smaller_one(
 ) -> None:
     backend = build(microbatch_tokens=4096)
     monkeypatch.setattr(backend._scorer.decoder, "forward", no_room)
-    with raises(BackendError, 4096, 2048):
+    with raises(DeviceMemoryError, 4096, 2048):
         backend.train_step(batch, weighted_nll)
-    with raises(BackendError, 4096, 2048):
+    with raises(DeviceMemoryError, 4096, 2048):
         backend.get_logprobs(batch)
 
 
@@ -262,5 +263,5 @@ def test_no_room_for_the_optimizer_is_not_blamed_on_microbatches(
 
 def test_no_room_for_the_model_is_told_as_such(build: Build, raises: Raises, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transformers.PreTrainedModel.to", no_room)
-    with raises(BackendError):
+    with raises(DeviceMemoryError):
         build()

@@ -183,24 +183,25 @@ def frozen(handle: WeightHandle, version: int) -> WeightHandle:
 class MissesUpdates(HFGeneration):
     """Keeps a copy of its first weights."""
 
-    is_loaded = False
+    def __init__(self, generation: Any, policy: Any, worker: Any, weights: WeightHandle, options: Any) -> None:
+        super().__init__(generation, policy, worker, frozen(weights, weights.version), options)
 
-    def update_weights(self, handle: WeightHandle, version: int) -> None:
-        if not self.is_loaded:
-            super().update_weights(frozen(handle, version), version)
-        self.is_loaded = True
+    def update_weights(self, handle: WeightHandle, version: int) -> int:
+        return 0
 
 
 class StaleHead(HFGeneration):
     """Takes every update, but for its output head, of which it keeps the first copy."""
 
-    head: Any = None
+    def __init__(self, generation: Any, policy: Any, worker: Any, weights: WeightHandle, options: Any) -> None:
+        first = frozen(weights, weights.version)
+        (self.head,) = [bucket["lm_head.weight"] for bucket in first.buckets()]
+        super().__init__(generation, policy, worker, first, options)
 
-    def update_weights(self, handle: WeightHandle, version: int) -> None:
-        (weights,) = [dict(bucket) for bucket in frozen(handle, version).buckets()]
-        self.head = weights["lm_head.weight"] if self.head is None else self.head
-        weights["lm_head.weight"] = self.head
-        super().update_weights(in_process_handle(lambda: iter([weights]), version), version)
+    def update_weights(self, handle: WeightHandle, version: int) -> int:
+        (bucket,) = [dict(bucket) for bucket in frozen(handle, version).buckets()]
+        weights = {**bucket, "lm_head.weight": self.head}
+        return super().update_weights(in_process_handle(lambda: iter([weights]), version), version)
 
 
 class SamplesAtOne(HFGeneration):
