@@ -30,7 +30,7 @@ class Rows:
         self.cache = KVCache(LAYERS, HEADS, SIZE, dtype, torch.device("cpu"), shares_prompts=shares)
         self.prefilled: list[tuple[int, ...]] = []
 
-    def admit(self, *prompts: tuple[int, ...]) -> None:
+    def admit(self, *prompts: tuple[int, ...], reserve: int = 8) -> None:
         def prefill(whole: list[tuple[int, ...]]) -> tuple[Tensor, Tensor, Tensor]:
             self.prefilled += whole
             width = max(map(len, whole))
@@ -38,7 +38,7 @@ class Rows:
             keys, values = (torch.stack([states(p, seed) for p in padded], 1).to(self.dtype) for seed in (0, 1))
             return torch.tensor([[float(len(prompt))] for prompt in whole]).expand(-1, VOCABULARY), keys, values
 
-        logits = self.cache.admit(prompts, 8, prefill, lambda *_: torch.empty(0), Turns(100))
+        logits = self.cache.admit(prompts, reserve, prefill, lambda *_: torch.empty(0), Turns(100))
         assert logits[:, 0].tolist() == [len(prompt) for prompt in prompts]
         self.said += prompts
 
@@ -79,6 +79,20 @@ def test_rows_attend_to_their_prompt_and_their_columns_as_to_one_sequence(dtype:
     rows.keep(0, 6, 2, 3, 4, 5)
     rows.step()
     assert rows.prefilled.count(LONG) == 1
+
+
+def test_rows_that_join_where_there_is_room() -> None:
+    rows = Rows(torch.float32)
+    rows.admit(LONG, ALONE, LONG, LONG)
+    rows.step()
+    rows.keep(0, 1)
+    block = rows.cache.keys
+    rows.admit(SHORT, reserve=2)  # two rows have left, and 6 of 8 steps are ahead
+    assert rows.cache.keys is block
+    rows.step()
+    rows.keep(0, 2)
+    rows.admit(LONGER, LONGER, reserve=2)
+    rows.step()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -248,6 +248,7 @@ class KVCache:
 
         Where the block has room already, nothing that is in it moves.
         """
+        self._shared.append(len(prompt_tokens))
         rows, columns = self.rows + len(prompt_tokens), self.length + reserve_tokens
         has_room = self.keys.shape[1] >= rows and self.keys.shape[3] >= columns and self.length >= max(prompt_tokens)
         if self.rows and has_room:
@@ -269,7 +270,6 @@ class KVCache:
             if old_rows:
                 new[:, :old_rows, :, length - longest : length] = old[:, :old_rows, :, self._first : self.length]
         self.length = length
-        self._shared.append(len(prompt_tokens))
         self._set_pads(pads)
 
     def write(self, rows: Sequence[int], keys: Tensor, values: Tensor) -> None:
