@@ -10,12 +10,13 @@ rotary module, so it agrees with the model's forward pass. What differs between 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
 import torch
+from nemorl_tensors.engines.cached_rows import CachedRows
 from nemorl_tensors.engines.kv_cache import KVCache, Recent
 from nemorl_tensors.engines.turns import Turns
 from nemorl_tensors.products import packed, packs, product
@@ -154,10 +155,8 @@ class _Layer:
         )
 
 
-class LlamaDecoder:
+class LlamaDecoder(CachedRows):
     """Rows of one batch over the live weights of a Llama-like transformers model."""
-
-    joins = True
 
     def __init__(self, model: Any, max_tokens: int, turn_tokens: int = 0) -> None:
         """
@@ -182,10 +181,10 @@ class LlamaDecoder:
         )
         dtype, device = self._embedding.dtype, self._embedding.device
         self._cos, self._sin = _rotary_tables(body.rotary_emb, max_tokens, dtype, device)
-        self._cache = KVCache(
+        cache = KVCache(
             len(self._layers), self._kv_heads, self._head_size, dtype, device, shares_prompts=device.type == "cpu"
         )
-        self._turns = Turns(turn_tokens)
+        super().__init__(cache, Turns(turn_tokens))
         size = self._head.weight.nbytes + sum(layer.nbytes for layer in self._layers)
         self._may_pack = size <= PACKED_BYTES and packs(self._head.weight)
 
@@ -194,7 +193,7 @@ class LlamaDecoder:
             self._layers = [layer.packed() for layer in self._layers]
             self._head = self._head.packed()
             self._may_pack = False
-        return self._cache.admit(prompts, reserve_tokens, self._prefill, self._go_on, self._turns)
+        return super().admit(prompts, reserve_tokens)
 
     def step(self, tokens: Tensor) -> Tensor:
         positions = self._cache.positions()
@@ -213,23 +212,6 @@ class LlamaDecoder:
             return self._cache.attend(layer, q, layer_keys, layer_values, mask, self._scale)
 
         return self._forward(tokens, cos, sin, attend)
-
-    def keep(self, order: Sequence[int]) -> None:
-        if order:
-            self._cache.keep(order)
-        else:
-            self._cache.clear()
-
-    def save_turns(self, rows: Mapping[int, tuple[int, ...]]) -> None:
-        for row, tokens in rows.items():
-            self._turns.put(self._cache.turn(row, tokens))
-
-    def drop_turns(self) -> None:
-        self._turns.clear()
-
-    @property
-    def turn_bytes(self) -> int:
-        return self._turns.nbytes
 
     def _prefill(self, prompts: list[tuple[int, ...]]) -> tuple[Tensor, Tensor, Tensor]:
         """(logits [U, V] after each prompt, keys and values [L, U, H, P, d]), right-padded: causal needs no mask."""

@@ -11,11 +11,11 @@ pass on to each other what they computed is in ``inference_ranks``.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from megatron.core.inference.contexts import BaseInferenceContext
+from nemorl_tensors.engines.cached_rows import CachedRows
 from nemorl_tensors.engines.kv_cache import KVCache, Recent
 from torch import Tensor
 
@@ -133,10 +133,8 @@ class NewTokens(RowPass):
         return keys.permute(2, 0, 1, 3), values.permute(2, 0, 1, 3), None
 
 
-class CachedDecoder:
-    """The kernel's ``Decoder`` over the pieces of a model. All ranks of a copy make the same calls."""
-
-    joins = True
+class CachedDecoder(CachedRows):
+    """A ``Decoder`` over the pieces of a model. All ranks of a copy make the same calls."""
 
     def __init__(self, stages: Stages, turns: Turns) -> None:
         """
@@ -146,42 +144,16 @@ class CachedDecoder:
         """
         layers = [layer for piece in stages.pieces for layer in piece.decoder.layers]
         attention, config = layers[0].self_attention, stages.pieces[0].config
-        self._stages, self._turns = stages, turns
+        self._stages = stages
         self._device = torch.device(stages.parallel.device)
         self._places = {layer.layer_number: place for place, layer in enumerate(layers)}
-        self._cache = KVCache(
-            len(layers),
-            attention.num_query_groups_per_partition,
-            config.kv_channels,
-            config.params_dtype,
-            self._device,
-        )
-
-    def admit(self, prompts: Sequence[tuple[int, ...]], reserve_tokens: int) -> Tensor:
-        """[len(prompts), V] as ``Stages.logits`` has them."""
-        return self._cache.admit(prompts, reserve_tokens, self._prefill, self._go_on, self._turns)
+        heads, size = attention.num_query_groups_per_partition, config.kv_channels
+        super().__init__(KVCache(len(layers), heads, size, config.params_dtype, self._device), turns)
 
     def step(self, tokens: Tensor) -> Tensor:
-        """[B, V] likewise."""
+        """[B, V] as ``Stages.logits`` has them."""
         states = self._stages.forward(tokens[:, None], NextTokens(self._cache, self._places, self._device))
         return self._stages.logits(states[0])
-
-    def keep(self, order: Sequence[int]) -> None:
-        if order:
-            self._cache.keep(order)
-        else:
-            self._cache.clear()
-
-    def save_turns(self, rows: Mapping[int, tuple[int, ...]]) -> None:
-        for row, tokens in rows.items():
-            self._turns.put(self._cache.turn(row, tokens))
-
-    def drop_turns(self) -> None:
-        self._turns.clear()
-
-    @property
-    def turn_bytes(self) -> int:
-        return self._turns.nbytes
 
     def _go_on(self, ids: Tensor, recent: Recent) -> Tensor:
         return self._stages.logits(self._stages.forward(ids, NewTokens(recent, self._places))[-1])
