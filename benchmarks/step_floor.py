@@ -49,6 +49,8 @@ STEP_SHAPES = ((4, 384), (12, 128))
 """(sequences, tokens of each); the last half of each is scored. Both are one microbatch."""
 DECODE_ROWS = (1, 8, 32)
 PROMPT_TOKENS = 64
+DECODED_TOKENS = 32
+"""Room that is asked for, of which some is used: a decoder prepares for as many."""
 PRECISIONS = ("bfloat16", "float32")
 BANDWIDTH_BYTES = 256 << 20
 
@@ -215,7 +217,7 @@ def decoding_steps(
         for count in rows:
             decoder = LlamaDecoder(model, 2 * PROMPT_TOKENS + repeats)
             prompts = [tuple(range(row + 1, row + 1 + PROMPT_TOKENS)) for row in range(count)]
-            decoder.admit(prompts, repeats + 1)
+            decoder.admit(prompts, max(DECODED_TOKENS, repeats + 1))
             tokens = torch.arange(count)
             inputs = {size: torch.randn(count, size).to(weights[0].dtype) for size in {w.shape[1] for w in weights}}
 
