@@ -6,7 +6,7 @@ here: layers (``layers``), the output head (``head``), weights (``bridge``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -166,6 +166,20 @@ def build_model(
     )
     pieces = [PolicyModel(settings, config, parallel, attention=attention, part=part) for part in parts]
     return [piece.to(parallel.device).eval() for piece in pieces]
+
+
+def train_mode(pieces: Sequence[GPTModel], on: bool) -> None:
+    """Layers recompute activations, and insist on what training needs, in training mode only. Nothing drops out."""
+    for piece in pieces:
+        piece.train(on)
+
+
+def freeze_routers(pieces: Sequence[GPTModel]) -> None:
+    """Leave the routers of mixtures as they are."""
+    for piece in pieces:
+        for name, parameter in piece.named_parameters():
+            if name.endswith("mlp.router.weight"):
+                parameter.requires_grad_(False)
 
 
 def padded_vocabulary(settings: Settings, sizes: Sizes) -> int:

@@ -45,6 +45,7 @@ from nemorl_megatron.bridge import bridge_for
 from nemorl_megatron.context import added_up
 from nemorl_megatron.head import AnyHead, OutputHead, ValueOutput
 from nemorl_megatron.layout import choose
+from nemorl_megatron.model import freeze_routers, train_mode
 from nemorl_megatron.observing import observed
 from nemorl_megatron.optim import Learner
 from nemorl_megatron.parallel import Parallel, Sizes
@@ -77,7 +78,7 @@ class MegatronBackend:
         self._parallel = Parallel.join(worker, Sizes.of(policy, config))
         self._pieces = self._build(worker.seed)
         if config.freeze_moe_router:
-            _freeze_routers(self._pieces)
+            freeze_routers(self._pieces)
         self._adapters: Adapters | None = None
         if policy.lora is not None:
             self._adapters = self._bridge.adapt(self._pieces, self._parallel, policy.lora, worker.seed)
@@ -134,11 +135,11 @@ class MegatronBackend:
         parts = self._microbatches(trained, candidates=candidates)
         sharing = self._layout.metrics(part.rows for part in parts)
         self._count(parts, backward=True)
-        _train(self._pieces, True)
+        train_mode(self._pieces, True)
         try:
             found = self._run(learner.pieces, self._pieces, parts, self._evaluate(loss), backward=True)
         finally:
-            _train(self._pieces, False)
+            train_mode(self._pieces, False)
 
         # 2. Forward alone, of sequences that have no gradient: metrics are of all.
         if self._parallel.largest(len(measured)):
@@ -396,16 +397,3 @@ class MegatronBackend:
             return self._pieces, self._adapters.disabled()
         assert self._reference is not None
         return self._reference, nullcontext()
-
-
-def _train(pieces: Sequence[GPTModel], on: bool) -> None:
-    """Layers recompute activations, and insist on what training needs, in training mode only. Nothing drops out."""
-    for piece in pieces:
-        piece.train(on)
-
-
-def _freeze_routers(pieces: Sequence[GPTModel]) -> None:
-    for piece in pieces:
-        for name, parameter in piece.named_parameters():
-            if name.endswith("mlp.router.weight"):
-                parameter.requires_grad_(False)

@@ -105,7 +105,7 @@ class Exchange:
 
     def pieces(self, parts: Mapping[str, Tensor]) -> Iterator[Piece]:
         """What this rank has of the stored tensors and is the one to send, sharing the memory of ``parts``."""
-        for turn, weight in enumerate(weights(self.settings)):
+        for turn, weight in enumerate(self._table):
             if weight.parameter in parts and self._sends(weight, turn):
                 values = parts[weight.parameter].detach()
                 yield from self.rules[weight.rule].pieces(weight, self.part(weight), values)
