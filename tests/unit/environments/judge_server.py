@@ -93,7 +93,7 @@ def serving(answer: Callable[[dict[str, Any]], Answer]) -> Iterator[JudgeServer]
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     told.url = f"http://127.0.0.1:{server.server_port}/v1"
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()  # so often it looks for its end
     try:
         yield told
     finally:

@@ -28,6 +28,7 @@ from nemorl_rl.memory_plan.layouts import overrides, present
 from nemorl_rl.memory_plan.models import HeldModel
 from nemorl_rl.memory_plan.parts import GIB, total
 from nemorl_rl.memory_plan.reading import Lengths, Sizes, scene_of
+from nemorl_rl.memory_plan.scene import Scene
 from nemorl_rl.model_geometry import Geometry
 from recorded_messages import Raises
 from typer.testing import CliRunner
@@ -156,6 +157,20 @@ def test_a_step_takes_longer_with_more_work_and_less_on_faster_devices(seed: int
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_every_shipped_config_plans(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = shipped(path, tmp_path, monkeypatch)
+    assert judged(found, present(found)).time.seconds > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_every_shipped_config_has_a_layout_that_fits(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert candidates(shipped(path, tmp_path, monkeypatch))[0].fits  # among some 600 layouts
+
+
+def shipped(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    """The run of a shipped config with a model of 8B parameters, on nodes of eight H200."""
     reward_model = tmp_path / "runs/my-reward-model/model"  # of a run before, for the template that continues from it
     reward_model.mkdir(parents=True)
     (reward_model / "config.json").write_text(json.dumps(LLAMA_8B))
@@ -164,9 +179,7 @@ def test_every_shipped_config_plans(path: Path, tmp_path: Path, monkeypatch: pyt
     names = {config.policy.model_name, *(held.policy.model_name for held in config.auxiliary_models.values())}
     sizes = Sizes(LLAMA_8B, dict.fromkeys(names, LLAMA_8B))
     fleet = parse_fleet(max(2, config.cluster.num_nodes), "8xH200")
-    found = scene_of(config, fleet, sizes)
-    assert judged(found, present(found)).time.seconds > 0
-    assert candidates(found)[0].fits
+    return scene_of(config, fleet, sizes)
 
 
 def test_a_smaller_device_fits_after_the_smallest_change() -> None:

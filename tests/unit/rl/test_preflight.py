@@ -123,7 +123,7 @@ class Hub(BaseHTTPRequestHandler):
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     server = HTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()  # so often it looks for its end
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
     yield
