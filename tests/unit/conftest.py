@@ -1,4 +1,4 @@
-"""Fixtures of the kernel's tests: plugins that are installed for the length of a test."""
+"""Fixtures of unit tests: plugins that are installed for the length of a test, and the command line."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import Command, command
 from installed_plugins import Install, write_distribution
 
 
@@ -30,3 +31,9 @@ def install(site: Path) -> Install:
         write_distribution(folder, distribution, entries, **options)
 
     return add
+
+
+@pytest.fixture
+def nemorl(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
+    """Runs ``nemorl …`` in this process."""
+    return command(monkeypatch, capfd)

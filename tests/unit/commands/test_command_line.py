@@ -6,12 +6,12 @@ import json
 import shlex
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import yaml
+from command_line import Command, Done
 from nemorl import __version__
 from nemorl.plugins.index import Index
 from nemorl.plugins.kinds import HookConfig
@@ -20,36 +20,6 @@ from nemorl_commands import main, terminal
 from nemorl_commands.plugins import listed
 from nemorl_testing.registries import use_registry
 from rich.console import Console as RichConsole
-
-
-class Done(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-Command = Callable[..., Done]
-
-
-@pytest.fixture
-def nemorl(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
-    """Run ``nemorl …`` in this process."""
-
-    def run(*arguments: object) -> Done:
-        monkeypatch.setattr(sys, "argv", ["nemorl", *map(str, arguments)])
-        capfd.readouterr()
-        try:
-            main()
-            code: Any = 0
-        except SystemExit as exit_:
-            code = exit_.code or 0
-        return Done(code, *capfd.readouterr())
-
-    return run
 
 
 def settings(model: Path, **changes: Any) -> dict[str, Any]:

@@ -3,45 +3,21 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 import yaml
-from nemorl_commands import main
-
-
-class Done(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Command = Callable[..., Done]
+from command_line import Command
 
 
 @pytest.fixture
-def evaluate(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Command:
+def evaluate(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nemorl: Command) -> Command:
     """Run ``nemorl eval`` on the tiny model, in this process, without the hub."""
     config = {"model": str(tiny_model), "algorithm": "grpo", "policy": {"init": "random"}}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-
-    def run(*arguments: object) -> Done:
-        monkeypatch.setattr(sys, "argv", ["nemorl", "eval", *map(str, arguments)])
-        capfd.readouterr()
-        try:
-            main()
-            code: Any = 0
-        except SystemExit as exit_:
-            code = exit_.code or 0
-        return Done(code, *capfd.readouterr())
-
-    return run
+    return partial(nemorl, "eval")
 
 
 @pytest.fixture

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
 import pytest
 import yaml
+from command_line import Command
 from nemorl.errors import DataError, UsageError
 from nemorl_compat import legacy_yaml
 from nemorl_compat.migration import Migration, migrate, migrate_file
@@ -321,38 +319,32 @@ def test_a_config_of_another_system_is_told(config: dict[str, Any], fact: str, r
         migrate(config)
 
 
-def nemorl(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "nemorl", *arguments], capture_output=True, text=True, timeout=120, check=False
-    )
-
-
-def test_the_command_refuses_writes_and_lists(tmp_path: Path) -> None:
+def test_the_command_refuses_writes_and_lists(nemorl: Command, tmp_path: Path) -> None:
     old, new = write(tmp_path, "old.yaml", DPO), tmp_path / "new.yaml"
     refused = nemorl("config", "migrate", old, "-o", new)
-    assert refused.returncode == 2
-    assert "not supported: another optimizer than AdamW (policy.optimizer.name = torch.optim.SGD)" in refused.stderr
-    assert "unknown key my_own.answer = 42" in refused.stderr
-    assert "--allow-loss" in refused.stderr
+    assert refused.code == 2
+    assert "not supported: another optimizer than AdamW (policy.optimizer.name = torch.optim.SGD)" in refused.err
+    assert "unknown key my_own.answer = 42" in refused.err
+    assert "--allow-loss" in refused.err
     assert not new.exists()
     allowed = ("--allow-loss", "policy.optimizer.name", "--allow-loss", "my_*")
     done = nemorl("config", "migrate", old, "-o", new, *allowed, "--report")
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
     assert yaml.safe_load(new.read_text())["algorithm"] == "dpo"
-    assert "dpo.reference_policy_kl_penalty = 0.1" in done.stdout
-    report = json.loads(nemorl("config", "migrate", old, "--json").stdout)
+    assert "dpo.reference_policy_kl_penalty = 0.1" in done.out
+    report = nemorl("config", "migrate", old, "--json").json
     assert set(report) == {"complete", "config", "missing", "keys", "problems"}
-    assert nemorl("config", "migrate", tmp_path / "absent.yaml").returncode == 2
+    assert nemorl("config", "migrate", tmp_path / "absent.yaml").code == 2
 
 
-def test_the_command_walks_a_tree(tmp_path: Path) -> None:
+def test_the_command_walks_a_tree(nemorl: Command, tmp_path: Path) -> None:
     write(tmp_path, "tree/good.yaml", SFT)
     write(tmp_path, "tree/deep/child.yaml", "defaults: ../good.yaml\nsft: {max_num_steps: 7}")
     write(tmp_path, "tree/deep/bad.yaml", DPO)
     write(tmp_path, "tree/fragment.yaml", "quantize: {algorithm: max}")
     done = nemorl("config", "migrate", tmp_path / "tree", "-o", tmp_path / "out", "--json")
-    assert done.returncode == 1
-    assert {entry["file"]: entry["result"] for entry in json.loads(done.stdout)} == {
+    assert done.code == 1
+    assert {entry["file"]: entry["result"] for entry in done.json} == {
         "deep/bad.yaml": "missing feature",
         "deep/child.yaml": "loads",
         "fragment.yaml": "fragment",

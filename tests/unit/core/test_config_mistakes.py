@@ -7,13 +7,13 @@ stand for folders), the path of the problem, words of its message, words of its 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from command_line import Command
 from nemorl.config.load import load_config
 from nemorl.errors import ConfigError
 from nemorl.plugins.index import Index
@@ -424,28 +424,27 @@ def test_all_mistakes_are_reported_at_once(tiny_model: Path, files: Path, raises
     }
 
 
-def nemorl(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from nemorl_commands import main; main()", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-
-def test_the_command_line_shows_every_problem_and_no_traceback(tiny_model: Path, files: Path, tmp_path: Path) -> None:
+def test_the_command_line_shows_every_problem_and_no_traceback(
+    nemorl: Command, tiny_model: Path, files: Path, tmp_path: Path
+) -> None:
     config = tmp_path / "grpo.json"
     config.write_text(json.dumps(placed(changed(GRPO, ELEVEN), tiny_model, files)))
     done = nemorl("train", str(config))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "Traceback" not in done.stderr
-    assert "11 problems" in done.stderr
+    assert (done.code, done.out) == (2, "")
+    assert "Traceback" not in done.err
+    assert "11 problems" in done.err
     for words in ("max_step: unknown key", "Did you mean 'max_steps'?", "fix:", "policy.optimizer.lr: -1"):
-        assert words in done.stderr
+        assert words in done.err
 
 
-def test_the_command_line_reports_problems_as_json(tiny_model: Path, files: Path, tmp_path: Path) -> None:
+def test_the_command_line_reports_problems_as_json(
+    nemorl: Command, tiny_model: Path, files: Path, tmp_path: Path
+) -> None:
     config = tmp_path / "grpo.json"
     config.write_text(json.dumps(placed(changed(GRPO, {"environment": "maths"}), tiny_model, files)))
     done = nemorl("config", "validate", str(config), "--json")
-    assert done.returncode == 2
-    report = json.loads(done.stdout)
+    assert done.code == 2
+    report = done.json
     assert report["valid"] is False
     assert [(problem["path"], problem["fix"]) for problem in report["problems"]] == [
         ("environment", "Did you mean 'math'?")
@@ -468,12 +467,12 @@ def test_the_command_line_reports_problems_as_json(tiny_model: Path, files: Path
     ids=["missing file", "override", "eval", "resume", "report", "plugins"],
 )
 def test_a_command_given_nonsense_exits_2_and_says_why(
-    arguments: list[str], words: list[str], tiny_model: Path, files: Path, tmp_path: Path
+    nemorl: Command, arguments: list[str], words: list[str], tiny_model: Path, files: Path, tmp_path: Path
 ) -> None:
     config = tmp_path / "grpo.json"
     config.write_text(json.dumps(placed(GRPO, tiny_model, files)))
     done = nemorl(*(argument.replace("{config}", str(config)).replace("{files}", str(files)) for argument in arguments))
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
+    assert done.code == 2
+    assert "Traceback" not in done.err
     for word in words:
-        assert word in done.stderr
+        assert word in done.err
