@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 KERNEL = Path(__file__).parents[3] / "core/src/nemorl"
-MAX_LINES = 6_300
+MAX_LINES = 6_135
 """Of all sources, without the examples in docstrings. It only ever goes down: what two plugins need belongs into a
 toolkit."""
 MAX_ROOT_MODULES = 12

@@ -15,6 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from nemorl_base.diagnosis import Diagnostic
 from nemorl_base.distributions import RECORD, InstalledDistribution, installed, points_of
 from nemorl_base.owner import DAMAGED, DamagedPoint, described, owner_of
 from nemorl_base.plugin_policy import HOUSE, PluginPolicy, machine_policy, normalize
@@ -22,7 +23,6 @@ from nemorl_base.standard_plugins import STANDARD_PLUGINS
 from nemorl_base.suggest import did_you_mean
 
 from nemorl.errors import PluginError, PluginNotFoundError, UsageError
-from nemorl.plugins.diagnosis import Diagnostic
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement

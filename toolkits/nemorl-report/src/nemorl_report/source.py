@@ -17,9 +17,9 @@ from itertools import accumulate
 from pathlib import Path
 
 from nemorl.errors import PluginError
-from nemorl.plugins.diagnosis import Diagnostic
 from nemorl.plugins.index import PluginEntry, singular
 from nemorl.plugins.registry import RegisteredPoint
+from nemorl_base.diagnosis import Diagnostic
 from nemorl_base.owner import described
 
 DYNAMIC = "__getattr__"
