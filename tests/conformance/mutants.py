@@ -137,6 +137,8 @@ TRAINING = {
     "continuing_from_a_checkpoint_changes_nothing": ("ForgetsOptimizer", "Pickles"),
     "a_checkpoint_without_optimizer_begins_a_new_one": "SavesOptimizerAnyway",
     "what_leaves_the_device_comes_back_unchanged": ("LosesMomentsOnTheWay", "StaysOnTheDevice"),
+    "plan_is_what_the_backend_holds": "HoldsMoreThanPlanned",
+    "plan_grows_with_the_microbatch": "PlansLongMicrobatchesAsShort",
     "pieces_make_the_weights": ("PublishesFirstPieces", "LosesTheLastRow"),
     "reference_stays_frozen": "MovingReference",
     "reference_must_be_asked_for": "PolicyForReference",

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from nemorl_dtensor import DTensorConfig, HFGenerationConfig
+from nemorl_dtensor.describing import DTensorPlan
+from nemorl_rl.memory_plan.describing import TrainingPlan
+from nemorl_rl.memory_plan.models import HeldModel
+from nemorl_rl.memory_plan.parts import Moments
 
 
 class BrokenTraining(DTensorConfig):
@@ -19,6 +24,16 @@ class BrokenTraining(DTensorConfig):
         if self.mistake == "NeverClips":
             policy = policy.model_copy(update={"max_grad_norm": 1e9})
         return getattr(training, self.mistake)(policy, worker, self, reference=reference, head=head)
+
+    def training_plan(self) -> TrainingPlan:
+        return ShrinkingPlan(self) if self.mistake == "PlansLongMicrobatchesAsShort" else super().training_plan()
+
+
+class ShrinkingPlan(DTensorPlan):
+    """Takes less memory for more tokens."""
+
+    def memory(self, model: HeldModel) -> Moments:
+        return super().memory(replace(model, microbatch_tokens=1_000_000 // model.microbatch_tokens))
 
 
 class BrokenGeneration(HFGenerationConfig):

@@ -89,6 +89,15 @@ class StaysOnTheDevice(DTensorBackend):
         super().offload([part for part in parts if part != "optimizer"])
 
 
+class HoldsMoreThanPlanned(DTensorBackend):
+    def held_bytes(self) -> Any:
+        return {part: 2 * size for part, size in super().held_bytes().items()}
+
+
+class PlansLongMicrobatchesAsShort(DTensorBackend):
+    """Its config does."""
+
+
 class PublishesFirstPieces(DTensorBackend):
     """What it publishes in pieces is a copy from the beginning."""
 

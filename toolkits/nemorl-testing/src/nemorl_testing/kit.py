@@ -43,6 +43,7 @@ _MODULES: Mapping[str, tuple[str, ...]] = {
         "training_outputs",
         "shared_prefixes",
         "weight_pieces",
+        "memory_plan",
         "pairs",
     ),
     "generation_backends": ("entry_points", "every_config", "generation_backends", "single_requests", "pairs"),
