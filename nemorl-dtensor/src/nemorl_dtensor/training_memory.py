@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 ATTENTION_BYTES = 32 << 20
 """Of a layer's attention weights on a CPU: kept for the backward pass if they take no more (``attention_cpu``)."""
 BLOCK_QUERIES = 64
+NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
+"""Of a number in 4 bits: a scale in 8 bits for 64, and a float32 scale for 256 of these (``model_quantized``)."""
 
 
 class Memory:
@@ -46,6 +48,8 @@ class Memory:
         self._layer = g.layer_parameters + (padding - 1) * g.expert_parameters / g.layers
         self._held = model.parameters + (padding - 1) * g.expert_parameters
         self._trained = model.adapter_parameters if model.lora_rank else self._held
+        lora = model.policy.lora
+        self._packed = _linear_parameters(model) if lora is not None and lora.base == "nf4" else 0.0
 
     def moments(self) -> Moments:
         """Of a model that does not learn, its weights and a forward pass."""
@@ -66,8 +70,10 @@ class Memory:
 
     def _weights(self) -> Parts:
         model, b = self._model, self._model.element
-        size = b * (self._held + model.adapter_parameters) / self._divided
-        text = f"{b} B x {count(self._held)} / {self._divided}"
+        packed = self._packed
+        size = (b * (self._held - packed + model.adapter_parameters) + NF4_BYTES * packed) / self._divided
+        text = f"{b} B x {count(self._held - packed)} / {self._divided}"
+        text += f" + {NF4_BYTES:.3f} B x {count(packed)}" if packed else ""
         found = [Part("weights", size, text, "weights")]
         if model.has_reference and not model.lora_rank:
             found.append(Part("reference weights", size, text, "reference"))
@@ -106,7 +112,8 @@ class Memory:
         waiting = below * (tokens * per.entry if model.checkpointing else kept)
         begin = kept + tokens * (per.passing + (per.entry if model.checkpointing else 0))
         layer = 0.0 if model.lora_rank else b * g.layer_parameters / t
-        inside = max(begin, tokens * per.ending + layer)
+        decoded = b * g.hidden * g.ffn if self._packed else 0  # the weight that is multiplied with
+        inside = max(begin + decoded, tokens * per.ending + layer)
         text = f"{count(tokens)} tokens x {below} layers + {count(inside)}B in the layer"
         activations = Part("activations", waiting + inside, text)
         if model.lora_rank:
@@ -167,3 +174,10 @@ def _attention_weights(model: HeldModel) -> float:
     row = min(model.longest or model.width, model.microbatch_tokens)
     size = model.element * model.geometry.heads * model.microbatch_tokens * (row + BLOCK_QUERIES) / 2
     return size if size <= ATTENTION_BYTES else 0.0
+
+
+def _linear_parameters(model: HeldModel) -> float:
+    """Of linear layers within the model's layers. Stacks of experts are none."""
+    g = model.geometry
+    routed = g.mixture_layers * g.experts_per_token * g.mlp_matrices * g.hidden * g.expert_ffn
+    return float(g.active_parameters - routed)

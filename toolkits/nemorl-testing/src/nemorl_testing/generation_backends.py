@@ -259,7 +259,7 @@ def check_weights_in_process_are_shared(subject: Subject) -> None:
     expect(not copied, f"nothing but the trainer holds {len(copied)} of {len(live)} parameters: {copied[:3]}")
 
 
-def _has_storage(tensor: Tensor) -> bool:
+def _has_storage(tensor: torch.Tensor) -> bool:
     """Not so of tensors on the meta device, and of those in a layout of oneDNN's own."""
     return not tensor.is_meta and tensor.layout == torch.strided
 
