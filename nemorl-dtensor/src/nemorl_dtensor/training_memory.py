@@ -48,6 +48,8 @@ class Memory:
         self._layer = g.layer_parameters + (padding - 1) * g.expert_parameters / g.layers
         self._held = model.parameters + (padding - 1) * g.expert_parameters
         self._trained = model.adapter_parameters if model.lora_rank else self._held
+        self._element = 4 if model.lora_rank else model.element
+        """Bytes of a parameter that is trained"""
         lora = model.policy.lora
         self._packed = _linear_parameters(model) if lora is not None and lora.base == "nf4" else 0.0
 
@@ -71,9 +73,11 @@ class Memory:
     def _weights(self) -> Parts:
         model, b = self._model, self._model.element
         packed = self._packed
-        size = (b * (self._held - packed + model.adapter_parameters) + NF4_BYTES * packed) / self._divided
+        adapters = 4 * model.adapter_parameters  # float32 whatever the precision
+        size = (b * (self._held - packed) + NF4_BYTES * packed + adapters) / self._divided
         text = f"{b} B x {count(self._held - packed)} / {self._divided}"
         text += f" + {NF4_BYTES:.3f} B x {count(packed)}" if packed else ""
+        text += f" + adapters {count(adapters)}B" if adapters else ""
         found = [Part("weights", size, text, "weights")]
         if model.has_reference and not model.lora_rank:
             found.append(Part("reference weights", size, text, "reference"))
@@ -83,7 +87,7 @@ class Memory:
         """What the optimizer keeps, and the sums of gradients."""
         model, each = self._model, self._trained / self._divided
         text = f"{count(self._trained)} / {self._divided}"
-        found = [Part("masters", 4 * each, f"4 B x {text}", "optimizer")] if model.element == 2 else []
+        found = [Part("masters", 4 * each, f"4 B x {text}", "optimizer")] if self._element == 2 else []
         is_muon = model.policy.optimizer.name == "muon"
         matrices = is_muon * (self._held - model.root_parameters) / self._divided
         moments = f"8 B x {text}" + (", matrices 4 B" if is_muon else "")
@@ -126,7 +130,7 @@ class Memory:
 
     def _end_of_backward(self) -> Parts:
         """All gradients of the microbatch are there, those outside of layers still whole."""
-        model, tokens, b = self._model, self._model.microbatch_tokens, self._model.element
+        model, tokens, b = self._model, self._model.microbatch_tokens, self._element
         root = 0.0 if model.lora_rank else model.root_parameters / model.tensor
         layers = (self._trained - root * model.tensor) / self._divided
         in_place = b == 4 and model.accumulates  # float32 gradients are added to the sums as they come
@@ -147,7 +151,7 @@ class Memory:
         norm = Part("norm", factor * largest / divided, f"{factor} B x {count(largest)} / {divided}")
         if model.accumulates:
             return (norm,)
-        added = 2 * largest if model.element == 2 else 0  # bfloat16 gradients go one by one
+        added = 2 * largest if self._element == 2 else 0  # bfloat16 gradients go one by one
         size = (4 * self._trained + added) / divided
         return norm, Part("gradients", size, f"(4 B x {count(self._trained)} + {count(added)}B) / {divided}")
 

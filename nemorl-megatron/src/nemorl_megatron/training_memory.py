@@ -56,7 +56,10 @@ def _stage(model: HeldModel, config: MegatronConfig, *, is_first: bool) -> Momen
     dense, experts = _rank_parameters(model, config, is_first=is_first)
     b, found = model.element, dense + experts
     adapters = model.adapter_parameters / (config.pipeline_parallel_size * model.tensor)
-    lasting = [Part("weights", b * (found + adapters), f"{b} B x {count(found + adapters)} of this rank", "weights")]
+    text = f"{b} B x {count(found)} of this rank" + (f" + 4 B x {count(adapters)}" if adapters else "")
+    lasting = [
+        Part("weights", b * found + 4 * adapters, text, "weights")
+    ]  # adapters are float32 whatever the precision
     if model.has_reference and not model.lora_rank:  # else it is the model without its adapters
         lasting.append(Part("reference weights", b * found, f"{b} B x {count(found)}", "reference"))
     if model.learns:
@@ -89,7 +92,8 @@ def _states(model: HeldModel, config: MegatronConfig, dense: float, experts: flo
     expert_d = max(1, model.ranks // together) if divides else 1
     each = dense / d + experts / expert_d
     text = f"({count(dense)} / {d} + {count(experts)} / {expert_d})" if experts else f"{count(dense)} / {d}"
-    masters = [Part("masters", 4 * each, f"4 B x {text}", "optimizer")] if model.element == 2 else []
+    has_masters = model.element == 2 and not model.lora_rank
+    masters = [Part("masters", 4 * each, f"4 B x {text}", "optimizer")] if has_masters else []
     buffers = f"4 B x {count(dense + experts)}: float32 buffers, whole"
     return [
         *masters,
