@@ -83,8 +83,8 @@ def test_vllm_loads_an_exported_adapter(trainer: Trainer, build: Any) -> None:
     engine = build(trainer.folder, trainer.handle(1), policy=LORA)
     trainer.change(seed=5)
     request = LoRARequest("policy", 1, str(trainer.saved("exported")), load_inplace=True)
-    assert engine._loop.call(lambda vllm: vllm.add_lora(request))
-    engine._loop.call(lambda vllm: vllm.reset_prefix_cache())
+    assert engine._call(lambda vllm: vllm.add_lora(request))
+    engine._call(lambda vllm: vllm.reset_prefix_cache())
     assert max(gaps(trainer.as_peft(), REQUESTS, engine.generate(REQUESTS))) < TOLERANCE
 
 
