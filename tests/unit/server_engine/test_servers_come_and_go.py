@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -28,7 +29,7 @@ def test_requests_of_a_dead_server_are_made_again_elsewhere_with_the_same_seeds(
 
     first.before_sample = die
     assert engine.generate(REQUESTS) == wanted
-    assert len(second.prompts) > len(REQUESTS) * 4 - 5
+    assert len(first.prompts) + len(second.prompts) > 48  # what it had not answered was asked again
 
 
 def test_a_run_whose_only_server_dies_waits_for_its_replacement_and_gives_it_the_weights(
@@ -112,6 +113,18 @@ def test_addresses_of_a_changed_config_come_before_those_that_the_command_left(t
     assert found.wanted(["http://c:1"]) == ("http://c:1",)
 
 
+def test_a_list_that_somebody_damaged_changes_no_server(serve: Any, build: Any, tmp_path: Path) -> None:
+    server = serve()
+    engine = build(server)
+    file = tmp_path / "run" / "scratch" / "engines" / "wanted.json"
+    for text in ("{", json.dumps({"configured": [server.url], "urls": ["no address"]})):
+        file.write_text(text)
+        until(lambda: str(file) in state(tmp_path).get("trouble", ""))
+        assert len(engine.generate(REQUESTS[:1])) == 1
+    file.unlink()
+    until(lambda: state(tmp_path)["trouble"] == "")
+
+
 def test_two_runs_on_one_server_are_told_apart(serve: Any, build: Any, raises: Any) -> None:
     server = serve()
     one, other = build(server), build(server)
@@ -124,12 +137,12 @@ def test_a_server_that_hangs_counts_as_lost(serve: Any, build: Any) -> None:
     hangs, other = serve(), serve()
     held = threading.Event()
     hangs.before_sample = lambda count: held.wait(20) and None
-    engine = build(hangs, other, timeout_s=0.5)
+    engine = build(hangs, other, timeout_s=2.0)
     try:
         assert len(engine.generate(REQUESTS)) == 12
     finally:
         held.set()
-    assert len(other.prompts) >= 40
+    assert len(other.prompts) == 48
 
 
 def test_samples_of_a_prompt_go_to_one_server_and_prompts_to_the_least_busy(serve: Any, build: Any) -> None:

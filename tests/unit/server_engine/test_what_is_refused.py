@@ -122,8 +122,15 @@ def test_an_answer_that_makes_no_sense_is_an_error(
         return answer
 
     server.change = changed
-    with raises(BackendError, fact):
+    with raises(BackendError, fact, varies=r"http://127\.0\.0\.1:\d+|a server"):
         engine.generate(ONE)
+
+
+def test_another_program_at_the_address_is_refused(serve: Any, build: Any, raises: Any) -> None:
+    server = serve()
+    server.reply = lambda path, body: (200, [1, 2])
+    with raises(BackendError, "generation.backend.engine", varies=PORT):
+        build(server)
 
 
 def test_what_a_server_adds_after_a_stop_token_is_cut(serve: Any, build: Any) -> None:

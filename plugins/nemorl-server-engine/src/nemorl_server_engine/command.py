@@ -42,6 +42,8 @@ def show(run: Run, as_json: AsJson = False) -> None:
     columns = ("url", "state", "weights", "in_progress", "served", "lost", "load_s", "trouble")
     rows = [tuple(_shown(server[column]) for column in columns) for server in state["servers"]]
     print_list(columns, rows)
+    if state["trouble"]:
+        say(state["trouble"])
     known = {server["url"] for server in state["servers"]}
     for url in [url for url in wanted if url.rstrip("/") not in known]:
         say(f"{url} is wanted; the run has not looked yet")

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nemorl.errors import BackendError, DeadlineError, NemorlError
+from nemorl.errors import BackendError, DataError, DeadlineError, NemorlError
 from nemorl_rl.loop_thread import in_thread
 
 from nemorl_server_engine.affinity import PrefixAffinity
@@ -34,6 +34,8 @@ POLL_S = 1.0
 """How often lost servers and the list of wanted ones are looked at."""
 MAX_ATTEMPTS = 5
 """Of one request, before the run ends with its server's last words."""
+HANG_REST_S = 30.0
+"""How long a server that did not answer in time gets nothing: its health may say that all is well."""
 CHECKED_UPDATES = 2
 """Updates of a run after which servers that were not away are checked: the first that changes weights is the second."""
 GIB = 2**30
@@ -67,6 +69,8 @@ class Pool:
         self._truth: tuple[int, list[float] | None] | None = None
         """Version, and log-probs of the probe tokens."""
         self._measuring = asyncio.Lock()
+        self._trouble = ""
+        """Why the list of wanted servers cannot be followed."""
         self._said: dict[str, Any] | None = None
         self._watcher: asyncio.Task[None] | None = None
 
@@ -114,7 +118,7 @@ class Pool:
             except GoneError as error:
                 trouble = str(error)
                 if error.hangs or not await server.is_healthy():
-                    self._lose(server, trouble)
+                    self._lose(server, trouble, rest_s=HANG_REST_S if error.hangs else 0.0)
                 continue
             finally:
                 server.in_progress -= 1
@@ -210,8 +214,9 @@ class Pool:
 
     # Who comes and goes
 
-    def _lose(self, server: Server, trouble: str) -> None:
+    def _lose(self, server: Server, trouble: str, *, rest_s: float = 0.0) -> None:
         if server.state in ("ready", "loading", "joining"):
+            server.rests_until = time.monotonic() + rest_s
             server.state, server.trouble = "lost", trouble
             server.lost += 1
             server.weights = None
@@ -234,7 +239,7 @@ class Pool:
 
     async def _take_in(self, server: Server) -> None:
         try:
-            if server.state == "lost" and not await server.is_healthy():
+            if server.state == "lost" and (time.monotonic() < server.rests_until or not await server.is_healthy()):
                 return
             server.state = "joining"
             await server.check()
@@ -284,7 +289,11 @@ class Pool:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(POLL_S)
-            self._follow_roster()
+            try:
+                self._follow_roster()
+                self._trouble = ""
+            except DataError as error:  # somebody wrote into the file; the servers stay as they were
+                self._trouble = error.message
             self._say()
 
     def _follow_roster(self) -> None:
@@ -307,6 +316,7 @@ class Pool:
         current = self._current
         state = {
             "engine": self._options.engine,
+            "trouble": self._trouble,
             "configured": list(self._options.urls),
             "weights": None if current is None else current.version,
             "weights_bytes": 0 if current is None else current.bytes,

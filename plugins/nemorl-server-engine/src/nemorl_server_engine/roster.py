@@ -14,6 +14,8 @@ from typing import Any
 from nemorl.errors import DataError
 from nemorl_base.files import replace_text
 
+from nemorl_server_engine.config import url_problem
+
 FOLDER = Path("scratch") / "engines"
 """Below a run's directory (``WorkerContext.scratch`` is the first part)."""
 
@@ -34,7 +36,12 @@ class Roster:
         found = _read(self._wanted)
         if found is None or found.get("configured") != list(configured):
             return tuple(configured)
-        return tuple(found["urls"])
+        urls = found.get("urls")
+        if not isinstance(urls, list) or not all(isinstance(url, str) and url_problem(url) is None for url in urls):
+            raise DataError(
+                f"{self._wanted} holds no list of addresses", fix="remove it: the config's addresses hold then"
+            )
+        return tuple(urls)
 
     def want(self, urls: Sequence[str], configured: Sequence[str]) -> None:
         """Let the run use these addresses from its next request on.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
@@ -20,6 +22,18 @@ if TYPE_CHECKING:
 State = Literal["joining", "ready", "loading", "lost", "refused", "leaving"]
 """``joining``: being checked and given the weights. ``loading``: ready, and being given new ones. ``lost``: away, and
 looked after. ``refused``: there, and not fit; looked at again when it was away. ``leaving``: gets no more requests."""
+
+
+@contextmanager
+def _sense(url: str) -> Iterator[None]:
+    """An answer of another form than its engine's is an error of the server, not of what reads it."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise BackendError(
+            f"{url} answers in a form that is not its engine's: {error}",
+            fix="generation.backend.engine must name the software behind generation.backend.urls",
+        ) from error
 
 
 class Server:
@@ -43,6 +57,8 @@ class Server:
         self.weights: str | None = None
         """Name of those that it was given last"""
         self.in_progress = 0
+        self.rests_until = 0.0
+        """Moment of ``time.monotonic()`` before which it is not taken in again"""
         self.served, self.lost = 0, 0
         """Responses, and times that it went away"""
         self.load_s = 0.0
@@ -56,8 +72,11 @@ class Server:
             GoneError: It is not there.
             BackendError: It does not fit.
         """
-        self.facts = await self.spoken.facts(self.connection)
-        await self._identity.require_fit(self.connection, self.spoken, self.facts, url=self.url, command=self.command)
+        with _sense(self.url):
+            self.facts = await self.spoken.facts(self.connection)
+            await self._identity.require_fit(
+                self.connection, self.spoken, self.facts, url=self.url, command=self.command
+            )
 
     async def load(self, written: WrittenWeights, name: str) -> None:
         """Give it weights.
@@ -82,7 +101,8 @@ class Server:
     async def score(self) -> list[float]:
         """Log-probs of the probe tokens."""
         assert self.facts is not None, "it is checked first"
-        return await self.spoken.score(self.connection, self.facts, self._identity.probe)
+        with _sense(self.url):
+            return await self.spoken.score(self.connection, self.facts, self._identity.probe)
 
     async def sample(self, ask: Ask) -> Answer:
         """One response.
@@ -93,7 +113,8 @@ class Server:
         """
         assert self.facts is not None, "it is checked first"
         require_sampling(self.facts, ask.sampling, self.url)
-        answer = await self.spoken.sample(self.connection, self.facts, ask)
+        with _sense(self.url):
+            answer = await self.spoken.sample(self.connection, self.facts, ask)
         self.served += 1
         return answer
 

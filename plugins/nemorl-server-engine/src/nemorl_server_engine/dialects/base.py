@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from nemorl.errors import BackendError
 from nemorl.types import SamplingParams
 
 Logprobs = Literal["scaled", "raw", "processed"]
@@ -139,7 +138,7 @@ def field(payload: Any, *path: str | int) -> Any:
     """The value at a path of an answer.
 
     Raises:
-        BackendError: The answer has no such place; names it.
+        ValueError: The answer has no such place; names it.
 
     >>> field({"choices": [{"token_ids": [7]}]}, "choices", 0, "token_ids")
     [7]
@@ -150,8 +149,5 @@ def field(payload: Any, *path: str | int) -> Any:
             found = found[key]
         except (KeyError, IndexError, TypeError):
             where = ".".join(map(str, path))
-            raise BackendError(
-                f"the server's answer has no {where}: {str(payload)[:200]}",
-                fix="generation.backend.engine must name the software behind generation.backend.urls",
-            ) from None
+            raise ValueError(f"there is no {where} in {str(payload)[:200]}") from None
     return found
