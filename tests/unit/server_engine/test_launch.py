@@ -61,6 +61,13 @@ def test_a_server_that_is_not_there_yet_is_a_warning(tiny_model: Path, tmp_path:
     assert "http://127.0.0.1:9" in warning
 
 
+def test_several_generation_workers_are_a_problem(serve: Any, tiny_model: Path, tmp_path: Path) -> None:
+    config, ray = run_config(tiny_model, serve().url), {"launcher": "ray", "workers_per_node": 2}
+    for cluster, found in ((ray, ["cluster.generation_workers"]), ({**ray, "generation_workers": 1}, [])):
+        several = type(config).model_validate({**config.model_dump(exclude_unset=True), "cluster": cluster})
+        assert problems(several, tmp_path) == (found, [])
+
+
 def test_runs_of_other_backends_are_asked_nothing(tiny_model: Path, tmp_path: Path) -> None:
     from nemorl_grpo.config import GRPOConfig
 

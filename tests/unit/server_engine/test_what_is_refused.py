@@ -205,13 +205,3 @@ def test_tensorrt_llm_cannot_follow_a_trainer_and_says_why() -> None:
     config = ServerConfig(urls=("http://node7:8000",), engine="tensorrt-llm")
     [problem] = config.policy_problems(PolicyConfig(model_name="org/model"), device="cuda:0", is_attached=False)
     assert "/update_weights" in problem.message
-
-
-def test_several_generation_workers_are_refused(serve: Any, tiny_model: Path, raises: Any) -> None:
-    from nemorl.config import GenerationConfig, PolicyConfig
-    from nemorl.resources.worker import WorkerContext
-
-    backend = ServerConfig(urls=(serve().url,))
-    policy, workers = PolicyConfig(model_name=str(tiny_model)), WorkerContext(world_size=4)
-    with raises(BackendError, 4, "cluster.generation_workers"):
-        backend.build(GenerationConfig(backend=backend), policy, workers, None)

@@ -54,11 +54,6 @@ class ServerGeneration:
         weights: WeightHandle | None,
         options: ServerConfig,
     ) -> None:
-        if worker.world_size > 1:
-            raise BackendError(
-                f"{worker.world_size} generation workers would each give the servers their weights",
-                fix="set cluster.generation_workers: 1; one worker serves any number of servers",
-            )
         self._policy = policy
         self._config = read_model_config(policy)
         self._tokenizer = Tokenizer.of(policy)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def server_problems(config: RunConfig, run_dir: Path, warn: Callable[[str], None]) -> Iterator[ConfigIssue]:
-    """A problem for each server that is there and does not fit.
+    """A problem for each server that is there and does not fit, and for workers that would be in each other's way.
 
     Args:
         config: The run.
@@ -28,6 +28,13 @@ def server_problems(config: RunConfig, run_dir: Path, warn: Callable[[str], None
     """
     if not isinstance(config, RolloutRunConfig) or not isinstance(config.generation.backend, ServerConfig):
         return
+    workers = config.cluster.generation_replicas() if config.cluster.uses_ray else 1
+    if workers > 1:
+        yield ConfigIssue(
+            "cluster.generation_workers",
+            f"{workers} generation workers would each give the servers their weights",
+            "set it to 1: one worker serves any number of servers",
+        )
     import asyncio
 
     from nemorl_server_engine.rehearsal import rehearse
