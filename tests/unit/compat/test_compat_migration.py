@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from command_line import Command
+from nemorl.config.load import load_config
 from nemorl.errors import DataError, UsageError
 from nemorl_compat import legacy_yaml
 from nemorl_compat.migration import Migration, migrate, migrate_file
@@ -93,7 +94,8 @@ def test_a_loss_that_is_allowed_is_told(tmp_path: Path) -> None:
     ("base", "changes", "key", "kind", "words"),
     [
         # What was dropped, or turned into something else, before the table.
-        ("grpo", {"policy.generation.vllm_cfg.precision": "fp8"}, "", "missing", "FP8 rollouts"),
+        ("grpo", {"policy.generation.vllm_cfg.precision": "fp8"}, "", "mapped", ""),
+        ("grpo", {"policy.generation.vllm_cfg.is_mx": True}, "", "missing", "FP8 rollouts of some layers"),
         ("megatron", {"policy.megatron_cfg.fp8_cfg": {"enabled": True}}, ".enabled", "missing", "FP8 training"),
         ("megatron", {"policy.megatron_cfg.peft": {"enabled": True}}, ".enabled", "missing", "LoRA of Megatron"),
         ("ppo", {"policy.generation.top_p": 0.9}, "", "missing", "filtered by top-p"),
@@ -138,6 +140,21 @@ def test_the_class_of_a_key(base: str, changes: dict[str, Any], key: str, kind: 
     found = outcome(base, changes, f"{list(changes)[-1]}{key}")
     assert found[0] == kind, found
     assert words in found[1]
+
+
+@pytest.mark.parametrize(("corrects", "kind"), [(False, "truncated"), (True, "plain")])
+def test_fp8_rollouts_are_corrected_for(corrects: bool, kind: str, tmp_path: Path) -> None:
+    config = whole("grpo")
+    put(config, "policy.precision", "bfloat16")
+    put(config, "cluster.gpus_per_node", 8)
+    put(config, "policy.generation.vllm_cfg.precision", "fp8")
+    put(config, "loss_fn.use_importance_sampling_correction", corrects)
+    found = migrate(config, folders=(tmp_path,))
+    assert found.config["generation"]["backend"]["precision"] == "fp8"
+    assert load_config(found.config, for_cluster=True).importance_correction.kind == kind
+    key = "loss_fn.use_importance_sampling_correction"
+    (outcome,) = [change.outcome.kind for change in found.changes if change.key == key]
+    assert outcome == ("mapped" if corrects else "different")
 
 
 def test_an_engine_over_several_gpus_may_share_them_with_training() -> None:

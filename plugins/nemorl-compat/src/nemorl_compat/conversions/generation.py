@@ -58,6 +58,8 @@ def _vllm(old: OldConfig, new: Pieces) -> None:
         value = old.get(f"policy.generation.{theirs}")
         if not (ours == "enforce_eager" and value is False):  # unset, it is off on GPUs and on on CPUs
             new.put_given(f"generation.backend.{ours}", value)
+    if old.fp8_rollouts:
+        new.put("generation.backend.precision", "fp8")
     _experts(old, new)
     given = old.get("policy.generation.vllm_kwargs")
     for name, value in given.items() if isinstance(given, dict) else ():

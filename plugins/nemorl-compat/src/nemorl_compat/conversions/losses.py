@@ -82,6 +82,9 @@ def loss(old: OldConfig, new: Pieces) -> None:
     _kl(old, new)
     if old.family == "grpo" and old.get("loss_fn.use_importance_sampling_correction"):
         new.put("importance_correction", _correction(old, variant))
+    elif old.family == "grpo" and old.fp8_rollouts:
+        message = "rollouts in FP8 are corrected for by importance_correction: truncated; null turns that off"
+        new.differ("loss_fn.use_importance_sampling_correction", message)
 
 
 def _ratio(old: OldConfig, new: Pieces, variant: str) -> None:
