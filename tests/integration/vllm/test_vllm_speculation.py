@@ -38,8 +38,15 @@ def requests(count: int = 2, prompt: tuple[int, ...] = EVERYTHING, **sampling: A
 
 @pytest.mark.parametrize(
     "sampling",
-    [{}, {"temperature": 0.5}, {"temperature": 1.5, "top_p": 0.8}, {"temperature": 0.0}, {"top_k": 5}],
-    ids=["plain", "cold", "top-p", "greedy", "top-k"],
+    [
+        {},
+        {"temperature": 0.5},
+        {"temperature": 1.5, "top_p": 0.8},
+        {"temperature": 0.0},
+        {"top_k": 5},
+        {"prompt_logprobs": True},
+    ],
+    ids=["plain", "cold", "top-p", "greedy", "top-k", "prompt"],
 )
 def test_logprobs_are_the_trainers_before_and_after_an_update(engine: Any, sampling: dict[str, Any]) -> None:
     model = load_reference(tiny_model())

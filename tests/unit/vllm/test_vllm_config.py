@@ -174,5 +174,7 @@ def test_guesses_need_no_weights_of_their_own(raises: Raises) -> None:
         config.VLLMConfig(speculative={"method": "eagle3"})
     with raises(ValidationError, path="speculative.prompt_lookup_min"):
         config.VLLMConfig(speculative={"prompt_lookup_min": 5})
+    with raises(ValidationError, path="speculative"):
+        config.VLLMConfig(speculative={}, pipeline_parallel_size=2)
     with pytest.raises(ValidationError):
         config.VLLMConfig(speculative={"num_speculative_tokens": 0})
