@@ -20,6 +20,7 @@ from nemorl_dtensor import HFGenerationConfig
 from nemorl_dtensor.generation import HFGeneration
 from nemorl_dtensor.model import load_model
 from nemorl_testing.tiny import write_tiny_model
+from recorded_messages import Raises
 from torch import Tensor
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
@@ -120,13 +121,13 @@ def test_200_requests_of_16_threads_with_random_cancels_and_updates_lose_and_lea
     generator.shutdown()
 
 
-def test_a_shutdown_ends_what_runs_and_refuses_what_comes(tmp_path: Path) -> None:
+def test_a_shutdown_ends_what_runs_and_refuses_what_comes(tmp_path: Path, raises: Raises) -> None:
     generator, _, _ = engine(tmp_path)
     future = generator.submit(LONG)
     generator.shutdown()
     error = None if future.cancelled() else future.exception(WAIT_S)
     assert error is None or "shut down" in str(error)  # None: it was answered before
-    with pytest.raises(BackendError, match="has been shut down"):
+    with raises(BackendError):
         generator.submit(LONG)
 
 

@@ -16,6 +16,7 @@ from nemorl_rl.generation_policy import GenerationPolicy, RequestLimits
 from nemorl_rl.requests import NamedRequests
 from nemorl_rl.routing import SLACK, Router
 from nemorl_rl.tenants import ROLLOUT, SYNC, Tenancy
+from recorded_messages import Raises
 
 
 class Unwatched:
@@ -139,14 +140,14 @@ def test_more_requests_than_places_wait_in_order_and_all_are_answered() -> None:
             assert futures[number].result(WAIT_S)[0].token_ids == (number, 7)
 
 
-def test_a_late_request_names_its_owner_and_frees_its_place() -> None:
+def test_a_late_request_names_its_owner_and_frees_its_place(raises: Raises) -> None:
     replicas = Replicas(1)
     with policy_over(replicas, RequestLimits(1, 60.0)) as submit:
         late, waiting = submit(1, deadline_s=0.05), submit(2, deadline_s=0.05, owner="episode 4")
         patient = submit(3)
-        with pytest.raises(DeadlineError, match=r"episode 3 waited 0.05 s for replica 0 of the generation backend"):
+        with raises(DeadlineError, 3, 0.05):
             late.result(WAIT_S)
-        with pytest.raises(DeadlineError, match=r"episode 4 waited 0.05 s for a place at a replica"):
+        with raises(DeadlineError, 4, 0.05):
             waiting.result(WAIT_S)
         replicas.engines[0].wait_for(2)
         assert replicas.engines[0].asked[0][1].cancelled()
@@ -170,7 +171,7 @@ def test_cancelling_reaches_the_engine_and_lets_the_next_one_in() -> None:
             first.result()
 
 
-def test_an_error_of_one_request_is_its_own() -> None:
+def test_an_error_of_one_request_is_its_own(raises: Raises) -> None:
     replicas = Replicas(1)
     with policy_over(replicas) as submit:
         bad, good = submit(1), submit(2)
@@ -178,7 +179,7 @@ def test_an_error_of_one_request_is_its_own() -> None:
         replicas.engines[0].asked[0][1].set_exception(BackendError("too long", fix="shorten it"))
         replicas.engines[0].answer(1)
         assert good.result(WAIT_S)
-        with pytest.raises(BackendError, match="too long"):
+        with raises(BackendError):
             bad.result(WAIT_S)
 
 
@@ -222,22 +223,22 @@ def test_the_devices_are_the_engines_while_requests_run_and_free_afterwards() ->
             pass
 
 
-def test_shutting_down_fails_what_is_on_its_way() -> None:
+def test_shutting_down_fails_what_is_on_its_way(raises: Raises) -> None:
     replicas = Replicas(1)
     with policy_over(replicas, RequestLimits(1, 60.0)) as submit:
         futures = [submit(1), submit(2)]
         replicas.engines[0].wait_for(1)
     for future in futures:
-        with pytest.raises(BackendError, match="shut down"):
+        with raises(BackendError):
             future.result(WAIT_S)
-    with pytest.raises(BackendError, match="shut down"):
+    with raises(BackendError):
         submit(3)
 
 
-def test_an_engine_that_takes_no_single_requests_is_refused_by_name() -> None:
+def test_an_engine_that_takes_no_single_requests_is_refused_by_name(raises: Raises) -> None:
     with (
         policy_over(Replicas(1), None) as submit,
-        pytest.raises(BackendError, match="takes no single requests: it does not support `submit`"),
+        raises(BackendError, "submit"),
     ):
         submit(1)
 

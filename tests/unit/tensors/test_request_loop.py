@@ -10,6 +10,7 @@ import pytest
 from nemorl.errors import BackendError
 from nemorl.types import Completion, GenerationRequest, SamplingParams
 from nemorl_tensors.engines.requests import Outcome, RequestLoop
+from recorded_messages import Raises
 
 WAIT_S = 60.0
 
@@ -76,9 +77,11 @@ def test_a_call_of_generate_reaches_the_engine_as_one_batch(engine: Engine, loop
     assert engine.together == [2]  # without seeds there is nothing to do
 
 
-def test_a_request_that_fails_ends_generate_and_takes_the_others_along(engine: Engine, loop: RequestLoop) -> None:
+def test_a_request_that_fails_ends_generate_and_takes_the_others_along(
+    engine: Engine, loop: RequestLoop, raises: Raises
+) -> None:
     engine.ready = {3}
-    with pytest.raises(BackendError, match="generation request 1 has an empty prompt"):
+    with raises(BackendError, 1):
         loop.generate([request(1), request(), request(3)])
     loop.call(lambda: None)
     assert not engine.has
@@ -119,9 +122,9 @@ def test_a_cancelled_request_leaves_before_the_next_step_and_wakes_who_waits(eng
     assert engine.dropped == [1]
 
 
-def test_what_must_find_the_engine_idle_is_refused_by_name(engine: Engine, loop: RequestLoop) -> None:
+def test_what_must_find_the_engine_idle_is_refused_by_name(engine: Engine, loop: RequestLoop, raises: Raises) -> None:
     future = loop.submit(request(1))
-    with pytest.raises(BackendError, match=r"the engine cannot sleep: 1 request is running"):
+    with raises(BackendError, "sleep", 1):
         loop.call_idle("sleep", lambda: None)
     engine.ready = {1}
     future.result(WAIT_S)
@@ -134,19 +137,19 @@ def test_an_error_of_a_call_is_the_callers(loop: RequestLoop) -> None:
     assert loop.call(lambda: 1) == 1
 
 
-def test_closing_fails_what_runs_and_refuses_what_comes(engine: Engine, loop: RequestLoop) -> None:
+def test_closing_fails_what_runs_and_refuses_what_comes(engine: Engine, loop: RequestLoop, raises: Raises) -> None:
     future = loop.submit(request(1))
     loop.close()
     loop.close()
     assert engine.is_closed
     assert "shut down while it generated" in str(future.exception(WAIT_S))
-    with pytest.raises(BackendError, match="has been shut down"):
+    with raises(BackendError):
         loop.submit(request(1))
 
 
-def test_an_engine_that_cannot_be_built_says_why() -> None:
+def test_an_engine_that_cannot_be_built_says_why(raises: Raises) -> None:
     def build() -> Engine:
         raise BackendError("no such model", fix="name another one")
 
-    with pytest.raises(BackendError, match="no such model"):
+    with raises(BackendError, "model"):
         RequestLoop(build, require, "test")
