@@ -183,3 +183,13 @@ def test_a_run_with_adapters_apart_continues_where_it_was(tmp_path: Path) -> Non
     for step in (3, 4):
         for name in ("reward", "grad_norm", "token_mult_prob_error"):
             assert resumed[step][f"train/{name}"] == straight[step][f"train/{name}"]
+
+
+@pytest.mark.ray
+def test_adapters_cross_from_process_to_process(tmp_path: Path) -> None:
+    here = measured(tiny_model(), tmp_path / "here", "separate", steps=2)
+    apart = {"launcher": "ray", "workers_per_node": 2, "colocated": False, "cpus_per_worker": 0.5}
+    there = measured(tiny_model(), tmp_path / "there", "separate", steps=2, **apart)
+    for step, line in here.items():
+        for name in ("reward", "grad_norm", "weight_sync_bytes"):
+            assert there[step][f"train/{name}"] == line[f"train/{name}"]
