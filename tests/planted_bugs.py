@@ -7,12 +7,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from nemorl.config import PolicyConfig
 from nemorl.resources.worker import WorkerContext
 from nemorl.types import Completion, GenerationRequest, SamplingParams
 from nemorl.weights import WeightHandle, in_process_handle
 from nemorl_rl.divergence import LayerComparison, Parting, compare_activations
+from nemorl_tensors.engines.observing import Place
 from nemorl_testing.models import tiny_model
 from torch import Tensor, nn
 
@@ -126,6 +128,10 @@ def check_all_plants(trainer: Any, sampler: Any) -> None:
     # At least eleven tensors in each layer, the final norm and the logits; those of two float32 engines.
     assert len(sound.differences) >= 11 * LAYERS + 2
     assert max(sound.differences.values()) < 5e-6
+    # What was recorded is what was sampled from.
+    logits = pair.sampled[Place(None, "logits")][-len(pair.completion.token_ids) :]
+    chosen = torch.log_softmax(logits, -1).gather(1, torch.tensor(pair.completion.token_ids)[:, None]).squeeze(1)
+    assert chosen.tolist() == pytest.approx(pair.completion.logprobs, abs=1e-4)
     for plant, layer, role, position in PLANTS:
         parting = pair.with_bug(plant)
         assert parting is not None, plant.__name__

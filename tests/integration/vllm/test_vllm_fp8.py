@@ -43,7 +43,7 @@ def weight_of(engine: Any, name: str) -> torch.Tensor:
         scale = layer.weight_scale.float().cpu().flatten()
         return weight.t() * scale[:, None] if weight.shape[1] == len(scale) else weight * scale[:, None]
 
-    (found,) = engine._loop.call(lambda inner: inner.collective_rpc(read))
+    (found,) = engine._call(lambda inner: inner.collective_rpc(read))
     return found
 
 

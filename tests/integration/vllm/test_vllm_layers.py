@@ -41,7 +41,7 @@ def test_bugs_in_the_engine_are_found(build: Build) -> None:
     trainer, sampler = build_trainer(), build(tiny_model(**MODEL))
 
     def edit(change: Callable[[Any], None]) -> Any:
-        sampler._loop.call(lambda engine: engine.collective_rpc(lambda worker: change(worker.model_runner.model.model)))
+        sampler._call(lambda engine: engine.collective_rpc(lambda worker: change(worker.model_runner.model.model)))
         found = Pair.of(trainer, sampler).compare().parting
         assert found is not None
         return found.place.layer, found.place.role, found.position
@@ -65,7 +65,7 @@ def test_bugs_in_the_engine_are_found(build: Build) -> None:
 
 def test_an_engine_that_cannot_be_observed_says_why(build: Build, raises: Raises) -> None:
     sampler = build(tiny_model(**MODEL))
-    model_config = sampler._loop.call(lambda engine: engine.vllm_config.model_config)
+    model_config = sampler._call(lambda engine: engine.vllm_config.model_config)
     model_config.enforce_eager = False
     try:
         with raises(BackendError, "compiles", "enforce_eager"):
