@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nemorl_base.files import replace_text
 from nemorl_tensors.engines.model_config import read_model_config
 from nemorl_tensors.engines.model_folder import save_tokenizer, write_weights
 from safetensors.torch import save_file
@@ -75,5 +76,5 @@ def save_adapters(path: Path, policy: PolicyConfig, buckets: Iterable[Mapping[st
         "target_modules": leaves if lora.target_modules == "all-linear" else sorted(lora.target_modules),
     }
     path.mkdir(parents=True, exist_ok=True)
-    (path / "adapter_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    replace_text(path / "adapter_config.json", json.dumps(settings, indent=2) + "\n")
     save_file(tensors, path / "adapter_model.safetensors", metadata={"format": "pt"})

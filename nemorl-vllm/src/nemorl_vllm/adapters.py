@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from nemorl.errors import BackendError
+from nemorl_base.files import replace_text
 from nemorl_tensors.engines.buckets import CountedBuckets
 from safetensors.torch import save_file
 
@@ -69,8 +70,9 @@ class AdapterFolder:
         buckets = CountedBuckets(handle.buckets())
         tensors = {name: tensor.detach() for bucket in buckets for name, tensor in bucket.items()}
         modules = {name.rsplit(".", 3)[-3] for name in tensors}
-        settings = {"peft_type": "LORA", "r": self._lora.rank, "lora_alpha": self._lora.alpha}
-        (self._folder / "adapter_config.json").write_text(json.dumps({**settings, "target_modules": sorted(modules)}))
+        settings: dict[str, Any] = {"peft_type": "LORA", "r": self._lora.rank, "lora_alpha": self._lora.alpha}
+        settings["target_modules"] = sorted(modules)
+        replace_text(self._folder / "adapter_config.json", json.dumps(settings))
         # A file of its own: vLLM may have the one before mapped into its memory.
         draft = self._folder / "draft"
         save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, draft)
