@@ -139,6 +139,7 @@ TRAINING = {
     "what_leaves_the_device_comes_back_unchanged": ("LosesMomentsOnTheWay", "StaysOnTheDevice"),
     "plan_is_what_the_backend_holds": "HoldsMoreThanPlanned",
     "plan_grows_with_the_microbatch": "PlansLongMicrobatchesAsShort",
+    "a_gradient_of_zero_goes_on_by_momentum": "StandsStillWithoutSlope",
     "pieces_make_the_weights": ("PublishesFirstPieces", "LosesTheLastRow"),
     "reference_stays_frozen": "MovingReference",
     "reference_must_be_asked_for": "PolicyForReference",

@@ -106,16 +106,19 @@ class Learner:
             piece.zero_grad_buffer()
         self._optimizer.zero_grad()
 
-    def step(self) -> StepResult:
-        """Clip, update, publish masters to weights on all data-parallel ranks. Collective."""
+    def step(self, *, trained: bool) -> StepResult:
+        """Clip, update, publish masters to weights on all data-parallel ranks. Collective.
+
+        Args:
+            trained: Some rank had a loss with a gradient. Else weights stay as they are: no decay, no momentum.
+        """
         self.steps += 1
         policy, optimizer = self._policy, self._optimizer
         lr = policy.optimizer.lr * schedule_factor(policy.schedule, self.steps)
         optimizer.prepare_grads()
         norm = float(optimizer.get_grad_norm())
         finite = math.isfinite(norm)
-        # Where nothing was trained on there is no gradient, and weights stay as they are: no decay, no momentum.
-        if finite and norm > 0:
+        if finite and trained:
             if policy.max_grad_norm is not None and norm > policy.max_grad_norm:
                 clip_grad_by_total_norm_fp32([*chain(*self._masters.values())], policy.max_grad_norm, norm)
             for group in optimizer.param_groups:

@@ -74,8 +74,7 @@ class MegatronBackend:
         self._policy, self._config, self._device = policy, config, worker.device
         self._budget = policy.microbatch_tokens or default_microbatch_tokens(worker.device)
         self._head_kind, self._bridge = head, bridge_for(policy, head)
-        self._sender = PieceSender()
-        self._parallel = Parallel.join(worker, Sizes.of(policy, config))
+        self._sender, self._parallel = PieceSender(), Parallel.join(worker, Sizes.of(policy, config))
         self._pieces = self._build(worker.seed)
         if config.freeze_moe_router:
             freeze_routers(self._pieces)
@@ -129,6 +128,7 @@ class MegatronBackend:
         candidates = "candidate_ids" in loss.requires
         learner = self._learner
         learner.clear_gradients()
+        self._has_gradient = False
 
         # 1. Forward and backward, microbatch by microbatch: gradients add up, over ranks too.
         trained, measured = split_by_gradient(batch, loss, self._budget, self._layout.computed_tokens)
@@ -149,10 +149,9 @@ class MegatronBackend:
         found = self._parallel.from_last_stage(found)
 
         # 3. One update.
-        result = learner.step()
-        losses, metrics = [value for _, value in found], [of_part for of_part, _ in found]
+        result = learner.step(trained=bool(self._parallel.largest(self._has_gradient)))
         return {
-            **step_metrics(batch, metrics, losses, result),
+            **step_metrics(batch, [of_part for of_part, _ in found], [value for _, value in found], result),
             **gradient_metrics(loss, trained, measured),
             **sharing,
             **self._work.metrics(batch),
@@ -287,6 +286,7 @@ class MegatronBackend:
             if self._parallel.sizes.context > 1:
                 outputs = added_up(outputs, self._parallel.context_group)
             value, metrics = evaluate(loss, outputs, batch)
+            self._has_gradient |= value.requires_grad
             if backward and not value.requires_grad:
                 # Zero, and yet it leads back to all layers: every rank takes part in every backward pass.
                 value = value + states.sum() * 0.0

@@ -98,6 +98,18 @@ class PlansLongMicrobatchesAsShort(DTensorBackend):
     """Its config does."""
 
 
+class StandsStillWithoutSlope(DTensorBackend):
+    """Skips an update whose gradient is zero."""
+
+    def train_step(self, batch: TokenBatch, loss: Loss) -> Metrics:
+        before = {name: parameter.detach().clone() for name, parameter in self._trainable.items()}
+        metrics = super().train_step(batch, loss)
+        if metrics["grad_norm"].value == 0:
+            for name, parameter in self._trainable.items():
+                parameter.data.copy_(before[name])
+        return metrics
+
+
 class PublishesFirstPieces(DTensorBackend):
     """What it publishes in pieces is a copy from the beginning."""
 

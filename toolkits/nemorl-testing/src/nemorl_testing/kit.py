@@ -43,6 +43,7 @@ _MODULES: Mapping[str, tuple[str, ...]] = {
         "training_outputs",
         "shared_prefixes",
         "weight_pieces",
+        "momentum",
         "memory_plan",
         "pairs",
     ),
