@@ -61,6 +61,9 @@ def _vllm(old: OldConfig, new: Pieces) -> None:
     if old.fp8_rollouts:
         new.put("generation.backend.precision", "fp8")
     _experts(old, new)
+    cache_bytes = old.get("policy.generation.vllm_kwargs.kv_cache_memory_bytes")
+    if cache_bytes is not None:
+        new.put("generation.backend.kv_cache_gib", cache_bytes / 2**30)
     given = old.get("policy.generation.vllm_kwargs")
     for name, value in given.items() if isinstance(given, dict) else ():
         target = judge(old, f"policy.generation.vllm_kwargs.{name}", value).to
