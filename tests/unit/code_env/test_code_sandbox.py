@@ -232,9 +232,9 @@ def test_huge_output_is_cut_off(run: Run) -> None:
     assert len(result.stdout) < (LIMITS.output_kib + 128) * 1024
 
 
-def test_endless_messages_on_stderr_fill_nothing(run_briefly: Run) -> None:
-    result = run_briefly("import sys\nwhile True: sys.stderr.write('x' * 1000)")
-    assert (result.outcome, len(result.stderr)) == ("timeout", 4096)
+def test_many_messages_on_stderr_fill_nothing(run: Run) -> None:
+    result = run("import sys\nfor _ in range(20_000): sys.stderr.write('x' * 1000)")
+    assert (result.outcome, len(result.stderr)) == ("done", 4096)
 
 
 def test_the_disk_cannot_be_filled(run: Run) -> None:
