@@ -10,9 +10,11 @@ It changes torch for the whole process (a device module, inference mode), so it 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -150,5 +152,11 @@ def pretended_gpu() -> Iterator[str]:
     _setup_privateuseone_for_python_backend(NAME)
     torch.__future__.set_swap_module_params_on_conversion(True)  # ``module.to`` cannot put a GpuTensor into a Parameter
     torch._C._InferenceMode = _NoGrad
-    with _NewTensors(), _FromPython():
+    run = threading.Thread.run
+
+    def run_pretending(thread: threading.Thread) -> None:
+        with _NewTensors(), _FromPython():  # both are of one thread
+            run(thread)
+
+    with patch.object(threading.Thread, "run", run_pretending), _NewTensors(), _FromPython():
         yield DEVICE

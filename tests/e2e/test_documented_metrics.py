@@ -58,6 +58,8 @@ ELSEWHERE = {
     "validation/avg_turns",  # several turns
     "train/reverse_kl/*",  # several teachers
     "performance/generator_idle_frac",  # asynchronous rollouts
+    "train/draft_acceptance_length",  # vLLM, where it guesses tokens ahead
+    "train/draft_acceptance_rate",
     "performance/average_token_imbalance",  # several generators
     *(re.sub(r"<\w+>", "*", name) for name in SYSTEM_METRICS),  # runs that take longer than a second
 }

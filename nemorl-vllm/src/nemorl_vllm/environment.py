@@ -9,9 +9,11 @@ from __future__ import annotations
 import logging
 import os
 import random
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -126,19 +128,33 @@ def undecorated_transformers(*, compiles: bool) -> Iterator[None]:
 
 @contextmanager
 def kernels_replaced_once() -> Iterator[None]:
-    """Within it vLLM leaves its kernels alone where an earlier engine of this process has replaced them.
+    """Within it vLLM replaces its kernels by those of a CPU, unless an earlier engine of this process has done so.
 
-    On a CPU it looks for them in all modules whenever an engine starts, and ends with an AttributeError at those of
-    llvmlite, which the first engine that guesses by n-grams has imported (vLLM 0.32, ``triton_utils.dispatcher``).
+    It looks for them in all modules, and ends with an AttributeError at those of llvmlite, which numba imports: whoever
+    used that before, or an engine that guesses by n-grams (vLLM 0.32, ``triton_utils.dispatcher``).
     """
     from vllm.platforms import current_platform
-    from vllm.triton_utils.dispatcher import _registry
+    from vllm.triton_utils import dispatcher
 
-    if not _registry:
-        yield
+    if dispatcher._registry:
+        nothing = staticmethod(lambda: None)
+        with patch.object(type(current_platform), "register_triton_kernel_overrides", nothing):
+            yield
         return
-    nothing = staticmethod(lambda: None)
-    with patch.object(type(current_platform), "register_triton_kernel_overrides", nothing):
+    replace_in_all = dispatcher._rebind_kernels
+
+    def replace_elsewhere(kernels: Any) -> None:
+        hidden = {
+            name: module for name, module in sys.modules.items() if name.partition(".")[0] in ("llvmlite", "numba")
+        }
+        for name in hidden:
+            del sys.modules[name]
+        try:
+            replace_in_all(kernels)
+        finally:
+            sys.modules.update(hidden)
+
+    with patch.object(dispatcher, "_rebind_kernels", replace_elsewhere):
         yield
 
 
