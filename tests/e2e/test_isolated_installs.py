@@ -133,6 +133,7 @@ def config(tiny_model: Path, home: Path, **changes: object) -> Path:
     return path
 
 
+@pytest.mark.full
 def test_two_plugins_that_exclude_each_other_work_in_one_run(
     tiny_model: Path, builds_at_once: dict[str, str], tmp_path: Path
 ) -> None:

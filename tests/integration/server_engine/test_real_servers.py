@@ -117,6 +117,7 @@ def test_a_folder_that_the_server_does_not_see_is_explained(
     assert "weights_folder" in str(caught.value.fix)
 
 
+@pytest.mark.full
 def test_a_server_that_keeps_a_stale_output_head_is_refused(build: Build, tmp_path: Path) -> None:
     """vLLM 0.32 on the CPU, a model with tied embeddings, and no extension of ours."""
     model = tiny_model()

@@ -117,6 +117,7 @@ def test_an_engine_wakes_with_its_adapters(trainer: Trainer, build: Any) -> None
         assert engine.generate(REQUESTS) == before
 
 
+@pytest.mark.full
 def test_two_processes_of_an_engine_take_their_parts(trainer: Trainer, build: Any) -> None:
     engine = build(trainer.folder, trainer.handle(1), policy=LORA, tensor_parallel_size=2)
     for version in (1, 2):

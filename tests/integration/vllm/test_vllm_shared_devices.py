@@ -54,6 +54,7 @@ def test_fsdp_ranks_take_turns_with_a_tensor_parallel_engine(tmp_path: Path) -> 
     train(tmp_path, tiny_model(num_key_value_heads=2), {}, {"tensor_parallel_size": 2}, take_turns=True)
 
 
+@pytest.mark.full
 def test_adapters_are_merged_piece_by_piece(tmp_path: Path) -> None:
     lora = {"lora": {"rank": 4, "target_modules": "all-linear"}}
     train(tmp_path, tiny_model(num_key_value_heads=2), lora, {"tensor_parallel_size": 2})
@@ -66,6 +67,7 @@ def test_a_pipeline_feeds_a_pipeline(tmp_path: Path) -> None:
     train(tmp_path, tiny_model(num_key_value_heads=2), policy, {"pipeline_parallel_size": 2})
 
 
+@pytest.mark.full
 @pytest.mark.megatron
 def test_experts_of_two_ranks_are_divided_over_an_engine(tmp_path: Path) -> None:
     pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install nemorl-megatron")
