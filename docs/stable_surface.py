@@ -75,7 +75,7 @@ SURFACE: Mapping[str, tuple[str, ...]] = {
     ),
     "nemorl_rl.memory_plan.parts": ("Moments", "Part"),
     "nemorl_rl.memory_plan.models": ("HeldModel",),
-    "nemorl_rl.memory_plan.engines": ("Engines", "cache_sizes", "rows_memory"),
+    "nemorl_rl.memory_plan.engines": ("Engines", "RowsPlan", "cache_sizes", "rows_memory"),
     "nemorl_rl.memory_plan.head": ("Head", "head_buffers", "scored_logits"),
     "nemorl_rl.policy_gradient.trainer": ("PolicyGradientTrainer",),
     "nemorl_rl.policy_gradient.config": (

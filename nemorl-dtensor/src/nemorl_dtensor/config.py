@@ -139,6 +139,6 @@ class HFGenerationConfig(GenerationBackendConfig, PlansEngine):
         return HFGeneration(generation, policy, worker, weights, self)
 
     def engine_plan(self) -> EnginePlan:
-        from nemorl_dtensor.describing import HFPlan
+        from nemorl_rl.memory_plan.engines import RowsPlan
 
-        return HFPlan(self)
+        return RowsPlan(self.max_batch_rows, self.kv_cache_tokens, layer_start_s=3e-4, step_start_s=2e-3)

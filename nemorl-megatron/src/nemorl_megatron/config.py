@@ -208,9 +208,9 @@ class MegatronGenerationConfig(GenerationBackendConfig, PlansEngine):
         return trainer.generator(self)
 
     def engine_plan(self) -> EnginePlan:
-        from nemorl_megatron.describing import MegatronEnginePlan
+        from nemorl_rl.memory_plan.engines import RowsPlan
 
-        return MegatronEnginePlan(self)
+        return RowsPlan(self.max_batch_rows, self.kv_cache_tokens, layer_start_s=4e-4, step_start_s=3e-3)
 
 
 def rope_problems(policy: PolicyConfig, path: str) -> Iterator[ConfigIssue]:

@@ -1,4 +1,4 @@
-"""How the two backends of this package describe themselves to planners: layouts, rows, efficiency, caches."""
+"""How the training backend describes itself to planners: layouts, rows, efficiency."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
-from nemorl_rl.memory_plan.describing import EngineMemory, Spread
-from nemorl_rl.memory_plan.engines import Engines, cache_sizes, rows_memory
+from nemorl_rl.memory_plan.describing import Spread
 from nemorl_rl.memory_plan.models import HeldModel, tensor_sizes
 from nemorl_rl.memory_plan.parts import Moments
 from nemorl_rl.memory_plan.work import MIN_SHARING, RowLayout
@@ -16,7 +15,7 @@ from nemorl_rl.memory_plan.work import MIN_SHARING, RowLayout
 from nemorl_megatron.training_memory import memory
 
 if TYPE_CHECKING:
-    from nemorl_megatron.config import MegatronConfig, MegatronGenerationConfig
+    from nemorl_megatron.config import MegatronConfig
 
 
 @dataclass(frozen=True)
@@ -66,27 +65,3 @@ class MegatronPlan:
 
     def memory(self, model: HeldModel) -> Moments:
         return memory(model, self.config)
-
-
-@dataclass(frozen=True)
-class MegatronEnginePlan:
-    """Of engines of ``megatron``, which start each kernel from Python."""
-
-    config: MegatronGenerationConfig
-    layer_start_s: float = 4e-4
-    step_start_s: float = 3e-3
-    layer_element: float | None = None
-
-    @property
-    def max_rows(self) -> int:
-        return self.config.max_batch_rows
-
-    def memory(self, engines: Engines, capacity: float, sequences: int) -> EngineMemory:
-        return rows_memory(engines, sequences, self.max_rows, self.config.kv_cache_tokens)
-
-    def cached_tokens(self, engines: Engines, capacity: float) -> float:
-        return float(self.config.kv_cache_tokens)
-
-    def options(self, engines: Engines, *, apart: bool, per_node: int) -> Iterator[Mapping[str, object]]:
-        for tokens in cache_sizes(self.config.kv_cache_tokens, engines.width):
-            yield {"kv_cache_tokens": tokens}

@@ -82,35 +82,29 @@ class ValueHead(nn.Module):
         return linear(states, self.weight).squeeze(-1)
 
 
-class AdaptedColumn(ColumnParallelLinear):  # type: ignore[misc]
-    """A column-parallel linear layer that may have adapters."""
+class _Adapted:
+    """What a linear layer needs to have adapters: where they stand, and that they are added."""
 
     adapter: Adapter | None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.register_module("adapter", None)
+        self.register_module("adapter", None)  # type: ignore[attr-defined]
 
     def forward(self, states: Tensor) -> tuple[Tensor, Tensor | None]:
-        output, bias = super().forward(states)
+        output, bias = super().forward(states)  # type: ignore[misc]
         return output if self.adapter is None else self.adapter(states, output), bias
+
+
+class AdaptedColumn(_Adapted, ColumnParallelLinear):  # type: ignore[misc]
+    """A column-parallel linear layer that may have adapters."""
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> Any:
         return _sharded_state(self, {"weight": 0, "bias": 0}, prefix, sharded_offsets, metadata)
 
 
-class AdaptedRow(RowParallelLinear):  # type: ignore[misc]
+class AdaptedRow(_Adapted, RowParallelLinear):  # type: ignore[misc]
     """A row-parallel linear layer that may have adapters."""
-
-    adapter: Adapter | None
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.register_module("adapter", None)
-
-    def forward(self, states: Tensor) -> tuple[Tensor, Tensor | None]:
-        output, bias = super().forward(states)
-        return output if self.adapter is None else self.adapter(states, output), bias
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> Any:
         return _sharded_state(self, {"weight": 1}, prefix, sharded_offsets, metadata)

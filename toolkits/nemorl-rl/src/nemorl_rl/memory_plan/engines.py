@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -114,3 +115,30 @@ def cache_sizes(present: int, width: int) -> list[int]:
     [65536, 16384]
     """
     return [present, *(size for size in KV_TOKENS if width <= size < present)]
+
+
+@dataclass(frozen=True)
+class RowsPlan:
+    """The ``EnginePlan`` of engines that decode rows in this process and start each kernel from Python.
+
+    Their config has ``kv_cache_tokens``.
+
+    >>> RowsPlan(8, 4096, layer_start_s=3e-4, step_start_s=2e-3).max_rows
+    8
+    """
+
+    max_rows: int
+    kv_cache_tokens: int
+    layer_start_s: float
+    step_start_s: float
+    layer_element: float | None = None
+
+    def memory(self, engines: Engines, capacity: float, sequences: int) -> EngineMemory:
+        return rows_memory(engines, sequences, self.max_rows, self.kv_cache_tokens)
+
+    def cached_tokens(self, engines: Engines, capacity: float) -> float:
+        return float(self.kv_cache_tokens)
+
+    def options(self, engines: Engines, *, apart: bool, per_node: int) -> Iterator[Mapping[str, object]]:
+        for tokens in cache_sizes(self.kv_cache_tokens, engines.width):
+            yield {"kv_cache_tokens": tokens}
