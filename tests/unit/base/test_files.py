@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import resource
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -145,3 +147,19 @@ def test_no_file_is_written_in_place() -> None:
         p.relative_to(ROOT).as_posix() for p in sources if writing.search(p.read_text()) and "packages" not in p.parts
     }
     assert found - WRITES_IN_DRAFTS == {"toolkits/nemorl-base/src/nemorl_base/ownership.py"}
+
+
+def test_threads_may_replace_one_file_at_once(tmp_path: Path) -> None:
+    target, begin = tmp_path / "state.json", threading.Barrier(4)
+
+    def write(number: int) -> None:
+        begin.wait()
+        for _ in range(50):
+            replace_text(target, str(number) * 1000)
+
+    with ThreadPoolExecutor(4) as threads:
+        for done in [threads.submit(write, number) for number in range(4)]:
+            done.result()
+    text = target.read_text()
+    assert text == text[0] * 1000
+    assert [path.name for path in tmp_path.iterdir()] == ["state.json"]

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,7 +47,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             with target.open("wb") as file:
                 yield file
             return
-        draft = target.with_name(f".{target.name}.{os.getpid()}.draft")
+        draft = target.with_name(f".{target.name}.{threading.get_native_id()}.draft")  # of this thread alone
         try:
             with draft.open("wb") as file:
                 yield file
