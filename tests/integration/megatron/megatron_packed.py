@@ -114,9 +114,9 @@ def _train_step(backend: MegatronBackend, batch: TokenBatch, loss: Loss) -> tupl
     learner = backend._learner
     update = learner.step
 
-    def step() -> StepResult:
+    def step(*, trained: bool) -> StepResult:
         gradients.update(_gradients(backend))
-        return update()
+        return update(trained=trained)
 
     learner.step = step  # type: ignore[method-assign]
     return backend.train_step(batch, loss), gradients
