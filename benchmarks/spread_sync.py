@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import socket
 import statistics
 import tempfile
 import time
@@ -117,6 +116,7 @@ class Processes:
 
 def measure(folder: Path, ranks: int, readers: int, repeats: int) -> dict[str, float]:
     """Median seconds of one layout."""
+    from nemorl_base.ports import free_port
     from nemorl_tensors.engines.pieces import SpreadHandle
 
     port = free_port()
@@ -138,13 +138,6 @@ def measure(folder: Path, ranks: int, readers: int, repeats: int) -> dict[str, f
     found = {f"{way}_s": statistics.median(each[WARM_UP:]) for way, each in seconds.items()}
     ratios = {"copies": found["pieces_s"] / found["copy_s"], "gain": found["whole_s"] / found["pieces_s"]}
     return {**found, **ratios}
-
-
-def free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        port: int = server.getsockname()[1]
-        return port
 
 
 def main() -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
-import socket
 import time
 import traceback
 import warnings
@@ -19,6 +18,7 @@ from typing import Any
 
 import torch
 from nemorl.resources.worker import WorkerContext
+from nemorl_base.ports import free_port
 
 DEADLINE_S = 240.0
 """Longest wait for any rank's next result."""
@@ -121,7 +121,7 @@ def _run(queue: Any, calls: Sequence[Call], ports: Sequence[Any], rank: int, wor
     for number, (function, arguments) in enumerate(calls):
         try:
             # Found at the last moment: a port that waits to be used is soon another's.
-            port = _free_port() if rank == 0 else ports[rank].get(timeout=DEADLINE_S)
+            port = free_port() if rank == 0 else ports[rank].get(timeout=DEADLINE_S)
             for others in ports[1:] if rank == 0 else ():
                 others.put(port)
             outcome = function(replace(context, master_port=port), *arguments)
@@ -131,10 +131,3 @@ def _run(queue: Any, calls: Sequence[Call], ports: Sequence[Any], rank: int, wor
             failure = RankError(f"rank {rank} failed in {function.__name__}:\n{traceback.format_exc()}")
             queue.put(pickle.dumps((rank, dict.fromkeys(range(number, len(calls)), failure))))
             return
-
-
-def _free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        port: int = server.getsockname()[1]
-        return port

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
+from nemorl_base.ports import free_port
 
 START_S = 300.0
 """On a busy machine; 20 to 30 s on a quiet one."""
@@ -22,13 +22,6 @@ EXTENDED = (
     *("--weight-transfer-config", '{"backend": "nemorl"}'),
 )
 """With nemorl's own code in its workers."""
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-    return port
 
 
 class VLLMServer:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nemorl_base.ports import free_port
+
 from nemorl.errors import NemorlError
 from nemorl.resources.worker import AttachedFactory, Role, WorkerContext, WorkerFactory, WorkerHost
 from nemorl.weights import Form, WeightHandle
@@ -46,10 +48,7 @@ class RayWorker:
 
     def free_port(self) -> int:
         """A port for a rendezvous on this machine."""
-        with socket.socket() as server:
-            server.bind(("", 0))
-            port: int = server.getsockname()[1]
-            return port
+        return free_port()
 
     def build(self, factory: WorkerFactory, context: WorkerContext) -> None:
         if context.gpus:
