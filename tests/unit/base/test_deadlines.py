@@ -98,6 +98,7 @@ def test_other_threads_have_no_deadline() -> None:
     assert ended == [True]
 
 
+@pytest.mark.slow
 def test_what_traces_the_block_is_not_interrupted() -> None:
     """Coverage holds a lock while it takes note of a file: an error in there would leave it locked for ever."""
     tracer: dict[str, Any] = {"__name__": "slow_tracer.inside", "time": time, "entered": 0, "left": 0}

@@ -57,6 +57,7 @@ def _file_system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr("fcntl.flock", no_flock)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_file_system")
 def test_of_processes_that_race_for_a_folder_one_gets_it(tmp_path: Path) -> None:
     for number in range(10):

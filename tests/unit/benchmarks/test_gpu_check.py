@@ -28,6 +28,7 @@ def check(monkeypatch):
             del sys.modules[name]
 
 
+@pytest.mark.slow
 def test_a_part_costs_only_itself(check, monkeypatch, tmp_path):
     for name, script in SCRIPTS.items():
         (tmp_path / f"part_{name}.py").write_text(script)
