@@ -63,20 +63,22 @@ def read(pipe: Connection, reader: int, readers: int) -> None:
     spare: dict[str, torch.Tensor] = {}
     pipe.send("ready")
     while (handle := pipe.recv()) is not None:
-        start_s = time.perf_counter()
+        start_s = time.monotonic()
         if handle == "copy":
             for name, tensor in own.items():
                 spare[name].copy_(tensor)
         else:
-            for name, part in _parts(handle, reader, readers):
+            kept = list(handle.buckets())  # the mapping of the version before serves this one
+            for name, part in _parts(kept, reader, readers):
                 if name not in own:
                     own[name], spare[name] = torch.zeros(part.shape, dtype=part.dtype), torch.zeros_like(part)
                 own[name].copy_(part)
-        pipe.send((time.perf_counter() - start_s, float(sum(t.double().sum() for t in list(own.values())[:3]))))
+        end_s = time.monotonic()  # processes share this clock
+        pipe.send((start_s, end_s, float(sum(t.double().sum() for t in list(own.values())[:3]))))
 
 
-def _parts(handle: Any, reader: int, readers: int) -> Iterator[tuple[str, Any]]:
-    for bucket in handle.buckets():
+def _parts(buckets: list[Any], reader: int, readers: int) -> Iterator[tuple[str, Any]]:
+    for bucket in buckets:
         for name, tensor in bucket.items():
             is_divided = tensor.ndim == 2 and len(tensor) % readers == 0
             yield name, tensor.chunk(readers)[reader] if is_divided else tensor
@@ -126,12 +128,14 @@ def measure(folder: Path, ranks: int, readers: int, repeats: int) -> dict[str, f
     sums: set[float] = set()
     for version in range(repeats + WARM_UP):
         for way in ("pieces", "whole"):
-            start_s = time.perf_counter()
+            start_s = time.monotonic()
             published = senders.tell((way, version))
             handle = SpreadHandle(TRANSPORT, version, published) if way == "pieces" else published[0]
-            sums.add(receivers.tell(handle)[0][1])
-            seconds[way].append(time.perf_counter() - start_s)
-        seconds["copy"].append(max(found for found, _ in receivers.tell("copy")))
+            answers = receivers.tell(handle)
+            sums.add(answers[0][2])
+            seconds[way].append(max(end_s for _, end_s, _ in answers) - start_s)
+        copied = receivers.tell("copy")
+        seconds["copy"].append(max(end_s - begin_s for begin_s, end_s, _ in copied))
     assert len(sums) == 1, f"the ways brought different weights: {sums}"
     for group in (senders, receivers):
         group.close()
