@@ -33,13 +33,17 @@ SURFACE: Mapping[str, tuple[str, ...]] = {
         "trl_reward",
     ),
     "nemorl.types": (
-        *("Completion", "FinishReason", "GenerationRequest", "Message", "Prompt", "Row", "Sample", "Samples"),
+        *("Branch", "Completion", "FinishReason", "GenerationRequest", "Message", "Prompt", "Row", "Sample", "Samples"),
         *("SamplingParams", "Score", "Step"),
     ),
     "nemorl.contracts": (
         *("DataModule", "Environment", "Episode", "GenerationBackend", "Head", "HeldOut", "Logger", "Loss"),
         *("RemarkingBackend", "SizedDataModule", "Table"),
         *("TrainingBackend", "WeightTransport", "WeightsName", "WorkerGroup"),
+    ),
+    "nemorl_rl.agents.contract": (
+        *("CallLimitError", "CallOptions", "ChatMessage", "ChatReply", "ContextOverflowError", "EpisodeClosedError"),
+        *("EpisodeError", "EpisodeLimits", "EpisodePolicy", "ToolChoice"),
     ),
     "nemorl.plugins.kinds": (
         *("DatasetConfig", "EnvironmentConfig", "GenerationBackendConfig", "HookConfig", "LoggerConfig"),

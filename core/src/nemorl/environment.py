@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Iterator, Mapping
-from typing import SupportsFloat
+from typing import TYPE_CHECKING, Any, ClassVar, SupportsFloat
 
 from nemorl.contracts import Episode
 from nemorl.errors import UsageError
 from nemorl.types import Prompt, Score, Step
 
+if TYPE_CHECKING:
+    from nemorl_rl.agents.contract import EpisodePolicy
+
 
 class Environment:
-    """Base class. Override ``score`` for one-turn tasks, or ``start`` for conversations.
+    """Base class. Override ``score`` for one-turn tasks, ``start`` for conversations, or ``rollout`` for agents.
 
     Example:
         >>> class Shouting(Environment):
@@ -26,6 +29,14 @@ class Environment:
     """Whether ``score`` costs time or money, or changes anything. Where it does not, one call is tried on the first row
     before the model is loaded, so that a mistake in it shows at once."""
 
+    drives_policy: ClassVar[bool] = False
+    """It defines ``rollout``: episodes call the policy when they like."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "rollout" in cls.__dict__ and "drives_policy" not in cls.__dict__:
+            cls.drives_policy = True
+
     @property
     def owner(self) -> str:
         """What errors call it: by its name, and by its class where it has none of its own."""
@@ -39,6 +50,15 @@ class Environment:
     def start(self, prompt: Prompt) -> Episode:
         """A new episode. The default one asks ``score`` and ends."""
         return _OneTurn(self, prompt)
+
+    async def rollout(self, prompt: Prompt, policy: EpisodePolicy) -> float | Score | None:
+        """One whole episode, which calls the policy as often as it likes; its reward, ``None`` where nobody can say.
+
+        Args:
+            prompt: The task.
+            policy: Answers chats and continues tokens until this returns; what it answered is what is trained.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define rollout()")
 
     def rehearsals(self) -> Iterator[Environment]:
         """The environments whose ``score`` is tried before the run."""

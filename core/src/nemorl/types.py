@@ -7,7 +7,7 @@ algorithm, a *minibatch* one optimizer step, a *microbatch* one forward/backward
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Message = Mapping[str, str]
@@ -158,11 +158,24 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Branch:
+    """A further token sequence of an episode, with the fields of :class:`Sample`.
+
+    >>> Branch((5, 7), (False, True), (0.0, -0.5)).token_ids
+    (5, 7)
+    """
+
+    token_ids: tuple[int, ...]
+    response_mask: tuple[bool, ...]
+    generation_logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
-    """One scored trajectory, ready to train on. Token fields have equal length T.
+    """One scored episode, ready to train on. Token fields have equal length T.
 
     A two-turn episode: ``token_ids = P0 A0 E1 A1`` (prompt, answer, environment text, answer) with
-    ``response_mask`` True on A0 and A1 only.
+    ``response_mask`` True on A0 and A1 only. An agent that forks, or rewrites its history, leaves ``branches`` too.
 
     >>> sample = Sample(Prompt(0, "1+1=", (5,)), (5, 7), (False, True), (0.0, -0.5), Score(1.0), "2", "stop")
     >>> sample.response_tokens, sample.truncated
@@ -183,6 +196,24 @@ class Sample:
     turns: int = 1
     weight_versions: tuple[int, ...] = (0,)
     """Weights that produced its tokens, oldest first, over all turns."""
+    branches: tuple[Branch, ...] = ()
+    """Its other token sequences. All share its reward and its advantage, and together its weight in the loss. No token
+    that the policy chose is True in two of them."""
+
+    @property
+    def sequences(self) -> tuple[Sample, ...]:
+        """Each token sequence of the episode as a sample of its own."""
+        others = (
+            replace(
+                self,
+                token_ids=branch.token_ids,
+                response_mask=branch.response_mask,
+                generation_logprobs=branch.generation_logprobs,
+                branches=(),
+            )
+            for branch in self.branches
+        )
+        return (replace(self, branches=()), *others) if self.branches else (self,)
 
     @property
     def reward(self) -> float:
@@ -190,7 +221,12 @@ class Sample:
 
     @property
     def response_tokens(self) -> int:
-        return sum(self.response_mask)
+        """What the policy chose, in all sequences."""
+        return sum(self.response_mask) + sum(sum(branch.response_mask) for branch in self.branches)
+
+    @property
+    def total_tokens(self) -> int:
+        return len(self.token_ids) + sum(len(branch.token_ids) for branch in self.branches)
 
     @property
     def truncated(self) -> bool:
@@ -198,7 +234,7 @@ class Sample:
 
 
 class Samples(Sequence[Sample]):
-    """The samples of one batch, groups contiguous and in prompt order.
+    """The samples of one batch, one per episode, groups contiguous and in prompt order.
 
     >>> one = Sample(Prompt(3, "1+1=", (5,)), (5, 7), (False, True), (0.0, -0.5), Score(1.0), "2", "stop")
     >>> Samples([one, one]).group_ids
@@ -226,3 +262,8 @@ class Samples(Sequence[Sample]):
     def group_ids(self) -> list[int]:
         """Prompt index of each sample."""
         return [sample.prompt.index for sample in self._items]
+
+    @property
+    def sequences(self) -> Samples:
+        """One per token sequence, those of an episode together: what a batch of tensors is made of, in its order."""
+        return Samples([part for sample in self._items for part in sample.sequences])

@@ -182,7 +182,7 @@ def test_imports_point_downwards(package: str) -> None:
         assert not others & set(map(top, imports(path))), f"{path} imports a package beside or above it"
 
 
-FOR_TYPES_ONLY = {"nemorl_tensors"}
+FOR_TYPES_ONLY = {"nemorl_rl", "nemorl_tensors"}
 
 
 def test_the_kernel_imports_no_toolkit_and_no_plugin() -> None:

@@ -126,7 +126,7 @@ class TaughtTrainer(RolloutTrainer[T]):
 
     def turns(self, samples: Samples, batch: TokenBatch) -> Iterator[tuple[Turn, TrainingPolicy]]:
         """What each teacher reads of a batch, and its model."""
-        for turn in turns(self.teachers, samples, batch, self.config.teacher_column):
+        for turn in turns(self.teachers, samples.sequences, batch, self.config.teacher_column):
             yield turn, self.run.auxiliary_models[turn.teacher.role]
 
     def reverse_kl(self, samples: Samples, batch: TokenBatch) -> float:
@@ -159,14 +159,9 @@ class TaughtTrainer(RolloutTrainer[T]):
 
     def to_batch(self, samples: Samples) -> TokenBatch:
         """The samples as tensors."""
-        batch = TokenBatch.from_sequences(
-            [sample.token_ids for sample in samples],
-            [sample.response_mask for sample in samples],
-            loss_aggregation=self.config.loss_aggregation,
-            temperature=self.temperature,
+        return TokenBatch.from_samples(
+            samples, loss_aggregation=self.config.loss_aggregation, temperature=self.temperature
         )
-        sampled = torch.tensor([logprob for sample in samples for logprob in sample.generation_logprobs])
-        return batch.with_tokens(generation_logprobs=sampled)
 
     def describe(self, samples: Samples) -> Metrics:
         """What happened in the rollout; of rewards only where something gives them."""

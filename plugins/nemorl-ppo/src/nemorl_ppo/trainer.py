@@ -15,7 +15,7 @@ from nemorl_rl.policy_gradient.updates import of_role, run_updates
 from nemorl_rl.rollouts import RolloutPlan, accuracy_of, rollout_metrics
 from nemorl_rl.tokenizer import Tokenizer
 from nemorl_rl.trainer import RolloutTrainer
-from nemorl_tensors import TokenBatch, loss_weights, masked_max, masked_mean, masked_min, standardized
+from nemorl_tensors import TokenBatch, masked_max, masked_mean, masked_min, standardized
 
 from nemorl_ppo.config import PPOConfig
 from nemorl_ppo.credit import advantages, explained_variance, length_adaptive_lambdas, terminal_rewards
@@ -105,17 +105,17 @@ class PPOTrainer(RolloutTrainer[PPOConfig]):
         return replace(self.policy_loss, on_policy=True)
 
     def to_batch(self, samples: Samples) -> TokenBatch:
-        """The samples as tensors, with the reward of each and whether it is right."""
-        batch = TokenBatch.from_sequences(
-            [sample.token_ids for sample in samples],
-            [sample.response_mask for sample in samples],
-            loss_aggregation=self.config.loss_aggregation,
-            temperature=self.config.generation.temperature,
+        """The samples as tensors, with the reward of each and whether it is right.
+
+        Every token sequence of an agent's episode is paid the reward of the episode.
+        """
+        config = self.config
+        batch = TokenBatch.from_samples(
+            samples, loss_aggregation=config.loss_aggregation, temperature=config.generation.temperature
         )
-        sampled = torch.tensor([lp for sample in samples for lp in sample.generation_logprobs], dtype=torch.float32)
-        return batch.with_tokens(generation_logprobs=sampled).with_sequences(
-            episode_rewards=torch.tensor(samples.rewards, dtype=torch.float32),
-            is_right=torch.tensor([accuracy_of(sample) > 0 for sample in samples]),
+        return batch.with_sequences(
+            episode_rewards=torch.tensor(samples.rewards, dtype=torch.float32)[batch.episodes],
+            is_right=torch.tensor([accuracy_of(sample) > 0 for sample in samples])[batch.episodes],
         )
 
     def with_old_values(self, batch: TokenBatch) -> TokenBatch:
@@ -177,9 +177,7 @@ class PPOTrainer(RolloutTrainer[PPOConfig]):
         if "positive_weights" not in self.policy_loss.requires:
             return minibatch
         right = minibatch.mask & minibatch["is_right"][minibatch.sequence_ids]
-        return minibatch.with_tokens(
-            positive_weights=loss_weights(right, minibatch.lengths, minibatch.loss_aggregation)
-        )
+        return minibatch.with_tokens(positive_weights=replace(minibatch, mask=right).with_new_weights().loss_weights)
 
 
 def credit_metrics(batch: TokenBatch) -> dict[str, Metric]:

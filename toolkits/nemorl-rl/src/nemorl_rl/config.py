@@ -88,9 +88,12 @@ class RolloutConfig(Config):
     """Seconds the environment may take for one response; then it scores 0 and counts in ``environment_timeout``."""
     episode_timeout_s: float | None = Field(None, gt=0, le=LONGEST_WAIT_S)
     """Seconds the environment may take for all responses of an episode together, generation not counted; then it ends
-    with 0 and counts in ``episode_timeout``. Set it for long conversations. Unset: only each response is limited."""
+    with 0 and counts in ``episode_timeout``. Set it for long conversations. Unset: only each response is limited.
+    For agents, which call the policy themselves: of the whole episode, generation counted; unset: half an hour."""
+    max_calls: int = Field(64, ge=1, le=1_000_000)
+    """Agents: answers that an episode may ask of the policy. It is refused more, and scores 0 if that ends it."""
     environment_concurrency: Annotated[int, RESUMABLE] = Field(16, ge=1, le=10_000)
-    """Responses scored at the same time. Raise it for environments that wait on a network."""
+    """Responses scored at the same time, or episodes of agents. Raise it for environments that wait on a network."""
     breaker: Annotated[BreakerConfig, RESUMABLE] = Field(default_factory=BreakerConfig)
     """When steps that teach nothing end the run, or are warned of."""
     mismatch_warning: Annotated[float, RESUMABLE] = Field(1.05, gt=1)

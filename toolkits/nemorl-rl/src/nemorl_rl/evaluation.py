@@ -67,7 +67,7 @@ def evaluate(
     """
     groups: dict[int, Sequence[Sample]] = {}
     size = batch_size or max(1, len(prompts))
-    plan = RolloutPlan(num_generations, sampling, max_turns)
+    plan = RolloutPlan(num_generations, sampling, max_turns, is_trained=False)
     for start in range(0, len(prompts), size):
         for group in rollouts.stream(prompts[start : start + size], plan, seed=seed):
             groups[group[0].prompt.index] = group

@@ -65,6 +65,8 @@ class GenerationPolicy:
             single_requests: ``None``: the engine does not take them.
             reports: Its backend has metrics of its own (capability ``generation_metrics``, ``ReportingSampler``).
         """
+        self.version = 0
+        """Of the newest weights that the replicas were given."""
         self._reports = reports
         self.workers, self._turn, self._on_update = workers, turn, on_update
         self._revive = revive
@@ -147,6 +149,7 @@ class GenerationPolicy:
     def _update_weights(self, handle: WeightHandle) -> int | None:
         with self._turn(SYNC):
             read: list[int | None] = self.workers.call("update_weights", handle, handle.version)
+        self.version = handle.version
         self._on_update()
         return read[0]
 

@@ -17,9 +17,15 @@ from nemorl.types import Completion, GenerationRequest, Prompt, Sample, Samples,
 from nemorl_base.seeding import derive_seed
 from nemorl_base.timing import Timer
 
+from nemorl_rl.agents.contract import EpisodeLimits
+from nemorl_rl.agents.driver import AgentDriver
+from nemorl_rl.agents.policy import Sampler
 from nemorl_rl.environments import EnvironmentPool
 from nemorl_rl.generation_policy import GenerationPolicy
 from nemorl_rl.tokenizer import Tokenizer
+
+AGENT_EPISODE_S = 1800.0
+"""Longest episode of an agent, unless ``rollouts.episode_timeout_s`` says otherwise."""
 
 
 @dataclass
@@ -83,6 +89,8 @@ class RolloutPlan:
     """Responses per episode at most."""
     keep: Callable[[Sequence[Sample]], bool] | None = None
     """True for groups worth training on; others are replaced by more prompts (dynamic sampling). Unset: all."""
+    is_trained: bool = True
+    """False in validation and evaluation: agents may then choose a temperature of their own."""
 
 
 class RolloutEngine:
@@ -127,7 +135,10 @@ class RolloutEngine:
         seed: int,
         on_generated: Callable[[], None] = lambda: None,
     ) -> Iterator[list[Sample]]:
-        """The groups of ``prompts``, each when its last episode has ended. A turn begins when all of the last ended.
+        """The groups of ``prompts``, each when its last episode has ended.
+
+        Turn by turn, a turn beginning when all of the last ended; or, where the environment drives, each episode at its
+        own pace.
 
         Args:
             prompts: P tasks; ``index`` tells groups apart.
@@ -135,6 +146,11 @@ class RolloutEngine:
             seed: Seeds every sample of this call, each differently.
             on_generated: Called when the generator has nothing more to do but for later turns.
         """
+        if self.environments.environment.drives_policy:
+            with self.timer.phase("generation"):
+                yield from self._driven(prompts, plan, seed)
+            on_generated()
+            return
         groups = {
             prompt.index: [self._begin(prompt, g, seed) for g in range(plan.samples_per_prompt)] for prompt in prompts
         }
@@ -151,6 +167,26 @@ class RolloutEngine:
                     group = groups[active[index].prompt.index]
                     if all(trajectory.done for trajectory in group):
                         yield [trajectory.sample() for trajectory in group]
+
+    def _driven(self, prompts: Sequence[Prompt], plan: RolloutPlan, seed: int) -> Iterator[list[Sample]]:
+        from nemorl_rl.chat.codec import codec_of
+
+        pool, most_tokens = self.environments, self.max_sequence_tokens
+        timeout_s = pool.episode_timeout_s or AGENT_EPISODE_S
+        driver = AgentDriver(
+            pool.environment,
+            Sampler(self.policy, plan.sampling, honours_clients=not plan.is_trained),
+            self.tokenizer,
+            codec_of(self.tokenizer),
+            pool.running_loop,
+            limits=EpisodeLimits(most_tokens, plan.sampling.max_new_tokens, pool.max_calls, timeout_s),
+            concurrency=pool.concurrency,
+        )
+        try:
+            yield from driver.groups(prompts, plan.samples_per_prompt, seed)
+        finally:
+            if driver.was_late:
+                pool.replace_blocked_loop()
 
     def _begin(self, prompt: Prompt, g: int, seed: int) -> _Trajectory:
         size = len(prompt.token_ids)
@@ -218,9 +254,9 @@ def rollout_metrics(samples: Samples) -> dict[str, Metric]:
         "mean_prompt_length": Mean.of(len(sample.prompt.token_ids) for sample in samples),
         "mean_gen_tokens_per_sample": Mean.of(lengths),
         "max_gen_tokens_per_sample": Max.of(lengths),
-        "mean_total_tokens_per_sample": Mean.of(len(sample.token_ids) for sample in samples),
+        "mean_total_tokens_per_sample": Mean.of(sample.total_tokens for sample in samples),
         "num_valid_samples": Mean(sum(sample.score.valid for sample in samples)),
-        "total_num_tokens": Mean(sum(len(sample.token_ids) for sample in samples)),
+        "total_num_tokens": Mean(sum(sample.total_tokens for sample in samples)),
         "natural_termination_rate": Mean.of(float(not sample.truncated) for sample in samples),
         "truncation_rate": Mean.of(float(sample.truncated) for sample in samples),
         "avg_turns_per_sample": Mean.of(sample.turns for sample in samples),

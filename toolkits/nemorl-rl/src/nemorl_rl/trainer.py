@@ -176,11 +176,18 @@ class RolloutTrainer(BaseTrainer[R]):
 
     def preflight(self) -> Iterator[ConfigIssue]:
         row = self.data.first_row if isinstance(self.data, RowDataModule) else None
-        problems = [*super().preflight(), *reward_problems(self.environment, row)]
+        problems = [*super().preflight(), *reward_problems(self.environment, row), *self._driving_problems()]
         if not problems:
             rehearse(self.environment, row, self.directory.warn)
             self.tokenizer = Tokenizer.of(self.config.policy)  # the model takes longer to load
         yield from problems
+
+    def _driving_problems(self) -> Iterator[ConfigIssue]:
+        backend = self.config.generation.backend
+        if self.environment.drives_policy and "submit" not in backend.supports:
+            name = registry().name_of("generation_backends", type(backend))
+            what = f"{self.environment.owner} calls the policy when it likes; {name} answers whole batches only"
+            yield ConfigIssue("generation.backend", what, "choose a backend that supports `submit`: hf, vllm or server")
 
     def own_hooks(self) -> Mapping[str, object]:
         warn, event = self.directory.warn, self.directory.event

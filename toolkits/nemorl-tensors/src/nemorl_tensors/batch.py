@@ -34,6 +34,8 @@ Example:
     >>> per_response: LossAggregation = "sequence"
 """
 
+EPISODES = "episodes"
+"""The sequence field of batches in which an episode may have several sequences: the episode of each, not falling."""
 SPAN_TOKENS = 512
 """Mean length from which sequences are copied span by span. Shorter ones are gathered token by token: a span costs a
 few microseconds, as much as gathering some hundred tokens."""
@@ -85,8 +87,12 @@ class TokenBatch:
         loss_aggregation: LossAggregation = "token",
         temperature: float = 1.0,
         sequences_per_group: int = 1,
+        episodes: Tensor | None = None,
     ) -> TokenBatch:
-        """Lay B token lists end to end. ``masks[b][t]`` says whether token t of sequence b is trained on."""
+        """Lay B token lists end to end. ``masks[b][t]`` says whether token t of sequence b is trained on.
+
+        ``episodes`` [B] int64, not falling: sequences with the same number weigh as one in the loss. Unset: each alone.
+        """
         if len(token_ids) % sequences_per_group:
             raise DataError(f"{len(token_ids)} sequences do not divide into groups of {sequences_per_group}")
         if [len(ids) for ids in token_ids] != [len(mask) for mask in masks]:
@@ -95,40 +101,54 @@ class TokenBatch:
         flat_ids = torch.tensor([token for ids in token_ids for token in ids], dtype=torch.int64)
         mask = torch.tensor([bool(keep) for row in masks for keep in row], dtype=torch.bool)
         mask[(torch.cumsum(lengths, 0) - lengths)[lengths > 0]] = False
-        weights = loss_weights(mask, lengths, loss_aggregation)
+        weights = loss_weights(mask, lengths, loss_aggregation, episodes)
         return cls(
-            flat_ids, lengths, mask, weights, loss_aggregation, temperature, sequences_per_group=sequences_per_group
+            flat_ids,
+            lengths,
+            mask,
+            weights,
+            loss_aggregation,
+            temperature,
+            sequence_fields={} if episodes is None else {EPISODES: episodes},
+            sequences_per_group=sequences_per_group,
         )
 
     @classmethod
     def from_samples(
         cls,
         samples: Samples,
-        advantages: Sequence[float],
+        advantages: Sequence[float] | None = None,
         *,
         loss_aggregation: LossAggregation = "token",
         temperature: float = 1.0,
         drop: Sequence[bool] | None = None,
     ) -> TokenBatch:
-        """Rollouts as a batch: each sample's advantage on each of its response tokens.
+        """Rollouts as a batch with ``generation_logprobs``, and each episode's advantage on its response tokens.
 
         Args:
-            samples: B scored trajectories.
-            advantages: One per sample.
+            samples: Scored episodes. Each of their token sequences, in the order of ``samples.sequences``, is one of B.
+            advantages: One per episode. Unset: the batch has none yet.
             loss_aggregation: What the loss averages over.
             temperature: The sampling temperature of the rollout.
-            drop: [B] samples that keep their place but train nothing (overlong filtering).
+            drop: Episodes that keep their place but train nothing (overlong filtering), one bool each.
         """
         dropped = drop or [False] * len(samples)
+        parts = [(part, out) for sample, out in zip(samples, dropped, strict=True) for part in sample.sequences]
+        counts = torch.tensor([len(sample.sequences) for sample in samples], dtype=torch.int64)
+        is_split = len(parts) > len(samples)
         batch = cls.from_sequences(
-            [sample.token_ids for sample in samples],
-            [[keep and not out for keep in sample.response_mask] for sample, out in zip(samples, dropped, strict=True)],
+            [part.token_ids for part, _ in parts],
+            [[keep and not out for keep in part.response_mask] for part, out in parts],
             loss_aggregation=loss_aggregation,
             temperature=temperature,
+            episodes=torch.repeat_interleave(torch.arange(len(samples)), counts) if is_split else None,
         )
-        per_token = torch.repeat_interleave(torch.tensor(list(advantages), dtype=torch.float32), batch.lengths)
-        sampled = torch.tensor([lp for sample in samples for lp in sample.generation_logprobs], dtype=torch.float32)
-        return batch.with_tokens(advantages=per_token, generation_logprobs=sampled)
+        sampled = torch.tensor([lp for part, _ in parts for lp in part.generation_logprobs], dtype=torch.float32)
+        batch = batch.with_tokens(generation_logprobs=sampled)
+        if advantages is None:
+            return batch
+        per_episode = torch.tensor(list(advantages), dtype=torch.float32)
+        return batch.with_tokens(advantages=per_episode[batch.episodes][batch.sequence_ids])
 
     def __getitem__(self, name: str) -> Tensor:
         for fields in (self.token_fields, self.sequence_fields):
@@ -149,6 +169,12 @@ class TokenBatch:
     @property
     def num_tokens(self) -> int:
         return self.token_ids.numel()
+
+    @property
+    def episodes(self) -> Tensor:
+        """[B] number of the episode of each sequence, not falling; without episodes of several sequences their own."""
+        found = self.sequence_fields.get(EPISODES)
+        return torch.arange(len(self), device=self.lengths.device) if found is None else found
 
     @property
     def sequence_ids(self) -> Tensor:
@@ -186,17 +212,26 @@ class TokenBatch:
 
     def minibatches(self, count: int) -> list[TokenBatch]:
         """Split by order into ``count`` optimizer steps, each with loss weights that sum to 1."""
-        groups = len(self) // self.sequences_per_group
-        if not 1 <= count <= groups:
+        starts = self._unit_starts()
+        units = len(starts) - 1
+        if not 1 <= count <= units:
             what = "sequences" if self.sequences_per_group == 1 else f"groups of {self.sequences_per_group} sequences"
-            raise UsageError(f"cannot split {groups} {what} into {count} minibatches")
+            raise UsageError(f"cannot split {units} {what} into {count} minibatches")
         if count == 1:
             return [self]
-        bounds = [groups * i // count * self.sequences_per_group for i in range(count + 1)]
-        parts = [self.select(range(low, high)) for low, high in itertools.pairwise(bounds)]
-        return [
-            replace(part, loss_weights=loss_weights(part.mask, part.lengths, self.loss_aggregation)) for part in parts
-        ]
+        bounds = [starts[units * i // count] for i in range(count + 1)]
+        return [self.select(range(low, high)).with_new_weights() for low, high in itertools.pairwise(bounds)]
+
+    def with_new_weights(self) -> TokenBatch:
+        """This batch with loss weights of its own, whatever it was cut from."""
+        weights = loss_weights(self.mask, self.lengths, self.loss_aggregation, self.sequence_fields.get(EPISODES))
+        return replace(self, loss_weights=weights)
+
+    def _unit_starts(self) -> list[int]:
+        """Where what an optimizer step takes whole begins, an episode or a group of sequences; and the end of all."""
+        if EPISODES not in self:
+            return list(range(0, len(self) + 1, self.sequences_per_group))
+        return [0, *(torch.diff(self.episodes).nonzero().squeeze(1) + 1).tolist(), len(self)]
 
     def shards(self, count: int, *, by_trees: bool = False) -> list[list[int]]:
         """Sequence indices for each of ``count`` ranks, balanced by tokens: longest first, to the emptiest rank.
@@ -295,12 +330,20 @@ def _tensor(value: Any) -> Any:
         return torch.from_numpy(value.data).view(value.dtype).reshape(value.shape)
 
 
-def loss_weights(mask: Tensor, lengths: Tensor, loss_aggregation: LossAggregation) -> Tensor:
+def loss_weights(
+    mask: Tensor, lengths: Tensor, loss_aggregation: LossAggregation, episodes: Tensor | None = None
+) -> Tensor:
     """[N] float32 weights that sum to 1 over the masked-in tokens (all zeros when there are none).
 
     ``token``: 1 / T for each of T trained tokens. ``sequence``: 1 / (S * t_b) for each of the t_b trained tokens of
     sequence b, where S sequences have any. ``sequence_sum``: 1 / S for each, so that they sum to T / S
     (``seq-mean-token-sum`` in verl).
+
+    Args:
+        mask: [N] bool.
+        lengths: [B], sums to N.
+        loss_aggregation: What the loss averages over.
+        episodes: [B] sequences with the same number count as one sequence. Unset: each by itself.
 
     Example:
         >>> mask = torch.tensor([False, True, True, False, True])
@@ -310,8 +353,13 @@ def loss_weights(mask: Tensor, lengths: Tensor, loss_aggregation: LossAggregatio
     ones = mask.float()
     if loss_aggregation == "token":
         return ones / ones.sum().clamp(min=1)
-    per_sequence = segment_sum(ones, mask, lengths)
+    trained = segment_sum(ones, mask, lengths)
+    if episodes is not None:
+        _, numbers = torch.unique(episodes, return_inverse=True)
+        of_episodes = torch.zeros_like(trained).index_add_(0, numbers, trained)
+        count, trained = (of_episodes > 0).sum().clamp(min=1), of_episodes[numbers]
+    else:
+        count = (trained > 0).sum().clamp(min=1)
     if loss_aggregation == "sequence_sum":
-        return ones / (per_sequence > 0).sum().clamp(min=1)
-    scale = 1.0 / (per_sequence.clamp(min=1) * (per_sequence > 0).sum().clamp(min=1))
-    return ones * torch.repeat_interleave(scale, lengths)
+        return ones / count
+    return ones * torch.repeat_interleave(1.0 / (trained.clamp(min=1) * count), lengths)

@@ -57,6 +57,11 @@ class _Composition(Environment):
             environment = as_environment(part.environment)
             if environment is None:
                 raise UsageError(f"part {name!r} has no environment", fix="give an environment or f(prompt, response)")
+            if environment.drives_policy:
+                raise UsageError(
+                    f"part {name!r} is an agent, which drives its own episodes: there is no response to share",
+                    fix="add the other rewards to what its rollout() returns",
+                )
             self._parts[name], self._environments[name] = part, environment
         self.batched = any(environment.batched for environment in self._environments.values())
 

@@ -42,6 +42,7 @@ class EnvironmentPool:
         *,
         timeout_s: float = 60.0,
         episode_timeout_s: float | None = None,
+        max_calls: int = 64,
         concurrency: int = 16,
     ) -> None:
         """
@@ -49,12 +50,14 @@ class EnvironmentPool:
             environment: What scores.
             timeout_s: Longest time of one step; waiting for a free slot does not count.
             episode_timeout_s: Longest time of all steps of an episode; generation does not count. Unset: no limit.
-            concurrency: Steps that run at the same time.
+            max_calls: Answers that an episode of an agent may ask of the policy.
+            concurrency: Steps, or episodes of agents, that run at the same time.
         """
         self.environment = environment
         self.timeout_s = timeout_s
         self.episode_timeout_s = episode_timeout_s
-        self._concurrency = concurrency
+        self.max_calls = max_calls
+        self.concurrency = concurrency
         self._lock = threading.Lock()
         self._loop: LoopThread | None = None
 
@@ -65,6 +68,7 @@ class EnvironmentPool:
             environment,
             timeout_s=rollouts.environment_timeout_s,
             episode_timeout_s=rollouts.episode_timeout_s,
+            max_calls=rollouts.max_calls,
             concurrency=rollouts.environment_concurrency,
         )
 
@@ -81,14 +85,14 @@ class EnvironmentPool:
         """One turn of each episode: its index and the environment's answer, whichever comes first."""
         turn = Turn(
             self.environment,
-            self._running_loop,
+            self.running_loop,
             timeout_s=self.timeout_s,
             episode_timeout_s=self.episode_timeout_s,
-            concurrency=self._concurrency,
+            concurrency=self.concurrency,
         )
         yield from turn.answers(episodes, responses)
         if turn.was_late:
-            self._replace_blocked_loop()
+            self.replace_blocked_loop()
 
     def close(self) -> None:
         self.environment.close()
@@ -97,14 +101,15 @@ class EnvironmentPool:
         if loop is not None:
             loop.stop()
 
-    def _running_loop(self) -> LoopThread:
+    def running_loop(self) -> LoopThread:
+        """The event loop of its coroutines, started when it is first asked for."""
         with self._lock:
             if self._loop is None:
                 self._loop = LoopThread(f"environment-{self.environment.name}-loop")
             return self._loop
 
-    def _replace_blocked_loop(self) -> None:
-        """A coroutine that blocks takes the loop with it; the next turn gets another one."""
+    def replace_blocked_loop(self) -> None:
+        """A coroutine that blocks takes the loop with it; what comes next gets another one."""
         with self._lock:
             loop = self._loop
         if loop is not None and not loop.responds(HEARTBEAT_S):

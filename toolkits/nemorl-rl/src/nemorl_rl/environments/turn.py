@@ -148,7 +148,7 @@ class Turn:
                 raise answer
             if not isinstance(answer, Step):
                 raise TypeError(f"step() returned {answer!r:.80}, not a nemorl.types.Step")
-            _require_finite(answer.score, f"{job.response[:50]!r}{job.episode.row}")
+            require_finite(answer.score, f"{job.response[:50]!r}{job.episode.row}")
         return answer
 
     # Deadlines, in the caller's thread
@@ -303,7 +303,7 @@ class Turn:
         self._answers.put((job, answer))
 
 
-def _require_finite(score: Score, response: str) -> None:
+def require_finite(score: Score, response: str) -> None:
     """Refuse what cannot be added up: one NaN makes a whole step's mean, and the advantages of its group, NaN."""
     named = {f"component {name!r} of the score of": value for name, value in score.components.items()}
     named |= {f"metric {name!r} of the score of": value for name, value in score.metrics.items()}

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 from nemorl.metrics import Max, Mean, Metric, Sum
-from nemorl_tensors import TokenBatch, loss_weights, segment_mean, segment_sum
+from nemorl_tensors import TokenBatch, segment_mean, segment_sum
 from nemorl_tensors.ratios import masked_log_ratio, probability_ratio
 from torch import Tensor
 
@@ -44,7 +44,7 @@ def drop_filtered_out(batch: TokenBatch) -> TokenBatch:
         ([False, False, True], [0.0, 0.0, 1.0])
     """
     mask = batch.mask & batch["old_logprobs"].isfinite()
-    return replace(batch, mask=mask, loss_weights=loss_weights(mask, batch.lengths, batch.loss_aggregation))
+    return replace(batch, mask=mask).with_new_weights()
 
 
 def drop_disagreeing(batch: TokenBatch, limit: float) -> tuple[TokenBatch, dict[str, Metric]]:
@@ -78,4 +78,4 @@ def drop_disagreeing(batch: TokenBatch, limit: float) -> tuple[TokenBatch, dict[
         "max_sequence_mult_prob_error": Max(max(measured, default=0.0)),
         "dropped_disagreeing": Sum(float((trained & ~kept).sum())),
     }
-    return replace(batch, mask=mask, loss_weights=loss_weights(mask, batch.lengths, batch.loss_aggregation)), metrics
+    return replace(batch, mask=mask).with_new_weights(), metrics

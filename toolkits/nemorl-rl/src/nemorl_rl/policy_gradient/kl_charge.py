@@ -56,27 +56,29 @@ def kl_to_go(kl: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
 
 
 def group_kl(kl: Tensor, batch: TokenBatch, group_ids: Sequence[int]) -> Tensor:
-    """[N] float32: how much more KL the response of each token has than the others of its group that train.
+    """[N] float32: how much more KL the episode of each token has than the others of its group that train.
 
-    group_kl_i = KL_i - mean of KL over the other responses of the group          KL_i = sum over t of kl_t
+    group_kl_i = KL_i - mean of KL over the other episodes of the group          KL_i = sum over t of kl_t
 
     What is charged for it is not divided by the spread of rewards: where these are all equal, the spread is nothing but
     the KL's own noise, and dividing by it would blow that up.
 
     Args:
         kl: [N] nats per token, 0 in masked slots.
-        batch: B responses.
-        group_ids: Prompt index of each response.
+        batch: B sequences of E episodes, which are numbered from 0.
+        group_ids: Prompt index of each episode.
 
     Example:
         >>> batch = TokenBatch.from_sequences([[5, 6], [5, 7]], [[False, True], [False, True]])
         >>> group_kl(torch.tensor([0.0, 1.0, 0.0, 0.25]), batch, [0, 0]).tolist()
         [0.0, 0.75, 0.0, -0.75]
     """
-    trained = (segment_sum(batch.mask.float(), batch.mask, batch.lengths) > 0).nonzero().squeeze(1)
-    of_responses = segment_sum(kl.double(), batch.mask, batch.lengths)
+    kl_E, tokens_E = torch.zeros(2, len(group_ids), dtype=torch.float64)
+    kl_E.index_add_(0, batch.episodes, segment_sum(kl.double(), batch.mask, batch.lengths))
+    tokens_E.index_add_(0, batch.episodes, segment_sum(batch.mask.double(), batch.mask, batch.lengths))
+    trained = (tokens_E > 0).nonzero().squeeze(1)
     groups = [group_ids[index] for index in trained.tolist()]
-    excess = group_advantages(of_responses[trained].tolist(), groups, normalize_std=False, leave_one_out=True)
-    per_response = torch.zeros(len(batch))
-    per_response[trained] = torch.tensor(excess, dtype=torch.float32)
-    return torch.where(batch.mask, per_response[batch.sequence_ids], 0.0)
+    excess = group_advantages(kl_E[trained].tolist(), groups, normalize_std=False, leave_one_out=True)
+    excess_E = torch.zeros(len(group_ids))
+    excess_E[trained] = torch.tensor(excess, dtype=torch.float32)
+    return torch.where(batch.mask, excess_E[batch.episodes][batch.sequence_ids], 0.0)

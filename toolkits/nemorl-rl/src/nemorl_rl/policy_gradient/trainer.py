@@ -139,7 +139,7 @@ class PolicyGradientTrainer(RolloutTrainer[P]):
         penalties = self.config.message_penalties
         if penalties is None:
             return batch, {}
-        return penalised(batch, samples, penalties, self.tokenizer.inner.decode)
+        return penalised(batch, samples.sequences, penalties, self.tokenizer.inner.decode)
 
     # What follows from the config
 

@@ -1,0 +1,150 @@
+"""LivePolicy: one episode's view of the generator. It answers, keeps to the limits and records every call."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from nemorl.types import Completion, GenerationRequest, SamplingParams
+from nemorl_base.seeding import derive_seed
+
+from nemorl_rl.agents.contract import (
+    AS_THE_RUN,
+    CallLimitError,
+    CallOptions,
+    ChatMessage,
+    ChatReply,
+    ContextOverflowError,
+    EpisodeClosedError,
+    EpisodeLimits,
+    ToolChoice,
+)
+from nemorl_rl.agents.record import Call
+from nemorl_rl.generation_policy import GenerationPolicy
+
+if TYPE_CHECKING:
+    from nemorl_rl.chat.conversation import Conversation
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """How an episode's calls are sampled, the same for all of a rollout."""
+
+    generation: GenerationPolicy
+    sampling: SamplingParams
+    honours_clients: bool
+    """A call may have its own temperature, top-p and top-k. Not in training: log-probs are taken at one temperature."""
+
+
+class LivePolicy:
+    """An ``EpisodePolicy``. Its calls may come from any thread's event loop, and at the same time."""
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        conversation: Conversation,
+        *,
+        episode_id: str,
+        limits: EpisodeLimits,
+        seed: int,
+    ) -> None:
+        """
+        Args:
+            sampler: Where calls go.
+            conversation: Messages to tokens and back, for this episode alone.
+            episode_id: Who asks, for errors, and keeps its calls on one replica.
+            limits: What bounds the episode.
+            seed: Seeds its calls, each differently.
+        """
+        self.episode_id, self.limits = episode_id, limits
+        self._sampler, self._conversation, self._seed = sampler, conversation, seed
+        self._numbers = count()
+        self._lock = threading.Lock()
+        self._calls: list[Call] = []
+        self._running: set[Future[list[Completion]]] = set()
+        self._is_closed = False
+
+    async def chat(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        tool_choice: ToolChoice = "auto",
+        options: CallOptions = AS_THE_RUN,
+    ) -> ChatReply:
+        prompt = self._conversation.prompt(messages, tools)
+        completion = await self._answer(prompt.token_ids, options, realigned_tokens=prompt.realigned_tokens)
+        return self._conversation.reply(prompt, completion, tool_choice)
+
+    async def complete(self, token_ids: Sequence[int], *, options: CallOptions = AS_THE_RUN) -> Completion:
+        return await self._answer(tuple(token_ids), options)
+
+    @property
+    def calls(self) -> list[Call]:
+        """Those that were answered, in order."""
+        with self._lock:
+            return sorted(self._calls, key=lambda call: call.number)
+
+    def close(self) -> None:
+        """End the episode: what runs is cancelled, what comes is refused. Calling it twice is harmless."""
+        with self._lock:
+            self._is_closed = True
+            running = [*self._running]
+        for future in running:
+            future.cancel()
+
+    async def _answer(
+        self, token_ids: tuple[int, ...], options: CallOptions, *, realigned_tokens: int = 0
+    ) -> Completion:
+        room = self.limits.max_sequence_tokens - len(token_ids)
+        if room <= 0:
+            raise ContextOverflowError(len(token_ids), self.limits.max_sequence_tokens)
+        number, future = self._begin(token_ids, self._sampling(options, room), options.seed)
+        try:
+            [completion] = await asyncio.wrap_future(future)
+        finally:
+            with self._lock:
+                self._running.discard(future)
+        with self._lock:
+            if self._is_closed:
+                raise self._closed_error()
+            self._calls.append(Call(number, token_ids, completion, realigned_tokens=realigned_tokens))
+        return completion
+
+    def _begin(
+        self, token_ids: tuple[int, ...], sampling: SamplingParams, seed: int | None
+    ) -> tuple[int, Future[list[Completion]]]:
+        with self._lock:
+            if self._is_closed:
+                raise self._closed_error()
+            number = next(self._numbers)
+            if number >= self.limits.max_calls:
+                raise CallLimitError(
+                    f"{self.episode_id} has had its {self.limits.max_calls} answers", fix="raise rollouts.max_calls"
+                )
+            own_seed = derive_seed(self._seed, number) if seed is None else derive_seed(self._seed, "client", seed)
+            future = self._sampler.generation.submit(
+                GenerationRequest(token_ids, sampling, (own_seed,), goes_on=True),
+                owner=self.episode_id,
+                conversation=self.episode_id,
+                deadline_s=self.limits.timeout_s,
+            )
+            self._running.add(future)
+        return number, future
+
+    def _sampling(self, options: CallOptions, room: int) -> SamplingParams:
+        run = self._sampler.sampling
+        longest = min(run.max_new_tokens, room, *([options.max_new_tokens] if options.max_new_tokens else []))
+        chosen = replace(run, max_new_tokens=longest, stop_strings=(*run.stop_strings, *options.stop))
+        if not self._sampler.honours_clients:
+            return chosen
+        own = {name: getattr(options, name) for name in ("temperature", "top_p", "top_k")}
+        return replace(chosen, **{name: value for name, value in own.items() if value is not None})
+
+    def _closed_error(self) -> EpisodeClosedError:
+        return EpisodeClosedError(f"{self.episode_id} has ended", fix="call the policy before `rollout` returns")

@@ -1,0 +1,131 @@
+"""The calls of an episode as token sequences to train on: each token that was sampled is trained exactly once.
+
+A call whose prompt goes on from where a sequence ends extends it. Any other begins a sequence of its own, in which
+everything before its answer is context: an agent that forks, starts a sub-agent, retries or rewrites its history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from nemorl.types import Branch, Completion, Prompt, Sample, Score
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One answer of the policy.
+
+    Example:
+        >>> Call(0, (5, 6), Completion((7,), (-0.5,), "stop")).is_trained
+        True
+    """
+
+    number: int
+    """In the order in which calls began."""
+    prompt_ids: tuple[int, ...]
+    completion: Completion
+    is_trained: bool = True
+    """False: its tokens are context only."""
+    realigned_tokens: int = 0
+    """Sampled tokens of earlier answers that its prompt holds in another form."""
+
+
+@dataclass(slots=True)
+class _Sequence:
+    token_ids: list[int] = field(default_factory=list)
+    mask: list[bool] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+    def is_continued_by(self, prompt_ids: tuple[int, ...]) -> bool:
+        return len(self.token_ids) <= len(prompt_ids) and tuple(self.token_ids) == prompt_ids[: len(self.token_ids)]
+
+    def append(self, call: Call) -> None:
+        context = call.prompt_ids[len(self.token_ids) :]
+        answer, is_trained = call.completion, call.is_trained
+        self.token_ids += [*context, *answer.token_ids]
+        self.mask += [False] * len(context) + [is_trained] * len(answer.token_ids)
+        self.logprobs += [0.0] * len(context)
+        self.logprobs += answer.logprobs if is_trained else [0.0] * len(answer.token_ids)
+
+
+def sequences(calls: Iterable[Call]) -> list[Branch]:
+    """The token sequences of an episode, in the order in which they were begun.
+
+    Args:
+        calls: In any order; they are taken by number.
+
+    Example:
+        >>> first = Call(0, (1, 2), Completion((3,), (-0.1,), "stop"))
+        >>> onward = Call(1, (1, 2, 3, 4), Completion((5,), (-0.2,), "stop"))
+        >>> retried = Call(2, (1, 2, 3, 4), Completion((6,), (-0.3,), "stop"))
+        >>> [(branch.token_ids, branch.response_mask) for branch in sequences([first, onward, retried])]
+        [((1, 2, 3, 4, 5), (False, False, True, False, True)), ((1, 2, 3, 4, 6), (False, False, False, False, True))]
+    """
+    found: list[_Sequence] = []
+    for call in sorted(calls, key=lambda call: call.number):
+        continued = [sequence for sequence in found if sequence.is_continued_by(call.prompt_ids)]
+        if continued:
+            sequence = max(continued, key=lambda sequence: len(sequence.token_ids))
+        else:
+            sequence = _Sequence()
+            found.append(sequence)
+        sequence.append(call)
+    return [Branch(tuple(one.token_ids), tuple(one.mask), tuple(one.logprobs)) for one in found]
+
+
+def to_sample(prompt: Prompt, calls: Iterable[Call], score: Score, response: str, *, version: int) -> Sample:
+    """An episode as it is trained. One without calls keeps its place in its group and trains nothing.
+
+    Args:
+        prompt: The task.
+        calls: All that were answered, in any order.
+        score: Of the episode. Metrics of its calls are added to it.
+        response: The text of the last answer.
+        version: Of the weights, where no call says any.
+
+    Example:
+        >>> prompt = Prompt(0, "1+1=", (5,))
+        >>> to_sample(prompt, [], Score(0.0), "", version=3).response_mask
+        (False,)
+    """
+    ordered = sorted(calls, key=lambda call: call.number)
+    first, *others = sequences(ordered) or [_untouched(prompt)]
+    versions = {version for call in ordered for version in call.completion.weight_versions}
+    return Sample(
+        prompt=prompt,
+        token_ids=first.token_ids,
+        response_mask=first.response_mask,
+        generation_logprobs=first.generation_logprobs,
+        score=_with_metrics(score, ordered, 1 + len(others)),
+        response=response,
+        finish_reason=ordered[-1].completion.finish_reason if ordered else "stop",
+        turns=len(ordered),
+        weight_versions=tuple(sorted(versions or {version})),
+        branches=tuple(others),
+    )
+
+
+def _untouched(prompt: Prompt) -> Branch:
+    size = len(prompt.token_ids)
+    return Branch(prompt.token_ids, (False,) * size, (0.0,) * size)
+
+
+def _with_metrics(score: Score, calls: list[Call], sequences: int) -> Score:
+    delivered = sum(len(call.completion.token_ids) for call in calls if call.is_trained)
+    sampled = sum(len(call.completion.token_ids) for call in calls)
+    of_calls = {
+        "calls": float(len(calls)),
+        "sequences": float(sequences if calls else 0),
+        "delivered_tokens": float(delivered),
+        "dropped_tokens": float(sampled - delivered),
+        "realigned_tokens": float(sum(call.realigned_tokens for call in calls)),
+    }
+    return Score(
+        score.reward,
+        score.components,
+        {**of_calls, **score.metrics},
+        score.correct,
+        score.answer,
+        score.valid,
+    )
