@@ -140,6 +140,8 @@ class Score:
     valid: bool = True
     """False: the environment could not judge the response, which is not its fault (a grader that is down). It trains
     nothing and counts in no baseline, whatever the reward."""
+    turn_rewards: tuple[float, ...] = ()
+    """Of an agent's episode: what each answer of the policy earned, in the order of its calls. Part of ``reward``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +170,7 @@ class Branch:
     token_ids: tuple[int, ...]
     response_mask: tuple[bool, ...]
     generation_logprobs: tuple[float, ...]
+    turn_rewards: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +199,8 @@ class Sample:
     turns: int = 1
     weight_versions: tuple[int, ...] = (0,)
     """Weights that produced its tokens, oldest first, over all turns."""
+    turn_rewards: tuple[tuple[int, float], ...] = ()
+    """Where the environment scored turns: the place of a turn's last token, and what the turn earned."""
     branches: tuple[Branch, ...] = ()
     """Its other token sequences. All share its reward and its advantage, and together its weight in the loss. No token
     that the policy chose is True in two of them."""
@@ -209,6 +214,7 @@ class Sample:
                 token_ids=branch.token_ids,
                 response_mask=branch.response_mask,
                 generation_logprobs=branch.generation_logprobs,
+                turn_rewards=branch.turn_rewards,
                 branches=(),
             )
             for branch in self.branches

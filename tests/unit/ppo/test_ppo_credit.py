@@ -9,12 +9,14 @@ import math
 
 import pytest
 import torch
+from nemorl.types import Branch, Prompt, Sample, Samples, Score
 from nemorl_ppo.credit import (
     advantages,
     discounted_sums,
     explained_variance,
     length_adaptive_lambdas,
     terminal_rewards,
+    turn_rewards,
 )
 from nemorl_tensors import segment_ids, standardized
 from torch import Tensor
@@ -32,6 +34,19 @@ def test_the_reward_is_paid_at_the_last_trained_token() -> None:
     mask, lengths = bools("Paa" + "PaEaE" + "PP"), torch.tensor([3, 5, 2])
     rewards = terminal_rewards(torch.tensor([0.5, 2.0, 7.0]), mask, lengths)
     assert rewards.tolist() == [0, 0, 0.5, 0, 0, 0, 2.0, 0, 0, 0]  # nothing was said in sequence 2: nobody is paid
+
+
+def test_turns_are_paid_where_they_end() -> None:
+    # One episode in two sequences: P a a E a, whose turns earned 0.25 and 1, and P a, whose turn earned 2.
+    # Then one of a turn that earned 3 without a token: nobody is paid for it.
+    prompt, score = Prompt(0, "x", (1,)), Score(4.0)
+    branch = Branch((1, 2), (False, True), (0.0, -1.0), ((1, 2.0),))
+    mask = (False, True, True, False, True)
+    ends = ((2, 0.25), (4, 1.0))
+    split = Sample(prompt, (1, 2, 3, 4, 5), mask, (0.0,) * 5, score, "", "stop", 2, (0,), ends, (branch,))
+    silent = Sample(prompt, (1, 2), (False, False), (0.0,) * 2, score, "", "stop", 1, (0,), ((1, 3.0),))
+    paid = turn_rewards(Samples([split, silent]), bools("PaaEa" + "Pa" + "PE"))
+    assert paid.tolist() == [0, 0, 0.25, 0, 1.0, 0, 2.0, 0, 0]
 
 
 def test_gae_by_hand() -> None:

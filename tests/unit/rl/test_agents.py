@@ -8,16 +8,18 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from nemorl.contracts import Episode
 from nemorl.environment import Environment
 from nemorl.errors import DeadlineError, ForeignError, UsageError
 from nemorl.resources.local import LocalWorkerGroup
 from nemorl.resources.worker import WorkerContext
-from nemorl.types import Completion, GenerationRequest, Prompt, Sample, Samples, SamplingParams, Score
+from nemorl.types import Completion, GenerationRequest, Prompt, Sample, Samples, SamplingParams, Score, Step
 from nemorl_rl.agents import driver
 from nemorl_rl.agents.contract import CallOptions, ContextOverflowError, EpisodeClosedError, EpisodePolicy
 from nemorl_rl.agents.record import Call, sequences, to_sample
@@ -435,3 +437,72 @@ def test_an_agent_is_no_part_of_a_sum(raises: Raises) -> None:
 
     with raises(UsageError, "first"):
         WeightedEnvironment({"first": Agent(play)})
+
+
+# Conversations at their own pace
+
+
+class Talk:
+    """Answers each response with a line, the last with the end; a turn earns 1 for each of its number's places."""
+
+    def __init__(self) -> None:
+        self.lines, self.turn = ["+1=", "-1="], 0
+
+    def step(self, response: str) -> Step:
+        self.turn += 1
+        score = Score(float(self.turn), {"talk": 0.5}, correct=response == "9")
+        return Step(score, self.lines.pop(0), done=False) if self.lines else Step(score)
+
+
+class Dialogue(Environment):
+    name = "dialogue"
+
+    def start(self, prompt: Prompt) -> Episode:
+        return Talk()
+
+
+def both_ways(tokenizer: Tokenizer, environment: Environment, **options: Any) -> list[list[Sample]]:
+    """The same rollout with turns taken together, and each episode at its own pace."""
+
+    class Both(Speaker):
+        def generate(self, requests: Sequence[GenerationRequest]) -> list[list[Completion]]:
+            return [
+                [self.submit(replace(request, seeds=(seed,))).result()[0] for seed in request.seeds]
+                for request in requests
+            ]
+
+    found = []
+    for turns in ("together", "free"):
+        speaker = Both(tokenizer, lambda prompt: "9|" if prompt.endswith("-1=") else str(len(prompt) % 10) + "|")
+        workers = LocalWorkerGroup(lambda _, it=speaker: NamedRequests(it), WorkerContext(), "speaker")  # type: ignore[misc, arg-type]
+        policy = GenerationPolicy(workers, single_requests=RequestLimits(64, 60.0))
+        pool = EnvironmentPool(environment, turns=turns, **options)  # type: ignore[arg-type]
+        engine = RolloutEngine(policy, pool, tokenizer, max_sequence_tokens=40)
+        prompts = [Prompt(index, text, tuple(tokenizer.encode(text))) for index, text in enumerate(["1+1=", "2="])]
+        plan = RolloutPlan(2, SamplingParams(max_new_tokens=8), max_turns=3)
+        found.append(list(engine.collect(prompts, plan, seed=5)))
+        policy.shutdown()
+        pool.close()
+    return found
+
+
+def test_free_turns_say_what_turns_together_say(tokenizer: Tokenizer) -> None:
+    together, free = both_ways(tokenizer, Dialogue())
+    without = [replace(s, score=replace(s.score, metrics={}, turn_rewards=())) for s in free]
+    assert without == [replace(sample, score=replace(sample.score, metrics={})) for sample in together]
+    assert free[0].turn_rewards == ((5, 1.0), (10, 2.0), (15, 3.0))
+    assert (free[0].reward, free[0].score.correct, free[0].turns) == (6.0, True, 3)
+
+
+def test_free_turns_keep_to_the_time_of_an_answer(tokenizer: Tokenizer) -> None:
+    class Slow(Environment):
+        def score(self, prompt: Prompt, response: str) -> Any:
+            async def later() -> float:
+                await asyncio.sleep(60.0 if prompt.index else 0.0)
+                return 1.0
+
+            return later()
+
+    for samples in both_ways(tokenizer, Slow(), timeout_s=0.3):
+        assert [sample.reward for sample in samples] == [1.0, 1.0, 0.0, 0.0]
+        assert samples[-1].score.metrics["environment_timeout"] == 1.0

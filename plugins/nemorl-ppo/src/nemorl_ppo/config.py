@@ -90,6 +90,9 @@ class PPOConfig(ClippedRatio, KLPenalty, RolloutRunConfig):
     length_adaptive_alpha: float | None = Field(None, gt=0)
     """Choose the lambda of the advantages by length: 1 - 1 / (this * tokens of the response). VAPO takes 0.05.
     Excludes ``gae_lambda_policy``."""
+    credit: Literal["episode", "turn"] = "episode"
+    """Where an episode of several turns is paid. ``episode``: at its last token. ``turn``: what the environment gave
+    for a turn at the turn's last token, so that later turns have no part in it; the rest at the end."""
     normalize_advantages: bool = True
     """Give the advantages mean 0 and standard deviation 1 over all trained tokens of the batch."""
 

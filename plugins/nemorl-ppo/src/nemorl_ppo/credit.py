@@ -10,6 +10,7 @@ last trained token, also where the token limit cut it. Masked slots may hold any
 from __future__ import annotations
 
 import torch
+from nemorl.types import Samples
 from nemorl_tensors import segment_ids, segment_sum
 from torch import Tensor
 
@@ -25,6 +26,22 @@ def terminal_rewards(rewards_B: Tensor, mask: Tensor, lengths: Tensor) -> Tensor
     rewards = torch.zeros(mask.shape, dtype=torch.float32)
     rewards[trained[ends]] = rewards_B[sequences[ends]].float()
     return rewards
+
+
+def turn_rewards(samples: Samples, mask: Tensor) -> Tensor:
+    """[N] float32: what each turn earned at its last token, 0 elsewhere and where that token is not trained.
+
+    Args:
+        samples: Episodes whose ``sequences`` are the batch.
+        mask: [N] bool.
+    """
+    paid = torch.zeros(mask.shape, dtype=torch.float32)
+    start = 0
+    for part in samples.sequences:
+        for place, reward in part.turn_rewards:
+            paid[start + place] += reward
+        start += len(part.token_ids)
+    return torch.where(mask, paid, 0.0)
 
 
 def advantages(

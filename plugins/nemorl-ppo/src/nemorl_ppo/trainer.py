@@ -15,10 +15,10 @@ from nemorl_rl.policy_gradient.updates import of_role, run_updates
 from nemorl_rl.rollouts import RolloutPlan, accuracy_of, rollout_metrics
 from nemorl_rl.tokenizer import Tokenizer
 from nemorl_rl.trainer import RolloutTrainer
-from nemorl_tensors import TokenBatch, masked_max, masked_mean, masked_min, standardized
+from nemorl_tensors import TokenBatch, masked_max, masked_mean, masked_min, segment_sum, standardized
 
 from nemorl_ppo.config import PPOConfig
-from nemorl_ppo.credit import advantages, explained_variance, length_adaptive_lambdas, terminal_rewards
+from nemorl_ppo.credit import advantages, explained_variance, length_adaptive_lambdas, terminal_rewards, turn_rewards
 from nemorl_ppo.loss import PPOLoss, ValueLoss
 
 
@@ -113,6 +113,8 @@ class PPOTrainer(RolloutTrainer[PPOConfig]):
         batch = TokenBatch.from_samples(
             samples, loss_aggregation=config.loss_aggregation, temperature=config.generation.temperature
         )
+        by_turn = turn_rewards(samples, batch.mask)
+        batch = batch.with_tokens(turn_rewards=by_turn if config.credit == "turn" else torch.zeros_like(by_turn))
         return batch.with_sequences(
             episode_rewards=torch.tensor(samples.rewards, dtype=torch.float32)[batch.episodes],
             is_right=torch.tensor([accuracy_of(sample) > 0 for sample in samples])[batch.episodes],
@@ -138,8 +140,13 @@ class PPOTrainer(RolloutTrainer[PPOConfig]):
         """The batch with ``rewards`` per token, and with ``kl`` where the KL is part of them.
 
         r_t = [t is the last trained token] * reward - kl_penalty * KL_t                          arXiv:2009.01325
+
+        With ``credit: turn``, turns have theirs at their last tokens, and the end has what is left of the reward.
         """
-        rewards = terminal_rewards(batch["episode_rewards"], batch.mask, batch.lengths)
+        paid = segment_sum(batch["turn_rewards"], batch.mask, batch.lengths)
+        paid_B = torch.zeros(len(batch)).index_add_(0, batch.episodes, paid)[batch.episodes]
+        at_the_end = terminal_rewards(batch["episode_rewards"] - paid_B, batch.mask, batch.lengths)
+        rewards = batch["turn_rewards"] + at_the_end
         if self.config.charges_kl:
             batch = with_kl(batch, self.config.kl_term())
             rewards = rewards - self.config.kl_penalty * batch["kl"]

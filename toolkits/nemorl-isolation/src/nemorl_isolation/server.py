@@ -23,7 +23,7 @@ from typing import Any
 
 from nemorl.config.load import validate
 from nemorl.environment import as_score
-from nemorl.errors import ConfigError
+from nemorl.errors import ConfigError, UsageError
 from nemorl.plugins import kinds
 from nemorl.types import Prompt, Score, Step
 from pydantic import ValidationError
@@ -104,6 +104,11 @@ class Server:
     def environment(self, value: str, options: Mapping[str, Any]) -> tuple[int, str, bool]:
         """Build an environment: its number, name and whether it is batched."""
         built = _config_class(value).model_validate(options).build()
+        if built.drives_policy:
+            raise UsageError(
+                f"{built.owner} drives the policy itself, which an isolated environment cannot",
+                fix="install its plugin beside nemorl, not isolated, or let it define start() in place of rollout()",
+            )
         return self._keep(built), built.name, built.batched
 
     def logger(self, value: str, options: Mapping[str, Any], run_dir: str) -> int:

@@ -92,6 +92,10 @@ class RolloutConfig(Config):
     For agents, which call the policy themselves: of the whole episode, generation counted; unset: half an hour."""
     max_calls: int = Field(64, ge=1, le=1_000_000)
     """Agents: answers that an episode may ask of the policy. It is refused more, and scores 0 if that ends it."""
+    turns: Literal["together", "free"] = "together"
+    """Conversations of several turns. ``together``: a turn begins when all episodes have ended the last, in batches
+    that are the same in every run. ``free``: each episode goes on as soon as it can, which is faster where answers of
+    the environment take different times; at most ``environment_concurrency`` episodes run at once."""
     environment_concurrency: Annotated[int, RESUMABLE] = Field(16, ge=1, le=10_000)
     """Responses scored at the same time, or episodes of agents. Raise it for environments that wait on a network."""
     breaker: Annotated[BreakerConfig, RESUMABLE] = Field(default_factory=BreakerConfig)

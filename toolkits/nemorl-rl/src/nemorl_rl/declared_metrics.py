@@ -126,6 +126,31 @@ ROLLOUT_METRICS: Mapping[str, MetricInfo] = {
         "share of episodes that `rollouts.episode_timeout_s` ended with reward 0; appears when there are any",
         _UNSCORED,
     ),
+    "train/environment/calls": MetricInfo(
+        "Calls of the policy", "calls", "agents: answers of the policy per episode", "`rollouts.max_calls`: raise it"
+    ),
+    "train/environment/sequences": MetricInfo(
+        "Token sequences",
+        "sequences",
+        "agents: token sequences per episode; 1 where every call goes on from the one before",
+        "many: the agent rewrites its history, and each sequence computes it again",
+    ),
+    "train/environment/delivered_tokens": MetricInfo(
+        "Delivered tokens", "tokens", "agents: sampled tokens per episode that are trained"
+    ),
+    "train/environment/dropped_tokens": MetricInfo(
+        "Dropped tokens", "tokens", "agents: sampled tokens per episode that train nothing", "above 0: see the events"
+    ),
+    "train/environment/realigned_tokens": MetricInfo(
+        "Realigned tokens",
+        "tokens",
+        "agents: sampled tokens per episode that came back written in another way and had to be rendered anew",
+        "many: the agent rewrites the policy's answers",
+    ),
+    "train/environment/ended_by_<name>": MetricInfo(
+        meaning="agents: share of episodes that an error of this name ended with reward 0: the context was full, or no "
+        "call was left"
+    ),
     "train/environment/<name>": MetricInfo(
         meaning="mean of a number that the environment reports; 0 for a response without it"
     ),

@@ -6,11 +6,11 @@ mask False; nothing is ever decoded and tokenised again.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from nemorl.contracts import Episode
+from nemorl.environment import Environment
 from nemorl.errors import DataError
 from nemorl.metrics import Max, Mean, Metric
 from nemorl.types import Completion, GenerationRequest, Prompt, Sample, Samples, SamplingParams, Score, Step
@@ -20,6 +20,7 @@ from nemorl_base.timing import Timer
 from nemorl_rl.agents.contract import EpisodeLimits
 from nemorl_rl.agents.driver import AgentDriver
 from nemorl_rl.agents.policy import Sampler
+from nemorl_rl.agents.turns import FreeTurns, total_score
 from nemorl_rl.environments import EnvironmentPool
 from nemorl_rl.generation_policy import GenerationPolicy
 from nemorl_rl.tokenizer import Tokenizer
@@ -38,6 +39,8 @@ class _Trajectory:
     token_ids: list[int]
     mask: list[bool]
     logprobs: list[float]
+    ends: list[int] = field(default_factory=list)
+    """Place of the last token of each response"""
     scores: list[Score] = field(default_factory=list)
     versions: set[int] = field(default_factory=set)
     last: Completion | None = None
@@ -48,6 +51,7 @@ class _Trajectory:
         self.token_ids += completion.token_ids
         self.mask += [True] * len(completion.token_ids)
         self.logprobs += completion.logprobs
+        self.ends.append(len(self.token_ids) - 1)
         self.versions.update(completion.weight_versions)
         self.last, self.response = completion, response
 
@@ -63,11 +67,12 @@ class _Trajectory:
             token_ids=tuple(self.token_ids),
             response_mask=tuple(self.mask),
             generation_logprobs=tuple(self.logprobs),
-            score=_total(self.scores),
+            score=total_score(self.scores),
             response=self.response,
             finish_reason=self.last.finish_reason,
             turns=len(self.scores),
             weight_versions=tuple(sorted(self.versions)),
+            turn_rewards=tuple((end, score.reward) for end, score in zip(self.ends, self.scores, strict=True)),
         )
 
 
@@ -146,9 +151,10 @@ class RolloutEngine:
             seed: Seeds every sample of this call, each differently.
             on_generated: Called when the generator has nothing more to do but for later turns.
         """
-        if self.environments.environment.drives_policy:
+        driving = self._driving(plan)
+        if driving is not None:
             with self.timer.phase("generation"):
-                yield from self._driven(prompts, plan, seed)
+                yield from self._driven(driving, prompts, plan, seed)
             on_generated()
             return
         groups = {
@@ -168,13 +174,22 @@ class RolloutEngine:
                     if all(trajectory.done for trajectory in group):
                         yield [trajectory.sample() for trajectory in group]
 
-    def _driven(self, prompts: Sequence[Prompt], plan: RolloutPlan, seed: int) -> Iterator[list[Sample]]:
+    def _driving(self, plan: RolloutPlan) -> Environment | None:
+        """What drives episodes at their own pace; ``None``: they go turn by turn, together."""
+        pool = self.environments
+        if pool.environment.drives_policy or pool.turns == "together":
+            return pool.environment if pool.environment.drives_policy else None
+        return FreeTurns(pool.environment, self.tokenizer, max_turns=plan.max_turns, timeout_s=pool.timeout_s)
+
+    def _driven(
+        self, environment: Environment, prompts: Sequence[Prompt], plan: RolloutPlan, seed: int
+    ) -> Iterator[list[Sample]]:
         from nemorl_rl.chat.codec import codec_of
 
         pool, most_tokens = self.environments, self.max_sequence_tokens
         timeout_s = pool.episode_timeout_s or AGENT_EPISODE_S
         driver = AgentDriver(
-            pool.environment,
+            environment,
             Sampler(self.policy, plan.sampling, honours_clients=not plan.is_trained),
             self.tokenizer,
             codec_of(self.tokenizer),
@@ -223,20 +238,6 @@ class RolloutEngine:
             tokens = self.tokenizer.encode_observation(step.observation)
             trajectory.done = len(trajectory.token_ids) + len(tokens) >= self.max_sequence_tokens
             trajectory.observe([] if trajectory.done else tokens)
-
-
-def _total(scores: Sequence[Score]) -> Score:
-    """Rewards and parts add up over turns; the answer and its correctness are the last turn's word."""
-    if len(scores) == 1:
-        return scores[0]
-    components: Counter[str] = Counter()
-    metrics: Counter[str] = Counter()
-    for score in scores:
-        components.update(score.components)
-        metrics.update(score.metrics)
-    last = scores[-1]
-    reward, valid = sum(score.reward for score in scores), all(score.valid for score in scores)
-    return Score(reward, dict(components), dict(metrics), last.correct, last.answer, valid)
 
 
 def rollout_metrics(samples: Samples) -> dict[str, Metric]:

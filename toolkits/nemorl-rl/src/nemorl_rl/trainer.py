@@ -184,10 +184,14 @@ class RolloutTrainer(BaseTrainer[R]):
 
     def _driving_problems(self) -> Iterator[ConfigIssue]:
         backend = self.config.generation.backend
-        if self.environment.drives_policy and "submit" not in backend.supports:
+        drives = self.environment.drives_policy or self.config.rollouts.turns == "free"
+        if drives and "submit" not in backend.supports:
             name = registry().name_of("generation_backends", type(backend))
-            what = f"{self.environment.owner} calls the policy when it likes; {name} answers whole batches only"
+            what = f"episodes of {self.environment.owner} go at their own pace; {name} answers whole batches only"
             yield ConfigIssue("generation.backend", what, "choose a backend that supports `submit`: hf, vllm or server")
+        if self.config.rollouts.turns == "free" and self.environment.batched:
+            what = f"{self.environment.owner} scores responses in batches, for which episodes have to wait"
+            yield ConfigIssue("rollouts.turns", what, "set it to `together`")
 
     def own_hooks(self) -> Mapping[str, object]:
         warn, event = self.directory.warn, self.directory.event

@@ -6,8 +6,9 @@ everything before its answer is context: an agent that forks, starts a sub-agent
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 
 from nemorl.types import Branch, Completion, Prompt, Sample, Score
 
@@ -36,24 +37,32 @@ class _Sequence:
     token_ids: list[int] = field(default_factory=list)
     mask: list[bool] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    turn_rewards: list[tuple[int, float]] = field(default_factory=list)
 
     def is_continued_by(self, prompt_ids: tuple[int, ...]) -> bool:
         return len(self.token_ids) <= len(prompt_ids) and tuple(self.token_ids) == prompt_ids[: len(self.token_ids)]
 
-    def append(self, call: Call) -> None:
+    def append(self, call: Call, reward: float | None) -> None:
         context = call.prompt_ids[len(self.token_ids) :]
         answer, is_trained = call.completion, call.is_trained
         self.token_ids += [*context, *answer.token_ids]
         self.mask += [False] * len(context) + [is_trained] * len(answer.token_ids)
         self.logprobs += [0.0] * len(context)
         self.logprobs += answer.logprobs if is_trained else [0.0] * len(answer.token_ids)
+        if reward is not None:
+            self.turn_rewards.append((len(self.token_ids) - 1, reward))
+
+    def branch(self) -> Branch:
+        fields = (self.token_ids, self.mask, self.logprobs, self.turn_rewards)
+        return Branch(*map(tuple, fields))  # type: ignore[arg-type]
 
 
-def sequences(calls: Iterable[Call]) -> list[Branch]:
+def sequences(calls: Iterable[Call], turn_rewards: Sequence[float] = ()) -> list[Branch]:
     """The token sequences of an episode, in the order in which they were begun.
 
     Args:
         calls: In any order; they are taken by number.
+        turn_rewards: What the first of them earned, in order.
 
     Example:
         >>> first = Call(0, (1, 2), Completion((3,), (-0.1,), "stop"))
@@ -63,15 +72,16 @@ def sequences(calls: Iterable[Call]) -> list[Branch]:
         [((1, 2, 3, 4, 5), (False, False, True, False, True)), ((1, 2, 3, 4, 6), (False, False, False, False, True))]
     """
     found: list[_Sequence] = []
-    for call in sorted(calls, key=lambda call: call.number):
+    ordered = sorted(calls, key=lambda call: call.number)
+    for call, reward in zip_longest(ordered, turn_rewards[: len(ordered)]):
         continued = [sequence for sequence in found if sequence.is_continued_by(call.prompt_ids)]
         if continued:
             sequence = max(continued, key=lambda sequence: len(sequence.token_ids))
         else:
             sequence = _Sequence()
             found.append(sequence)
-        sequence.append(call)
-    return [Branch(tuple(one.token_ids), tuple(one.mask), tuple(one.logprobs)) for one in found]
+        sequence.append(call, reward)
+    return [sequence.branch() for sequence in found]
 
 
 def to_sample(prompt: Prompt, calls: Iterable[Call], score: Score, response: str, *, version: int) -> Sample:
@@ -90,13 +100,14 @@ def to_sample(prompt: Prompt, calls: Iterable[Call], score: Score, response: str
         (False,)
     """
     ordered = sorted(calls, key=lambda call: call.number)
-    first, *others = sequences(ordered) or [_untouched(prompt)]
+    first, *others = sequences(ordered, score.turn_rewards) or [_untouched(prompt)]
     versions = {version for call in ordered for version in call.completion.weight_versions}
     return Sample(
         prompt=prompt,
         token_ids=first.token_ids,
         response_mask=first.response_mask,
         generation_logprobs=first.generation_logprobs,
+        turn_rewards=first.turn_rewards,
         score=_with_metrics(score, ordered, 1 + len(others)),
         response=response,
         finish_reason=ordered[-1].completion.finish_reason if ordered else "stop",
@@ -121,11 +132,4 @@ def _with_metrics(score: Score, calls: list[Call], sequences: int) -> Score:
         "dropped_tokens": float(sampled - delivered),
         "realigned_tokens": float(sum(call.realigned_tokens for call in calls)),
     }
-    return Score(
-        score.reward,
-        score.components,
-        {**of_calls, **score.metrics},
-        score.correct,
-        score.answer,
-        score.valid,
-    )
+    return replace(score, metrics={**of_calls, **score.metrics})

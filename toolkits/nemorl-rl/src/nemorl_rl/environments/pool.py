@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Self
+from typing import Literal, Self
 
 from nemorl.contracts import Episode
 from nemorl.environment import Environment
@@ -43,6 +43,7 @@ class EnvironmentPool:
         timeout_s: float = 60.0,
         episode_timeout_s: float | None = None,
         max_calls: int = 64,
+        turns: Literal["together", "free"] = "together",
         concurrency: int = 16,
     ) -> None:
         """
@@ -51,12 +52,14 @@ class EnvironmentPool:
             timeout_s: Longest time of one step; waiting for a free slot does not count.
             episode_timeout_s: Longest time of all steps of an episode; generation does not count. Unset: no limit.
             max_calls: Answers that an episode of an agent may ask of the policy.
+            turns: Whether conversations take their turns together.
             concurrency: Steps, or episodes of agents, that run at the same time.
         """
         self.environment = environment
         self.timeout_s = timeout_s
         self.episode_timeout_s = episode_timeout_s
         self.max_calls = max_calls
+        self.turns = turns
         self.concurrency = concurrency
         self._lock = threading.Lock()
         self._loop: LoopThread | None = None
@@ -69,6 +72,7 @@ class EnvironmentPool:
             timeout_s=rollouts.environment_timeout_s,
             episode_timeout_s=rollouts.episode_timeout_s,
             max_calls=rollouts.max_calls,
+            turns=rollouts.turns,
             concurrency=rollouts.environment_concurrency,
         )
 

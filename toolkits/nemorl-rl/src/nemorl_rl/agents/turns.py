@@ -1,0 +1,75 @@
+"""FreeTurns: conversations with an environment, each at its own pace in place of all turn by turn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Sequence
+from dataclasses import replace
+
+from nemorl.contracts import Episode
+from nemorl.environment import Environment
+from nemorl.types import Prompt, Score, Step
+
+from nemorl_rl.agents.contract import EpisodePolicy
+from nemorl_rl.loop_thread import in_thread
+from nemorl_rl.tokenizer import Tokenizer
+
+
+class FreeTurns(Environment):
+    """Drives the episodes of an environment that answers turn by turn. Seeds are those of turns taken together."""
+
+    def __init__(self, environment: Environment, tokenizer: Tokenizer, *, max_turns: int, timeout_s: float) -> None:
+        """
+        Args:
+            environment: Has ``start``.
+            tokenizer: Of the policy.
+            max_turns: Responses per episode at most.
+            timeout_s: Longest time of one answer of the environment; the episode then ends and the turn scores 0.
+        """
+        self.name = environment.name
+        self._environment, self._tokenizer = environment, tokenizer
+        self._max_turns, self._timeout_s = max_turns, timeout_s
+
+    @property
+    def owner(self) -> str:
+        return self._environment.owner
+
+    async def rollout(self, prompt: Prompt, policy: EpisodePolicy) -> Score:
+        episode = self._environment.start(prompt)
+        told, scores = list(prompt.token_ids), list[Score]()
+        for turn in range(self._max_turns):
+            completion = await policy.complete(told)
+            told += completion.token_ids
+            step = await self._step(episode, self._tokenizer.decode(completion.token_ids))
+            scores.append(step.score)
+            if step.done or step.observation is None or turn == self._max_turns - 1:
+                break
+            told += self._tokenizer.encode_observation(step.observation)
+            if len(told) >= policy.limits.max_sequence_tokens:
+                break
+        return replace(total_score(scores), turn_rewards=tuple(score.reward for score in scores))
+
+    async def _step(self, episode: Episode, response: str) -> Step:
+        try:
+            async with asyncio.timeout(self._timeout_s) as limit:
+                answer: Step | Awaitable[Step] = await in_thread(episode.step, response)
+                return await answer if isinstance(answer, Awaitable) else answer
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            return Step(Score(0.0, metrics={"environment_timeout": 1.0}))
+
+
+def total_score(scores: Sequence[Score]) -> Score:
+    """Rewards and parts add up over turns; the answer and its correctness are the last turn's word."""
+    if len(scores) == 1:
+        return scores[0]
+    components: Counter[str] = Counter()
+    metrics: Counter[str] = Counter()
+    for score in scores:
+        components.update(score.components)
+        metrics.update(score.metrics)
+    last = scores[-1]
+    reward, valid = sum(score.reward for score in scores), all(score.valid for score in scores)
+    return Score(reward, dict(components), dict(metrics), last.correct, last.answer, valid)
