@@ -61,6 +61,10 @@ ENVIRONMENTS = {
     "async_code_never_blocks": "SleepsOnTheLoop",
     "episode_answers": "FallsSilent",
     "close_twice_is_harmless": "ClosesOnce",
+    "an_agent_ends_whatever_the_policy_says": "DividesByWords",
+    "episodes_of_an_agent_are_apart": "SharesItsState",
+    "a_cancelled_agent_ends": "GoesOnWhenCancelled",
+    "an_agent_never_blocks": "SleepsInARollout",
 }
 DATASETS = {
     "rows_are_an_indexable_sequence": "endless",
@@ -199,11 +203,26 @@ BASES = {
 }
 """Config classes whose option ``mistake`` says what is wrong; by default nothing is."""
 
+DRIVING = frozenset(
+    {
+        "an_agent_ends_whatever_the_policy_says",
+        "episodes_of_an_agent_are_apart",
+        "a_cancelled_agent_ends",
+        "an_agent_never_blocks",
+    }
+)
+"""Checks of environments that drive the policy; the others answer it."""
+ANSWERING = frozenset(ENVIRONMENTS) - DRIVING - {"close_twice_is_harmless"}
+
 SOUND = (
-    *(Mutant(kind, value, frozenset()) for kind, value in BASES.items()),
-    Mutant("environments", "configs:Sound", frozenset()),
+    *(
+        Mutant(kind, value, frozenset(), skips=DRIVING if kind == "environments" else frozenset())
+        for kind, value in BASES.items()
+    ),
+    Mutant("environments", "configs:Sound", frozenset(), skips=DRIVING),
     Mutant("commands", "commands:good", frozenset()),
     Mutant("templates", "templates:good.yaml", frozenset()),
+    Mutant("environments", BASES["environments"], frozenset(), {"mistake": "GoodAgent"}, ANSWERING),
     Mutant("datasets", BASES["datasets"], frozenset(), {"mistake": "none: prompts with several answers"}),
     Mutant("loggers", BASES["loggers"], frozenset(), {"mistake": "none: a database"}),
     Mutant("algorithms", "algorithms:SoundSFT", frozenset(), SMALL_BATCHES, SILENT),

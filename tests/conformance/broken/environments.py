@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from typing import Any, ClassVar
@@ -9,6 +10,7 @@ from typing import Any, ClassVar
 from nemorl.environment import Environment
 from nemorl.plugins.kinds import EnvironmentConfig
 from nemorl.types import Prompt, Score, Step
+from nemorl_rl.agents.contract import EpisodePolicy
 
 
 class GoodEnvironment(Environment):
@@ -92,3 +94,46 @@ class SleepsOnTheLoop(GoodEnvironment):
     async def score(self, prompt: Prompt, response: str) -> float:  # type: ignore[override]
         time.sleep(0.001)
         return super().score(prompt, response)
+
+
+class GoodAgent(Environment):
+    """Asks until the policy says the answer, or has said something else three times."""
+
+    async def rollout(self, prompt: Prompt, policy: EpisodePolicy) -> float | None:
+        for _ in range(3):
+            reply = await self.asked(prompt, policy)
+            if reply == prompt.answer:
+                return 1.0
+        return 0.0
+
+    async def asked(self, prompt: Prompt, policy: EpisodePolicy) -> str:
+        return (await policy.chat([{"role": "user", "content": prompt.text}])).text
+
+
+class DividesByWords(GoodAgent):
+    async def rollout(self, prompt: Prompt, policy: EpisodePolicy) -> float:
+        return 1.0 / len((await self.asked(prompt, policy)).split())
+
+
+class SharesItsState(GoodAgent):
+    said = ""
+
+    async def rollout(self, prompt: Prompt, policy: EpisodePolicy) -> float:
+        self.said = await self.asked(prompt, policy)
+        await asyncio.sleep(0.001)
+        return float(self.said == "42")
+
+
+class GoesOnWhenCancelled(GoodAgent):
+    async def asked(self, prompt: Prompt, policy: EpisodePolicy) -> str:
+        while True:
+            try:
+                return await super().asked(prompt, policy)
+            except asyncio.CancelledError:
+                continue
+
+
+class SleepsInARollout(GoodAgent):
+    async def asked(self, prompt: Prompt, policy: EpisodePolicy) -> str:
+        time.sleep(0.001)
+        return await super().asked(prompt, policy)

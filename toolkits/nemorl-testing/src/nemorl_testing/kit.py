@@ -36,6 +36,7 @@ CONFIG_KINDS = tuple(BASES)
 
 _MODULES: Mapping[str, tuple[str, ...]] = {
     **{kind: ("entry_points", "every_config", kind) for kind in CONFIG_KINDS},
+    "environments": ("entry_points", "every_config", "environments", "agents"),
     "training_backends": (
         "entry_points",
         "every_config",
