@@ -140,22 +140,43 @@ class Tokenizer:
     def save(self, path: Path) -> None:
         self.inner.save_pretrained(path)
 
-    def _apply_template(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> list[int]:
+    def chat_text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        add_generation_prompt: bool,
+    ) -> str:
+        """A conversation as the chat template writes it.
+
+        Args:
+            messages: In the form in which the template reads them.
+            tools: As OpenAI's chat completions write them.
+            add_generation_prompt: End where the assistant begins to speak.
+
+        Raises:
+            BackendError: the model has no chat template.
+            ForeignError: the template raised.
+        """
         if not self.has_chat_template:
             raise BackendError(
                 "the model's tokenizer has no chat template, but the data holds chat messages",
                 fix="use an instruction-tuned model, or rows with a plain text `prompt`",
             )
-        if not messages:
-            return []
         with boundary("the chat template"):
-            text = self.inner.apply_chat_template(
+            text: str = self.inner.apply_chat_template(
                 [dict(message) for message in messages],
+                tools=[dict(tool) for tool in tools] or None,
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
                 **self._template_kwargs,
             )
-        return self.encode_observation(text)
+        return text
+
+    def _apply_template(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> list[int]:
+        if not messages and self.has_chat_template:
+            return []
+        return self.encode_observation(self.chat_text(messages, add_generation_prompt=add_generation_prompt))
 
 
 def context_tokens(model_name: str) -> int | None:

@@ -79,7 +79,7 @@ class LivePolicy:
     ) -> ChatReply:
         prompt = self._conversation.prompt(messages, tools)
         completion = await self._answer(prompt.token_ids, options, realigned_tokens=prompt.realigned_tokens)
-        return self._conversation.reply(prompt, completion, tool_choice)
+        return self._conversation.reply(prompt, completion, tool_choice, options.stop)
 
     async def complete(self, token_ids: Sequence[int], *, options: CallOptions = AS_THE_RUN) -> Completion:
         return await self._answer(tuple(token_ids), options)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-from nemorl.types import Message
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nemorl_rl.agents.contract import ChatMessage
-from nemorl_rl.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from nemorl_rl.tokenizer import Tokenizer
+
+Tools = Sequence[Mapping[str, Any]]
+"""Tools as OpenAI's chat completions write them: ``{"type": "function", "function": {"name": …, "parameters": …}}``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,56 +45,62 @@ class ParsedAnswer:
     """What looks like a call and cannot be read; it stays in ``content``."""
 
 
-class ChatCodec(Protocol):
-    """Messages to tokens and back. All tokens are those of the policy's tokenizer."""
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """A conversation up to and including an answer of the policy, as messages and as tokens."""
 
-    def render(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+    messages: Sequence[ChatMessage]
+    """The last one is the answer."""
+    prompt_ids: Sequence[int]
+    answer_ids: Sequence[int]
+    """As sampled."""
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return (*self.prompt_ids, *self.answer_ids)
+
+
+class ChatCodec(Protocol):
+    """Messages to tokens and back. All tokens are those of the policy's tokenizer.
+
+    Messages are plain (``nemorl_rl.chat.messages``): ``content`` is text, empty fields are absent.
+    """
+
+    def render(self, messages: Sequence[ChatMessage], tools: Tools) -> tuple[int, ...]:
         """The whole history as the model's template writes it, ending where the assistant begins to speak.
 
         Raises:
-            DataError: The template refuses these messages.
+            DataError: The template refuses these messages, or cannot show tools.
         """
         ...
 
-    def extend(
-        self, token_ids: Sequence[int], messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]
-    ) -> tuple[int, ...] | None:
-        """What follows ``token_ids``, a prompt and the answer to it, when these messages come after the answer.
+    def extend(self, spoken: Spoken, messages: Sequence[ChatMessage], tools: Tools) -> tuple[int, ...] | None:
+        """What follows the tokens of an answer when these messages come after it.
 
         It closes the answer where that was cut, and ends where the assistant begins to speak. ``None`` where the
-        template would write what is already there in another way for these messages (or it cannot be known).
+        template would write what is already there in another way for these messages, or it cannot be known. That
+        earlier reasoning would not be written again is no such reason.
 
         Args:
-            token_ids: A rendered prompt and the tokens sampled after it.
-            messages: New ones, none of the assistant.
+            spoken: What was said, the answer being its end.
+            messages: New ones. Those of the assistant were not sampled here.
             tools: As in ``render``.
         """
         ...
 
-    def parse(self, token_ids: Sequence[int], prompt_ids: Sequence[int]) -> ParsedAnswer:
-        """The message in sampled tokens. Never raises for what a model writes."""
+    def parse(self, token_ids: Sequence[int], prompt_ids: Sequence[int], tools: Tools) -> ParsedAnswer:
+        """The message in sampled tokens. Never raises for what a model writes.
+
+        Args:
+            token_ids: As sampled.
+            prompt_ids: Before them: it may have begun the reasoning.
+            tools: That may be called. Without any, nothing is taken for a call.
+        """
         ...
 
 
-class TemplateCodec:
-    """A model's own chat template, without tools."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-
-    def render(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
-        plain: list[Message] = [{"role": str(m["role"]), "content": str(m["content"] or "")} for m in messages]
-        return tuple(self._tokenizer.encode_prompt(plain))
-
-    def extend(
-        self, token_ids: Sequence[int], messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]
-    ) -> tuple[int, ...] | None:
-        return None
-
-    def parse(self, token_ids: Sequence[int], prompt_ids: Sequence[int]) -> ParsedAnswer:
-        return ParsedAnswer(self._tokenizer.decode(token_ids))
-
-
 def codec_of(tokenizer: Tokenizer) -> ChatCodec:
-    """The codec of a tokenizer's model."""
+    """The codec of a tokenizer's model: its own chat template."""
+    from nemorl_rl.chat.template import TemplateCodec
+
     return TemplateCodec(tokenizer)

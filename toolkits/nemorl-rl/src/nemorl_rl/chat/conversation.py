@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import count
+from typing import Any, Literal
 
+from nemorl.errors import DataError
 from nemorl.types import Completion
 
 from nemorl_rl.agents.contract import ChatMessage, ChatReply, ToolChoice
-from nemorl_rl.chat.codec import ChatCodec
+from nemorl_rl.chat.codec import ChatCodec, ParsedAnswer, Spoken, Tools
+from nemorl_rl.chat.messages import call_ids, calls_key, message_key, plain_messages, prefix_keys, tools_key
+
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,14 +24,56 @@ class ChatPrompt:
     """Messages as tokens, ready to be answered."""
 
     messages: tuple[ChatMessage, ...]
-    tools: tuple[Mapping[str, Any], ...]
+    """Plain (``nemorl_rl.chat.messages``)."""
+    tools: Tools
     token_ids: tuple[int, ...]
+    prefix_key: str
+    """Of the messages."""
     realigned_tokens: int = 0
     """Sampled tokens of recognised answers that had to be written anew."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Turn:
+    """An answer that was sampled here, and all before it."""
+
+    spoken: Spoken
+    key: str
+    """Of its message."""
+
+    def after(self, messages: Sequence[ChatMessage], prompt_ids: tuple[int, ...]) -> Spoken:
+        """It, in another place."""
+        return Spoken(messages, prompt_ids, self.spoken.answer_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What of a history was said here."""
+
+    start: _Turn | None
+    """The longest one with which the history begins."""
+    longest: int
+    """Messages up to and including its answer."""
+    by_calls: dict[int, _Turn]
+    """Answers known by the ids of their calls, by position."""
+    sizes: list[int]
+    """Sampled tokens of each message that was said here, wherever that was."""
+    key: str
+    """Of the whole history."""
+
+    @property
+    def rewritten_tokens(self) -> int:
+        """Sampled tokens that are written anew where recognised answers are spliced."""
+        first = self.longest if self.start is not None else 0
+        return sum(size for at, size in enumerate(self.sizes) if at >= first and at not in self.by_calls)
+
+
 class Conversation:
-    """Used by one episode, from any thread."""
+    """Used by one episode, from any thread.
+
+    An answer is recognised by the ids of its tool calls, which were minted here; one without calls by its content,
+    after the same messages. What is recognised goes into the next prompt as the tokens that were sampled.
+    """
 
     def __init__(self, codec: ChatCodec, seed: int) -> None:
         """
@@ -33,13 +82,139 @@ class Conversation:
             seed: From which ids of tool calls are minted.
         """
         self._codec, self._seed = codec, seed
+        self._minted = count()
+        self._lock = threading.Lock()
+        self._by_prefix: dict[tuple[str, str], _Turn] = {}
+        """By the keys of the tools and of all messages, the answer's included."""
+        self._tokens_by_key: dict[str, int] = {}
+        self._by_calls: dict[tuple[str, ...], _Turn] = {}
 
-    def prompt(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> ChatPrompt:
-        """The tokens of a history: recognised answers as they were sampled, the rest as the template writes it."""
-        return ChatPrompt(tuple(messages), tuple(tools), self._codec.render(messages, tools))
+    def prompt(self, messages: Sequence[ChatMessage], tools: Tools = ()) -> ChatPrompt:
+        """The tokens of a history: recognised answers as they were sampled, the rest as the template writes it.
 
-    def reply(self, prompt: ChatPrompt, completion: Completion, tool_choice: ToolChoice = "auto") -> ChatReply:
-        """The answer as a message, remembered to be recognised."""
-        parsed = self._codec.parse(completion.token_ids, prompt.token_ids)
-        message = {"role": "assistant", "content": parsed.content}
-        return ChatReply(message, completion, len(prompt.token_ids))
+        Raises:
+            DataError: The history cannot be written: no text, an order that the template refuses, tools that it does
+                not show.
+        """
+        plain = plain_messages(messages)
+        if not plain:
+            raise DataError("there are no messages", fix="send at least one message")
+        known = self._recognised(plain, tools)
+        ids = self._spliced(plain, tools, known)
+        if ids is not None:
+            return ChatPrompt(plain, tools, ids, known.key, known.rewritten_tokens)
+        return ChatPrompt(plain, tools, self._codec.render(plain, tools), known.key, sum(known.sizes))
+
+    def reply(
+        self, prompt: ChatPrompt, completion: Completion, tool_choice: ToolChoice = "auto", stop: Sequence[str] = ()
+    ) -> ChatReply:
+        """The answer as a message, remembered to be recognised.
+
+        Args:
+            prompt: Of this conversation.
+            completion: What the engine sampled after it.
+            tool_choice: Whether tools were to be called.
+            stop: Strings that end an answer and are not part of its content.
+        """
+        parsed = self._codec.parse(completion.token_ids, prompt.token_ids, prompt.tools)
+        broke = bool(prompt.tools) and _breaks(parsed, tool_choice)
+        if tool_choice == "none" and parsed.tool_calls:
+            parsed = self._codec.parse(completion.token_ids, prompt.token_ids, ())
+        message = self._message(parsed, stop)
+        self._remember(prompt, message, completion)
+        reason: FinishReason = "tool_calls" if parsed.tool_calls else "stop"
+        if completion.finish_reason == "length":
+            reason = "length"
+        return ChatReply(message, completion, len(prompt.token_ids), reason, parsed.malformed_tool_calls, broke)
+
+    # Recognising
+
+    def _recognised(self, messages: Sequence[ChatMessage], tools: Tools) -> _Known:
+        with self._lock:
+            keys, by_calls = [], {}
+            for at, message in enumerate(messages):
+                turn = self._by_calls.get(call_ids(message))
+                if turn is not None and _is_same(turn.spoken.messages[-1], message):
+                    by_calls[at] = turn
+                keys.append(turn.key if at in by_calls and turn is not None else message_key(message))
+            prefixes, of_tools = prefix_keys(keys), tools_key(tools)
+            longest = next((n for n in range(len(messages), 0, -1) if (of_tools, prefixes[n]) in self._by_prefix), 0)
+            start = self._by_prefix[of_tools, prefixes[longest]] if longest else None
+            sizes = [self._tokens_by_key.get(key, 0) for key in keys]
+        return _Known(start, longest, by_calls, sizes, prefixes[-1])
+
+    def _spliced(self, messages: Sequence[ChatMessage], tools: Tools, known: _Known) -> tuple[int, ...] | None:
+        """Recognised answers as sampled, each continued by what follows it; ``None`` where nothing is recognised, or
+        the codec cannot continue one."""
+        if known.start is not None:
+            spoken, at = known.start.spoken, known.longest
+        else:
+            at = min(known.by_calls, default=0)
+            prompt_ids = self._rendered(messages[:at], tools)
+            if prompt_ids is None:
+                return None
+            spoken, at = known.by_calls[at].after(messages[: at + 1], prompt_ids), at + 1
+        while True:
+            until = min((position for position in known.by_calls if position >= at), default=len(messages))
+            more = self._codec.extend(spoken, messages[at:until], tools)
+            if more is None:
+                return None
+            ids = (*spoken.token_ids, *more)
+            if until == len(messages):
+                return ids
+            at = until + 1
+            spoken = known.by_calls[until].after(messages[:at], ids)
+
+    def _rendered(self, messages: Sequence[ChatMessage], tools: Tools) -> tuple[int, ...] | None:
+        try:
+            return self._codec.render(messages, tools) if messages else None
+        except DataError:  # of a part; of the whole it is the client's
+            return None
+
+    # Remembering
+
+    def _message(self, parsed: ParsedAnswer, stop: Sequence[str]) -> dict[str, Any]:
+        content = parsed.content
+        for word in stop:
+            content = content.partition(word)[0]
+        message: dict[str, Any] = {"role": "assistant", "content": content}
+        if parsed.reasoning:
+            message["reasoning_content"] = parsed.reasoning
+        if parsed.tool_calls:
+            message["content"] = content or None
+            message["tool_calls"] = [
+                {"id": self._mint(), "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in parsed.tool_calls
+            ]
+        return message
+
+    def _mint(self) -> str:
+        with self._lock:
+            number = next(self._minted)
+        return "call_" + hashlib.blake2b(f"{self._seed}/{number}".encode(), digest_size=12).hexdigest()
+
+    def _remember(self, prompt: ChatPrompt, message: ChatMessage, completion: Completion) -> None:
+        [plain] = plain_messages([message])
+        ids = call_ids(plain)
+        key = f"calls {ids}" if ids else message_key(plain)
+        turn = _Turn(Spoken((*prompt.messages, plain), prompt.token_ids, completion.token_ids), key)
+        with self._lock:
+            self._by_prefix[tools_key(prompt.tools), prefix_keys([key], prompt.prefix_key)[-1]] = turn
+            self._tokens_by_key[key] = len(completion.token_ids)
+            if ids:
+                self._by_calls[ids] = turn
+
+
+def _is_same(ours: ChatMessage, theirs: ChatMessage) -> bool:
+    """The client did not rewrite the calls, nor what was said beside them. It may have left that out."""
+    said = theirs["content"].strip()
+    return calls_key(ours) == calls_key(theirs) and said in ("", ours["content"].strip())
+
+
+def _breaks(parsed: ParsedAnswer, tool_choice: ToolChoice) -> bool:
+    names = {call.name for call in parsed.tool_calls}
+    if tool_choice == "auto":
+        return False
+    if tool_choice == "none":
+        return bool(names)
+    return not names if tool_choice == "required" else names != {tool_choice}
