@@ -187,6 +187,9 @@ GENERATION = {
     "a_bad_request_fails_alone": "OneBadRequestEndsAll",
     "running_requests_go_on_with_new_weights": ("MissesTheUpdate", "UpdatesWhenIdle"),
     "sleep_is_refused_while_requests_run": "SleepsWheneverAsked",
+    "a_named_version_is_sampled_from": "SharesSnapshots",
+    "a_version_that_is_not_held_is_refused_by_name": "AnswersWithTheNewest",
+    "running_requests_keep_the_version_that_they_name": "MovesAllRequests",
     "shutdown_twice_is_harmless": "ShutsDownOnce",
     "generator_speaks_for_the_trained_policy": "SeesNewTensorsOnly",
 }

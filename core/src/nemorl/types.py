@@ -90,6 +90,8 @@ class GenerationRequest:
     """One 64-bit seed per sample. Same seed, weights and batch: same tokens."""
     goes_on: bool = False
     """A prompt that begins with this one and a response to it may follow: an engine may keep what it computed."""
+    version: int | None = None
+    """Of the weights, where an engine holds several (capability ``snapshots``). Unset: always the newest it has."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,6 +119,7 @@ class HFGenerationConfig(GenerationBackendConfig, PlansEngine):
             "prompt_logprobs",
             "shared_weights",
             "sleep",
+            "snapshots",
             "submit",
         }
     )
@@ -130,6 +131,10 @@ class HFGenerationConfig(GenerationBackendConfig, PlansEngine):
     """Most token positions held at once, over all samples, room for their longest response included. Each takes
     4 * layers * key-value heads * head size bytes in bfloat16 (28 KiB for a 1.5B Qwen2), twice that in float32.
     Conversations that wait for their next turn may hold as many besides; a Llama-like model keeps them."""
+    snapshots: Annotated[int, RESUMABLE] = Field(1, ge=1, le=100)
+    """Most versions of the weights held at once: the newest, and those before it for requests that name one
+    (``GenerationRequest.version``). Each takes the memory of the model, and may have as many rows and tokens in its
+    cache as the options above allow. Above 1 the weights are copies, also in the trainer's process."""
 
     def build(
         self, generation: GenerationConfig, policy: PolicyConfig, worker: WorkerContext, weights: WeightHandle | None

@@ -42,7 +42,9 @@ def empty_model(policy: PolicyConfig, device: str) -> PreTrainedModel:
     return model.eval()  # type: ignore[no-any-return]
 
 
-def bind_weights(model: PreTrainedModel, names: PublishedNames, handle: WeightHandle, device: torch.device) -> int:
+def bind_weights(
+    model: PreTrainedModel, names: PublishedNames, handle: WeightHandle, device: torch.device, *, copies: bool = False
+) -> int:
     """Point the parameters of ``model`` at the tensors of ``handle``, sharing their memory where the form is the same.
 
     Args:
@@ -50,6 +52,7 @@ def bind_weights(model: PreTrainedModel, names: PublishedNames, handle: WeightHa
         names: Of its published tensors.
         handle: The weights.
         device: Weights that arrive elsewhere (``shared_memory`` brings them to the CPU) are copied to it.
+        copies: All are copied: whoever sent them will write others into their memory.
 
     Returns:
         Bytes of these tensors.
@@ -59,7 +62,7 @@ def bind_weights(model: PreTrainedModel, names: PublishedNames, handle: WeightHa
     """
     buckets = CountedBuckets(handle.buckets())
     for name, tensor in names.in_memory(item for bucket in buckets for item in bucket.items()):
-        _bind(model, name, tensor.detach().to(device))
+        _bind(model, name, tensor.detach().to(device, copy=copies))
     # An output head tied to the embedding may travel under one name only.
     model.tie_weights()
     missing = [name for name, parameter in model.named_parameters() if parameter.is_meta]

@@ -180,9 +180,9 @@ class SharedSampler:
         self._sampler, self._source = sampler, source
         self._group = parallel_state.get_model_parallel_group()
 
-    def add(self, params: Sequence[SamplingParams], seeds: Sequence[int]) -> None:
+    def add(self, params: Sequence[SamplingParams], seeds: Sequence[int], drawn: Sequence[int]) -> None:
         if self._sampler is not None:
-            self._sampler.add(params, seeds)
+            self._sampler.add(params, seeds, drawn)
 
     def keep(self, order: Sequence[int]) -> None:
         if self._sampler is not None:

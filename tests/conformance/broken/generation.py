@@ -160,7 +160,7 @@ class CountsUpdates(HFGeneration):
     """Numbers the weights itself."""
 
     def update_weights(self, handle: Any, version: int) -> None:
-        super().update_weights(handle, self._batch._version + 1)
+        super().update_weights(handle, self._versions.newest.batch._version + 1)
 
 
 class CopiesWeights(HFGeneration):
@@ -185,7 +185,7 @@ class WakesUpYoung(HFGeneration):
 
     def wake(self, parts: Any) -> None:
         super().wake(parts)
-        self._batch.renew(0)
+        self._versions.newest.batch.renew(0)
 
 
 class ShutsDownOnce(HFGeneration):
@@ -203,23 +203,23 @@ class SeesNewTensorsOnly(HFGeneration):
     places: frozenset[int] = frozenset()
 
     def update_weights(self, handle: Any, version: int) -> None:
-        derived = self._batch._decoder
+        derived = self._versions.newest.batch._decoder
         super().update_weights(handle, version)
-        before, self.places = self.places, frozenset(p.data_ptr() for p in self._model.own_tensors())
+        before, self.places = self.places, frozenset(p.data_ptr() for p in self._versions.newest.model.own_tensors())
         if self.places == before:
-            self._batch._decoder = derived
+            self._versions.newest.batch._decoder = derived
 
 
 class KeepsTurnsForEver(HFGeneration):
     """Takes up a conversation from keys and values of older weights."""
 
     def update_weights(self, handle: Any, version: int) -> None:
-        before: Any = self._batch._decoder
+        before: Any = self._versions.newest.batch._decoder
         super().update_weights(handle, version)
         if before is not None:
-            after: Any = self._model.decoder()
+            after: Any = self._versions.newest.model.decoder()
             after._turns = before._turns
-            self._batch._decoder = after
+            self._versions.newest.batch._decoder = after
 
 
 class EndsAtIgnoredTokens(_Rewrites):
@@ -344,6 +344,32 @@ class SleepsWheneverAsked(HFGeneration):
         super().sleep(level)
 
 
+class SharesSnapshots(HFGeneration):
+    """Holds older versions in tensors that the trainer goes on with."""
+
+    def __init__(self, generation: Any, policy: Any, worker: Any, weights: Any, options: Any) -> None:
+        super().__init__(generation, policy, worker, weights, options)
+        if weights is not None:
+            self._versions.newest.model._copies = False
+            self._versions.newest.model.bind(weights)
+
+
+class AnswersWithTheNewest(HFGeneration):
+    """Where it lacks a version."""
+
+    def generate(self, requests: Requests) -> Completions:
+        held = self._versions._held
+        return super().generate([replace(r, version=r.version if r.version in held else None) for r in requests])
+
+
+class MovesAllRequests(HFGeneration):
+    """Those that name a version too."""
+
+    def submit(self, request: GenerationRequest) -> Answer:
+        is_held = request.version is None or request.version in self._versions._held
+        return super().submit(replace(request, version=None) if is_held else request)
+
+
 def _answer() -> Answer:
     """A new future."""
     found: Answer = Future()
@@ -382,7 +408,7 @@ class KeepsOldWeights(CopiesWeights):
     """An update changes the version number only."""
 
     def update_weights(self, handle: Any, version: int) -> None:
-        self._loop.call(lambda: self._batch.renew(version))
+        self._loop.call(lambda: self._versions.newest.batch.renew(version))
 
 
 def _copied(handle: Any, version: int) -> Any:

@@ -107,7 +107,7 @@ def test_of_the_second_turn_only_what_is_new_is_computed(
 def test_after_the_last_turn_and_after_new_weights_nothing_is_kept(tiny: Path, model: Any) -> None:
     generator = engine(tiny, model)
     converse(generator, 2, keeps=True)
-    decoder: Any = generator._batch._decoder
+    decoder: Any = generator._versions.newest.batch._decoder
     assert decoder._turns._turns == {}
     assert generator.held_bytes()["cache"] == 0
     [[said]] = generator.generate([GenerationRequest(PROMPTS[0], SAMPLED, (1,), goes_on=True)])
@@ -117,14 +117,14 @@ def test_after_the_last_turn_and_after_new_weights_nothing_is_kept(tiny: Path, m
     per_token = 2 * 4 * config.num_hidden_layers * config.num_key_value_heads * decoder._head_size
     assert generator.held_bytes()["cache"] == per_token * len(kept)
     generator.update_weights(in_process_handle(lambda: iter([dict(model.named_parameters())]), 2), 2)
-    assert generator._batch._decoder is None
+    assert generator._versions.newest.batch._decoder is None
 
 
 def test_what_is_kept_is_bounded(tiny: Path, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Room for 40 tokens: of six conversations of 12 and more only the last two can be kept."""
     computed, generator = Computed(monkeypatch), engine(tiny, model, kv_cache_tokens=40)
     kept = converse(generator, 2, keeps=True)
-    decoder: Any = generator._batch._decoder
+    decoder: Any = generator._versions.newest.batch._decoder
     assert sum(computed.new) < 6 * 6
     assert decoder._turns._size <= 40
     anew = converse(engine(tiny, model, kv_cache_tokens=40), 2, keeps=False)

@@ -258,7 +258,7 @@ def test_weights_are_shared_with_the_trainer(folder: Folder, architecture: str) 
     policy = _policy(folder(architecture, **(SIZES if architecture == "qwen2" else GPT2)))
     model = _model(policy)
     engine = _engine(model, policy, end_ids=frozenset())
-    generating = dict(engine._model._model.named_parameters())
+    generating = dict(engine._versions.newest.model._model.named_parameters())
     for name, parameter in model.named_parameters():
         assert generating[name].data_ptr() == parameter.data_ptr()
     request = GenerationRequest((9, 10, 11), GREEDY)

@@ -116,7 +116,7 @@ def test_200_requests_of_16_threads_with_random_cancels_and_updates_lose_and_lea
     for found, expected in zip(answered.values(), alone, strict=True):
         assert [c.token_ids for c in found] == [c.token_ids for c in expected]
     assert not generator._loop._state.running
-    assert not generator._batch.is_busy
+    assert not generator._versions.newest.batch.is_busy
     assert generator.held_bytes()["cache"] == 0
     generator.shutdown()
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError, wait
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -241,6 +242,13 @@ def test_an_engine_that_takes_no_single_requests_is_refused_by_name(raises: Rais
         raises(BackendError, "submit"),
     ):
         submit(1)
+
+
+def test_a_request_that_names_weights_of_an_engine_that_has_the_newest_alone_is_refused(raises: Raises) -> None:
+    policy = GenerationPolicy(Replicas(1), single_requests=RequestLimits(1, 60.0))  # type: ignore[arg-type]
+    for ask in (lambda named: policy.generate([named]), lambda named: policy.submit(named, owner="me")):
+        with raises(BackendError, "snapshots", 4):
+            ask(replace(request(1), version=4))
 
 
 def test_a_cancel_that_overtakes_its_request_cancels_it() -> None:

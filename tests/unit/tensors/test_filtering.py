@@ -83,7 +83,7 @@ def test_the_sampler_reports_the_same_where_it_is_asked(keep: TokenFilter) -> No
     asked = SamplingParams(temperature=0.7, top_k=keep.top_k, top_p=keep.top_p, filtered_logprobs=True)
     greedy = SamplingParams(temperature=0.0, top_k=keep.top_k, top_p=keep.top_p, filtered_logprobs=True)
     sampler = RowSampler(torch.device("cpu"))
-    sampler.add([plain, asked] * 2 + [greedy, SamplingParams(filtered_logprobs=True)], [1, 1, 2, 2, 3, 4])
+    sampler.add([plain, asked] * 2 + [greedy, SamplingParams(filtered_logprobs=True)], [1, 1, 2, 2, 3, 4], [0] * 6)
     logits = logits[[0, 0, 1, 1, 2, 3]]
     tokens, logprobs = sampler.sample(logits)
     assert torch.equal(tokens[:4:2], tokens[1:4:2])  # what is drawn does not depend on what is reported

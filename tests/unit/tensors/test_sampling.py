@@ -15,7 +15,7 @@ LOGITS = torch.tensor([0.5, 0.25, 0.15, 0.1]).log()
 
 def _sampler(*params: SamplingParams, first_seed: int = 0) -> RowSampler:
     sampler = RowSampler(CPU)
-    sampler.add(params, range(first_seed, first_seed + len(params)))
+    sampler.add(params, range(first_seed, first_seed + len(params)), [0] * len(params))
     return sampler
 
 
@@ -119,7 +119,7 @@ def test_a_row_draws_the_same_whoever_joins_and_leaves() -> None:
     row, drawn = 2, []
     for step in range(150):
         if step == 40:
-            crowd.add([SamplingParams()] * 2, [1, 2])
+            crowd.add([SamplingParams()] * 2, [1, 2], [0, 0])
         if step == 70:
             crowd.keep([4, 2, 0])
             row = 1
@@ -129,7 +129,7 @@ def test_a_row_draws_the_same_whoever_joins_and_leaves() -> None:
 
 def test_seeds_are_64_bit_numbers() -> None:
     sampler = RowSampler(CPU)
-    sampler.add([SamplingParams()] * 2, [2**64 - 1, 2**63])
+    sampler.add([SamplingParams()] * 2, [2**64 - 1, 2**63], [0, 0])
     assert sampler.sample(torch.zeros(2, 10))[0].shape == (2,)
 
 

@@ -22,6 +22,7 @@ from pydantic import Field, model_validator
 
 from nemorl_rl.adapters import ADAPTERS
 from nemorl_rl.declared_metrics import ROLLOUT_METRICS
+from nemorl_rl.snapshots import held_versions
 from nemorl_rl.transport_choice import choose_transport
 
 
@@ -258,8 +259,11 @@ class RolloutRunConfig(RunConfig):
     @property
     def shares_weights(self) -> bool:
         """Whether the generator runs on the trainer's own weights, in its memory."""
+        if self.is_attached:
+            return True
+        backend = self.generation.backend
         is_here = self.weight_transport is not None and self.weight_transport.endswith(f":{IN_PROCESS}")
-        return self.is_attached or (is_here and "shared_weights" in self.generation.backend.supports)
+        return is_here and "shared_weights" in backend.supports and held_versions(backend) == 1
 
     @property
     def weight_form(self) -> Form:

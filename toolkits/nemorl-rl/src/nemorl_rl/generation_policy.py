@@ -55,6 +55,7 @@ class GenerationPolicy:
         on_update: Callable[[], None] = lambda: None,
         single_requests: RequestLimits | None = None,
         reports: bool = False,
+        takes_versions: bool = False,
     ) -> None:
         """
         Args:
@@ -64,10 +65,11 @@ class GenerationPolicy:
             on_update: Told when all replicas have new weights.
             single_requests: ``None``: the engine does not take them.
             reports: Its backend has metrics of its own (capability ``generation_metrics``, ``ReportingSampler``).
+            takes_versions: Requests may name weights (capability ``snapshots``).
         """
         self.version = 0
         """Of the newest weights that the replicas were given."""
-        self._reports = reports
+        self._reports, self._takes_versions = reports, takes_versions
         self.workers, self._turn, self._on_update = workers, turn, on_update
         self._revive = revive
         self._lives = 0
@@ -80,7 +82,12 @@ class GenerationPolicy:
         """One list of completions per request, in order.
 
         When a replica is lost it is replaced and all requests are made again: their seeds give the same tokens.
+
+        Raises:
+            BackendError: A request names a version of the weights, and the engine has the newest alone.
+            VersionNotHeldError: The engine does not have it, or no more; a replacement has the newest alone.
         """
+        self._require_versions(requests)
         return self._with_replacements(lambda: self._generate(requests))
 
     def _generate(self, requests: Sequence[GenerationRequest]) -> list[list[Completion]]:
@@ -115,8 +122,10 @@ class GenerationPolicy:
             deadline_s: Seconds until the future gets a ``DeadlineError``. Unset: the policy's own limit.
 
         Raises:
-            BackendError: The engine answers whole batches only.
+            BackendError: The engine answers whole batches only, or has the newest weights alone and the request names
+                others.
         """
+        self._require_versions([request])
         limits = self._single_requests
         if limits is None:
             raise BackendError(
@@ -129,6 +138,15 @@ class GenerationPolicy:
             beginning=beginning_of(request.token_ids) if conversation is None else conversation,
             limit_s=limits.deadline_s if deadline_s is None else deadline_s,
         )
+
+    def _require_versions(self, requests: Sequence[GenerationRequest]) -> None:
+        named = [request.version for request in requests if request.version is not None]
+        if named and not self._takes_versions:
+            raise BackendError(
+                f"a request names version {named[0]} of the weights, and this generation backend has the newest alone: "
+                "it does not support `snapshots`",
+                fix="leave GenerationRequest.version unset, or set generation.backend: {name: hf, snapshots: 2}",
+            )
 
     def _opened(self, limits: RequestLimits) -> RequestDesk:
         with self._opening:

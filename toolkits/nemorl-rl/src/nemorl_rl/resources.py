@@ -21,6 +21,7 @@ from nemorl.weights import WeightHandle, in_process_handle
 from nemorl_rl.config import RolloutRunConfig
 from nemorl_rl.generation_policy import REPORTS, GenerationPolicy, RequestLimits
 from nemorl_rl.requests import NamedRequests, RequestBackend
+from nemorl_rl.snapshots import SNAPSHOTS
 from nemorl_rl.tenant_resources import TenantResources
 from nemorl_rl.tenants import ENGINE, SYNC, EngineTenant, Parts, Residents, phases
 
@@ -104,9 +105,15 @@ class RolloutResources(TenantResources):
             self._admit_engine(group, parts)
             self._withdraw()
 
-        limits, reports = _request_limits(generation, config.cluster), REPORTS in generation.backend.supports
+        able = generation.backend.supports
         return GenerationPolicy(
-            group, revive, self._during, on_update=self._withdraw, single_requests=limits, reports=reports
+            group,
+            revive,
+            self._during,
+            on_update=self._withdraw,
+            single_requests=_request_limits(generation, config.cluster),
+            reports=REPORTS in able,
+            takes_versions=SNAPSHOTS in able,
         )
 
     def weight_handle(self, version: int) -> WeightHandle:
@@ -162,7 +169,8 @@ def standalone_generation(generation: GenerationConfig, policy: PolicyConfig) ->
     launcher = LocalLauncher(WorkerContext(device=ClusterConfig().device))
     factory = GenerationFactory(generation, policy, None)
     group = launcher.engine_group(factory, f"generation backend {short_name(generation.backend)}")
-    return GenerationPolicy(group, single_requests=_request_limits(generation, ClusterConfig()))
+    limits, able = _request_limits(generation, ClusterConfig()), generation.backend.supports
+    return GenerationPolicy(group, single_requests=limits, takes_versions=SNAPSHOTS in able)
 
 
 def _request_limits(generation: GenerationConfig, cluster: ClusterConfig) -> RequestLimits | None:

@@ -61,26 +61,30 @@ def build_trainer(subject: Subject, *, reference: bool = False, seed: int = 42, 
     return subject.own(config.backend.build(config, worker(subject, seed), reference=reference), "shutdown")
 
 
-def build_generator(subject: Subject, weights: WeightHandle | None = None) -> GenerationBackend:
-    """The generation backend under test, or the partner of the trainer under test."""
+def build_generator(
+    subject: Subject, weights: WeightHandle | None = None, options: Mapping[str, Any] | None = None
+) -> GenerationBackend:
+    """The generation backend under test, or the partner of the trainer under test, with other options of its own."""
     subject.require_modules()
-    return subject.own(_generator(subject, weights), "shutdown")
+    return subject.own(_generator(subject, weights, options or {}), "shutdown")
 
 
 def shared_generator(subject: Subject) -> GenerationBackend:
     """One generator with the weights on disk, for all checks that leave it as it is."""
     if "generator" not in subject.shared:
         subject.require_modules()
-        subject.shared["generator"] = _generator(subject, None)
+        subject.shared["generator"] = _generator(subject, None, {})
     found: GenerationBackend = subject.shared["generator"]
     return found
 
 
-def _generator(subject: Subject, weights: WeightHandle | None) -> GenerationBackend:
+def _generator(subject: Subject, weights: WeightHandle | None, options: Mapping[str, Any]) -> GenerationBackend:
     backend: Any = subject.config
     if subject.kind != "generation_backends":
         backend = partner_config("generation_backends", subject.settings.partner or "hf")
-    generation = GenerationConfig.model_validate({"backend": backend, **subject.settings.generation})
+    generation = GenerationConfig.model_validate(
+        {"backend": backend.model_copy(update=options), **subject.settings.generation}
+    )
     return generation.backend.build(generation, policy_config(subject), worker(subject), weights)
 
 

@@ -48,7 +48,14 @@ _MODULES: Mapping[str, tuple[str, ...]] = {
         "memory_plan",
         "pairs",
     ),
-    "generation_backends": ("entry_points", "every_config", "generation_backends", "single_requests", "pairs"),
+    "generation_backends": (
+        "entry_points",
+        "every_config",
+        "generation_backends",
+        "single_requests",
+        "snapshots",
+        "pairs",
+    ),
     **{kind: ("entry_points", kind) for kind in ("commands", "templates")},
 }
 CHECKED_KINDS = tuple(_MODULES)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from nemorl_rl.memory_plan.describing import EngineMemory, EnginePlan, engine_plan
 from nemorl_rl.memory_plan.parts import Part, count
 from nemorl_rl.model_geometry import Geometry
+from nemorl_rl.snapshots import held_versions
 
 if TYPE_CHECKING:
     from nemorl.plugins.kinds import GenerationBackendConfig
@@ -58,6 +59,11 @@ class Engines:
         return self.replicas * self.tensor
 
     @property
+    def versions(self) -> int:
+        """Of the weights, that one engine holds at most."""
+        return held_versions(self.backend)
+
+    @property
     def has_own_weights(self) -> bool:
         return not (self.shares_weights or self.is_attached)
 
@@ -78,13 +84,15 @@ class Engines:
 
     @property
     def weights(self) -> Part:
-        """On one device."""
+        """On one device, all versions that are held."""
         if not self.has_own_weights:
             return Part("engine weights", 0.0, "the trainer's own", "weights")
         outside = self.geometry.embedding_parameters * (1 if self.geometry.tied else 2)
         layers = self.geometry.parameters() - outside
-        size = (self.layer_element * layers + self.element * outside) / self.tensor
+        size = self.versions * (self.layer_element * layers + self.element * outside) / self.tensor
         text = f"({self.layer_element:.3g} B x {count(layers)} + {self.element} B x {count(outside)}) / {self.tensor}"
+        if self.versions > 1:
+            text += f" x {self.versions} versions"
         return Part("engine weights", size, text, "weights")
 
 
@@ -94,14 +102,14 @@ def rows_memory(engines: Engines, sequences: int, max_rows: int, kv_tokens: int)
     Args:
         engines: Its own sizes.
         sequences: Of all engines.
-        max_rows: Decoded at once.
-        kv_tokens: Held at once.
+        max_rows: Decoded at once, of each version of the weights.
+        kv_tokens: Held at once, of each version of the weights.
 
     >>> rows_memory(engines, sequences=64, max_rows=256, kv_tokens=65536).passing[0].name  # doctest: +SKIP
     'KV cache'
     """
-    rows = min(max_rows, -(-sequences // engines.replicas))
-    tokens, vocabulary = min(kv_tokens, rows * engines.width), engines.geometry.vocabulary
+    rows = min(engines.versions * max_rows, -(-sequences // engines.replicas))
+    tokens, vocabulary = min(engines.versions * kv_tokens, rows * engines.width), engines.geometry.vocabulary
     each = engines.token_bytes
     cache = Part("KV cache", tokens * each, f"{count(tokens)} tokens x {count(each)}B", "cache")
     logits = Part("sampling", 12.0 * rows * vocabulary / engines.tensor, f"12 B x {rows} rows x {count(vocabulary)}")

@@ -16,6 +16,7 @@ from nemorl_rl.memory_plan.scene import Scene, Sync
 from nemorl_rl.memory_plan.work import Work
 from nemorl_rl.model_files import stored_config
 from nemorl_rl.model_geometry import Geometry
+from nemorl_rl.snapshots import held_versions
 from nemorl_rl.transport_choice import choose_transport
 
 if TYPE_CHECKING:
@@ -227,6 +228,11 @@ def _engines(config: RunConfig, policy: HeldModel, replicas: int, *, one_process
         replicas,
         config.policy.max_sequence_tokens,
         policy.on_cpu,
-        shares_weights=one_process and "shared_weights" in backend.supports and config.policy.lora is None,
+        shares_weights=(
+            one_process
+            and "shared_weights" in backend.supports
+            and config.policy.lora is None
+            and held_versions(backend) == 1
+        ),
         is_attached=sampler.is_attached,
     )

@@ -86,8 +86,8 @@ class WithoutTurns:
 class Sampler(Protocol):
     """Draws for rows in the decoder's order; ``sampling.RowSampler`` is one."""
 
-    def add(self, params: Sequence[SamplingParams], seeds: Sequence[int]) -> None:
-        """Append rows at the start of their response."""
+    def add(self, params: Sequence[SamplingParams], seeds: Sequence[int], drawn: Sequence[int]) -> None:
+        """Append rows, each with as many tokens of its response as were drawn before."""
         ...
 
     def keep(self, order: Sequence[int]) -> None:
@@ -157,13 +157,17 @@ class RunningBatch:
         self._queue.extend(rows)
         self._goes_on = self._goes_on or any(row.goes_on for row in rows)
 
-    @torch.inference_mode()
     def drop(self, rows: Collection[Response]) -> None:
         """Forget rows, wherever they are."""
-        self._queue = deque(row for row in self._queue if row not in rows)
         for row in rows:
             row.error = CancelledError()
-        self._keep(_survivors(self._live))
+        self.release(rows)
+
+    @torch.inference_mode()
+    def release(self, rows: Collection[Response]) -> None:
+        """Let go of rows, wherever they are. Another batch that they are added to lets them go on."""
+        self._queue = deque(row for row in self._queue if row not in rows)
+        self._keep(_survivors(self._live, rows))
         if not self.is_busy:
             self.clear()
 
@@ -227,14 +231,15 @@ class RunningBatch:
             for row in self._live:
                 row.use(self._version)
             self._logits = decoder.admit([row.so_far for row in self._live], self._reserve([]))
-        failed = self._score_prompts([row for row in joining if row.sampling.prompt_logprobs])
+        failed = self._score_prompts([row for row in joining if row.sampling.prompt_logprobs and not row.token_ids])
         joining = [row for row in joining if row.error is None]
         if joining:
             for row in joining:
                 row.use(self._version)
-            first = decoder.admit([row.prompt for row in joining], self._reserve(joining))
+            first = decoder.admit([row.so_far for row in joining], self._reserve(joining))
             self._logits = first if self._logits is None else torch.cat((self._logits, first))
-            self._sampler.add([row.sampling for row in joining], [row.seed for row in joining])
+            drawn = [len(row.token_ids) for row in joining]
+            self._sampler.add([row.sampling for row in joining], [row.seed for row in joining], drawn)
             self._live += joining
         return failed
 
@@ -304,8 +309,9 @@ class RunningBatch:
             self._logits = self._logits[order] if order else None
 
 
-def _survivors(live: list[Response]) -> list[int]:
-    """The rows that go on, in an order that fills the holes with the last of them: few rows move."""
-    going = [index for index, row in enumerate(live) if not row.is_over]
-    movers = [index for index in going if index >= len(going)]
-    return [movers.pop() if live[index].is_over else index for index in range(len(going))]
+def _survivors(live: list[Response], leaving: Collection[Response] = ()) -> list[int]:
+    """The rows that go on here, in an order that fills the holes with the last of them: few rows move."""
+    stays = [not row.is_over and row not in leaving for row in live]
+    count = sum(stays)
+    movers = [index for index in range(count, len(live)) if stays[index]]
+    return [index if stays[index] else movers.pop() for index in range(count)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from nemorl.types import GenerationRequest
 
@@ -52,6 +52,26 @@ class RequestBatch:
 
     def close(self) -> None:
         self._batch.renew()
+
+    def __iter__(self) -> Iterator[int]:
+        """Numbers of the requests that have not ended."""
+        return iter([*self._rows])
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._rows
+
+    def release(self, numbers: Collection[int]) -> Mapping[int, list[Response]]:
+        """Let go of requests that another batch will answer: what is unfinished of them, and what is not."""
+        released = {number: self._forget(number) for number in numbers}
+        self._batch.release({row for rows in released.values() for row in rows if not row.is_over})
+        return released
+
+    def resume(self, released: Mapping[int, list[Response]]) -> None:
+        """Take up requests where another batch has left them."""
+        for number, rows in released.items():
+            self._rows[number], self._unfinished[number] = rows, sum(not row.is_over for row in rows)
+            self._numbers.update(dict.fromkeys(rows, number))
+        self._batch.add(row for rows in released.values() for row in rows if not row.is_over)
 
     def _forget(self, number: int) -> list[Response]:
         rows = self._rows.pop(number, [])

@@ -73,13 +73,13 @@ class RowSampler:
         """How many of the chunk's columns have been used."""
         self._derive()
 
-    def add(self, params: Sequence[SamplingParams], seeds: Sequence[int]) -> None:
-        """Append rows at the start of their response."""
+    def add(self, params: Sequence[SamplingParams], seeds: Sequence[int], drawn: Sequence[int]) -> None:
+        """Append rows, each with as many tokens of its response as were drawn before."""
         self._advance_positions()
         new_seeds = torch.tensor([_signed(seed) for seed in seeds], device=self._device)
         self._params += params
         self._seeds = torch.cat((self._seeds, new_seeds))
-        self._positions = torch.cat((self._positions, torch.zeros_like(new_seeds)))
+        self._positions = torch.cat((self._positions, torch.tensor(drawn, dtype=torch.int64, device=self._device)))
         self._derive()
 
     def keep(self, order: Sequence[int]) -> None:

@@ -70,7 +70,7 @@ class ExampleGeneration:
     def _grow(self, rows: Sequence[Response]) -> None:
         """Let responses to one prompt grow until all have ended."""
         sampler = RowSampler(torch.device(self._device))
-        sampler.add([row.sampling for row in rows], [row.seed for row in rows])
+        sampler.add([row.sampling for row in rows], [row.seed for row in rows], [0] * len(rows))
         for row in rows:
             row.use(self._version)
         fed = torch.tensor([row.prompt for row in rows], device=self._device)

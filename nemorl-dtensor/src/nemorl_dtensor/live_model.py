@@ -1,0 +1,111 @@
+"""The model that a generator runs: with weights of its own, or with those of a trainer in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from nemorl_tensors.engines.decoding import Decoder
+from nemorl_tensors.engines.observing import Recorder
+from nemorl_tensors.engines.parking import Parking
+from torch import Tensor
+
+from nemorl_dtensor.decode import build_decoder
+from nemorl_dtensor.generation_weights import bind_weights, empty_model
+from nemorl_dtensor.model import load_model
+from nemorl_dtensor.model_head import Scorer
+from nemorl_dtensor.observing import observed_decoding
+from nemorl_dtensor.prompt_scores import prompt_logprobs
+from nemorl_dtensor.published_names import PublishedNames
+
+if TYPE_CHECKING:
+    from nemorl.config.models import PolicyConfig
+    from nemorl.resources.worker import WorkerContext
+    from nemorl.weights import WeightHandle
+
+
+class LiveModel:
+    """A model and one version of its weights."""
+
+    def __init__(
+        self, policy: PolicyConfig, worker: WorkerContext, turn_tokens: int, *, is_empty: bool, copies: bool
+    ) -> None:
+        """
+        Args:
+            policy: The model.
+            worker: Device and seed.
+            turn_tokens: Tokens of conversations that a decoder may keep.
+            is_empty: Without weights until ``bind``; else with those of the policy's files.
+            copies: Weights are copied even where the memory that they come in could be shared.
+        """
+        self.device = torch.device(worker.device)
+        self._max_tokens, self._turn_tokens, self._copies = policy.max_sequence_tokens, turn_tokens, copies
+        self._parking = Parking()
+        self._is_shared = False
+        self._observed: Decoder | None = None
+        self._model: Any
+        """``None`` once shut down."""
+        if is_empty:
+            self._model = empty_model(policy, worker.device)
+        else:
+            self._model = load_model(policy, worker.device, worker.seed)
+        self.vocabulary: int = self._model.get_input_embeddings().num_embeddings
+        self.declared_ends = (
+            self._model.generation_config.eos_token_id,
+            getattr(self._model.config, "eos_token_id", None),
+        )
+
+    def bind(self, handle: WeightHandle) -> int:
+        """Take these weights; bytes that were read."""
+        read = bind_weights(self._model, self._names, handle, self.device, copies=self._copies)
+        self._is_shared = handle.is_in_process and not self._copies
+        return read
+
+    @contextmanager
+    def observed(self, recorder: Recorder) -> Iterator[None]:
+        """Within it, what the next decoder computes is recorded."""
+        with observed_decoding(self._model, self._max_tokens, recorder) as self._observed:
+            yield
+        self._observed = None
+
+    def decoder(self) -> Decoder:
+        """One without rows."""
+        self._parking.require("weights")
+        if self._observed is not None:
+            return self._observed
+        return build_decoder(self._model, self._max_tokens, turn_tokens=self._turn_tokens)
+
+    def prompt_logprobs(self, prompts: Sequence[tuple[int, ...]]) -> list[tuple[float, ...]]:
+        """Of each token of prompts."""
+        return prompt_logprobs(self._scorer, prompts)
+
+    def leave(self, *, forget: bool) -> None:
+        """Weights of its own give their device memory back."""
+        self._parking.leave("weights", self.own_tensors(), forget=forget)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def come_back(self) -> None:
+        self._parking.come_back("weights")
+
+    def own_tensors(self) -> Iterator[Tensor]:
+        """Those that no trainer shares."""
+        if not self._is_shared and self._model is not None:
+            yield from (parameter.detach() for parameter in self._model.parameters())
+
+    def forget(self) -> None:
+        """Let go of the weights."""
+        self._model = None
+        vars(self).pop("_scorer", None)
+        vars(self).pop("_names", None)
+
+    @cached_property
+    def _scorer(self) -> Scorer:
+        return Scorer.of(self._model)
+
+    @cached_property
+    def _names(self) -> PublishedNames:
+        return PublishedNames(self._model)
