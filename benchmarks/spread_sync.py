@@ -7,7 +7,8 @@
 (rows e of E, as a column-parallel layer holds them) into memory of its own. ``pieces``: each rank publishes its boxes,
 each reader copies its slices. ``whole``: rank 0 gathers tensor by tensor and publishes the model, of which readers copy
 the same slices. ``copy``: one memcpy in every reader of as many bytes as it needs, all at the same time. From the first
-byte to the last reader; all three take turns; medians. Weights have SmolLM2-135M's shape and are random.
+byte to the last reader; all three take turns; medians. ``cpu_s`` adds up the CPU seconds of all processes, which a
+loaded machine changes less. Weights have SmolLM2-135M's shape and are random.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import multiprocessing
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -49,8 +50,9 @@ def send(pipe: Connection, rank: int, ranks: int, port: int, folder: str) -> Non
     host = WorkerHost(lambda worker: DTensorConfig().build(policy, worker, reference=False), context)
     pipe.send("ready")
     while (how := pipe.recv()) is not None:
-        way, version = how
-        pipe.send(host.worker.publish_pieces(TRANSPORT) if way == "pieces" else host.publish(TRANSPORT, version))
+        (way, version), start_s = how, time.process_time()
+        sent = host.worker.publish_pieces(TRANSPORT) if way == "pieces" else host.publish(TRANSPORT, version)
+        pipe.send((sent, time.process_time() - start_s))
     pipe.send("done")
 
 
@@ -63,21 +65,20 @@ def read(pipe: Connection, reader: int, readers: int) -> None:
     spare: dict[str, torch.Tensor] = {}
     pipe.send("ready")
     while (handle := pipe.recv()) is not None:
-        start_s = time.monotonic()
+        start_s, start_cpu_s = time.monotonic(), time.process_time()
         if handle == "copy":
             for name, tensor in own.items():
                 spare[name].copy_(tensor)
         else:
-            kept = list(handle.buckets())  # the mapping of the version before serves this one
-            for name, part in _parts(kept, reader, readers):
+            for name, part in _parts(handle.buckets(), reader, readers):
                 if name not in own:
                     own[name], spare[name] = torch.zeros(part.shape, dtype=part.dtype), torch.zeros_like(part)
                 own[name].copy_(part)
-        end_s = time.monotonic()  # processes share this clock
-        pipe.send((start_s, end_s, float(sum(t.double().sum() for t in list(own.values())[:3]))))
+        end_s, cpu_s = time.monotonic(), time.process_time() - start_cpu_s  # processes share the first clock
+        pipe.send((start_s, end_s, cpu_s, float(sum(t.double().sum() for t in list(own.values())[:3]))))
 
 
-def _parts(buckets: list[Any], reader: int, readers: int) -> Iterator[tuple[str, Any]]:
+def _parts(buckets: Iterable[Any], reader: int, readers: int) -> Iterator[tuple[str, Any]]:
     for bucket in buckets:
         for name, tensor in bucket.items():
             is_divided = tensor.ndim == 2 and len(tensor) % readers == 0
@@ -124,24 +125,33 @@ def measure(folder: Path, ranks: int, readers: int, repeats: int) -> dict[str, f
     port = free_port()
     senders = Processes(send, [(rank, ranks, port, str(folder)) for rank in range(ranks)])
     receivers = Processes(read, [(reader, readers) for reader in range(readers)])
-    seconds: dict[str, list[float]] = {"pieces": [], "whole": [], "copy": []}
+    seconds: dict[str, list[float]] = {
+        f"{way}_{kind}": [] for way in ("pieces", "whole", "copy") for kind in ("s", "cpu_s")
+    }
     sums: set[float] = set()
     for version in range(repeats + WARM_UP):
         for way in ("pieces", "whole"):
-            start_s = time.monotonic()
-            published = senders.tell((way, version))
-            handle = SpreadHandle(TRANSPORT, version, published) if way == "pieces" else published[0]
-            answers = receivers.tell(handle)
-            sums.add(answers[0][2])
-            seconds[way].append(max(end_s for _, end_s, _ in answers) - start_s)
-        copied = receivers.tell("copy")
-        seconds["copy"].append(max(end_s - begin_s for begin_s, end_s, _ in copied))
+            start_s, start_cpu_s = time.monotonic(), time.process_time()
+            sent, sent_cpu_s = zip(*senders.tell((way, version)), strict=True)
+            handle = SpreadHandle(TRANSPORT, version, sent) if way == "pieces" else sent[0]
+            _, ends_s, read_cpu_s, found = zip(*receivers.tell(handle), strict=True)
+            own_cpu_s = time.process_time() - start_cpu_s
+            sums.add(found[0])
+            seconds[f"{way}_s"].append(max(ends_s) - start_s)
+            seconds[f"{way}_cpu_s"].append(sum(sent_cpu_s) + sum(read_cpu_s) + own_cpu_s)
+        begins_s, ends_s, copy_cpu_s, _ = zip(*receivers.tell("copy"), strict=True)
+        seconds["copy_s"].append(max(end_s - begin_s for begin_s, end_s in zip(begins_s, ends_s, strict=True)))
+        seconds["copy_cpu_s"].append(sum(copy_cpu_s))
     assert len(sums) == 1, f"the ways brought different weights: {sums}"
     for group in (senders, receivers):
         group.close()
-    found = {f"{way}_s": statistics.median(each[WARM_UP:]) for way, each in seconds.items()}
-    ratios = {"copies": found["pieces_s"] / found["copy_s"], "gain": found["whole_s"] / found["pieces_s"]}
-    return {**found, **ratios}
+    medians = {name: statistics.median(each[WARM_UP:]) for name, each in seconds.items()}
+    ratios = {
+        "copies": medians["pieces_s"] / medians["copy_s"],
+        "cpu_copies": medians["pieces_cpu_s"] / medians["copy_cpu_s"],
+        "gain": medians["whole_s"] / medians["pieces_s"],
+    }
+    return {**medians, **ratios}
 
 
 def main() -> None:

@@ -7,12 +7,13 @@ which every rank takes part in. Pieces are this rank's own memory; together they
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from nemorl_tensors.engines.boxes import Box, ViewBox
+from nemorl_tensors.engines.boxes import Box, Offsets, ViewBox
 from nemorl_tensors.engines.pieces import Piece
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
 from nemorl_dtensor.model_lora import plain_name
@@ -38,10 +39,11 @@ class ExportedWeights:
             rank: Of this process.
         """
         self._model, self._names, self._adapters, self._rank = model, names, adapters, rank
+        self._cuts: dict[str, list[_Cut]] = {}
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Whole tensors as published; one that has two names has the first. Collective where the model is sharded."""
-        return self._names.published((name, whole(tensor)) for name, tensor in self._merged())
+        return self._names.published((name, whole(tensor.detach())) for name, tensor in self._merged())
 
     def pieces(self) -> Iterator[Piece]:
         """What this rank has of the published tensors and is the one to send. Collective."""
@@ -50,19 +52,29 @@ class ExportedWeights:
         for turn, (name, tensor) in enumerate(self._merged()):
             if name not in views:
                 in_other_form.append((name, tensor))
-            elif _sends(tensor, turn, self._rank):
-                yield from _pieces(tensor, views[name])
+                continue
+            if name not in self._cuts:  # they stay for the life of the model
+                self._cuts[name] = list(_cuts(tensor, views[name])) if _sends(tensor, turn, self._rank) else []
+            for cut in self._cuts[name]:
+                yield cut.of(tensor)
         # What conversions copy is put together on rank 0, tensor by tensor.
-        for name, tensor in self._names.published((name, whole(tensor)) for name, tensor in in_other_form):
+        for name, tensor in self._names.published((name, whole(tensor.detach())) for name, tensor in in_other_form):
             if self._rank == 0:
                 yield Piece.whole(name, tensor)
 
     def _merged(self) -> Iterator[tuple[str, Tensor]]:
         """The plain model's tensors as they are in memory, sharded as they are there."""
-        for name, tensor in saved_tensors(self._model):
+        for name, owner, attribute in self._saved:
+            tensor = getattr(owner, attribute)
             found = self._adapters.merged(name, tensor) if self._adapters else tensor
             if found is not None:
                 yield plain_name(name), found
+
+    @cached_property
+    def _saved(self) -> list[tuple[str, nn.Module, str]]:
+        """What makes the model: names, and where the tensors are found."""
+        parts = ((name, *name.rpartition(".")[::2]) for name, _ in saved_tensors(self._model))
+        return [(name, self._model.get_submodule(owner), attribute) for name, owner, attribute in parts]
 
     @cached_property
     def _views(self) -> dict[str, list[tuple[str, tuple[int, ...], ViewBox]]]:
@@ -88,11 +100,23 @@ def _sends(tensor: Tensor, turn: int, rank: int) -> bool:
     return copy == turn % copies
 
 
-def _pieces(tensor: Tensor, views: list[tuple[str, tuple[int, ...], ViewBox]]) -> Iterator[Piece]:
-    values = local(tensor).detach()
-    held = Box(offsets(tensor), tuple(values.shape))
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """One published piece as a part of what this rank holds of a tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+    offsets: Offsets
+    place: ViewBox
+    held: tuple[slice, ...]
+
+    def of(self, tensor: Tensor) -> Piece:
+        return Piece(self.name, self.shape, self.offsets, self.place.as_view(local(tensor).detach()[self.held]))
+
+
+def _cuts(tensor: Tensor, views: list[tuple[str, tuple[int, ...], ViewBox]]) -> Iterator[_Cut]:
+    held = Box(offsets(tensor), tuple(local(tensor).shape))
     for name, shape, place in views:
         common = held.common(place.box)
         if common is not None:
-            part = place.as_view(values[common.slices(held.starts)])
-            yield Piece(name, shape, place.in_view(common).starts, part)
+            yield _Cut(name, shape, place.in_view(common).starts, place, common.slices(held.starts))

@@ -28,8 +28,8 @@ def fetch(payload: SharedPayload) -> list[Tensor]:
     return [tensor for bucket in SharedMemory().fetch(payload) for tensor in bucket.values()]
 
 
-def mappings() -> int:
-    return Path("/proc/self/maps").read_text().count("nemorl-weights")
+def mappings() -> list[str]:
+    return [line for line in Path("/proc/self/maps").read_text().splitlines() if "nemorl-weights" in line]
 
 
 def test_the_next_version_is_read_through_the_mapping_of_the_one_in_use(sender: SharedMemory) -> None:
@@ -39,15 +39,27 @@ def test_the_next_version_is_read_through_the_mapping_of_the_one_in_use(sender: 
     assert (first.tolist(), second.tolist()) == ([1.0] * 3, [2.0] * 3)
 
 
-def test_a_mapping_leaves_with_its_last_tensor(sender: SharedMemory) -> None:
-    payload = publish(sender, torch.ones(3), torch.ones(2))
-    senders = mappings()
-    first, second = fetch(payload)
-    assert mappings() == senders + 1
+def test_a_receiver_that_copies_maps_once(sender: SharedMemory) -> None:
+    fetch(publish(sender, torch.zeros(3)))
+    before = mappings()
+    for value in (1.0, 2.0, 3.0):
+        assert fetch(publish(sender, torch.full((3,), value)))[0].tolist() == [value] * 3  # no tensor is kept
+    assert mappings() == before
+
+
+def test_a_mapping_leaves_when_neither_its_sender_nor_a_tensor_is_left(sender: SharedMemory) -> None:
+    fetch(publish(sender, torch.ones(1)))
+    before = len(mappings())
+    other = SharedMemory()
+    first, second = fetch(publish(other, torch.ones(3), torch.ones(2)))
+    other.close()
+    assert len(mappings()) == before + 1
+    fetch(publish(sender, torch.ones(1)))
+    assert len(mappings()) == before + 1
     del first
-    assert mappings() == senders + 1
+    assert len(mappings()) == before + 1
     del second
-    assert mappings() == senders
+    assert len(mappings()) == before
 
 
 def test_two_senders_are_not_confused(sender: SharedMemory) -> None:

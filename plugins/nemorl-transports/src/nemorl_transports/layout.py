@@ -6,8 +6,7 @@ A tensor crosses as bytes with its dtype and shape beside it, so every dtype tra
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import numpy
@@ -17,9 +16,8 @@ ALIGNMENT = 64
 """Bytes at which each tensor starts: a cache line."""
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """Where a tensor lies in a run of bytes, and what it is."""
+class Slot(NamedTuple):
+    """Where a tensor lies in a run of bytes, and what it is. A tuple, for thousands are pickled with each version."""
 
     dtype: str
     """``bfloat16``, ``float32``, … as torch names it."""

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from itertools import pairwise
 
 from torch import Tensor
 
 Offsets = tuple[int, ...]
+
+KEPT_ANSWERS = 4096
+"""Geometry repeats from layer to layer and from version to version: answers are kept, of a few hundred bytes each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,7 @@ class Box:
         return tuple(slice(start - first, start - first + size) for start, size, first in places)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ViewBox:
     """A view as a box of its tensor."""
 
@@ -54,8 +58,14 @@ class ViewBox:
     dimensions: tuple[int | None, ...]
     """For each dimension of the view that of the tensor; ``None``: of size 1, in the view alone"""
 
+    @cached_property
+    def _has_same_dimensions(self) -> bool:
+        return self.dimensions == tuple(range(len(self.box.sizes)))
+
     def as_view(self, part: Tensor) -> Tensor:
         """Elements of the tensor, cut out by a box within this one, with the dimensions that the view has."""
+        if self._has_same_dimensions:
+            return part
         kept = [dimension for dimension in self.dimensions if dimension is not None]
         dropped = [dimension for dimension in range(part.ndim) if dimension not in kept]
         ordered = part.permute(*kept, *dropped)
@@ -72,6 +82,14 @@ class ViewBox:
         return Box(starts, tuple(1 if d is None else box.sizes[d] for d in self.dimensions))
 
 
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Elements that a box of a tensor and a view of it have in common, as indices of both; ``None``: all of it."""
+
+    in_box: tuple[slice, ...] | None
+    in_view: tuple[slice, ...] | None
+
+
 def view_box(view: Tensor, shape: Sequence[int]) -> ViewBox | None:
     """How a view lies in the contiguous tensor of this shape whose storage it shares.
 
@@ -81,14 +99,21 @@ def view_box(view: Tensor, shape: Sequence[int]) -> ViewBox | None:
     >>> view_box(tensor[1:3, 2:].t(), tensor.shape)
     ViewBox(box=Box(starts=(1, 2), sizes=(2, 4)), dimensions=(1, 0))
     """
+    return _view_box(tuple(view.shape), view.stride(), int(view.storage_offset()), tuple(shape))
+
+
+@lru_cache(maxsize=KEPT_ANSWERS)
+def _view_box(
+    sizes_of_view: tuple[int, ...], strides_of_view: tuple[int, ...], offset: int, shape: tuple[int, ...]
+) -> ViewBox | None:
     strides = _strides(shape)
-    starts, rest = [], int(view.storage_offset())
+    starts, rest = [], offset
     for stride in strides:
         start, rest = divmod(rest, stride)
         starts.append(start)
     sizes = [1] * len(shape)
     dimensions: list[int | None] = []
-    for size, stride in zip(view.shape, view.stride(), strict=True):
+    for size, stride in zip(sizes_of_view, strides_of_view, strict=True):
         if size == 1:
             dimensions.append(None)
             continue
@@ -100,6 +125,24 @@ def view_box(view: Tensor, shape: Sequence[int]) -> ViewBox | None:
     if rest:
         return None
     return ViewBox(Box(tuple(starts), tuple(sizes)), tuple(dimensions))
+
+
+@lru_cache(maxsize=KEPT_ANSWERS)
+def overlap(place: ViewBox, starts: Offsets, sizes: tuple[int, ...]) -> Overlap | None:
+    """What a box of the tensor has of a view; ``None`` where that is nothing.
+
+    >>> overlap(ViewBox(Box((0, 2), (4, 2)), (1, 0)), (2, 0), (2, 6))
+    Overlap(in_box=(slice(0, 2, None), slice(2, 4, None)), in_view=(slice(0, 2, None), slice(2, 4, None)))
+    """
+    box = Box(starts, sizes)
+    common = box.common(place.box)
+    if common is None:
+        return None
+    seen = place.in_view(common)
+    return Overlap(
+        None if common == box else common.slices(starts),
+        None if common == place.box else seen.slices((0,) * len(seen.starts)),
+    )
 
 
 def _strides(shape: Sequence[int]) -> list[int]:

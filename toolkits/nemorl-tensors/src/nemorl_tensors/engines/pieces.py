@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from nemorl.errors import BackendError
@@ -18,7 +18,7 @@ from nemorl.weights import WeightHandle, transport
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from nemorl_tensors.engines.boxes import Box, Offsets, view_box
+from nemorl_tensors.engines.boxes import Offsets, overlap, view_box
 from nemorl_tensors.engines.buckets import in_buckets
 
 
@@ -41,9 +41,8 @@ class Piece:
         return cls(name, tuple(tensor.shape), (0,) * tensor.ndim, tensor)
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a published piece belongs."""
+class Place(NamedTuple):
+    """Where a published piece belongs. A tuple, for thousands are pickled with each version."""
 
     name: str
     shape: tuple[int, ...]
@@ -84,6 +83,7 @@ class PieceSender:
     def __init__(self) -> None:
         self._transports: dict[str, Any] = {}
 
+    @torch.no_grad()
     def publish(self, name: str, pieces: Callable[[], Iterable[Piece]]) -> RankPieces:
         """Make pieces available over a transport. What the version before this one published stays valid.
 
@@ -184,9 +184,8 @@ class LazyWeight(Tensor):
             args[1].read_into(args[0])
             return args[0]
         if func.is_view and isinstance(args[0], cls):
-            lazy = args[0]
-            made = func(lazy._view, *args[1:], **kwargs)
-            return tree_map_only(Tensor, lambda view: cls(view, lazy._pieces), made)
+            pieces, made = args[0]._pieces, func(args[0]._view, *args[1:], **kwargs)
+            return cls(made, pieces) if isinstance(made, Tensor) else [cls(view, pieces) for view in made]
         args, kwargs = tree_map_only(cls, cls.read, (args, dict(kwargs)))
         return func(*args, **kwargs)
 
@@ -207,10 +206,10 @@ class LazyWeight(Tensor):
             target.copy_(self.read())
             return
         for piece in self._pieces:
-            common = Box(piece.offsets, tuple(piece.values.shape)).common(place.box)
-            if common is not None:
-                values = place.as_view(piece.values[common.slices(piece.offsets)])
-                target[place.in_view(common).slices((0,) * target.ndim)].copy_(values)
+            found = overlap(place, piece.offsets, tuple(piece.values.shape))
+            if found is not None:
+                values = piece.values if found.in_box is None else piece.values[found.in_box]
+                (target if found.in_view is None else target[found.in_view]).copy_(place.as_view(values))
 
     def _whole(self) -> Tensor:
         """All of the tensor that this is a view of."""
