@@ -58,6 +58,7 @@ STANDARD_PLUGINS: Mapping[str, str] = {
     "commands:doctor": "nemorl-doctor",
     "commands:plan": "nemorl-plan",
     "commands:engines": "nemorl-server-engine",
+    "commands:serve": "nemorl-gateway",
     "commands:config.migrate": "nemorl-compat",
     "commands:plugins.new": "nemorl-authoring",
 }

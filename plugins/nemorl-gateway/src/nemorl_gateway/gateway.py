@@ -1,0 +1,154 @@
+"""Gateway: one HTTP server for the episodes of a process, on a thread and an event loop of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from typing import Self
+
+import uvicorn
+from nemorl.errors import UsageError
+from nemorl_rl.agents.contract import EpisodePolicy
+
+from nemorl_gateway.access import Access, Doorkeeper
+from nemorl_gateway.episodes import OpenEpisode, Traffic
+from nemorl_gateway.options import GatewayOptions
+from nemorl_gateway.server import Server
+from nemorl_gateway.text import TextCoder
+
+IDLE_S = 120
+"""Seconds that a connection without requests is kept: longer than clients keep theirs, or one would send a request into
+it while it is being closed."""
+ENDING_S = 2
+"""Seconds for answers that are being sent when the gateway is shut down."""
+
+
+class Gateway:
+    """The policy over HTTP: each episode has an address and a key of its own.
+
+    Example:
+        >>> with Gateway() as gateway:  # doctest: +SKIP
+        ...     access = gateway.open(policy)
+        ...     await run_agent(env=access.variables())
+        ...     traffic = gateway.close(access)
+    """
+
+    def __init__(self, options: GatewayOptions | None = None, *, text: TextCoder | None = None) -> None:
+        """
+        Args:
+            options: Where it listens, and what it lets pass. Unset: on this machine alone, at a free port.
+            text: The tokenizer of the policies' model. Without it, completions, ``count_tokens`` and log-probs are
+                refused, unless ``open`` is given one.
+
+        Raises:
+            UsageError: It cannot listen there.
+        """
+        self._options = options or GatewayOptions()
+        self._text = text
+        self._doors = Doorkeeper()
+        self._socket = _listening(self._options)
+        app = Server(self._doors, self._options).app
+        config = uvicorn.Config(
+            app,
+            http="h11",
+            loop="asyncio",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=IDLE_S,
+            timeout_graceful_shutdown=ENDING_S,
+        )
+        self._server = uvicorn.Server(config)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="nemorl-gateway", daemon=True)
+        self._thread.start()
+
+    @property
+    def address(self) -> str:
+        """Where it listens, e.g. ``http://127.0.0.1:41234``."""
+        host, port = self._socket.getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def open(self, policy: EpisodePolicy, *, text: TextCoder | None = None) -> Access:
+        """Let an episode's agent reach its policy, from any thread.
+
+        Args:
+            policy: Answers it.
+            text: The tokenizer of its model. Unset: the gateway's.
+        """
+        episode = OpenEpisode(policy, self._options, text or self._text)
+        name, key = self._doors.admit(episode)
+        return self._access(f"{self.address}/e/{name}", name, key)
+
+    def open_at_root(self, policy: EpisodePolicy, *, key: str | None = None) -> Access:
+        """Let whoever has the key reach a policy at the gateway's own address.
+
+        Args:
+            policy: Answers.
+            key: Unset: one that nobody can guess.
+        """
+        name, key = self._doors.admit(OpenEpisode(policy, self._options, self._text), name="", key=key)
+        return self._access(self.address, name, key)
+
+    def close(self, access: Access) -> Traffic:
+        """End an episode, from any thread: what it has under way is cancelled, and what comes gets 409.
+
+        Returns:
+            What its requests came to. All zeros where it was closed before.
+        """
+        episode = self._doors.dismiss(access.name)
+        if episode is None:
+            return Traffic()
+        self._loop.call_soon_threadsafe(episode.calls.close)
+        return episode.traffic
+
+    def shutdown(self) -> None:
+        """Close all episodes and stop listening. Calling it twice is harmless."""
+        if not self._thread.is_alive():
+            return
+        for name in self._doors.names():
+            episode = self._doors.dismiss(name)
+            if episode is not None:
+                self._loop.call_soon_threadsafe(episode.calls.close)
+        self._server.should_exit = True
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    def _access(self, base_url: str, name: str, key: str) -> Access:
+        return Access(base_url, key, self._options.models[0], name)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._server.serve(sockets=[self._socket]))
+        finally:
+            self._socket.close()
+            self._loop.close()
+
+
+def _listening(options: GatewayOptions) -> socket.socket:
+    """A socket that takes connections from now on; they wait until the server runs."""
+    if not options.models:
+        raise UsageError("the gateway answers to no model's name", fix="give at least one in `models`, or '*'")
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((options.host, options.port))
+        listening.listen(2048)
+    except OSError as error:
+        listening.close()
+        raise UsageError(
+            f"the gateway cannot listen on {options.host}, port {options.port}: {error}",
+            fix="choose an address of this machine, and port 0 for a free one",
+        ) from error
+    return listening

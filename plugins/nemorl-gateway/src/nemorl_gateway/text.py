@@ -1,0 +1,58 @@
+"""TextCoder: text and tokens of the policy's model, where an API needs them: ``/v1/completions``, log-probs, counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, Protocol
+
+from nemorl_rl.agents.contract import ChatMessage
+from nemorl_rl.chat.codec import ChatCodec
+from nemorl_rl.tokenizer import Tokenizer
+
+
+class TextCoder(Protocol):
+    """Text to tokens and back."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids are below this."""
+        ...
+
+    def encode(self, text: str) -> Sequence[int]: ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Without special tokens."""
+        ...
+
+    def token(self, token_id: int) -> str:
+        """One token, a special one too. Bytes that are no character by themselves are ``\\ufffd``."""
+        ...
+
+    def count(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> int:
+        """Tokens of a prompt, as the model's template writes it."""
+        ...
+
+
+class TokenizerText:
+    """The ``TextCoder`` of a tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer, codec: ChatCodec) -> None:
+        self._tokenizer, self._codec = tokenizer, codec
+
+    @cached_property
+    def vocabulary(self) -> int:
+        return len(self._tokenizer.inner)
+
+    def encode(self, text: str) -> Sequence[int]:
+        return self._tokenizer.encode(text)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(token_ids)
+
+    def token(self, token_id: int) -> str:
+        text: str = self._tokenizer.inner.decode([token_id])
+        return text
+
+    def count(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> int:
+        return len(self._codec.render(messages, tools))
