@@ -42,7 +42,7 @@ def sources() -> griffe.ModulesCollection:
     """The packages of this repository, parsed."""
     folders = [path for pattern in ("*", "toolkits/*", "plugins/*") for path in sorted(ROOT.glob(f"{pattern}/src"))]
     loader = griffe.GriffeLoader(search_paths=folders)
-    for name in ("base", "tensors", "rl", "report", "commands", "testing", "datasets", "compat", "plan"):
+    for name in ("base", "tensors", "rl", "report", "commands", "testing", "datasets", "compat", "plan", "agent_env"):
         loader.load(f"nemorl_{name}")
     loader.load("nemorl")
     loader.resolve_aliases()

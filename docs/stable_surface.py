@@ -15,6 +15,7 @@ SURFACE: Mapping[str, tuple[str, ...]] = {
         *("NemorlError", "PolicyConfig", "RayVirtualCluster", "RayWorkerGroup", "RewardFunction", "RolloutRunConfig"),
         *("RolloutTrainer", "RunConfig", "Score", "TrainResult", "Trainer", "WandbCallback", "WeightedEnvironment"),
         *(
+            "agent_environment",
             "expand_datasets",
             "find_dataset",
             "foreign_words",
@@ -45,6 +46,7 @@ SURFACE: Mapping[str, tuple[str, ...]] = {
         *("CallLimitError", "CallOptions", "ChatMessage", "ChatReply", "ContextOverflowError", "EpisodeClosedError"),
         *("EpisodeError", "EpisodeLimits", "EpisodePolicy", "ToolChoice"),
     ),
+    "nemorl_rl.agents.gateways": ("Access", "EpisodeGateway", "Traffic", "gateway_is_installed", "start_gateway"),
     "nemorl.plugins.kinds": (
         *("DatasetConfig", "EnvironmentConfig", "GenerationBackendConfig", "HookConfig", "LoggerConfig"),
         *("PluginConfig", "ReportSectionConfig", "TrainingBackendConfig", "WeightTransportConfig"),

@@ -41,6 +41,7 @@ STANDARD = {
     ("datasets", "huggingface", "nemorl-datasets"),
     ("environments", "math", "nemorl-math-env"),
     ("environments", "code", "nemorl-code-env"),
+    ("environments", "agent", "nemorl-agent-env"),
     ("environments", "weighted", "nemorl-environments"),
     ("generation_backends", "hf", "nemorl-dtensor"),
     ("weight_transports", "in_process", "nemorl-core"),

@@ -106,7 +106,7 @@ def test_the_hf_generator_takes_them_back(mixture: tuple[Path, set[str]]) -> Non
     for version in (1, 2):
         trainer.train_step(ragged_batch(), WeightedNLL())
         engine.update_weights(in_process_handle(trainer.export_weights, version), version)
-        theirs, ours = engine._model._model.state_dict(), trainer._model.state_dict()
+        theirs, ours = engine._versions.newest.model._model.state_dict(), trainer._model.state_dict()
         assert all(theirs[name].equal(ours[name]) for name in ours)
 
 

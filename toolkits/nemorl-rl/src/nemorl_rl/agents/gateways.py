@@ -1,43 +1,65 @@
 """EpisodeGateway: how a program reaches the policy of its episode over HTTP.
 
-An environment that starts programs asks for a gateway, a package that has a server offers one: through the name
-``episode_gateway`` in the entry-point group ``nemorl.names``, so that neither imports the other.
+An environment that starts programs asks for a gateway, and a package that has a server offers one: under the name
+``Gateway`` in the entry-point group ``nemorl.names``. So neither imports the other.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Protocol
 
 from nemorl.errors import PluginError
-from nemorl.plugins import offered
+from nemorl.plugins import offered, registry
 
 from nemorl_rl.agents.contract import EpisodePolicy
 
-NAME = "episode_gateway"
+NAME = "Gateway"
+"""What the package contributes: called without arguments, it starts a server on this machine's own address."""
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
+class Access(Protocol):
     """Where one episode's program calls the policy, and its key.
 
-    >>> Access("http://127.0.0.1:8000", "k").openai_base_url
-    'http://127.0.0.1:8000/v1'
+    >>> access.openai_base_url  # doctest: +SKIP
+    'http://127.0.0.1:41234/e/k3J/v1'
     """
 
-    base_url: str
-    """Without ``/v1``: what clients of Anthropic expect."""
-    api_key: str = field(repr=False)
-    """Names the episode and lets nobody else in."""
+    @property
+    def base_url(self) -> str:
+        """Without ``/v1``: what clients of Anthropic expect."""
+        ...
 
     @property
     def openai_base_url(self) -> str:
         """What clients of OpenAI expect."""
-        return f"{self.base_url}/v1"
+        ...
+
+    @property
+    def api_key(self) -> str:
+        """Lets nobody else in. It belongs into no log."""
+        ...
+
+    @property
+    def model(self) -> str:
+        """A model's name that is answered."""
+        ...
+
+
+class Traffic(Protocol):
+    """The count of one episode's requests.
+
+    >>> traffic.metrics()  # doctest: +SKIP
+    {'gateway_requests': 3.0, 'gateway_retries': 1.0}
+    """
+
+    def metrics(self) -> Mapping[str, float]:
+        """By the names under which they are logged."""
+        ...
 
 
 class EpisodeGateway(Protocol):
-    """A server for the episodes of one environment, ready when it exists. Its methods may be called from any thread.
+    """A server for many episodes, ready when it exists. Its methods may be called from any thread.
 
     >>> access = gateway.open(policy)  # doctest: +SKIP
     """
@@ -46,13 +68,22 @@ class EpisodeGateway(Protocol):
         """From now on calls with this key are answered by ``policy``."""
         ...
 
-    def close(self, access: Access) -> None:
+    def close(self, access: Access) -> Traffic:
         """Calls with this key are refused from now on. Twice is harmless."""
         ...
 
     def shutdown(self) -> None:
         """End the server."""
         ...
+
+
+def gateway_is_installed() -> bool:
+    """Some package offers a gateway. Looks for it and imports nothing.
+
+    >>> gateway_is_installed()  # doctest: +SKIP
+    True
+    """
+    return NAME in registry().index.names
 
 
 def start_gateway() -> EpisodeGateway:

@@ -1,0 +1,208 @@
+"""The options of the ``agent`` environment. Nothing heavy is imported here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from nemorl.config.base import RESUMABLE, Config
+from nemorl.config.component import Component
+from nemorl.errors import ConfigIssue
+from nemorl.metrics import MetricInfo
+from nemorl.plugins import Registry
+from nemorl.plugins.kinds import EnvironmentConfig
+from nemorl_base.suggest import did_you_mean
+from nemorl_rl.agents.gateways import gateway_is_installed
+from pydantic import Field, WithJsonSchema
+
+from nemorl_agent_env.references import FORM, is_reference, reference_problems
+
+if TYPE_CHECKING:
+    from nemorl.contracts import Environment
+
+CHAT_LOOP = "chat_loop"
+OUTCOME_WORDS = {
+    "finished": ("ended by itself", ""),
+    "crashed": ("ended with an error", "anything above 0: read its stderr in the log"),
+    "timeout": ("was ended at its deadline", "growth: raise `timeout_s`, or bound the agent's steps"),
+    "no_calls": ("ended well and never called the policy", "anything above 0: it may call another server"),
+    "stopped": ("gave up at a limit of calls or tokens", "growth: raise `rollouts.max_calls` or the context"),
+}
+Fate = float | Literal["reward", "error"] | None
+
+
+class FunctionReward(EnvironmentConfig):
+    """A function of a file, as a reward."""
+
+    function: str = Field(pattern=FORM)
+    """``file.py:function``."""
+
+    def problems(self) -> Iterator[ConfigIssue]:
+        yield from super().problems()
+        yield from reference_problems("", self.function)
+
+    def build(self) -> Environment:
+        from nemorl_rl.environments import RewardFunction
+
+        from nemorl_agent_env.references import load_function
+
+        return RewardFunction(load_function(self.function))
+
+
+class _Reward(Component):
+    """An environment, or a function of a file."""
+
+    def resolve(self, value: Any, plugins: Registry | None = None, context: Mapping[str, Any] | None = None) -> Config:
+        if isinstance(value, FunctionReward):
+            return value
+        return FunctionReward(function=value) if is_reference(value) else super().resolve(value, plugins, context)
+
+    def dump(self, value: Config) -> Any:
+        return value.function if isinstance(value, FunctionReward) else super().dump(value)
+
+
+REWARD_SCHEMA: dict[str, Any] = {
+    "description": "`file.py:function`, the name of an environment, or a mapping with `name` and its options.",
+    "anyOf": [
+        {"type": "string"},
+        {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
+    ],
+}
+
+
+class MCPServerConfig(Config):
+    """A server of tools that speaks the Model Context Protocol: a command or an address."""
+
+    command: tuple[str, ...] = ()
+    """Started for every episode, spoken to over its standard input and output, ended with the episode."""
+    env: dict[str, str] = Field({})
+    """Variables of the command, beside a few harmless ones of nemorl's process."""
+    url: str | None = Field(None, pattern=r"^https?://")
+    """Of a server that runs already (streamable HTTP). All episodes share it."""
+
+    def problems(self) -> Iterator[ConfigIssue]:
+        yield from super().problems()
+        if bool(self.command) == (self.url is not None):
+            seen = "both are set" if self.command else "neither is set"
+            yield ConfigIssue("", f"a server is given by command or by url, and {seen}", "set one of them")
+
+
+class ToolsConfig(Config):
+    """What the policy may call."""
+
+    functions: tuple[Annotated[str, Field(pattern=FORM)], ...] = ()
+    """Python functions, ``file.py:function``. Name, parameters and docstring are what the policy is told of them."""
+    mcp: tuple[MCPServerConfig, ...] = ()
+    """Servers of tools (``pip install "nemorl-agent-env[mcp]"``)."""
+    timeout_s: float = Field(60.0, gt=0)
+    """Seconds that one call may take; then the policy is told so."""
+    max_result_chars: int = Field(20_000, ge=1)
+    """Longer results are cut, and say so."""
+
+    def problems(self) -> Iterator[ConfigIssue]:
+        yield from super().problems()
+        for number, reference in enumerate(self.functions):
+            yield from reference_problems(f"functions.{number}", reference)
+
+
+class AgentConfig(EnvironmentConfig):
+    """An agent drives the policy: a program, a Python coroutine, or the built-in loop of tool calls."""
+
+    summary: ClassVar[str] = "a program, coroutine or tool loop that calls the policy as it likes"
+    metrics: ClassVar[Mapping[str, MetricInfo]] = {
+        **{
+            f"train/environment/outcome_{outcome}": MetricInfo(
+                "How agents end", "share", f"share of episodes whose agent {words}", watch_for
+            )
+            for outcome, (words, watch_for) in OUTCOME_WORDS.items()
+        },
+        "train/environment/agent_seconds": MetricInfo(
+            "Time of an episode", "s", "seconds from the start of an agent to its end, the policy's answers included"
+        ),
+        "train/environment/tool_calls": MetricInfo(
+            "Tool calls", "calls per episode", "tools called by the built-in loop, or through `tools`", smooth=True
+        ),
+        "train/environment/tool_errors": MetricInfo(
+            "Tool errors",
+            "calls per episode",
+            "tool calls that were answered by an error",
+            "no fall in the first steps",
+        ),
+    }
+
+    command: tuple[str, ...] = ()
+    """A program to run per episode, with its arguments. ``{prompt}`` and ``{row[COLUMN]}`` in them stand for the task,
+    which also comes on standard input. Names of files here are passed as absolute paths."""
+    rollout: str = Field(CHAT_LOOP, pattern=rf"^{CHAT_LOOP}$|{FORM}")
+    """Without ``command``: a coroutine ``async def rollout(prompt, policy)`` as ``file.py:function``, or ``chat_loop``,
+    which answers tool calls until a message has none."""
+    reward: Annotated[EnvironmentConfig | None, _Reward("environments"), WithJsonSchema(REWARD_SCHEMA)] = None
+    """What scores the answer: ``file.py:function``, or an environment of one turn. A coroutine may return its score
+    instead."""
+    answer: str = Field("", pattern=r"^(|stdout|last_message|file:.+)$")
+    """The text that is scored: the last line of ``stdout``, the policy's ``last_message``, or ``file:NAME`` in the
+    agent's folder. Unset: ``stdout`` of a program, else ``last_message``."""
+    outcomes: dict[str, Fate] = Field({})
+    """The score of episodes that did not end well: a number; ``null`` where it says nothing about the policy, so that
+    nothing is learnt from it; ``reward`` to score it all the same; ``error`` to end the run. Of ``crashed``,
+    ``timeout``, ``no_calls``, ``stopped``; 0 where unset."""
+    timeout_s: float | None = Field(None, gt=0)
+    """Seconds of an episode, the policy's answers included. Unset: what ``rollouts.episode_timeout_s`` leaves."""
+    system: str | None = None
+    """Of ``chat_loop``: a system message before the task, where the row has none."""
+    tools: ToolsConfig = ToolsConfig()
+    """What ``chat_loop`` lets the policy call; a coroutine gets it where it has a parameter ``tools``."""
+    files: dict[str, str] = Field({})
+    """Of a program: files of its folder, each with the column that holds its text (other data become JSON)."""
+    copy_in: tuple[Path, ...] = ()
+    """Of a program: files and folders here that are copied into its folder."""
+    hidden_columns: tuple[str, ...] = ("answer",)
+    """Columns that no agent sees, neither in ``NEMORL_TASK`` nor in ``{row[…]}``."""
+    env: dict[str, str] = Field({})
+    """More variables of a program. Of nemorl's own it gets ``PATH``, language and time zone, no keys."""
+    output_kib: Annotated[int, RESUMABLE] = Field(64, ge=1, le=2**20)
+    """What is kept of the end of a program's output, and as much of its errors, in KiB."""
+    memory_mib: int | None = Field(None, ge=64)
+    """Address space of each of a program's processes, in MiB. Unset: no limit."""
+    file_mib: int | None = Field(None, ge=1)
+    """Size of any one file that a program writes, in MiB. Unset: no limit."""
+    keep_folders: Annotated[Path | None, RESUMABLE] = None
+    """Where the folders of episodes are made, and stay, with their output beside them. Unset: they are removed."""
+    give_up_after: Annotated[int, RESUMABLE] = Field(8, ge=1)
+    """As many first episodes that all ended without one call of the policy end the run with an error: a missing module,
+    a typo, another server's address."""
+
+    def problems(self) -> Iterator[ConfigIssue]:
+        yield from super().problems()
+        yield from self._reference_problems()
+        mild = [outcome for outcome in OUTCOME_WORDS if outcome != "finished"]
+        for outcome in self.outcomes.keys() - set(mild):
+            fix = did_you_mean(outcome, mild) or f"use one of {', '.join(mild)}"
+            yield ConfigIssue(f"outcomes.{outcome}", f"no episode ends as {outcome!r}", fix)
+        if self.rollout == CHAT_LOOP and self.reward is None:
+            yield ConfigIssue("reward", "nothing scores what the agent does", 'set reward, e.g. "rewards.py:correct"')
+        if self.command and self.rollout != CHAT_LOOP:
+            yield ConfigIssue("rollout", "a program is run, or a coroutine, and both are set", "set one of them")
+        if self.command and not gateway_is_installed():
+            what = "a program needs a server to call the policy by, and no installed package has one"
+            yield ConfigIssue("command", what, "pip install nemorl-gateway", here=True)
+        if not self.command and self.answer == "stdout":
+            yield ConfigIssue("answer", "a coroutine has no standard output", "use last_message, or return the answer")
+        hidden = {*self.hidden_columns}
+        shown = {column for argument in self.command for column in re.findall(r"\{row\[([^\]]+)\]\}", argument)}
+        for column in sorted((shown | {*self.files.values()}) & hidden):
+            yield ConfigIssue("hidden_columns", f"the agent is given {column!r}, which is hidden", "change one of them")
+
+    def _reference_problems(self) -> Iterator[ConfigIssue]:
+        if self.rollout != CHAT_LOOP:
+            yield from reference_problems("rollout", self.rollout)
+        for path in self.copy_in:
+            if not path.exists():
+                yield ConfigIssue("copy_in", f"{path} does not exist", "correct the path", here=True)
+
+    def build(self) -> Environment:
+        from nemorl_agent_env.build import environment_of
+
+        return environment_of(self)

@@ -1,0 +1,127 @@
+"""How an episode ended, and what that is worth."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass, field, replace
+
+from nemorl.environment import Environment, as_score
+from nemorl.errors import UsageError, boundary
+from nemorl.types import Prompt, Score
+from nemorl_rl.loop_thread import in_thread
+
+from nemorl_agent_env.config import Fate
+from nemorl_agent_env.episode import COLUMN, OUTCOMES, Episode
+
+STDERR_CHARS = 2000
+
+
+@dataclass(frozen=True)
+class Play:
+    """What one episode came to, before it is scored."""
+
+    episode: Episode
+    answer: str
+    """The text that is scored."""
+    own_score: Score | None = None
+    """Where the agent is a coroutine that scores itself."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class Judge:
+    """Scores episodes. Safe to use from several event loops."""
+
+    def __init__(self, reward: Environment | None, outcomes: Mapping[str, Fate]) -> None:
+        """
+        Args:
+            reward: Scores answers.
+            outcomes: What becomes of episodes that did not end well; 0 where nothing is said.
+        """
+        if reward is not None and type(reward).score is Environment.score:
+            raise UsageError(
+                f"{reward.owner} talks with the policy itself, so it cannot score an agent's answer",
+                fix="set reward to an environment of one turn, or to a function",
+            )
+        self.reward, self._outcomes = reward, dict(outcomes)
+
+    async def score(self, prompt: Prompt, play: Play) -> Score:
+        """
+        Raises:
+            UsageError: The outcome is an error, as configured.
+        """
+        score = await self._score(prompt, play)
+        ends = {f"outcome_{name}": float(name == play.episode.outcome) for name in OUTCOMES}
+        return replace(score, metrics={**score.metrics, **ends, **play.metrics})
+
+    async def _score(self, prompt: Prompt, play: Play) -> Score:
+        outcome = play.episode.outcome
+        fate: Fate = "reward" if outcome == "finished" else self._outcomes.get(outcome, 0.0)
+        if fate is None:
+            return Score(0.0, valid=False)
+        if fate == "error":
+            raise UsageError(
+                f"an agent ended as {outcome}: {describe(play.episode)}", fix=f"mend it, or set outcomes.{outcome}"
+            )
+        if fate != "reward":
+            return Score(float(fate), correct=False)
+        return play.own_score or await self._rewarded(prompt, play)
+
+    async def _rewarded(self, prompt: Prompt, play: Play) -> Score:
+        reward = self.reward
+        if reward is None:
+            raise UsageError(
+                "the coroutine returned no score, and nothing else scores its episode",
+                fix="return a number from it, or set reward",
+            )
+        asked = replace(prompt, row={**prompt.row, COLUMN: play.episode})
+        with boundary(reward.owner):
+            result = await in_thread(reward.score, asked, play.answer)
+            if isinstance(result, Awaitable):
+                result = await result
+            return as_score(result, owner=reward.owner)
+
+
+class FirstEpisodes:
+    """Ends a run whose agents never reach the policy: a typo would otherwise train on zeros."""
+
+    def __init__(self, patience: int) -> None:
+        self._patience, self._failed, self._is_over = patience, 0, False
+        self._lock = threading.Lock()
+
+    def note(self, episode: Episode, calls: int) -> None:
+        """
+        Args:
+            episode: One that has ended.
+            calls: Of the policy in it.
+
+        Raises:
+            UsageError: It is the last of so many that none of them called the policy.
+        """
+        with self._lock:
+            self._is_over |= calls > 0
+            self._failed += 1
+            failed = self._failed
+        if self._is_over:
+            return
+        if failed == 1:
+            logging.getLogger(__name__).warning("an agent never called the policy: %s", describe(episode))
+        if failed >= self._patience:
+            raise UsageError(
+                f"none of the first {failed} agents called the policy; the last one: {describe(episode)}",
+                fix="run the agent's command by hand; it must call the server that OPENAI_BASE_URL or "
+                "ANTHROPIC_BASE_URL names",
+            )
+
+
+def describe(episode: Episode) -> str:
+    """How it ended, with the end of its errors."""
+    code = episode.returncode
+    how = "it was ended at its deadline" if episode.outcome == "timeout" else f"exit code {code}"
+    if code is not None and code < 0:
+        how = f"ended by signal {-code}"
+    if episode.returncode is None and episode.outcome != "timeout":
+        how = episode.outcome
+    said = episode.stderr.strip()[-STDERR_CHARS:]
+    return f"{how}, stderr:\n{said}" if said else f"{how}, nothing on stderr"

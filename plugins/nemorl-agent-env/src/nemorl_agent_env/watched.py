@@ -1,0 +1,76 @@
+"""WatchedPolicy: an episode's policy, and what was asked of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nemorl.errors import DataError, UsageError
+from nemorl.types import Completion
+from nemorl_rl.agents.contract import (
+    AS_THE_RUN,
+    CallOptions,
+    ChatMessage,
+    ChatReply,
+    EpisodeError,
+    EpisodeLimits,
+    EpisodePolicy,
+    ToolChoice,
+)
+
+
+class WatchedPolicy:
+    """An ``EpisodePolicy`` that remembers its answers and why it refused one. Used from any thread."""
+
+    def __init__(self, policy: EpisodePolicy) -> None:
+        self._policy = policy
+        self.asked = 0
+        """Calls, answered or not."""
+        self.messages: list[ChatMessage] = []
+        """Answers to chats."""
+        self.refusal: EpisodeError | None = None
+        """The last limit that a call met."""
+        self.failure: Exception | None = None
+        """The last error that is the engine's, not the agent's: of what it asks wrongly, the agent is told."""
+
+    @property
+    def episode_id(self) -> str:
+        return self._policy.episode_id
+
+    @property
+    def limits(self) -> EpisodeLimits:
+        return self._policy.limits
+
+    async def chat(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        tool_choice: ToolChoice = "auto",
+        options: CallOptions = AS_THE_RUN,
+    ) -> ChatReply:
+        with self._watching():
+            reply = await self._policy.chat(messages, tools=tools, tool_choice=tool_choice, options=options)
+        self.messages.append(reply.message)
+        return reply
+
+    async def complete(self, token_ids: Sequence[int], *, options: CallOptions = AS_THE_RUN) -> Completion:
+        with self._watching():
+            return await self._policy.complete(token_ids, options=options)
+
+    def _watching(self) -> _Watch:
+        self.asked += 1
+        return _Watch(self)
+
+
+class _Watch:
+    def __init__(self, policy: WatchedPolicy) -> None:
+        self._policy = policy
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _type: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, EpisodeError):
+            self._policy.refusal = error
+        elif isinstance(error, Exception) and not isinstance(error, UsageError | DataError):
+            self._policy.failure = error
