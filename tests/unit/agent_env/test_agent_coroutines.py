@@ -271,6 +271,11 @@ def test_a_config_loads_again_to_the_same(tools: str) -> None:
         assert AgentConfig(**dumped) == config
 
 
+def test_a_config_without_a_reward_loads_again_too(tools: str) -> None:
+    config = AgentConfig(rollout=f"{tools}:scored")
+    assert AgentConfig(**config.model_dump(mode="json")) == config
+
+
 def test_an_environment_that_talks_is_no_reward(raises: Raises) -> None:
     with raises(UsageError, "sliding_puzzle"):
         AgentConfig(reward="sliding_puzzle").build()

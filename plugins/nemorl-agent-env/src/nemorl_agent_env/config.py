@@ -138,7 +138,7 @@ class AgentConfig(EnvironmentConfig):
     rollout: str = Field(CHAT_LOOP, pattern=rf"^{CHAT_LOOP}$|{FORM}")
     """Without ``command``: a coroutine ``async def rollout(prompt, policy)`` as ``file.py:function``, or ``chat_loop``,
     which answers tool calls until a message has none."""
-    reward: Annotated[EnvironmentConfig | None, _Reward("environments"), WithJsonSchema(REWARD_SCHEMA)] = None
+    reward: Annotated[EnvironmentConfig, _Reward("environments"), WithJsonSchema(REWARD_SCHEMA)] | None = None
     """What scores the answer: ``file.py:function``, or an environment of one turn. A coroutine may return its score
     instead."""
     answer: str = Field("", pattern=r"^(|stdout|last_message|file:.+)$")
