@@ -61,13 +61,13 @@ def template(name: str) -> str:
     return (Path(found.submodule_search_locations[0]) / "chat_templates" / f"{name}.jinja").read_text()
 
 
-def tokenizer_of(text: str, **template_kwargs: Any) -> Tokenizer:
-    """A tokenizer of single characters and a few pairs, with this chat template."""
+def tokenizer_of(text: str, *more: str, **template_kwargs: Any) -> Tokenizer:
+    """A tokenizer of single characters and a few pairs, with this chat template and these tokens more."""
     from tokenizers import Tokenizer as Inner
     from tokenizers import decoders, models
     from transformers import PreTrainedTokenizerFast
 
-    marks = sorted({*MARKS.findall(text), "<eos>", "<bos>", "<tool_call>", "</tool_call>"})
+    marks = sorted({*MARKS.findall(text), "<eos>", "<bos>", "<tool_call>", "</tool_call>", *more})
     letters = [chr(code) for code in range(32, 127)] + ["\n", "é", "▁"]
     pairs = [(pair[:-1], pair[-1]) for pair in MERGES]
     vocabulary = {token: number for number, token in enumerate(["<unk>", *marks, *letters, *MERGES])}

@@ -93,6 +93,9 @@ class RolloutConfig(Config):
     For agents, which call the policy themselves: of the whole episode, generation counted; unset: half an hour."""
     max_calls: int = Field(64, ge=1, le=1_000_000)
     """Agents: answers that an episode may ask of the policy. It is refused more, and scores 0 if that ends it."""
+    chat_renderer: str | None = None
+    """Agents: the renderer of the package ``renderers`` (``qwen3``, ``gpt-oss``, …) that writes messages and reads
+    answers. Unset: the model's own chat template, or the renderer of a family whose answers nemorl does not read."""
     turns: Literal["together", "free"] = "together"
     """Conversations of several turns. ``together``: a turn begins when all episodes have ended the last, in batches
     that are the same in every run. ``free``: each episode goes on as soon as it can, which is faster where answers of

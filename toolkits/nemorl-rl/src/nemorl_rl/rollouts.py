@@ -192,7 +192,7 @@ class RolloutEngine:
             environment,
             Sampler(self.policy, plan.sampling, honours_clients=not plan.is_trained),
             self.tokenizer,
-            codec_of(self.tokenizer),
+            codec_of(self.tokenizer, pool.chat_renderer),
             pool.running_loop,
             limits=EpisodeLimits(most_tokens, plan.sampling.max_new_tokens, pool.max_calls, timeout_s),
             concurrency=pool.concurrency,

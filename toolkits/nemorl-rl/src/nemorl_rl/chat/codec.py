@@ -99,8 +99,20 @@ class ChatCodec(Protocol):
         ...
 
 
-def codec_of(tokenizer: Tokenizer) -> ChatCodec:
-    """The codec of a tokenizer's model: its own chat template."""
+def codec_of(tokenizer: Tokenizer, renderer: str | None = None) -> ChatCodec:
+    """The codec of a tokenizer's model.
+
+    Args:
+        tokenizer: Of the model.
+        renderer: Of the package ``renderers``, by name. Unset: the model's own chat template, or the renderer of its
+            family where nemorl does not read that family's answers itself (gpt-oss, Gemma 4, …).
+
+    Raises:
+        BackendError: It needs the package ``renderers``, which is not installed.
+        UsageError: There is no such renderer.
+    """
+    from nemorl_rl.chat.renderer import RendererCodec, renderer_of
     from nemorl_rl.chat.template import TemplateCodec
 
-    return TemplateCodec(tokenizer)
+    chosen = renderer or renderer_of(str(tokenizer.inner.chat_template or ""))
+    return TemplateCodec(tokenizer) if chosen is None else RendererCodec(tokenizer, chosen)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -40,6 +41,11 @@ class _Turn:
     spoken: Spoken
     key: str
     """Of its message."""
+
+    def likeness(self, messages: Sequence[ChatMessage]) -> int:
+        """Messages with the same reasoning: of answers that are otherwise the same, the client may have said which."""
+        pairs = zip(self.spoken.messages, messages, strict=False)
+        return sum(ours.get("reasoning_content") == theirs.get("reasoning_content") for ours, theirs in pairs)
 
     def after(self, messages: Sequence[ChatMessage], prompt_ids: tuple[int, ...]) -> Spoken:
         """It, in another place."""
@@ -84,7 +90,7 @@ class Conversation:
         self._codec, self._seed = codec, seed
         self._minted = count()
         self._lock = threading.Lock()
-        self._by_prefix: dict[tuple[str, str], _Turn] = {}
+        self._by_prefix: defaultdict[tuple[str, str], list[_Turn]] = defaultdict(list)
         """By the keys of the tools and of all messages, the answer's included."""
         self._tokens_by_key: dict[str, int] = {}
         self._by_calls: dict[tuple[str, ...], _Turn] = {}
@@ -139,21 +145,18 @@ class Conversation:
                 keys.append(turn.key if at in by_calls and turn is not None else message_key(message))
             prefixes, of_tools = prefix_keys(keys), tools_key(tools)
             longest = next((n for n in range(len(messages), 0, -1) if (of_tools, prefixes[n]) in self._by_prefix), 0)
-            start = self._by_prefix[of_tools, prefixes[longest]] if longest else None
+            alike = self._by_prefix[of_tools, prefixes[longest]] if longest else []
             sizes = [self._tokens_by_key.get(key, 0) for key in keys]
+        start = max(enumerate(alike), key=lambda found: (found[1].likeness(messages), found[0]), default=(0, None))[1]
         return _Known(start, longest, by_calls, sizes, prefixes[-1])
 
     def _spliced(self, messages: Sequence[ChatMessage], tools: Tools, known: _Known) -> tuple[int, ...] | None:
         """Recognised answers as sampled, each continued by what follows it; ``None`` where nothing is recognised, or
         the codec cannot continue one."""
-        if known.start is not None:
-            spoken, at = known.start.spoken, known.longest
-        else:
-            at = min(known.by_calls, default=0)
-            prompt_ids = self._rendered(messages[:at], tools)
-            if prompt_ids is None:
-                return None
-            spoken, at = known.by_calls[at].after(messages[: at + 1], prompt_ids), at + 1
+        begun = self._begun(messages, tools, known)
+        if begun is None:
+            return None
+        spoken, at = begun
         while True:
             until = min((position for position in known.by_calls if position >= at), default=len(messages))
             more = self._codec.extend(spoken, messages[at:until], tools)
@@ -165,11 +168,18 @@ class Conversation:
             at = until + 1
             spoken = known.by_calls[until].after(messages[:at], ids)
 
-    def _rendered(self, messages: Sequence[ChatMessage], tools: Tools) -> tuple[int, ...] | None:
-        try:
-            return self._codec.render(messages, tools) if messages else None
-        except DataError:  # of a part; of the whole it is the client's
+    def _begun(self, messages: Sequence[ChatMessage], tools: Tools, known: _Known) -> tuple[Spoken, int] | None:
+        """The first recognised answer, and how many messages lead up to it and include it."""
+        if known.start is not None:
+            return known.start.spoken, known.longest
+        first = min(known.by_calls, default=0)
+        if first == 0:  # there is none, or nothing before it
             return None
+        try:
+            prompt_ids = self._codec.render(messages[:first], tools)
+        except DataError:  # the template refuses this part: whether it takes the whole is another question
+            return None
+        return known.by_calls[first].after(messages[: first + 1], prompt_ids), first + 1
 
     # Remembering
 
@@ -199,7 +209,7 @@ class Conversation:
         key = f"calls {ids}" if ids else message_key(plain)
         turn = _Turn(Spoken((*prompt.messages, plain), prompt.token_ids, completion.token_ids), key)
         with self._lock:
-            self._by_prefix[tools_key(prompt.tools), prefix_keys([key], prompt.prefix_key)[-1]] = turn
+            self._by_prefix[tools_key(prompt.tools), prefix_keys([key], prompt.prefix_key)[-1]].append(turn)
             self._tokens_by_key[key] = len(completion.token_ids)
             if ids:
                 self._by_calls[ids] = turn

@@ -42,14 +42,9 @@ class TemplateCodec:
         added = self._added(spoken.messages, messages, tools)
         if added is None:
             return None
-        ids, last = spoken.token_ids, spoken.answer_ids[-1] if spoken.answer_ids else -1
-        if self._end is None:
-            opening = self._first_token(added)
-            if opening == last:  # GLM: what ends an answer is what begins the next message
-                return tuple(self._tokenizer.encode_observation(added))[1:]
-            return tuple(self._tokenizer.encode_observation(added))
-        closing = () if last in self._end_ids else (*self._ended_reasoning(ids, spoken), *self._closing_ids)
-        return (*closing, *self._after_end(added))
+        last = spoken.answer_ids[-1] if spoken.answer_ids else None
+        closing = () if last in self._end_ids else (*self._end_of_reasoning(spoken), *self._closing_ids)
+        return (*closing, *self._after(last, added))
 
     def parse(self, token_ids: Sequence[int], prompt_ids: Sequence[int], tools: Tools) -> ParsedAnswer:
         text = self._text(self._without_end(token_ids))
@@ -100,16 +95,25 @@ class TemplateCodec:
 
     @cached_property
     def _end_ids(self) -> frozenset[int]:
-        """Tokens after which nothing needs to be closed."""
-        own = {} if self._end is None else {self._tokens[self._end]}
-        return self._tokenizer.stop_token_ids.union(own)
+        """Tokens that end an answer: after them nothing needs to be closed."""
+        if self._end is not None:
+            return self._tokenizer.stop_token_ids | {self._tokens[self._end]}
+        asked = {"role": "user", "content": ASKED}
+        called = probe_calls(["call_0"], ["probe"])
+        result = {"role": "tool", "tool_call_id": "call_0", "content": ASKED}
+        added = [self._added([asked, called], [result], ()), self._added([asked], [asked], ())]
+        openings = {self._first_token(text) for text in added if text is not None}
+        return self._tokenizer.stop_token_ids.union(token for token in openings if token is not None)
 
     @cached_property
     def _closing_ids(self) -> tuple[int, ...]:
-        close, end = self._template.close, self._end or ""
-        return tuple(self._tokenizer.encode_observation(close[: close.index(end) + len(end)]))
+        """What ends an answer that was cut."""
+        if self._end is None:
+            return ()
+        close = self._template.close
+        return tuple(self._tokenizer.encode_observation(close[: close.index(self._end) + len(self._end)]))
 
-    def _ended_reasoning(self, ids: Sequence[int], spoken: Spoken) -> tuple[int, ...]:
+    def _end_of_reasoning(self, spoken: Spoken) -> tuple[int, ...]:
         """What ends the reasoning of an answer that was cut within it."""
         marks = self._format.reasoning
         if marks is None or marks.close is None:
@@ -118,11 +122,13 @@ class TemplateCodec:
         *_, goes_on = self._format.split(self._text(spoken.answer_ids), is_reasoning=is_reasoning)
         return tuple(self._tokenizer.encode_observation(marks.close)) if goes_on else ()
 
-    def _after_end(self, added: str) -> tuple[int, ...]:
-        """Tokens of a text as they are after the token that ends a turn."""
-        end = self._end or ""
-        ids = self._tokenizer.encode_observation(end + added)
-        return tuple(ids[1:])
+    def _after(self, last: int | None, added: str) -> tuple[int, ...]:
+        """Tokens of the text after an answer, as they are behind the token that ends it."""
+        if self._end is not None:
+            return tuple(self._tokenizer.encode_observation(self._end + added))[1:]
+        ids = tuple(self._tokenizer.encode_observation(added))
+        # GLM: what ends an answer is what begins the next message
+        return ids[1:] if last is not None and self._first_token(added) == last else ids
 
     def _first_token(self, text: str) -> int | None:
         return next((number for token, number in self._tokens.items() if text.startswith(token)), None)

@@ -43,6 +43,7 @@ class EnvironmentPool:
         timeout_s: float = 60.0,
         episode_timeout_s: float | None = None,
         max_calls: int = 64,
+        chat_renderer: str | None = None,
         turns: Literal["together", "free"] = "together",
         concurrency: int = 16,
     ) -> None:
@@ -52,6 +53,7 @@ class EnvironmentPool:
             timeout_s: Longest time of one step; waiting for a free slot does not count.
             episode_timeout_s: Longest time of all steps of an episode; generation does not count. Unset: no limit.
             max_calls: Answers that an episode of an agent may ask of the policy.
+            chat_renderer: Writes messages of agents, instead of the model's chat template.
             turns: Whether conversations take their turns together.
             concurrency: Steps, or episodes of agents, that run at the same time.
         """
@@ -59,6 +61,7 @@ class EnvironmentPool:
         self.timeout_s = timeout_s
         self.episode_timeout_s = episode_timeout_s
         self.max_calls = max_calls
+        self.chat_renderer = chat_renderer
         self.turns = turns
         self.concurrency = concurrency
         self._lock = threading.Lock()
@@ -72,6 +75,7 @@ class EnvironmentPool:
             timeout_s=rollouts.environment_timeout_s,
             episode_timeout_s=rollouts.episode_timeout_s,
             max_calls=rollouts.max_calls,
+            chat_renderer=rollouts.chat_renderer,
             turns=rollouts.turns,
             concurrency=rollouts.environment_concurrency,
         )

@@ -1,0 +1,130 @@
+"""RendererCodec: messages and answers by the package ``renderers``, which knows how each model family speaks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from nemorl.errors import BackendError, DataError, UsageError, boundary
+
+from nemorl_rl.agents.contract import ChatMessage
+from nemorl_rl.chat.codec import ParsedAnswer, Spoken, ToolCall, Tools
+
+if TYPE_CHECKING:
+    from nemorl_rl.tokenizer import Tokenizer
+
+ONLY_THERE = {
+    "<|channel|>": "gpt-oss",
+    "<|tool_call>": "gemma4",
+    "<|tool_calls_section_begin|>": "kimi-k2",
+    "<minimax:tool_call>": "minimax-m2",
+    "｜DSML｜": "deepseek-v4",
+}
+"""Words of chat templates whose answers nemorl does not read itself, and who does."""
+
+
+def renderer_of(template: str) -> str | None:
+    """The renderer that a chat template needs; ``None`` where ``TemplateCodec`` does."""
+    return next((name for word, name in ONLY_THERE.items() if word in template), None)
+
+
+class RendererCodec:
+    """A ``ChatCodec`` of a model family. Earlier reasoning stays where it was sampled, as with any codec here."""
+
+    def __init__(self, tokenizer: Tokenizer, name: str) -> None:
+        """
+        Args:
+            tokenizer: Of the model.
+            name: Of a renderer, as the package calls it.
+
+        Raises:
+            BackendError: The package is not installed, or the tokenizer is none of this family.
+            UsageError: There is no such renderer.
+        """
+        self._tokenizer, self._name = tokenizer, name
+        self._renderer = _load(tokenizer, name)
+
+    def render(self, messages: Sequence[ChatMessage], tools: Tools) -> tuple[int, ...]:
+        with self._reading():
+            return tuple(
+                self._renderer.render_ids(
+                    _shown(messages, _names(messages)), tools=_listed(tools), add_generation_prompt=True
+                )
+            )
+
+    def extend(self, spoken: Spoken, messages: Sequence[ChatMessage], tools: Tools) -> tuple[int, ...] | None:
+        if not messages:
+            return None
+        with self._reading():
+            bridged = self._renderer.bridge_to_next_turn(
+                list(spoken.prompt_ids),
+                list(spoken.answer_ids),
+                _shown(messages, _names(spoken.messages)),
+                tools=_listed(tools),
+            )
+        said = spoken.token_ids
+        if bridged is None or tuple(bridged.token_ids[: len(said)]) != said:
+            return None
+        return tuple(bridged.token_ids[len(said) :])
+
+    def parse(self, token_ids: Sequence[int], prompt_ids: Sequence[int], tools: Tools) -> ParsedAnswer:
+        ids = list(token_ids)
+        with self._reading():
+            parsed = self._renderer.parse_response(ids, tools=_listed(tools), prompt_ids=list(prompt_ids))
+        reasoning = parsed.reasoning_content or ""
+        if not tools:
+            return ParsedAnswer(parsed.content, reasoning)
+        calls = [_call(call) for call in parsed.tool_calls if _is_whole(call)]
+        broken = [call.raw for call in parsed.tool_calls if not _is_whole(call)]
+        content = "\n".join(filter(None, [parsed.content, *(raw for raw in broken if raw not in parsed.content)]))
+        return ParsedAnswer(content, reasoning, tuple(calls), len(broken))
+
+    def _reading(self) -> boundary:
+        return boundary(f"the renderer {self._name!r}", passing=(DataError,))
+
+
+def _load(tokenizer: Tokenizer, name: str) -> Any:
+    try:
+        import renderers
+    except ModuleNotFoundError as error:
+        raise BackendError(
+            f"the answers of this model are read by the package renderers ({name!r}), which is not installed",
+            fix="pip install 'nemorl-rl[agents]'",
+        ) from error
+    try:
+        config = renderers.config_from_name(name)
+    except (KeyError, ValueError) as error:
+        raise UsageError(f"there is no renderer {name!r}: {error}", fix="see the package renderers") from error
+    with boundary(f"the renderer {name!r}"):
+        return renderers.create_renderer(tokenizer.inner, type(config)(thinking_retention="all"))
+
+
+def _listed(tools: Tools) -> list[dict[str, Any]] | None:
+    return [dict(tool) for tool in tools] or None
+
+
+def _names(messages: Sequence[ChatMessage]) -> Mapping[str, str]:
+    """Of the tools that were called, by the id of the call."""
+    return {call["id"]: call["function"]["name"] for message in messages for call in message.get("tool_calls", ())}
+
+
+def _shown(messages: Sequence[ChatMessage], called: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Results of tools with the name of the tool, which some families write."""
+    found = []
+    for message in messages:
+        own = called.get(str(message.get("tool_call_id")))
+        found.append({"name": own, **message} if own and message["role"] == "tool" else dict(message))
+    return found
+
+
+def _is_whole(call: Any) -> bool:
+    """A tool of another name is the client's to refuse."""
+    return bool(call.name) and call.status in ("ok", "unknown_tool")
+
+
+def _call(call: Any) -> ToolCall:
+    arguments = call.arguments
+    return ToolCall(
+        call.name, arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
+    )
