@@ -145,7 +145,9 @@ class MegatronGenerationConfig(GenerationBackendConfig, PlansEngine):
     summary: ClassVar[str] = "Embedded generation with the megatron-core model"
     requires_modules: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors", "megatron.core")
     install_hint: ClassVar[str] = "pip install nemorl-megatron"
-    supports: ClassVar[frozenset[str]] = frozenset({"activations", "any_transport", "prompt_logprobs", "sleep"})
+    supports: ClassVar[frozenset[str]] = frozenset(
+        {"activations", "any_transport", "prompt_logprobs", "sleep", "submit"}
+    )
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process", "shared_memory", "object_store")
     colocates_with: ClassVar[str | None] = "megatron"
 
@@ -195,9 +197,9 @@ class MegatronGenerationConfig(GenerationBackendConfig, PlansEngine):
         self, generation: GenerationConfig, policy: PolicyConfig, worker: WorkerContext, weights: WeightHandle | None
     ) -> GenerationBackend:
         with _quietly():
-            from nemorl_megatron.generation import MegatronGeneration
+            from nemorl_megatron.alone import AloneGeneration
 
-            return MegatronGeneration.alone(policy, worker, weights, self)
+            return AloneGeneration(policy, worker, weights, self)
 
     def build_in(
         self, trainer: TrainingBackend, generation: GenerationConfig, policy: PolicyConfig, worker: WorkerContext

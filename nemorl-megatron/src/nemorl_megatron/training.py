@@ -242,7 +242,7 @@ class MegatronBackend:
         """What speaks with this rank's pieces of the policy as they are at any time. All ranks make the same calls."""
         from nemorl_megatron.generation import MegatronGeneration
 
-        return MegatronGeneration.of(
+        return MegatronGeneration(
             self._pieces,
             self._parallel,
             self._bridge,

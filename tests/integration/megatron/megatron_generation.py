@@ -80,7 +80,7 @@ def generate_live(context: WorkerContext, case: LiveCase) -> Generated:
     given = [*range(len(REQUESTS))]
     if case.shards:
         given = given[:-3] if parallel.place.data == 0 else given[-3:]
-    generator = MegatronGeneration.of(pieces, parallel, bridge, policy, MegatronGenerationConfig(**case.options))
+    generator = MegatronGeneration(pieces, parallel, bridge, policy, MegatronGenerationConfig(**case.options))
     completions = generator.generate([REQUESTS[number] for number in given])
     with torch.no_grad():
         for piece in pieces:
@@ -100,7 +100,7 @@ def converse_live(context: WorkerContext, case: LiveCase, goes_on: bool) -> list
     bridge = OwnBridge(policy, read_model_config(policy))
     pieces = bridge.build(parallel, dtype=torch.float32, attention="auto", activation_checkpointing=False)
     bridge.load(pieces, parallel, seed=0)
-    generator = MegatronGeneration.of(pieces, parallel, bridge, policy, MegatronGenerationConfig(**case.options))
+    generator = MegatronGeneration(pieces, parallel, bridge, policy, MegatronGenerationConfig(**case.options))
     first = generator.generate([replace(request, goes_on=goes_on) for request in REQUESTS])
     second = [
         GenerationRequest((*request.token_ids, *completion.token_ids, *PROMPTS[number % 3]), SAMPLED, (number,))
@@ -126,7 +126,7 @@ def generate_empty_shard(context: WorkerContext, model: str) -> list[int]:
     bridge = OwnBridge(policy, read_model_config(policy))
     pieces = bridge.build(parallel, dtype=torch.float32, attention="auto", activation_checkpointing=False)
     bridge.load(pieces, parallel, seed=0)
-    generator = MegatronGeneration.of(pieces, parallel, bridge, policy, MegatronGenerationConfig())
+    generator = MegatronGeneration(pieces, parallel, bridge, policy, MegatronGenerationConfig())
     found = generator.generate(REQUESTS if context.rank == 0 else [])
     parallel.leave()
     return [len(group) for group in found]

@@ -106,9 +106,9 @@ def test_a_model_with_another_attention_kernel_is_refused(tmp_path: Path, raises
     (piece,) = bridge.build(parallel, dtype=torch.float32, attention="auto", activation_checkpointing=False)
     piece.decoder.layers[0].self_attention.core_attention = torch.nn.Identity()
     with raises(BackendError, "Identity"):
-        MegatronGeneration.of([piece], parallel, bridge, policy, MegatronGenerationConfig())
+        MegatronGeneration([piece], parallel, bridge, policy, MegatronGenerationConfig())
     with raises(BackendError):
-        MegatronGeneration.of([torch.nn.Identity()], parallel, bridge, policy, MegatronGenerationConfig())
+        MegatronGeneration([torch.nn.Identity()], parallel, bridge, policy, MegatronGenerationConfig())
     parallel.leave()
 
 

@@ -129,8 +129,9 @@ class GenerationPolicy:
         limits = self._single_requests
         if limits is None:
             raise BackendError(
-                "this generation backend takes no single requests: it does not support `submit`",
-                fix="set generation.backend: hf or vllm, or call generate",
+                "this generation backend takes no single requests: it does not support `submit`, or lives in the "
+                "trainer's processes, which must all make the same calls",
+                fix="set generation.backend: hf or vllm, or cluster.colocated: false, or call generate",
             )
         return self._opened(limits).submit(
             request,

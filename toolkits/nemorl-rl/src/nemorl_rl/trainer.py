@@ -184,10 +184,12 @@ class RolloutTrainer(BaseTrainer[R]):
 
     def _driving_problems(self) -> Iterator[ConfigIssue]:
         backend = self.config.generation.backend
+        is_attached = self.config.is_attached
         drives = self.environment.drives_policy or self.config.rollouts.turns == "free"
-        if drives and "submit" not in backend.supports:
+        if drives and (is_attached or "submit" not in backend.supports):
             name = registry().name_of("generation_backends", type(backend))
-            what = f"episodes of {self.environment.owner} go at their own pace; {name} answers whole batches only"
+            where = " in the trainer's processes" if is_attached else ""
+            what = f"episodes of {self.environment.owner} go at their own pace; {name}{where} answers whole batches only"
             yield ConfigIssue("generation.backend", what, "choose a backend that supports `submit`: hf, vllm or server")
         if self.config.rollouts.turns == "free" and self.environment.batched:
             what = f"{self.environment.owner} scores responses in batches, for which episodes have to wait"
