@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +24,7 @@ from nemorl_rl.generation_policy import REPORTS, GenerationPolicy, RequestLimits
 from nemorl_rl.requests import NamedRequests, RequestBackend
 from nemorl_rl.snapshots import SNAPSHOTS
 from nemorl_rl.tenant_resources import TenantResources
-from nemorl_rl.tenants import ENGINE, SYNC, EngineTenant, Parts, Residents, phases
+from nemorl_rl.tenants import ENGINE, ROLLOUT, SYNC, WRITES, EngineTenant, Parts, PhaseGate, Residents, phases
 
 if TYPE_CHECKING:
     from nemorl.contracts import GenerationBackend, TrainingBackend
@@ -69,6 +70,18 @@ class RolloutResources(TenantResources):
         self._shares_weights, self._spreads_weights = config.shares_weights, config.spreads_weights
         self._sampler, self._form = config.sampler, config.weight_form  # they ask the registry, once for all updates
         super().__init__(config, run_dir, on_restart=on_restart)
+        self._gate = PhaseGate(config.cluster.worker_timeout_s)
+
+    def _during(self, phase: str) -> AbstractContextManager[None]:
+        if self._tenancy is None and self._shares_weights and phase in (ROLLOUT, *WRITES):
+            return self._apart(phase)
+        return super()._during(phase)
+
+    @contextmanager
+    def _apart(self, phase: str) -> Iterator[None]:
+        """Nothing is sampled from weights that are being written: the trainer's own, which the engine runs on."""
+        with self._gate.during(phase), self._watch.explaining(phase):
+            yield
 
     def _table(self, roles: list[str], adapted: list[str]) -> Mapping[str, Residents]:
         return phases(roles, shares_weights=self._shares_weights, adapted=adapted)

@@ -32,6 +32,9 @@ WORK: Mapping[str, Parts] = {
 }
 """What each kind of a trained model's work needs of it (``nemorl.resources.policies.Work``)."""
 
+WRITES = (f"{POLICY} train", f"{POLICY} save")
+"""Phases in which a policy's weights change: steps of the optimizer, and checkpoints that are loaded."""
+
 
 def phases(roles: Sequence[str], *, shares_weights: bool, adapted: Collection[str] = ()) -> dict[str, Residents]:
     """The table of a run.
@@ -124,6 +127,53 @@ class Watch(Protocol):
         ...
 
 
+class PhaseGate:
+    """One phase at a time: work of one may overlap, that of another one waits for its end."""
+
+    def __init__(self, limit_s: float) -> None:
+        """
+        Args:
+            limit_s: Longest wait for the work of another phase.
+        """
+        self._limit_s = limit_s
+        self._phase: str | None = None
+        self._workers = 0
+        """Threads that are at work in this phase."""
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        """Nobody enters or leaves within it, and the next to enter enters anew."""
+        with self._changed:
+            self._phase = None
+            yield
+
+    @contextmanager
+    def during(self, phase: str, enter: Callable[[str], None] = lambda phase: None) -> Iterator[None]:
+        """The block is work of this phase. ``enter`` is called where no such work was before it.
+
+        Raises:
+            DeadlineError: the work of another phase did not end in time.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._workers == 0 or self._phase == phase, self._limit_s):
+                raise DeadlineError(
+                    f"{phase} waited {self._limit_s:g} s for {self._phase} to end: they use the same devices' memory",
+                    fix="raise cluster.worker_timeout_s if that work takes so long",
+                )
+            if self._phase != phase:
+                self._phase = None
+                enter(phase)
+                self._phase = phase
+            self._workers += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._workers -= 1
+                self._changed.notify_all()
+
+
 class Tenancy:
     """Moves tenants in and out. Work of one phase may overlap; that of another one waits for its end."""
 
@@ -134,25 +184,19 @@ class Tenancy:
             watch: Told of each phase.
             limit_s: Longest wait for the work of another phase.
         """
-        self._table, self._watch, self._limit_s = table, watch, limit_s
+        self._table, self._watch, self._gate = table, watch, PhaseGate(limit_s)
         self._tenants: dict[str, Tenant] = {}
         self._present: dict[str, set[MemoryPart]] = {}
-        self._phase: str | None = None
-        self._workers = 0
-        """Threads that are at work in this phase."""
-        self._changed = threading.Condition()
 
     def admit(self, name: str, tenant: Tenant, parts: Parts) -> None:
         """A tenant has come, or come anew, with these parts in the devices' memory."""
-        with self._changed:
+        with self._gate.closed():  # it may be in the way of what was there
             self._tenants[name], self._present[name] = tenant, set(parts)
-            self._phase = None  # it may be in the way of what was there
 
     def send_away(self, name: str) -> None:
         """A tenant leaves, if it is there: others are about to be built, with all that they have."""
-        with self._changed:
+        with self._gate.closed():
             if self._present.get(name):
-                self._phase = None
                 self._step("another is built", f"{name} leaving", partial(self._tenants[name].keep, ()))
                 self._present[name] = set()
 
@@ -170,26 +214,15 @@ class Tenancy:
             BackendError: a part could not be moved; says who holds what.
             DeviceMemoryError: there is no room for the work; says who holds what, and what was planned.
         """
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._workers == 0 or self._phase == phase, self._limit_s):
-                raise DeadlineError(
-                    f"{phase} waited {self._limit_s:g} s for {self._phase} to leave the devices' memory",
-                    fix="raise cluster.worker_timeout_s if that work takes so long",
-                )
-            if self._phase != phase:
-                self._phase = None
-                self._move(phase)
-                self._watch.entered(phase, self.holdings)
-                self._phase = phase
-            self._workers += 1
-        try:
-            yield
-        except DeviceMemoryError as error:
-            raise self._watch.explained(phase, error, self.holdings) from error
-        finally:
-            with self._changed:
-                self._workers -= 1
-                self._changed.notify_all()
+        with self._gate.during(phase, self._enter):
+            try:
+                yield
+            except DeviceMemoryError as error:
+                raise self._watch.explained(phase, error, self.holdings) from error
+
+    def _enter(self, phase: str) -> None:
+        self._move(phase)
+        self._watch.entered(phase, self.holdings)
 
     def holdings(self) -> Holdings:
         """Bytes of each tenant's parts, as the tenants count them."""
