@@ -33,25 +33,28 @@ class MathEnvironment(Environment):
         )
 
     def score(self, prompt: Prompt, response: str) -> Score:
-        answer = required_answer(prompt, self.name)
-        truth = reference_answer(answer)
-        given = self.given(answer, response)
+        truth = reference_answer(required_answer(prompt, self.name))
+        given = self._given(truth, response)
         if given is not None:
             given = without_nouns(given, truth, prompt.text)
         return _as_score(self._judge(truth, given), truth, given)
 
     def given(self, answer: str, response: str) -> str | None:
         """The final answer that a response gives to a task whose right one is ``answer``."""
+        return self._given(reference_answer(answer), response)
+
+    def outcome(self, answer: str, response: str) -> Outcome:
+        """What became of one response, before it is turned into numbers."""
+        truth = reference_answer(answer)
+        return self._judge(truth, self._given(truth, response))
+
+    def _given(self, truth: str, response: str) -> str | None:
         return final_answer(
             response,
             markers=self._config.answer_markers,
             require_marker=self._config.require_marker,
-            numeric=is_number(reference_answer(answer)),
+            numeric=is_number(truth),
         )
-
-    def outcome(self, answer: str, response: str) -> Outcome:
-        """What became of one response, before it is turned into numbers."""
-        return self._judge(reference_answer(answer), self.given(answer, response))
 
     def _judge(self, truth: str, given: str | None) -> Outcome:
         if given is None:

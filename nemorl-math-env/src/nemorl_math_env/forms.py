@@ -12,6 +12,7 @@ from fractions import Fraction
 
 from nemorl_math_env.expressions import Tree, try_expression
 from nemorl_math_env.quantities import Quantity, quantity_of
+from nemorl_math_env.remembering import remembered
 from nemorl_math_env.spelling import ROW_END, spelled, strip_wrapping, tidy, words
 from nemorl_math_env.units import NONE, Unit, read_unit
 
@@ -93,6 +94,7 @@ _SIMPLE_NAME = re.compile(
 _OPENING, _CLOSING = "([{", ")]}"
 
 
+@remembered
 def read_form(text: str) -> Form:
     """The shape of a text, with everything in it read as far as it can be."""
     return _read(tidy(strip_wrapping(text)), 0)

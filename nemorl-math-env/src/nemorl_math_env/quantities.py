@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
+from nemorl_math_env.remembering import remembered
 from nemorl_math_env.spelling import strip_wrapping, tidy
 from nemorl_math_env.units import MULTIPLIERS, NONE, Unit, read_unit
 
@@ -53,6 +54,7 @@ class Quantity:
         return "percent" in self.unit
 
 
+@remembered
 def read_quantity(text: str) -> Quantity | None:
     """The exact value of a plain numeral with an optional unit, or ``None`` where the text is anything else."""
     return quantity_of(tidy(strip_wrapping(text)))

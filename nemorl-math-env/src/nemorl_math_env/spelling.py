@@ -9,6 +9,9 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable
+from dataclasses import dataclass
+
+from nemorl_math_env.remembering import remembered
 
 ROW_END = "¶"
 """The end of a row of a matrix."""
@@ -51,63 +54,82 @@ def _text(found: re.Match[str]) -> str:
     return rf" \text{{{inside}}}" if re.fullmatch(r"[A-Za-z]", inside) else f" {inside} "
 
 
-_COMMANDS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = tuple(
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        (r"\\\\(?=[A-Za-z])", r"\\"),  # doubly escaped
-        (r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|limits|rm|textstyle)(?![A-Za-z])\s*\.?", ""),
-        (r"\\(?:bf|[lL]arge|LARGE|[hH]uge)(?![A-Za-z])", ""),
-        (r"\\(?:mathrm|text)\s*\{\s*([ei])\s*\}", r"\1"),
-        (r"\\(?:mathrm|operatorname\*?|mathit|textrm|mathsf)(?=\s*\{)", r"\\text"),
-        (r"\\(?:mbox|textbf|textit|textnormal|hbox)(?=\s*\{)", r"\\text"),
-        (r"\\(?:text)?color\s*\{[A-Za-z]+\}", ""),
-        (r"\\(?:mathbf|boldsymbol|bm|underline)\s*\{([A-Za-z]|[\d.]+)\}", r"\1"),
-        (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
-        (r"\\(?:times|cdot|ast)(?![A-Za-z])", "*"),
-        (r"\\div(?![A-Za-z])", "/"),
-        (r"\{\s*,\s*\}", ","),
-        (r"\\!\s*", ""),
-        (r"\\(?:[,;:> ]|quad|qquad|thinspace|enspace)(?![A-Za-z])|~", " "),
-        (r"\\([$%#&])", r"\1"),
-        (r"\^\s*\{?\s*\\(?:circ|degree)\s*\}?|\\degree(?![A-Za-z])|\^\s*°", "°"),
-        (r"\\(?:leqslant|leq|le)(?![A-Za-z])|<=", "≤"),
-        (r"\\(?:geqslant|geq|ge)(?![A-Za-z])|>=", "≥"),
-        (r"\\(?:neq|ne)(?![A-Za-z])|!=", "≠"),
-        (r"\\(?:approx|simeq)(?![A-Za-z])", "≈"),
-        (r"\\lt(?![A-Za-z])", "<"),
-        (r"\\gt(?![A-Za-z])", ">"),
-        (r"\\pm(?![A-Za-z])|\+/-|\+-(?=\s*\d)", "±"),
-        (r"\\cup(?![A-Za-z])", "∪"),
-        (r"\\in(?![A-Za-z])", "∈"),
-        (r"\\(?:lvert|rvert|vert|mid)(?![A-Za-z])", "|"),
-        (r"\\(?:langle|lparen)(?![A-Za-z])", "("),
-        (r"\\(?:rangle|rparen)(?![A-Za-z])", ")"),
-        (r"\\lbrace(?![A-Za-z])", r"\\{"),
-        (r"\\rbrace(?![A-Za-z])", r"\\}"),
-        (r"\\varnothing(?![A-Za-z])", r"\\emptyset "),
-        (r"\\var(theta|phi|epsilon)(?![A-Za-z])", r"\\\1"),
-        (r"\\(?:ldots|dots|cdots)(?![A-Za-z])", "…"),
-        (r"\*\*", "^"),
-        (r"(?<=\d)\s+[xX]\s+(?=\d)", "*"),
-        (r"(?<![A-Za-z\\])(?:infinity|inf)(?![A-Za-z])", r"\\infty "),
-        (r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi "),
-        # A single letter of text may be a unit, which the same letter in a formula is not.
-        (r"\\text\s*\{\s*([^{}]*?)\s*\}", _text),
-    )
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One replacement."""
+
+    pattern: re.Pattern[str]
+    replacement: str | Callable[[re.Match[str]], str]
+    needs: tuple[str, ...] = ("\\",)
+    """Text that a match must contain, one of these: looking for it is many times cheaper than trying the pattern"""
+
+
+def _rule(pattern: str, replacement: str | Callable[[re.Match[str]], str], *needs: str) -> Rule:
+    return Rule(re.compile(pattern), replacement, needs or ("\\",))
+
+
+RULES = (
+    _rule(r"\\\\(?=[A-Za-z])", r"\\"),  # doubly escaped
+    _rule(r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|limits|rm|textstyle)(?![A-Za-z])\s*\.?", ""),
+    _rule(r"\\(?:bf|[lL]arge|LARGE|[hH]uge)(?![A-Za-z])", ""),
+    _rule(r"\\(?:mathrm|text)\s*\{\s*([ei])\s*\}", r"\1"),
+    _rule(r"\\(?:mathrm|operatorname\*?|mathit|textrm|mathsf)(?=\s*\{)", r"\\text"),
+    _rule(r"\\(?:mbox|textbf|textit|textnormal|hbox)(?=\s*\{)", r"\\text"),
+    _rule(r"\\(?:text)?color\s*\{[A-Za-z]+\}", ""),
+    _rule(r"\\(?:mathbf|boldsymbol|bm|underline)\s*\{([A-Za-z]|[\d.]+)\}", r"\1"),
+    _rule(r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+    _rule(r"\\(?:times|cdot|ast)(?![A-Za-z])", "*"),
+    _rule(r"\\div(?![A-Za-z])", "/"),
+    _rule(r"\{\s*,\s*\}", ",", "{"),
+    _rule(r"\\!\s*", ""),
+    _rule(r"\\(?:[,;:> ]|quad|qquad|thinspace|enspace)(?![A-Za-z])|~", " ", "\\", "~"),
+    _rule(r"\\([$%#&])", r"\1"),
+    _rule(r"\^\s*\{?\s*\\(?:circ|degree)\s*\}?|\\degree(?![A-Za-z])|\^\s*°", "°", "\\", "°"),
+    _rule(r"\\(?:leqslant|leq|le)(?![A-Za-z])|<=", "≤", "\\", "<="),
+    _rule(r"\\(?:geqslant|geq|ge)(?![A-Za-z])|>=", "≥", "\\", ">="),
+    _rule(r"\\(?:neq|ne)(?![A-Za-z])|!=", "≠", "\\", "!="),
+    _rule(r"\\(?:approx|simeq)(?![A-Za-z])", "≈"),
+    _rule(r"\\lt(?![A-Za-z])", "<"),
+    _rule(r"\\gt(?![A-Za-z])", ">"),
+    _rule(r"\\pm(?![A-Za-z])|\+/-|\+-(?=\s*\d)", "±", "\\", "+/-", "+-"),
+    _rule(r"\\cup(?![A-Za-z])", "∪"),
+    _rule(r"\\in(?![A-Za-z])", "∈"),
+    _rule(r"\\(?:lvert|rvert|vert|mid)(?![A-Za-z])", "|"),
+    _rule(r"\\(?:langle|lparen)(?![A-Za-z])", "("),
+    _rule(r"\\(?:rangle|rparen)(?![A-Za-z])", ")"),
+    _rule(r"\\lbrace(?![A-Za-z])", r"\\{"),
+    _rule(r"\\rbrace(?![A-Za-z])", r"\\}"),
+    _rule(r"\\varnothing(?![A-Za-z])", r"\\emptyset "),
+    _rule(r"\\var(theta|phi|epsilon)(?![A-Za-z])", r"\\\1"),
+    _rule(r"\\(?:ldots|dots|cdots)(?![A-Za-z])", "…"),
+    _rule(r"\*\*", "^", "**"),
+    _rule(r"(?<=\d)\s+[xX]\s+(?=\d)", "*", "x", "X"),
+    _rule(r"(?<![A-Za-z\\])(?:infinity|inf)(?![A-Za-z])", r"\\infty ", "inf"),
+    _rule(r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi ", "pi"),
+    # A single letter of text may be a unit, which the same letter in a formula is not.
+    _rule(r"\\text\s*\{\s*([^{}]*?)\s*\}", _text),
 )
+"""In this order."""
 
 
+@remembered
 def tidy(text: str) -> str:
     """The text in the one spelling that the rest of the grader reads."""
-    text = re.sub(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", lambda found: f"^{{{found.group().translate(_SUPERSCRIPTS)}}}", text)
-    text = re.sub(r"[₀₁₂₃₄₅₆₇₈₉]+", lambda found: f"_{{{found.group().translate(_SUBSCRIPTS)}}}", text)
     if "\\begin" in text:
         text = text.replace("\\\\", ROW_END)
-    text = re.sub(r"√\s*(\d+)", r"\\sqrt{\1}", text)
-    text = "".join(_character(character) for character in text)
-    for pattern, replacement in _COMMANDS:
-        text = pattern.sub(replacement, text)
+    text = text if text.isascii() else _in_ascii(text)
+    for rule in RULES:
+        if any(needed in text for needed in rule.needs):
+            text = rule.pattern.sub(rule.replacement, text)
     return re.sub(r"\s+", " ", text).strip()
+
+
+def _in_ascii(text: str) -> str:
+    """As far as there is a spelling."""
+    text = re.sub(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", lambda found: f"^{{{found.group().translate(_SUPERSCRIPTS)}}}", text)
+    text = re.sub(r"[₀₁₂₃₄₅₆₇₈₉]+", lambda found: f"_{{{found.group().translate(_SUBSCRIPTS)}}}", text)
+    text = re.sub(r"√\s*(\d+)", r"\\sqrt{\1}", text)
+    return "".join(_character(character) for character in text)
 
 
 def _character(character: str) -> str:
@@ -125,6 +147,7 @@ def _character(character: str) -> str:
     return character
 
 
+@remembered
 def strip_wrapping(text: str) -> str:
     """Without surrounding emphasis, math delimiters, quotes and closing punctuation."""
     previous = None
@@ -141,6 +164,7 @@ def strip_wrapping(text: str) -> str:
     return re.sub(r"^\$([^$]+)\$(?=[^$]*$)", r"\1 ", text)
 
 
+@remembered
 def words(text: str) -> str:
     """Text as it is compared with text: in lower case, one space between words, no closing punctuation."""
     plain = re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", tidy(strip_wrapping(text))).casefold()
@@ -149,6 +173,7 @@ def words(text: str) -> str:
     return re.sub(r"\s+", " ", strip_wrapping(plain)).strip()
 
 
+@remembered
 def spelled(text: str) -> str:
     """A formula as it is compared as text: no space but between two words or two numbers, case kept."""
     plain = tidy(strip_wrapping(text))
