@@ -26,6 +26,7 @@ SURFACE: Mapping[str, tuple[str, ...]] = {
             "memory_plan",
             "model_folder",
             "open_data",
+            "open_records",
             "plot_run",
             "push_to_hub",
         ),

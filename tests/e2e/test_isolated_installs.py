@@ -12,6 +12,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from nemorl_report.records.reading import read_records
 
 pytestmark = pytest.mark.slow
 
@@ -151,7 +152,7 @@ def test_two_plugins_that_exclude_each_other_work_in_one_run(
         assert result["ok"], result
 
     nemorl(home, "train", config(tiny_model, home), "--json")
-    samples = [json.loads(line) for line in (home / "run" / "samples.jsonl").read_text().splitlines()]
+    samples = list(read_records(home / "run"))
     assert {sample["prompt"].split()[0] for sample in samples} == {"0.5.1"}
     assert {sample["reward"] for sample in samples} == {1.0}  # graded by 0.3.1
     locked = json.loads((home / "run" / "plugins.lock.json").read_text())["plugins"]

@@ -11,6 +11,7 @@ import pytest
 from nemorl.trainer import BaseTrainer
 from nemorl_base.jsonl import read_jsonl
 from nemorl_commands.console import Console
+from nemorl_report.records.reading import read_records
 from nemorl_rl.callbacks import Callback
 from safetensors.torch import load_file
 
@@ -59,7 +60,7 @@ def measured(run_dir: Path) -> list[dict[str, float]]:
 
 
 def responses(run_dir: Path) -> list[tuple[int, str]]:
-    return [(record["step"], record["response"]) for record in read_jsonl(run_dir / "samples.jsonl")]
+    return [(record["step"], record["response"]) for record in read_records(run_dir, split="train")]
 
 
 CHANGES = [
@@ -75,6 +76,7 @@ CHANGES = [
     "rollouts.max_batches_per_step=2",
     "rollouts.mismatch_warning=1.2",
     "rollouts.mismatch_limit=null",
+    "records.max_gib=1.5",
 ]
 
 

@@ -15,6 +15,7 @@ from nemorl.errors import CheckpointError, ConfigError, ForeignError, UsageError
 from nemorl.storage.checkpoints import CheckpointManager
 from nemorl.trainer import BaseTrainer, TrainResult
 from nemorl_commands.console import Console
+from nemorl_report.records.reading import read_records
 from nemorl_rl.callbacks import Callback
 from nemorl_rl.mixtures import Mixture
 from recorded_messages import Raises
@@ -258,10 +259,9 @@ def test_one_may_go_back_to_a_step_and_loses_nothing(tiny_model: Path, tmp_path:
 def test_a_run_directory_holds_everything(tiny_model: Path, tmp_path: Path) -> None:
     result = fit(config("grpo", tiny_model, tmp_path / "run", max_steps=1))
     names = {path.name for path in result.run_dir.iterdir()}
-    assert {"config.yaml", "environment.json", "metrics.jsonl", "samples.jsonl", "events.jsonl"} <= names
+    assert {"config.yaml", "environment.json", "metrics.jsonl", "records", "events.jsonl"} <= names
     assert {"checkpoints", "report.html", "model"} <= names
-    samples = lines(result.run_dir / "samples.jsonl")
-    assert {sample["split"] for sample in samples} == {"train", "validation"}
+    assert {record["split"] for record in read_records(result.run_dir)} == {"train", "validation"}
     assert result.best_checkpoint == result.run_dir / "checkpoints/step_000001"
     assert set(result.history[-1]) <= set(result.metrics) | {"step"}
 

@@ -17,6 +17,7 @@ from nemorl_distillation import DistillationConfig, OPDConfig
 from nemorl_distillation.responses import given_count, given_sample
 from nemorl_distillation.trainer import DistillationTrainer, OPDTrainer
 from nemorl_distillation.vocabulary import shared_vocabulary
+from nemorl_report.records.reading import read_records
 from nemorl_rl.tokenizer import Tokenizer
 from nemorl_tensors import TokenBatch
 from nemorl_testing.models import tiny_model
@@ -273,7 +274,7 @@ def test_validation_measures_the_divergence(algorithm: str, tmp_path: Path) -> N
     result = fit(settings(algorithm, tmp_path / "run"), val_dataset=ROWS)
     assert result.metrics["validation/reverse_kl"] > 0.1
     assert not [name for name in result.metrics if name.endswith(("reward", "accuracy"))]
-    splits = [json.loads(line)["split"] for line in (tmp_path / "run/samples.jsonl").read_text().splitlines()]
+    splits = [record["split"] for record in read_records(tmp_path / "run")]
     assert splits.count("validation") == len(ROWS)
 
 

@@ -22,6 +22,7 @@ from nemorl_report.report import plugin_blocks, write_combined_report, write_rep
 from nemorl_report.run_data import RunData
 from nemorl_report.sections import Curves, Section, Table, Text
 from nemorl_rl.config import RolloutRunConfig
+from record_files import write_records
 
 ATTACK = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
@@ -50,7 +51,7 @@ def make_run(folder: Path, steps: int = 3) -> Path:
         )  # fmt: skip
     metrics.append({"step": steps, "time": 1000.0 + 4 * steps, "validation/accuracy": 0.75})
     write_lines(folder / "metrics.jsonl", metrics, tail='{"step": 99, "tra')
-    write_lines(folder / "samples.jsonl", [sample(0, "2+2?", "5", 0.0), sample(steps, "2+2?", "4 exactly", 1.0)])
+    write_records(folder, [sample(0, "2+2?", "5", 0.0), sample(steps, "2+2?", "4 exactly", 1.0)])
     write_lines(folder / "events.jsonl", [{"time": 1000.0, "event": "started"}, {"time": 1012.0, "event": "finished"}])
     return folder
 
@@ -149,7 +150,7 @@ def test_a_report_needs_no_network(tmp_path: Path) -> None:
 @pytest.mark.parametrize("field", ["prompt", "response", "answer"])
 def test_model_output_cannot_inject_markup(tmp_path: Path, field: str) -> None:
     run = make_run(tmp_path / "run")
-    write_lines(run / "samples.jsonl", [{**sample(0, "p", "r", 0.0), field: ATTACK}])
+    write_records(run, [{**sample(0, "p", "r", 0.0), field: ATTACK}])
     page = write_report(run).read_text()
     assert "<script>alert" not in page
     assert "<img" not in page
@@ -203,8 +204,8 @@ def run_that_says(text: str, folder: Path) -> Path:
     (run / "environment.json").write_text(json.dumps(versions))
     names = (f"train/{text}", f"validation/pass@{text}", f"timing/train/{word}", text, f"train/reward/{text}")
     write_lines(run / "metrics.jsonl", [{"step": step, **dict.fromkeys(names, 1.0 + step)} for step in (1, 2)])
-    said = {"prompt": text, "response": text, "answer": text, "finish_reason": text, "tokens": text}
-    write_lines(run / "samples.jsonl", [{"step": 1, "split": "train", "reward": 0.5, **said}])
+    said = {"prompt": text, "response": text, "answer": text, "finish_reason": text}
+    write_records(run, [{"step": 1, "split": "train", "reward": 0.5, **said}])
     told = {"event": f"error {text}", text: text, "status": text, "level": text}
     write_lines(run / "events.jsonl", [{"time": 1.0, **told}, {"time": text, "event": {f"error {text}": [text]}}])
     return run
@@ -267,7 +268,7 @@ def test_the_page_allows_only_its_own_script_to_run(tmp_path: Path) -> None:
 
 def test_template_signs_in_model_output_are_left_alone(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    write_lines(run / "samples.jsonl", [sample(0, "$title costs ${data} $$5", "r", 0.0)])
+    write_records(run, [sample(0, "$title costs ${data} $$5", "r", 0.0)])
     assert "$title costs ${data} $$5" in write_report(run).read_text()
 
 
@@ -277,7 +278,10 @@ def test_an_empty_directory_still_gives_a_report(tmp_path: Path) -> None:
     assert "incomplete" in page
 
 
-@pytest.mark.parametrize("name", ["config.yaml", "environment.json", "metrics.jsonl", "samples.jsonl", "events.jsonl"])
+RECORDED = "records/validation/step_000000.parquet"
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "environment.json", "metrics.jsonl", RECORDED, "events.jsonl"])
 @pytest.mark.parametrize(
     "content",
     [
@@ -304,9 +308,9 @@ def test_phases_and_the_unnamed_rest_add_up_to_the_step_time(tmp_path: Path) -> 
 
 
 def test_samples_pair_the_earliest_and_latest_of_the_same_prompt(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run")
+    run = tmp_path / "run"
     lines = [sample(5, "a", "a5", 1.0), sample(1, "a", "a1", 0.0), sample(1, "b", "b1", 0.0), sample(9, "a", "a9", 1.0)]
-    write_lines(run / "samples.jsonl", [*lines, sample(1, "a", "train", 0.0, split="train")])
+    write_records(run, [*lines, sample(1, "a", "train", 0.0, split="train")])
     pairs, split = parts.sample_pairs(RunData.load(run))
     assert split == "validation"
     assert [(early["response"], late["response"]) for early, late in pairs] == [("a1", "a9"), ("b1", "b1")]

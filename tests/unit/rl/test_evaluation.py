@@ -26,7 +26,6 @@ from nemorl_rl.evaluation import (
     evaluate_config,
     held_out_rows,
     measure,
-    sample_record,
 )
 from nemorl_rl.generation_policy import GenerationPolicy
 from nemorl_rl.rollouts import RolloutEngine
@@ -151,20 +150,6 @@ def test_evaluation_by_hand(engine: RolloutEngine) -> None:
 def test_one_response_per_prompt_has_no_pass_at_k(engine: RolloutEngine) -> None:
     evaluation = evaluate(engine, prompts(engine, "0", "7"), num_generations=1, sampling=SamplingParams(), seed=1)
     assert evaluation.metrics == {"accuracy": 0.5, "reward": 1.0, "avg_length": 2.0, "truncation_rate": 0.0}
-
-
-def test_a_sample_becomes_one_record(engine: RolloutEngine) -> None:
-    evaluation = evaluate(engine, prompts(engine, "0"), num_generations=1, sampling=SamplingParams(), seed=1)
-    assert sample_record(evaluation.samples[0], 3, "eval") == {
-        "step": 3,
-        "split": "eval",
-        "prompt": "0",
-        "response": "0",
-        "answer": None,
-        "reward": 2.0,
-        "finish_reason": "stop",
-        "tokens": 2,
-    }
 
 
 def test_the_majority_is_measured_where_answers_are_told_apart(engine: RolloutEngine) -> None:

@@ -1,7 +1,6 @@
 """The directory that a run owns: its files, who may write them, and what they say of the run.
 
-It holds ``config.yaml`` (resolved), ``metrics.jsonl``, ``samples.jsonl``, ``events.jsonl``, ``checkpoints/`` and, at
-the end, ``model/``. Toolkits add more, such as ``report.html``.
+``config.yaml`` (resolved), ``metrics.jsonl``, ``events.jsonl``, ``checkpoints/``, ``model/``, and what toolkits add.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from nemorl_base.files import replace_text, storing
-from nemorl_base.jsonl import JsonlWriter, read_jsonl
+from nemorl_base.jsonl import JsonlWriter, StepLog, read_jsonl
 from nemorl_base.last_words import note
 from nemorl_base.mappings import differences
 from nemorl_base.ownership import Ownership
@@ -65,8 +64,9 @@ class RunDirectory:
             if self.is_resumed:
                 _require_same_run(path, config, resume=resume)
             self.metrics = stack.enter_context(JsonlWriter(path / "metrics.jsonl"))
-            self.samples = stack.enter_context(JsonlWriter(path / "samples.jsonl"))
             self.events = stack.enter_context(JsonlWriter(path / "events.jsonl"))
+            self.logs: list[StepLog] = [self.metrics]
+            """What is written step by step, and cut where the run goes back."""
             note(run=path.resolve())
             stack.callback(note, closed=path.resolve())
             self.checkpoints = CheckpointManager.of_run(path, config)
@@ -130,8 +130,8 @@ class RunDirectory:
 
     def rewind(self, step: int) -> None:
         """Drop log records after ``step``, which the continuation writes again. Warns where earlier ones are lost."""
-        self.metrics.truncate_after(step)
-        self.samples.truncate_after(step)
+        for log in self.logs:
+            log.truncate_after(step)
         last = last_step(self.path)
         if last < step:
             self.warn(f"metrics.jsonl was damaged: it ends at step {last}, what it held up to step {step} is lost")
@@ -153,8 +153,8 @@ class RunDirectory:
             (folder / "checkpoints").mkdir(parents=True)
             for path in checkpoints:
                 path.rename(folder / "checkpoints" / path.name)
-            for writer in (self.metrics, self.samples):
-                shutil.copy2(writer.path, folder)
+            for path in (log.path for log in self.logs if log.path.exists()):
+                (shutil.copytree if path.is_dir() else shutil.copy2)(path, folder / path.name)
             if (self.path / "model").is_dir():
                 (self.path / "model").rename(folder / "model")
         return folder

@@ -68,6 +68,7 @@ class TaughtTrainer(RolloutTrainer[T]):
                 self.later_with_old_logprobs(batch, minibatches),
                 replace(self.loss, on_policy=True),
             )
+        self.recorder.batch(samples, minibatches)
 
         # 3. Update, then publish: the next responses must come from the new weights.
         with self.run.timer.phase("policy_training"):
@@ -83,7 +84,7 @@ class TaughtTrainer(RolloutTrainer[T]):
         scored = super().validate(rows) if self.has_rewards else {}
         samples = self.held_out(rows)
         if not self.has_rewards:
-            self.record_samples(samples, "validation", len(samples))
+            self.recorder.rollout(samples, "validation", self.step)
         batch = self.to_batch(samples)
         found = {name: metric.value for name, metric in rollout_metrics(samples).items()}
         return {

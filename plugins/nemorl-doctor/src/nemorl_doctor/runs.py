@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +17,7 @@ from nemorl_commands.answers import AsJson, echo_json
 from nemorl_commands.terminal import print_table, styled
 from nemorl_report.lock import FILE as PLUGINS_FILE
 from nemorl_report.lock import read_lock
+from nemorl_report.records.reading import FOLDER, RecordFile, read_table, record_files
 
 app = typer.Typer(
     add_completion=False,
@@ -79,11 +81,14 @@ def verdicts_on(run: Path) -> Iterator[Verdict]:
         "config.yaml": _config,
         "environment.json": lambda path: json.loads(path.read_text(encoding="utf-8")),
         PLUGINS_FILE: read_lock,
-        **dict.fromkeys(("metrics.jsonl", "samples.jsonl", "events.jsonl"), _lines),
+        **dict.fromkeys(("metrics.jsonl", "events.jsonl"), _lines),
     }
     for name, check in checks.items():
         if (run / name).exists() or name == "config.yaml":
             yield Verdict(run.name, name, _problem(check, run / name))
+    for file in record_files(run / FOLDER):
+        if (problem := _problem(partial(_table, file), file.path)) is not None:
+            yield Verdict(run.name, str(file.path.relative_to(run)), problem)
     for path in sorted((run / "checkpoints").glob("step_*")):
         problem = _problem(lambda path: Checkpoint.read(path).verify(), path)
         yield Verdict(run.name, f"checkpoints/{path.name}", problem)
@@ -101,6 +106,10 @@ def _problem(check: Callable[[Path], Any], path: Path) -> str | None:
     except (OSError, ValueError, RecursionError) as error:
         return f"cannot be read: {' '.join(str(error).split())}"
     return None
+
+
+def _table(file: RecordFile, _path: Path) -> None:
+    read_table(file)
 
 
 def _config(path: Path) -> None:

@@ -59,6 +59,7 @@ class PPOTrainer(RolloutTrainer[PPOConfig]):
         first_loss = self.first_loss
         if first_loss is not None:
             minibatches = self.later_with_old_logprobs(batch, minibatches)
+        self.recorder.batch(samples, minibatches)
 
         # 5. The critic learns, and in the first steps nobody else: advantages against a new head are noise.
         epochs = self.config.num_epochs_per_rollout

@@ -11,9 +11,20 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from nemorl_base.files import replacing, storing
+
+
+class StepLog(Protocol):
+    """Records of steps, in a file or folder of a run."""
+
+    @property
+    def path(self) -> Path:
+        """Where they are; it need not be there yet."""
+
+    def truncate_after(self, step: int) -> None:
+        """Drop records of later steps, which the run makes again."""
 
 
 class JsonlWriter:

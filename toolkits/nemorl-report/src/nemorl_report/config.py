@@ -13,6 +13,6 @@ class RecordsConfig(HookConfig):
     summary: ClassVar[str] = "environment.json, plugins.lock.json and report.html of every run"
 
     def build(self) -> object:
-        from nemorl_report.records import Records
+        from nemorl_report.run_files import Records
 
         return Records()

@@ -8,13 +8,15 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from nemorl_base.jsonl import read_jsonl
 from nemorl_base.reading import parse_json
+
+from nemorl_report.records.reading import RunRecords
 
 RUN_EVENT = re.compile(r"(?:(?:run|fit|train|training)[_.: -]?)(\w+)|(\w+)")
 STATUS_OF_WORD = {
@@ -48,8 +50,8 @@ class RunData:
     """``environment.json``: versions, plugins, git state."""
     metrics: Mapping[str, dict[int, float]] = field(default_factory=dict)
     """Metric name -> step -> value, steps ascending; only finite numbers."""
-    samples: tuple[Mapping[str, Any], ...] = ()
-    """Records of ``samples.jsonl``: step, split, prompt, response, reward, …"""
+    samples: Sequence[Mapping[str, Any]] = ()
+    """Rollout records without their tokens, in order of steps: step, split, prompt, response, reward, …"""
     events: tuple[Mapping[str, Any], ...] = ()
     """Records of ``events.jsonl``: time, event, and facts about it."""
     times: tuple[float, ...] = ()
@@ -70,7 +72,7 @@ class RunData:
             config=_mapping(config_text, parse_yaml),
             environment=_mapping(_text(run_dir / "environment.json"), parse_json),
             metrics=_series(records),
-            samples=tuple(read_jsonl(run_dir / "samples.jsonl")),
+            samples=RunRecords(run_dir),
             events=events,
             times=tuple(sorted(line["time"] for line in (*records, *events) if is_number(line.get("time")))),
         )

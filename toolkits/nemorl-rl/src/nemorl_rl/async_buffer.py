@@ -20,7 +20,7 @@ from typing import Any
 from nemorl.contracts import DataModule
 from nemorl.errors import DataError, DeadlineError
 from nemorl.metrics import Metric
-from nemorl.types import Row, Samples
+from nemorl.types import Row, Sample, Samples
 
 from nemorl_rl.busy_time import BusyTime
 from nemorl_rl.prompts import to_prompts
@@ -41,6 +41,7 @@ class AsyncRolloutBuffer:
         max_batches: int,
         deadline_s: float,
         seed_of: Callable[[int], int],
+        on_rejected: Callable[[list[Sample]], None] = lambda _group: None,
     ) -> None:
         """
         Args:
@@ -51,9 +52,10 @@ class AsyncRolloutBuffer:
             max_batches: With a filter: batches sampled for one step before that is an error.
             deadline_s: Longest wait of the trainer since it began a batch.
             seed_of: Batch number (1 is the first) -> the seed of its samples.
+            on_rejected: Told, from any thread, of each group that the filter rejects.
         """
         self._data, self._engine, self._plan = data, engine, plan
-        self._deadline_s, self._seed_of = deadline_s, seed_of
+        self._deadline_s, self._seed_of, self._on_rejected = deadline_s, seed_of, on_rejected
         self._changed = threading.Condition()
         """Held by whoever reads or changes what follows."""
         limit = max_batches if plan.keep is not None else None
@@ -168,6 +170,8 @@ class AsyncRolloutBuffer:
             seed = self._seed_of(batch.number)
             for group in self._engine.stream(prompts, self._plan, seed=seed, on_generated=end_generation):
                 is_wanted = self._plan.keep is None or self._plan.keep(group)
+                if not is_wanted:
+                    self._on_rejected(group)
                 with self._changed:
                     schedule.deliver(batch, group, is_wanted=is_wanted)
                     self._changed.notify_all()

@@ -22,6 +22,7 @@ from pydantic import Field, model_validator
 
 from nemorl_rl.adapters import ADAPTERS
 from nemorl_rl.declared_metrics import ROLLOUT_METRICS
+from nemorl_rl.recording import RecordingConfig
 from nemorl_rl.snapshots import held_versions
 from nemorl_rl.transport_choice import choose_transport
 
@@ -179,6 +180,8 @@ class RolloutRunConfig(RunConfig):
     """The sampling engine and its settings."""
     rollouts: RolloutConfig = Field(default_factory=RolloutConfig)
     """How responses are collected and scored."""
+    records: Annotated[RecordingConfig, RESUMABLE] = Field(default_factory=RecordingConfig)
+    """How many rollouts are kept in ``records/``."""
     environment: Annotated[EnvironmentConfig, Component("environments")] | None = None
     """What scores responses. Unset: pass ``reward_fn`` to ``fit``."""
     validation: Annotated[RolloutValidationConfig, RESUMABLE] = Field(default_factory=RolloutValidationConfig)

@@ -292,27 +292,18 @@ def _combined(parts: Sequence[Evaluation]) -> Evaluation:
     )
 
 
-def sample_record(sample: Sample, step: int, split: str) -> dict[str, Any]:
-    """A sample as one line of ``samples.jsonl``."""
-    return {
-        "step": step,
-        "split": split,
-        "prompt": sample.prompt.text,
-        "response": sample.response,
-        "answer": sample.prompt.answer,
-        "reward": sample.reward,
-        "finish_reason": sample.finish_reason,
-        "tokens": sample.response_tokens,
-    }
-
-
 def eval_record(sample: Sample, dataset: str, seed: int) -> dict[str, Any]:
     """A sample as one line of the output of ``nemorl eval``: everything needed to count again."""
     return {
         "dataset": dataset,
         "seed": seed,
         "index": sample.prompt.index,
-        **{key: value for key, value in sample_record(sample, 0, "eval").items() if key not in ("step", "split")},
+        "prompt": sample.prompt.text,
+        "response": sample.response,
+        "answer": sample.prompt.answer,
+        "reward": sample.reward,
+        "finish_reason": sample.finish_reason,
+        "tokens": sample.response_tokens,
         "given": sample.score.answer,
         "correct": sample.score.correct,
         "turns": sample.turns,

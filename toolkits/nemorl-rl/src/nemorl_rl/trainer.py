@@ -13,7 +13,7 @@ from nemorl.contracts import DataModule, DataSource
 from nemorl.environment import Environment
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import Mean, Metrics
-from nemorl.plugins import registry
+from nemorl.plugins import offered, registry
 from nemorl.run import TrainResult
 from nemorl.trainer import BaseTrainer
 from nemorl.types import Row, Samples
@@ -26,11 +26,12 @@ from nemorl_rl.config import RolloutRunConfig
 from nemorl_rl.data import RowDataModule
 from nemorl_rl.environments import EnvironmentPool
 from nemorl_rl.environments.sources import RewardSource, as_environment
-from nemorl_rl.evaluation import evaluate, planned_turns, sample_record
+from nemorl_rl.evaluation import evaluate, planned_turns
 from nemorl_rl.generation_policy import GenerationPolicy
 from nemorl_rl.memory_plan.watch import MemoryRemarks
 from nemorl_rl.mismatch import MismatchWatch
 from nemorl_rl.prompts import to_prompts
+from nemorl_rl.recording import NoRecorder, RolloutRecorder
 from nemorl_rl.rehearsal import rehearse, reward_problems
 from nemorl_rl.resources import RolloutResources
 from nemorl_rl.rollouts import RolloutEngine, RolloutPlan
@@ -38,9 +39,6 @@ from nemorl_rl.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from nemorl_tensors import TokenBatch
-
-SHOWN_SAMPLES = 8
-"""Samples written to ``samples.jsonl`` per training step, taken from different groups where possible."""
 
 R = TypeVar("R", bound=RolloutRunConfig)
 
@@ -66,6 +64,8 @@ class RolloutTrainer(BaseTrainer[R]):
         self.generation: GenerationPolicy
         """The policy as it samples."""
         self.rollouts: RolloutEngine
+        self.recorder: RolloutRecorder = NoRecorder()
+        """Keeps rollouts in the run's directory."""
         self.buffer: AsyncRolloutBuffer | None = None
         self._sync_bytes: int | None = None
         """What a replica of the generator read of the weights of the last sync, if it counts"""
@@ -88,7 +88,7 @@ class RolloutTrainer(BaseTrainer[R]):
             seed=derive_seed(self.config.seed, "validation"),
             max_turns=planned_turns(self),
         )
-        self.record_samples(evaluation.samples, "validation", len(evaluation.samples))
+        self.recorder.rollout(evaluation.samples, "validation", self.step)
         return evaluation.metrics
 
     # What it may use
@@ -107,7 +107,7 @@ class RolloutTrainer(BaseTrainer[R]):
             prompts = to_prompts(rows, self.tokenizer)
             samples = self.rollouts.collect(prompts, self.rollout_plan, seed=self._rollout_seed(self.step))
         self.run.hooks.fire("on_rollout_end", trainer=self, step=self.step, samples=samples)
-        self.record_samples(samples)
+        self.recorder.rollout(samples, "train", self.step)
         return samples
 
     def sync_weights(self) -> None:
@@ -137,12 +137,6 @@ class RolloutTrainer(BaseTrainer[R]):
         """The batch with ``reference_logprobs``: the frozen initial policy's."""
         with self.run.timer.phase("policy_and_reference_logprobs"):
             return batch.with_tokens(reference_logprobs=self.run.policy.get_logprobs(batch, "reference"))
-
-    def record_samples(self, samples: Samples, split: str = "train", limit: int = SHOWN_SAMPLES) -> None:
-        """Keep up to ``limit`` of these samples, evenly spread, in ``samples.jsonl``."""
-        stride = max(1, len(samples) // limit)
-        for sample in samples[::stride][:limit]:
-            self.directory.samples.write(sample_record(sample, self.progress.step, split))
 
     # What the loop asks
 
@@ -213,6 +207,9 @@ class RolloutTrainer(BaseTrainer[R]):
         pool = run.own(EnvironmentPool.from_config(self.environment, config.rollouts), "close")
         limit = config.policy.max_sequence_tokens
         self.rollouts = RolloutEngine(self.generation, pool, self.tokenizer, max_sequence_tokens=limit, timer=run.timer)
+        open_records = offered("open_records")
+        if open_records is not None and config.records.max_gib > 0:
+            self.recorder = run.own(open_records(self), "close")
 
     def restore(self) -> None:
         """Be where the run was, rollouts that ran ahead included."""
@@ -251,4 +248,5 @@ class RolloutTrainer(BaseTrainer[R]):
             max_batches=settings.max_batches_per_step,
             deadline_s=self.config.cluster.worker_timeout_s + settings.environment_timeout_s,
             seed_of=self._rollout_seed,
+            on_rejected=lambda group: self.recorder.rejected(group, "equal_rewards"),
         )

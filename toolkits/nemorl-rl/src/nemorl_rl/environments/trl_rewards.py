@@ -17,7 +17,7 @@ COMPLETIONS = "completions"
 ABSENT = {
     "completion_ids": "rewards here see text: tokenize it, or drop the parameter",
     "environments": "write a nemorl.Environment for a conversation",
-    "log_extra": "responses and rewards are in samples.jsonl: drop the parameter",
+    "log_extra": "responses and rewards are in the run's records/: drop the parameter",
     "log_metric": "return a nemorl.Score(reward, metrics={…}) per completion, and drop the parameter",
     "trainer_state": "there is no such object here: use a nemorl.Callback for what depends on the step",
 }

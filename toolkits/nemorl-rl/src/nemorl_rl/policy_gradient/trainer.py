@@ -71,6 +71,7 @@ class PolicyGradientTrainer(RolloutTrainer[P]):
         minibatches = batch.minibatches(config.num_minibatches)
         if first_loss is not None:
             minibatches = self.later_with_old_logprobs(batch, minibatches)
+        self.recorder.batch(samples, minibatches)
 
         # 4. Update, then publish: the next rollout must come from the new weights.
         with self.run.timer.phase("policy_training"):

@@ -1,0 +1,331 @@
+"""Rollout records: what is in them, who can read them, and what befalls a run whose disk or files fail."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import nemorl
+import pandas
+import pytest
+from datasets import load_dataset
+from nemorl.types import Branch, Prompt, Sample, Samples, Score
+from nemorl_commands.console import Console
+from nemorl_report.records.reading import FOLDER, read_records, read_table, record_files
+from nemorl_report.records.schema import HEAVY, SCHEMA
+from nemorl_report.records.selecting import Selection
+from nemorl_report.records.turns import spans
+from nemorl_report.records.writing import Recorder
+from nemorl_rl.callbacks import Callback
+from nemorl_rl.recording import RecordingConfig
+from nemorl_tensors import TokenBatch
+
+ROWS = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(6)]
+
+
+def decode(token_ids: Sequence[int]) -> str:
+    return " ".join(map(str, token_ids))
+
+
+def sample(index: int, reward: float, *, valid: bool = True, finish: Any = "stop", **others: Any) -> Sample:
+    prompt = Prompt(index, f"prompt {index}", (5, 6), answer="4")
+    score = Score(reward, {"format": 0.5}, {"late": 1.0}, reward > 0, "4", valid)
+    mask, logprobs = (False, False, True, True), (0.0, 0.0, -0.5, -1.0)
+    return Sample(prompt, (5, 6, 7, 8), mask, logprobs, score, "seven eight", finish, weight_versions=(3,), **others)
+
+
+def recorder(run_dir: Path, warnings: list[str] | None = None, every: int = 0, **options: Any) -> Recorder:
+    warn = (warnings if warnings is not None else []).append
+    config = RecordingConfig(**options)
+    return Recorder(run_dir, config, validation_every=every, decode=decode, warn=warn)
+
+
+def rows_of(run_dir: Path, step: int = 1, split: str = "train") -> list[dict[str, Any]]:
+    (file,) = record_files(run_dir / FOLDER, split=split, step=step)
+    found: list[dict[str, Any]] = read_table(file).to_pylist()
+    return found
+
+
+def test_a_record_holds_what_the_update_was_made_of(tmp_path: Path) -> None:
+    samples = Samples([sample(0, 1.0), sample(0, 0.0, finish="length"), sample(1, 0.0, valid=False), sample(1, 1.0)])
+    batch = TokenBatch.from_samples(samples, [0.5, -0.5, 0.0, 2.0], drop=[False, True, True, False])
+    batch = batch.with_tokens(reference_logprobs=batch["generation_logprobs"] + 0.1)
+    keeper = recorder(tmp_path / "mine")
+    keeper.rollout(samples, "train", 1)
+    keeper.batch(samples, batch.minibatches(2))
+    keeper.close()
+
+    first, cut, unjudged, last = rows_of(tmp_path / "mine")
+    assert [row["sample_id"] for row in (first, cut, unjudged, last)] == [
+        "train-1-0-0", "train-1-0-1", "train-1-1-0", "train-1-1-1"
+    ]  # fmt: skip
+    assert (first["run"], first["split"], first["step"], first["group"]) == ("mine", "train", 1, 0)
+    assert (first["prompt"], first["response"], first["answer"], first["given"]) == (
+        "prompt 0",
+        "seven eight",
+        "4",
+        "4",
+    )
+    assert (first["reward"], first["correct"], first["tokens"], first["total_tokens"]) == (1.0, True, 2, 4)
+    assert first["components"] == [{"name": "format", "value": 0.5}]
+    assert first["weight_versions"] == [3]
+    assert [row["advantage"] for row in (first, cut, unjudged, last)] == [0.5, -0.5, 0.0, 2.0]
+    assert [row["filtered"] for row in (first, cut, unjudged, last)] == [None, "overlong", "invalid", None]
+    # k3 with r - p = 0.1 at both tokens: exp(0.1) - 0.1 - 1 = 0.005171
+    assert first["kl"] == pytest.approx(0.005171, abs=1e-6)
+    (sequence,) = last["sequences"]
+    assert sequence["token_ids"] == [5, 6, 7, 8]
+    assert sequence["mask"] == [False, False, True, True]
+    assert sequence["generation_logprobs"] == [0.0, 0.0, -0.5, -1.0]
+    assert sequence["reference_logprobs"] == pytest.approx([0.1, 0.1, -0.4, -0.9])
+    assert sequence["loss_weights"] == [0.0, 0.0, 0.5, 0.5]  # two tokens train in the second minibatch
+    assert sequence["advantages"] is None  # they are all 2.0
+    assert sequence["old_logprobs"] is None
+    assert [(turn["author"], turn["text"], turn["start"], turn["stop"]) for turn in first["turns"]] == [
+        ("prompt", "5 6", 0, 2), ("policy", "seven eight", 2, 4)
+    ]  # fmt: skip
+
+
+def test_an_episode_of_several_sequences_is_one_record(tmp_path: Path) -> None:
+    branch = Branch((5, 9, 4, 3), (False, True, False, True), (0.0, -2.0, 0.0, -3.0))
+    samples = Samples([sample(0, 1.0, branches=(branch,)), sample(0, 0.0)])
+    batch = TokenBatch.from_samples(samples, [1.0, -1.0])
+    advantages = batch["advantages"].clone()
+    advantages[5] = 7.0  # the branch's first token of the policy; its other keeps 1.0
+    keeper = recorder(tmp_path)
+    keeper.rollout(samples, "train", 1)
+    keeper.batch(samples, [batch.with_tokens(advantages=advantages)])
+    keeper.close()
+    forked, plain = rows_of(tmp_path)
+    assert [part["token_ids"] for part in forked["sequences"]] == [[5, 6, 7, 8], [5, 9, 4, 3]]
+    assert forked["sequences"][0]["advantages"] is None
+    assert forked["sequences"][1]["advantages"] == [1.0, 7.0, 1.0, 1.0]
+    assert forked["advantage"] == 2.5  # (1 + 1 + 7 + 1) / 4
+    assert [(turn["author"], turn["sequence"], turn["text"]) for turn in forked["turns"]] == [
+        ("prompt", 0, "5 6"), ("policy", 0, "7 8"),
+        ("prompt", 1, "5"), ("policy", 1, "9"), ("environment", 1, "4"), ("policy", 1, "3"),
+    ]  # fmt: skip
+    assert plain["advantage"] == -1.0
+    assert (forked["tokens"], plain["tokens"]) == (4, 2)
+
+
+def test_turns_are_the_runs_of_the_mask() -> None:
+    assert list(spans([True, True, False])) == [("policy", 0, 2), ("environment", 2, 3)]
+    assert list(spans([])) == []
+
+
+def test_rejected_groups_are_kept_beside_those_that_train(tmp_path: Path) -> None:
+    keeper = recorder(tmp_path)
+    keeper.rejected([sample(4, 0.0), sample(4, 0.0)], "equal_rewards")
+    samples = Samples([sample(0, 1.0), sample(0, 0.0)])
+    keeper.rollout(samples, "train", 1)
+    keeper.batch(samples, [TokenBatch.from_samples(samples, [1.0, -1.0])])
+    keeper.close()
+    found = [(row["group_id"], row["filtered"], row["advantage"]) for row in rows_of(tmp_path)]
+    assert found == [
+        ("train-1-0", None, 1.0), ("train-1-0", None, -1.0),
+        ("train-1-0r", "equal_rewards", None), ("train-1-0r", "equal_rewards", None),
+    ]  # fmt: skip
+
+
+def test_validation_sets_of_one_step_do_not_overwrite_one_another(tmp_path: Path) -> None:
+    keeper = recorder(tmp_path)
+    for reward in (0.0, 1.0):
+        keeper.rollout(Samples([sample(0, reward)]), "validation", 10)
+    keeper.close()
+    found = [(record["group_id"], record["reward"]) for record in read_records(tmp_path)]
+    assert found == [("validation-10-0", 0.0), ("validation-10.2-0", 1.0)]
+
+
+# Readers that none of us wrote
+
+
+def test_pandas_datasets_and_duckdb_read_records_in_one_line(tmp_path: Path) -> None:
+    keeper, groups = recorder(tmp_path / "run"), 3
+    for step in (1, 2):
+        samples = Samples([sample(i // 2, float(i + step)) for i in range(2 * groups)])
+        keeper.rollout(samples, "train", step)
+        keeper.batch(samples, [TokenBatch.from_samples(samples, [0.5] * len(samples))])
+    keeper.rollout(Samples([sample(0, 9.0)]), "validation", 2)
+    keeper.close()
+    run = str(tmp_path / "run")
+
+    frame = pandas.read_parquet(f"{run}/records/train")
+    dataset = load_dataset("parquet", data_files=f"{run}/records/train/*.parquet", split="train", cache_dir=run)
+    table = duckdb.sql(f"select step, avg(reward), count(*) from '{run}/records/train/*.parquet' group by 1 order by 1")
+    # rewards 1 … 6 in step 1 and 2 … 7 in step 2
+    assert frame.groupby("step")["reward"].mean().to_dict() == {1: 3.5, 2: 4.5}
+    assert dataset["reward"][:7] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 2.0]
+    assert dataset[0]["sequences"][0]["token_ids"] == [5, 6, 7, 8]
+    assert table.fetchall() == [(1, 3.5, 6), (2, 4.5, 6)]
+    worst = duckdb.sql(f"select min(list_min(sequences[1].generation_logprobs)) from '{run}/records/*/*.parquet'")
+    assert worst.fetchall() == [(-1.0,)]
+    assert len(pandas.read_parquet(f"{run}/records")) == 13
+
+
+def test_the_page_says_of_each_column_its_type() -> None:
+    page = (Path(__file__).parents[3] / "docs/records.md").read_text()
+    told = dict(re.findall(r"^\| `(\w+)` \| ([^|]+?) \|", page, re.MULTILINE))
+    assert {name: told.get(name) for name in SCHEMA.names if name not in HEAVY} == {
+        field.name: str(field.type).replace("item: ", "") for field in SCHEMA if field.name not in HEAVY
+    }
+    inner = [*SCHEMA.field("turns").type.value_type, *SCHEMA.field("sequences").type.value_type]
+    assert {field.name: told.get(field.name) for field in inner} == {
+        field.name: str(field.type).replace("item: ", "") for field in inner
+    }
+
+
+# What is kept
+
+
+@pytest.mark.parametrize(
+    ("options", "validation_every", "kept"),
+    [
+        ({"every": 0}, 10, {1: 4, 2: 0, 9: 0, 10: 4, 11: 4, 12: 0}),
+        ({"every": 0, "around": 2}, 10, {1: 4, 2: 4, 3: 0, 8: 0, 9: 4, 10: 4, 11: 4, 12: 4, 13: 0}),
+        ({"every": 4, "groups": 2}, 0, {1: 0, 4: 2, 6: 0, 8: 2}),
+        ({"groups": 9}, 0, {1: 4, 2: 4}),
+    ],
+)
+def test_steps_around_validations_are_kept_whole_and_of_the_rest_a_sample(
+    options: dict[str, int], validation_every: int, kept: dict[int, int], tmp_path: Path
+) -> None:
+    chosen = Selection(tmp_path, RecordingConfig(**options), validation_every)
+    assert {step: len(chosen.places(step, 4)) for step in kept} == kept
+
+
+def test_a_sample_of_groups_is_spread_over_the_batch_and_holds_whole_groups(tmp_path: Path) -> None:
+    keeper = recorder(tmp_path, groups=2)
+    keeper.rollout(Samples([sample(i // 3, 0.0) for i in range(12)]), "train", 1)
+    keeper.close()
+    assert [row["group"] for row in rows_of(tmp_path)] == [0, 0, 0, 2, 2, 2]
+
+
+def test_over_budget_every_second_step_goes_and_what_stays_spans_the_run(tmp_path: Path) -> None:
+    warnings: list[str] = []
+    one = Samples([sample(0, 1.0)])
+    keeper = recorder(tmp_path / "one", warnings)
+    keeper.rollout(one, "train", 1)
+    keeper.close()
+    size = record_files(tmp_path / "one" / FOLDER)[0].path.stat().st_size
+    keeper = recorder(tmp_path / "many", warnings, max_gib=5.5 * size / 2**30)
+    for step in range(1, 17):
+        keeper.rollout(one, "train", step)
+    keeper.close()
+    # The 6th file is over: steps 2, 4, 6 stay. With 8, 10, 12 they are 6 again: 4, 8, 12 stay, then 16.
+    assert [file.step for file in record_files(tmp_path / "many" / FOLDER)] == [4, 8, 12, 16]
+    assert warnings == []
+
+
+# What goes wrong
+
+
+def test_a_disk_that_refuses_is_warned_of_once(tmp_path: Path) -> None:
+    (tmp_path / FOLDER).write_text("in the way")
+    warnings: list[str] = []
+    keeper = recorder(tmp_path, warnings)
+    for step in (1, 2, 3):
+        keeper.rollout(Samples([sample(0, 1.0)]), "train", step)
+    keeper.close()
+    (warning,) = warnings
+    assert warning.startswith("rollouts are not recorded: ")
+    assert str(tmp_path / FOLDER) in warning
+
+
+def test_a_damaged_file_is_skipped_and_named_and_a_draft_is_no_record(tmp_path: Path) -> None:
+    keeper = recorder(tmp_path)
+    for step in (1, 2):
+        keeper.rollout(Samples([sample(0, float(step))]), "train", step)
+    keeper.close()
+    first, second = (file.path for file in record_files(tmp_path / FOLDER))
+    first.write_bytes(first.read_bytes()[:-40])
+    (second.parent / ".step_000003.parquet.17.draft").write_bytes(b"PAR1")
+    damaged: list[Path] = []
+    found = list(read_records(tmp_path, on_damage=lambda path, why: damaged.append(path)))
+    assert [record["step"] for record in found] == [2]
+    assert damaged == [first]
+
+
+def test_text_that_utf8_cannot_hold_is_written(tmp_path: Path) -> None:
+    keeper = recorder(tmp_path)
+    odd = Sample(Prompt(0, "p", (5,)), (5, 7), (False, True), (0.0, -0.5), Score(1.0), "half \ud800", "stop")
+    keeper.rollout(Samples([odd]), "train", 1)
+    keeper.close()
+    assert [record["response"] for record in read_records(tmp_path)] == ["half ?"]
+
+
+# In a run
+
+
+class StopAfterTwo(Callback):
+    def on_step_end(self, trainer: Any, step: int) -> None:
+        if step == 2:
+            trainer.stop("for the test")
+
+
+def reward(prompt: str, response: str) -> float:
+    return float(sum(map(ord, response)) % 7)
+
+
+def fit(
+    model: Path,
+    run_dir: Path,
+    grade: Any = reward,
+    *,
+    from_step: int | None = None,
+    callbacks: Any = (),
+    **options: Any,
+) -> None:
+    data = {
+        "algorithm": "grpo",
+        "model": str(model),
+        "run_dir": str(run_dir),
+        "num_prompts_per_step": 2,
+        "num_generations_per_prompt": 4,
+        "max_steps": 3,
+        "kl_penalty": 0.1,
+        "validation": {"every": 2},
+        "checkpoint": {"every": 1, "keep_last": 9},
+        "generation": {"max_new_tokens": 4},
+        "policy": {"init": "random", "max_sequence_tokens": 32, "optimizer": {"lr": 1e-3}},
+        **options,
+    }
+    trainer = nemorl.load_config(data).build()
+    console = Console(quiet=True)
+    trainer.fit(ROWS, grade, val_dataset=ROWS[:3], console=console, from_step=from_step, callbacks=callbacks)
+
+
+def told(run_dir: Path) -> list[dict[str, Any]]:
+    return [{name: row[name] for name in row if name not in ("time", "run")} for row in read_records(run_dir)]
+
+
+def test_a_run_that_goes_back_records_no_step_twice(tiny_model: Path, tmp_path: Path) -> None:
+    fit(tiny_model, tmp_path / "whole")
+    fit(tiny_model, tmp_path / "again")
+    fit(tiny_model, tmp_path / "again", from_step=1, callbacks=[StopAfterTwo()])
+    whole = told(tmp_path / "whole")
+    assert {(row["split"], row["step"]) for row in whole} == {
+        ("train", 1), ("train", 2), ("train", 3), ("validation", 2), ("validation", 3)
+    }  # fmt: skip
+    assert told(tmp_path / "again") == [row for row in whole if row["step"] <= 2]
+    (aside,) = (tmp_path / "again/set_aside").iterdir()
+    assert told(aside) == whole
+
+
+def test_without_a_budget_nothing_is_recorded(tiny_model: Path, tmp_path: Path) -> None:
+    fit(tiny_model, tmp_path / "run", records={"max_gib": 0}, max_steps=1)
+    assert not (tmp_path / "run" / FOLDER).exists()
+
+
+def test_groups_of_equal_rewards_are_recorded_as_such(tiny_model: Path, tmp_path: Path) -> None:
+    def grade(prompt: str, response: str) -> float:
+        return float(ord(response[:1] or "0") % 2) if prompt.startswith(("0", "1", "2")) else 0.0
+
+    data = {"dynamic_sampling": True, "rollouts": {"max_batches_per_step": 9}, "num_generations_per_prompt": 8}
+    fit(tiny_model, tmp_path / "run", grade, max_steps=2, **data)
+    why = [(record["filtered"], record["reward"]) for record in read_records(tmp_path / "run", split="train")]
+    assert {reason for reason, _ in why} == {None, "equal_rewards"}
+    assert {value for reason, value in why if reason == "equal_rewards"} == {0.0}

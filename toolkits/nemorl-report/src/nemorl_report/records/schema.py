@@ -1,0 +1,72 @@
+"""The columns of rollout records: one row per episode, the same in training and validation.
+
+Names are those of :mod:`nemorl.types` and of ``TokenBatch``. Columns are only added; ``VERSION`` rises when the meaning
+of one changes. docs/records.md says what each means.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+VERSION = "1"
+VERSION_KEY = b"nemorl_records"
+"""In the metadata of every file."""
+
+NUMBERS = pa.list_(pa.struct([("name", pa.string()), ("value", pa.float64())]))
+"""Named numbers. Not a map: the readers in use show those in three different ways."""
+FLOATS = pa.list_(pa.float32())
+
+TURN = pa.struct(
+    [
+        ("author", pa.string()),
+        ("text", pa.string()),
+        ("sequence", pa.int32()),
+        ("start", pa.int32()),
+        ("stop", pa.int32()),
+    ]
+)
+SEQUENCE = pa.struct(
+    [
+        ("token_ids", pa.list_(pa.int32())),
+        ("mask", pa.list_(pa.bool_())),
+        ("generation_logprobs", FLOATS),
+        ("old_logprobs", FLOATS),
+        ("reference_logprobs", FLOATS),
+        ("advantages", FLOATS),
+        ("loss_weights", FLOATS),
+    ]
+)
+SCHEMA = pa.schema(
+    [
+        ("run", pa.string()),
+        ("split", pa.string()),
+        ("step", pa.int32()),
+        ("time", pa.float64()),
+        ("group_id", pa.string()),
+        ("sample_id", pa.string()),
+        ("group", pa.int32()),
+        ("prompt", pa.string()),
+        ("response", pa.string()),
+        ("answer", pa.string()),
+        ("given", pa.string()),
+        ("reward", pa.float64()),
+        ("components", NUMBERS),
+        ("metrics", NUMBERS),
+        ("correct", pa.bool_()),
+        ("valid", pa.bool_()),
+        ("advantage", pa.float32()),
+        ("kl", pa.float32()),
+        ("filtered", pa.string()),
+        ("finish_reason", pa.string()),
+        ("prompt_tokens", pa.int32()),
+        ("tokens", pa.int32()),
+        ("total_tokens", pa.int32()),
+        ("num_turns", pa.int32()),
+        ("weight_versions", pa.list_(pa.int32())),
+        ("turns", pa.list_(TURN)),
+        ("sequences", pa.list_(SEQUENCE)),
+    ],
+    metadata={VERSION_KEY: VERSION.encode()},
+)
+HEAVY = frozenset({"turns", "sequences"})
+"""Columns that hold nearly all of the bytes; lists of samples do without."""

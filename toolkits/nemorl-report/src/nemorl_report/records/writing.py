@@ -1,0 +1,183 @@
+"""Recorder: takes rollouts from a trainer and writes them from a thread of its own, beside the step.
+
+One file per split and step, written under another name and renamed: there is never half a file, and a step that is made
+again replaces its own. The trainer waits only where the disk is so slow that ``WAITING`` steps are unwritten. What
+cannot be written costs records, never the run: it is warned of once.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from nemorl.types import Sample, Samples
+from nemorl_base.files import replacing
+
+from nemorl_report.records.reading import FOLDER, record_files
+from nemorl_report.records.selecting import Amounts, Selection
+from nemorl_report.records.table import Group, Rollout, groups_of, table_of
+from nemorl_report.records.tokens import of_minibatches
+
+WAITING = 2
+"""Steps that may wait to be written."""
+PATIENCE_S = 60.0
+"""Longest wait of a trainer for the disk; then the record is dropped."""
+
+
+def open_records(trainer: Any) -> Recorder:
+    """The recorder of a run that samples. The run's directory rewinds it."""
+    config, directory = trainer.config, trainer.directory
+    recorder = Recorder(
+        directory.path,
+        config.records,
+        validation_every=config.validation.every,
+        decode=trainer.tokenizer.decode,
+        warn=directory.warn,
+    )
+    directory.logs.append(recorder)
+    return recorder
+
+
+class Recorder:
+    """Writes ``records/`` of a run directory. All methods but ``rejected`` belong to one thread."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        config: Amounts,
+        *,
+        validation_every: int,
+        decode: Callable[[Sequence[int]], str],
+        warn: Callable[[str], None],
+    ) -> None:
+        """
+        Args:
+            run_dir: Of the run; its name is the run's.
+            config: What to keep.
+            validation_every: Steps between validations; 0: there are none.
+            decode: Token ids to text. Called from the writing thread.
+            warn: Told once of what cannot be written.
+        """
+        self.path = Path(run_dir) / FOLDER
+        self._run, self._decode, self._warn = Path(run_dir).resolve().name, decode, warn
+        self._selection = Selection(self.path, config, validation_every)
+        self._unfinished: Rollout | None = None
+        """Of the present training step: what trains may follow."""
+        self._parts: Counter[tuple[str, int]] = Counter()
+        self._rejected: list[Group] = []
+        self._lock = threading.Lock()
+        """Held by whoever changes ``_rejected``."""
+        self._queue: queue.Queue[Rollout | None] = queue.Queue(WAITING)
+        self._problem: str | None = None
+        self._has_warned = False
+        self._thread = threading.Thread(target=self._write_all, name="records", daemon=True)
+        self._thread.start()
+
+    # What the trainer calls
+
+    def rollout(self, samples: Samples, split: str, step: int) -> None:
+        self._finish()
+        if split == "train":
+            self._unfinished = self._of_training(samples, step)
+        else:
+            groups = [Group(number, group) for number, group in enumerate(groups_of(samples))]
+            self._parts[split, step] += 1
+            self._put(Rollout(self._run, split, step, time.time(), groups, self._parts[split, step]))
+
+    def rejected(self, group: Sequence[Sample], reason: str) -> None:
+        with self._lock:
+            self._rejected.append(Group(len(self._rejected), group, rejected=reason, id_suffix="r"))
+
+    def batch(self, samples: Samples, minibatches: Sequence[Any]) -> None:
+        if self._unfinished is None:
+            return
+        fields = list(of_minibatches(minibatches))
+        rollout = self._unfinished
+        kept = {group.number: group for group in self._picked(samples, rollout.step)}
+        trained, start = [], 0
+        for number, group in enumerate(groups_of(samples)):
+            stop = start + sum(len(sample.sequences) for sample in group)
+            if number in kept:
+                trained.append(replace(kept[number], trained=fields[start:stop]))
+            start = stop
+        self._unfinished = replace(rollout, groups=[*trained, *(g for g in rollout.groups if g.rejected is not None)])
+        self._finish()
+
+    def truncate_after(self, step: int) -> None:
+        """Drop what is recorded of later steps: the run makes them again."""
+        self._finish()
+        self._queue.join()
+        for file in record_files(self.path):
+            if file.step > step:
+                self._selection.removed(file.path)
+        self._parts.clear()
+        with self._lock:
+            self._rejected.clear()
+
+    def close(self) -> None:
+        self._finish()
+        self._put(None)
+        self._thread.join(PATIENCE_S)
+        self._say()
+
+    def _of_training(self, samples: Samples, step: int) -> Rollout:
+        groups = self._picked(samples, step)
+        with self._lock:
+            rejected, self._rejected = self._rejected, []
+        places = self._selection.places(step, len(rejected))
+        return Rollout(self._run, "train", step, time.time(), [*groups, *(rejected[place] for place in places)])
+
+    def _picked(self, samples: Samples, step: int) -> list[Group]:
+        groups = list(groups_of(samples))
+        return [Group(place, groups[place]) for place in self._selection.places(step, len(groups))]
+
+    def _finish(self) -> None:
+        rollout, self._unfinished = self._unfinished, None
+        if rollout is not None and rollout.groups:
+            self._put(rollout)
+
+    def _put(self, rollout: Rollout | None) -> None:
+        self._say()
+        try:
+            self._queue.put(rollout, timeout=PATIENCE_S)
+        except queue.Full:
+            self._problem = f"the disk took no record in {PATIENCE_S:.0f} s"
+            self._say()
+
+    def _say(self) -> None:
+        if self._problem is not None and not self._has_warned:
+            self._has_warned = True
+            self._warn(f"rollouts are not recorded: {self._problem}. The run goes on; this is said once")
+
+    # In the writing thread
+
+    def _write_all(self) -> None:
+        while (rollout := self._queue.get()) is not None:
+            try:
+                self._write(rollout)
+            except Exception as error:
+                self._problem = str(error) or type(error).__name__
+            finally:
+                self._queue.task_done()
+        self._queue.task_done()
+
+    def _write(self, rollout: Rollout) -> None:
+        import pyarrow.parquet as pq
+
+        if rollout.split == "train" and not self._selection.places(rollout.step, 1):
+            return  # what is kept was thinned out meanwhile
+        if self._selection.is_full:
+            raise OSError("records.max_gib is reached by what is kept whole")
+        part = f".{rollout.part}" if rollout.part > 1 else ""
+        path = self.path / rollout.split / f"step_{rollout.step:06}{part}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        table = table_of(rollout, self._decode)
+        with replacing(path) as file:
+            pq.write_table(table, file, compression="zstd")
+        self._selection.added(path)
