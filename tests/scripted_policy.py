@@ -31,16 +31,17 @@ class Asked:
     options: CallOptions
 
 
-def saying(content: str | None = "", *, prompt_tokens: int = 12, **facts: Any) -> ChatReply:
-    """A reply whose tokens are the bytes of its content, each worth -0.5 nats.
+def saying(content: str | None = "", *, sampled: str | None = None, prompt_tokens: int = 12, **facts: Any) -> ChatReply:
+    """A reply whose tokens are bytes, each worth -0.5 nats.
 
     Args:
         content: Text, if any.
+        sampled: The text of its tokens. Unset: the content.
         prompt_tokens: Of the question.
         **facts: ``reasoning_content`` and ``tool_calls`` of the message; other names are fields of ``ChatReply``.
     """
     extra = {name: facts.pop(name) for name in ("reasoning_content", "tool_calls") if name in facts}
-    ids = tuple((content or "").encode())
+    ids = tuple((sampled or content or "").encode())
     completion = Completion(ids, (-0.5,) * len(ids), "stop", (7,))
     message = {"role": "assistant", "content": content, **extra}
     return ChatReply(message, completion, prompt_tokens, **facts)

@@ -78,16 +78,14 @@ def test_a_stream_adds_up_to_the_same_message(client: Any) -> None:
     ).to_dict(exclude_none=True)
 
 
-def test_a_stop_sequence_is_named_and_cut(client: Any) -> None:
-    policy = ScriptedPolicy(lambda asked: saying("Thought.\nObservation:"))
-    connected = client(policy)
-    message = ask(connected, stop_sequences=["Observation:"])
+def test_a_stop_sequence_is_named(client: Any) -> None:
+    policy = ScriptedPolicy(lambda asked: saying("Thought.\n", sampled="Thought.\nObservation:"))
+    message = ask(client(policy), stop_sequences=["Observation:", "Result:"])
     assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "Observation:")
     assert message.content[0].text == "Thought.\n"
-    # What comes back is known again as what was sampled.
-    told = {"role": "user", "content": "Go on."}
-    ask(connected, messages=[told, {"role": "assistant", "content": message.content}, told])
-    assert policy.asked[1].messages[1]["content"] == "Thought.\nObservation:"
+    assert message.usage.output_tokens == len("Thought.\nObservation:")
+    assert ask(client(policy), stop_sequences=["Result:"]).stop_reason == "end_turn"
+    assert policy.asked[0].options.stop == ("Observation:", "Result:")
 
 
 def test_tokens_are_counted_without_an_answer(client: Any) -> None:

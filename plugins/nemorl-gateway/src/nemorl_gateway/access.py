@@ -66,6 +66,11 @@ class Doorkeeper:
         found = self._open.pop(name, None)
         return None if found is None else found[0]
 
+    def find(self, name: str) -> OpenEpisode | None:
+        """An open episode."""
+        found = self._open.get(name)
+        return None if found is None else found[0]
+
     def names(self) -> list[str]:
         return [*self._open]
 

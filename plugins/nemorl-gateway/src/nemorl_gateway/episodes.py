@@ -19,7 +19,6 @@ V = TypeVar("V")
 
 MOST_RESPONSES = 256
 """Responses that ``previous_response_id`` may name, the newest ones."""
-MOST_CUTS = 256
 
 
 @dataclass
@@ -70,13 +69,11 @@ class OpenEpisode:
 
     def __init__(self, policy: EpisodePolicy, options: GatewayOptions, text: TextCoder | None) -> None:
         self.policy, self.options = policy, options
-        self._text = text
+        self.coder = text
         self.traffic = Traffic()
         self.calls = Calls(options.max_concurrent_calls)
         self.histories: Newest[str, tuple[ChatMessage, ...]] = Newest(MOST_RESPONSES)
         """Messages up to each response, for ``previous_response_id``."""
-        self.uncut: Newest[str, str] = Newest(MOST_CUTS)
-        """Answers as sampled, by what a stop string left of them: they are recognised when they come back."""
 
     @property
     def text(self) -> TextCoder:
@@ -85,11 +82,11 @@ class OpenEpisode:
         Raises:
             RequestError: The gateway was given no tokenizer.
         """
-        if self._text is None:
+        if self.coder is None:
             raise RequestError(
                 400,
                 "this endpoint or field needs the model's tokenizer, which this gateway was not given",
                 fix="use chat completions, responses or messages, without logprobs",
                 code="unsupported_parameter",
             )
-        return self._text
+        return self.coder

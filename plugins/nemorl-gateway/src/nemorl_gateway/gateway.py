@@ -94,6 +94,11 @@ class Gateway:
         name, key = self._doors.admit(OpenEpisode(policy, self._options, self._text), name="", key=key)
         return self._access(self.address, name, key)
 
+    def traffic(self, access: Access) -> Traffic:
+        """What an open episode's requests have come to so far; all zeros for one that is closed."""
+        episode = self._doors.find(access.name)
+        return Traffic() if episode is None else episode.traffic
+
     def close(self, access: Access) -> Traffic:
         """End an episode, from any thread: what it has under way is cancelled, and what comes gets 409.
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from nemorl_rl.agents.contract import ChatMessage
 from nemorl_rl.chat.codec import ChatCodec
+from nemorl_rl.chat.messages import plain_messages
 from nemorl_rl.tokenizer import Tokenizer
 
 
@@ -55,4 +56,4 @@ class TokenizerText:
         return text
 
     def count(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> int:
-        return len(self._codec.render(messages, tools))
+        return len(self._codec.render(plain_messages(messages), tuple(tools)))

@@ -6,7 +6,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 from nemorl.types import Completion
@@ -17,6 +17,7 @@ from nemorl_gateway.calls import Answer
 from nemorl_gateway.episodes import OpenEpisode
 from nemorl_gateway.errors import RequestError, bad_field, unsupported
 from nemorl_gateway.fields import Field
+from nemorl_gateway.text import TextCoder
 
 T = TypeVar("T")
 
@@ -70,14 +71,14 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """An answer as clients get it: without the string that ended it."""
+    """An answer as clients get it."""
 
     content: str
     reasoning: str
     tool_calls: tuple[Mapping[str, Any], ...]
     finish_reason: Literal["stop", "length", "tool_calls"]
     stopped_by: str | None
-    """The client's own string that ended it."""
+    """The client's own string that ended it, where the tokenizer is there to tell."""
     reply: ChatReply
 
     @property
@@ -94,30 +95,21 @@ class Said:
 
 async def ask(episode: OpenEpisode, question: Question, options: CallOptions) -> Said:
     """The policy's answer, and what there is to count of it."""
-    messages = [_uncut(message, episode) for message in question.messages]
-    reply = await episode.policy.chat(messages, tools=question.tools, tool_choice=question.tool_choice, options=options)
+    reply = await episode.policy.chat(
+        question.messages, tools=question.tools, tool_choice=question.tool_choice, options=options
+    )
     calls = tuple(reply.message.get("tool_calls") or ())
     episode.traffic.broken_tool_choices += reply.broke_tool_choice or (question.one_call and len(calls) > 1)
     episode.traffic.malformed_tool_calls += reply.malformed_tool_calls
     reasoning = str(reply.message.get("reasoning_content") or "")
-    said = Said(reply.text, reasoning, calls, reply.finish_reason, None, reply)
-    return _cut(said, options.stop, episode) if options.stop and reply.finish_reason != "length" else said
+    stop = _stop_of(reply, options.stop, episode.coder)
+    return Said(reply.text, reasoning, calls, reply.finish_reason, stop, reply)
 
 
-def _uncut(message: ChatMessage, episode: OpenEpisode) -> ChatMessage:
-    if message["role"] != "assistant" or message.get("tool_calls"):
-        return message
-    whole = episode.uncut.get(str(message.get("content") or ""))
-    return message if whole is None else {**message, "content": whole}
-
-
-def _cut(said: Said, stops: Sequence[str], episode: OpenEpisode) -> Said:
-    content, stop = cut_at(said.content, stops)
-    if stop is None:
-        reasoning, stop = cut_at(said.reasoning, stops)
-        return replace(said, reasoning=reasoning, stopped_by=stop)
-    episode.uncut.put(content, said.content)
-    return replace(said, content=content, stopped_by=stop)
+def _stop_of(reply: ChatReply, stops: Sequence[str], coder: TextCoder | None) -> str | None:
+    if not stops or coder is None or reply.finish_reason != "stop":
+        return None
+    return cut_at(coder.decode(reply.completion.token_ids), stops)[1]
 
 
 def cut_at(text: str, stops: Sequence[str]) -> tuple[str, str | None]:

@@ -1,0 +1,91 @@
+"""``nemorl serve``: a model folder behind the gateway, its answers held against transformers' own."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import anthropic
+import openai
+import pytest
+from nemorl_gateway.access import Access
+from nemorl_gateway.command import served
+from nemorl_gateway.options import GatewayOptions
+from nemorl_rl.tokenizer import Tokenizer
+from nemorl_testing.models import greedy_continuation, load_reference, tiny_model
+
+GREEDY = {"backend": "hf", "temperature": 0.0, "max_new_tokens": 16}
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    return tiny_model()
+
+
+@pytest.fixture(scope="module")
+def access(folder: Path) -> Iterator[Access]:
+    with served(str(folder), GatewayOptions(models=("tiny",)), GREEDY, max_sequence_tokens=128, seed=3) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def client(access: Access) -> openai.OpenAI:
+    return openai.OpenAI(base_url=access.openai_base_url, api_key=access.api_key)
+
+
+def test_a_completion_is_what_transformers_says(folder: Path, client: openai.OpenAI) -> None:
+    tokenizer = Tokenizer.load(str(folder))
+    prompt = tokenizer.encode("12+7=")
+    expected = greedy_continuation(load_reference(folder), prompt, 8, tokenizer.stop_token_ids)
+    answer = client.completions.create(model="tiny", prompt="12+7=", max_tokens=8, logprobs=0)
+    assert answer.choices[0].text == tokenizer.decode(expected)
+    assert answer.choices[0].logprobs is not None
+    assert answer.choices[0].logprobs.tokens == [tokenizer.inner.decode([one]) for one in expected]
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(prompt), len(expected))
+
+
+def test_a_chat_is_the_models_template_and_clients_choose_their_sampling(folder: Path, client: openai.OpenAI) -> None:
+    tokenizer = Tokenizer.load(str(folder))
+    question = {"role": "user", "content": "12+7="}
+    prompt = tokenizer.inner.apply_chat_template([question], add_generation_prompt=True, return_dict=False)
+    expected = greedy_continuation(load_reference(folder), prompt, 16, tokenizer.stop_token_ids)
+
+    def ask(**options: float) -> str:
+        answer = client.chat.completions.create(model="tiny", messages=[question], **options)  # type: ignore
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens == len(prompt)
+        return str(answer.choices[0].message.content)
+
+    assert ask() == tokenizer.decode(expected)
+    warm = [ask(temperature=1.5, seed=seed) for seed in (1, 1, 2)]
+    assert warm[0] == warm[1]
+    assert len({*warm, ask()}) == 3
+
+
+def test_tokens_are_counted_as_the_answer_counts_them(access: Access) -> None:
+    client = anthropic.Anthropic(base_url=access.base_url, api_key=access.api_key)
+    question = [{"role": "user", "content": "12+7="}]
+    counted = client.messages.count_tokens(model="tiny", messages=question)  # type: ignore
+    answer = client.messages.create(model="tiny", messages=question, max_tokens=4)  # type: ignore
+    assert counted.input_tokens == answer.usage.input_tokens
+
+
+def test_a_prompt_without_room_is_too_long(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="maximum context length is 128 tokens"):
+        client.completions.create(model="tiny", prompt="1" * 200)
+
+
+def test_the_command_says_where_and_ends_on_ctrl_c(folder: Path) -> None:
+    command = [sys.executable, "-c", "from nemorl_commands import main; main()", "serve", str(folder), "--json"]
+    with subprocess.Popen([*command, "--key", "k", "--name", "gpt-4o"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        told = json.loads(process.stdout.readline())
+        client = openai.OpenAI(base_url=told["openai_base_url"], api_key=told["api_key"])
+        assert [model.id for model in client.models.list()] == [folder.name, str(folder), "gpt-4o"]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
