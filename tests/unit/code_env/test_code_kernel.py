@@ -15,6 +15,7 @@ import pytest
 from nemorl.errors import PluginError
 from nemorl_code_env.probe import best_sandbox, interpreter_folders
 from nemorl_code_env.sandbox import Limits, Result, Sandbox
+from nemorl_isolation.confining import FOLDER
 from recorded_messages import Raises
 
 LIMITS = Limits(wall_s=20.0, memory_mib=128, processes=8, output_kib=64, disk_mib=8)
@@ -405,11 +406,11 @@ def test_ordinary_programs_work(run: Run, program: str) -> None:
 
 def module(name: str) -> dict[str, object]:
     """A module of what runs inside, which no import path holds."""
-    sys.path.insert(0, str(INSIDE))
+    sys.path.insert(0, str(FOLDER))
     try:
         return vars(__import__(name))
     finally:
-        sys.path.remove(str(INSIDE))
+        sys.path.remove(str(FOLDER))
 
 
 @pytest.mark.parametrize(("column", "architecture"), [(1, 0xC000003E), (2, 0xC00000B7)], ids=["x86_64", "aarch64"])

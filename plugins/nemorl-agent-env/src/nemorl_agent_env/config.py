@@ -162,6 +162,11 @@ class AgentConfig(EnvironmentConfig):
     """Columns that no agent sees, neither in ``NEMORL_TASK`` nor in ``{row[…]}``."""
     env: dict[str, str] = Field({})
     """More variables of a program. Of nemorl's own it gets ``PATH``, language and time zone, no keys."""
+    sandbox: bool = False
+    """Confine programs (Linux 6.12): they read the system, the interpreter and the folders of the command's files,
+    write in their own folder, connect to the gateway's port, and signal nobody else."""
+    readable: tuple[Path, ...] = ()
+    """With ``sandbox``: what programs may read besides, e.g. a corpus or a model's folder."""
     output_kib: Annotated[int, RESUMABLE] = Field(64, ge=1, le=2**20)
     """What is kept of the end of a program's output, and as much of its errors, in KiB."""
     memory_mib: int | None = Field(None, ge=64)
@@ -185,6 +190,8 @@ class AgentConfig(EnvironmentConfig):
             yield ConfigIssue("reward", "nothing scores what the agent does", 'set reward, e.g. "rewards.py:correct"')
         if self.command and self.rollout != CHAT_LOOP:
             yield ConfigIssue("rollout", "a program is run, or a coroutine, and both are set", "set one of them")
+        if self.sandbox and not self.command:
+            yield ConfigIssue("sandbox", "a coroutine runs in nemorl's own process", "set command, or leave it out")
         if self.command and not gateway_is_installed():
             what = "a program needs a server to call the policy by, and no installed package has one"
             yield ConfigIssue("command", what, "pip install nemorl-gateway", here=True)
@@ -198,9 +205,10 @@ class AgentConfig(EnvironmentConfig):
     def _reference_problems(self) -> Iterator[ConfigIssue]:
         if self.rollout != CHAT_LOOP:
             yield from reference_problems("rollout", self.rollout)
-        for path in self.copy_in:
-            if not path.exists():
-                yield ConfigIssue("copy_in", f"{path} does not exist", "correct the path", here=True)
+        for name, paths in (("copy_in", self.copy_in), ("readable", self.readable)):
+            for path in paths:
+                if not path.exists():
+                    yield ConfigIssue(name, f"{path} does not exist", "correct the path", here=True)
 
     def build(self) -> Environment:
         from nemorl_agent_env.build import environment_of

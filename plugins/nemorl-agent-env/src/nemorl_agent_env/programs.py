@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from nemorl.types import Prompt
 from nemorl_rl.agents.gateways import Access, EpisodeGateway
@@ -17,6 +19,7 @@ from nemorl_agent_env.episode import Episode, Outcome
 from nemorl_agent_env.folders import EpisodeFolder, filled_in, visible_columns
 from nemorl_agent_env.judging import Play
 from nemorl_agent_env.program import Exit, Program, clean_environment
+from nemorl_agent_env.sandbox import Sandbox
 from nemorl_agent_env.watched import WatchedPolicy
 
 MIB = 2**20
@@ -37,6 +40,7 @@ class Programs:
         self._answer = config.answer or "stdout"
         sizes = {"RLIMIT_AS": config.memory_mib, "RLIMIT_FSIZE": config.file_mib}
         self._limits = {name: size * MIB for name, size in sizes.items() if size is not None} | {"RLIMIT_CORE": 0}
+        self._sandbox = Sandbox(self._command, config.readable) if config.sandbox else None
         self._lock = threading.Lock()
         self._gateway: EpisodeGateway | None = None
 
@@ -64,17 +68,21 @@ class Programs:
 
     def _program(self, prompt: Prompt, policy: WatchedPolicy, folder: EpisodeFolder, access: Access) -> Program:
         columns = visible_columns(prompt, self._config.hidden_columns)
+        port = urlsplit(access.base_url).port or 80
         return Program(
             [filled_in(argument, prompt, columns) for argument in self._command],
             folder=folder.work,
             environment={**_variables(policy.episode_id, folder, access), **self._config.env},
             output_bytes=self._config.output_kib * 1024,
             limits=self._limits,
+            prefix=self._sandbox.prefix(folder.root, port) if self._sandbox is not None else (),
         )
 
     def _running_gateway(self) -> EpisodeGateway:
         with self._lock:
             if self._gateway is None:
+                if self._sandbox is not None:
+                    asyncio.run(self._sandbox.try_out())
                 self._gateway = self._start_gateway()
             return self._gateway
 

@@ -10,6 +10,8 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
+from nemorl_isolation.confining import FOLDER
+
 INSIDE = Path(__file__).parent / "inside"
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1"}
 """All that a program sees of the environment: no tokens, no keys."""
@@ -48,7 +50,7 @@ class _Process:
         self._requests, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
-                [python, "-I", "-B", "-X", "utf8", str(INSIDE), str(theirs.fileno())],
+                [python, "-I", "-B", "-X", "utf8", str(INSIDE), str(theirs.fileno()), str(FOLDER)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""The server of a sandbox: ``python -I -B inside <descriptor>``. Forks a keeper for every run that it is sent.
+"""The server of a sandbox: ``python -I -B inside <descriptor> <folder>``. Forks a keeper for every run that it is sent.
 
 It runs no foreign code and knows no program; a request is one byte with four descriptors: standard input, output and
 error of the run, and the socket that its description comes from and its end is told to. Starting an interpreter and its
@@ -14,6 +14,8 @@ import os
 import signal
 import socket
 import sys
+
+sys.path.append(sys.argv[2])  # the parts that other sandboxes have as well: nemorl_isolation.confining
 
 import keeper
 import wire

@@ -19,7 +19,10 @@ ON_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
 READ = EXECUTE | READ_FILE | READ_DIR
 RIGHTS_OF_ABI = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1, 5: (1 << 16) - 1}
 """File rights that each version of the interface knows; later ones know those of 5."""
-TCP_BIND_AND_CONNECT, SCOPE_SOCKETS_AND_SIGNALS = 3, 3
+CONNECT_TCP, BIND_AND_CONNECT_TCP, SCOPE_SOCKETS_AND_SIGNALS = 2, 3, 3
+RULE_OF_PATH, RULE_OF_PORT = 1, 2
+KNOWS_PORTS, KNOWS_SIGNALS = 4, 6
+"""Versions of the interface from which TCP ports and signals can be restricted (Linux 6.7 and 6.12)."""
 
 
 class _Ruleset(ctypes.Structure):
@@ -31,21 +34,42 @@ class _PathRule(ctypes.Structure):
     _fields_ = (("allowed", ctypes.c_uint64), ("parent", ctypes.c_int32))
 
 
-def restrict(readable: Sequence[str], writable: Sequence[str]) -> None:
-    """From now on only these paths, and no TCP where the kernel can tell (6.7 on).
+class _PortRule(ctypes.Structure):
+    _fields_ = (("allowed", ctypes.c_uint64), ("port", ctypes.c_uint64))
+
+
+def version() -> int:
+    """Of the kernel's interface.
 
     Raises:
         OSError: the kernel has no Landlock, or it is not enabled.
     """
-    abi = syscall("landlock", SYS_LANDLOCK_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint32(1))
+    found: int = syscall("landlock", SYS_LANDLOCK_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint32(1))
+    return found
+
+
+def restrict(readable: Sequence[str], writable: Sequence[str], ports: Sequence[int] = ()) -> None:
+    """From now on only these paths and, where the kernel can tell (6.7 on), no TCP but to these ports of any machine.
+
+    Raises:
+        OSError: the kernel has no Landlock, or it is not enabled.
+    """
+    abi = version()
     rights = RIGHTS_OF_ABI[min(abi, 5)]
-    attributes = _Ruleset(rights, TCP_BIND_AND_CONNECT if abi >= 4 else 0, SCOPE_SOCKETS_AND_SIGNALS if abi >= 6 else 0)
-    size = 8 if abi < 4 else 16 if abi < 6 else 24
+    attributes = _Ruleset(
+        rights,
+        BIND_AND_CONNECT_TCP if abi >= KNOWS_PORTS else 0,
+        SCOPE_SOCKETS_AND_SIGNALS if abi >= KNOWS_SIGNALS else 0,
+    )
+    size = 8 if abi < KNOWS_PORTS else 16 if abi < KNOWS_SIGNALS else 24
     ruleset = syscall("landlock", SYS_LANDLOCK_CREATE, ctypes.byref(attributes), ctypes.c_size_t(size), 0)
     for path in readable:
         _allow(ruleset, path, READ & rights)
     for path in writable:
         _allow(ruleset, path, rights & ~IOCTL_DEV)
+    for port in ports if abi >= KNOWS_PORTS else ():
+        rule = _PortRule(CONNECT_TCP, port)
+        syscall("landlock", SYS_LANDLOCK_ADD, ruleset, RULE_OF_PORT, ctypes.byref(rule), 0)
     syscall("landlock", SYS_LANDLOCK_RESTRICT, ruleset, 0)
     os.close(ruleset)
 
@@ -58,5 +82,5 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
     if not stat.S_ISDIR(os.fstat(parent).st_mode):
         rights &= ON_FILES
     rule = _PathRule(rights, parent)
-    syscall("landlock", SYS_LANDLOCK_ADD, ruleset, 1, ctypes.byref(rule), 0)
+    syscall("landlock", SYS_LANDLOCK_ADD, ruleset, RULE_OF_PATH, ctypes.byref(rule), 0)
     os.close(parent)

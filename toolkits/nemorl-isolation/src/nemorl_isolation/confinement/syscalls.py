@@ -50,10 +50,12 @@ sendto 44 206; shutdown 48 210
 # judged by argument
 clone 56 220; fcntl 72 25; ioctl 16 29; kill 62 129; prctl 157 167; socketpair 53 199; tgkill 234 131; tkill 200 130
 """
+_CONNECTING = "socket 41 198; connect 42 203; setsockopt 54 208"
 
 
-def numbers(column: int) -> dict[str, int]:
-    """Name -> number. ``column``: 1 for x86_64, 2 for aarch64."""
-    lines = [line for line in _TABLE.splitlines() if not line.startswith("#")]
+def numbers(column: int, *, connects: bool = False) -> dict[str, int]:
+    """Name -> number. ``column``: 1 for x86_64, 2 for aarch64. ``connects``: with what reaches a server."""
+    table = f"{_TABLE}{_CONNECTING}" if connects else _TABLE
+    lines = [line for line in table.splitlines() if not line.startswith("#")]
     entries = [entry.split() for line in lines for entry in line.split(";") if entry.strip()]
     return {entry[0]: int(entry[column]) for entry in entries if entry[column] != "-"}

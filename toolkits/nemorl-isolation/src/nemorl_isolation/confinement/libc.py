@@ -1,7 +1,6 @@
 """The few system calls that Python's standard library lacks. Linux only; standard library only.
 
-This folder runs as a program of its own in a fresh interpreter, before any of the policy's code is read. Nothing here
-imports nemorl.
+Imported by programs that run in a fresh interpreter, before any foreign code is read. Nothing here imports nemorl.
 """
 
 from __future__ import annotations

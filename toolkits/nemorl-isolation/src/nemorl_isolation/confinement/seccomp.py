@@ -17,13 +17,14 @@ from syscalls import numbers
 
 ARCHITECTURES = {"x86_64": (1, 0xC000003E), "aarch64": (2, 0xC00000B7)}
 """Machine -> column of the table, and the kernel's ``AUDIT_ARCH_…`` for it."""
-LOAD, JUMP_IF_EQUAL, JUMP_IF_ANY_BIT, RETURN = 0x20, 0x15, 0x45, 0x06
+LOAD, AND, JUMP_IF_EQUAL, JUMP_IF_ANY_BIT, RETURN = 0x20, 0x54, 0x15, 0x45, 0x06
 ALLOW, FAIL, KILL = 0x7FFF0000, 0x00050000, 0x80000000
 NUMBER, ARCHITECTURE, FIRST_ARGUMENT = 0, 4, 16
 """Offsets in ``struct seccomp_data``; both machines are little-endian, so an argument's low half comes first."""
 
 CLONE_NEW_ANYTHING = 0x7E020000
-AF_UNIX = 1
+AF_UNIX, AF_INET, AF_INET6 = 1, 2, 10
+SOCK_STREAM, SOCK_TYPES = 1, 0xF
 FCNTL_ALLOWED = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032, 1034)
 """Duplicate, flags, locks, the size of a pipe. Not its change, nor the owner of a descriptor, who gets its signals."""
 IOCTL_ALLOWED = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
@@ -34,27 +35,33 @@ PRCTL_ALLOWED = (2, 3, 15, 16, 0x53564D41)
 _Instruction = tuple[int, int, int, int]
 
 
-def restrict(*, may_signal: bool) -> None:
+def restrict(*, may_signal: bool, connects: bool = False) -> None:
     """From now on only the calls of the list. ``PR_SET_NO_NEW_PRIVS`` must be set.
 
     Args:
-        may_signal: Other processes can be signalled: safe only where the process namespace holds nobody else.
+        may_signal: Other processes can be signalled: safe only where the process namespace holds nobody else, or
+            Landlock restricts whom.
+        connects: TCP sockets can be made, no others: safe only where Landlock says to which ports.
 
     Raises:
         OSError: the machine is not known here, or the kernel has no seccomp.
     """
-    code = b"".join(struct.pack("HBBI", *instruction) for instruction in assemble(os.uname().machine, may_signal))
+    code = b"".join(
+        struct.pack("HBBI", *instruction) for instruction in assemble(os.uname().machine, may_signal, connects=connects)
+    )
     buffer = ctypes.create_string_buffer(code, len(code))
     program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(buffer)))
     prctl(PR_SET_SECCOMP, 2, ctypes.addressof(program))
 
 
-def assemble(machine: str, may_signal: bool, process: int | None = None) -> list[_Instruction]:
+def assemble(
+    machine: str, may_signal: bool, process: int | None = None, *, connects: bool = False
+) -> list[_Instruction]:
     """The filter's instructions: (operation, jump if true, jump if false, operand)."""
     if machine not in ARCHITECTURES:
         raise OSError(errno.ENOSYS, f"no list of system calls for {machine}")
     column, architecture = ARCHITECTURES[machine]
-    number = numbers(column)
+    number = numbers(column, connects=connects)
     by_argument = {
         "clone": _refuse_bits(0, CLONE_NEW_ANYTHING),
         "fcntl": _allow_values(1, FCNTL_ALLOWED),
@@ -65,6 +72,9 @@ def assemble(machine: str, may_signal: bool, process: int | None = None) -> list
     if not may_signal:  # a thread may still signal its own process: abort() does
         by_argument |= {"kill": [_refuse()], "tkill": [_refuse()]}
         by_argument["tgkill"] = _allow_values(0, (process or os.getpid(),))
+    if connects:
+        is_stream = [_load(1), (AND, 0, 0, SOCK_TYPES), (JUMP_IF_EQUAL, 1, 0, SOCK_STREAM), _refuse()]
+        by_argument["socket"] = [*is_stream, *_allow_values(0, (AF_INET, AF_INET6))]
     filtered = [
         (LOAD, 0, 0, ARCHITECTURE),
         (JUMP_IF_EQUAL, 1, 0, architecture),
