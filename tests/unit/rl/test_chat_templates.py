@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from nemorl.errors import DataError
 from nemorl_rl.chat.codec import Spoken
 from nemorl_rl.chat.messages import plain_messages
 from nemorl_rl.chat.template import TemplateCodec
+from nemorl_rl.tokenizer import Tokenizer
 from recorded_messages import Raises
 
 SYSTEM, USER = {"role": "system", "content": "Be terse."}, {"role": "user", "content": "1 + 2?"}
@@ -61,6 +63,29 @@ def test_what_is_added_to_an_answer_is_how_the_whole_would_end(name: str) -> Non
             checked += 1
     shows_content = "Yes." in (whole(codec, [USER, YES, MORE], []) or "")
     assert checked >= (1 if shows_content else 0)
+
+
+WITH_TOOLS = [
+    name
+    for name in template_names()
+    if not name.startswith((*READ_BY_RENDERERS, "lfm2", "cohere", "muse"))
+    and ("tool_calls" in template(name))
+    and "tools" in template(name)
+]
+
+
+@pytest.mark.parametrize("name", [*WITH_TOOLS, "lfm2_v2", "lfm2_2_5", "lfm2_2_5_v2"])
+def test_a_call_as_the_template_writes_it_is_read_back(name: str) -> None:
+    """Round trip: each family's call is taken from its own template, spelt in other tokens, and read."""
+    codec = codec_of(name)
+    engine = Engine(codec._tokenizer)
+    messages = plain_messages([USER, CALL])
+    text = codec._template.text(messages, [ADD], prompt=False).rpartition("1 + 2?")[2]
+    begin = text.index("Sum.") if "Sum." in text else text.index("{")  # Llama writes no text beside a call
+    until = text.rindex(codec._end) if codec._end else len(text)
+    parsed = codec.parse(engine.ids(text[begin:until]), [], [ADD])
+    assert parsed.content == ("Sum." if "Sum." in text else "")
+    assert [(call.name, json.loads(call.arguments)) for call in parsed.tool_calls] == [("add", {"a": 1, "b": 2})]
 
 
 KEEPS_WHAT_WAS_SAID = ["cohere", "gemma3", "llama3", "llama3_1", "llama3_2", "phi3", "phi3_5", "qwen2_5", "lfm2_v2"]
@@ -182,6 +207,42 @@ def test_tools_that_a_template_does_not_show_are_refused(name: str, raises: Rais
     codec = codec_of(name)
     with raises(DataError, "policy.tokenizer.chat_template"):
         codec.render(plain_messages([USER]), [ADD])
+
+
+def test_calls_in_a_form_that_is_not_known_are_refused_before_anything_is_sampled(raises: Raises) -> None:
+    with raises(DataError, "policy.tokenizer.chat_template"):
+        codec_of("muse_glimmer").render(plain_messages([USER]), [ADD])
+    assert codec_of("muse_glimmer").render(plain_messages([USER]), [])
+
+
+def metaspace_tokenizer() -> Tokenizer:
+    """As Llama 2's and Mistral's: text after a special token gets a space of its own."""
+    from tokenizers import Tokenizer as Inner
+    from tokenizers import decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = ["<unk>", "<bos>", "</s>", "[INST]", "[/INST]", "▁", *map(chr, range(33, 127)), "\n"]
+    inner = Inner(models.BPE({token: at for at, token in enumerate(letters)}, [], unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    inner.decoder = decoders.Metaspace(prepend_scheme="always")
+    text = """{{ "<bos>" }}{% for m in messages %}{% if m.role == "user" %}{{ "[INST] " + m.content + " [/INST]" }}
+{%- else %}{{ " " + m.content + "</s>" }}{% endif %}{% endfor %}"""
+    wrapped = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=inner, unk_token="<unk>", bos_token="<bos>", eos_token="</s>", chat_template=text
+    )
+    wrapped.add_tokens(["[INST]", "[/INST]"])
+    return Tokenizer(wrapped)
+
+
+def test_text_is_encoded_as_it_is_behind_the_end_of_an_answer() -> None:
+    codec = TemplateCodec(metaspace_tokenizer())
+    answered = plain_messages([USER, YES, MORE])
+    whole_ids = codec.render(answered, [])
+    end = codec._tokens["</s>"]
+    upto = whole_ids.index(end) + 1
+    prompt = codec.render(plain_messages([USER]), [])
+    spoken = Spoken(plain_messages([USER, YES]), prompt, whole_ids[len(prompt) : upto])
+    assert codec.extend(spoken, plain_messages([MORE]), []) == whole_ids[upto:]
 
 
 def test_an_order_that_a_template_refuses_is_the_client_s_mistake(raises: Raises) -> None:

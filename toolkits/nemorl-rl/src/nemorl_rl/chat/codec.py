@@ -50,7 +50,7 @@ class Spoken:
     """A conversation up to and including an answer of the policy, as messages and as tokens."""
 
     messages: Sequence[ChatMessage]
-    """The last one is the answer."""
+    """Plain; the last one is the answer."""
     prompt_ids: Sequence[int]
     answer_ids: Sequence[int]
     """As sampled."""
@@ -63,11 +63,15 @@ class Spoken:
 class ChatCodec(Protocol):
     """Messages to tokens and back. All tokens are those of the policy's tokenizer.
 
-    Messages are plain (``nemorl_rl.chat.messages``): ``content`` is text, empty fields are absent.
+    A codec is asked by many threads at once. Plain messages are those of ``nemorl_rl.chat.messages``.
     """
 
     def render(self, messages: Sequence[ChatMessage], tools: Tools) -> tuple[int, ...]:
         """The whole history as the model's template writes it, ending where the assistant begins to speak.
+
+        Args:
+            messages: As clients send them, or plain.
+            tools: That may be called.
 
         Raises:
             DataError: The template refuses these messages, or cannot show tools.
@@ -83,7 +87,7 @@ class ChatCodec(Protocol):
 
         Args:
             spoken: What was said, the answer being its end.
-            messages: New ones. Those of the assistant were not sampled here.
+            messages: New ones, plain. Those of the assistant were not sampled here.
             tools: As in ``render``.
         """
         ...

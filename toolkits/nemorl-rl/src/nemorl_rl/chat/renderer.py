@@ -6,10 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nemorl.errors import BackendError, DataError, UsageError, boundary
+from nemorl.errors import BackendError, DataError, ForeignError, UsageError, boundary
 
 from nemorl_rl.agents.contract import ChatMessage
 from nemorl_rl.chat.codec import ParsedAnswer, Spoken, ToolCall, Tools
+from nemorl_rl.chat.messages import plain_messages
 
 if TYPE_CHECKING:
     from nemorl_rl.tokenizer import Tokenizer
@@ -42,36 +43,39 @@ class RendererCodec:
             BackendError: The package is not installed, or the tokenizer is none of this family.
             UsageError: There is no such renderer.
         """
-        self._tokenizer, self._name = tokenizer, name
+        self._tokenizer, self._owner = tokenizer, f"the renderer {name!r}"
         self._renderer = _load(tokenizer, name)
 
     def render(self, messages: Sequence[ChatMessage], tools: Tools) -> tuple[int, ...]:
-        with self._reading():
-            return tuple(
-                self._renderer.render_ids(
-                    _shown(messages, _names(messages)), tools=_listed(tools), add_generation_prompt=True
-                )
-            )
+        plain = plain_messages(messages)
+        shown = _shown(plain, _names(plain))
+        try:
+            with boundary(self._owner):
+                return tuple(self._renderer.render_ids(shown, tools=_listed(tools), add_generation_prompt=True))
+        except ForeignError as error:
+            raise DataError(f"messages cannot be written: {error}", fix="send messages that the model knows") from error
 
     def extend(self, spoken: Spoken, messages: Sequence[ChatMessage], tools: Tools) -> tuple[int, ...] | None:
         if not messages:
             return None
-        with self._reading():
-            bridged = self._renderer.bridge_to_next_turn(
-                list(spoken.prompt_ids),
-                list(spoken.answer_ids),
-                _shown(messages, _names(spoken.messages)),
-                tools=_listed(tools),
-            )
-        said = spoken.token_ids
+        shown, said = _shown(messages, _names(spoken.messages)), spoken.token_ids
+        prompt_ids, answer_ids = list(spoken.prompt_ids), list(spoken.answer_ids)
+        try:
+            with boundary(self._owner):
+                bridged = self._renderer.bridge_to_next_turn(prompt_ids, answer_ids, shown, tools=_listed(tools))
+        except ForeignError:  # it refuses these messages, and may take them in the whole
+            return None
         if bridged is None or tuple(bridged.token_ids[: len(said)]) != said:
             return None
         return tuple(bridged.token_ids[len(said) :])
 
     def parse(self, token_ids: Sequence[int], prompt_ids: Sequence[int], tools: Tools) -> ParsedAnswer:
-        ids = list(token_ids)
-        with self._reading():
-            parsed = self._renderer.parse_response(ids, tools=_listed(tools), prompt_ids=list(prompt_ids))
+        ids, before = list(token_ids), list(prompt_ids)
+        try:
+            with boundary(self._owner):
+                parsed = self._renderer.parse_response(ids, tools=_listed(tools), prompt_ids=before)
+        except ForeignError:  # of what a model writes, something may be beyond it
+            return ParsedAnswer(self._tokenizer.decode(ids))
         reasoning = parsed.reasoning_content or ""
         if not tools:
             return ParsedAnswer(parsed.content, reasoning)
@@ -79,9 +83,6 @@ class RendererCodec:
         broken = [call.raw for call in parsed.tool_calls if not _is_whole(call)]
         content = "\n".join(filter(None, [parsed.content, *(raw for raw in broken if raw not in parsed.content)]))
         return ParsedAnswer(content, reasoning, tuple(calls), len(broken))
-
-    def _reading(self) -> boundary:
-        return boundary(f"the renderer {self._name!r}", passing=(DataError,))
 
 
 def _load(tokenizer: Tokenizer, name: str) -> Any:

@@ -12,7 +12,7 @@ from nemorl.errors import DataError
 from nemorl_rl.agents.contract import ChatMessage
 from nemorl_rl.chat.answers import AnswerFormat, call_marks, reasoning_marks
 from nemorl_rl.chat.codec import ParsedAnswer, Spoken, Tools
-from nemorl_rl.chat.messages import call_ids
+from nemorl_rl.chat.messages import call_ids, plain_messages
 from nemorl_rl.chat.template_text import ASKED, SAID, TOLD, TemplateText, probe_calls
 
 if TYPE_CHECKING:
@@ -35,8 +35,9 @@ class TemplateCodec:
         self._template = TemplateText(tokenizer)
 
     def render(self, messages: Sequence[ChatMessage], tools: Tools) -> tuple[int, ...]:
-        self._require_shown(messages, tools)
-        return tuple(self._tokenizer.encode_observation(self._template.text(messages, tools)))
+        plain = plain_messages(messages)
+        self._require_shown(plain, tools)
+        return tuple(self._tokenizer.encode_observation(self._template.text(plain, tools)))
 
     def extend(self, spoken: Spoken, messages: Sequence[ChatMessage], tools: Tools) -> tuple[int, ...] | None:
         added = self._added(spoken.messages, messages, tools)

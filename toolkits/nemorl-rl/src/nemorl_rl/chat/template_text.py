@@ -70,7 +70,8 @@ class TemplateText:
     @cached_property
     def shown_call(self) -> str:
         """What it makes of a call; empty where it shows none."""
-        text = self._tried([_user(ASKED), probe_calls(["call_0"], ["pRobe8474"])], [], form=self._form, prompt=False)
+        messages = [_user(ASKED), probe_calls(["call_0"], ["pRobe8474"])]
+        text = self._tried(messages, [PROBE_TOOL], form=self._form, prompt=False)
         return text.rpartition(ASKED)[2] if text is not None and SAID in text else ""
 
     @cached_property
