@@ -30,11 +30,18 @@ DOCUMENTS = {
 
 
 def runs(*, is_new: bool) -> list[Any]:
-    """The blocks that run under these names, each with its marks."""
+    """The blocks that run under these names, each with its marks.
+
+    Under the new ones what trains is left to ``make test-full``: its old names lead to the same code, and that each has
+    its new one is seen in less.
+    """
     found = []
     for name, use in world.USES.items():
         if not use.not_run and not (is_new and use.not_new):
-            marks = [pytest.mark.slow] * (use.trains or use.ray) + [pytest.mark.ray] * use.ray
+            is_slow = use.trains or use.ray
+            marks = (
+                [pytest.mark.slow] * is_slow + [pytest.mark.ray] * use.ray + [pytest.mark.full] * (is_slow and is_new)
+            )
             found.append(pytest.param(name, id=name, marks=marks))
     return found
 

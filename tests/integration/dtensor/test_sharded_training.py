@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import spread_cases
 import torch
 from nemorl.config import PolicyConfig
 from nemorl.resources.worker import WorkerContext
@@ -22,6 +23,7 @@ from peft import PeftModel
 from safetensors import safe_open
 from sharded_runs import Case, Found, build, train
 from spawned import run_calls
+from spread_cases import gap
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -163,19 +165,11 @@ def heads(case: Case, found: list[Found]) -> list[Found]:
 
 def together(parts: list[Found], name: str) -> Tensor:
     """[N] per-token values of the whole batch, from those of its shards."""
-    lengths = ragged_batch().lengths.tolist()
-    pieces: dict[int, Tensor] = {}
-    for part in parts:
-        pieces.update(zip(part.sequences, getattr(part, name).split([lengths[i] for i in part.sequences]), strict=True))
-    return torch.cat([pieces[index] for index in range(len(lengths))])
+    return spread_cases.together(parts, name, ragged_batch().lengths)
 
 
 def case_of(name: str) -> Case:
     return next(case for case in CASES if case.name == name)
-
-
-def gap(one: Tensor, other: Tensor) -> float:
-    return float((one.float() - other.float()).abs().max())
 
 
 @pytest.mark.parametrize("name", FULL_PRECISION)

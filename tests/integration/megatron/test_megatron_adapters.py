@@ -11,45 +11,33 @@ import torch
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install nemorl-megatron")
 
+import spread_cases
+from layouts import CP, EP, HEADS, LOW, MIXTURE, PADDED, PLAIN, PP, RECOMPUTED, SHARED, TP, VPP, WHOLE
 from megatron_adapters import SAVED_AFTER, Case, Found, batch_of, policy_of, run, train, write_adapters
 from nemorl.resources.worker import WorkerContext
 from nemorl_dtensor import DTensorConfig
 from nemorl_testing.models import load_reference, plain_logprobs, tiny_model
-from spawned import run_calls
+from spread_cases import gap, run_spread
 from torch import Tensor
 
 pytestmark = [pytest.mark.slow, pytest.mark.megatron]
 
 LOGPROBS, ADAPTERS = 5e-6, 1e-5
 """Largest allowed differences: log-probs in nats, and adapters after one step."""
-HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 MODELS: dict[str, dict[str, Any]] = {
     "qwen2": {},
     "deep": {"num_hidden_layers": 4},
     "llama": {"architecture": "llama", "tie_word_embeddings": False},
     "gemma2": {"architecture": "gemma2", "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 16},
-    "moe": {
-        "architecture": "qwen3_moe",
-        "head_dim": 8,
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 24,
-        "norm_topk_prob": True,
-        "decoder_sparse_step": 2,
-    },
+    "moe": {**MIXTURE, "decoder_sparse_step": 2},
 }
-TP: dict[str, Any] = {"tensor_parallel_size": 2}
-PP = {"pipeline_parallel_size": 2}
-RECOMPUTED = {"activation_checkpointing": True}
-LOW: dict[str, Any] = {"precision": "bfloat16"}
 SDPA = {"attention": "sdpa"}
-SHARED = {"layout": "shared"}
 ATTENTION = {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]}
 SOME = {"target_modules": ["q_proj", "v_proj", "mlp.down_proj"]}
 CASES: dict[str, Case] = {
     "one": Case("qwen2", options=SDPA, saves="one"),
-    "one, padded": Case("qwen2", options={"layout": "padded"}),
-    "one, plain optimizer": Case("qwen2", options={"distributed_optimizer": False}),
+    "one, padded": Case("qwen2", options=PADDED),
+    "one, plain optimizer": Case("qwen2", options=PLAIN),
     "one, recomputed": Case("qwen2", policy=RECOMPUTED),
     "one, some layers": Case("qwen2", lora=SOME, saves="one, some layers"),
     "one llama": Case("llama", saves="one llama"),
@@ -58,18 +46,18 @@ CASES: dict[str, Case] = {
     "one, shared": Case("qwen2", options=SHARED, shared=True),
     "dp2": Case("qwen2", 2, saves="dp2"),
     "tp2": Case("qwen2", 2, TP, SDPA, saves="tp2"),
-    "tp2, whole sequences": Case("qwen2", 2, TP, {"sequence_parallel": False, **SDPA}, saves="tp2, whole sequences"),
+    "tp2, whole sequences": Case("qwen2", 2, TP, WHOLE | SDPA, saves="tp2, whole sequences"),
     "tp2, recomputed": Case("qwen2", 2, {**TP, **RECOMPUTED}),
     "tp2, some layers": Case("qwen2", 2, TP, lora=SOME),
     "tp2 llama": Case("llama", 2, TP),
     "tp2 gemma2": Case("gemma2", 2, TP),
     "tp2, shared": Case("qwen2", 2, TP, SHARED, shared=True),
-    "pp2": Case("qwen2", 2, {}, {**PP, **SDPA}, saves="pp2"),
-    "pp2 vpp2": Case("deep", 2, {}, {**PP, "virtual_pipeline_parallel_size": 2}),
+    "pp2": Case("qwen2", 2, {}, PP | SDPA, saves="pp2"),
+    "pp2 vpp2": Case("deep", 2, {}, VPP),
     "pp2, recomputed": Case("qwen2", 2, RECOMPUTED, PP),
-    "cp2": Case("qwen2", 2, {}, {"context_parallel_size": 2}),
-    "ep2": Case("moe", 2, {}, {"expert_parallel_size": 2}, ATTENTION, saves="ep2"),
-    "tp2 ep2": Case("moe", 2, TP, {"expert_parallel_size": 2}, ATTENTION),
+    "cp2": Case("qwen2", 2, {}, CP),
+    "ep2": Case("moe", 2, {}, EP, ATTENTION, saves="ep2"),
+    "tp2 ep2": Case("moe", 2, TP, EP, ATTENTION),
     "one bfloat16": Case("qwen2", policy=LOW, saves="one bfloat16"),
     "tp2 bfloat16": Case("qwen2", 2, {**TP, **LOW}),
 }
@@ -124,12 +112,7 @@ class Runs:
         backend.shutdown()
 
     def _run(self, cases: dict[str, Case]) -> dict[str, list[Found]]:
-        found = {
-            name: [train(WorkerContext(), self.placed(case))] for name, case in cases.items() if case.world_size == 1
-        }
-        two = {name: case for name, case in cases.items() if case.world_size == 2}
-        results = run_calls([(train, (self.placed(case),)) for case in two.values()], 2)
-        return found | dict(zip(two, results, strict=True))
+        return run_spread(train, {name: self.placed(case) for name, case in cases.items()})
 
 
 @pytest.fixture(scope="module")
@@ -140,15 +123,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 def together(case: Case, found: list[Found], name: str) -> Tensor:
     """[N] values of the whole batch, from those of its shards."""
-    lengths = batch_of(case).lengths
-    pieces: dict[int, Tensor] = {}
-    for part in found:
-        pieces.update(zip(part.sequences, getattr(part, name).split(lengths[part.sequences].tolist()), strict=True))
-    return torch.cat([pieces[index] for index in range(len(lengths))])
-
-
-def gap(one: Tensor, other: Tensor) -> float:
-    return float((one.float() - other.float()).abs().max())
+    return spread_cases.together(found, name, batch_of(case).lengths)
 
 
 def worst(one: dict[str, Tensor], other: dict[str, Tensor]) -> tuple[float, str]:

@@ -8,32 +8,22 @@ import pytest
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install nemorl-megatron")
 
+from layouts import EP, LOW, MIXTURE, PLAIN, PP, TP, VPP
 from megatron_tenants import Case, check_offload, sleep_over_a_trainer
 from nemorl_testing.models import tiny_model
 from spawned import run_calls
 
 pytestmark = [pytest.mark.slow, pytest.mark.megatron]
 
-TP: dict[str, Any] = {"tensor_parallel_size": 2}
-LOW: dict[str, Any] = {"precision": "bfloat16"}
-PLAIN = {"distributed_optimizer": False}
-MIXTURE = {
-    "architecture": "qwen3_moe",
-    "head_dim": 8,
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 24,
-    "norm_topk_prob": True,
-}
 LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "dp2": ({}, {}),
     "dp2, plain optimizer": ({}, PLAIN),
     "dp2 bfloat16": (LOW, {}),
     "dp2 bfloat16, plain optimizer": (LOW, PLAIN),
     "tp2": (TP, {}),
-    "pp2": ({}, {"pipeline_parallel_size": 2}),
-    "pp2 vpp2": ({}, {"pipeline_parallel_size": 2, "virtual_pipeline_parallel_size": 2}),
-    "ep2": ({}, {"expert_parallel_size": 2}),
+    "pp2": ({}, PP),
+    "pp2 vpp2": ({}, VPP),
+    "ep2": ({}, EP),
 }
 
 

@@ -5,7 +5,7 @@ Each case trains four AdamW steps on the same ragged batch. All cases of one num
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,13 @@ import torch
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install nemorl-megatron")
 
+import spread_cases
+from layouts import CP, EP, LOW, MIXTURE, PLAIN, PP, RECOMPUTED, TP, VPP, WHOLE
 from megatron_runs import LOSSES, SAVED_AFTER, Case, Found, train, train_with_dtensor
-from nemorl.resources.worker import WorkerContext
 from nemorl_testing.batches import ragged_batch
 from nemorl_testing.tiny import write_tiny_model
 from safetensors.torch import load_file
-from spawned import run_calls
+from spread_cases import gap, run_spread
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -41,30 +42,14 @@ MODELS: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": 2.0,
         "sliding_window": 6,
     },
-    "moe": {
-        "architecture": "qwen3_moe",
-        "head_dim": 8,
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 24,
-        "norm_topk_prob": True,
-        "mlp_only_layers": [1],
-    },
+    "moe": {**MIXTURE, "mlp_only_layers": [1]},
 }
-TP: dict[str, Any] = {"tensor_parallel_size": 2}
-LOW: dict[str, Any] = {"precision": "bfloat16"}
-PP = {"pipeline_parallel_size": 2}
-VPP = {**PP, "virtual_pipeline_parallel_size": 2}
-CP = {"context_parallel_size": 2}
-EP = {"expert_parallel_size": 2}
 FIXED = {"freeze_moe_router": True}
-PLAIN = {"distributed_optimizer": False}
-RECOMPUTED = {"activation_checkpointing": True}
 ONE_LAYOUT_EACH = [("one", 1, {}, {}), ("dp2", 2, {}, {}), ("tp2", 2, TP, {}), ("pp2", 2, {}, PP)]
 
 CASES = (
     *(
-        Case(f"{layout} {loss}", "qwen2", ranks, policy, options, loss, saves=f"{layout} {loss}")
+        Case(f"{layout} {loss}", "qwen2", ranks, policy, options, loss, saves=f"{layout} grpo" * (loss == "grpo"))
         for loss in LOSSES
         for layout, ranks, policy, options in ONE_LAYOUT_EACH
     ),
@@ -82,7 +67,7 @@ CASES = (
     Case("dp2 bfloat16, plain optimizer", "qwen2", 2, LOW, PLAIN),
     Case("dp2 moe", "moe", 2),
     Case("tp2, plain optimizer", "qwen2", 2, TP, PLAIN),
-    Case("tp2, whole sequences", "qwen3", 2, TP, {"sequence_parallel": False}),
+    Case("tp2, whole sequences", "qwen3", 2, TP, WHOLE),
     Case("tp2, recomputed", "qwen2", 2, {**TP, **RECOMPUTED}),
     Case("tp2 llama", "llama", 2, TP, saves="tp2 llama"),
     Case("tp2 bfloat16", "qwen2", 2, {**TP, **LOW}),
@@ -94,7 +79,6 @@ CASES = (
     Case("cp2 moe", "moe", 2, {}, CP),
     Case("one sliding windows", "windows"),
     Case("one capped", "gemma2"),
-    Case("pp2, plain optimizer", "qwen2", 2, {}, PP | PLAIN),
     Case("pp2 llama dpo", "llama", 2, {}, PP, "dpo"),
     Case("pp2 qwen3, recomputed", "qwen3", 2, RECOMPUTED, PP),
     Case("pp2 vpp2", "qwen2", 2, {}, VPP, saves="pp2 vpp2"),
@@ -105,7 +89,6 @@ CASES = (
     Case("tp2 ep2", "moe", 2, TP, EP),
     Case("tp2 pp2", "qwen2", 4, TP, PP),
     Case("tp2 cp2", "qwen3", 4, TP, CP),
-    Case("pp2 cp2", "qwen2", 4, {}, PP | CP),
     Case("pp2 vpp2 cp2", "qwen2", 4, {}, VPP | CP),
     Case("dp2 cp2", "qwen2", 4, {}, CP, saves="dp2 cp2"),
     Case("cp4", "qwen2", 4, {}, {"context_parallel_size": 4}),
@@ -123,8 +106,7 @@ FROZEN = (
 )
 RESUMED = (
     *(
-        Case(f"{layout} {loss}, resumed", "qwen2", ranks, policy, options, loss, resumes=f"{layout} {loss}")
-        for loss in LOSSES
+        Case(f"{layout} grpo, resumed", "qwen2", ranks, policy, options, resumes=f"{layout} grpo")
         for layout, ranks, policy, options in ONE_LAYOUT_EACH
     ),
     *(Case(f"{layout} -> one", "qwen2", resumes=f"{layout} grpo") for layout in ("dp2", "tp2", "pp2")),
@@ -153,17 +135,9 @@ class Runs:
         self._models = {name: str(write_model(folder / name, sizes)) for name, sizes in MODELS.items()}
         self._dtensor: dict[str, Found] = {}
         self.ranks: dict[str, list[Found]] = {}
-        self._run_here((*CASES, *FROZEN))
-        for size in (2, 4):
-            chosen = [case for case in (*CASES, *FROZEN, *RESUMED) if case.world_size == size]
-            results = run_calls([(train, (self.placed(case),)) for case in chosen], size)
-            self.ranks |= {case.name: found for case, found in zip(chosen, results, strict=True)}
-        self._run_here(RESUMED)
-
-    def _run_here(self, cases: Sequence[Case]) -> None:
-        for case in cases:
-            if case.world_size == 1:
-                self.ranks[case.name] = [train(WorkerContext(), self.placed(case))]
+        many = [case for case in RESUMED if case.world_size > 1]
+        for cases in ((*CASES, *FROZEN, *many), [case for case in RESUMED if case.world_size == 1]):
+            self.ranks |= run_spread(train, {case.name: self.placed(case) for case in cases})
 
     def saved(self, name: str) -> Path:
         return self._folder / f"saved {name}"
@@ -208,22 +182,14 @@ def firsts(case: Case, found: list[Found]) -> list[Found]:
 
 def together(parts: list[Found], name: str) -> Tensor:
     """[N] per-token values of the whole batch, from those of its shards."""
-    order = sorted({index for part in parts for index in part.sequences})
     lengths = ragged_batch().lengths
-    if len(order) == 8:  # pairs: without the sequence that trains nothing
+    if sum(len(part.sequences) for part in parts) == 8:  # pairs: without the sequence that trains nothing
         lengths = lengths[[0, 1, 2, 3, 4, 5, 6, 8]]
-    pieces: dict[int, Tensor] = {}
-    for part in parts:
-        pieces.update(zip(part.sequences, getattr(part, name).split(lengths[part.sequences].tolist()), strict=True))
-    return torch.cat([pieces[index] for index in order])
+    return spread_cases.together(parts, name, lengths)
 
 
 def case_of(name: str) -> Case:
     return next(case for case in (*CASES, *FROZEN, *RESUMED) if case.name == name)
-
-
-def gap(one: Tensor, other: Tensor) -> float:
-    return float((one.float() - other.float()).abs().max())
 
 
 def mean_gap(one: Tensor, other: Tensor) -> float:

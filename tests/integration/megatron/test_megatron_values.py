@@ -11,55 +11,47 @@ import torch
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install nemorl-megatron")
 
+import spread_cases
+from layouts import CP, EP, HEADS, LOW, MIXTURE, PADDED, PLAIN, PP, RECOMPUTED, SHARED, TP, VPP, WHOLE
 from megatron_values import SAVED_AFTER, Case, Found, batch_of, policy_of, run, train
 from nemorl.resources.worker import WorkerContext
 from nemorl_dtensor import DTensorConfig
 from nemorl_testing.models import tiny_model
 from spawned import run_calls
+from spread_cases import gap, run_spread
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 pytestmark = [pytest.mark.slow, pytest.mark.megatron]
 
 VALUES = 5e-6
-HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 MODELS: dict[str, dict[str, Any]] = {
     "qwen2": {},  # tied embeddings, which a value head does without
     "deep": {"num_hidden_layers": 4},
     "llama": {"architecture": "llama", "tie_word_embeddings": False},
-    "moe": {
-        "architecture": "qwen3_moe",
-        "head_dim": 8,
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 24,
-        "norm_topk_prob": True,
-    },
+    "moe": MIXTURE,
 }
-TP: dict[str, Any] = {"tensor_parallel_size": 2}
-PP = {"pipeline_parallel_size": 2}
-LOW: dict[str, Any] = {"precision": "bfloat16"}
 CASES: dict[str, Case] = {
     "one": Case("qwen2", saves="one"),
-    "one, padded": Case("qwen2", options={"layout": "padded"}),
+    "one, padded": Case("qwen2", options=PADDED),
     "one, packed": Case("qwen2", options={"layout": "packed"}),
-    "one, shared": Case("qwen2", options={"layout": "shared"}),
+    "one, shared": Case("qwen2", options=SHARED),
     "one pairs": Case("qwen2", loss="pairs", saves="one pairs"),
     "one llama": Case("llama"),
     "one moe": Case("moe"),
     "dp2": Case("qwen2", 2, saves="dp2"),
-    "dp2, plain optimizer": Case("qwen2", 2, options={"distributed_optimizer": False}),
+    "dp2, plain optimizer": Case("qwen2", 2, options=PLAIN),
     "tp2": Case("qwen2", 2, TP, saves="tp2"),
-    "tp2, padded": Case("qwen2", 2, TP, {"layout": "padded"}),
-    "tp2, whole sequences": Case("qwen2", 2, TP, {"sequence_parallel": False}),
+    "tp2, padded": Case("qwen2", 2, TP, PADDED),
+    "tp2, whole sequences": Case("qwen2", 2, TP, WHOLE),
     "tp2 pairs": Case("qwen2", 2, TP, loss="pairs"),
-    "tp2, recomputed": Case("llama", 2, {**TP, "activation_checkpointing": True}),
+    "tp2, recomputed": Case("llama", 2, {**TP, **RECOMPUTED}),
     "pp2": Case("qwen2", 2, {}, PP, saves="pp2"),
-    "pp2, padded": Case("llama", 2, {}, {**PP, "layout": "padded"}),
+    "pp2, padded": Case("llama", 2, {}, PP | PADDED),
     "pp2 pairs": Case("qwen2", 2, {}, PP, "pairs"),
-    "pp2 vpp2": Case("deep", 2, {}, {**PP, "virtual_pipeline_parallel_size": 2}),
-    "cp2": Case("qwen2", 2, {}, {"context_parallel_size": 2}),
-    "ep2": Case("moe", 2, {}, {"expert_parallel_size": 2}),
+    "pp2 vpp2": Case("deep", 2, {}, VPP),
+    "cp2": Case("qwen2", 2, {}, CP),
+    "ep2": Case("moe", 2, {}, EP),
     "one bfloat16": Case("qwen2", policy=LOW),
     "tp2 bfloat16": Case("qwen2", 2, {**TP, **LOW}),
 }
@@ -103,11 +95,7 @@ class Runs:
         return replace(case, model=self.models.get(case.model, case.model), saves=saves, resumes=resumes)
 
     def _run(self, cases: dict[str, Case]) -> dict[str, list[Found]]:
-        alone = {name: case for name, case in cases.items() if case.world_size == 1}
-        found = {name: [train(WorkerContext(), self.placed(case))] for name, case in alone.items()}
-        two = {name: case for name, case in cases.items() if case.world_size == 2}
-        results = run_calls([(train, (self.placed(case),)) for case in two.values()], 2)
-        return found | dict(zip(two, results, strict=True))
+        return run_spread(train, {name: self.placed(case) for name, case in cases.items()})
 
 
 @pytest.fixture(scope="module")
@@ -118,15 +106,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 def together(case: Case, found: list[Found], name: str) -> Tensor:
     """[N] values of the whole batch, from those of its shards."""
-    lengths = batch_of(case).lengths
-    pieces: dict[int, Tensor] = {}
-    for part in found:
-        pieces.update(zip(part.sequences, getattr(part, name).split(lengths[part.sequences].tolist()), strict=True))
-    return torch.cat([pieces[index] for index in range(len(lengths))])
-
-
-def gap(one: Tensor, other: Tensor) -> float:
-    return float((one.float() - other.float()).abs().max())
+    return spread_cases.together(found, name, batch_of(case).lengths)
 
 
 EXACT = [name for name, case in CASES.items() if "precision" not in case.policy]

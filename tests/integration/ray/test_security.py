@@ -66,8 +66,7 @@ def knock(address: str, security: dict[str, str | bool]) -> str:
     return found.stdout.strip() or f"refused: {found.stderr.strip()[-300:]}"
 
 
-@pytest.fixture
-def certificates(tmp_path: Path) -> dict[str, str]:
+def make_certificates(folder: Path) -> dict[str, str]:
     """One self-signed certificate that is its own authority, for this machine's addresses."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
@@ -94,13 +93,13 @@ def certificates(tmp_path: Path) -> dict[str, str]:
         .sign(key, hashes.SHA256())
     )
     pem = certificate.public_bytes(serialization.Encoding.PEM)
-    (tmp_path / "cert.pem").write_bytes(pem)
+    (folder / "cert.pem").write_bytes(pem)
     secret = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
     )
-    (tmp_path / "key.pem").write_bytes(secret)
+    (folder / "key.pem").write_bytes(secret)
     paths = {"tls_certificate": "cert.pem", "tls_key": "key.pem", "tls_ca": "cert.pem"}
-    return {field: str(tmp_path / file) for field, file in paths.items()}
+    return {field: str(folder / file) for field, file in paths.items()}
 
 
 def knock_at_a_cluster(security: dict[str, str | bool], *visitors: dict[str, str | bool]) -> list[str]:
@@ -122,23 +121,33 @@ def knock_at_a_cluster(security: dict[str, str | bool], *visitors: dict[str, str
     return heard
 
 
-def test_a_client_without_the_token_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("a" * 64)
-    (tmp_path / "other").write_text("b" * 64)
-    right, wrong, none = knock_at_a_cluster(
-        {"token_file": str(tmp_path / "token")},
-        {"token_auth": True, "token_file": str(tmp_path / "token")},
-        {"token_auth": True, "token_file": str(tmp_path / "other")},
-        {"token_auth": False},
-    )
+Heard = dict[str, list[str]]
+
+
+@pytest.fixture(scope="module")
+def heard(tmp_path_factory: pytest.TempPathFactory) -> Heard:
+    """What visitors hear at a cluster with a token and at one with certificates, which are there at the same time."""
+    folder = tmp_path_factory.mktemp("security")
+    (folder / "token").write_text("a" * 64)
+    (folder / "other").write_text("b" * 64)
+    right, wrong = ({"token_auth": True, "token_file": str(folder / name)} for name in ("token", "other"))
+    certified = {**make_certificates(folder), "token_auth": False}
+    with ThreadPoolExecutor(2) as threads:
+        token = threads.submit(
+            knock_at_a_cluster, {"token_file": str(folder / "token")}, right, wrong, {"token_auth": False}
+        )
+        tls = threads.submit(knock_at_a_cluster, certified, certified, {"token_auth": False})
+        return {"token": token.result(), "tls": tls.result()}
+
+
+def test_a_client_without_the_token_is_refused(heard: Heard) -> None:
+    right, wrong, none = heard["token"]
     assert right == "in"
     assert wrong.startswith("refused: cannot connect to the Ray cluster")
     assert none.startswith("refused: cannot connect to the Ray cluster")
 
 
-def test_a_client_without_a_certificate_is_refused(certificates: dict[str, str]) -> None:
-    right, none = knock_at_a_cluster(
-        {**certificates, "token_auth": False}, {**certificates, "token_auth": False}, {"token_auth": False}
-    )
+def test_a_client_without_a_certificate_is_refused(heard: Heard) -> None:
+    right, none = heard["tls"]
     assert right == "in"
     assert none.startswith("refused")

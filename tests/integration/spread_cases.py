@@ -1,0 +1,61 @@
+"""Ways to spread a model: run each over its ranks, and compare what the ranks report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from nemorl.resources.worker import WorkerContext
+from spawned import run_calls
+from torch import Tensor
+
+
+class SpreadCase(Protocol):
+    """One way to spread a model."""
+
+    @property
+    def world_size(self) -> int: ...
+
+
+class Shard(Protocol):
+    """What a rank reports of its part of a batch, in the order of ``sequences``."""
+
+    @property
+    def sequences(self) -> list[int]: ...
+
+
+def run_spread(function: Callable[..., Any], cases: Mapping[str, SpreadCase]) -> dict[str, list[Any]]:
+    """``function(context, case)`` on every rank of each case; those of one rank run here, first.
+
+    Returns:
+        By name, the results in rank order. Cases of as many ranks share their processes.
+    """
+    found: dict[str, list[Any]] = {}
+    for size in sorted({case.world_size for case in cases.values()}):
+        chosen = {name: case for name, case in cases.items() if case.world_size == size}
+        if size == 1:
+            found |= {name: [function(WorkerContext(), case)] for name, case in chosen.items()}
+        else:
+            results = run_calls([(function, (case,)) for case in chosen.values()], size)
+            found |= dict(zip(chosen, results, strict=True))
+    return found
+
+
+def together(parts: Sequence[Shard], name: str, lengths: Tensor) -> Tensor:
+    """[N] or [N, K] per-token values of the whole batch, from those of its shards.
+
+    Args:
+        parts: One rank of each shard, or several that agree.
+        name: Field of the parts.
+        lengths: [B] tokens of each sequence of the batch; shards may leave some out.
+    """
+    pieces: dict[int, Tensor] = {}
+    for part in parts:
+        pieces.update(zip(part.sequences, getattr(part, name).split(lengths[part.sequences].tolist()), strict=True))
+    return torch.cat([pieces[index] for index in sorted(pieces)])
+
+
+def gap(one: Tensor, other: Tensor) -> float:
+    """Largest difference; 0 of nothing."""
+    return float((one.float() - other.float()).abs().max()) if one.numel() else 0.0
