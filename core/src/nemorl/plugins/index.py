@@ -214,7 +214,7 @@ class Index:
     def entries(self) -> tuple[PluginEntry, ...]:
         found: dict[tuple[str, str, str], PluginEntry] = {}
         for point in self.points:
-            if point.group in (NAMES, FINDERS, LAUNCH_CHECKS):
+            if point.group in (NAMES, FINDERS, LAUNCH_CHECKS, "nemorl.launchers"):
                 continue
             distribution, version, damage = owner_of(point)
             entry = PluginEntry(point.group.removeprefix(PREFIX), point.name, distribution, version, point.value, point)

@@ -60,6 +60,7 @@ STANDARD_PLUGINS: Mapping[str, str] = {
     "commands:plan": "nemorl-plan",
     "commands:engines": "nemorl-server-engine",
     "commands:serve": "nemorl-gateway",
+    "commands:launch": "nemorl-launch",
     "commands:config.migrate": "nemorl-compat",
     "commands:plugins.new": "nemorl-authoring",
 }

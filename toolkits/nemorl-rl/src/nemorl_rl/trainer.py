@@ -183,7 +183,7 @@ class RolloutTrainer(BaseTrainer[R]):
         if drives and (is_attached or "submit" not in backend.supports):
             name = registry().name_of("generation_backends", type(backend))
             where = " in the trainer's processes" if is_attached else ""
-            what = f"episodes of {self.environment.owner} go at their own pace; {name}{where} answers whole batches only"
+            what = f"episodes of {self.environment.owner} go at their own pace, {name}{where} takes whole batches"
             yield ConfigIssue("generation.backend", what, "choose a backend that supports `submit`: hf, vllm or server")
         if self.config.rollouts.turns == "free" and self.environment.batched:
             what = f"{self.environment.owner} scores responses in batches, for which episodes have to wait"

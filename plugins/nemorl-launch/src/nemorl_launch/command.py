@@ -1,0 +1,250 @@
+"""``nemorl launch CONFIG`` and ``nemorl launch status | logs | cancel | attach NAME``."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from nemorl.errors import UsageError
+from nemorl_commands.answers import AsJson, echo_json
+from nemorl_commands.runs import Overrides
+from nemorl_commands.terminal import print_list, say
+from typer.core import TyperGroup
+
+if TYPE_CHECKING:
+    from nemorl_launch.base import Launch, LauncherConfig, Status
+
+SUBMIT = "submit"
+WITH_VALUE = ("--on", "--name", "--folder")
+
+
+class _SubmitByDefault(TyperGroup):
+    """``nemorl launch run.yaml`` is ``nemorl launch submit run.yaml``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        first = next(
+            (
+                word
+                for before, word in zip(["", *args], args, strict=False)
+                if not word.startswith("-") and before not in WITH_VALUE
+            ),
+            None,
+        )
+        if first is not None and first not in self.commands:
+            args = [SUBMIT, *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=_SubmitByDefault,
+    help="Start a run on a cluster, over SSH or in the background here; look after it.\n\n"
+    "Examples:\n\n"
+    "  nemorl launch grpo.yaml --on slurm launch.partition=gpu launch.nodes=4 --dry-run\n\n"
+    "  nemorl launch grpo.yaml --on local\n\n"
+    "  nemorl launch status",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Name = Annotated[str, typer.Argument(help="Name of the launch.", show_default=False)]
+Folder = Annotated[Path, typer.Option(help="Folder of all launches, which all nodes see.")]
+LAUNCHES = Path("launches")
+
+
+@app.command(SUBMIT)
+def submit(
+    config: Annotated[Path, typer.Argument(help="Config file of the run.", show_default=False)],
+    overrides: Overrides = None,
+    on: Annotated[
+        str | None, typer.Option("--on", help="Launcher: slurm, kubernetes, ssh, local.", show_default=False)
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Of the launch. Unset: the run's.", show_default=False)] = None,
+    folder: Folder = LAUNCHES,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Write and print what would be submitted.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Submit a run. The same command submits again what has stopped, and it continues.
+
+    Options of the launcher are in the config's section `launch:`, or given as launch.OPTION=VALUE. Needs no GPU and no
+    torch.
+
+    Examples:
+
+      nemorl launch grpo.yaml --on slurm launch.partition=gpu launch.nodes=4 launch.gpus_per_node=8
+
+      nemorl launch grpo.yaml --dry-run
+
+      nemorl launch grpo.yaml --on kubernetes launch.image=registry.example.org/nemorl:1
+
+      nemorl launch grpo.yaml --on local --name try-1
+    """
+    from nemorl_launch.base import Launch
+    from nemorl_launch.prepare import prepare, secret_values
+
+    prepared = prepare(config, overrides or [], on=on, name=name, root=folder)
+    job, launcher = prepared.job, prepared.launcher
+    if not dry_run:
+        secret_values(launcher)
+        _refuse_second(folder, job.name)
+    prepared.write()
+    found: dict[str, Any] = {"name": job.name, "folder": str(job.folder), "run_dir": str(job.run_dir)}
+    found |= {"launcher": prepared.launcher_name, "command": prepared.submission}
+    if dry_run:
+        if as_json:
+            echo_json({**found, "files": prepared.files}, indent=2)
+            return
+        for file, text in prepared.files.items():
+            say(f"# {job.folder / file}")
+            say(text)
+        say(f"# would run\n{prepared.submission}")
+        return
+    handle = launcher.submit(job)
+    options = launcher.model_dump(mode="json")
+    Launch(job, prepared.launcher_name, options, handle, time.time()).write()
+    if as_json:
+        echo_json({**found, "handle": handle}, indent=2)
+        return
+    say(f"launched {job.name} on {prepared.launcher_name}: {', '.join(f'{k} {v}' for k, v in handle.items())}")
+    say(f"nemorl launch status {job.name}")
+
+
+def _refuse_second(folder: Path, name: str) -> None:
+    from nemorl_launch.base import RECORD
+
+    if not (folder / name / RECORD).is_file():
+        return
+    launch, launcher = _found(folder, name)
+    state = launcher.status(launch).state
+    if state in ("pending", "running"):
+        raise UsageError(f"{name} is {state} on {launch.launcher}", fix=f"nemorl launch cancel {name}, or --name OTHER")
+
+
+@app.command()
+def status(
+    name: Annotated[str | None, typer.Argument(help="Of one launch. Unset: all.", show_default=False)] = None,
+    folder: Folder = LAUNCHES,
+    as_json: AsJson = False,
+) -> None:
+    """Show how launches are: pending, running, finished, stopped, failed, cancelled; which attempt, on which nodes.
+
+    Examples:
+
+      nemorl launch status
+
+      nemorl launch status grpo-1a2b3c4d --json
+    """
+    from nemorl_launch.base import RECORD
+
+    names = [name] if name is not None else sorted(path.parent.name for path in folder.glob(f"*/{RECORD}"))
+    found = []
+    for each in names:
+        launch, launcher = _found(folder, each)
+        found.append(_facts(launch, launcher.status(launch)))
+    if as_json:
+        echo_json(found[0] if name is not None else found, indent=2)
+        return
+    rows = [(f["name"], f["launcher"], f["state"], str(f["attempt"]), " ".join(f["nodes"]), f["detail"]) for f in found]
+    print_list(("NAME", "ON", "STATE", "ATTEMPT", "NODES", "DETAIL"), rows, first_to_go=("NODES", "DETAIL"))
+    if not found:
+        say(f"nothing was launched from {folder} yet: nemorl launch CONFIG --on LAUNCHER")
+
+
+def _facts(launch: Launch, status: Status) -> dict[str, Any]:
+    return {
+        "name": launch.job.name,
+        "launcher": launch.launcher,
+        "state": status.state,
+        "detail": status.detail,
+        "attempt": status.attempt,
+        "nodes": list(status.nodes),
+        "run_dir": str(launch.job.run_dir),
+        "folder": str(launch.job.folder),
+        "handle": launch.handle,
+    }
+
+
+@app.command()
+def logs(
+    name: Name,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written.")] = False,
+    folder: Folder = LAUNCHES,
+) -> None:
+    """Print the output of a launch's newest attempt.
+
+    Examples:
+
+      nemorl launch logs grpo-1a2b3c4d -f
+    """
+    launch, launcher = _found(folder, name)
+    _become(launcher.logs(launch, follow=follow))
+
+
+@app.command()
+def cancel(
+    name: Name,
+    now: Annotated[bool, typer.Option("--now", help="At once, without finishing the step and saving.")] = False,
+    folder: Folder = LAUNCHES,
+    as_json: AsJson = False,
+) -> None:
+    """End a launch: it finishes its step, saves, and is not started again.
+
+    Examples:
+
+      nemorl launch cancel grpo-1a2b3c4d
+
+      nemorl launch cancel grpo-1a2b3c4d --now
+    """
+    launch, launcher = _found(folder, name)
+    before = launcher.status(launch).state
+    if before not in ("pending", "running", "unknown"):
+        raise UsageError(f"{name} is {before} already", fix="there is nothing to cancel")
+    launcher.cancel(launch, now=now)
+    if as_json:
+        echo_json({"name": name, "was": before, "now": now})
+        return
+    ended = now or before == "pending"
+    say(f"{name} is cancelled" if ended else f"{name} finishes its step, saves and ends; --now ends it at once")
+
+
+@app.command()
+def attach(
+    name: Name,
+    node: Annotated[int, typer.Option(min=0, help="Rank of the node, from 0.")] = 0,
+    folder: Folder = LAUNCHES,
+) -> None:
+    """Open a shell on a node of a running launch.
+
+    Examples:
+
+      nemorl launch attach grpo-1a2b3c4d --node 1
+    """
+    launch, launcher = _found(folder, name)
+    state = launcher.status(launch).state
+    if state != "running":
+        raise UsageError(f"{name} is {state}: there is no node to attach to", fix=f"nemorl launch status {name}")
+    if node >= launch.job.num_nodes:
+        raise UsageError(f"{name} has nodes 0 to {launch.job.num_nodes - 1}", fix="--node 0")
+    _become(launcher.attach(launch, node))
+
+
+def _found(folder: Path, name: str) -> tuple[Launch, LauncherConfig]:
+    from nemorl_launch import launchers
+    from nemorl_launch.base import Launch
+
+    launch = Launch.read(folder.absolute() / name)
+    return launch, launchers.recorded(launch.launcher, launch.options)
+
+
+def _become(command: list[str]) -> None:
+    """Run a program on this terminal, and end as it does."""
+    try:
+        done = subprocess.run(command, check=False)
+    except OSError as error:
+        raise UsageError(f"{command[0]} cannot be run: {error.strerror}", fix="check that it is installed") from error
+    raise typer.Exit(done.returncode if done.returncode >= 0 else 128 - done.returncode)

@@ -1,0 +1,159 @@
+"""One node's part of a job's Ray cluster: ``ray start`` on fixed ports, and a view of which nodes are alive."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from nemorl_base import process_guard
+
+from nemorl_launch.ports import PortBlock
+
+TOKEN = "ray-token"
+SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_gcs_server_request_timeout_seconds": "120",
+}
+FOREIGN = ("PMI_", "PMIX_", "OMPI_", "MPI_", "SLURM_", "SLURMD_")
+"""Variables of a launcher of MPI, which libraries would take for their own."""
+CLOSE_POLL_S = 0.1
+
+
+def child_environment(token_file: Path) -> dict[str, str]:
+    """The environment of Ray's processes and of the run: without Slurm's, with the token by file."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
+    return {**SETTINGS, **kept, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_file)}
+
+
+def write_token(folder: Path) -> Path:
+    """A new token that Ray demands of whoever connects, readable by this user alone."""
+    path = folder / TOKEN
+    descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(secrets.token_hex(32))
+    return path
+
+
+def own_address(towards: str | None = None, interface: str | None = None) -> str:
+    """The address of this machine that others reach it by.
+
+    Args:
+        towards: A machine whose network it shall be in. Unset: that of the default route.
+        interface: The network interface, by name; it decides alone.
+    """
+    if interface is not None:
+        import fcntl
+        import struct
+
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            found = fcntl.ioctl(probe.fileno(), 0x8915, struct.pack("256s", interface.encode()[:15]))  # SIOCGIFADDR
+        return socket.inet_ntoa(found[20:24])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((towards or "192.0.2.1", 9))  # sends nothing: asks which address would be used
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])
+
+
+class RayPart:
+    """Ray's processes on this node, which end with this object."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        head: str | None,
+        address: str,
+        cpus: int | None,
+        gpus: int,
+        resources: Mapping[str, float],
+        object_store_gib: float | None,
+        environment: Mapping[str, str],
+        log: Path,
+    ) -> None:
+        """
+        Args:
+            name: Of this node, in Ray's messages.
+            head: ``host:port`` to join; ``None``: this is the head.
+            address: IP address of this node.
+            cpus: Cores for Ray; ``None``: all of the machine.
+            gpus: GPUs for Ray.
+            resources: Further resources.
+            object_store_gib: Size of its object store; ``None``: Ray's own choice.
+            environment: Of its processes.
+            log: File for their output.
+        """
+        self._ports = PortBlock.claimed()
+        self.address = head or f"{address}:{self._ports.head}"
+        self._folder = Path(tempfile.mkdtemp(prefix="nrl-", dir="/tmp"))  # Ray's sockets may have 107 characters
+        command = [
+            *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--log-style=record"),
+            *(["--head", "--include-dashboard=false"] if head is None else [f"--address={head}"]),
+            *(f"--node-ip-address={address}", f"--node-name={name}", "--disable-usage-stats"),
+            *(f"--num-gpus={gpus}", f"--resources={json.dumps(dict(resources))}", f"--temp-dir={self._folder}"),
+            *([f"--num-cpus={cpus}"] if cpus is not None else []),
+            *([f"--object-store-memory={int(object_store_gib * 2**30)}"] if object_store_gib is not None else []),
+            *self._ports.options(head=head is None),
+        ]
+        guard = [sys.executable, "-I", "-S", process_guard.__file__, str(os.getpid()), str(self._folder)]
+        self._guard = subprocess.Popen(
+            guard, start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        )
+        marked = {**environment, process_guard.MARK: str(self._folder)}
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(command, stdout=output, stderr=output, env=marked, start_new_session=True)
+
+    @property
+    def exit_code(self) -> int | None:
+        """Of Ray's processes; ``None`` while they live."""
+        return self._process.poll()
+
+    def close(self) -> None:
+        """End Ray's processes at once, and remove what they left in /tmp: after the run there is nothing to drain."""
+        while left := process_guard.processes(self._folder):
+            for process in left:
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            self._process.poll()
+            time.sleep(CLOSE_POLL_S)
+        self._guard.terminate()
+        self._guard.wait()
+        self._ports.release()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class ClusterView:
+    """Which nodes a Ray cluster has, asked from this process."""
+
+    def __init__(self, address: str, environment: Mapping[str, str]) -> None:
+        os.environ.update({name: environment[name] for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")})
+        import ray  # which reads them, once
+
+        ray.init(address=address, namespace="nemorl-launch", configure_logging=False, log_to_driver=False)
+
+    def nodes(self) -> dict[str, bool]:
+        """Names of all nodes that ever were, and whether each is alive."""
+        import ray
+
+        found: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+        return {str(node["NodeName"]): bool(node["Alive"]) for node in found}
+
+    def close(self) -> None:
+        import ray
+
+        ray.shutdown()

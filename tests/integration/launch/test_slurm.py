@@ -1,0 +1,228 @@
+"""`nemorl launch --on slurm` with a real Slurm of three nodes: a run over two of them, and all that can befall it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nemorl_testing.tiny import write_tiny_model
+from slurm_cluster import await_true, missing, slurm
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+PLANTED = "hf_planted-value-0123456789"
+LONG = 100_000
+"""Steps of a run that does not end by itself while a test looks."""
+START_S = 240
+END_S = 180
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    reason = missing()
+    if reason is not None:
+        pytest.skip(reason)
+    with slurm(tmp_path_factory.mktemp("slurm")) as conf:
+        yield conf
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    return write_tiny_model(tmp_path_factory.mktemp("model"), **sizes)
+
+
+class Site:
+    """A login node: the command ``nemorl launch`` in a folder, and Slurm's own commands."""
+
+    def __init__(self, folder: Path, conf: Path, model: Path) -> None:
+        self.folder = folder
+        self.environment = {**os.environ, "SLURM_CONF": str(conf), "HF_TOKEN": PLANTED}
+        config = {
+            "algorithm": "grpo",
+            "model": str(model),
+            "policy": {"init": "random", "max_sequence_tokens": 64},
+            "data": "arithmetic",
+            "environment": "math",
+            "num_prompts_per_step": 4,
+            "num_generations_per_prompt": 4,
+            "generation": {"max_new_tokens": 8},
+            "validation": {"every": 0, "at_end": False},
+            "checkpoint": {"every": 5, "export": False},
+            "cluster": {"workers_per_node": 1},
+            "launch": {
+                "name": "slurm",
+                "cpus_per_node": 1,
+                "object_store_gib": 0.1,
+                "secrets": ["HF_TOKEN"],
+                "environment": {"RAY_health_check_period_ms": "1000"},
+                "grace_s": 60,
+            },
+        }
+        (folder / "run.json").write_text(json.dumps(config))
+
+    def launch(self, *arguments: str) -> Any:
+        command = [sys.executable, "-m", "nemorl", "launch", *arguments, "--json"]
+        done = subprocess.run(
+            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def submit(self, name: str, *overrides: str) -> Any:
+        return self.launch("run.json", *overrides, f"run_dir=runs/{name}", "--name", name)
+
+    def slurm(self, *command: str) -> str:
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
+        return done.stdout + done.stderr
+
+    def status(self, name: str) -> Any:
+        return self.launch("status", name)
+
+    def await_state(self, name: str, state: str, limit_s: float) -> Any:
+        await_true(lambda: self.status(name)["state"] == state, limit_s, lambda: self.explain(name))
+        return self.status(name)
+
+    def steps(self, name: str) -> list[int]:
+        path = self.folder / "runs" / name / "metrics.jsonl"
+        records = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+        return [record["step"] for record in records if "train/loss" in record]
+
+    def await_step(self, name: str, step: int) -> None:
+        await_true(lambda: max(self.steps(name), default=0) >= step, START_S, lambda: self.explain(name))
+
+    def attempt(self, name: str, number: int) -> Path:
+        return self.folder / "launches" / name / f"attempt-{number}"
+
+    def outcome(self, name: str, number: int) -> str:
+        return (self.attempt(name, number) / "outcome").read_text().strip()
+
+    def hurry(self, job_id: str) -> None:
+        """Slurm starts a requeued job again after two minutes, unless told otherwise."""
+        await_true(lambda: "JobState=PENDING" in self.slurm("scontrol", "show", "job", job_id), END_S)
+        self.slurm("scontrol", "update", f"job={job_id}", "StartTime=now")
+
+    def explain(self, name: str) -> str:
+        logs = [*sorted((self.folder / "launches" / name).rglob("*.log"))]
+        return self.slurm("squeue") + "".join(f"\n== {log.name}\n{log.read_text()[-1500:]}" for log in logs)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory, cluster: Path, model: Path) -> Site:
+    return Site(tmp_path_factory.mktemp("site"), cluster, model)
+
+
+def test_a_run_over_two_nodes_finishes_and_no_secret_is_written_down(site: Site) -> None:
+    submitted = site.submit("two", "launch.nodes=2", "max_steps=3")
+    assert PLANTED not in " ".join(_command_lines())
+    site.await_state("two", "finished", START_S)
+    assert site.steps("two") == [1, 2, 3]
+    names = {json.loads((site.attempt("two", 0) / f"node-{rank}.json").read_text())["name"] for rank in (0, 1)}
+    assert names == {"n0", "n1"}
+    assert PLANTED not in json.dumps(submitted)
+    holders = [path for path in site.folder.rglob("*") if path.is_file() and PLANTED.encode() in path.read_bytes()]
+    assert holders == []
+
+
+def test_two_jobs_at_once_share_a_machine_and_no_port(site: Site) -> None:
+    for name, seed in (("left", 1), ("right", 2)):
+        site.submit(name, "max_steps=3", f"seed={seed}", "launch.nodes=1")
+    for name in ("left", "right"):
+        site.await_state(name, "finished", START_S)
+        assert site.steps(name) == [1, 2, 3]
+
+
+def test_a_lost_node_is_named_and_the_run_continues(site: Site) -> None:
+    job_id = site.submit("lost", "launch.nodes=2", f"max_steps={LONG}")["handle"]["job_id"]
+    site.await_step("lost", 6)
+    _kill_node(site, "lost", 1)
+    await_true((site.attempt("lost", 0) / "outcome").is_file, END_S, lambda: site.explain("lost"))
+    assert site.outcome("lost", 0).startswith("continue node n1 is lost")
+    site.hurry(job_id)
+    _assert_continues(site, "lost", 1)
+    site.launch("cancel", "lost")
+    assert site.await_state("lost", "cancelled", END_S)["attempt"] == 1
+    assert site.outcome("lost", 1) == "cancelled cancelled"
+
+
+def test_before_the_time_limit_it_saves_and_goes_back_into_the_queue(site: Site) -> None:
+    # Slurm sends the signal 60 + 30 s before the limit of 2 minutes, to within a minute early.
+    job_id = site.submit("limit", 'launch.time_limit="00:02:00"', "launch.nodes=1", f"max_steps={LONG}")["handle"][
+        "job_id"
+    ]
+    await_true((site.attempt("limit", 0) / "outcome").is_file, 300, lambda: site.explain("limit"))
+    assert site.outcome("limit", 0).startswith("continue the time limit is near")
+    saved = max(site.steps("limit"))
+    assert (site.folder / "runs" / "limit" / "checkpoints").exists()
+    site.hurry(job_id)
+    await_true(lambda: max(site.steps("limit")) > saved, START_S, lambda: site.explain("limit"))
+    assert site.steps("limit") == list(range(1, len(site.steps("limit")) + 1))
+    site.launch("cancel", "limit", "--now")
+    site.await_state("limit", "cancelled", END_S)
+
+
+def test_a_requeued_job_continues_from_its_newest_checkpoint(site: Site) -> None:
+    job_id = site.submit("again", "launch.nodes=1", f"max_steps={LONG}")["handle"]["job_id"]
+    site.await_step("again", 6)
+    site.slurm("scontrol", "requeue", job_id)
+    site.hurry(job_id)
+    _assert_continues(site, "again", 1)
+    site.launch("cancel", "again", "--now")
+    site.await_state("again", "cancelled", END_S)
+
+
+def test_an_array_has_one_run_per_seed(site: Site) -> None:
+    site.submit("seeds", "launch.seeds=[3,4]", "launch.nodes=1", "max_steps=2")
+    site.await_state("seeds", "finished", START_S)
+    for seed in (3, 4):
+        assert site.steps(f"seeds-seed-{seed}") == [1, 2]
+        assert f"seed: {seed}\n" in (site.folder / "runs" / f"seeds-seed-{seed}" / "config.yaml").read_text()
+
+
+def test_a_mistake_of_the_run_is_not_started_again(site: Site) -> None:
+    site.submit("wrong", "launch.nodes=1", "max_steps=2", "launch.setup=cd /nowhere")
+    assert site.await_state("wrong", "failed", END_S)["attempt"] == 0
+    assert "/nowhere" in (site.attempt("wrong", 0) / "node-0.log").read_text()
+
+
+def test_what_slurm_refuses_is_said_in_its_words(site: Site) -> None:
+    command = [sys.executable, "-m", "nemorl", "launch", "run.json", "launch.partition=gpus", "max_steps=2"]
+    done = subprocess.run(command, cwd=site.folder, env=site.environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "invalid partition specified: gpus" in done.stderr
+
+
+def _assert_continues(site: Site, name: str, attempt: int) -> None:
+    """The attempt goes on from a checkpoint: each step is there once, in order."""
+    before = max(site.steps(name))
+    await_true(lambda: site.attempt(name, attempt).is_dir(), END_S, lambda: site.explain(name))
+    await_true(lambda: max(site.steps(name), default=0) > before + 1, START_S, lambda: site.explain(name))
+    steps = site.steps(name)
+    assert steps == list(range(1, len(steps) + 1))
+
+
+def _kill_node(site: Site, name: str, rank: int) -> None:
+    """What a power cut leaves of a node's part: nothing, and no word."""
+    agent = json.loads((site.attempt(name, 0) / f"node-{rank}.json").read_text())["pid"]
+    family = [agent]
+    for pid in family:
+        family += [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    for pid in family:
+        os.kill(pid, signal.SIGKILL)
+
+
+def _command_lines() -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+        except OSError:
+            continue
+    return found
