@@ -91,7 +91,7 @@ def test_a_record_holds_what_the_update_was_made_of(tmp_path: Path) -> None:
 
 def test_an_episode_of_several_sequences_is_one_record(tmp_path: Path) -> None:
     branch = Branch((5, 9, 4, 3), (False, True, False, True), (0.0, -2.0, 0.0, -3.0))
-    samples = Samples([sample(0, 1.0, branches=(branch,)), sample(0, 0.0)])
+    samples = Samples([sample(0, 1.0, branches=(branch,), turn_rewards=((3, 0.25),)), sample(0, 0.0)])
     batch = TokenBatch.from_samples(samples, [1.0, -1.0])
     advantages = batch["advantages"].clone()
     advantages[5] = 7.0  # the branch's first token of the policy; its other keeps 1.0
@@ -108,6 +108,7 @@ def test_an_episode_of_several_sequences_is_one_record(tmp_path: Path) -> None:
         ("prompt", 0, "5 6"), ("policy", 0, "7 8"),
         ("prompt", 1, "5"), ("policy", 1, "9"), ("environment", 1, "4"), ("policy", 1, "3"),
     ]  # fmt: skip
+    assert [turn["reward"] for turn in forked["turns"]] == [None, 0.25, None, None, None, None]
     assert plain["advantage"] == -1.0
     assert (forked["tokens"], plain["tokens"]) == (4, 2)
 

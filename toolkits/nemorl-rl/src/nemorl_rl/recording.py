@@ -33,6 +33,8 @@ class RecordingConfig(Config):
     max_gib: float = Field(2.0, ge=0, le=1_048_576)
     """Size of the folder. Where it would be exceeded, every second step of those kept in part is dropped, and ``every``
     doubles: what is left is spread over the whole run. 0: no records at all."""
+    print_completions: int = Field(0, ge=0, le=1000)
+    """Responses shown in the terminal at each training step, of different groups; 0: none."""
 
 
 class RolloutRecorder(Protocol):

@@ -22,6 +22,7 @@ from nemorl_base.timing import Timer
 
 from nemorl_rl.async_buffer import AsyncRolloutBuffer
 from nemorl_rl.breaker import CircuitBreaker
+from nemorl_rl.completions import Completions
 from nemorl_rl.config import RolloutRunConfig
 from nemorl_rl.data import RowDataModule
 from nemorl_rl.environments import EnvironmentPool
@@ -195,7 +196,11 @@ class RolloutTrainer(BaseTrainer[R]):
             "nemorl-rl:mismatch": MismatchWatch(self.config, warn),
             "nemorl-rl:breaker": CircuitBreaker(self.config.rollouts.breaker, warn, event),
             "nemorl-rl:memory": MemoryRemarks(),
+            "nemorl-rl:completions": Completions(self.config.records.print_completions, self._show),
         }
+
+    def _show(self, text: str) -> None:
+        self.run.console.message(text)
 
     def build_parts(self) -> None:
         """Start the generator, and what collects and scores its responses."""

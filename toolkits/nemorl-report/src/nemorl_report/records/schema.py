@@ -23,6 +23,7 @@ TURN = pa.struct(
         ("sequence", pa.int32()),
         ("start", pa.int32()),
         ("stop", pa.int32()),
+        ("reward", pa.float64()),
     ]
 )
 SEQUENCE = pa.struct(

@@ -27,7 +27,8 @@ def turns_of(sample: Sample, sequences: Sequence[Tokens], decode: Decode, prompt
         prompt_text: The text of the prompt of its first sequence, which a group has in common.
     """
     found = []
-    for number, tokens in enumerate(sequences):
+    for number, (part, tokens) in enumerate(zip(sample.sequences, sequences, strict=True)):
+        earned = dict(part.turn_rewards)
         for author, start, stop in spans(tokens.mask.tolist()):
             if number == 0 and author == "prompt":
                 text = prompt_text
@@ -35,7 +36,8 @@ def turns_of(sample: Sample, sequences: Sequence[Tokens], decode: Decode, prompt
                 text = sample.response
             else:
                 text = decode(tokens.token_ids[start:stop].tolist())
-            found.append({"author": author, "text": text, "sequence": number, "start": start, "stop": stop})
+            turn = {"author": author, "text": text, "sequence": number, "start": start, "stop": stop}
+            found.append({**turn, "reward": earned.get(stop - 1)})
     return found
 
 
