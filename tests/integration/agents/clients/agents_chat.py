@@ -1,0 +1,18 @@
+"""An agent with openai-agents, over chat completions."""
+
+import os
+import sys
+
+from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool
+from openai import AsyncOpenAI
+
+
+@function_tool
+def add(a: int, b: int) -> int:
+    """Adds two numbers."""
+    return a + b
+
+
+model = OpenAIChatCompletionsModel(os.environ["OPENAI_MODEL"], AsyncOpenAI())
+agent = Agent("calculator", instructions="Use the tool.", tools=[add], model=model)
+print(Runner.run_sync(agent, sys.argv[1]).final_output)
