@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import httpx2
 import openai
 import pytest
 from nemorl_gateway.gateway import Gateway
@@ -164,6 +165,28 @@ def test_a_client_that_gives_up_and_tries_again_gets_an_answer_of_its_own(client
     answer = ask(client(policy, timeout=0.5, max_retries=1))
     assert answer.choices[0].message.content == "4"
     assert (len(policy.asked), policy.cancelled) == (2, 1)
+
+
+def test_an_answer_that_was_lost_on_its_way_is_given_again(gateway: Gateway) -> None:
+    """The SDK marks its second attempt, whose body is the same: the policy is asked once."""
+
+    class LosesTheFirst(openai.DefaultHttpxClient):
+        lost = 0
+
+        def send(self, request: Any, **options: Any) -> Any:
+            answer = super().send(request, **options)
+            if not self.lost:
+                self.lost += 1
+                raise httpx2.ReadError("on the way back")
+            return answer
+
+    policy = ScriptedPolicy(lambda asked: saying(f"answer {len(policy.asked)}"))
+    access = gateway.open(policy)
+    client = openai.OpenAI(base_url=access.openai_base_url, api_key=access.api_key, http_client=LosesTheFirst())
+    assert ask(client).choices[0].message.content == "answer 1"
+    assert ask(client).choices[0].message.content == "answer 2"
+    traffic = gateway.close(access)
+    assert (traffic.requests, traffic.retries) == (3, 1)
 
 
 # Responses

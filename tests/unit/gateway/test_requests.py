@@ -8,6 +8,7 @@ import threading
 from typing import Any
 
 import pytest
+from nemorl_gateway.options import GatewayOptions
 from nemorl_rl.agents.contract import ChatReply
 from scripted_policy import Asked, ScriptedPolicy, calling, saying
 
@@ -65,6 +66,14 @@ def test_models_and_health(talk: Any) -> None:
     assert [model["id"] for model in talk.get("/v1/models").json()["data"]] == ["policy"]
     assert talk.get("/v1/models/policy").json()["id"] == "policy"
     assert error_of(talk.get("/v1/models/gpt-4o"))["code"] == "model_not_found"
+
+
+def test_a_star_in_a_models_name_stands_for_anything(open_talk: Any) -> None:
+    talk = open_talk(options=GatewayOptions(models=("policy", "gpt-*[x]")))
+    for name, status in (("gpt-4[x]", 200), ("gpt-[x]", 200), ("gpt-4x", 404), ("xgpt-[x]", 404), ("", 404)):
+        assert talk.post(CHAT, {**ASK, "model": name}).status_code == status
+    assert talk.post(CHAT, {**ASK, "model": "gpt-4[x]"}).json()["model"] == "gpt-4[x]"
+    assert [model["id"] for model in talk.get("/v1/models").json()["data"]] == ["policy"]
 
 
 # What it may hold

@@ -30,7 +30,7 @@ def parsed(raw: bytes) -> dict[str, Any]:
         raise RequestError(400, f"the body is no JSON: {reason}", code="invalid_json") from None
     if not isinstance(body, dict):
         raise RequestError(400, f"the body is {kind(body)}, not a JSON object", code="invalid_json")
-    if b"\\u" in raw and any(not _is_text(text) for text in _texts(body)):
+    if b"\\u" in raw and not all(map(_is_text, _texts(body))):
         raise RequestError(400, "the body holds half of a surrogate pair, which is no text", code="invalid_json")
     return body
 
@@ -52,7 +52,11 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _is_text(text: str) -> bool:
-    return not any("\ud800" <= character <= "\udfff" for character in text)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def kind(value: Any) -> str:

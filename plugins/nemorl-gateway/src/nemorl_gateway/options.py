@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 MIB = 1024 * 1024
 
@@ -32,4 +32,13 @@ class GatewayOptions:
 
     def answers(self, model: str) -> bool:
         """A model of this name is served."""
-        return any(fnmatchcase(model, pattern) for pattern in self.models)
+        return any(_fits(model, pattern) for pattern in self.models)
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The names that stand for themselves."""
+        return tuple(name for name in self.models if "*" not in name)
+
+
+def _fits(model: str, pattern: str) -> bool:
+    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), model, re.DOTALL) is not None

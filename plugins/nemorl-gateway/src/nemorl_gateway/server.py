@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from nemorl_gateway.access import Doorkeeper
 from nemorl_gateway.apis.anthropic import AnthropicErrors, CountTokens, Messages
@@ -53,6 +54,7 @@ class Server:
             routes += [Route(f"{start}/v1/models", self._models, methods=["GET"])]
             routes += [Route(f"{start}/v1/models/{{model:path}}", self._models, methods=["GET"])]
         self.app = Starlette(routes=routes, exception_handlers={HTTPException: self._no_such_place})
+        self.app.router.redirect_slashes = False  # a redirect would send the body twice
 
     # What needs no policy
 
@@ -67,18 +69,18 @@ class Server:
                 raise self._no_such_model(wanted)
         except RequestError as error:
             return _refusal(error, _words(request), new_id("req_"))
-        names = [wanted] if wanted is not None else [*self._options.models]
+        names = [wanted] if wanted is not None else [*self._options.named]
         models = [{"id": name, "object": "model", "created": 0, "owned_by": "nemorl"} for name in names]
         return JSONResponse(models[0] if wanted is not None else {"object": "list", "data": models})
 
     async def _no_such_place(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         if error.status_code == 405:
-            told = RequestError(405, f"{request.method} is not served here", fix="use the API's own method")
+            told = RequestError(405, f"{request.method} is not served here", fix="use POST", code="not_found")
         else:
+            what = f"nothing is served at {request.url.path[:200]}"
             paths = ", ".join(api.path for api in APIS)
-            told = RequestError(404, f"nothing is served at {request.url.path[:200]}", fix=f"paths are {paths}")
-        told.code = "not_found"
+            told = RequestError(404, what, fix=f"paths are {paths}", code="not_found")
         return _refusal(told, _words(request), new_id("req_"))
 
     # Calls of the policy
@@ -119,9 +121,8 @@ class Server:
         except BaseException:
             episode.calls.leave(call)
             raise
-        stream = self._stream(call, api, episode, request_id)
         headers = {"x-request-id": request_id, "cache-control": "no-cache", "x-accel-buffering": "no"}
-        return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
+        return _Stream(self._events(call, api, episode, request_id), call, episode, headers)
 
     def _call(self, api: Api, request: Request, episode: OpenEpisode, raw: bytes, body: dict[str, Any]) -> Call:
         """The work that this request waits for: that of an earlier one where it is marked as a retry."""
@@ -151,23 +152,17 @@ class Server:
             with suppress(asyncio.CancelledError):
                 await gone
 
-    async def _stream(self, call: Call, api: Api, episode: OpenEpisode, request_id: str) -> AsyncIterator[bytes]:
-        is_whole = False
+    async def _events(self, call: Call, api: Api, episode: OpenEpisode, request_id: str) -> AsyncIterator[bytes]:
+        while not call.task.done():
+            yield COMMENT
+            await asyncio.wait({call.task}, timeout=self._options.quiet_s)
         try:
-            while not call.task.done():
-                yield COMMENT
-                await asyncio.wait({call.task}, timeout=self._options.quiet_s)
-            try:
-                answer = await call.answer()
-                assert answer.events is not None, "only answers with events are streamed"
-                for event in answer.events():
-                    yield event
-            except Exception as error:
-                yield api.errors.event(_noted(error, episode), request_id)
-            is_whole = True
-        finally:
-            episode.traffic.disconnects += not is_whole
-            episode.calls.leave(call)
+            answer = await call.answer()
+            assert answer.events is not None, "only answers with events are streamed"
+            for event in answer.events():
+                yield event
+        except Exception as error:
+            yield api.errors.event(_noted(error, episode), request_id)
 
     # What a request says
 
@@ -207,6 +202,27 @@ class Server:
             code="model_not_found",
             param="model",
         )
+
+
+class _Stream(StreamingResponse):
+    """Events for one request, which leaves its call when they end, also where they never began."""
+
+    def __init__(self, events: AsyncIterator[bytes], call: Call, episode: OpenEpisode, headers: dict[str, str]) -> None:
+        super().__init__(self._counted(events), media_type="text/event-stream", headers=headers)
+        self._call, self._episode = call, episode
+        self._is_whole = False
+
+    async def _counted(self, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        async for event in events:
+            yield event
+        self._is_whole = True
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._episode.traffic.disconnects += not self._is_whole
+            self._episode.calls.leave(self._call)
 
 
 async def _hung_up(request: Request) -> None:
