@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,11 +13,13 @@ from pathlib import Path
 import anthropic
 import openai
 import pytest
+from nemorl.errors import UsageError
 from nemorl_gateway.access import Access
-from nemorl_gateway.command import served
+from nemorl_gateway.model_server import model_folder, served
 from nemorl_gateway.options import GatewayOptions
 from nemorl_rl.tokenizer import Tokenizer
 from nemorl_testing.models import greedy_continuation, load_reference, tiny_model
+from recorded_messages import Raises
 
 GREEDY = {"backend": "hf", "temperature": 0.0, "max_new_tokens": 16}
 
@@ -78,6 +81,27 @@ def test_tokens_are_counted_as_the_answer_counts_them(access: Access) -> None:
 def test_a_prompt_without_room_is_too_long(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="maximum context length is 128 tokens"):
         client.completions.create(model="tiny", prompt="1" * 200)
+
+
+def test_a_run_stands_for_its_exported_model(folder: Path, tmp_path: Path, raises: Raises) -> None:
+    (tmp_path / "config.yaml").touch()
+    (tmp_path / "model").symlink_to(folder)
+    with model_folder(str(tmp_path)) as found:
+        assert found == str(tmp_path / "model")
+    with model_folder(str(folder)) as found:
+        assert found == str(folder)
+    with raises(UsageError, "step"), model_folder(str(folder), 3):
+        pass
+
+
+def test_an_address_that_is_taken_is_refused_before_anything_is_loaded(raises: Raises) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        serving = served("no such model", GatewayOptions(port=port), GREEDY, max_sequence_tokens=128)
+        with raises(UsageError, "127.0.0.1", port, varies=rf"port {port}"), serving:
+            pass
 
 
 def test_the_command_says_where_and_ends_on_ctrl_c(folder: Path) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,9 +16,6 @@ if TYPE_CHECKING:
     from nemorl_gateway.access import Access
     from nemorl_gateway.options import GatewayOptions
 
-CALL_S = 3600.0
-"""Longest time to one answer."""
-
 app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
@@ -30,7 +26,13 @@ app = typer.Typer(
 
 @app.command()
 def serve(
-    model: Annotated[str, typer.Argument(help="Folder or Hugging Face name.", show_default=False)],
+    model: Annotated[str, typer.Argument(help="Folder, Hugging Face name, or a run's directory.", show_default=False)],
+    step: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Of a run: this checkpoint. Unset: its exported model, or the latest.", show_default=False
+        ),
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on. The default lets this machine alone in.")] = (
         "127.0.0.1"
     ),
@@ -58,7 +60,9 @@ def serve(
 
     Examples:
 
-      nemorl serve runs/quickstart/model --port 8000
+      nemorl serve runs/quickstart --port 8000
+
+      nemorl serve runs/grpo-1a2b3c4d --step 100
 
       nemorl serve Qwen/Qwen2.5-1.5B-Instruct --name gpt-4o --ignore-field response_format
     """
@@ -70,59 +74,14 @@ def serve(
     with ExitStack() as stack:
         with Console(quiet=as_json) as console:
             console.announce(f"loading {model}")
-            served_model = served(model, options, sampling, max_sequence_tokens=max_sequence_tokens, key=key, seed=seed)
-            access = stack.enter_context(served_model)
+            from nemorl_gateway.model_server import model_folder, served
+
+            folder = stack.enter_context(model_folder(model, step))
+            access = stack.enter_context(
+                served(folder, options, sampling, max_sequence_tokens=max_sequence_tokens, key=key, seed=seed)
+            )
         _tell(access, options, as_json=as_json)
         _wait()
-
-
-@contextmanager
-def served(
-    model: str,
-    options: GatewayOptions,
-    generation: dict[str, object],
-    *,
-    max_sequence_tokens: int,
-    key: str | None = None,
-    seed: int = 0,
-) -> Iterator[Access]:
-    """A model on disk, loaded and served.
-
-    Args:
-        model: Folder or hub name.
-        options: Of the gateway.
-        generation: Fields of ``GenerationConfig``.
-        max_sequence_tokens: Longest prompt and answer; the model's own limit if that is smaller.
-        key: That clients send. Unset: a new one.
-        seed: Seeds all calls.
-    """
-    from nemorl.config.models import GenerationConfig, PolicyConfig
-    from nemorl_rl.agents.contract import EpisodeLimits
-    from nemorl_rl.agents.policy import Sampler
-    from nemorl_rl.chat.codec import codec_of
-    from nemorl_rl.hub_models import require_model
-    from nemorl_rl.resources import standalone_generation
-    from nemorl_rl.tokenizer import Tokenizer, context_tokens
-
-    from nemorl_gateway.gateway import Gateway
-    from nemorl_gateway.serving import MOST_CALLS, ServedPolicy
-    from nemorl_gateway.text import TokenizerText
-
-    config = GenerationConfig.model_validate(generation)
-    require_model(model)
-    limit = min(max_sequence_tokens, context_tokens(model) or max_sequence_tokens)
-    policy_config = PolicyConfig(model_name=model, max_sequence_tokens=limit)
-    tokenizer = Tokenizer.of(policy_config)
-    codec = codec_of(tokenizer)
-    with Gateway(options, text=TokenizerText(tokenizer, codec)) as gateway:
-        engine = standalone_generation(config, policy_config)
-        try:
-            sampler = Sampler(engine, config.sampling(), honours_clients=True)
-            limits = EpisodeLimits(limit, config.max_new_tokens, MOST_CALLS, CALL_S)
-            yield gateway.open_at_root(ServedPolicy(sampler, codec, limits, seed=seed), key=key)
-            gateway.shutdown()
-        finally:
-            engine.shutdown()
 
 
 def _tell(access: Access, options: GatewayOptions, *, as_json: bool) -> None:

@@ -140,6 +140,15 @@ class Gateway:
             self._loop.close()
 
 
+def require_address(options: GatewayOptions) -> None:
+    """Refuse options with which nobody can listen.
+
+    Raises:
+        UsageError: The address is another machine's, or the port is taken.
+    """
+    _listening(options).close()
+
+
 def _listening(options: GatewayOptions) -> socket.socket:
     """A socket that takes connections from now on; they wait until the server runs."""
     if not options.models:
