@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import anthropic
@@ -93,6 +94,15 @@ def test_tokens_are_counted_without_an_answer(client: Any) -> None:
     counted = client(policy).messages.count_tokens(model="policy", messages=[{"role": "user", "content": "12345"}])
     assert counted.input_tokens == 5 + len("[]")
     assert policy.asked == []
+
+
+def test_a_stream_that_fails_late_is_an_error_of_the_client(client: Any) -> None:
+    async def say() -> ChatReply:
+        await asyncio.sleep(0.5)  # the stream begins after 0.2 s
+        raise ContextOverflowError(70, 64)
+
+    with pytest.raises(anthropic.APIStatusError, match="prompt is too long: 70 tokens > 64 maximum"):
+        list(ask(client(ScriptedPolicy(lambda asked: say())), stream=True))
 
 
 def test_errors_are_worded_as_this_api_does(client: Any) -> None:

@@ -149,8 +149,11 @@ def test_a_stream_that_fails_late_is_an_error_of_the_client(client: Any) -> None
         await asyncio.sleep(0.5)  # the stream begins after 0.2 s
         raise ContextOverflowError(70, 64)
 
+    connected = client(ScriptedPolicy(say))
     with pytest.raises(openai.APIError, match="maximum context length"):
-        list(ask(client(ScriptedPolicy(say)), stream=True))
+        list(ask(connected, stream=True))
+    (event,) = connected.responses.create(model="policy", input="1+2?", stream=True)
+    assert (event.type, event.code) == ("error", "context_length_exceeded")
 
 
 def test_a_client_that_gives_up_and_tries_again_gets_an_answer_of_its_own(client: Any) -> None:

@@ -9,7 +9,7 @@ from nemorl_rl.agents.contract import ChatMessage
 
 from nemorl_gateway.apis.base import Said, messages_at, new_id, plain_text
 from nemorl_gateway.apis.chat import ROLES
-from nemorl_gateway.body import object_at, shown, text_at
+from nemorl_gateway.body import list_at, object_at, shown, text_at
 from nemorl_gateway.errors import bad_field, unsupported
 
 
@@ -69,9 +69,9 @@ class History:
 
 
 def _reasoning(item: Mapping[str, Any], place: str) -> str:
-    parts = item.get("content") or item.get("summary") or []
-    texts = [object_at(part, f"{place}.content[{i}]").get("text") for i, part in enumerate(parts)]
-    return "\n".join(text_at(text, f"{place}.content[{i}].text") for i, text in enumerate(texts))
+    name = "content" if item.get("content") else "summary"
+    parts = [object_at(part, place) for part in list_at(item.get(name) or [], f"{place}.{name}")]
+    return "\n".join(text_at(part.get("text"), f"{place}.{name}[{i}].text") for i, part in enumerate(parts))
 
 
 def _call(item: Mapping[str, Any], place: str) -> Mapping[str, Any]:

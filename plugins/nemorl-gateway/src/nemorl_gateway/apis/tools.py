@@ -12,7 +12,7 @@ from nemorl_gateway.body import kind, list_at, object_at, shown, text_at
 from nemorl_gateway.errors import bad_field, unsupported
 
 NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
-TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
+TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 LISTS_OF_SCHEMAS = ("anyOf", "allOf", "oneOf", "prefixItems")
 SCHEMAS = ("items", "additionalProperties", "not")
@@ -67,7 +67,7 @@ def _parts(schema: Mapping[str, Any], place: str) -> list[tuple[Any, str]]:
     types = schema.get("type", [])
     unknown = [one for one in (types if isinstance(types, list) else [types]) if one not in TYPES]
     if unknown:
-        raise bad_field(f"{place}.type", f"{shown(unknown[0])} is no type", fix=f"types are {', '.join(sorted(TYPES))}")
+        raise bad_field(f"{place}.type", f"{shown(unknown[0])} is no type", fix=f"types are {', '.join(TYPES)}")
     if "required" in schema:
         for number, name in enumerate(list_at(schema["required"], f"{place}.required")):
             text_at(name, f"{place}.required[{number}]")
