@@ -42,7 +42,8 @@ def sources() -> griffe.ModulesCollection:
     """The packages of this repository, parsed."""
     folders = [path for pattern in ("*", "toolkits/*", "plugins/*") for path in sorted(ROOT.glob(f"{pattern}/src"))]
     loader = griffe.GriffeLoader(search_paths=folders)
-    for name in ("base", "tensors", "rl", "report", "commands", "testing", "datasets", "compat", "plan", "agent_env"):
+    parts = ("base", "tensors", "rl", "report", "commands", "testing")
+    for name in (*parts, "datasets", "compat", "plan", "agent_env", "gateway"):
         loader.load(f"nemorl_{name}")
     loader.load("nemorl")
     loader.resolve_aliases()

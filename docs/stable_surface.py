@@ -11,7 +11,7 @@ from collections.abc import Mapping
 SURFACE: Mapping[str, tuple[str, ...]] = {
     "nemorl": (
         *("BaseTrainer", "Callback", "ChainEnvironment", "CheckpointCallback", "ClusterConfig", "Console"),
-        *("EarlyStopping", "Environment", "FunctionalRewardWrapper", "GenerationConfig", "LoggerCallback"),
+        *("EarlyStopping", "Environment", "FunctionalRewardWrapper", "Gateway", "GenerationConfig", "LoggerCallback"),
         *("NemorlError", "PolicyConfig", "RayVirtualCluster", "RayWorkerGroup", "RewardFunction", "RolloutRunConfig"),
         *("RolloutTrainer", "RunConfig", "Score", "TrainResult", "Trainer", "WandbCallback", "WeightedEnvironment"),
         *(
