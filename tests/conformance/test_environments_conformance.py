@@ -1,4 +1,4 @@
-"""Environments and datasets of nemorl-environments, -code-env and -interop-envs against the clauses of their kind."""
+"""Environments and datasets of all packages but nemorl-math-env against the clauses of their kind."""
 
 from __future__ import annotations
 
@@ -54,6 +54,11 @@ test_calculator = conformance(
     "environments",
     {"name": "calculator"},
     examples=[(SUM, "Answer: 2", 1.0), (SUM, "<tool>1+1</tool>", 0.0), (SUM, "Answer: 3", 0.0)],
+)
+test_agent = conformance(
+    "environments",
+    {"name": "agent", "reward": "exact_match"},
+    examples=[(SUM, "2", 1.0), (SUM, "3", 0.0)],
 )
 FOLDER = tempfile.TemporaryDirectory(prefix="nemorl-corpus-")
 (Path(FOLDER.name) / "sums.txt").write_text("One and one are two.\n")

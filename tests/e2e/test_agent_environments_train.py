@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 from nemorl.config.load import load_config
 from nemorl_commands.console import Console
 from nemorl_rl.evaluation import Evaluator
+from nemorl_testing.models import tiny_model
+from nemorl_testing.tiny import ALPHABET
 from recorded_messages import Raises
 
 AGENTS = """
@@ -27,6 +30,15 @@ def calculate(expression: str) -> str:
     "The value of a sum."
     return str(sum(map(int, expression.split("+"))))
 """
+TEMPLATE = (
+    "{% if tools %}<system>{% for tool in tools %}{{ tool.function.name }}{% endfor %}{% endif %}"
+    "{% for message in messages %}{{ '<' + message.role + '>' + (message.content or '') }}"
+    "{% for call in message.tool_calls or [] %}"
+    '<tool_call>{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}</tool_call>'
+    "{% endfor %}{% if message.role == 'assistant' %}<eos>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+"""``<system>calculate<user>1+1=<assistant>``"""
 PROGRAM = """
 import json, os, sys, urllib.request
 body = json.dumps({"model": os.environ["OPENAI_MODEL"], "messages": [{"role": "user", "content": sys.stdin.read()}]})
@@ -71,8 +83,8 @@ def train(config: Any) -> list[dict[str, float]]:
 
 
 @pytest.mark.slow
-def test_a_coroutine_of_a_file_teaches_digits(agents: Path, tiny_model: Path, tmp_path: Path) -> None:
-    config = config_of(tiny_model, tmp_path, {"rollout": f"{agents}:digits"}, max_steps=40)
+def test_a_coroutine_of_a_file_teaches_digits(agents: Path, tmp_path: Path) -> None:
+    config = config_of(tiny_model(), tmp_path, {"rollout": f"{agents}:digits"}, max_steps=40)
     history = train(config)
     assert history[0]["train/reward"] < 0.3
     assert history[-1]["train/reward"] > 0.75
@@ -82,27 +94,29 @@ def test_a_coroutine_of_a_file_teaches_digits(agents: Path, tiny_model: Path, tm
 
 
 @pytest.mark.slow
-def test_the_loop_with_a_tool_teaches_digits(agents: Path, tiny_model: Path, tmp_path: Path) -> None:
+def test_the_loop_with_a_tool_teaches_digits(agents: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model(alphabet=ALPHABET + "{}_"), model)
+    (model / "chat_template.jinja").write_text(TEMPLATE)
     environment = {"tools": {"functions": [f"{agents}:calculate"]}, "reward": f"{agents}:share"}
-    history = train(config_of(tiny_model, tmp_path, environment, max_steps=40))
+    history = train(config_of(model, tmp_path, environment, max_steps=40))
     assert history[0]["train/reward"] < 0.3
     assert history[-1]["train/reward"] > 0.75
 
 
-def test_a_program_trains_and_is_evaluated(tiny_model: Path, agents: Path, tmp_path: Path) -> None:
-    pytest.importorskip("nemorl_gateway", reason="nemorl-gateway is not installed")
+def test_a_program_trains_and_is_evaluated(agents: Path, tmp_path: Path) -> None:
     program = tmp_path / "agent.py"
     program.write_text(PROGRAM)
     environment = {"command": ["python", "-S", str(program)], "reward": f"{agents}:share"}
     changes = {"num_prompts_per_step": 2, "num_generations_per_prompt": 2}
-    [record] = train(config_of(tiny_model, tmp_path, environment, max_steps=1, **changes))
+    [record] = train(config_of(tiny_model(), tmp_path, environment, max_steps=1, **changes))
     assert record["train/environment/outcome_finished"] == 1.0
     assert record["train/environment/calls"] == 1.0
     assert record["train/mean_gen_tokens_per_sample"] > 0
 
 
-def test_agents_are_evaluated_as_they_are_trained(agents: Path, tiny_model: Path, tmp_path: Path) -> None:
-    config = config_of(tiny_model, tmp_path, {"rollout": f"{agents}:digits"})
+def test_agents_are_evaluated_as_they_are_trained(agents: Path, tmp_path: Path) -> None:
+    config = config_of(tiny_model(), tmp_path, {"rollout": f"{agents}:digits"})
     rows = [{"prompt": "1+1="}, {"prompt": "2+2="}]
     with Evaluator(config) as evaluator:
         found = evaluator.evaluate(rows)
@@ -112,11 +126,11 @@ def test_agents_are_evaluated_as_they_are_trained(agents: Path, tiny_model: Path
 
 
 def test_a_run_whose_agents_never_call_the_policy_ends_with_what_they_say(
-    tiny_model: Path, tmp_path: Path, agents: Path, raises: Raises
+    tmp_path: Path, agents: Path, raises: Raises
 ) -> None:
     from nemorl.errors import UsageError
 
-    agents.write_text("async def rollout(prompt, policy):\n    return prompt.row['no such column']\n")
-    config = config_of(tiny_model, tmp_path, {"rollout": f"{agents}:rollout"}, max_steps=40)
-    with raises(UsageError, "no such column", 8):
+    agents.write_text("async def rollout(prompt, policy):\n    return prompt.row['no_such_column']\n")
+    config = config_of(tiny_model(), tmp_path, {"rollout": f"{agents}:rollout"}, max_steps=40)
+    with raises(UsageError, "no_such_column", 8):
         train(config)

@@ -194,29 +194,29 @@ def test_what_a_crash_says_is_in_the_error(raises: Raises) -> None:
     async def fails() -> None:
         raise KeyError("tool")
 
-    with raises(UsageError, "KeyError: 'tool'", "crashed"):
+    with raises(UsageError, "KeyError", "crashed"):
         play(agent_that(fails, outcomes={"crashed": "error"}), ScriptedPolicy("x"))
 
     async def at_once(prompt: Prompt, policy: EpisodePolicy) -> float:
-        raise KeyError("key of a row")
+        raise KeyError("row_key")
 
     agent = agent_environment(at_once, give_up_after=2)
     play(agent, ScriptedPolicy())
-    with raises(UsageError, "key of a row", 2):
+    with raises(UsageError, "row_key", 2):
         play(agent, ScriptedPolicy())
 
 
 def test_an_engine_that_fails_ends_the_run(raises: Raises) -> None:
     async def never() -> None: ...
 
-    with raises(BackendError, "the engine"):
+    with raises(BackendError, "engine"):
         play(agent_that(never), ScriptedPolicy(BackendError("the engine is gone")))
 
 
 def test_a_coroutine_that_leaves_its_score_to_nobody_is_an_error(raises: Raises) -> None:
     async def says_nothing() -> None: ...
 
-    with raises(UsageError, "no score"):
+    with raises(UsageError, "coroutine", "reward"):
         play(agent_that(says_nothing), ScriptedPolicy("x"))
 
 
@@ -224,7 +224,7 @@ def test_what_is_no_coroutine_is_refused(raises: Raises) -> None:
     async def short(prompt: Prompt) -> float:
         return 1.0
 
-    with raises(UsageError, "async def"):
+    with raises(UsageError, "async"):
         agent_environment(lambda prompt, policy: 1.0)  # type: ignore[arg-type, return-value]
     with raises(UsageError, "short", 1):
         agent_environment(short)

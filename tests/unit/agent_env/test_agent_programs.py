@@ -54,7 +54,6 @@ def test_a_program_gets_its_task_calls_the_policy_and_is_scored_by_its_last_line
     score = play(agent, policy)
     assert (score.reward, outcome_of(score)) == (1.0, "finished")
     assert policy.heard == [[{"role": "user", "content": "6*7="}]]
-    assert score.metrics["agent_seconds"] > 0
     assert score.metrics["gateway_requests"] == 1.0, "what the gateway counted is logged"
     agent.close()
 
@@ -170,13 +169,13 @@ def test_each_end_has_its_outcome_and_score(
 def test_an_outcome_may_say_nothing_be_scored_all_the_same_or_end_the_run(
     program: Programs, script: Script, raises: Raises
 ) -> None:
-    source = "print(ask('x')); sys.stderr.write('no such tool'); sys.exit(3)"
+    source = "print(ask('x')); sys.stderr.write('no_such_tool'); sys.exit(3)"
     agent = program(script(source), outcomes={"crashed": None})
     assert not play(agent, ScriptedPolicy("42")).valid
     agent = program(script(source), outcomes={"crashed": "reward"})
     assert play(agent, ScriptedPolicy("42")).reward == 1.0
     agent = program(script(source), outcomes={"crashed": "error"})
-    with raises(UsageError, "exit code 3", "no such tool"):
+    with raises(UsageError, 3, "no_such_tool"):
         play(agent, ScriptedPolicy("42"))
 
 
@@ -191,7 +190,7 @@ def test_a_program_is_ended_at_the_deadline_and_what_it_said_is_kept(program: Pr
 
 def test_an_error_of_the_engine_is_not_the_agents(program: Programs, script: Script, raises: Raises) -> None:
     agent = program(script("ask('x')"))
-    with raises(BackendError, "the engine"):
+    with raises(BackendError, "engine"):
         play(agent, ScriptedPolicy(BackendError("the engine is gone")))
 
 

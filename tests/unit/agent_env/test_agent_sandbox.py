@@ -76,11 +76,11 @@ def test_a_confined_program_does_its_work_and_nothing_else(program: Programs, sc
 
 def test_a_machine_that_confines_nothing_is_found_out(monkeypatch: pytest.MonkeyPatch, raises: Raises) -> None:
     monkeypatch.setattr(Sandbox, "prefix", lambda *_: [])
-    with raises(PluginError, "reading your files", "sandbox: false"):
-        asyncio.run(Sandbox([sys.executable], []).try_out())
+    with raises(PluginError, "reading", "sandbox"):
+        asyncio.run(Sandbox.try_out())
     monkeypatch.setattr(Sandbox, "prefix", lambda *_: [sys.executable, "-c", "raise SystemExit('no Landlock')"])
-    with raises(PluginError, "no Landlock"):
-        asyncio.run(Sandbox([sys.executable], []).try_out())
+    with raises(PluginError, "Landlock"):
+        asyncio.run(Sandbox.try_out())
 
 
 def test_what_it_reads_is_the_system_the_interpreter_and_the_folders_of_the_command(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ OUTCOME_WORDS = {
     "finished": ("ended by itself", ""),
     "crashed": ("ended with an error", "anything above 0: read its stderr in the log"),
     "timeout": ("was ended at its deadline", "growth: raise `timeout_s`, or bound the agent's steps"),
-    "no_calls": ("ended well and never called the policy", "anything above 0: it may call another server"),
+    "no_calls": ("ended well and got no answer of the policy", "anything above 0: it may call another server"),
     "stopped": ("gave up at a limit of calls or tokens", "growth: raise `rollouts.max_calls` or the context"),
 }
 Fate = float | Literal["reward", "error"] | None
@@ -118,9 +118,6 @@ class AgentConfig(EnvironmentConfig):
             )
             for outcome, (words, watch_for) in OUTCOME_WORDS.items()
         },
-        "train/environment/agent_seconds": MetricInfo(
-            "Time of an episode", "s", "seconds from the start of an agent to its end, the policy's answers included"
-        ),
         "train/environment/tool_calls": MetricInfo(
             "Tool calls", "calls per episode", "tools called by the built-in loop, or through `tools`", smooth=True
         ),
@@ -176,8 +173,8 @@ class AgentConfig(EnvironmentConfig):
     keep_folders: Annotated[Path | None, RESUMABLE] = None
     """Where the folders of episodes are made, and stay, with their output beside them. Unset: they are removed."""
     give_up_after: Annotated[int, RESUMABLE] = Field(8, ge=1)
-    """As many first episodes that all ended without one call of the policy end the run with an error: a missing module,
-    a typo, another server's address."""
+    """As many first episodes that all got no answer of the policy end the run with an error: a missing module, a typo,
+    another server's address."""
 
     def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()

@@ -54,7 +54,7 @@ class Coroutines:
             raise  # of the config: tools that cannot be had, and the like
         except Exception:
             outcome, problem = "crashed", traceback.format_exc()
-        if outcome == "finished" and not policy.asked:
+        if outcome == "finished" and not policy.answers:
             outcome = "no_calls"
         episode = Episode(outcome, stderr=problem, messages=tuple(policy.messages))
         answer = result if isinstance(result, str) else episode.last_message

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
 from typing import Protocol
 
 from nemorl.environment import Environment
@@ -49,15 +47,13 @@ class Agent(Environment):
         self._first = FirstEpisodes(give_up_after)
 
     async def rollout(self, prompt: Prompt, policy: EpisodePolicy) -> Score:
-        watched, began = WatchedPolicy(policy), time.monotonic()
+        watched = WatchedPolicy(policy)
         timeout_s = min(self._timeout_s or math.inf, SHARE_TO_PLAY * policy.limits.timeout_s)
         async with self._player.play(prompt, watched, timeout_s) as play:
-            seconds = time.monotonic() - began
             if play.episode.outcome == "crashed" and watched.failure is not None:
                 raise watched.failure  # the engine's, of which no agent is guilty
-            self._first.note(play.episode, watched.asked)
-            score = await self._judge.score(prompt, play)
-        return replace(score, metrics={**score.metrics, "agent_seconds": seconds})
+            self._first.note(play.episode, watched.answers)
+            return await self._judge.score(prompt, play)
 
     def rehearsals(self) -> Iterator[Environment]:
         reward = self._judge.reward

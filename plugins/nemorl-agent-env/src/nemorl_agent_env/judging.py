@@ -84,34 +84,33 @@ class Judge:
 
 
 class FirstEpisodes:
-    """Ends a run whose agents never reach the policy: a typo would otherwise train on zeros."""
+    """Ends a run whose agents get no answer of the policy: a typo would otherwise train on zeros."""
 
     def __init__(self, patience: int) -> None:
         self._patience, self._failed, self._is_over = patience, 0, False
         self._lock = threading.Lock()
 
-    def note(self, episode: Episode, calls: int) -> None:
+    def note(self, episode: Episode, answers: int) -> None:
         """
         Args:
             episode: One that has ended.
-            calls: Of the policy in it.
+            answers: Of the policy in it.
 
         Raises:
-            UsageError: It is the last of so many that none of them called the policy.
+            UsageError: It is the last of so many, none of which got an answer.
         """
         with self._lock:
-            self._is_over |= calls > 0
+            self._is_over |= answers > 0
             self._failed += 1
             failed = self._failed
         if self._is_over:
             return
         if failed == 1:
-            logging.getLogger(__name__).warning("an agent never called the policy: %s", describe(episode))
+            logging.getLogger(__name__).warning("an agent got no answer of the policy: %s", describe(episode))
         if failed >= self._patience:
             raise UsageError(
-                f"none of the first {failed} agents called the policy; the last one: {describe(episode)}",
-                fix="run the agent's command by hand; it must call the server that OPENAI_BASE_URL or "
-                "ANTHROPIC_BASE_URL names",
+                f"none of the first {failed} agents got an answer of the policy; the last one: {describe(episode)}",
+                fix="mend the agent; a program must call the server that OPENAI_BASE_URL or ANTHROPIC_BASE_URL names",
             )
 
 

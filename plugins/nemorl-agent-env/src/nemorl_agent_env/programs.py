@@ -99,7 +99,7 @@ def outcome_of(ended: Exit, policy: WatchedPolicy) -> Outcome:
         return "timeout"
     if ended.returncode:
         return "crashed" if policy.refusal is None else "stopped"
-    return "finished" if policy.asked else "no_calls"
+    return "finished" if policy.answers else "no_calls"
 
 
 def _found(argument: str, *, is_first: bool) -> str:

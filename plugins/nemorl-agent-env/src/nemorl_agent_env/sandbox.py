@@ -61,8 +61,7 @@ class Sandbox:
         found = shutil.which(command[0], path=clean_environment()["PATH"])
         named = [Path(argument) for argument in (found or command[0], *command[1:]) if Path(argument).is_file()]
         places = [*(path.absolute().parent for path in named), *readable]
-        packages = [sys.prefix, sys.base_prefix, *(folder for folder in sys.path if folder)]
-        self._readable = [*SYSTEM_PATHS, *packages, *(str(place.absolute()) for place in places)]
+        self._readable = [str(place.absolute()) for place in places]
 
     def prefix(self, folder: Path, port: int) -> list[str]:
         """What a command is put behind.
@@ -72,11 +71,13 @@ class Sandbox:
             port: It may connect to this one.
         """
         writable = [str(folder), "/dev/null"]
-        spec = {"modules": str(FOLDER), "readable": self._readable, "writable": writable, "port": port}
+        readable = [*SYSTEM_PATHS, sys.prefix, sys.base_prefix, *self._readable]
+        spec = {"modules": str(FOLDER), "readable": readable, "writable": writable, "port": port}
         return [sys.executable, "-I", "-S", "-B", str(CONFINE), json.dumps(spec)]
 
-    async def try_out(self) -> None:
-        """Have a program try what must not be possible.
+    @classmethod
+    async def try_out(cls) -> None:
+        """Have a program try what must not be possible, whatever the command.
 
         Raises:
             PluginError: It was possible, or no program can be run.
@@ -94,7 +95,7 @@ class Sandbox:
                 environment=clean_environment(),
                 output_bytes=4096,
                 limits={},
-                prefix=self.prefix(Path(folder), int(ports[0])),
+                prefix=cls([sys.executable], []).prefix(Path(folder), int(ports[0])),
             )
             ended = await program.run("", 60.0)
         possible = json.loads(ended.stdout) if ended.returncode == 0 else []

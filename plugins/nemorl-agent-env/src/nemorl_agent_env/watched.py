@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from nemorl.errors import DataError, UsageError
@@ -24,8 +25,7 @@ class WatchedPolicy:
 
     def __init__(self, policy: EpisodePolicy) -> None:
         self._policy = policy
-        self.asked = 0
-        """Calls, answered or not."""
+        self.answers = 0
         self.messages: list[ChatMessage] = []
         """Answers to chats."""
         self.refusal: EpisodeError | None = None
@@ -52,25 +52,24 @@ class WatchedPolicy:
         with self._watching():
             reply = await self._policy.chat(messages, tools=tools, tool_choice=tool_choice, options=options)
         self.messages.append(reply.message)
+        self.answers += 1
         return reply
 
     async def complete(self, token_ids: Sequence[int], *, options: CallOptions = AS_THE_RUN) -> Completion:
         with self._watching():
-            return await self._policy.complete(token_ids, options=options)
+            completion = await self._policy.complete(token_ids, options=options)
+        self.answers += 1
+        return completion
 
-    def _watching(self) -> _Watch:
-        self.asked += 1
-        return _Watch(self)
-
-
-class _Watch:
-    def __init__(self, policy: WatchedPolicy) -> None:
-        self._policy = policy
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, _type: object, error: BaseException | None, _trace: object) -> None:
-        if isinstance(error, EpisodeError):
-            self._policy.refusal = error
-        elif isinstance(error, Exception) and not isinstance(error, UsageError | DataError):
-            self._policy.failure = error
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        try:
+            yield
+        except EpisodeError as error:
+            self.refusal = error
+            raise
+        except (UsageError, DataError):  # what was asked wrongly, of which the agent is told
+            raise
+        except Exception as error:
+            self.failure = error
+            raise
