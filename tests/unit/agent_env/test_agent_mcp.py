@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from recorded_messages import Raises
 pytest.importorskip("mcp", reason="mcp is not installed")
 
 SERVER = """
-import os, sys
+import asyncio, os, sys
 from mcp.server.mcpserver import MCPServer
 
 server = MCPServer("calculator")
@@ -34,6 +35,11 @@ def multiply(a: int, b: int) -> int:
 @server.tool()
 def fail() -> str:
     raise ValueError("the battery is empty")
+
+@server.tool()
+async def wait() -> str:
+    await asyncio.sleep(600)
+    return "at last"
 
 @server.tool()
 def counted() -> str:
@@ -88,6 +94,23 @@ def test_every_episode_has_a_server_of_its_own_that_ends_with_it(server: str, tm
     pids = (tmp_path / "pids").read_text().split()
     assert len({*pids}) == 2
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_an_episode_that_is_cancelled_ends_its_server_too(server: str, tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    environment = agent({"command": [sys.executable, server], "env": {"PIDS": str(pids)}}, tools={"timeout_s": 600.0})
+
+    async def cancel() -> None:
+        policy = ScriptedPolicy(wants("counted"), wants("wait", 2), "x")
+        task = asyncio.ensure_future(environment.rollout(prompt_of(), policy))
+        while not pids.exists() or not pids.read_text().endswith(" "):
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancel())
+    assert not Path(f"/proc/{pids.read_text().strip()}").exists()
 
 
 @pytest.fixture

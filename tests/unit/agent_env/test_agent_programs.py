@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from agent_world import Programs, Script, ScriptedPolicy, TinyGateway, play, prompt_of
 from nemorl.errors import BackendError, UsageError
+from nemorl_agent_env import AgentConfig
+from nemorl_agent_env.build import environment_of
 from nemorl_agent_env.environment import Agent
 from recorded_messages import Raises
 
@@ -181,7 +183,7 @@ def test_an_outcome_may_say_nothing_be_scored_all_the_same_or_end_the_run(
 
 def test_a_program_is_ended_at_the_deadline_and_what_it_said_is_kept(program: Programs, script: Script) -> None:
     agent = program(
-        script("print(ask('x')); import time; time.sleep(600)"), timeout_s=1.5, outcomes={"timeout": "reward"}
+        script("print(ask('x')); import time; time.sleep(600)"), timeout_s=4.0, outcomes={"timeout": "reward"}
     )
     score = play(agent, ScriptedPolicy("42"))
     assert (outcome_of(score), score.reward) == ("timeout", 1.0)
@@ -240,16 +242,15 @@ def test_one_that_reached_it_shows_that_the_command_works(program: Programs, scr
     agent.close()
 
 
-def test_a_command_that_does_not_exist_is_an_error_at_once(
-    gateway: TinyGateway, program: Programs, script: Script, raises: Raises
+def test_a_command_that_cannot_be_started_is_an_error_at_once(
+    gateway: TinyGateway, tmp_path: Path, raises: Raises
 ) -> None:
-    from nemorl_agent_env import AgentConfig
-    from nemorl_agent_env.build import environment_of
-
-    config = AgentConfig(command=("no-such-program",), reward="exact_match")
-    agent = environment_of(config, lambda: gateway)
+    path = tmp_path / "agent"
+    path.write_bytes(b"\0neither a script nor a program")
+    path.chmod(0o755)
+    agent = environment_of(AgentConfig(command=(str(path),), reward="exact_match"), lambda: gateway)
     assert isinstance(agent, Agent)
-    with raises(UsageError, "no-such-program", "environment.command"):
+    with raises(UsageError, "OSError", "environment.command"):
         play(agent, ScriptedPolicy())
 
 
@@ -279,7 +280,7 @@ def test_a_program_that_ends_leaves_no_process(program: Programs, script: Script
 
 
 def test_a_program_at_its_deadline_leaves_no_process(program: Programs, script: Script, tmp_path: Path) -> None:
-    agent = program(script(STUBBORN + "time.sleep(600)"), str(tmp_path / "pid"), timeout_s=3.0)
+    agent = program(script(STUBBORN + "time.sleep(600)"), str(tmp_path / "pid"), timeout_s=4.0)
     assert outcome_of(play(agent, ScriptedPolicy())) == "timeout"
     assert not is_alive(pid_in(tmp_path / "pid"))
     agent.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -17,6 +18,7 @@ from nemorl_base.suggest import did_you_mean
 from nemorl_rl.agents.gateways import gateway_is_installed
 from pydantic import Field, WithJsonSchema
 
+from nemorl_agent_env.places import search_path
 from nemorl_agent_env.references import FORM, is_reference, reference_problems
 
 if TYPE_CHECKING:
@@ -57,7 +59,9 @@ class _Reward(Component):
     def resolve(self, value: Any, plugins: Registry | None = None, context: Mapping[str, Any] | None = None) -> Config:
         if isinstance(value, FunctionReward):
             return value
-        return FunctionReward(function=value) if is_reference(value) else super().resolve(value, plugins, context)
+        if is_reference(value):
+            return FunctionReward.model_validate({"function": value}, context=context)
+        return super().resolve(value, plugins, context)
 
     def dump(self, value: Config) -> Any:
         return value.function if isinstance(value, FunctionReward) else super().dump(value)
@@ -200,6 +204,14 @@ class AgentConfig(EnvironmentConfig):
             yield ConfigIssue("hidden_columns", f"the agent is given {column!r}, which is hidden", "change one of them")
 
     def _reference_problems(self) -> Iterator[ConfigIssue]:
+        if self.command and shutil.which(self.command[0], path=search_path()) is None:
+            what = f"there is no program {self.command[0]!r} here"
+            yield ConfigIssue("command", what, "install it, or give its path", here=True)
+        made = {*self.files, *(path.name for path in self.copy_in)}
+        for argument in self.command[1:]:
+            if argument.endswith(".py") and argument not in made and not Path(argument).is_file():
+                near = did_you_mean(argument, [path.name for path in Path().glob("*.py")])
+                yield ConfigIssue("command", f"{argument} does not exist", near or "correct the path", here=True)
         if self.rollout != CHAT_LOOP:
             yield from reference_problems("rollout", self.rollout)
         for name, paths in (("copy_in", self.copy_in), ("readable", self.readable)):

@@ -17,6 +17,8 @@ from typing import Any
 
 from nemorl.errors import BackendError, UsageError
 
+from nemorl_agent_env.places import search_path
+
 KEEPER = Path(__file__).with_name("keeper.py")
 CHUNK = 65536
 DRAIN_S = 5.0
@@ -201,5 +203,4 @@ async def _last_line(control: socket.socket) -> dict[str, Any] | None:
 def clean_environment() -> dict[str, str]:
     """What programs see of this process's variables: where programs are, the language, the time zone. No keys."""
     kept = ("LANG", "LC_ALL", "LC_CTYPE", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR", "LD_LIBRARY_PATH")
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    return {"PATH": path, **{name: os.environ[name] for name in kept if name in os.environ}}
+    return {"PATH": search_path(), **{name: os.environ[name] for name in kept if name in os.environ}}

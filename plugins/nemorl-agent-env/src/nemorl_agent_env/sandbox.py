@@ -14,6 +14,7 @@ from pathlib import Path
 from nemorl.errors import PluginError
 from nemorl_isolation.confining import FOLDER
 
+from nemorl_agent_env.places import search_path
 from nemorl_agent_env.program import Program, clean_environment
 
 CONFINE = Path(__file__).with_name("confine.py")
@@ -58,7 +59,7 @@ class Sandbox:
             command: The program and the files that its arguments name are readable, with their folders.
             readable: What else is.
         """
-        found = shutil.which(command[0], path=clean_environment()["PATH"])
+        found = shutil.which(command[0], path=search_path())
         named = [Path(argument) for argument in (found or command[0], *command[1:]) if Path(argument).is_file()]
         places = [*(path.absolute().parent for path in named), *readable]
         self._readable = [str(place.absolute()) for place in places]
