@@ -190,10 +190,18 @@ def test_a_program_is_ended_at_the_deadline_and_what_it_said_is_kept(program: Pr
     agent.close()
 
 
-def test_an_error_of_the_engine_is_not_the_agents(program: Programs, script: Script, raises: Raises) -> None:
-    agent = program(script("ask('x')"))
+@pytest.mark.parametrize("source", ["ask('x')", "try: ask('x')\nexcept OSError: pass"])
+def test_an_error_of_the_engine_is_not_the_agents(
+    program: Programs, script: Script, source: str, raises: Raises
+) -> None:
+    agent = program(script(source))
     with raises(BackendError, "engine"):
         play(agent, ScriptedPolicy(BackendError("the engine is gone")))
+
+
+def test_an_agent_that_asks_again_and_is_answered_goes_on(program: Programs, script: Script) -> None:
+    agent = program(script("try: ask('x')\nexcept OSError: print(ask('x'))"))
+    assert play(agent, ScriptedPolicy(BackendError("the engine is gone"), "42")).reward == 1.0
 
 
 def test_output_is_bounded_and_its_end_is_kept(program: Programs, script: Script, tmp_path: Path) -> None:
@@ -307,6 +315,48 @@ def test_a_cancelled_episode_leaves_no_process_no_folder_and_no_key(
     assert not is_alive(pid_in(tmp_path / "pid"))
     assert not Path((tmp_path / "cwd").read_text()).exists()
     assert not gateway.open_policies
+    agent.close()
+
+
+def test_many_episodes_that_end_in_any_way_leave_nothing(
+    program: Programs, script: Script, gateway: TinyGateway, tmp_path: Path
+) -> None:
+    source = """
+    import random, subprocess, time
+    left = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    for pid in (left.pid, os.getpid()):
+        open(os.path.join(sys.argv[1], str(pid)), "w").close()
+    ask("x")
+    choice = int(sys.stdin.read())
+    if choice == 0: time.sleep(600)
+    if choice == 1: sys.exit(1)
+    if choice == 2: os.kill(os.getpid(), 9)
+    print("42")
+    """
+    started = tmp_path / "started"
+    started.mkdir()
+    agent = program(script(source), str(started))
+    play(agent, ScriptedPolicy("17"), prompt_of("3"))
+    before = len(os.listdir("/proc/self/fd"))
+
+    async def episode(number: int) -> str:
+        task = asyncio.ensure_future(agent.rollout(prompt_of(str(number % 4)), ScriptedPolicy("17")))
+        if number % 4:
+            return outcome_of(await task)
+        while len([*started.iterdir()]) < 8:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return "cancelled"
+
+    async def many() -> list[str]:
+        return await asyncio.gather(*(episode(number) for number in range(12)))
+
+    assert asyncio.run(many()) == ["cancelled", "crashed", "crashed", "finished"] * 3
+    assert not any(is_alive(int(path.name)) for path in started.iterdir())
+    assert not gateway.open_policies
+    assert len(os.listdir("/proc/self/fd")) <= before
     agent.close()
 
 

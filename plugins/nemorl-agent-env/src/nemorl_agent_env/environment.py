@@ -50,7 +50,7 @@ class Agent(Environment):
         watched = WatchedPolicy(policy)
         timeout_s = min(self._timeout_s or math.inf, SHARE_TO_PLAY * policy.limits.timeout_s)
         async with self._player.play(prompt, watched, timeout_s) as play:
-            if play.episode.outcome == "crashed" and watched.failure is not None:
+            if play.episode.outcome != "finished" and watched.failure is not None:
                 raise watched.failure  # the engine's, of which no agent is guilty
             self._first.note(play.episode, watched.answers)
             return await self._judge.score(prompt, play)
