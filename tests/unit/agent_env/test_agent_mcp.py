@@ -15,7 +15,8 @@ import pytest
 from agent_world import ScriptedPolicy, prompt_of, wants
 from agent_world import play as played
 from nemorl.errors import UsageError
-from nemorl_agent_env import AgentConfig
+from nemorl_agent_env import AgentConfig, ToolsConfig
+from pydantic import ValidationError
 from recorded_messages import Raises
 
 pytest.importorskip("mcp", reason="mcp is not installed")
@@ -141,6 +142,12 @@ def test_a_server_that_cannot_be_used_ends_the_run(server: str, tmp_path: Path, 
     broken.write_text("import no_such_module")
     with raises(UsageError, "broken.py", varies=r"(?<=used: ).*"):
         play(agent({"command": [sys.executable, str(broken)]}, tools={"timeout_s": 20.0}), ScriptedPolicy("x"))
+
+
+def test_the_package_is_asked_for_when_the_config_loads(monkeypatch: pytest.MonkeyPatch, raises: Raises) -> None:
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    with raises(ValidationError, "mcp", path="mcp"):
+        ToolsConfig(mcp=[{"url": "http://127.0.0.1:9000/mcp"}])  # type: ignore[list-item]
 
 
 def test_two_tools_of_one_name_are_an_error(server: str, raises: Raises) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -107,6 +108,9 @@ class ToolsConfig(Config):
 
     def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
+        if self.mcp and importlib.util.find_spec("mcp") is None:
+            fix = 'pip install "nemorl-agent-env[mcp]"'
+            yield ConfigIssue("mcp", "tools of MCP servers need the package mcp, which cannot be found", fix, here=True)
         for number, reference in enumerate(self.functions):
             yield from reference_problems(f"functions.{number}", reference)
 
