@@ -134,6 +134,8 @@ def test_calls_that_go_on_from_each_other_are_one_sequence(collect: Collect, tok
         "delivered_tokens": 5.0,
         "dropped_tokens": 0.0,
         "realigned_tokens": 0.0,
+        "malformed_tool_calls": 0.0,
+        "broken_tool_choices": 0.0,
     }
 
 

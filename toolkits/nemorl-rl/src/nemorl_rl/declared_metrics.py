@@ -147,6 +147,18 @@ ROLLOUT_METRICS: Mapping[str, MetricInfo] = {
         "agents: sampled tokens per episode that came back written in another way and had to be rendered anew",
         "many: the agent rewrites the policy's answers",
     ),
+    "train/environment/malformed_tool_calls": MetricInfo(
+        "Malformed tool calls",
+        "calls",
+        "agents: tool calls per episode that could not be read, and stayed in the text",
+        "growth: `message_penalties.invalid_tool_call_advantage` punishes them",
+    ),
+    "train/environment/broken_tool_choices": MetricInfo(
+        "Broken tool choices",
+        "calls",
+        "agents: answers per episode that called no tool where one was required, or one that was not to be called",
+        "many: the agent requires tools, which is not enforced while sampling",
+    ),
     "train/environment/ended_by_<name>": MetricInfo(
         meaning="agents: share of episodes that an error of this name ended with reward 0: the context was full, or no "
         "call was left"

@@ -78,11 +78,22 @@ class LivePolicy:
         options: CallOptions = AS_THE_RUN,
     ) -> ChatReply:
         prompt = self._conversation.prompt(messages, tools)
-        completion = await self._answer(prompt.token_ids, options, realigned_tokens=prompt.realigned_tokens)
-        return self._conversation.reply(prompt, completion, tool_choice, options.stop)
+        call = await self._answer(prompt.token_ids, options)
+        reply = self._conversation.reply(prompt, call.completion, tool_choice, options.stop)
+        self._record(
+            replace(
+                call,
+                realigned_tokens=prompt.realigned_tokens,
+                malformed_tool_calls=reply.malformed_tool_calls,
+                broke_tool_choice=reply.broke_tool_choice,
+            )
+        )
+        return reply
 
     async def complete(self, token_ids: Sequence[int], *, options: CallOptions = AS_THE_RUN) -> Completion:
-        return await self._answer(tuple(token_ids), options)
+        call = await self._answer(tuple(token_ids), options)
+        self._record(call)
+        return call.completion
 
     @property
     def calls(self) -> list[Call]:
@@ -98,9 +109,7 @@ class LivePolicy:
         for future in running:
             future.cancel()
 
-    async def _answer(
-        self, token_ids: tuple[int, ...], options: CallOptions, *, realigned_tokens: int = 0
-    ) -> Completion:
+    async def _answer(self, token_ids: tuple[int, ...], options: CallOptions) -> Call:
         room = self.limits.max_sequence_tokens - len(token_ids)
         if room <= 0:
             raise ContextOverflowError(len(token_ids), self.limits.max_sequence_tokens)
@@ -110,11 +119,13 @@ class LivePolicy:
         finally:
             with self._lock:
                 self._running.discard(future)
+        return Call(number, token_ids, completion)
+
+    def _record(self, call: Call) -> None:
         with self._lock:
             if self._is_closed:
                 raise self._closed_error()
-            self._calls.append(Call(number, token_ids, completion, realigned_tokens=realigned_tokens))
-        return completion
+            self._calls.append(call)
 
     def _begin(
         self, token_ids: tuple[int, ...], sampling: SamplingParams, seed: int | None

@@ -30,6 +30,8 @@ class Call:
     """False: its tokens are context only."""
     realigned_tokens: int = 0
     """Sampled tokens of earlier answers that its prompt holds in another form."""
+    malformed_tool_calls: int = 0
+    broke_tool_choice: bool = False
 
 
 @dataclass(slots=True)
@@ -131,5 +133,7 @@ def _with_metrics(score: Score, calls: list[Call], sequences: int) -> Score:
         "delivered_tokens": float(delivered),
         "dropped_tokens": float(sampled - delivered),
         "realigned_tokens": float(sum(call.realigned_tokens for call in calls)),
+        "malformed_tool_calls": float(sum(call.malformed_tool_calls for call in calls)),
+        "broken_tool_choices": float(sum(call.broke_tool_choice for call in calls)),
     }
     return replace(score, metrics={**of_calls, **score.metrics})
