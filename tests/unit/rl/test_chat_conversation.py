@@ -269,12 +269,22 @@ def test_messages_that_are_none_are_refused(
         world.conversation.prompt(messages)
 
 
+@pytest.mark.parametrize("tool", [5, {}, {"type": "function"}, {"type": "function", "function": {"name": None}}])
+def test_tools_that_are_none_are_refused(world: World, tool: Any, raises: Raises) -> None:
+    with raises(DataError, "0"):
+        world.conversation.prompt([USER], [tool])
+
+
 # A property of all histories
 
 WORDS = ["42", "Sum.", "Let me.", "hm", "It is 12.", "Yes"]
 
 
-def random_text(chance: random.Random, number: int) -> str:
+def random_text(chance: random.Random, number: int, family: str) -> str:
+    if family.startswith("llama"):
+        arguments = json.dumps({"a": number, "b": chance.randrange(9)}, indent=chance.choice([None, 0, 1]))
+        call = f'{{"name": "add", "parameters": {arguments}}}'
+        return call if chance.random() < 0.5 else f"{number}. {chance.choice(WORDS)}"
     thought = f"<think>\n{chance.choice(WORDS)}\n</think>\n\n" if chance.random() < 0.5 else ""
     words = " ".join(chance.choices(WORDS, k=chance.randrange(3)))
     arguments = json.dumps({"a": chance.randrange(9), "b": chance.randrange(9)}, indent=chance.choice([None, 0, 1]))
@@ -303,14 +313,14 @@ def squeezed(text: str) -> str:
     return re.sub(r"\s+", "", re.sub(r"<think>.*?</think>", "", text, flags=re.DOTALL))
 
 
-@pytest.mark.parametrize("name", ["qwen3", "qwen2_5"])
+@pytest.mark.parametrize("name", ["qwen3", "qwen2_5", "llama3_2"])
 @pytest.mark.parametrize("seed", range(15))
 def test_every_prompt_begins_with_what_was_sampled_and_says_what_the_template_says(name: str, seed: int) -> None:
     world, chance = World(name), random.Random(seed)
     histories: list[tuple[list[Any], tuple[int, ...]]] = [([USER], ())]
     for number in range(12):
         history, recorded = chance.choice(histories)
-        text = random_text(chance, number)
+        text = random_text(chance, number, name)
         prompt, completion, reply = world.ask(history, text, is_cut=chance.random() < 0.1)
         assert prompt.realigned_tokens == 0
         assert prompt.token_ids[: len(recorded)] == recorded

@@ -9,6 +9,7 @@ import pytest
 from chat_models import ADD, Engine, template, template_names, tokenizer_of
 from nemorl.errors import DataError
 from nemorl_rl.chat.codec import Spoken
+from nemorl_rl.chat.conversation import Conversation
 from nemorl_rl.chat.messages import plain_messages
 from nemorl_rl.chat.template import TemplateCodec
 from nemorl_rl.tokenizer import Tokenizer
@@ -174,6 +175,24 @@ def test_a_template_that_moves_what_was_written_is_not_continued() -> None:
     result = added(codec, [USER, CALL], [RESULT], [ADD])
     assert result is not None
     assert result.startswith('[TOOL_RESULTS] {"content": "3", "call_id": "')
+
+
+def test_what_such_a_template_writes_anew_is_counted() -> None:
+    tokenizer = tokenizer_of(MOVING)
+    engine, conversation = Engine(tokenizer), Conversation(TemplateCodec(tokenizer), seed=1)
+    first = conversation.prompt([USER], [ADD])
+    said = engine.say(first, '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1, "b": 2}}]')
+    reply = conversation.reply(first, said)
+    [call] = reply.message["tool_calls"]
+    history = [USER, reply.message, {**RESULT, "tool_call_id": call["id"]}]
+    second = conversation.prompt(history, [ADD])
+    assert second.token_ids[: len(first.token_ids) + len(said.token_ids)] == (*first.token_ids, *said.token_ids)
+    assert second.realigned_tokens == 0
+    answer = engine.say(second, "It is 3.")
+    message = conversation.reply(second, answer).message
+    third = conversation.prompt([*history, message, MORE], [ADD])
+    assert third.realigned_tokens == len(said.token_ids) + len(answer.token_ids)
+    assert engine.text(third.token_ids).count("[AVAILABLE_TOOLS]") == 1
 
 
 def test_ids_of_calls_are_written_in_the_length_that_the_template_wants() -> None:

@@ -15,7 +15,15 @@ from nemorl.types import Completion
 
 from nemorl_rl.agents.contract import ChatMessage, ChatReply, ToolChoice
 from nemorl_rl.chat.codec import ChatCodec, ParsedAnswer, Spoken, Tools
-from nemorl_rl.chat.messages import call_ids, calls_key, message_key, plain_messages, prefix_keys, tools_key
+from nemorl_rl.chat.messages import (
+    call_ids,
+    calls_key,
+    message_key,
+    plain_messages,
+    prefix_keys,
+    require_tools,
+    tools_key,
+)
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -105,6 +113,7 @@ class Conversation:
         plain = plain_messages(messages)
         if not plain:
             raise DataError("there are no messages", fix="send at least one message")
+        require_tools(tools)
         known = self._recognised(plain, tools)
         ids = self._spliced(plain, tools, known)
         if ids is not None:

@@ -37,6 +37,20 @@ def plain_messages(messages: Iterable[ChatMessage]) -> tuple[dict[str, Any], ...
     return tuple(found)
 
 
+def require_tools(tools: Tools) -> None:
+    """
+    Raises:
+        DataError: One of them is no function with a name.
+    """
+    for number, tool in enumerate(tools):
+        function = tool.get("function") if isinstance(tool, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise DataError(
+                f"tool {number} is no function with a name",
+                fix='write tools as {"type": "function", "function": {"name": …, "parameters": …}}',
+            )
+
+
 def message_key(message: ChatMessage) -> str:
     """Equal for the forms in which clients send the same message: reasoning and the spelling of JSON do not matter."""
     role, content = str(message["role"]), str(message["content"])

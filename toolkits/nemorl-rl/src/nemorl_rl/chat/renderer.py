@@ -10,7 +10,7 @@ from nemorl.errors import BackendError, DataError, ForeignError, UsageError, bou
 
 from nemorl_rl.agents.contract import ChatMessage
 from nemorl_rl.chat.codec import ParsedAnswer, Spoken, ToolCall, Tools
-from nemorl_rl.chat.messages import plain_messages
+from nemorl_rl.chat.messages import plain_messages, require_tools
 
 if TYPE_CHECKING:
     from nemorl_rl.tokenizer import Tokenizer
@@ -48,6 +48,7 @@ class RendererCodec:
 
     def render(self, messages: Sequence[ChatMessage], tools: Tools) -> tuple[int, ...]:
         plain = plain_messages(messages)
+        require_tools(tools)
         shown = _shown(plain, _names(plain))
         try:
             with boundary(self._owner):

@@ -12,7 +12,7 @@ from nemorl.errors import DataError
 from nemorl_rl.agents.contract import ChatMessage
 from nemorl_rl.chat.answers import AnswerFormat, call_marks, reasoning_marks
 from nemorl_rl.chat.codec import ParsedAnswer, Spoken, Tools
-from nemorl_rl.chat.messages import call_ids, plain_messages
+from nemorl_rl.chat.messages import call_ids, plain_messages, require_tools
 from nemorl_rl.chat.template_text import ASKED, SAID, TOLD, TemplateText, probe_calls
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class TemplateCodec:
 
     def render(self, messages: Sequence[ChatMessage], tools: Tools) -> tuple[int, ...]:
         plain = plain_messages(messages)
+        require_tools(tools)
         self._require_shown(plain, tools)
         return tuple(self._tokenizer.encode_observation(self._template.text(plain, tools)))
 
@@ -151,7 +152,7 @@ class TemplateCodec:
         return marks is not None and self._text(prompt_ids[-PROMPT_TAIL_TOKENS:]).rstrip().endswith(marks.open)
 
     def _without_end(self, token_ids: Sequence[int]) -> Sequence[int]:
-        ends = self._end_ids.union(self._tokenizer.inner.all_special_ids)
+        ends = self._end_ids | self._special.keys()
         size = len(token_ids)
         while size and token_ids[size - 1] in ends:
             size -= 1
@@ -164,9 +165,16 @@ class TemplateCodec:
         return text
 
     def _without_special(self, text: str) -> str:
-        for token in self._tokenizer.inner.all_special_tokens:
+        for token in self._special.values():
             text = text.replace(token, "")
         return text
+
+    @cached_property
+    def _special(self) -> Mapping[int, str]:
+        """Tokens that are no text of the answer."""
+        inner = self._tokenizer.inner
+        added = {number: str(token) for number, token in inner.added_tokens_decoder.items() if token.special}
+        return {**added, **dict(zip(inner.all_special_ids, inner.all_special_tokens, strict=True))}
 
     # Tools
 
