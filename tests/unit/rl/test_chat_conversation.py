@@ -115,6 +115,29 @@ def test_parallel_calls_have_ids_of_their_own_and_come_back_together(world: Worl
     assert world.engine.text(more.token_ids[len(recorded) :]).count("<tool_response>") == 2
 
 
+def test_results_of_several_calls_go_on_though_the_template_writes_one_call_alone() -> None:
+    world = World("llama3_1")
+    text = '{"name": "add", "parameters": {"a": 1, "b": 2}}; {"name": "add", "parameters": {"a": 3, "b": 4}}'
+    prompt, said, reply = world.ask([USER], text)
+    assert len(reply.message["tool_calls"]) == 2
+    history = [USER, reply.message, *result(reply.message)]
+    more = world.conversation.prompt(history, [ADD])
+    recorded = (*prompt.token_ids, *said.token_ids)
+    assert more.token_ids[: len(recorded)] == recorded
+    assert world.engine.text(more.token_ids[len(recorded) :]).count("ipython") == 2
+    with pytest.raises(DataError, match="single tool-calls"):
+        world.render(history)
+
+
+def test_results_of_tools_bear_the_tool_s_name() -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    told = {"role": "tool", "tool_call_id": "call_1", "content": "3"}
+    _, found, other = plain_messages(
+        [{"role": "assistant", "content": None, "tool_calls": [call]}, told, {**told, "name": "own"}]
+    )
+    assert (found["name"], other["name"]) == ("add", "own")
+
+
 def test_a_call_left_out_of_the_echo_is_a_rewritten_turn(world: World) -> None:
     *_, reply = world.ask([USER], call_of() + call_of("sub", "{}"), [ADD, SUB])
     [first, _] = reply.message["tool_calls"]

@@ -18,7 +18,8 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 def plain_messages(messages: Iterable[ChatMessage]) -> tuple[dict[str, Any], ...]:
-    """Messages in one form: content as text, no empty fields, calls of one answer in one message.
+    """Messages in one form: content as text, no empty fields, calls of one answer in one message, and results of tools
+    with the tool's name, which some templates write and most clients leave out.
 
     Raises:
         DataError: A message is none, or holds something else than text.
@@ -28,8 +29,12 @@ def plain_messages(messages: Iterable[ChatMessage]) -> tuple[dict[str, Any], ...
         ({'role': 'user', 'content': '2 + 2?'},)
     """
     found: list[dict[str, Any]] = []
+    called: dict[str, str] = {}
     for number, message in enumerate(messages):
         plain = _plain(message, number)
+        called.update((call["id"], call["function"]["name"]) for call in plain.get("tool_calls", ()))
+        if plain["role"] == "tool" and plain.get("tool_call_id") in called:
+            plain = {"name": called[plain["tool_call_id"]], **plain}
         if found and _goes_on(found[-1], plain):
             found[-1] = _joined(found[-1], plain)
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from nemorl.errors import BackendError, DataError, ForeignError, UsageError, boundary
@@ -49,21 +49,20 @@ class RendererCodec:
     def render(self, messages: Sequence[ChatMessage], tools: Tools) -> tuple[int, ...]:
         plain = plain_messages(messages)
         require_tools(tools)
-        shown = _shown(plain, _names(plain))
         try:
             with boundary(self._owner):
-                return tuple(self._renderer.render_ids(shown, tools=_listed(tools), add_generation_prompt=True))
+                return tuple(self._renderer.render_ids(list(plain), tools=_listed(tools), add_generation_prompt=True))
         except ForeignError as error:
             raise DataError(f"messages cannot be written: {error}", fix="send messages that the model knows") from error
 
     def extend(self, spoken: Spoken, messages: Sequence[ChatMessage], tools: Tools) -> tuple[int, ...] | None:
         if not messages:
             return None
-        shown, said = _shown(messages, _names(spoken.messages)), spoken.token_ids
+        said, new = spoken.token_ids, [dict(message) for message in messages]
         prompt_ids, answer_ids = list(spoken.prompt_ids), list(spoken.answer_ids)
         try:
             with boundary(self._owner):
-                bridged = self._renderer.bridge_to_next_turn(prompt_ids, answer_ids, shown, tools=_listed(tools))
+                bridged = self._renderer.bridge_to_next_turn(prompt_ids, answer_ids, new, tools=_listed(tools))
         except ForeignError:  # it refuses these messages, and may take them in the whole
             return None
         if bridged is None or tuple(bridged.token_ids[: len(said)]) != said:
@@ -104,20 +103,6 @@ def _load(tokenizer: Tokenizer, name: str) -> Any:
 
 def _listed(tools: Tools) -> list[dict[str, Any]] | None:
     return [dict(tool) for tool in tools] or None
-
-
-def _names(messages: Sequence[ChatMessage]) -> Mapping[str, str]:
-    """Of the tools that were called, by the id of the call."""
-    return {call["id"]: call["function"]["name"] for message in messages for call in message.get("tool_calls", ())}
-
-
-def _shown(messages: Sequence[ChatMessage], called: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Results of tools with the name of the tool, which some families write."""
-    found = []
-    for message in messages:
-        own = called.get(str(message.get("tool_call_id")))
-        found.append({"name": own, **message} if own and message["role"] == "tool" else dict(message))
-    return found
 
 
 def _is_whole(call: Any) -> bool:
