@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
 
 import pytest
 from chat_models import ADD
-from nemorl_rl.chat.answers import BARE, BLOCKS, REASONING, AnswerFormat, call_marks
+from nemorl_rl.chat.answers import BARE, BLOCKS, REASONING, AnswerFormat, Marks, call_marks
 from nemorl_rl.chat.calls import calls_in
 from nemorl_rl.chat.codec import ToolCall
 
@@ -103,6 +104,33 @@ def test_a_malformed_call_stays_in_the_text_and_is_counted(block: str) -> None:
     good = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
     both = form.parse(good + block, [ADD], is_reasoning=False)
     assert (both.tool_calls, both.content) == ((CALL,), block)
+
+
+FRAGMENTS = [
+    *("<tool_call>", "</tool_call>", "<function=add>", "</function>", "<parameter=a>", "</parameter>", "<arg_key>"),
+    *("</arg_key>", "<arg_value>", "</arg_value>", "[TOOL_CALLS]", "[ARGS]", "<think>", "</think>", "<|python_tag|>"),
+    *("<|tool_call_start|>", "<|tool_call_end|>", "<|tool_call|>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"),
+    *('{"name": "add"', '"arguments": ', '"parameters": ', "{", "}", "[", "]", ",", ":", '"', "add(", ")", "a=1", "-"),
+    *("1", "null", "\\", "\n", " ", "add", "9" * 5000, "\ud800", "\x00", "é"),
+]
+
+
+@pytest.mark.parametrize("marks", [*BLOCKS, BARE], ids=lambda marks: marks.open or "bare")
+def test_nothing_that_a_model_writes_raises(marks: Marks) -> None:
+    chance = random.Random(3)
+    form = AnswerFormat(THINK, marks)
+    for _ in range(2000):
+        text = marks.open + "".join(chance.choices(FRAGMENTS, k=chance.randrange(1, 14)))
+        parsed = form.parse(text, [ADD], is_reasoning=chance.random() < 0.2)
+        assert all(isinstance(json.loads(call.arguments), dict) for call in parsed.tool_calls)
+
+
+@pytest.mark.parametrize("marks", [*BLOCKS, BARE], ids=lambda marks: marks.open or "bare")
+@pytest.mark.parametrize("piece", FRAGMENTS[:24])
+def test_an_answer_that_repeats_itself_is_read_in_one_pass(marks: Marks, piece: str) -> None:
+    """30,000 times, as a policy that has collapsed does: no reader may begin anew at each."""
+    for text in (marks.open + piece * 30_000, marks.open + "{" + piece * 30_000, marks.open + "add" + piece * 30_000):
+        AnswerFormat(THINK, marks).parse(text, [ADD], is_reasoning=False)
 
 
 def test_json_that_is_no_call_is_content() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -17,9 +17,8 @@ from nemorl_rl.chat.codec import ToolCall, Tools
 
 NAME = re.compile(r"[\w.:/-]{1,128}")
 _DECODER = json.JSONDecoder()
-_FUNCTION = re.compile(r"<function=([^>\n]+)>(.*?)(?:</function>|$)", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\n]+)>(.*?)(?:</parameter>|(?=<parameter=)|$)", re.DOTALL)
-_PAIR = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+_FUNCTION = re.compile(r"<function=([^<>\n]+)>(.*?)(?:</function>|$)", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^<>\n]+)>(.*?)(?:</parameter>|(?=<parameter=)|$)", re.DOTALL)
 _NAMED = re.compile(
     r"(?:function\s*<｜tool▁sep｜>)?\s*([\w.:/-]+)\s*(?:\[CALL_ID\]\w+)?(?:\[ARGS\]|<｜tool▁sep｜>|```json)?\s*"
 )
@@ -62,8 +61,8 @@ def _read(body: str, tools: Tools) -> list[ToolCall]:
             for name, inner in _FUNCTION.findall(body)
         ]
     if "<arg_key>" in body or body in map(_name_of, tools):  # GLM, which writes nothing after the name of such a call
-        name = body.partition("<arg_key>")[0].strip()
-        return [ToolCall(name, _from_text(name, _PAIR.findall(body), tools))]
+        name, *pairs = body.split("<arg_key>")
+        return [ToolCall(name.strip(), _from_text(name.strip(), map(_pair, pairs), tools))]
     return _named(body)
 
 
@@ -151,7 +150,16 @@ def _python_calls(text: str) -> list[ToolCall]:
     return found
 
 
-def _from_text(name: str, pairs: Sequence[tuple[str, str]], tools: Tools) -> str:
+def _pair(text: str) -> tuple[str, str]:
+    """``key</arg_key><arg_value>value</arg_value>``"""
+    key, _, rest = text.partition("</arg_key>")
+    value, mark, after = rest.strip().removeprefix("<arg_value>").partition("</arg_value>")
+    if not mark or after.strip():
+        raise ValueError("an argument does not end")
+    return key, value
+
+
+def _from_text(name: str, pairs: Iterable[tuple[str, str]], tools: Tools) -> str:
     """Arguments that are written without quotes: text where the schema says so, else JSON where they are that."""
     schema = _properties(name, tools)
     found: dict[str, Any] = {}
