@@ -57,6 +57,14 @@ def test_both_write_the_same_prompt(renderer: str, name: str) -> None:
     assert theirs.render(messages, [ADD]) == ours.render(messages, [ADD])
 
 
+def test_it_is_given_what_the_template_would_be_given() -> None:
+    tokenizer = tokenizer_of(template("qwen3"), *MORE_TOKENS, enable_thinking=False)
+    theirs, ours = RendererCodec(tokenizer, "qwen3"), TemplateCodec(tokenizer)
+    prompt = theirs.render(plain_messages([USER]), [])
+    assert prompt == ours.render(plain_messages([USER]), [])
+    assert Engine(tokenizer).text(prompt).endswith("<think>\n\n</think>\n\n")
+
+
 @pytest.mark.parametrize("is_cut", [False, True])
 @pytest.mark.parametrize(("renderer", "name"), SAME)
 def test_both_continue_an_answer_alike(renderer: str, name: str, is_cut: bool) -> None:

@@ -27,7 +27,8 @@ class Tokenizer:
         """
         self.inner = inner
         """The ``transformers`` tokenizer itself."""
-        self._template_kwargs = template_kwargs or {}
+        self.template_kwargs = template_kwargs or {}
+        """What its chat template is given besides messages."""
 
     @classmethod
     def of(cls, policy: PolicyConfig) -> Tokenizer:
@@ -169,7 +170,7 @@ class Tokenizer:
                 tools=[dict(tool) for tool in tools] or None,
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
-                **self._template_kwargs,
+                **self.template_kwargs,
             )
         return text
 

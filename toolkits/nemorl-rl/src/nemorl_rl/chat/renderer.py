@@ -98,7 +98,8 @@ def _load(tokenizer: Tokenizer, name: str) -> Any:
     except (KeyError, ValueError) as error:
         raise UsageError(f"there is no renderer {name!r}: {error}", fix="see the package renderers") from error
     with boundary(f"the renderer {name!r}"):
-        return renderers.create_renderer(tokenizer.inner, type(config)(thinking_retention="all"))
+        config = type(config)(thinking_retention="all")
+        return renderers.create_renderer(tokenizer.inner, config, chat_template_kwargs=tokenizer.template_kwargs)
 
 
 def _listed(tools: Tools) -> list[dict[str, Any]] | None:
