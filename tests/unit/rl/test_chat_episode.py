@@ -60,13 +60,15 @@ class Adder(Environment):
         return 0.0
 
 
-@pytest.fixture
-def world() -> tuple[Sample, Scripted, Engine]:
-    engine = Engine(tokenizer_of(template("qwen3")))
-    scripted = Scripted(engine, [CALL, CALL, "<tool_call>\n{}\n</tool_call> is 3."])
+@pytest.fixture(params=[None, "qwen3"])
+def world(request: pytest.FixtureRequest) -> tuple[Sample, Scripted, Engine]:
+    if request.param is not None:
+        pytest.importorskip("renderers", reason="pip install 'nemorl-rl[agents]'")
+    engine = Engine(tokenizer_of(template("qwen3"), "<|endoftext|>"))
+    scripted = Scripted(engine, [CALL, CALL, "It is 3.\n<tool_call>\n{}\n</tool_call>"])
     workers = LocalWorkerGroup(lambda _: NamedRequests(scripted), WorkerContext(), "scripted")  # type: ignore[arg-type]
     policy = GenerationPolicy(workers, single_requests=RequestLimits(4, 60.0))
-    pool = EnvironmentPool(Adder())
+    pool = EnvironmentPool(Adder(), chat_renderer=request.param)
     rollouts = RolloutEngine(policy, pool, engine.tokenizer, max_sequence_tokens=4096)
     prompt = Prompt(0, "1 + 2?", tuple(engine.tokenizer.encode("1 + 2?")))
     try:
