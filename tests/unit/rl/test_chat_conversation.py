@@ -292,6 +292,16 @@ def test_messages_that_are_none_are_refused(
         world.conversation.prompt(messages)
 
 
+def test_half_characters_reach_no_tokenizer(world: World) -> None:
+    """JSON can hold them, and so can what a model writes into arguments and a tool sends back."""
+    *_, reply = world.ask([USER], call_of("add", r'{"a": "\ud83d"}'))
+    half, whole_one = json.loads(r'"\ud83d"'), json.loads(r'"\ud83d\ude00"')
+    history = [USER, {**reply.message, "content": half}, *result(reply.message, f"{half}{whole_one}")]
+    text = world.engine.text(world.conversation.prompt(history, [ADD]).token_ids)
+    assert "<tool_response>" in text
+    assert plain_messages([{"role": "user", "content": f"{half}!{whole_one}"}])[0]["content"] == "\ufffd!\U0001f600"
+
+
 @pytest.mark.parametrize("tool", [5, {}, {"type": "function"}, {"type": "function", "function": {"name": None}}])
 def test_tools_that_are_none_are_refused(world: World, tool: Any, raises: Raises) -> None:
     with raises(DataError, "0"):

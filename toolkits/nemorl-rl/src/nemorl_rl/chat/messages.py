@@ -56,6 +56,15 @@ def require_tools(tools: Tools) -> None:
             )
 
 
+def encodable(text: str) -> str:
+    """A text that a tokenizer takes: what JSON or a file's name may hold of half characters is U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
 def message_key(message: ChatMessage) -> str:
     """Equal for the forms in which clients send the same message: reasoning and the spelling of JSON do not matter."""
     role, content = str(message["role"]), str(message["content"])
@@ -111,7 +120,7 @@ def _text(content: Any, number: int) -> str:
     if content is None:
         return ""
     if isinstance(content, str):
-        return content
+        return encodable(content)
     if not isinstance(content, Sequence):
         raise DataError(f"the content of message {number} is {content!r}", fix="give text, or a list of text parts")
     texts = []
@@ -122,7 +131,7 @@ def _text(content: Any, number: int) -> str:
                 f"message {number} holds content of type {kind!r}", fix=f"send text: one of {', '.join(TEXT_PARTS)}"
             )
         texts.append(str(part.get("text", part.get("refusal", ""))) if isinstance(part, Mapping) else str(part))
-    return "\n".join(texts)
+    return encodable("\n".join(texts))
 
 
 def _plain_call(call: Any, number: int) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from nemorl.errors import DataError, ForeignError
 
 from nemorl_rl.agents.contract import ChatMessage
 from nemorl_rl.chat.codec import Tools
+from nemorl_rl.chat.messages import encodable
 
 if TYPE_CHECKING:
     from nemorl_rl.tokenizer import Tokenizer
@@ -109,7 +110,7 @@ class TemplateText:
     def _text(self, messages: Sequence[ChatMessage], tools: Tools, *, form: MessageForm, prompt: bool) -> str:
         shown = [self._shown(message, form) for message in messages]
         try:
-            return self._tokenizer.chat_text(shown, tools, add_generation_prompt=prompt)
+            return encodable(self._tokenizer.chat_text(shown, tools, add_generation_prompt=prompt))
         except ForeignError as error:
             roles = ", ".join(str(message["role"]) for message in messages[-8:])
             raise DataError(
