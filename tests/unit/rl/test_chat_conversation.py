@@ -282,6 +282,8 @@ def test_calls_at_the_same_time_do_not_mix(world: World) -> None:
         ([{"role": "wizard", "content": "x"}], ["0", "wizard", "assistant"]),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], ["0", "image_url"]),
         ([{"role": "user", "content": 5}], ["0", "5"]),
+        (["1 + 2?"], ["0", "str"]),
+        ([{"role": "assistant", "content": "x", "tool_calls": 5}], ["0"]),
         ([{"role": "assistant", "content": None, "tool_calls": [{"id": "x"}]}], ["0", "function"]),
     ],
 )

@@ -102,6 +102,8 @@ def call_ids(message: ChatMessage) -> tuple[str, ...]:
 
 
 def _plain(message: ChatMessage, number: int) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise DataError(f"message {number} is a {type(message).__name__}", fix='write it as {"role": …, "content": …}')
     role = message.get("role")
     if role not in ROLES:
         raise DataError(f"message {number} has the role {role!r}", fix=f"use one of {', '.join(ROLES)}")
@@ -112,6 +114,8 @@ def _plain(message: ChatMessage, number: int) -> dict[str, Any]:
     if "reasoning_content" not in plain and isinstance(message.get("reasoning"), str) and message["reasoning"]:
         plain["reasoning_content"] = message["reasoning"]
     if message.get("tool_calls"):
+        if not isinstance(message["tool_calls"], Sequence):
+            raise DataError(f"the tool calls of message {number} are no list", fix="write them as a list")
         plain["tool_calls"] = [_plain_call(call, number) for call in message["tool_calls"]]
     return plain
 
