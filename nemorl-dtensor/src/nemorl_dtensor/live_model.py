@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from nemorl_tensors.engines.decoding import Decoder
 from nemorl_tensors.engines.observing import Recorder
-from nemorl_tensors.engines.parking import Parking
+from nemorl_tensors.engines.parking import Parking, held_alone
 from torch import Tensor
 
 from nemorl_dtensor.decode import build_decoder
@@ -44,7 +44,8 @@ class LiveModel:
         self.device = torch.device(worker.device)
         self._max_tokens, self._turn_tokens, self._copies = policy.max_sequence_tokens, turn_tokens, copies
         self._parking = Parking()
-        self._is_shared = False
+        self._own: list[Tensor] = []
+        """Parameters whose memory no trainer shares."""
         self._observed: Decoder | None = None
         self._model: Any
         """``None`` once shut down."""
@@ -52,6 +53,7 @@ class LiveModel:
             self._model = empty_model(policy, worker.device)
         else:
             self._model = load_model(policy, worker.device, worker.seed)
+            self._own = [*self._model.parameters()]
         self.vocabulary: int = self._model.get_input_embeddings().num_embeddings
         self.declared_ends = (
             self._model.generation_config.eos_token_id,
@@ -61,7 +63,10 @@ class LiveModel:
     def bind(self, handle: WeightHandle) -> int:
         """Take these weights; bytes that were read."""
         read = bind_weights(self._model, self._names, handle, self.device, copies=self._copies)
-        self._is_shared = handle.is_in_process and not self._copies
+        parameters = [*self._model.parameters()]
+        # A trainer in this process lends what it has in the right form, and hands over what it made for the purpose.
+        self._own = held_alone(parameters) if handle.is_in_process else parameters
+        self._parking.forget("weights")
         return read
 
     @contextmanager
@@ -93,12 +98,11 @@ class LiveModel:
 
     def own_tensors(self) -> Iterator[Tensor]:
         """Those that no trainer shares."""
-        if not self._is_shared and self._model is not None:
-            yield from (parameter.detach() for parameter in self._model.parameters())
+        yield from (parameter.detach() for parameter in self._own)
 
     def forget(self) -> None:
         """Let go of the weights."""
-        self._model = None
+        self._model, self._own = None, []
         vars(self).pop("_scorer", None)
         vars(self).pop("_names", None)
 

@@ -13,6 +13,7 @@ from nemorl.errors import BackendError
 from nemorl.resources.worker import WorkerContext
 from nemorl.types import GenerationRequest, SamplingParams
 from nemorl.weights import WeightHandle, in_process_handle
+from nemorl_dtensor import HFGenerationConfig
 from nemorl_testing.models import load_reference, response_logprobs, tiny_model
 from recorded_messages import Raises
 from torch import Tensor
@@ -97,6 +98,25 @@ def test_bfloat16_log_probs_are_close_to_a_full_forward_pass(build: Build) -> No
     for completion in engine.generate([REQUEST])[0]:
         expected = response_logprobs(model, REQUEST.token_ids, completion.token_ids)
         assert completion.logprobs == pytest.approx(expected, abs=0.1)
+
+
+def test_what_hf_is_given_in_another_form_is_its_own_and_leaves_when_it_sleeps() -> None:
+    """Queries, keys and values are one tensor of the trainer, as gates and inputs of the feed-forward layers are."""
+    policy = PolicyConfig(model_name=str(tiny_model()), backend="megatron", max_sequence_tokens=64)
+    trainer = policy.backend.build(policy, WorkerContext(), reference=False)
+    weights = in_process_handle(trainer.export_weights, 1)
+    engine: Any = HFGenerationConfig().build(GenerationConfig(), policy, WorkerContext(), weights)
+    before = engine.generate([REQUEST])
+    held = engine.held_bytes()["weights"]
+    apart = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "q_proj.bias", "k_proj.bias", "v_proj.bias")
+    tensors = load_reference(tiny_model()).named_parameters()
+    assert held >= sum(tensor.nbytes for name, tensor in tensors if name.endswith(apart))
+    engine.sleep(1)
+    assert engine.held_bytes()["weights"] == 0
+    engine.wake(["weights"])
+    assert engine.generate([REQUEST]) == before
+    engine.shutdown()
+    trainer.shutdown()
 
 
 def test_a_model_with_another_attention_kernel_is_refused(tmp_path: Path, raises: Raises) -> None:

@@ -45,8 +45,7 @@ class Unwatched:
 def tenancy(said: list[str], *, shares_weights: bool = False, fails: str = "", limit_s: float = 5.0) -> Tenancy:
     found = Tenancy(phases(["policy"], shares_weights=shares_weights), Unwatched(), limit_s=limit_s)
     found.admit("policy", TrainingTenant(Recording("policy", said, fails)), ALL)  # type: ignore[arg-type]
-    parts: Parts = ("cache",) if shares_weights else ("weights", "cache")
-    found.admit("engine", EngineTenant(Recording("engine", said)), parts)  # type: ignore[arg-type]
+    found.admit("engine", EngineTenant(Recording("engine", said)), ("weights", "cache"))  # type: ignore[arg-type]
     return found
 
 
@@ -86,7 +85,7 @@ def test_work_of_the_same_phase_moves_nothing() -> None:
     ]
 
 
-def test_an_engine_over_the_policys_weights_leaves_with_its_cache_alone() -> None:
+def test_an_engine_over_the_policys_weights_leaves_with_what_is_its_own() -> None:
     said: list[str] = []
     found = tenancy(said, shares_weights=True)
     assert steps(found, said, "rollout", "policy train") == [

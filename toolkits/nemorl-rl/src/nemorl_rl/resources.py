@@ -24,7 +24,7 @@ from nemorl_rl.generation_policy import REPORTS, GenerationPolicy, RequestLimits
 from nemorl_rl.requests import NamedRequests, RequestBackend
 from nemorl_rl.snapshots import SNAPSHOTS
 from nemorl_rl.tenant_resources import TenantResources
-from nemorl_rl.tenants import ENGINE, ROLLOUT, SYNC, WRITES, EngineTenant, Parts, PhaseGate, Residents, phases
+from nemorl_rl.tenants import ENGINE, ROLLOUT, SYNC, WRITES, EngineTenant, PhaseGate, Residents, phases
 
 if TYPE_CHECKING:
     from nemorl.contracts import GenerationBackend, TrainingBackend
@@ -98,7 +98,7 @@ class RolloutResources(TenantResources):
             with self._during(SYNC):
                 engine = AttachedEngineFactory(generation, config.policy)
                 attached = self.launcher.attached_group(self.training, engine)
-            self._admit_engine(attached, ("cache",))
+            self._admit_engine(attached)
             # Lost with its trainer, and replaced with it: there is nothing to revive alone.
             return GenerationPolicy(attached, turn=self._during)
         weights = self.weight_handle(version=0) if self.training is not None else None
@@ -108,14 +108,13 @@ class RolloutResources(TenantResources):
         name = f"generation backend {short_name(generation.backend)}"
         with self._during(SYNC):
             group = self.own(self.launcher.engine_group(factory, name))
-        parts: Parts = ("cache",) if config.shares_weights else ("weights", "cache")
-        self._admit_engine(group, parts)
+        self._admit_engine(group)
         self._withdraw()
 
         def revive(error: WorkerLostError) -> None:
             self.count_restart(error)
             self.launcher.restart(group, replace(factory, weights=self._newest()))
-            self._admit_engine(group, parts)
+            self._admit_engine(group)
             self._withdraw()
 
         able = generation.backend.supports
@@ -172,9 +171,9 @@ class RolloutResources(TenantResources):
             return self.weight_handle(self._version)
         return self._published
 
-    def _admit_engine(self, workers: WorkerGroup, parts: Parts) -> None:
+    def _admit_engine(self, workers: WorkerGroup) -> None:
         if self._tenancy is not None and "sleep" in self.config.generation.backend.supports:
-            self._tenancy.admit(ENGINE, EngineTenant(workers), parts)
+            self._tenancy.admit(ENGINE, EngineTenant(workers), ("weights", "cache"))
 
 
 def standalone_generation(generation: GenerationConfig, policy: PolicyConfig) -> GenerationPolicy:

@@ -41,7 +41,7 @@ def phases(roles: Sequence[str], *, shares_weights: bool, adapted: Collection[st
 
     Args:
         roles: Its models on training backends: ``policy``, and auxiliary ones such as ``critic``.
-        shares_weights: The engine runs on the policy's own weights.
+        shares_weights: The engine runs on the policy's own weights, as far as they are in the form that it needs.
         adapted: Roles that train adapters: their reference is the model without them.
 
     >>> phases(["policy"], shares_weights=False)["rollout"]
@@ -50,8 +50,11 @@ def phases(roles: Sequence[str], *, shares_weights: bool, adapted: Collection[st
     table: dict[str, Residents] = {f"{role} {work}": {role: parts} for role in roles for work, parts in WORK.items()}
     table |= {f"{role} reference": {role: WORK["measure"]} for role in adapted}
     if shares_weights:
-        return {**table, ROLLOUT: {POLICY: ("weights",), ENGINE: ("cache",)}, SYNC: {POLICY: ("weights",)}}
-    return {**table, ROLLOUT: {ENGINE: ("weights", "cache")}, SYNC: {POLICY: ("weights",), ENGINE: ("weights",)}}
+        # The engine has copies of what is not as it trains: merged adapters, layers in another form.
+        table[ROLLOUT] = {POLICY: ("weights",), ENGINE: ("weights", "cache")}
+    else:
+        table[ROLLOUT] = {ENGINE: ("weights", "cache")}
+    return {**table, SYNC: {POLICY: ("weights",), ENGINE: ("weights",)}}
 
 
 class Tenant(Protocol):

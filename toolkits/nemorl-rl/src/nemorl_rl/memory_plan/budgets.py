@@ -138,7 +138,7 @@ def _residents(scene: Scene, present: Mapping[str, Parts]) -> Mapping[str, Resid
     """Phase -> who is in memory with which parts."""
     roles = [model.role for model in scene.models]
     adapted = [model.role for model in scene.models if model.lora_rank]
-    shares = scene.engines is not None and not scene.engines.has_own_weights
+    shares = scene.engines is not None and scene.engines.lives_on_trainer
     table = phases(roles, shares_weights=shares, adapted=adapted)
     everything: Residents = {
         name: tuple(dict.fromkeys(part.held for part in parts if part.held is not None))

@@ -37,6 +37,8 @@ class Engines:
     on_cpu: bool = False
     shares_weights: bool = False
     """They read the trainer's tensors"""
+    merges: bool = False
+    """They read them with adapters merged, which are copies"""
     is_attached: bool = False
     """They live in the trainer's processes"""
 
@@ -65,7 +67,12 @@ class Engines:
 
     @property
     def has_own_weights(self) -> bool:
-        return not (self.shares_weights or self.is_attached)
+        return self.merges or not self.lives_on_trainer
+
+    @property
+    def lives_on_trainer(self) -> bool:
+        """They run on the trainer's tensors, which so stay in memory while they sample."""
+        return self.shares_weights or self.is_attached
 
     @property
     def can_sleep(self) -> bool:

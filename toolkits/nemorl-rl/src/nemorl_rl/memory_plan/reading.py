@@ -221,6 +221,7 @@ def _engines(config: RunConfig, policy: HeldModel, replicas: int, *, one_process
     sampler = config.sampler
     assert sampler is not None, "only runs that sample have engines"
     backend = _backend(config)
+    shares = one_process and "shared_weights" in backend.supports and held_versions(backend) == 1
     return Engines(
         backend,
         policy.geometry,
@@ -228,11 +229,7 @@ def _engines(config: RunConfig, policy: HeldModel, replicas: int, *, one_process
         replicas,
         config.policy.max_sequence_tokens,
         policy.on_cpu,
-        shares_weights=(
-            one_process
-            and "shared_weights" in backend.supports
-            and config.policy.lora is None
-            and held_versions(backend) == 1
-        ),
+        shares_weights=shares,
+        merges=shares and config.policy.lora is not None,
         is_attached=sampler.is_attached,
     )

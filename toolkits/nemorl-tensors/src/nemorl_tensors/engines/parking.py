@@ -60,6 +60,10 @@ class Parking:
             if parked.content is not None:
                 _bytes_of(parked.storage).copy_(parked.content)
 
+    def forget(self, part: str) -> None:
+        """The part does not come back: other tensors have taken the place of those that are away."""
+        self._parked.pop(part, None)
+
     def require(self, *parts: str) -> None:
         """Refuse to work with what is away: it would read freed memory.
 
@@ -76,6 +80,21 @@ class Parking:
 def bytes_held(tensors: Iterable[Tensor]) -> int:
     """Bytes of device memory below these tensors, each storage once."""
     return sum(storage.nbytes() for storage in _storages(tensors))
+
+
+def held_alone(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Those of these tensors whose memory nothing but these tensors holds, no view or detached tensor either.
+
+    >>> mine, theirs = torch.zeros(2), torch.zeros(2)
+    >>> len(held_alone([mine, theirs.detach()]))
+    1
+    """
+    groups: dict[int, list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault(tensor.untyped_storage()._cdata, []).append(tensor)
+    # The count that torch frees memory by, as its CUDA graphs read it. The storage's Python object is a holder, too.
+    counts = {storage: torch._C._storage_Use_Count(storage) for storage in groups}  # type: ignore[attr-defined]
+    return [tensor for storage, group in groups.items() if counts[storage] == len(group) + 1 for tensor in group]
 
 
 def _storages(tensors: Iterable[Tensor]) -> Iterator[torch.UntypedStorage]:
