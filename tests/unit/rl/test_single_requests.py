@@ -15,7 +15,7 @@ from nemorl.errors import BackendError, DeadlineError, WorkerLostError
 from nemorl.types import Completion, GenerationRequest, SamplingParams
 from nemorl_rl.generation_policy import GenerationPolicy, RequestLimits
 from nemorl_rl.requests import NamedRequests
-from nemorl_rl.routing import SLACK, Router
+from nemorl_rl.routing import SLACK, Affinity, Router, beginnings_of
 from nemorl_rl.tenants import ROLLOUT, SYNC, Tenancy
 from recorded_messages import Raises
 
@@ -111,11 +111,11 @@ def policy_over(
 
 def test_a_request_stays_with_the_replica_of_its_conversation_until_that_is_much_busier() -> None:
     router = Router(replicas=2, limit=100)
-    assert [router.choose("a"), router.choose("b")] == [0, 1]
+    assert [router.choose(["a"]), router.choose(["b"])] == [0, 1]
     # Replica 0 has one request, as replica 1 has: it is preferred until it has SLACK more.
-    assert [router.choose("a") for _ in range(SLACK)] == [0] * SLACK
-    assert router.choose("a") == 1  # 9 against 1
-    assert router.choose("a") == 1  # it is known there now
+    assert [router.choose(["a"]) for _ in range(SLACK)] == [0] * SLACK
+    assert router.choose(["a"]) == 1  # 17 against 1
+    assert router.choose(["a"]) == 1  # it is known there now
 
 
 def test_prompts_that_begin_alike_go_to_one_replica() -> None:
@@ -304,3 +304,16 @@ def test_nothing_is_lost_and_nothing_leaks_under_random_cancels_from_many_thread
     assert not desk._calls
     assert not desk._waiting
     assert all(not named._running for named in replicas.named)
+
+
+def test_affinity_prefers_the_longest_beginning_and_forgets_who_has_left() -> None:
+    affinity = Affinity[str]()
+    prompt = tuple(range(200))  # blocks of 64: 4 beginnings, of 64, 128, 192 and 200 tokens
+    affinity.remember(beginnings_of(prompt[:128]), "old")
+    affinity.remember(beginnings_of(prompt[:64]), "new")  # 64 tokens in common, where old has 128
+    loads = {"least": 0, "new": 1, "old": 2}
+    assert affinity.choose(beginnings_of(prompt), loads) == "old"
+    assert affinity.choose(beginnings_of(prompt[:100]), loads) == "new"
+    assert affinity.choose(beginnings_of(prompt), {"least": 0, "new": 1}) == "new"
+    affinity.forget("new")
+    assert affinity.choose(beginnings_of(prompt[:100]), loads) == "least"

@@ -11,14 +11,14 @@ import asyncio
 import time
 import uuid
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nemorl.errors import BackendError, DataError, DeadlineError, NemorlError
 from nemorl_rl.loop_thread import in_thread
+from nemorl_rl.routing import Affinity, beginnings_of
 
-from nemorl_server_engine.affinity import PrefixAffinity
 from nemorl_server_engine.checks import require_weights, true_logprobs
 from nemorl_server_engine.connection import GoneError
 from nemorl_server_engine.server import Server
@@ -60,7 +60,7 @@ class Pool:
         self._options, self._identity, self._roster, self._device = options, identity, roster, device
         self._servers: dict[str, Server] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._affinity = PrefixAffinity()
+        self._affinity = Affinity[str]()
         self._waiting: deque[asyncio.Future[None]] = deque()
         """Requests that found no free server."""
         self._run = f"{MARK}{uuid.uuid4().hex[:12]}"
@@ -108,10 +108,10 @@ class Pool:
             DeadlineError: There was no server for too long.
             BackendError: A server refuses the request.
         """
-        trouble = ""
+        trouble, beginnings = "", beginnings_of(ask.token_ids)
         for _ in range(MAX_ATTEMPTS):
-            server = await self._free_server(ask.token_ids)
-            self._affinity.remember(ask.token_ids, server.url)
+            server = await self._free_server(beginnings)
+            self._affinity.remember(beginnings, server.url)
             server.in_progress += 1
             try:
                 answer = await server.sample(ask)
@@ -159,7 +159,7 @@ class Pool:
 
     # Who gets a request
 
-    async def _free_server(self, token_ids: Sequence[int]) -> Server:
+    async def _free_server(self, beginnings: Sequence[Hashable]) -> Server:
         begin = time.monotonic()
         while True:
             loads = {
@@ -168,7 +168,7 @@ class Pool:
                 if server.state == "ready" and server.in_progress < self._options.max_concurrency
             }
             if loads:
-                return self._servers[self._affinity.choose(token_ids, loads)]
+                return self._servers[self._affinity.choose(beginnings, loads)]
             self._require_hope()
             if any(server.state in ("ready", "loading") for server in self._servers.values()):
                 begin = time.monotonic()  # it is busy, for as long as its own time limits allow

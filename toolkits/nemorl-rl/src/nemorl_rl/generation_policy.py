@@ -17,7 +17,7 @@ from nemorl.types import Completion, GenerationRequest
 from nemorl.weights import WeightHandle
 
 from nemorl_rl.request_desk import RequestDesk
-from nemorl_rl.routing import beginning_of
+from nemorl_rl.routing import beginnings_of
 from nemorl_rl.tenants import ROLLOUT, SYNC
 
 T = TypeVar("T")
@@ -118,7 +118,7 @@ class GenerationPolicy:
         Args:
             request: Prompt, sampling and seeds.
             owner: Who waits, for the error when it is late, e.g. ``"episode 17"``.
-            conversation: Equal for requests whose prompts go on from each other; ``None``: the prompt's first tokens.
+            conversation: Equal for requests whose prompts go on from each other; ``None``: whose prompts begin alike.
             deadline_s: Seconds until the future gets a ``DeadlineError``. Unset: the policy's own limit.
 
         Raises:
@@ -136,7 +136,7 @@ class GenerationPolicy:
         return self._opened(limits).submit(
             request,
             owner=owner,
-            beginning=beginning_of(request.token_ids) if conversation is None else conversation,
+            beginnings=beginnings_of(request.token_ids) if conversation is None else [conversation],
             limit_s=limits.deadline_s if deadline_s is None else deadline_s,
         )
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
@@ -39,7 +39,7 @@ class _Call:
     number: int
     request: GenerationRequest
     owner: str
-    beginning: Hashable
+    beginnings: Sequence[Hashable]
     limit_s: float
     """Seconds it may take"""
     answer: Answer = field(default_factory=Future)
@@ -88,11 +88,13 @@ class RequestDesk:
         self._thread = threading.Thread(target=self._run, name="nemorl-requests", daemon=True)
         self._thread.start()
 
-    def submit(self, request: GenerationRequest, *, owner: str, beginning: Hashable, limit_s: float) -> Answer:
+    def submit(
+        self, request: GenerationRequest, *, owner: str, beginnings: Sequence[Hashable], limit_s: float
+    ) -> Answer:
         """Have a request answered; see ``GenerationPolicy.submit``."""
         if not self._thread.is_alive():
             raise BackendError("this generation policy has been shut down", fix="build a new one")
-        call = _Call(next(self._numbers), request, owner, beginning, limit_s)
+        call = _Call(next(self._numbers), request, owner, beginnings, limit_s)
         self._inbox.put(lambda: self._begin(call))
         call.answer.add_done_callback(notify_cancelled)
         call.answer.add_done_callback(lambda _: self._inbox.put(lambda: self._withdraw(call)))
@@ -147,7 +149,7 @@ class RequestDesk:
         while self._waiting and not self._is_held:
             if not self._away and not self._has_devices():
                 return
-            rank = self._router.choose(self._waiting[0].beginning)
+            rank = self._router.choose(self._waiting[0].beginnings)
             if rank is None:
                 return
             self._send(self._waiting.popleft(), rank)

@@ -1,16 +1,66 @@
-"""Which replica of an engine answers a request: the least loaded, but one that knows its beginning if it can."""
+"""Who answers a request: the least loaded, but one that has computed its beginning if it can.
+
+``Affinity`` remembers who knows what and chooses among those that are there, which may come and go. ``Router`` counts
+besides, for a fixed number of replicas.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Generic, TypeVar
 
-PREFIX_TOKENS = 64
-"""Prompts that agree in these begin alike, for requests that name no conversation."""
-SLACK = 8
-"""Requests that a replica may have more than the least loaded one and still be preferred for what it knows."""
-REMEMBERED = 4096
-"""Beginnings whose replica is known."""
+Place = TypeVar("Place", bound=Hashable)
+
+BLOCK_TOKENS = 64
+"""Prompts are told apart at multiples of this; engines cache blocks of 16 to 128 tokens."""
+SLACK = 16
+"""Requests that a place may have more than the least loaded one and still be preferred for what it knows: a group of
+samples stays together, a prompt that all share (a system prompt) does not put all work in one place."""
+REMEMBERED = 65_536
+"""Beginnings whose place is known."""
+
+
+class Affinity(Generic[Place]):
+    """Remembers which place has computed which beginning.
+
+    Example:
+        >>> affinity = Affinity[str]()
+        >>> affinity.remember(["a"], "one")
+        >>> affinity.choose(["a"], {"two": 0, "one": 3}), affinity.choose(["b"], {"two": 0, "one": 3})
+        ('one', 'two')
+    """
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[Hashable, Place] = OrderedDict()
+        """Where the last request with a beginning went, the latest at the end."""
+
+    def choose(self, beginnings: Sequence[Hashable], loads: Mapping[Place, int]) -> Place:
+        """One of the places.
+
+        Args:
+            beginnings: Of the request, what counts most first.
+            loads: Requests in progress at each, in the order in which ties are broken.
+        """
+        least = min(loads, key=loads.__getitem__)
+        for beginning in beginnings:
+            known = self._known.get(beginning)
+            if known is not None and known in loads and loads[known] < loads[least] + SLACK:
+                return known
+        return least
+
+    def remember(self, beginnings: Sequence[Hashable], place: Place) -> None:
+        """A place computes these now."""
+        for beginning in beginnings:
+            self._known[beginning] = place
+            self._known.move_to_end(beginning)
+        while len(self._known) > REMEMBERED:
+            self._known.popitem(last=False)
+
+    def forget(self, place: Place) -> None:
+        """A place has lost what it had computed."""
+        for beginning in [beginning for beginning, known in self._known.items() if known == place]:
+            del self._known[beginning]
 
 
 class Router:
@@ -18,12 +68,12 @@ class Router:
 
     Example:
         >>> router = Router(replicas=2, limit=2)
-        >>> [router.choose("a"), router.choose("b"), router.choose("a"), router.choose("c")]
+        >>> [router.choose(["a"]), router.choose(["b"]), router.choose(["a"]), router.choose(["c"])]
         [0, 1, 0, 1]
-        >>> router.choose("a") is None  # both are full
+        >>> router.choose(["a"]) is None  # both are full
         True
         >>> router.release(1)
-        >>> router.choose("a")
+        >>> router.choose(["a"])
         1
     """
 
@@ -36,22 +86,16 @@ class Router:
         self.loads = [0] * replicas
         """Requests of each replica."""
         self._limit = limit
-        self._known: OrderedDict[Hashable, int] = OrderedDict()
-        """Where the last request with a beginning went, the latest at the end."""
+        self._affinity = Affinity[int]()
 
-    def choose(self, beginning: Hashable) -> int | None:
+    def choose(self, beginnings: Sequence[Hashable]) -> int | None:
         """The replica for a request, which it has from now on; ``None`` if all are full."""
-        rank = min(range(len(self.loads)), key=self.loads.__getitem__)
-        known = self._known.get(beginning)
-        if known is not None and self.loads[known] < min(self._limit, self.loads[rank] + SLACK):
-            rank = known
-        if self.loads[rank] >= self._limit:
+        free = {rank: load for rank, load in enumerate(self.loads) if load < self._limit}
+        if not free:
             return None
+        rank = self._affinity.choose(beginnings, free)
         self.loads[rank] += 1
-        self._known[beginning] = rank
-        self._known.move_to_end(beginning)
-        if len(self._known) > REMEMBERED:
-            self._known.popitem(last=False)
+        self._affinity.remember(beginnings, rank)
         return rank
 
     def release(self, rank: int) -> None:
@@ -59,6 +103,16 @@ class Router:
         self.loads[rank] -= 1
 
 
-def beginning_of(token_ids: Sequence[int]) -> Hashable:
-    """What requests with a common beginning have in common."""
-    return tuple(token_ids[:PREFIX_TOKENS])
+def beginnings_of(token_ids: Sequence[int]) -> Sequence[Hashable]:
+    """What a prompt may have in common with others: itself and its whole blocks, the longest first.
+
+    >>> short, long = beginnings_of(range(64)), beginnings_of(range(100))
+    >>> len(short), len(long), long[1] == short[0]
+    (1, 2, True)
+    """
+    found: list[Hashable] = []
+    key = 0
+    for start in range(0, len(token_ids), BLOCK_TOKENS):
+        key = hash((key, tuple(token_ids[start : start + BLOCK_TOKENS])))
+        found.append(key)
+    return found[::-1]

@@ -134,6 +134,29 @@ class Dialect(Protocol):
         ...
 
 
+async def tokens_of(server: Caller, facts: Facts, text: str) -> list[int]:
+    """Tokens of a text, without special ones, of a server with ``/tokenize``."""
+    body = {"model": facts.model, "prompt": text, "add_special_tokens": False}
+    return list(field(await server.post("/tokenize", body), "tokens"))
+
+
+def sampling_fields(ask: Ask) -> dict[str, Any]:
+    """How to draw a response, under the names of OpenAI's API and what vLLM and TensorRT-LLM have added to them."""
+    sampling = ask.sampling
+    return {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k or 0,
+        "min_p": sampling.min_p,
+        "seed": ask.seed,
+        "max_tokens": ask.max_new_tokens,
+        "stop": list(sampling.stop_strings),
+        "stop_token_ids": list(ask.stop_ids),
+        "ignore_eos": True,  # the end tokens are among the above
+        "include_stop_str_in_output": True,
+    }
+
+
 def field(payload: Any, *path: str | int) -> Any:
     """The value at a path of an answer.
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nemorl_server_engine.dialects.base import Answer, Ask, Caller, Dialect, Facts, Wanted, field
+from nemorl_server_engine.dialects.base import Answer, Ask, Caller, Dialect, Facts, Wanted, field, tokens_of
 
 DETERMINISTIC = "--enable-deterministic-inference"
 
@@ -48,8 +48,7 @@ class SGLangDialect(Dialect):
         return found
 
     async def tokenize(self, server: Caller, facts: Facts, text: str) -> list[int]:
-        body = {"model": facts.model, "prompt": text, "add_special_tokens": False}
-        return list(field(await server.post("/tokenize", body), "tokens"))
+        return await tokens_of(server, facts, text)
 
     async def score(self, server: Caller, facts: Facts, token_ids: Sequence[int]) -> list[float]:
         body = {

@@ -11,7 +11,7 @@ from typing import Any
 
 from nemorl.errors import BackendError
 
-from nemorl_server_engine.dialects.base import Answer, Ask, Caller, Dialect, Facts, Wanted, field
+from nemorl_server_engine.dialects.base import Answer, Ask, Caller, Dialect, Facts, Wanted, field, sampling_fields
 
 NO_FOLDERS = (
     "TensorRT-LLM's server loads no folder while it runs: /update_weights takes CUDA memory handles of processes on "
@@ -53,20 +53,10 @@ class TensorRTLLMDialect(Dialect):
 
 def sample_body(facts: Facts, ask: Ask) -> dict[str, Any]:
     """The request for one response."""
-    sampling = ask.sampling
     return {
         "model": facts.model,
         "prompt": list(ask.token_ids),
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k or 0,
-        "min_p": sampling.min_p,
-        "seed": ask.seed,
-        "max_tokens": ask.max_new_tokens,
-        "stop": list(sampling.stop_strings),
-        "stop_token_ids": list(ask.stop_ids),
-        "ignore_eos": True,  # the end tokens are among the above
+        **sampling_fields(ask),
         "detokenize": False,
-        "include_stop_str_in_output": True,
         "logprobs": 1,
     }

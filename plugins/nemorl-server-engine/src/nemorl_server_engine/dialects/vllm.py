@@ -13,7 +13,18 @@ from typing import Any
 
 from nemorl.errors import BackendError
 
-from nemorl_server_engine.dialects.base import Answer, Ask, Caller, Dialect, Facts, Logprobs, Wanted, field
+from nemorl_server_engine.dialects.base import (
+    Answer,
+    Ask,
+    Caller,
+    Dialect,
+    Facts,
+    Logprobs,
+    Wanted,
+    field,
+    sampling_fields,
+    tokens_of,
+)
 
 EXTENSION = "nemorl_vllm.worker.WorkerExtension"
 """Of nemorl-vllm, which the server's environment then has."""
@@ -62,8 +73,7 @@ class VLLMDialect(Dialect):
         return replace(found, logprobs=LOGPROBS[mode], problems=tuple(_cpu_problems(info, options)))
 
     async def tokenize(self, server: Caller, facts: Facts, text: str) -> list[int]:
-        body = {"model": facts.model, "prompt": text, "add_special_tokens": False}
-        return list(field(await server.post("/tokenize", body), "tokens"))
+        return await tokens_of(server, facts, text)
 
     async def score(self, server: Caller, facts: Facts, token_ids: Sequence[int]) -> list[float]:
         sampling = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "detokenize": False}
@@ -105,17 +115,8 @@ def sample_body(facts: Facts, ask: Ask) -> dict[str, Any]:
         "model": facts.model,
         "token_ids": list(ask.token_ids),
         "sampling_params": {
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k or 0,
-            "min_p": sampling.min_p,
-            "seed": ask.seed,
-            "max_tokens": ask.max_new_tokens,
-            "stop": list(sampling.stop_strings),
-            "stop_token_ids": list(ask.stop_ids),
-            "ignore_eos": True,  # the end tokens are among the above
+            **sampling_fields(ask),
             "detokenize": bool(sampling.stop_strings),
-            "include_stop_str_in_output": True,
             "logprobs": 0,
             "prompt_logprobs": 0 if sampling.prompt_logprobs else None,
         },
