@@ -370,6 +370,23 @@ class MovesAllRequests(HFGeneration):
         return super().submit(replace(request, version=None) if is_held else request)
 
 
+class ObservesAnotherSeed(HFGeneration):
+    def observe(self, request: GenerationRequest) -> Any:
+        return super().observe(_reseeded(request))
+
+
+class RecordsAnotherResponse(HFGeneration):
+    """What it computed when it was asked the same once more."""
+
+    def observe(self, request: GenerationRequest) -> Any:
+        completion, _ = super().observe(request)
+        return completion, super().observe(_reseeded(request))[1]
+
+
+def _reseeded(request: GenerationRequest) -> GenerationRequest:
+    return replace(request, seeds=tuple(seed + 1 for seed in request.seeds))
+
+
 def _answer() -> Answer:
     """A new future."""
     found: Answer = Future()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -16,9 +17,12 @@ from nemorl_dtensor.training import DTensorBackend
 from nemorl_tensors import TokenBatch, loss_weights
 from nemorl_tensors.engines.no_gradient import SelectiveLoss
 from nemorl_tensors.engines.pieces import Piece, RankPieces
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 __all__ = ["DTensorBackend"]
+
+ADAPTER_FILE = "adapter_model.safetensors"
 
 
 @dataclass(frozen=True)
@@ -354,6 +358,46 @@ class GathersOnce(DTensorBackend):
         if self.gathered is None:
             self.gathered = [{n: t.detach().clone() for n, t in b.items()} for b in super().export_weights()]
         yield from self.gathered
+
+
+class ScalesItsAdapters(DTensorBackend):
+    """Hands B over with alpha / rank in it."""
+
+    def export_adapters(self) -> Iterator[Mapping[str, Tensor]]:
+        for bucket in super().export_adapters():
+            yield {name: tensor * 3 if ".lora_B." in name else tensor for name, tensor in bucket.items()}
+
+    def save_adapters(self, path: Path) -> None:
+        super().save_adapters(path)
+        save_file({n: t for bucket in self.export_adapters() for n, t in bucket.items()}, path / ADAPTER_FILE)
+
+
+class SavesFirstAdapters(DTensorBackend):
+    """Those that it began with: every B is 0."""
+
+    def save_adapters(self, path: Path) -> None:
+        super().save_adapters(path)
+        file = path / ADAPTER_FILE
+        stored = {name: t * 0 if ".lora_B." in name else t.clone() for name, t in load_file(file).items()}
+        save_file(stored, file)
+
+
+class SaysAnotherAlpha(DTensorBackend):
+    def save_adapters(self, path: Path) -> None:
+        super().save_adapters(path)
+        file = path / "adapter_config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "lora_alpha": 4}))
+
+
+class CountsLayersFromTheEnd(DTensorBackend):
+    """In what it records."""
+
+    def observe(self, token_ids: Any) -> Any:
+        layers = self._model.config.num_hidden_layers
+        return {
+            place if place.layer is None else replace(place, layer=layers - 1 - place.layer): rows
+            for place, rows in super().observe(token_ids).items()
+        }
 
 
 # In many: mistakes so plain that most of the kit sees them

@@ -34,28 +34,15 @@ T = TypeVar("T")
 CONFIG_KINDS = tuple(BASES)
 """Kinds whose plugin is a config class."""
 
+_OF_CONFIGS = ("entry_points", "every_config")
+_OF_TRAINERS = ("training_backends", "training_outputs", "shared_prefixes", "weight_pieces", "momentum", "memory_plan")
+_ABLE_TRAINERS = ("adapters", "observed_trainers")
+_OF_ENGINES = ("generation_backends", "single_requests", "snapshots", "observed_samplers")
 _MODULES: Mapping[str, tuple[str, ...]] = {
-    **{kind: ("entry_points", "every_config", kind) for kind in CONFIG_KINDS},
-    "environments": ("entry_points", "every_config", "environments", "agents"),
-    "training_backends": (
-        "entry_points",
-        "every_config",
-        "training_backends",
-        "training_outputs",
-        "shared_prefixes",
-        "weight_pieces",
-        "momentum",
-        "memory_plan",
-        "pairs",
-    ),
-    "generation_backends": (
-        "entry_points",
-        "every_config",
-        "generation_backends",
-        "single_requests",
-        "snapshots",
-        "pairs",
-    ),
+    **{kind: (*_OF_CONFIGS, kind) for kind in CONFIG_KINDS},
+    "environments": (*_OF_CONFIGS, "environments", "agents"),
+    "training_backends": (*_OF_CONFIGS, *_OF_TRAINERS, *_ABLE_TRAINERS, "pairs"),
+    "generation_backends": (*_OF_CONFIGS, *_OF_ENGINES, "pairs"),
     **{kind: ("entry_points", kind) for kind in ("commands", "templates")},
 }
 CHECKED_KINDS = tuple(_MODULES)
