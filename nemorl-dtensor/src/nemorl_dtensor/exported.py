@@ -79,8 +79,11 @@ class ExportedWeights:
     @cached_property
     def _views(self) -> dict[str, list[tuple[str, tuple[int, ...], ViewBox]]]:
         """Published tensors that are boxes of one in memory, by its name: their names, shapes and places."""
-        skipped = {name for name, _ in saved_tensors(self._model) if self._adapters and ".lora_" in name}
-        shapes = {plain_name(n): tuple(t.shape) for n, t in saved_tensors(self._model) if n not in skipped}
+        shapes: dict[str, tuple[int, ...]] = {}
+        for name, tensor in saved_tensors(self._model):
+            found = self._adapters.merged_shape(name, tensor) if self._adapters else tuple(tensor.shape)
+            if found is not None:
+                shapes[plain_name(name)] = found
         return self._names.views(shapes)
 
 

@@ -122,6 +122,14 @@ class Adapters:
         value = decoded(self._packed[name]) if name in self._packed else tensor
         return self._with_delta(owner, value) if owner and leaf == "weight" else value
 
+    def merged_shape(self, name: str, tensor: Tensor) -> tuple[int, ...] | None:
+        """That of what :meth:`merged` returns, without computing it. A packed layer's tensor has another one."""
+        owner, _, _ = name.rpartition(".base_layer.")
+        if not owner and ".lora_" in name:
+            return None
+        layer: Any = self._packed.get(name)
+        return tuple(tensor.shape) if layer is None else (layer.out_features, layer.in_features)
+
     @torch.no_grad()
     def _with_delta(self, name: str, weight_OI: Tensor) -> Tensor:
         layer: Any = self._layers[name]

@@ -12,12 +12,14 @@ import torch
 from nemorl.config import PolicyConfig
 from nemorl.errors import BackendError, ConfigError
 from nemorl.resources.worker import WorkerContext
+from nemorl.weights import IN_PROCESS
 from nemorl_commands.console import Console
 from nemorl_dtensor import DTensorConfig
 from nemorl_dtensor.model_quantized import packed_layers, quantization
 from nemorl_dtensor.training import DTensorBackend
 from nemorl_tensors import TokenBatch
 from nemorl_tensors.engines.parking import bytes_held
+from nemorl_tensors.engines.pieces import SpreadHandle
 from nemorl_testing.models import tiny_model
 from recorded_messages import Raises
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
@@ -100,6 +102,18 @@ def test_an_export_is_decoded_and_says_what_the_trainer_says(
     assert {parameter.dtype for parameter in plain.parameters()} == {torch.float32}
     found = plain_logprobs(plain, few_tokens)
     torch.testing.assert_close(found, backend.get_logprobs(few_tokens), rtol=0, atol=5e-5)
+
+
+def test_pieces_of_a_base_in_4_bits_are_those_of_its_export(
+    model: Path, few_tokens: TokenBatch, weighted_nll: Any
+) -> None:
+    backend = build_on(model, lora={**QLORA, "target_modules": ["q_proj", "down_proj"]})
+    backend.train_step(few_tokens, weighted_nll)
+    exported = {name: tensor for bucket in backend.export_weights() for name, tensor in bucket.items()}
+    (bucket,) = SpreadHandle(IN_PROCESS, 1, [backend.publish_pieces(IN_PROCESS)]).buckets()
+    assert bucket.keys() == exported.keys()
+    for name, tensor in exported.items():
+        assert torch.equal(bucket[name], tensor), name
 
 
 def test_it_continues_from_a_checkpoint_bit_for_bit(
