@@ -3,7 +3,8 @@
 Speeds are those of the vendors' data sheets for dense matrices, links in one direction. Memory is what the driver
 reports (``nvidia-smi``), which is less than the name says. Links: NVLink per GPU, else PCI Express; between nodes the
 usual network of such machines (one 400 Gb/s port per H100 in a DGX H100, one 200 Gb/s port per A100 in a DGX A100); to
-the host's memory PCI Express of 16 lanes (generation 4: 32 GB/s, 5: 64 GB/s).
+the host's memory what 16 lanes of PCI Express can carry (generation 4: 32 GB/s, 5: 64 GB/s), which no transfer reaches.
+``docs/planning.md`` says which figures nobody has looked up.
 """
 
 from __future__ import annotations
@@ -64,16 +65,16 @@ TABLE = (
     Device("H100-PCIE", 79.6, Speed(756.5, 378, 51), 2000, 64, 25, 64, "NVIDIA H100 data sheet (PCIe)"),
     Device("H100-NVL", 93.6, Speed(835, 417.5, 60), 3900, 300, 50, 64, "NVIDIA H100 data sheet (NVL)"),
     Device("H800", 79.6, H100, 3350, 200, 50, 64, "as H100 with half the NVLink"),
-    Device("H20", 95.6, Speed(148, 74, 44), 4000, 450, 50, 64, "vendors' server guides for H20"),
+    Device("H20", 95.6, Speed(148, 74, 44), 4000, 450, 50, 64, "pages of resellers; TF32 and float32 unverified"),
     Device("H200", 140.4, H100, 4800, 450, 50, 64, "NVIDIA H200 data sheet (SXM5)"),
     Device("B200", 179.1, Speed(2250, 1100, 80), 7700, 900, 50, 64, "NVIDIA HGX B200 data sheet"),
-    Device("B300", 268.0, Speed(2250, 1100, 80), 7700, 900, 100, 64, "NVIDIA HGX B300 data sheet"),
+    Device("B300", 268.0, Speed(2250, 1125, 75), 8000, 900, 100, 64, "NVIDIA HGX B300 data sheet, as others quote it"),
     Device("GB200", 185.0, Speed(2450, 1250, 80), 8000, 900, 50, 450, "NVIDIA GB200 NVL72 data sheet, per GPU"),
-    Device("GB300", 268.0, Speed(2450, 1250, 80), 8000, 900, 100, 450, "NVIDIA GB300 NVL72 data sheet, per GPU"),
+    Device("GB300", 268.0, Speed(2450, 1250, 80), 8000, 900, 100, 450, "unverified"),
     Device("L40S", 45.0, Speed(362, 183, 91.6), 864, 32, 12.5, 32, "NVIDIA L40S data sheet"),
     Device("L4", 22.5, Speed(121, 60, 30.3), 300, 32, 12.5, 32, "NVIDIA L4 data sheet"),
     Device("A10", 22.5, Speed(125, 62.5, 31.2), 600, 32, 12.5, 32, "NVIDIA A10 data sheet"),
-    Device("A10G", 22.5, Speed(70, 35, 31.5), 600, 32, 12.5, 32, "Amazon EC2 G5 page"),
+    Device("A10G", 22.5, Speed(70, 35, 31.5), 600, 32, 12.5, 32, "memory: Baseten; speeds unverified"),
     Device("A40", 44.9, Speed(149.7, 74.8, 37.4), 696, 32, 12.5, 32, "NVIDIA A40 data sheet"),
     Device(
         "RTX-4090", 24.0, Speed(165, 82.6, 82.6), 1008, 32, 12.5, 32, "NVIDIA Ada white paper, float32 accumulation"
