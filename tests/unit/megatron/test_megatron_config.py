@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import nemorl
 import pytest
 from nemorl.config import PolicyConfig
 from nemorl.config.load import load_config
 from nemorl.errors import ConfigError
+from nemorl_grpo import GRPOConfig
 from nemorl_megatron import MegatronConfig
 from recorded_messages import Raises
 
@@ -82,3 +84,23 @@ def test_what_a_generator_in_the_trainers_processes_cannot_is_refused_when_the_c
 def test_sizes_that_divide_are_accepted() -> None:
     load({"pipeline_parallel_size": 2, "virtual_pipeline_parallel_size": 2}, {"tensor_parallel_size": 2})
     load({"expert_parallel_size": 4}, {})
+
+
+class Agent(nemorl.Environment):
+    async def rollout(self, prompt: Any, policy: Any) -> float:
+        return 1.0
+
+
+@pytest.mark.parametrize(("colocated", "refused"), [(True, True), (False, False)])
+def test_agents_are_refused_where_the_generator_lives_with_its_trainer(colocated: bool, refused: bool) -> None:
+    apart = {} if colocated else {"workers_per_node": 2, "colocated": False}
+    trainer: Any = GRPOConfig(
+        model="Qwen/Qwen2.5-0.5B",
+        policy={"backend": "megatron"},
+        generation={"backend": "megatron"},
+        cluster=apart,
+    ).build()
+    trainer.environment = Agent()
+    found = [*trainer._driving_problems()]
+    assert [problem.path for problem in found] == ["generation.backend"] * refused
+    assert all("in the trainer's processes" in problem.message for problem in found)
