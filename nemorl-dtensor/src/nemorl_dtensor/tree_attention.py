@@ -18,12 +18,16 @@ from nemorl_tensors.engines.tree_attention import TreePlan, torch_attention, tre
 from torch import Tensor
 
 from nemorl_dtensor import attention_cpu
+from nemorl_dtensor.attention_common import attention_with_common
 
 NAME = "nemorl_shared_prefix"
 KEYWORD = "prefix_tree"
 """Of the argument of a decoder's forward pass that carries a :class:`TreePlan` to each layer's attention."""
 EXTENDED = ("sdpa", attention_cpu.NAME)
 """Attention functions that rows without a tree may go to."""
+MIN_COMMON_SCORES = 1 << 16
+"""Of a head. Of four heads of 32 numbers a training step of 15 responses of 64 tokens to 512 (490,000 scores) takes
+0.81 times as long, one of 7 responses to 128 (57,000), whose calls cost what they save, 1.0 to 1.04 times."""
 UNDERSTOOD = frozenset({"position_ids", "output_attentions", "output_hidden_states", "use_cache", "cache_position"})
 """Further arguments of attention functions that change nothing here."""
 
@@ -32,7 +36,8 @@ def tree_arguments(tree: Tree, dtype: torch.dtype) -> dict[str, Any]:
     """Arguments of a decoder's forward pass over a row with a tree, in precision ``dtype``."""
     # A mask of four axes is taken as it is: none of row width by row width is made.
     unread = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=tree.slots.device)
-    return {KEYWORD: TreePlan.of(tree, dtype), "attention_mask": unread}
+    least = MIN_COMMON_SCORES if tree.slots.device.type == "cpu" else None
+    return {KEYWORD: TreePlan.of(tree, dtype, min_common_scores=least), "attention_mask": unread}
 
 
 def register(plain: str) -> str:
@@ -85,4 +90,4 @@ def attend(
     if unknown:
         raise BackendError(f"its attention has {', '.join(unknown)}")
     own = attention_cpu.attention if plain == attention_cpu.NAME else torch_attention
-    return tree_attention(prefix_tree, query, key, value, scaling, own)[None], None
+    return tree_attention(prefix_tree, query, key, value, scaling, own, attention_with_common)[None], None

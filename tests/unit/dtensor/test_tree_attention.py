@@ -44,11 +44,14 @@ def alone(tree: Tree, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return found
 
 
+@pytest.mark.parametrize("min_common_scores", [None, 1, 4000])
 @pytest.mark.parametrize("function", ["sdpa", attention_cpu.NAME])
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-5), (torch.bfloat16, 6e-2)], ids=str
 )
-def test_a_forest_attends_as_its_sequences_do(dtype: torch.dtype, tolerance: float, function: str) -> None:
+def test_a_forest_attends_as_its_sequences_do(
+    dtype: torch.dtype, tolerance: float, function: str, min_common_scores: int | None
+) -> None:
     rows = forest()
     assert rows.tree is not None
     width = rows.input_ids.shape[1]
@@ -61,7 +64,9 @@ def test_a_forest_attends_as_its_sequences_do(dtype: torch.dtype, tolerance: flo
     exact = [part.clone().requires_grad_() for part in states]
     wanted = alone(rows.tree, *exact)
     given = [part.to(dtype).requires_grad_() for part in states]
-    found, _ = attend(function, None, *given, None, scaling=0.3, prefix_tree=TreePlan.of(rows.tree, dtype))
+    plan = TreePlan.of(rows.tree, dtype, min_common_scores=min_common_scores)
+    assert any(bucket.common_slots is not None for bucket in plan.buckets) == (min_common_scores is not None)
+    found, _ = attend(function, None, *given, None, scaling=0.3, prefix_tree=plan)
     torch.testing.assert_close(found[0].double(), wanted, atol=tolerance, rtol=tolerance)
     wanted_gradients = torch.autograd.grad((wanted * slopes).sum(), exact)
     gradients = torch.autograd.grad((found[0].double() * slopes).sum(), given)

@@ -4,14 +4,16 @@
 
 Each sequence's own tokens, which none before it has, attend to the whole sequence. So a layer's attention is one
 problem per sequence: its last ``new`` tokens as queries, all its tokens as keys. Problems of similar size form a
-bucket, which is one call of an attention function: causal where nothing is shared, else with a mask.
+bucket, which is one call of an attention function: causal where nothing is shared, else with a mask. Where a kernel
+asks for it, keys that all sequences of a bucket see whole, such as a prompt's, are gathered once and need no mask.
 Forward and backward are those of attention over the sequences alone; keys and values that several sequences gather
 receive the sum of their gradients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +40,10 @@ class Bucket:
     """[S * K] where the keys stand in the row; any slot past a sequence's end, where the mask is False"""
     mask: Tensor | None
     """[S or 1, 1, Q, K] added to the scores; ``None``: causal, each sequence's tokens being all its own"""
+    real: Tensor
+    """[S, Q] bool: which queries are not padding"""
+    common_slots: Tensor | None
+    """[C] where keys stand that every query sees before these; ``None``: there are none"""
 
 
 @dataclass(frozen=True)
@@ -51,29 +57,73 @@ class TreePlan:
     """[W] where the answer for each slot stands among those of the queries"""
 
     @classmethod
-    def of(cls, tree: Tree, dtype: torch.dtype) -> TreePlan:
-        """The plan of a tree, masks in the precision of the model."""
-        slots, device = tree.slots, tree.slots.device
-        places = torch.zeros(sum(tree.new), dtype=torch.int64, device=device)
+    def of(cls, tree: Tree, dtype: torch.dtype, *, min_common_scores: int | None = None) -> TreePlan:
+        """The plan of a tree.
+
+        Args:
+            tree: Where the tokens stand.
+            dtype: Precision of the model, and of masks.
+            min_common_scores: From so many scores of a head on, keys that a bucket has in common are taken apart.
+                Unset: never.
+        """
+        places = torch.zeros(sum(tree.new), dtype=torch.int64, device=tree.slots.device)
         buckets, query_slots, done = [], [], 0
-        for members in bucketed(tree.lengths, tree.new):
-            shared = [tree.lengths[i] - tree.new[i] for i in members]
-            queries, keys = max(tree.new[i] for i in members), max(tree.lengths[i] for i in members)
-            rows = torch.tensor(members, device=device)
-            first = torch.tensor(shared, device=device)[:, None]
-            new = torch.tensor([tree.new[i] for i in members], device=device)[:, None]
-            steps = torch.arange(queries, device=device)
-            bucket_slots = slots[rows].gather(1, (first + steps).clamp(max=slots.shape[1] - 1))
-            is_query = steps < new
-            places[bucket_slots[is_query]] = torch.nonzero(is_query.flatten()).squeeze(1) + done
-            query_slots.append(bucket_slots.flatten())
-            done += bucket_slots.numel()
-            mask = None
-            if any(shared):
-                different = first if len(set(shared)) > 1 else first[:1]
-                mask = _mask(different, queries, keys, dtype)
-            buckets.append(Bucket(len(members), queries, keys, slots[rows, :keys].flatten(), mask))
+        for members, common in _divided(tree, min_common_scores):
+            first = torch.tensor([tree.lengths[i] - tree.new[i] for i in members], device=tree.slots.device)[:, None]
+            slots, is_query = _queries(tree, members, first)
+            places[slots[is_query]] = torch.nonzero(is_query.flatten()).squeeze(1) + done
+            query_slots.append(slots.flatten())
+            done += slots.numel()
+            buckets.append(_bucket(tree, members, common, first, is_query, dtype))
         return cls(tuple(buckets), torch.cat(query_slots), places)
+
+
+def _queries(tree: Tree, members: Sequence[int], first: Tensor) -> tuple[Tensor, Tensor]:
+    """[S, Q] slots of the own tokens of these sequences, whose first ones are at ``first`` [S, 1], and which count."""
+    slots, device = tree.slots, tree.slots.device
+    new = torch.tensor([tree.new[i] for i in members], device=device)[:, None]
+    steps = torch.arange(int(new.max()), device=device)
+    places = (first + steps).clamp(max=slots.shape[1] - 1)
+    return slots[torch.tensor(members, device=device)].gather(1, places), steps < new
+
+
+def _bucket(tree: Tree, members: Sequence[int], common: int, first: Tensor, real: Tensor, dtype: torch.dtype) -> Bucket:
+    queries = real.shape[1]
+    rows, keys = torch.tensor(members, device=tree.slots.device), max(tree.lengths[i] for i in members)
+    different = first - common
+    different = different if len(set(different.flatten().tolist())) > 1 else different[:1]
+    return Bucket(
+        len(members),
+        queries,
+        keys - common,
+        tree.slots[rows, common:keys].flatten(),
+        _mask(different, queries, keys - common, dtype) if int(first.max()) else None,
+        real,
+        tree.slots[rows[0], :common] if common else None,
+    )
+
+
+def _divided(tree: Tree, min_common_scores: int | None) -> Iterator[tuple[list[int], int]]:
+    """Buckets, and how many first keys all their sequences have in common, where those are many enough; else 0."""
+    for bucket in bucketed(tree.lengths, tree.new):
+        clusters: dict[int, list[int]] = defaultdict(list)
+        for index in bucket if min_common_scores is not None else ():
+            clusters[int(tree.slots[index, 0])].append(index)
+        rest = set(bucket)
+        for members in clusters.values():
+            common = _common_keys(tree, members)
+            if len(members) * max(tree.new[i] for i in members) * common >= max(min_common_scores or 0, 1):
+                rest -= set(members)
+                yield members, common
+        if rest:
+            yield [index for index in bucket if index in rest], 0
+
+
+def _common_keys(tree: Tree, members: Sequence[int]) -> int:
+    """How many tokens before their own these sequences all begin with."""
+    shared = min(tree.lengths[i] - tree.new[i] for i in members)
+    slots = tree.slots[torch.tensor(members, device=tree.slots.device), :shared]
+    return int((slots == slots[:1]).all(0).cumprod(0).sum())
 
 
 def bucketed(lengths: Sequence[int], new: Sequence[int]) -> list[list[int]]:
@@ -109,6 +159,9 @@ def _mask(first: Tensor, queries: int, keys: int, dtype: torch.dtype) -> Tensor:
 
 Attention = Callable[[Tensor, Tensor, Tensor, Tensor | None, float | None], Tensor]
 """[S, H, Q, E] queries, [S, G, K, E] keys and values, a mask or ``None`` (causal), the scale -> [S, Q, H, E]"""
+CommonAttention = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, float | None], Tensor]
+"""The same with common keys and values [G, C, E], which every query sees, before its own; after the mask [S, Q] bool:
+which queries are real"""
 
 
 def torch_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
@@ -126,8 +179,12 @@ def tree_attention(
     value: Tensor,
     scaling: float | None,
     attention: Attention = torch_attention,
+    common_attention: CommonAttention | None = None,
 ) -> Tensor:
-    """[W, H, E] from [1, H or G, W, E]: one call of ``attention`` per bucket."""
+    """[W, H, E] from [1, H or G, W, E]: one call of ``attention`` per bucket.
+
+    Buckets with common keys, which a plan has when it was asked for them, go to ``common_attention``.
+    """
     query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
     queries: Tensor = _Dealt.apply(query, plan.query_slots, plan.places)  # type: ignore[no-untyped-call]
     answers = []
@@ -135,9 +192,18 @@ def tree_attention(
     for bucket, part in zip(plan.buckets, torch.split(queries, sizes), strict=True):
         q = _by_sequence(part, bucket.sequences)
         k, v = (_by_sequence(states.index_select(0, bucket.key_slots), bucket.sequences) for states in (key, value))
-        answers.append(attention(q, k, v, bucket.mask, scaling).flatten(0, 1))
-    answer: Tensor = _Collected.apply(torch.cat(answers), plan.places)  # type: ignore[no-untyped-call]
-    return answer
+        if bucket.common_slots is None:
+            answer = attention(q, k, v, bucket.mask, scaling)
+        else:
+            assert common_attention is not None, "the plan was asked for common keys"
+            assert bucket.mask is not None, "sequences that share tokens have a mask"
+            common_k, common_v = (
+                states.index_select(0, bucket.common_slots).transpose(0, 1) for states in (key, value)
+            )
+            answer = common_attention(q, common_k, common_v, k, v, bucket.mask, bucket.real, scaling)
+        answers.append(answer.flatten(0, 1))
+    collected: Tensor = _Collected.apply(torch.cat(answers), plan.places)  # type: ignore[no-untyped-call]
+    return collected
 
 
 class _Dealt(torch.autograd.Function):
