@@ -49,6 +49,9 @@ def uses_onednn(rows: Tensor, weight: Tensor) -> bool:
 def product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """[N, O] = rows [N, I] @ weight [O, I].T + bias [O]; either matrix may be a transposed view. Without gradient.
 
+    Columns cut out of a wider matrix should be copied first: oneDNN takes 35 ms for 128 rows, 32 inputs and 400 outputs
+    of such a ``weight``, and 0.1 ms for a whole one.
+
     ``weight`` may be what :func:`packed` returned.
 
     Example:
