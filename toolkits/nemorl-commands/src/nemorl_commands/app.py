@@ -18,7 +18,7 @@ from nemorl_base.owner import described
 from nemorl_base.stopping import PromptStop
 from rich.markup import escape
 
-from nemorl_commands import configs, evals, plugin_installs, plugins, runs, samples, watch
+from nemorl_commands import compare, configs, evals, plugin_installs, plugins, runs, samples, watch
 from nemorl_commands.streams import SteadyStream
 from nemorl_commands.terminal import plain, say
 
@@ -53,6 +53,7 @@ app.command("export")(runs.export)
 app.command("report")(runs.report)
 app.command("samples")(samples.samples)
 app.command("watch")(watch.watch)
+app.command("compare")(compare.compare)
 plugins.app.command("install", context_settings=plugin_installs.PASS_ON)(plugin_installs.install)
 plugins.app.command("uninstall")(plugin_installs.uninstall)
 GROUPS = {"plugins": plugins.app, "config": configs.app, "runs": runs.app}

@@ -1,0 +1,132 @@
+"""Runs that differ in their seed alone are one variant; how variants differ in what they were told to do and ran on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nemorl.config.base import identity
+from nemorl.config.load import load_config
+from nemorl.errors import NemorlError, UsageError
+from nemorl_base.mappings import differences
+
+from nemorl_report.lock import FILE, LockedPlugin, read_lock
+from nemorl_report.lock import differences as plugin_differences
+from nemorl_report.run_data import RunData
+
+OF_ONE_RUN = ("seed", "run_dir")
+"""Keys by which repetitions of a run differ."""
+ENVIRONMENT = ("python", "machine", "cpus", "threads", "libraries", "git")
+"""Of ``environment.json``: what may explain a difference."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Runs of one config, one per seed."""
+
+    runs: Sequence[RunData]
+    folders: Sequence[Path]
+
+    @property
+    def name(self) -> str:
+        """Of its first run, and how many there are."""
+        more = f" ({len(self.runs)} seeds)" if len(self.runs) > 1 else ""
+        return f"{self.runs[0].name}{more}"
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """All but the keys of one run."""
+        return _settings(self.runs[0])
+
+    @property
+    def seeds(self) -> list[Any]:
+        return [run.config.get("seed") for run in self.runs]
+
+    @property
+    def plugins(self) -> list[LockedPlugin] | None:
+        """As the first run recorded them; ``None`` where it did not."""
+        with suppress(UsageError):
+            return read_lock(self.folders[0] / FILE)
+        return None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Something that two variants were told or ran on."""
+
+    key: str
+    """Dotted path of the config; ``plugin`` or ``environment`` and a name."""
+    first: Any
+    second: Any
+    is_neutral: bool = False
+    """Of what may change between a run and its continuation: it changes no result beyond rounding."""
+
+    @property
+    def text(self) -> str:
+        return f"{self.key}: {_shown(self.first)} -> {_shown(self.second)}"
+
+
+def variants_of(folders: Sequence[Path]) -> list[Variant]:
+    """The variants among some runs, in the order given.
+
+    Raises:
+        UsageError: a folder is no run.
+    """
+    found: dict[str, tuple[list[RunData], list[Path]]] = {}
+    for folder in folders:
+        if not (folder / "config.yaml").is_file():
+            raise UsageError(f"{folder} is not a run directory (no config.yaml)", fix="give the paths of runs")
+        run = RunData.load(folder)
+        runs, places = found.setdefault(json.dumps(_settings(run), sort_keys=True, default=str), ([], []))
+        if folder.resolve() not in [place.resolve() for place in places]:
+            runs.append(run)
+            places.append(folder)
+    return [Variant(runs, places) for runs, places in found.values()]
+
+
+def split(variant: Variant) -> list[Variant]:
+    """Each run of a variant as one of its own: seeds against each other."""
+    return [Variant([run], [folder]) for run, folder in zip(variant.runs, variant.folders, strict=True)]
+
+
+def config_differences(first: Variant, second: Variant) -> list[Difference]:
+    """Keys of the config that differ."""
+    deciding = _deciding(first.runs[0]) | _deciding(second.runs[0])
+    return [
+        Difference(key, old, new, bool(deciding) and not any(_covers(path, key) for path in deciding))
+        for key, old, new in differences(dict(first.config), dict(second.config))
+    ]
+
+
+def surrounding_differences(first: Variant, second: Variant) -> Iterator[Difference]:
+    """Plugins, libraries and the state of the source that differ."""
+    if first.plugins is not None and second.plugins is not None:
+        for line in plugin_differences(first.plugins, second.plugins):
+            yield Difference("plugin", None, line)
+    old, new = ({name: variant.runs[0].environment.get(name) for name in ENVIRONMENT} for variant in (first, second))
+    for key, one, other in differences(old, new):
+        yield Difference(f"environment.{key}", one, other)
+
+
+def _settings(run: RunData) -> dict[str, Any]:
+    return {key: value for key, value in run.config.items() if key not in OF_ONE_RUN}
+
+
+def _deciding(run: RunData) -> set[str]:
+    """Dotted paths that make a run the run it is; empty where its config no longer loads."""
+    with suppress(NemorlError):
+        config = load_config(dict(run.config))
+        return {path for path, _, _ in differences(identity(config, dict(run.config)), {})}
+    return set()
+
+
+def _covers(path: str, key: str) -> bool:
+    return key == path or key.startswith(f"{path}.") or path.startswith(f"{key}.")
+
+
+def _shown(value: Any) -> str:
+    return "–" if value is None else json.dumps(value, ensure_ascii=False, default=str)
