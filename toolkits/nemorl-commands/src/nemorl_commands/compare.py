@@ -12,7 +12,7 @@ from nemorl.errors import UsageError
 from rich.table import Table
 
 from nemorl_commands.answers import AsJson, echo_json
-from nemorl_commands.terminal import console, print_list, print_table, say, styled
+from nemorl_commands.terminal import console, print_list, say, styled
 from nemorl_commands.transcripts import clipped
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 HEADLINES = 12
 """Metrics shown, unless all are wanted."""
-STYLES = {"differs": "bold green", "differs within a seed": "green", "noise": "dim", "same": "dim", "unknown": ""}
 
 
 def compare(
@@ -37,7 +36,7 @@ def compare(
 
     Runs that differ in their seed alone are one variant, whose noise is that of its seeds. Each variant is compared
     with the first; 'differs' means beyond the 95% interval of the difference (Welch's t). With one run per variant the
-    noise is that of its last steps, which is smaller than that of seeds: 'differs within a seed'.
+    noise is that of its last steps, which is smaller than that of seeds: 'differs (one seed)'.
 
     Examples:
 
@@ -118,15 +117,8 @@ def _show(first: Variant, answer: Answer, *, show_all: bool, prompts: int) -> No
     say(f"{first.name} and {second.name}")
     say()
     shown = numbers if show_all else [one for one in numbers if one.verdict != "same"][:HEADLINES]
-    rows = [
-        (one.metric, _value(one.first), _value(one.second), _difference(one), styled(one.verdict, STYLES[one.verdict]))
-        for one in shown
-    ]
-    columns = ("METRIC", "FIRST", "SECOND", "DIFFERENCE", "")
-    if console().width >= 80:
-        print_table(columns, rows, whole=("METRIC", "FIRST", "SECOND", "DIFFERENCE"), numbers=columns[1:4])
-    else:
-        print_list(columns, [tuple(str(cell) for cell in row) for row in rows])
+    rows = [(one.metric, _value(one.first), _value(one.second), _difference(one), one.verdict) for one in shown]
+    print_list(("METRIC", "FIRST", "SECOND", "DIFFERENCE", "VERDICT"), rows)
     if len(shown) < len(numbers):
         say(f"… {len(numbers) - len(shown)} more: --all")
     _show_causes(found, why)
@@ -147,15 +139,15 @@ def _difference(contrast: Contrast) -> str:
 def _show_causes(found: Sequence[Difference], why: Causes) -> None:
     say()
     if not found:
-        say("They were told the same, but for the seed, and ran on the same.")
+        _tell("They were told the same, but for the seed, and ran on the same.")
     parting = why.parting
     if parting is not None:
-        say(
+        _tell(
             f"With the same seed they part at step {parting.step}, in its {parting.stage}: {parting.metric} is "
             f"{parting.first:.6g} and {parting.second:.6g}."
         )
     elif found:
-        say("No two of their runs have the same seed and part: where a cause takes effect is not known.")
+        _tell("No two of their runs have the same seed and part: where a cause takes effect is not known.")
     for title, differences in (
         ("Likely causes", why.likely),
         ("Possible causes" if parting is not None else "Differences", why.possible),
@@ -168,10 +160,15 @@ def _show_causes(found: Sequence[Difference], why: Causes) -> None:
                 console().print(styled(f"  {text}"))
 
 
+def _tell(text: str) -> None:
+    """A sentence, broken between words."""
+    console().print(styled(text))
+
+
 def _show_pairs(pairs: Pairs, count: int) -> None:
     counts = pairs.counts
     say()
-    say(
+    _tell(
         f"The same {len(pairs.pairs)} prompts in {pairs.split} at step {pairs.step}: both right {counts['both']}, "
         f"only the first {counts['first_only']}, only the second {counts['second_only']}, neither {counts['neither']}."
     )

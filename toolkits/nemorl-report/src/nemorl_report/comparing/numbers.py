@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from nemorl_report.comparing.variants import Variant
-from nemorl_report.run_data import RunData
 
-LAST_FRAC, MAX_LAST = 0.1, 20
-"""Share of a metric's values that its mean is taken over, and how many at most."""
+LAST_FRAC, MIN_LAST, MAX_LAST = 0.1, 5, 20
+"""Share of a training metric's values that its mean is taken over; at least and at most how many. Of a validation
+metric it is the last one."""
 T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 """Student's t, quantile 0.975, by degrees of freedom from 1 on."""
 T_975_BEYOND = 2.1
@@ -41,7 +41,7 @@ class Estimate:
         if not series:
             return None
         of_seeds = len(series) > 1
-        values = [statistics.fmean(_last(one)) for one in series] if of_seeds else _last(series[0])
+        values = [statistics.fmean(_last(one, metric)) for one in series] if of_seeds else _last(series[0], metric)
         error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
         return cls(statistics.fmean(values), error, len(values), of_seeds)
 
@@ -74,14 +74,14 @@ class Contrast:
 
     @property
     def verdict(self) -> str:
-        """``same``, ``noise``, ``differs``, ``differs within a seed`` (of steps alone), or ``unknown``."""
+        """``same``, ``noise``, ``differs``, ``differs (one seed)`` (of steps alone), or ``unknown``."""
         if self.difference == 0:
             return "same"
         if self.margin is None:
             return "unknown"
         if abs(self.difference) <= self.margin:
             return "noise"
-        return "differs" if self.first.of_seeds and self.second.of_seeds else "differs within a seed"
+        return "differs" if self.first.of_seeds and self.second.of_seeds else "differs (one seed)"
 
 
 def _quantile(degrees: float) -> float:
@@ -108,10 +108,6 @@ def metric_names(variants: Sequence[Variant]) -> list[str]:
     return [*(name for name in results if name in names), *(name for name in kept if name not in results)]
 
 
-def value_at(run: RunData, metric: str, step: int) -> float | None:
-    return run.metrics.get(metric, {}).get(step)
-
-
-def _last(values: Sequence[float]) -> list[float]:
-    count = min(MAX_LAST, max(1, math.ceil(LAST_FRAC * len(values))))
-    return list(values[-count:])
+def _last(values: Sequence[float], metric: str) -> list[float]:
+    count = min(MAX_LAST, max(MIN_LAST, math.ceil(LAST_FRAC * len(values))))
+    return list(values[-1 if metric.startswith("validation/") else -count :])
