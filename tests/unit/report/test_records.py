@@ -316,6 +316,23 @@ def test_a_run_that_goes_back_records_no_step_twice(tiny_model: Path, tmp_path: 
     assert told(aside) == whole
 
 
+@pytest.mark.parametrize("minibatches", [1, 2])
+def test_the_trainers_logprobs_are_measured_where_asked_for(minibatches: int, tiny_model: Path, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"max_steps": 2, "num_minibatches": minibatches}
+    fit(tiny_model, tmp_path / "plain", **changes)
+    fit(tiny_model, tmp_path / "measured", records={"trainer_logprobs": True}, **changes)
+    measured, plain = ([{**row, "kl": None} for row in told(tmp_path / name)] for name in ("measured", "plain"))
+    assert measured == plain  # to be looked at changes nothing; but the KL is against the trainer's log-probs then
+    for row in rows_of(tmp_path / "measured", step=2):
+        (one,) = row["sequences"]
+        chosen = [place for place, keep in enumerate(one["mask"]) if keep]
+        # The sampler has the trainer's weights: before the update they agree, after it they do not.
+        sampled, old, policy = ([one[name][place] for place in chosen] for name in
+                                ("generation_logprobs", "old_logprobs", "policy_logprobs"))  # fmt: skip
+        assert old == pytest.approx(sampled, abs=1e-4)
+        assert policy != pytest.approx(old, abs=1e-4)
+
+
 def test_without_a_budget_nothing_is_recorded(tiny_model: Path, tmp_path: Path) -> None:
     fit(tiny_model, tmp_path / "run", records={"max_gib": 0}, max_steps=1)
     assert not (tmp_path / "run" / FOLDER).exists()

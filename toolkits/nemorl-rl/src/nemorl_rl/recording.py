@@ -33,6 +33,9 @@ class RecordingConfig(Config):
     max_gib: float = Field(2.0, ge=0, le=1_048_576)
     """Size of the folder. Where it would be exceeded, every second step of those kept in part is dropped, and ``every``
     doubles: what is left is spread over the whole run. 0: no records at all."""
+    trainer_logprobs: bool = False
+    """Record the trainer's log-probs of each token before the update and after it, also where the step needs neither:
+    up to two more forward passes over the groups that are kept. Set it to look into a mismatch or a ratio."""
     print_completions: int = Field(0, ge=0, le=1000)
     """Responses shown in the terminal at each training step, of different groups; 0: none."""
 
@@ -49,6 +52,9 @@ class RolloutRecorder(Protocol):
     def batch(self, samples: Samples, minibatches: Sequence[TokenBatch]) -> None:
         """The samples that the present step trains on, and the minibatches made of ``samples.sequences``, in order."""
 
+    def updated(self) -> None:
+        """The policy has learned from the batch."""
+
     def close(self) -> None:
         """Write what is left."""
 
@@ -61,5 +67,7 @@ class NoRecorder:
     def rejected(self, group: Sequence[Sample], reason: str) -> None: ...
 
     def batch(self, samples: Samples, minibatches: Sequence[TokenBatch]) -> None: ...
+
+    def updated(self) -> None: ...
 
     def close(self) -> None: ...

@@ -113,6 +113,7 @@ class RolloutTrainer(BaseTrainer[R]):
 
     def sync_weights(self) -> None:
         """Give the generator the current policy: outside ``train_step`` it always has it."""
+        self.recorder.updated()
         with self.run.timer.phase("weight_sync"):
             self._sync_bytes = self.generation.update_weights(self.resources.weight_handle(self.progress.step))
         if self.buffer is not None:

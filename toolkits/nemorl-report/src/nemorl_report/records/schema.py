@@ -32,6 +32,7 @@ SEQUENCE = pa.struct(
         ("mask", pa.list_(pa.bool_())),
         ("generation_logprobs", FLOATS),
         ("old_logprobs", FLOATS),
+        ("policy_logprobs", FLOATS),
         ("reference_logprobs", FLOATS),
         ("advantages", FLOATS),
         ("loss_weights", FLOATS),

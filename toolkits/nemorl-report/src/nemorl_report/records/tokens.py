@@ -13,7 +13,7 @@ import numpy as np
 from nemorl.types import Sample
 
 Array = np.ndarray[Any, np.dtype[Any]]
-FIELDS = ("old_logprobs", "reference_logprobs", "advantages")
+FIELDS = ("old_logprobs", "policy_logprobs", "reference_logprobs", "advantages")
 """What a batch may have of each token beside what its sample has."""
 
 
@@ -44,6 +44,17 @@ class Tokens:
     def is_trained(self) -> bool:
         """A token of it has a weight in the loss."""
         return "loss_weights" in self.trained and bool(self.trained["loss_weights"].any())
+
+
+def selected(minibatches: Sequence[Any], wanted: Sequence[int]) -> list[Any]:
+    """The wanted sequences of minibatches (``TokenBatch``), by their number over all; copies that are theirs alone."""
+    found, start = [], 0
+    for batch in minibatches:
+        places = [number - start for number in wanted if start <= number < start + len(batch)]
+        if places:
+            found.append(batch.select(places))
+        start += len(batch)
+    return found
 
 
 def of_minibatches(minibatches: Sequence[Any]) -> Iterator[Mapping[str, Array]]:

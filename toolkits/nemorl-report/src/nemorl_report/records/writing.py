@@ -11,8 +11,9 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,12 @@ from nemorl_base.files import replacing
 from nemorl_report.records.reading import FOLDER, record_files
 from nemorl_report.records.selecting import Amounts, Selection
 from nemorl_report.records.table import Group, Rollout, groups_of, table_of
-from nemorl_report.records.tokens import of_minibatches
+from nemorl_report.records.tokens import Array, of_minibatches, selected
 
 WAITING = 2
 """Steps that may wait to be written."""
+MOST_REJECTED = 64
+"""Rejected groups kept in memory until the step that they were sampled for is recorded."""
 PATIENCE_S = 60.0
 """Longest wait of a trainer for the disk; then the record is dropped."""
 
@@ -33,12 +36,18 @@ PATIENCE_S = 60.0
 def open_records(trainer: Any) -> Recorder:
     """The recorder of a run that samples. The run's directory rewinds it."""
     config, directory = trainer.config, trainer.directory
+
+    def measure(batch: Any) -> Any:
+        with trainer.run.timer.phase("policy_and_reference_logprobs"):
+            return trainer.run.policy.get_logprobs(batch)
+
     recorder = Recorder(
         directory.path,
         config.records,
         validation_every=config.validation.every,
         decode=trainer.tokenizer.decode,
         warn=directory.warn,
+        measure=measure if config.records.trainer_logprobs else None,
     )
     directory.logs.append(recorder)
     return recorder
@@ -55,6 +64,7 @@ class Recorder:
         validation_every: int,
         decode: Callable[[Sequence[int]], str],
         warn: Callable[[str], None],
+        measure: Callable[[Any], Any] | None = None,
     ) -> None:
         """
         Args:
@@ -63,12 +73,15 @@ class Recorder:
             validation_every: Steps between validations; 0: there are none.
             decode: Token ids to text. Called from the writing thread.
             warn: Told once of what cannot be written.
+            measure: The trainer's present log-probs of a ``TokenBatch``. Unset: only the step's own are kept.
         """
         self.path = Path(run_dir) / FOLDER
-        self._run, self._decode, self._warn = Path(run_dir).resolve().name, decode, warn
+        self._run, self._decode, self._warn, self._measure = Path(run_dir).resolve().name, decode, warn, measure
         self._selection = Selection(self.path, config, validation_every)
         self._unfinished: Rollout | None = None
         """Of the present training step: what trains may follow."""
+        self._trained: list[Any] = []
+        """Of that, the minibatches of its sequences, in order."""
         self._parts: Counter[tuple[str, int]] = Counter()
         self._rejected: list[Group] = []
         self._lock = threading.Lock()
@@ -92,27 +105,38 @@ class Recorder:
 
     def rejected(self, group: Sequence[Sample], reason: str) -> None:
         with self._lock:
-            self._rejected.append(Group(len(self._rejected), group, rejected=reason, id_suffix="r"))
+            if len(self._rejected) < MOST_REJECTED:
+                self._rejected.append(Group(len(self._rejected), group, rejected=reason, id_suffix="r"))
 
     def batch(self, samples: Samples, minibatches: Sequence[Any]) -> None:
         if self._unfinished is None:
             return
-        fields = list(of_minibatches(minibatches))
-        rollout = self._unfinished
-        kept = {group.number: group for group in self._picked(samples, rollout.step)}
-        trained, start = [], 0
-        for number, group in enumerate(groups_of(samples)):
-            stop = start + sum(len(sample.sequences) for sample in group)
-            if number in kept:
-                trained.append(replace(kept[number], trained=fields[start:stop]))
-            start = stop
-        self._unfinished = replace(rollout, groups=[*trained, *(g for g in rollout.groups if g.rejected is not None)])
-        self._finish()
+        groups = list(groups_of(samples))
+        kept = self._picked(groups, self._unfinished.step)
+        counts = [sum(len(sample.sequences) for sample in group) for group in groups]
+        starts = [0, *accumulate(counts)]
+        wanted = [number for group in kept for number in range(starts[group.number], starts[group.number + 1])]
+        self._trained = selected(minibatches, wanted)
+        rejected = [group for group in self._unfinished.groups if group.rejected is not None]
+        self._unfinished = replace(self._unfinished, groups=[*kept, *rejected])
+        if self._measure is None:
+            self._finish()
+        else:
+            self._trained = [
+                part if "old_logprobs" in part else part.with_tokens(old_logprobs=self._measure(part))
+                for part in self._trained
+            ]
+
+    def updated(self) -> None:
+        if self._measure is not None:
+            self._trained = [part.with_tokens(policy_logprobs=self._measure(part)) for part in self._trained]
+            self._finish()
 
     def truncate_after(self, step: int) -> None:
         """Drop what is recorded of later steps: the run makes them again."""
         self._finish()
-        self._queue.join()
+        with self._queue.all_tasks_done:
+            self._queue.all_tasks_done.wait_for(lambda: not self._queue.unfinished_tasks, PATIENCE_S)
         for file in record_files(self.path):
             if file.step > step:
                 self._selection.removed(file.path)
@@ -127,20 +151,20 @@ class Recorder:
         self._say()
 
     def _of_training(self, samples: Samples, step: int) -> Rollout:
-        groups = self._picked(samples, step)
+        groups = self._picked(list(groups_of(samples)), step)
         with self._lock:
             rejected, self._rejected = self._rejected, []
         places = self._selection.places(step, len(rejected))
         return Rollout(self._run, "train", step, time.time(), [*groups, *(rejected[place] for place in places)])
 
-    def _picked(self, samples: Samples, step: int) -> list[Group]:
-        groups = list(groups_of(samples))
+    def _picked(self, groups: Sequence[Sequence[Sample]], step: int) -> list[Group]:
         return [Group(place, groups[place]) for place in self._selection.places(step, len(groups))]
 
     def _finish(self) -> None:
         rollout, self._unfinished = self._unfinished, None
+        fields, self._trained = of_minibatches(self._trained), []
         if rollout is not None and rollout.groups:
-            self._put(rollout)
+            self._put(replace(rollout, groups=[_with_fields(group, fields) for group in rollout.groups]))
 
     def _put(self, rollout: Rollout | None) -> None:
         self._say()
@@ -181,3 +205,10 @@ class Recorder:
         with replacing(path) as file:
             pq.write_table(table, file, compression="zstd")
         self._selection.added(path)
+
+
+def _with_fields(group: Group, fields: Iterator[Mapping[str, Array]]) -> Group:
+    """A group with the fields of its sequences, which are next; a rejected one has none."""
+    if group.rejected is not None:
+        return group
+    return replace(group, trained=list(islice(fields, sum(len(sample.sequences) for sample in group.samples))))
