@@ -18,6 +18,7 @@ from nemorl.plugins.kinds import HookConfig
 from nemorl.plugins.registry import Registry
 from nemorl_commands import main, terminal
 from nemorl_commands.plugins import listed
+from nemorl_report.records.reading import read_records
 from nemorl_testing.registries import use_registry
 from rich.console import Console as RichConsole
 
@@ -217,6 +218,26 @@ def test_eval_of_several_datasets_with_several_seeds(nemorl: Command, config: Pa
     assert "±" in shown.out
     assert "hard.jsonl has no validation split: all its rows are used" in shown.err
     assert "arithmetic: 6 prompts" in shown.err
+
+
+def test_eval_writes_records_in_the_columns_of_a_run(nemorl: Command, config: Path, tmp_path: Path) -> None:
+    hard = tmp_path / "hard.jsonl"
+    hard.write_text('{"prompt": "1+9=", "answer": "10"}\n')
+    options = ["--data", "arithmetic", "--data", hard, "--seeds", 2, "--temperature", 1, "--generations", 2]
+    for _ in range(2):  # the second replaces the first
+        done = nemorl("eval", config, *options, "--max-samples", 3, "--output", tmp_path / "answers", "--json")
+        assert done.code == 0, done.err
+    records = list(read_records(tmp_path / "answers"))
+    found = [(record["dataset"], record["seed"]) for record in records]
+    assert found == [("arithmetic", 0)] * 6 + [("arithmetic", 1)] * 6 + [(str(hard), 0)] * 2 + [(str(hard), 1)] * 2
+    assert len({record["sample_id"] for record in records}) == 16
+    accuracy = [record["correct"] for record in records if record["dataset"] == str(hard)]
+    assert sum(accuracy) / len(accuracy) == done.json["datasets"][str(hard)]["accuracy"]
+    worst = nemorl("samples", tmp_path / "answers", "--split", "evaluation", "--worst", 1, "--tokens", "--json").json
+    assert len(worst[0]["sequences"][0]["generation_logprobs"]) == worst[0]["total_tokens"]
+
+    done = nemorl("eval", config, "--output", tmp_path / "answers.csv")
+    assert (done.code, "ends in .jsonl, or a folder" in done.err) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
+from nemorl.errors import UsageError
 from nemorl_base.jsonl import JsonlWriter
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from nemorl_commands.terminal import PlainConsole, console, plain
 
+if TYPE_CHECKING:
+    from nemorl.types import Sample
+
 PLAIN_INTERVAL_S = 2.0
 """Without a terminal, at most one line of progress per this many seconds."""
+
+LINES = (".jsonl", ".json")
+FIX_OUTPUT = "give a file that ends in .jsonl, or a folder for records, which `nemorl samples` shows"
 
 
 class Display:
@@ -55,12 +63,57 @@ def open_display(*, quiet: bool) -> Iterator[Display]:
         yield display
 
 
+class SampleOutput(Protocol):
+    """Where responses go."""
+
+    def add(self, dataset: str, seed: int, group: Sequence[Sample]) -> None:
+        """A scored group of a dataset."""
+
+
+class _Nowhere:
+    def add(self, dataset: str, seed: int, group: Sequence[Sample]) -> None: ...
+
+
+class _Lines:
+    def __init__(self, writer: JsonlWriter) -> None:
+        self._writer = writer
+
+    def add(self, dataset: str, seed: int, group: Sequence[Sample]) -> None:
+        from nemorl_rl.evaluation import eval_record
+
+        for sample in group:
+            self._writer.write(eval_record(sample, dataset, seed))
+
+
+def refuse_unknown_form(path: Path | None) -> None:
+    """
+    Raises:
+        UsageError: responses cannot be written as the suffix says.
+    """
+    if path is not None and path.suffix not in ("", *LINES):
+        raise UsageError(f"--output {path}: responses are written as lines or as records", fix=FIX_OUTPUT)
+
+
 @contextmanager
-def open_samples(path: Path | None) -> Iterator[JsonlWriter | None]:
-    """A writer of a fresh file, where one is asked for: samples of two evaluations in one could not be told apart."""
+def open_samples(path: Path | None, decode: Callable[[Sequence[int]], str]) -> Iterator[SampleOutput]:
+    """Where responses go: a fresh file of lines, or a folder of records; samples of two evaluations in one could not be
+    told apart.
+
+    Args:
+        path: ``.jsonl`` or ``.json``: a file. Without a suffix: a folder. Unset: nowhere.
+        decode: Token ids to text.
+    """
     if path is None:
-        yield None
-        return
-    path.unlink(missing_ok=True)
-    with JsonlWriter(path) as writer:
-        yield writer
+        yield _Nowhere()
+    elif path.suffix in LINES:
+        path.unlink(missing_ok=True)
+        with JsonlWriter(path) as writer:
+            yield _Lines(writer)
+    else:
+        from nemorl_report.records.evaluating import EvaluationRecords
+
+        records = EvaluationRecords(path, decode)
+        try:
+            yield records
+        finally:
+            records.flush()

@@ -12,7 +12,7 @@ import typer
 from nemorl.errors import DataError, UsageError
 
 from nemorl_commands.answers import AsJson, echo_json
-from nemorl_commands.eval_output import Display, open_display, open_samples
+from nemorl_commands.eval_output import Display, open_display, open_samples, refuse_unknown_form
 from nemorl_commands.runs import Overrides
 from nemorl_commands.suites import Options, evaluate_suites, list_suites, named
 from nemorl_commands.terminal import print_table
@@ -42,7 +42,7 @@ def evaluate(
     max_turns: Annotated[int | None, typer.Option(min=1, help="Responses per episode. Unset: as in training.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Repetitions: mean and standard error of each metric.")] = 1,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts that the generator gets at a time.")] = 256,
-    output: Annotated[Path | None, typer.Option(help="Write every sample to this JSONL file.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Every sample: a .jsonl file, or a folder of records.")] = None,
     suite: Annotated[
         list[str] | None, typer.Option(help="Published protocols by name, e.g. aime24,math500; or a file of your own.")
     ] = None,
@@ -71,6 +71,7 @@ def evaluate(
     if suites:
         list_suites(as_json=as_json)
         return
+    refuse_unknown_form(output)
     if config is not None and "=" in config.name and not config.exists():
         config, overrides = None, [str(config), *(overrides or [])]
     settings = {"max_samples": max_samples, "num_generations": generations, "temperature": temperature}
@@ -107,7 +108,7 @@ def _evaluate_data(
     quiet: bool,
 ) -> dict[str, Evaluation]:
     """Ask the model about each dataset; without any, about the rows that the config validates on."""
-    from nemorl_rl.evaluation import Evaluator, eval_record, held_out_sets
+    from nemorl_rl.evaluation import Evaluator, held_out_sets
 
     results: dict[str, Evaluation] = {}
     with ExitStack() as stack:
@@ -115,15 +116,13 @@ def _evaluate_data(
         display.begin(f"loading {config.policy.model_name}", None)
         datasets = {source: _rows(source, display) for source in sources} or held_out_sets(config)
         evaluator = stack.enter_context(Evaluator(config, max_turns=max_turns))
-        writer = stack.enter_context(open_samples(output))
+        writer = stack.enter_context(open_samples(output, evaluator.decode))
         for dataset, rows in datasets.items():
             display.begin(dataset, seeds * min(len(rows), config.validation.max_samples))
 
             def on_group(seed: int, group: Sequence[Sample], dataset: str = dataset) -> None:
                 display.advance()
-                if writer is not None:
-                    for sample in group:
-                        writer.write(eval_record(sample, dataset, seed))
+                writer.add(dataset, seed, group)
 
             results[dataset] = evaluator.evaluate(rows, seeds=seeds, batch_size=batch_size, on_group=on_group)
     return results

@@ -16,14 +16,15 @@ from nemorl_commands.transcripts import token_table, transcript
 if TYPE_CHECKING:
     from nemorl_report.records.picking import Choice
 
+SPLITS = ("train", "validation", "evaluation")
 SHOWN = 5
 """Samples, unless a number is given."""
 
 
 def samples(
-    run_dir: Annotated[Path, typer.Argument(help="A run's directory.", show_default=False)],
+    run_dir: Annotated[Path, typer.Argument(help="A run, or the output of eval.", show_default=False)],
     step: Annotated[int | None, typer.Option(min=0, help="Unset: the newest recorded one.")] = None,
-    split: Annotated[str | None, typer.Option(help="train or validation. Unset: both.")] = None,
+    split: Annotated[str | None, typer.Option(help="train, validation or evaluation. Unset: all.")] = None,
     worst: Annotated[int | None, typer.Option(min=1, help="This many with the lowest rewards.")] = None,
     best: Annotated[int | None, typer.Option(min=1, help="This many with the highest rewards.")] = None,
     group: Annotated[int | None, typer.Option(min=0, help="All responses to the step's prompt of this number.")] = None,
@@ -88,8 +89,8 @@ def _choice(
 
     if worst is not None and best is not None:
         raise UsageError("--worst and --best ask for opposite ends", fix="give one of them, or call it twice")
-    if split not in (None, "train", "validation"):
-        raise UsageError(f"no split {split!r}", fix="train or validation")
+    if split not in (None, *SPLITS):
+        raise UsageError(f"no split {split!r}", fix=f"one of {', '.join(SPLITS)}")
     order = "worst" if worst is not None else "best" if best is not None else None
     most = limit or worst or best or (None if group is not None else SHOWN)
     return Choice(split, step, group, order, all_wrong, truncated, filtered, search, most)  # type: ignore[arg-type]

@@ -116,7 +116,7 @@ def run(config: RolloutRunConfig, asked: Sequence[Asked], options: Options, disp
     """Load the model once and run the suites, one after the other. What cannot be run goes to ``options.failed``."""
     from nemorl_rl.environments.sources import as_environment
     from nemorl_rl.environments.unscored import Unscored
-    from nemorl_rl.evaluation import Evaluator, eval_record
+    from nemorl_rl.evaluation import Evaluator
     from nemorl_rl.suites import suite_result
 
     results: dict[str, SuiteResult] = {}
@@ -125,8 +125,8 @@ def run(config: RolloutRunConfig, asked: Sequence[Asked], options: Options, disp
     config = _with_room(config, [one.suite for one in asked], display)
     display.begin(f"loading {config.policy.model_name}", None)
     with (
-        open_samples(options.output) as writer,
         Evaluator(config, max_turns=options.max_turns, environment=Unscored()) as evaluator,
+        open_samples(options.output, evaluator.decode) as writer,
     ):
         for one in asked:
             settings = one.suite.settings
@@ -134,9 +134,7 @@ def run(config: RolloutRunConfig, asked: Sequence[Asked], options: Options, disp
 
             def on_group(_seed: int, group: Sequence[Sample], name: str = one.name) -> None:
                 display.advance()
-                if writer is not None:
-                    for sample in group:
-                        writer.write(eval_record(sample, name, 0))
+                writer.add(name, 0, group)
 
             try:
                 evaluation = evaluator.evaluate(

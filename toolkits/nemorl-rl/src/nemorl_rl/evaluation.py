@@ -220,6 +220,10 @@ class Evaluator:
         ]
         return _combined(parts)
 
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of some tokens of the model."""
+        return self._tokenizer.decode(token_ids)
+
     def close(self) -> None:
         """Release the model and the environment."""
         self._pool.close()

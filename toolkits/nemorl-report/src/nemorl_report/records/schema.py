@@ -1,4 +1,4 @@
-"""The columns of rollout records: one row per episode, the same in training and validation.
+"""The columns of rollout records: one row per episode, the same in training, validation and evaluation.
 
 Names are those of :mod:`nemorl.types` and of ``TokenBatch``. Columns are only added; ``VERSION`` rises when the meaning
 of one changes. docs/records.md says what each means.
@@ -42,6 +42,8 @@ SCHEMA = pa.schema(
     [
         ("run", pa.string()),
         ("split", pa.string()),
+        ("dataset", pa.string()),
+        ("seed", pa.int64()),
         ("step", pa.int32()),
         ("time", pa.float64()),
         ("group_id", pa.string()),

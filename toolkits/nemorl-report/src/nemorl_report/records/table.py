@@ -40,6 +40,10 @@ class Rollout:
     groups: Sequence[Group]
     part: int = 1
     """Of the rollouts of this split and step: validation sets are several."""
+    dataset: str | None = None
+    """Of an evaluation."""
+    seed: int | None = None
+    """Of an evaluation: the number of its repetition."""
 
 
 def table_of(rollout: Rollout, decode: Decode) -> pa.Table:
@@ -70,6 +74,8 @@ def _row(
     return {
         "run": rollout.run,
         "split": rollout.split,
+        "dataset": rollout.dataset,
+        "seed": rollout.seed,
         "step": rollout.step,
         "time": rollout.time,
         "group_id": group_id,
