@@ -61,12 +61,24 @@ def trained(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_help_names_every_command(nemorl: Command) -> None:
     done = nemorl("--help")
     assert done.code == 0
-    for command in ("train", "eval", "generate", "report", "doctor", "plugins", "config", "quickstart"):
+    for command in (
+        "train",
+        "eval",
+        "generate",
+        "report",
+        "doctor",
+        "plugins",
+        "config",
+        "samples",
+        "watch",
+        "compare",
+    ):
         assert command in done.out
 
 
 @pytest.mark.parametrize(
-    "command", ["train", "eval", "generate", "report", "doctor", "plugins list", "config validate", "config schema"]
+    "command",
+    ["train", "eval", "generate", "report", "samples", "watch", "compare", "doctor", "plugins list", "config schema"],
 )
 def test_every_command_explains_itself_with_an_example(nemorl: Command, command: str) -> None:
     done = nemorl(*command.split(), "--help")

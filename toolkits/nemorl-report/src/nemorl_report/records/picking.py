@@ -45,7 +45,9 @@ class Choice:
             UsageError: the run has no records, or none of the step.
         """
         step = self._step(run_dir)
-        found = read_records(run_dir, split=self.split, step=step, on_damage=on_damage)
+        # Whether nobody in a group is right is seen of the whole group alone, and so is searched in afterwards.
+        search = None if self.all_wrong else self.search
+        found = read_records(run_dir, split=self.split, step=step, search=search, on_damage=on_damage)
         chosen = self.pick(list(found))
         return with_turns(run_dir, chosen, on_damage) if heavy else chosen
 

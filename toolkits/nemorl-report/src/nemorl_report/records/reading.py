@@ -78,6 +78,7 @@ def read_records(
     split: str | None = None,
     step: int | None = None,
     columns: Sequence[str] | None = None,
+    search: str | None = None,
     on_damage: Callable[[Path, str], None] = lambda _path, _why: None,
 ) -> Iterator[dict[str, Any]]:
     """Records of a run as dictionaries, in order of steps; ``components`` and ``metrics`` are mappings.
@@ -87,6 +88,7 @@ def read_records(
         split: ``train`` or ``validation``. Unset: both.
         step: Unset: all.
         columns: Unset: all but ``turns`` and ``sequences``, which hold nearly all of the bytes.
+        search: Only those with this text in prompt, response or answer, in any case of letters.
         on_damage: Told of each file that cannot be read, and why. It is skipped.
     """
     files = record_files(Path(run_dir) / FOLDER, split=split, step=step)
@@ -97,7 +99,8 @@ def read_records(
     wanted = columns or [name for name in SCHEMA.names if name not in HEAVY]
     for file in files:
         try:
-            rows = read_table(file, wanted).to_pylist()
+            table = read_table(file, wanted)
+            rows = (table if search is None else _holding(table, search)).to_pylist()
         except (ValueError, OSError) as error:  # pyarrow's errors are both
             on_damage(file.path, " ".join(str(error).split()))
             continue
@@ -105,26 +108,30 @@ def read_records(
             yield {name: _mapping(value) if name in NAMED else value for name, value in row.items()}
 
 
+def _holding(table: pa.Table, text: str) -> pa.Table:
+    import pyarrow.compute as pc
+
+    def has(column: str) -> Any:
+        return pc.fill_null(pc.match_substring(table[column], text, ignore_case=True), False)
+
+    return table.filter(pc.or_(pc.or_(has("prompt"), has("response")), has("answer")))
+
+
 def _mapping(pairs: Sequence[Mapping[str, Any]] | None) -> dict[str, float]:
     return {pair["name"]: pair["value"] for pair in pairs or ()}
 
 
 class RunRecords(Sequence[Mapping[str, Any]]):
-    """The light columns of all records of a run, read when first looked at."""
+    """The light columns of all records of a run, in order of steps. Read when looked at, file by file."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._run_dir, self._rows = run_dir, None
+        self._run_dir = run_dir
 
-    _rows: list[dict[str, Any]] | None
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        return read_records(self._run_dir)
 
     def __getitem__(self, index: Any) -> Any:
-        return self._all[index]
+        return list(self)[index]
 
     def __len__(self) -> int:
-        return len(self._all)
-
-    @property
-    def _all(self) -> list[dict[str, Any]]:
-        if self._rows is None:
-            self._rows = list(read_records(self._run_dir))
-        return self._rows
+        return sum(1 for _ in read_records(self._run_dir, columns=["step"]))
