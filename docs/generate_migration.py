@@ -23,6 +23,10 @@ HEAD = """# What becomes of NeMo RL's keys
 Generated from `nemorl_compat/keys/*.yaml` by `docs/generate_migration.py`; do not edit. How to read it is told in
 [Migration](migration.md#configs). `*` stands for any text, `{a,b}` for one of them, `{section}` for the algorithm's own
 section. A key's row holds for the values that it names; the last column is for all others.
+
+Keys of `teacher` and `value` that have no row are read as the policy's: where `policy.X` becomes `policy.Y`, `value.X`
+becomes `critic.Y` (its backend, sizes, precision, checkpointing, optimizer, schedule and clipping), and all others have
+to agree with the policy's.
 """
 SHOWN_FEATURES = 6
 """Features that the table of sections names; the page of keys has all."""

@@ -1,4 +1,7 @@
-"""PPO on a real Ray: a critic and a policy over two ranks learn what they learn in one process."""
+"""PPO on a real Ray: a critic and a policy over two ranks learn what they learn in one process.
+
+The policy has the ranks as shards of the batch, the critic as halves of each layer.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,14 @@ def digits(prompt: str, response: str) -> float:
     return sum(character.isdigit() for character in response) / 8
 
 
-def train(model: Path, run_dir: Path, cluster: dict[str, Any]) -> tuple[list[dict[str, float]], dict[str, Any]]:
+def train(
+    model: Path, run_dir: Path, cluster: dict[str, Any], **critic: Any
+) -> tuple[list[dict[str, float]], dict[str, Any]]:
     """What each step computed, and the trained weights."""
     config = PPOConfig(**{
         "model": str(model),
         "policy": {"init": "random", "optimizer": {"lr": 1e-3, "eps": 1e-3}, "max_sequence_tokens": 64},
-        "critic": {"optimizer": {"lr": 1e-3, "eps": 1e-3}},
+        "critic": {"optimizer": {"lr": 1e-3, "eps": 1e-3}, **critic},
         "critic_warmup_steps": 1,
         "num_prompts_per_step": 4,
         "num_generations_per_prompt": 2,
@@ -53,7 +58,7 @@ def train(model: Path, run_dir: Path, cluster: dict[str, Any]) -> tuple[list[dic
 def test_two_workers_learn_what_one_process_does(tiny_model: Path, tmp_path: Path) -> None:
     alone, weights = train(tiny_model, tmp_path / "alone", {"gpus_per_node": 0})
     two = {"launcher": "ray", "workers_per_node": 2, "cpus_per_worker": 0.5}
-    together, found = train(tiny_model, tmp_path / "together", two)
+    together, found = train(tiny_model, tmp_path / "together", two, tensor_parallel_size=2)
     assert [step.keys() for step in together] == [step.keys() for step in alone]
     for one, other in zip(alone, together, strict=True):
         # Quantiles and the like of rounding errors are themselves rounding errors. Two workers share fewer tokens.

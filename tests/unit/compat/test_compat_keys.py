@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ from nemorl_compat.conversions import PARTS
 from nemorl_compat.key_table import GROUPS, Row, all_rows, rows
 from nemorl_compat.migration import migrate
 from nemorl_compat.old_config import FAMILIES
-from whole_configs import PROMPTS, WHOLE, put, remove, whole
+from whole_configs import MEGATRON_SETTINGS, PROMPTS, WHOLE, put, remove, whole
 
 
 class Proof(NamedTuple):
@@ -99,6 +100,61 @@ def test_a_mapped_key_changes_the_resolved_config(proof: Proof, prompts: Path) -
         values.append(at(resolved(config, prompts), where))
         assert values[-1] == (pytest.approx(new) if isinstance(new, float) else new), (proof.key, old)
     assert any(value != values[0] for value in values), f"{proof.key} changes nothing at {where}"
+
+
+MEGATRON_CRITIC = {
+    "value.dtensor_cfg.enabled": False,
+    "value.megatron_cfg": MEGATRON_SETTINGS,
+    "cluster.gpus_per_node": 8,
+}
+"""A critic on Megatron, in NeMo RL's words."""
+SETTINGS, SCHEDULE = "value.megatron_cfg", "value.megatron_cfg.scheduler"
+WARMUP = {"name": "torch.optim.lr_scheduler.LinearLR", "kwargs": {"start_factor": 0.1, "total_iters": 7}}
+
+
+@pytest.mark.parametrize(
+    ("base", "key", "old", "path", "new"),
+    [
+        ({}, "value.optimizer.kwargs.lr", 3e-5, "optimizer.lr", 3e-5),
+        ({}, "value.optimizer.kwargs.weight_decay", 0.3, "optimizer.weight_decay", 0.3),
+        ({}, "value.optimizer.kwargs.betas", [0.8, 0.9], "optimizer.betas", [0.8, 0.9]),
+        ({}, "value.optimizer.kwargs.eps", 1e-6, "optimizer.eps", 1e-6),
+        ({}, "value.scheduler", [WARMUP, {"milestones": [7]}], "schedule.warmup_steps", 7),
+        ({}, "value.max_grad_norm", 0.5, "max_grad_norm", 0.5),
+        ({}, "value.precision", "float32", "precision", "float32"),
+        ({}, "value.dtensor_cfg.activation_checkpointing", True, "activation_checkpointing", True),
+        ({"cluster.gpus_per_node": 2}, "value.dtensor_cfg.tensor_parallel_size", 2, "tensor_parallel_size", 2),
+        (MEGATRON_CRITIC, f"{SETTINGS}.enabled", True, "backend.name", "megatron"),
+        (MEGATRON_CRITIC, f"{SETTINGS}.tensor_model_parallel_size", 2, "tensor_parallel_size", 2),
+        (MEGATRON_CRITIC, f"{SETTINGS}.pipeline_model_parallel_size", 2, "backend.pipeline_parallel_size", 2),
+        (MEGATRON_CRITIC, f"{SETTINGS}.context_parallel_size", 2, "backend.context_parallel_size", 2),
+        (MEGATRON_CRITIC, f"{SETTINGS}.activation_checkpointing", True, "activation_checkpointing", True),
+        (MEGATRON_CRITIC, f"{SETTINGS}.optimizer.lr", 3e-5, "optimizer.lr", 3e-5),
+        (MEGATRON_CRITIC, f"{SETTINGS}.optimizer.adam_beta2", 0.98, "optimizer.betas", [0.9, 0.98]),
+        (MEGATRON_CRITIC, f"{SETTINGS}.optimizer.clip_grad", 0.5, "max_grad_norm", 0.5),
+        (MEGATRON_CRITIC, f"{SCHEDULE}.end_weight_decay", 0.3, "optimizer.weight_decay", 0.3),
+        (MEGATRON_CRITIC, f"{SCHEDULE}.lr_warmup_iters", 33, "schedule.warmup_steps", 33),
+        (MEGATRON_CRITIC | {f"{SCHEDULE}.lr_decay_style": "linear"}, f"{SCHEDULE}.lr_decay_iters", 77,
+         "schedule.decay_steps", 77),
+    ],
+)  # fmt: skip
+def test_a_critic_has_what_is_said_of_it_and_the_policy_has_not(
+    base: dict[str, Any], key: str, old: Any, path: str, new: Any, prompts: Path
+) -> None:
+    config = whole("ppo")
+    for where, value in base.items():
+        put(config, where, copy.deepcopy(value))
+    before = resolved(config, prompts)
+    put(config, key, old)
+    after = resolved(config, prompts)
+    assert at(after["critic"], path) == new
+    assert after["policy"] == before["policy"]
+    assert at(after["policy"], path) != new
+
+
+def test_a_critic_like_the_policy_has_nothing_to_say_of_its_layout() -> None:
+    critic = migrate(whole("ppo")).config.get("critic", {})
+    assert not {"backend", "precision", "tensor_parallel_size", "activation_checkpointing"} & critic.keys()
 
 
 def test_every_new_key_is_proven_by_an_old_one() -> None:

@@ -135,14 +135,34 @@ def judge(old: OldConfig, key: str, value: Any) -> Outcome:
     return found or Outcome("unknown", did_you_mean(key, sorted(known)) or "")
 
 
+CRITICS_OWN = frozenset(
+    [
+        "backend",
+        "precision",
+        "tensor_parallel_size",
+        "activation_checkpointing",
+        "optimizer",
+        "schedule",
+        "max_grad_norm",
+    ]
+)
+"""Settings of the policy that its critic may have in another way."""
+
+
 def _of_another_model(old: OldConfig, key: str, value: Any) -> Outcome | None:
-    """A key of the teacher or the critic that has no row of its own: as the policy's, which has to agree."""
+    """A key of the teacher or the critic that has no row of its own: as the policy's, which has to agree.
+
+    Of the critic, what it has of its own goes to ``critic`` as the policy's goes to ``policy``.
+    """
     part, _, rest = key.partition(".")
     if part not in ("teacher", "value") or not rest:
         return None
     there = judge(old.standing_for(part), f"policy.{rest}", value)
     if there.kind != "mapped":
         return there
+    section, _, setting = (there.to or "").partition(".")
+    if part == "value" and section == "policy" and setting.split(".")[0] in CRITICS_OWN:
+        return Outcome("mapped", to=f"critic.{setting}")
     if _is_among(value, (old.get(f"policy.{rest}"),)):
         return Outcome("neutral", "same")
     name = {"teacher": "teacher", "value": "critic"}[part]

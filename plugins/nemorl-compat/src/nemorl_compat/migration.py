@@ -21,6 +21,7 @@ from nemorl_base.yaml_text import format_yaml
 from nemorl_compat import legacy_yaml
 from nemorl_compat.conversions import PARTS
 from nemorl_compat.conversions.pieces import Pieces
+from nemorl_compat.conversions.renamed import put_mapped
 from nemorl_compat.evaluation import as_training, old_name
 from nemorl_compat.key_table import Kind, Outcome, judge, rows
 from nemorl_compat.old_config import OldConfig
@@ -109,7 +110,7 @@ def migrate(data: Mapping[str, Any], *, folders: tuple[Path, ...] = (), allow_lo
     old = OldConfig(training, folders)
     judged = {key: judge(old, key, value) for key, value in old.leaves.items()}
     new = Pieces()
-    _put_mapped(old, new, judged)
+    put_mapped(old, new, judged)
     for part in PARTS.values():
         part(old, new)
     defaults = options_of(str(new.values["algorithm"]))
@@ -137,20 +138,6 @@ def assembled(values: Mapping[str, Any], changes: Sequence[Change], *, for_launc
     config = _ordered(_trimmed(_nested(values), options_of(str(values["algorithm"]))))
     found = Migration(config, changes)
     return found if found.refused else Migration(config, changes, _problems(config, for_launch=for_launch))
-
-
-def _put_mapped(old: OldConfig, new: Pieces, judged: Mapping[str, Outcome]) -> None:
-    """Values that only have another name, and NeMo RL's defaults of those that are absent."""
-    for row in rows(old.family):
-        if row.to is None or row.part is not None:
-            continue
-        for key in row.keys:
-            if key in judged and judged[key].kind == "mapped" and judged[key].to == row.to:
-                new.put(row.to, old.leaves[key])
-            elif row.has_default and not old.has(key) and row.to not in new.values:
-                outcome = row.judge(key, row.default, old)
-                if outcome is not None and outcome.kind == "mapped":
-                    new.put(row.to, row.default)
 
 
 def _find_foreign(old: OldConfig, new: Pieces, judged: dict[str, Outcome], defaults: Mapping[str, Any]) -> None:

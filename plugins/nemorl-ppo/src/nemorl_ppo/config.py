@@ -28,6 +28,8 @@ class CriticConfig(Config):
     """Training backend: a name, or a mapping with ``name`` and the backend's own options. Unset: the policy's."""
     precision: Literal["float32", "bfloat16"] | None = None
     """Compute and storage type of the weights. Unset: the policy's."""
+    tensor_parallel_size: Annotated[int | None, RESUMABLE] = Field(None, ge=1)
+    """Ranks that share each layer. Unset: as many as share those of the policy."""
     optimizer: AnyOptimizer = OptimizerConfig(lr=1e-5)
     """AdamW settings, or ``{name: muon, …}``. A critic usually wants a larger rate than the policy, whose every move it
     must follow."""

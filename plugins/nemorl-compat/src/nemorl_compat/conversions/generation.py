@@ -61,6 +61,7 @@ def _vllm(old: OldConfig, new: Pieces) -> None:
     if old.fp8_rollouts:
         new.put("generation.backend.precision", "fp8")
     _experts(old, new)
+    _speculation(old, new)
     cache_bytes = old.get("policy.generation.vllm_kwargs.kv_cache_memory_bytes")
     if cache_bytes is not None:
         new.put("generation.backend.kv_cache_gib", cache_bytes / 2**30)
@@ -79,6 +80,20 @@ def _experts(old: OldConfig, new: Pieces) -> None:
         new.miss(key, WIDE_EXPERTS)
     elif ways > 1 or old.get("policy.generation.vllm_cfg.enable_expert_parallel"):
         new.put("generation.backend.expert_parallel", True)
+
+
+def _speculation(old: OldConfig, new: Pieces) -> None:
+    """Tokens guessed by what stood before; what guesses by weights of its own is judged as missing."""
+    path = "policy.generation.vllm_kwargs.speculative_config"
+    if old.get(f"{path}.method") != "ngram":
+        return
+    new.put("generation.backend.speculative.method", "ngram")
+    # vLLM takes either limit for both where only one is given, and 5 where none is.
+    low, high = (old.get(f"{path}.prompt_lookup_{end}") for end in ("min", "max"))
+    new.put("generation.backend.speculative.prompt_lookup_min", low or high or 5)
+    new.put("generation.backend.speculative.prompt_lookup_max", high or low or 5)
+    count = old.get(f"{path}.num_speculative_tokens")
+    new.put_given("generation.backend.speculative.num_speculative_tokens", count)
 
 
 def _place(old: OldConfig, new: Pieces) -> None:

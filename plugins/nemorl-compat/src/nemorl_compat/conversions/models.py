@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from nemorl_compat.conversions.pieces import Pieces
+from nemorl_compat.conversions.renamed import put_mapped
+from nemorl_compat.key_table import CRITICS_OWN, judge
 from nemorl_compat.old_config import OldConfig
 
 MEGATRON_SIZES = {
@@ -15,6 +17,13 @@ MEGATRON_SIZES = {
     "expert_model_parallel_size": "expert_parallel_size",
     "expert_tensor_parallel_size": "expert_tensor_parallel_size",
 }
+MEGATRON_LAYERS = {
+    "linear_qkv": ("q_proj", "k_proj", "v_proj"),
+    "linear_proj": ("o_proj",),
+    "linear_fc1": ("gate_proj", "up_proj"),
+    "linear_fc2": ("down_proj",),
+}
+"""Megatron's names of linear layers, and transformers' of what they hold."""
 NEAR_ZERO = 0.01
 """Share of the peak rate that a warm-up may start at to count as starting at 0."""
 ONE_RULE = "another scheduler of PyTorch than LinearLR, CosineAnnealingLR and ConstantLR"
@@ -61,13 +70,18 @@ def tokenizer(old: OldConfig, new: Pieces) -> None:
 
 def lora(old: OldConfig, new: Pieces) -> None:
     """Adapters, where they are turned on."""
-    path = "policy.dtensor_cfg.lora_cfg"
-    if old.get("policy.megatron_cfg.enabled") or not old.get(f"{path}.enabled"):
+    is_megatron = old.get("policy.megatron_cfg.enabled")
+    path = "policy.megatron_cfg.peft" if is_megatron else "policy.dtensor_cfg.lora_cfg"
+    if not old.get(f"{path}.enabled"):
         return
     for theirs, ours in {"dim": "rank", "alpha": "alpha", "dropout": "dropout"}.items():
         new.put_given(f"policy.lora.{ours}", old.get(f"{path}.{theirs}"))
     modules = old.get(f"{path}.target_modules")
     everywhere = old.get(f"{path}.match_all_linear", False) or not modules
+    if is_megatron and not everywhere:
+        if not set(modules) <= MEGATRON_LAYERS.keys():
+            new.miss(f"{path}.target_modules", "LoRA of these layers of Megatron")
+        modules = [name for layer in modules for name in MEGATRON_LAYERS.get(layer, ())]
     new.put("policy.lora.target_modules", "all-linear" if everywhere else modules)
 
 
@@ -140,8 +154,25 @@ def teacher(old: OldConfig, new: Pieces) -> None:
 
 
 def critic(old: OldConfig, new: Pieces) -> None:
-    """The critic of PPO: its schedule."""
-    if old.family == "ppo" and not old.get("value.megatron_cfg.enabled"):
-        rate = old.get("value.optimizer.kwargs.lr")
-        _torch_schedule(old, new, "value.scheduler", "critic.schedule", rate)
-        new.put_given("critic.backend", "dtensor" if old.get("policy.megatron_cfg.enabled") else None)
+    """The critic of PPO: its own settings, read as if they were the policy's. What is unset is as the policy has it."""
+    if old.family != "ppo":
+        return
+    standing, own = old.standing_for("value"), Pieces()
+    put_mapped(standing, own, {key: judge(standing, key, value) for key, value in standing.leaves.items()})
+    for part in (backend, optimizer):
+        part(standing, own)
+    settings = {path: value for path, value in own.values.items() if path.startswith("policy.")}
+    shared = ("policy.backend", "policy.precision", "policy.tensor_parallel_size", "policy.activation_checkpointing")
+    for setting in shared:
+        ours, theirs = (
+            {path: value for path, value in values.items() if f"{path}.".startswith(f"{setting}.")}
+            for values in (settings, new.values)
+        )
+        if ours == theirs:
+            settings = {path: value for path, value in settings.items() if path not in ours}
+    for path, value in settings.items():
+        setting = path.removeprefix("policy.")
+        if setting.split(".")[0] in CRITICS_OWN:
+            new.put(f"critic.{setting}", value)
+    for key, found in own.findings.items():
+        new.findings.setdefault(key.replace("policy.", "value.", 1), found)
