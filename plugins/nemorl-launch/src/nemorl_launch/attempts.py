@@ -16,6 +16,7 @@ and no password is needed for it.
 from __future__ import annotations
 
 import json
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -71,6 +72,10 @@ class Attempt:
         """How the attempt ended; ``None`` while it has not."""
         result, _, reason = (self._read("outcome") or "").strip().partition(" ")
         return Outcome(result, reason) if result in ("finished", "continue", "cancelled", "failed") else None  # type: ignore[arg-type]
+
+    def set_canary(self) -> None:
+        """Write what each node must see, before any is started."""
+        self._write("canary", f"{secrets.token_hex(8)}\n")
 
     @property
     def canary(self) -> str | None:

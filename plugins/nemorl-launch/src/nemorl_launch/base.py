@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from nemorl.errors import ConfigIssue, UsageError
 from nemorl.plugins.kinds import PluginConfig
@@ -101,6 +101,11 @@ class LauncherConfig(PluginConfig):
     ('HF_TOKEN',)
     """
 
+    joins_ray: ClassVar[bool] = False
+    """Whether there is a Ray cluster even for one node, which the run then joins."""
+    passes_secrets: ClassVar[bool] = True
+    """Whether the values of secrets come from the environment of the command."""
+
     nodes: int | None = Field(None, ge=1, le=100_000)
     """Machines. Unset: ``cluster.num_nodes`` of the run, which it otherwise sets."""
     gpus_per_node: int | None = Field(None, ge=0, le=1024)
@@ -138,8 +143,13 @@ class LauncherConfig(PluginConfig):
         """What cannot be for this job. Paths begin at the ``launch`` section."""
         yield from ()
 
-    def files(self, job: Job) -> Mapping[str, str]:
-        """The files that the job needs beside its config, by name; the first one is what is submitted."""
+    def files(self, job: Job, config: str) -> Mapping[str, str]:
+        """The files that the job needs beside its config, by name.
+
+        Args:
+            job: The job.
+            config: Text of its ``config.yaml``.
+        """
         return {}
 
     def submission(self, job: Job) -> list[str]:

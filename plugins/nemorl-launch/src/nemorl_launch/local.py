@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, ClassVar
 
 from nemorl.errors import ConfigIssue
@@ -57,7 +58,7 @@ class LocalConfig(LauncherConfig):
     def submission(self, job: Job) -> list[str]:
         python = self.python or sys.executable
         agent = [
-            *(python, "-m", "nemorl_launch.node", "--attempt", str(_next(job)), "--name", os.uname().nodename),
+            *(python, "-m", "nemorl_launch.node", "--attempt", str(next_attempt(job)), "--name", os.uname().nodename),
             *("--grace-s", f"{self.grace_s:g}", "--", *train_command(python, job)),
         ]
         return ["bash", "-c", f'set -e\n{self.setup}\nexec "$@"', "bash", *agent] if self.setup else agent
@@ -89,6 +90,7 @@ class LocalConfig(LauncherConfig):
         return [os.environ.get("SHELL", "/bin/sh")]
 
 
-def _next(job: Job) -> Any:
+def next_attempt(job: Job) -> Path:
+    """Folder of the attempt that comes after those there are."""
     latest = Attempt.latest(job.folder)
     return job.folder / f"attempt-{0 if latest is None else latest.number + 1}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -227,7 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if node.rank == 0:
         node.attempt.folder.mkdir(parents=True, exist_ok=True)
         if node.attempt.canary is None:
-            (node.attempt.folder / "canary").write_text(secrets.token_hex(8) + "\n")
+            node.attempt.set_canary()
 
         def stop(number: int, _frame: object) -> None:
             node.attempt.request_stop(node.attempt.stop_reason or f"received {signal.Signals(number).name}")

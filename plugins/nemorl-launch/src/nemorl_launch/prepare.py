@@ -34,7 +34,7 @@ class Prepared:
     launcher_name: str
     job: Job
     files: dict[str, str]
-    """All files by name, ``config.yaml`` included; the last one is what is submitted."""
+    """All files by name, ``config.yaml`` included."""
 
     @property
     def submission(self) -> str:
@@ -73,7 +73,8 @@ def prepare(source: Path, overrides: Sequence[str], *, on: str | None, name: str
         raise ConfigError(problems, source=f"{source}, section {SECTION}")
     from nemorl.storage.run_directory import to_yaml
 
-    files = {CONFIG: to_yaml(config), **launcher.files(job)}
+    text = to_yaml(config)
+    files = {CONFIG: text, **launcher.files(job, text)}
     prepared = Prepared(launcher, launcher_name, job, files)
     _refuse_secrets(launcher.secrets, {**files, "the command": prepared.submission})
     return prepared
@@ -111,7 +112,8 @@ def _cluster(cluster: Any, launcher: LauncherConfig, source: str) -> dict[str, A
             message = f"launch.{ours} is {wanted} but cluster.{theirs} is {found[theirs]}"
             raise ConfigError([ConfigIssue(f"{SECTION}.{ours}", message, "give it once")], source=source)
         found[theirs] = wanted
-    if isinstance(found.get("num_nodes"), int) and found["num_nodes"] > 1 and found.get("address") is None:
+    count = found.get("num_nodes")
+    if found.get("address") is None and (launcher.joins_ray or (isinstance(count, int) and count > 1)):
         found["address"] = "auto"
     return found
 
@@ -158,6 +160,8 @@ def secret_values(launcher: LauncherConfig) -> dict[str, str]:
     Raises:
         ConfigError: one is not set.
     """
+    if not launcher.passes_secrets:
+        return {}
     missing = [name for name in launcher.secrets if name not in os.environ]
     if missing:
         issues = [ConfigIssue("secrets", f"{name} is not set here", f"export {name}=…") for name in missing]

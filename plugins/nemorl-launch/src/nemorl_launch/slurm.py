@@ -102,7 +102,7 @@ class SlurmConfig(LauncherConfig):
             message = f"{job.num_nodes} nodes are no multiple of {self.segment_size}"
             yield ConfigIssue("segment_size", message, "choose a divisor of the number of nodes")
 
-    def files(self, job: Job) -> Mapping[str, str]:
+    def files(self, job: Job, config: str) -> Mapping[str, str]:
         python = self.python or ("python" if self.container_image else sys.executable)
         node = rendered(
             "node.sh.j2", None, setup=self.setup, python=shlex.quote(python), options=self._node_options(job)

@@ -1,0 +1,87 @@
+"""The run inside a pod: ``python -m nemorl_launch.entry -- COMMAND``, and ``… --stop`` before the pod goes.
+
+A run that is asked to stop saves and ends with code 0, as a finished one does. Whoever starts pods again must tell them
+apart: here a run that was asked to stop ends with code 75, so that the job is tried again and the run continues.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+CONTINUE = 75
+"""EX_TEMPFAIL of sysexits.h: try again later."""
+MARK = "nemorl_launch.entry"
+WORKER, IDLE = b"ray::", b"ray::IDLE"
+"""How Ray names the processes of actors, and those that wait to be one."""
+POLL_S = 0.5
+
+
+def run(command: Sequence[str]) -> int:
+    """Run a command, pass SIGTERM on, and return its exit code, or 75 if it was asked to stop and saved."""
+    stopped: list[int] = []
+    process = subprocess.Popen(command, start_new_session=True)
+
+    def stop(number: int, _frame: object) -> None:
+        stopped.append(number)
+        with suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    code = process.wait()
+    if code == 0 and stopped:
+        return CONTINUE
+    return code if code >= 0 else 128 - code
+
+
+def stop(limit_s: float) -> None:
+    """Ask runs of this pod to save, and wait until they and their workers here have ended, or ``limit_s`` is over."""
+    for pid in _processes():
+        with suppress(ProcessLookupError):
+            if _is_entry(pid):
+                os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + limit_s
+    while any(_is_entry(pid) or _is_worker(pid) for pid in _processes()):
+        if time.monotonic() > deadline:
+            return
+        time.sleep(POLL_S)
+
+
+def _is_entry(pid: int) -> bool:
+    words = _command(pid).split(b"\0")
+    return pid != os.getpid() and MARK.encode() in words and b"--stop" not in words
+
+
+def _is_worker(pid: int) -> bool:
+    command = _command(pid)
+    return command.startswith(WORKER) and not command.startswith(IDLE)
+
+
+def _processes() -> list[int]:
+    return [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def main() -> int:
+    """``--stop SECONDS``, or ``--`` and the command of the run."""
+    if sys.argv[1] == "--stop":
+        stop(float(sys.argv[2]))
+        return 0
+    return run(sys.argv[2:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,158 @@
+"""KubeRay's objects for a run: a RayJob, or an idle RayCluster, and the ConfigMap with the run's config.
+
+Plain data, from options and a job; ``kubernetes`` writes and applies it. Field names are those of KubeRay's
+``ray.io/v1`` and of Kueue.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from nemorl_launch.base import CONFIG, Job
+
+if TYPE_CHECKING:
+    from nemorl_launch.kubernetes import KubernetesConfig
+
+CONFIG_FOLDER = "/etc/nemorl"
+LABEL = "nemorl.launch/name"
+QUEUE = "kueue.x-k8s.io/queue-name"
+PRIORITY = "kueue.x-k8s.io/priority-class"
+MARGIN_S = 30
+"""What a pod has beyond the time for saving."""
+
+
+def config_map(options: KubernetesConfig, job: Job, config: str) -> dict[str, Any]:
+    """The run's config, which the pods mount."""
+    metadata = {"name": f"{job.name}-config", "namespace": options.namespace, "labels": {LABEL: job.name}}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {CONFIG: config}}
+
+
+def ray_job(options: KubernetesConfig, job: Job) -> dict[str, Any]:
+    """The RayJob: a cluster, the run on it, and another cluster when that one is lost."""
+    command = [
+        "python",
+        "-m",
+        "nemorl_launch.entry",
+        "--",
+        "python",
+        "-m",
+        "nemorl",
+        "train",
+        f"{CONFIG_FOLDER}/{CONFIG}",
+    ]
+    spec: dict[str, Any] = {
+        "entrypoint": shlex.join(command),
+        "submissionMode": "K8sJobMode",
+        "backoffLimit": options.retries,
+        "shutdownAfterJobFinishes": True,
+        "ttlSecondsAfterFinished": options.keep_s,
+        "rayClusterSpec": cluster_spec(options, job),
+    }
+    if options.queue is not None:
+        spec["suspend"] = True  # until Kueue admits all of its pods together
+    if options.time_limit_s is not None:
+        spec["activeDeadlineSeconds"] = options.time_limit_s
+    if options.start_timeout_s is not None:
+        spec["preRunningDeadlineSeconds"] = options.start_timeout_s
+    return {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": _metadata(options, job), "spec": spec}
+
+
+def ray_cluster(options: KubernetesConfig, job: Job) -> dict[str, Any]:
+    """An idle RayCluster of the same pods, to attach to."""
+    metadata = _metadata(options, job)
+    spec = cluster_spec(options, job)
+    if options.queue is not None:
+        spec["suspend"] = True
+    return {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": metadata, "spec": spec}
+
+
+def cluster_spec(options: KubernetesConfig, job: Job) -> dict[str, Any]:
+    """One pod per node, the head among them: it works like the others."""
+    head = {"rayStartParams": {"dashboard-host": "0.0.0.0"}, "template": _pod(options, job)}
+    workers = {
+        "groupName": "workers",
+        "replicas": job.num_nodes - 1,
+        "minReplicas": job.num_nodes - 1,
+        "maxReplicas": job.num_nodes - 1,
+        "rayStartParams": {},
+        "template": _pod(options, job),
+    }
+    version = {} if options.ray_version is None else {"rayVersion": options.ray_version}
+    return {**version, "headGroupSpec": head, "workerGroupSpecs": [workers] if job.num_nodes > 1 else []}
+
+
+def merged(base: Any, over: Any) -> Any:
+    """``over`` put over ``base``: mappings are merged, all else is replaced.
+
+    >>> merged({"a": {"b": 1, "c": 2}, "d": [1, 2]}, {"a": {"b": 3}, "d": [4]})
+    {'a': {'b': 3, 'c': 2}, 'd': [4]}
+    """
+    if not isinstance(base, Mapping) or not isinstance(over, Mapping):
+        return over
+    both = {key: merged(base[key], over[key]) for key in base if key in over}
+    return {**base, **over, **both}
+
+
+def _metadata(options: KubernetesConfig, job: Job) -> dict[str, Any]:
+    labels = {LABEL: job.name}
+    if options.queue is not None:
+        labels[QUEUE] = options.queue
+    if options.queue_priority is not None:
+        labels[PRIORITY] = options.queue_priority
+    return {"name": job.name, "namespace": options.namespace, "labels": labels}
+
+
+def _pod(options: KubernetesConfig, job: Job) -> dict[str, Any]:
+    volumes: list[dict[str, Any]] = [
+        {"name": "config", "configMap": {"name": f"{job.name}-config"}},
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{options.shm_gib:g}Gi"}},
+    ]
+    for position, place in enumerate(options.storage):
+        claim = {"claimName": place.claim, **({"readOnly": True} if place.read_only else {})}
+        volumes.append({"name": f"storage-{position}", "persistentVolumeClaim": claim})
+    spec: dict[str, Any] = {
+        "containers": [_container(options, job)],
+        "volumes": volumes,
+        "terminationGracePeriodSeconds": int(options.grace_s) + MARGIN_S,
+    }
+    optional: dict[str, Any] = {
+        "serviceAccountName": options.service_account,
+        "imagePullSecrets": [{"name": name} for name in options.image_pull_secrets],
+        "nodeSelector": dict(options.node_selector),
+        "tolerations": [each.model_dump(exclude_none=True) for each in options.tolerations],
+        "priorityClassName": options.priority_class,
+    }
+    spec |= {name: value for name, value in optional.items() if value}
+    return {"metadata": {"labels": {LABEL: job.name}}, "spec": spec}
+
+
+def _container(options: KubernetesConfig, job: Job) -> dict[str, Any]:
+    amounts: dict[str, Any] = {"cpu": f"{options.cpus_per_node:g}", "memory": f"{options.memory_gib_per_node:g}Gi"}
+    if job.gpus_per_node:
+        amounts[options.gpu_resource] = job.gpus_per_node
+    amounts |= options.extended_resources
+    mounts: list[dict[str, Any]] = [
+        {"name": "config", "mountPath": CONFIG_FOLDER, "readOnly": True},
+        {"name": "shm", "mountPath": "/dev/shm"},
+    ]
+    for position, place in enumerate(options.storage):
+        mount: dict[str, Any] = {"name": f"storage-{position}", "mountPath": place.path}
+        mount |= {"subPath": place.sub_path} if place.sub_path else {}
+        mounts.append(mount | ({"readOnly": True} if place.read_only else {}))
+    values = {"RAY_JOB_STOP_WAIT_TIME_S": f"{options.grace_s:g}", **options.environment}
+    variables: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in values.items()]
+    for name in options.secrets:
+        variables.append({"name": name, "valueFrom": {"secretKeyRef": {"name": options.secret, "key": name}}})
+    stop = ["python", "-m", "nemorl_launch.entry", "--stop", f"{options.grace_s:g}"]
+    return {
+        "name": "ray",
+        "image": options.image,
+        "imagePullPolicy": options.image_pull_policy,
+        "workingDir": options.working_dir,
+        "env": variables,
+        "resources": {"requests": dict(amounts), "limits": dict(amounts)},
+        "volumeMounts": mounts,
+        "lifecycle": {"preStop": {"exec": {"command": stop}}},
+    }

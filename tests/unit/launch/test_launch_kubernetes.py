@@ -1,0 +1,211 @@
+"""KubeRay's objects: what KubeRay publishes of their form, what its operator refuses beyond that, and golden files."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from command_line import Command
+from kuberay_schema import mistakes, rules_that_apply
+from nemorl.errors import ConfigError
+from nemorl_launch.prepare import prepare
+from recorded_messages import Raises
+
+ROOT = Path("launches")
+GOLDEN = Path(__file__).parents[2] / "golden" / "launch"
+LEAST = ["launch.image=example/nemorl:1", "run_dir=/data/runs/a", "launch.storage=[{claim: runs, path: /data}]"]
+ALL = [
+    *LEAST[:2],
+    "launch.storage=[{claim: runs, path: /data}, {claim: sets, path: /sets, sub_path: math, read_only: true}]",
+    "launch.nodes=4",
+    "launch.gpus_per_node=8",
+    "launch.namespace=alignment",
+    "launch.image_pull_secrets=[registry]",
+    "launch.service_account=trainer",
+    "launch.secrets=[HF_TOKEN]",
+    "launch.secret=tokens",
+    "launch.environment={NCCL_DEBUG: WARN}",
+    "launch.extended_resources={rdma/hca: 8}",
+    "launch.node_selector={gpu: h100}",
+    "launch.tolerations=[{key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}]",
+    "launch.priority_class=low",
+    "launch.queue=team",
+    "launch.queue_priority=batch",
+    "launch.time_limit_s=86400",
+    "launch.start_timeout_s=3600",
+    "launch.ray_version=2.60.0",
+]
+
+
+def objects(run_yaml: Path, overrides: list[str]) -> dict[str, dict[str, Any]]:
+    """What is submitted, by kind."""
+    files = prepare(run_yaml, overrides, on="kubernetes", name="a", root=ROOT).files
+    texts = [files["rayjob.yaml"], files["raycluster.yaml"]]
+    found = [each for text in texts for each in yaml.safe_load_all(text)]
+    return {each["kind"]: each for each in found}
+
+
+@pytest.mark.parametrize("overrides", [LEAST, ALL], ids=["least", "all"])
+def test_objects_are_as_the_published_schemas_want_them(run_yaml: Path, overrides: list[str]) -> None:
+    found = objects(run_yaml, overrides)
+    for kind in ("RayJob", "RayCluster"):
+        assert mistakes(found[kind]) == []
+        # No rule in CEL is on any part that these objects have, so none can be broken.
+        assert rules_that_apply(found[kind]) == []
+
+
+def test_the_schemas_refuse_what_an_api_server_would(run_yaml: Path) -> None:
+    job = objects(run_yaml, ALL)["RayJob"]
+    workers = job["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]
+    workers["replica"] = workers.pop("replicas")
+    container = workers["template"]["spec"]["containers"][0]
+    container["resorces"] = container.pop("resources")
+    job["spec"]["backoffLimit"] = "ten"
+    said = "\n".join(mistakes(job))
+    assert all(word in said for word in ("'replica'", "'resorces'", "'ten' is not of type 'integer'"))
+    job["spec"]["managedBy"] = "somebody"
+    assert any("kueue.x-k8s.io/multikueue" in rule for rule in rules_that_apply(job))
+
+
+def test_the_operator_refuses_none_of_it(run_yaml: Path) -> None:
+    # From ValidateRayJobMetadata, ValidateRayJobSpec and ValidateRayClusterSpec of KubeRay's operator.
+    job = objects(run_yaml, ALL)["RayJob"]
+    assert len(job["metadata"]["name"]) <= 47
+    spec = job["spec"]
+    assert spec["suspend"]
+    assert spec["shutdownAfterJobFinishes"], "only then a job may be suspended, and have a time to live"
+    assert "clusterSelector" not in spec, "excludes suspend and backoffLimit"
+    assert spec["submissionMode"] == "K8sJobMode", "InteractiveMode excludes backoffLimit"
+    (group,) = spec["rayClusterSpec"]["workerGroupSpecs"]
+    assert group["minReplicas"] == group["maxReplicas"] == group["replicas"] == 3, "with the head, 4 nodes"
+    # Kueue's limits: no autoscaling, and at most 7 groups of workers.
+    assert "enableInTreeAutoscaling" not in spec["rayClusterSpec"]
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
+
+
+@pytest.mark.parametrize("name", ["least", "all"])
+def test_manifests_are_the_golden_ones(run_yaml: Path, name: str) -> None:
+    found = objects(run_yaml, LEAST if name == "least" else ALL)
+    assert json.loads((GOLDEN / f"kubernetes-{name}.json").read_text()) == [found["RayJob"], found["RayCluster"]]
+
+
+def test_a_secret_is_a_reference(run_yaml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_planted-value")
+    prepared = prepare(run_yaml, ALL, on="kubernetes", name="a", root=ROOT)
+    job = yaml.safe_load_all(prepared.files["rayjob.yaml"])
+    (container,) = list(job)[1]["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"]
+    reference = {"secretKeyRef": {"name": "tokens", "key": "HF_TOKEN"}}
+    assert {"name": "HF_TOKEN", "valueFrom": reference} in container["env"]
+    assert all("hf_planted-value" not in text for text in prepared.files.values())
+
+
+def test_the_run_joins_the_ray_of_its_pods_also_with_one_node(run_yaml: Path) -> None:
+    mapped = objects(run_yaml, LEAST)["ConfigMap"]
+    assert "address: auto" in mapped["data"]["config.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "fact", "path"),
+    [
+        (["run_dir=runs/a"], "run_dir=/data/runs/a", "storage"),
+        (["launch.storage=[{claim: runs, path: /data, read_only: true}]"], "none", "storage"),
+        (["launch.image=null"], "image", "image"),
+        (["launch.setup=module load cuda"], "pods", "setup"),
+        (["launch.queue_priority=high"], "Kueue", "queue_priority"),
+        (["launch.tolerations=[{operator: Equal}]"], "Equal", "tolerations.0.key"),
+    ],
+)
+def test_mistakes(run_yaml: Path, raises: Raises, changes: list[str], fact: str, path: str) -> None:
+    with raises(ConfigError, fact, path=path):
+        prepare(run_yaml, [*LEAST, *changes], on="kubernetes", name="a", root=ROOT)
+
+
+def test_a_name_that_kubernetes_refuses(run_yaml: Path, raises: Raises) -> None:
+    for name in ("Mine", "a_b", "1st", "a" * 48):
+        with raises(ConfigError, name, 47, path="name"):
+            prepare(run_yaml, LEAST, on="kubernetes", name=name, root=ROOT)
+
+
+def test_a_file_of_the_user_is_merged_over_the_manifest(run_yaml: Path) -> None:
+    own = run_yaml.parent / "own.yaml"
+    own.write_text("spec:\n  backoffLimit: 3\n  rayClusterSpec:\n    headGroupSpec: {serviceType: ClusterIP}\n")
+    job = objects(run_yaml, [*LEAST, f"launch.template={own}"])["RayJob"]
+    assert job["spec"]["backoffLimit"] == 3
+    assert job["spec"]["rayClusterSpec"]["headGroupSpec"]["serviceType"] == "ClusterIP"
+    assert job["spec"]["rayClusterSpec"]["headGroupSpec"]["rayStartParams"] == {"dashboard-host": "0.0.0.0"}
+    assert mistakes(job) == []
+
+
+KUBECTL = """#!{python}
+import json, sys
+words = sys.argv[1:]
+with open({calls!r}, "a") as file:
+    file.write(" ".join(words) + "\\n")
+if "rayjob" in words and "get" in words:
+    print(open({status!r}).read())
+elif "pods" in words:
+    pods = [("w", "worker"), ("h", "head")]
+    items = [{{"metadata": {{"name": n, "labels": {{"ray.io/node-type": t}}}}}} for n, t in pods]
+    print(json.dumps({{"items": items}}))
+"""
+
+
+def test_kubectl_is_asked_and_told(run_yaml: Path, nemorl: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = run_yaml.parent
+    (folder / "bin").mkdir()
+    program = folder / "bin" / "kubectl"
+    calls, status = folder / "calls", folder / "status.json"
+    program.write_text(KUBECTL.format(python=sys.executable, calls=str(calls), status=str(status)))
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+
+    assert nemorl("launch", "run.yaml", *LEAST, "--on", "kubernetes", "--name", "a").code == 0
+    manifest = folder / "launches" / "a" / "rayjob.yaml"
+    expected = ["delete rayjob a --ignore-not-found --wait", f"apply -f {manifest}"]
+    assert calls.read_text().splitlines() == [f"--namespace default {line}" for line in expected]
+
+    for phase, job_status, state in (
+        ("Initializing", "", "pending"),
+        ("Running", "RUNNING", "running"),
+        ("Retrying", "", "pending"),
+        ("Complete", "SUCCEEDED", "finished"),
+        ("Complete", "STOPPED", "cancelled"),
+        ("Failed", "FAILED", "failed"),
+    ):
+        facts = {"jobDeploymentStatus": phase, "jobStatus": job_status, "failed": 2, "jobId": "a-x1"}
+        status.write_text(json.dumps({"status": facts}))
+        found = nemorl("launch", "status", "a", "--json").json
+        assert (found["state"], found["attempt"], found["nodes"]) == (state, 2, ["h", "w"])
+
+    status.write_text(json.dumps({"status": {"jobDeploymentStatus": "Running", "jobId": "a-x1"}}))
+    assert nemorl("launch", "cancel", "a").code == 0
+    assert calls.read_text().splitlines()[-1] == "--namespace default exec h -- ray job stop --no-wait a-x1"
+
+
+def test_in_a_pod_a_run_that_was_asked_to_stop_wants_another_try(tmp_path: Path) -> None:
+    program = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
+        "open('ready', 'w').close()\n"
+        "time.sleep(60)\n"
+    )
+    entry = [sys.executable, "-m", "nemorl_launch.entry"]
+    run = subprocess.Popen([*entry, "--", sys.executable, "-c", program], cwd=tmp_path)
+    while not (tmp_path / "ready").exists():
+        assert run.poll() is None
+    subprocess.run([*entry, "--stop", "2"], check=True)
+    # 75 is EX_TEMPFAIL of sysexits.h: with backoffLimit the job gets another cluster, and the run continues.
+    assert run.wait(60) == 75
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_in_a_pod_a_run_that_ends_by_itself_ends_with_its_own_code(code: int) -> None:
+    entry = [sys.executable, "-m", "nemorl_launch.entry", "--", sys.executable, "-c", f"raise SystemExit({code})"]
+    assert subprocess.run(entry, check=False).returncode == code
