@@ -1,4 +1,6 @@
-"""The run inside a pod: ``python -m nemorl_launch.entry -- COMMAND``, and ``… --stop`` before the pod goes.
+"""The run inside a pod: ``python -m nemorl_launch.entry --nodes 2 -- COMMAND``, and ``… --stop`` before the pod goes.
+
+It waits until the Ray cluster of this machine, which somebody else has started, has all of its nodes.
 
 A run that is asked to stop saves and ends with code 0, as a finished one does. Whoever starts pods again must tell them
 apart: here a run that was asked to stop ends with code 75, so that the job is tried again and the run continues.
@@ -6,6 +8,7 @@ apart: here a run that was asked to stop ends with code 75, so that the job is t
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import subprocess
@@ -14,6 +17,8 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+
+from nemorl.errors import DeadlineError
 
 CONTINUE = 75
 """EX_TEMPFAIL of sysexits.h: try again later."""
@@ -75,12 +80,40 @@ def _command(pid: int) -> bytes:
         return b""
 
 
-def main() -> int:
+def await_nodes(count: int, limit_s: float) -> None:
+    """Wait until Ray's cluster of this machine has so many nodes.
+
+    Raises:
+        DeadlineError: it has fewer; says how many.
+    """
+    from nemorl_launch.ray_part import ClusterView
+
+    deadline = time.monotonic() + limit_s
+    joined = 0
+    while joined < count:
+        if time.monotonic() > deadline:
+            raise DeadlineError(f"waited {limit_s:.0f} s for {count} nodes of Ray, of which {joined} are there")
+        with suppress(ConnectionError):  # its head is still starting
+            view = ClusterView("auto", {})
+            joined = sum(view.nodes().values())
+            view.close()
+        time.sleep(POLL_S)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
     """``--stop SECONDS``, or ``--`` and the command of the run."""
-    if sys.argv[1] == "--stop":
-        stop(float(sys.argv[2]))
+    parser = argparse.ArgumentParser(prog=f"python -m {MARK}", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--stop", type=float, metavar="SECONDS", help="Ask the run of this pod to save, and wait.")
+    parser.add_argument("--nodes", type=int, default=0, help="Wait for so many nodes of Ray first.")
+    parser.add_argument("--join-s", type=float, default=600.0, help="At most so long.")
+    parser.add_argument("command", nargs="*", help="Of the run, after --.")
+    given = parser.parse_args(arguments)
+    if given.stop is not None:
+        stop(given.stop)
         return 0
-    return run(sys.argv[2:])
+    if given.nodes:
+        await_nodes(given.nodes, given.join_s)
+    return run(given.command)
 
 
 if __name__ == "__main__":

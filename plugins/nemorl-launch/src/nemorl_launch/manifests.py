@@ -6,7 +6,6 @@ Plain data, from options and a job; ``kubernetes`` writes and applies it. Field 
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -31,19 +30,10 @@ def config_map(options: KubernetesConfig, job: Job, config: str) -> dict[str, An
 
 def ray_job(options: KubernetesConfig, job: Job) -> dict[str, Any]:
     """The RayJob: a cluster, the run on it, and another cluster when that one is lost."""
-    command = [
-        "python",
-        "-m",
-        "nemorl_launch.entry",
-        "--",
-        "python",
-        "-m",
-        "nemorl",
-        "train",
-        f"{CONFIG_FOLDER}/{CONFIG}",
-    ]
+    entry = f"python -m nemorl_launch.entry --nodes={job.num_nodes} --"
+    command = f"{entry} python -m nemorl train {CONFIG_FOLDER}/{CONFIG}"
     spec: dict[str, Any] = {
-        "entrypoint": shlex.join(command),
+        "entrypoint": command,
         "submissionMode": "K8sJobMode",
         "backoffLimit": options.retries,
         "shutdownAfterJobFinishes": True,

@@ -21,7 +21,15 @@ from nemorl.errors import DeadlineError, NemorlError, ResourceError
 
 from nemorl_launch import topology
 from nemorl_launch.attempts import CANCELLED, Attempt, Outcome
-from nemorl_launch.ray_part import TOKEN, ClusterView, RayPart, child_environment, own_address, write_token
+from nemorl_launch.ray_part import (
+    TOKEN,
+    ClusterView,
+    RayPart,
+    authentication,
+    child_environment,
+    own_address,
+    write_token,
+)
 
 POLL_S = 0.5
 CANARY_S = 20.0
@@ -125,10 +133,10 @@ class Node:
 
     def _connected(self, part: RayPart) -> ClusterView:
         deadline = time.monotonic() + self.join_s
-        environment = child_environment(self.attempt.folder / TOKEN)
+        shown = authentication(self.attempt.folder / TOKEN)
         while True:
             try:
-                return ClusterView(part.address, environment)
+                return ClusterView(part.address, shown)
             except Exception as error:  # Ray raises plain ones while its head starts
                 if part.exit_code is not None or time.monotonic() > deadline:
                     raise ResourceError(

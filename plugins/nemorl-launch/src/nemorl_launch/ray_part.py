@@ -36,7 +36,12 @@ CLOSE_POLL_S = 0.1
 def child_environment(token_file: Path) -> dict[str, str]:
     """The environment of Ray's processes and of the run: without Slurm's, with the token by file."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
-    return {**SETTINGS, **kept, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_file)}
+    return {**SETTINGS, **kept, **authentication(token_file)}
+
+
+def authentication(token_file: Path) -> dict[str, str]:
+    """The variables by which Ray's clients show the token in a file."""
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_file)}
 
 
 def write_token(folder: Path) -> Path:
@@ -141,7 +146,12 @@ class ClusterView:
     """Which nodes a Ray cluster has, asked from this process."""
 
     def __init__(self, address: str, environment: Mapping[str, str]) -> None:
-        os.environ.update({name: environment[name] for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")})
+        """
+        Args:
+            address: ``host:port``, or ``auto`` for the one of this machine.
+            environment: Variables for this process, which tell Ray the cluster's token.
+        """
+        os.environ.update(environment)
         import ray  # which reads them, once
 
         ray.init(address=address, namespace="nemorl-launch", configure_logging=False, log_to_driver=False)
