@@ -51,10 +51,17 @@ SlurmdParameters=config_overrides
 KillWait=5
 OverTimeLimit=0
 JobRequeue=1
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+SlurmctldParameters=preempt_send_user_signal
 GresTypes=gpu
 """
 NODE = """NodeName={name} NodeAddr=127.0.0.1 NodeHostname={host} Port={port} CPUs=2 RealMemory=4000 Gres=gpu:2
 """
+PARTITIONS = """PartitionName=debug Nodes=n[0-2] Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=90
+PartitionName=urgent Nodes=n[0-2] MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
+"""
+"""A job of ``urgent`` preempts those of ``debug``, which are told 90 seconds before."""
 
 
 def missing() -> str | None:
@@ -88,7 +95,7 @@ def slurm(folder: Path) -> Iterator[Path]:
     conf = folder / "slurm.conf"
     text = CONF.format(host=host, folder=folder, port=free_port())
     text += "".join(NODE.format(name=name, host=host, port=free_port()) for name in NODES)
-    conf.write_text(text + "PartitionName=debug Nodes=n[0-2] Default=YES MaxTime=INFINITE State=UP\n")
+    conf.write_text(text + PARTITIONS)
     (folder / "gres.conf").write_text(f"NodeName=n[0-2] Name=gpu File={folder}/fake/gpu[0-1]\n")
     try:
         _start(folder, conf, key)
@@ -115,7 +122,7 @@ def _start(folder: Path, conf: Path, key: Path) -> None:
 
 def _await_idle(conf: Path) -> None:
     def idle() -> bool:
-        asked = ["sinfo", "--Node", "--noheader", "--format=%T"]
+        asked = ["sinfo", "--Node", "--noheader", "--partition=debug", "--format=%T"]
         done = subprocess.run(
             asked, env={**os.environ, "SLURM_CONF": str(conf)}, capture_output=True, text=True, check=False
         )

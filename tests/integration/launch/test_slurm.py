@@ -178,6 +178,30 @@ def test_a_requeued_job_continues_from_its_newest_checkpoint(site: Site) -> None
     site.await_state("again", "cancelled", END_S)
 
 
+def test_a_preempted_job_saves_and_continues_afterwards(site: Site) -> None:
+    on_n2 = 'launch.sbatch_options=["--nodelist=n2"]'
+    overrides = ("launch.nodes=1", "launch.exclusive=true", on_n2, f"max_steps={LONG}")
+    job_id = site.submit("yield", *overrides)["handle"]["job_id"]
+    site.await_step("yield", 2)
+    urgent = ("--partition=urgent", "--nodelist=n2", "--exclusive", "--output=/dev/null", "--wrap=sleep 5")
+    site.slurm("sbatch", *urgent)
+    await_true((site.attempt("yield", 0) / "outcome").is_file, END_S, lambda: site.explain("yield"))
+    assert site.outcome("yield", 0).startswith("continue the time limit is near, or the job is preempted")
+    site.hurry(job_id)
+    _assert_continues(site, "yield", 1)
+    site.launch("cancel", "yield", "--now")
+    site.await_state("yield", "cancelled", END_S)
+
+
+def test_slurm_takes_every_option(site: Site) -> None:
+    options = ["launch.nodes=2", "launch.gpus_per_node=2", "launch.exclusive=true", "launch.memory_gib_per_node=2"]
+    options += ["launch.partition=debug", 'launch.time_limit="1-00:00:00"', "launch.seeds=[1,2]", "cluster={}"]
+    options += ['launch.sbatch_options=["--comment=a b", "--nice=10"]', "policy.backend=dtensor"]
+    written = site.launch("run.json", *options, "--name", "options", "--dry-run")
+    said = site.slurm("sbatch", "--test-only", f"{written['folder']}/job.sbatch")
+    assert "to start at" in said, said
+
+
 def test_an_array_has_one_run_per_seed(site: Site) -> None:
     site.submit("seeds", "launch.seeds=[3,4]", "launch.nodes=1", "max_steps=2")
     site.await_state("seeds", "finished", START_S)

@@ -21,6 +21,7 @@ from nemorl_launch.templates import rendered
 
 SCRIPT = "job.sbatch"
 CANCEL_MARK = "cancelled"
+"""File in the folder of a launch that no attempt shall follow on."""
 KEPT = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG")
 """Variables of the submitting shell that a job gets, beside its secrets."""
 RUNNING = ("RUNNING", "COMPLETING", "STOPPED", "SUSPENDED", "SIGNALING", "STAGE_OUT")
@@ -94,7 +95,7 @@ class SlurmConfig(LauncherConfig):
         if self.container_mounts and self.container_image is None:
             yield ConfigIssue("container_mounts", "without a container nothing is mounted", "set container_image")
         for option in self.sbatch_options:
-            if not _FLAGS.fullmatch(option) or "\n" in option:
+            if not _FLAGS.fullmatch(option) or '"' in option:
                 yield ConfigIssue("sbatch_options", f"{option!r} is no option", "write e.g. --comment=mine")
 
     def check(self, job: Job) -> Iterator[ConfigIssue]:
@@ -150,15 +151,18 @@ class SlurmConfig(LauncherConfig):
             "signal": f"B:USR1@{int(self.grace_s) + LATE_S}",
         }
         found = [f"--{name}={_quoted(str(value))}" for name, value in options.items() if value is not None]
-        return [*found, "--requeue", *(["--exclusive"] if self.exclusive else []), *self.sbatch_options]
+        others = [
+            f"{name}{equals}{_quoted(value)}"
+            for name, equals, value in (option.partition("=") for option in self.sbatch_options)
+        ]
+        return [*found, "--requeue", *(["--exclusive"] if self.exclusive else []), *others]
 
     def submission(self, job: Job) -> list[str]:
         exported = ",".join([*KEPT, *self.secrets])
         return ["sbatch", "--parsable", f"--export={exported}", str(job.folder / SCRIPT)]
 
     def submit(self, job: Job) -> dict[str, Any]:
-        for mark in (job.folder / CANCEL_MARK, *job.folder.glob(f"seed-*/{CANCEL_MARK}")):
-            mark.unlink(missing_ok=True)
+        (job.folder / CANCEL_MARK).unlink(missing_ok=True)
         answer = _called(self.submission(job))
         return {"job_id": answer.strip().partition(";")[0]}
 
@@ -190,12 +194,11 @@ class SlurmConfig(LauncherConfig):
     def cancel(self, launch: Launch, *, now: bool) -> None:
         job_id = str(launch.handle["job_id"])
         is_running = self.status(launch).state == "running"
+        (launch.job.folder / CANCEL_MARK).touch()
         for part in self._parts(launch.job):
             attempt = Attempt.latest(part)
-            (part / CANCEL_MARK).touch() if part.is_dir() else None
             if attempt is not None and attempt.outcome is None:
                 attempt.request_stop(CANCELLED)
-        (launch.job.folder / CANCEL_MARK).touch()
         if now or not is_running:
             _called(["scancel", job_id])
 

@@ -1,0 +1,106 @@
+"""The program on each node: how it ends, and what it tells the others. Ray has its part in the integration tests."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from nemorl_launch import node
+from nemorl_launch.attempts import Attempt, Outcome
+
+SAVES = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+open("ready", "w").close()
+time.sleep(60)
+"""
+STUBBORN = SAVES.replace("lambda *_: sys.exit(0)", "signal.SIG_IGN")
+
+
+def attempt(tmp_path: Path) -> Attempt:
+    folder = tmp_path / "attempt-0"
+    folder.mkdir(exist_ok=True)
+    return Attempt(folder)
+
+
+def started(tmp_path: Path, program: str, *options: str) -> subprocess.Popen[str]:
+    """The program of rank 0 with one node, whose run is a few lines of Python."""
+    command = [sys.executable, "-m", "nemorl_launch.node", f"--attempt={tmp_path / 'attempt-0'}", "--name=n0", *options]
+    words = [*command, "--", sys.executable, "-c", program]
+    return subprocess.Popen(words, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def await_file(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome"),
+    [(0, Outcome("finished")), (3, Outcome("failed", "the run ended with code 3, see run.log"))],
+)
+def test_a_run_that_ends_by_itself(tmp_path: Path, code: int, outcome: Outcome) -> None:
+    run = started(tmp_path, f"print('some words'); raise SystemExit({code})")
+    assert run.wait(60) == int(code != 0)
+    assert attempt(tmp_path).outcome == outcome
+    assert (tmp_path / "attempt-0" / "run.log").read_text() == "some words\n"
+    assert attempt(tmp_path).node_name(0) == "n0"
+
+
+@pytest.mark.parametrize(
+    ("reason", "outcome"),
+    [
+        ("the time limit is near", Outcome("continue", "the time limit is near")),
+        ("cancelled", Outcome("cancelled", "cancelled")),
+    ],
+)
+def test_a_run_that_is_asked_to_stop_saves(tmp_path: Path, reason: str, outcome: Outcome) -> None:
+    run = started(tmp_path, SAVES)
+    await_file(tmp_path / "ready")
+    attempt(tmp_path).request_stop(reason)
+    assert run.wait(60) == 0
+    assert attempt(tmp_path).outcome == outcome
+
+
+def test_a_signal_asks_for_the_same(tmp_path: Path) -> None:
+    run = started(tmp_path, SAVES)
+    await_file(tmp_path / "ready")
+    run.terminate()
+    assert run.wait(60) == 0
+    assert attempt(tmp_path).outcome == Outcome("continue", "received SIGTERM")
+
+
+def test_a_run_that_does_not_save_in_time_is_ended_and_continues_from_before(tmp_path: Path) -> None:
+    run = started(tmp_path, STUBBORN, "--grace-s=0.5")
+    await_file(tmp_path / "ready")
+    attempt(tmp_path).request_stop("the time limit is near")
+    assert run.wait(60) == 0
+    assert attempt(tmp_path).outcome == Outcome("continue", "the time limit is near; it did not save in time")
+
+
+def test_a_node_that_does_not_see_the_first_ones_file_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(node, "CANARY_S", 0.0)
+    monkeypatch.setattr(node.signal, "signal", lambda *_: None)
+    folder = attempt(tmp_path).folder
+    assert node.main([f"--attempt={folder}", "--name=n7", "--rank=1", "--nodes=2", "--", "true"]) == 1
+    assert f"node n7 does not see {folder}/canary, which the first node wrote" in capsys.readouterr().err
+    assert list(folder.iterdir()) == []
+
+
+def test_a_node_that_finds_no_head_tells_the_first_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(node.signal, "signal", lambda *_: None)
+    attempt(tmp_path).set_canary()
+    words = [f"--attempt={tmp_path}/attempt-0", "--name=n7", "--rank=1", "--nodes=2", "--join-s=0", "--", "true"]
+    assert node.main(words) == 1
+    assert attempt(tmp_path).lost() == {1: "rank 0 has started no head of Ray within 0 s"}
+    assert attempt(tmp_path).node_name(1) == "n7"
+    assert "see ray-0.log" in capsys.readouterr().err
