@@ -20,9 +20,7 @@ TOOLS = [
 client = Anthropic()
 messages = [{"role": "user", "content": sys.argv[1]}]
 while True:
-    reply = client.messages.create(
-        model=os.environ["ANTHROPIC_MODEL"], max_tokens=200, messages=messages, tools=TOOLS
-    )
+    reply = client.messages.create(model=os.environ["ANTHROPIC_MODEL"], max_tokens=200, messages=messages, tools=TOOLS)
     messages.append({"role": "assistant", "content": reply.content})
     calls = [block for block in reply.content if block.type == "tool_use"]
     if not calls:
