@@ -101,8 +101,9 @@ def test_a_stream_that_fails_late_is_an_error_of_the_client(client: Any) -> None
         await asyncio.sleep(0.5)  # the stream begins after 0.2 s
         raise ContextOverflowError(70, 64)
 
-    with pytest.raises(anthropic.APIStatusError, match="prompt is too long: 70 tokens > 64 maximum"):
+    with pytest.raises(anthropic.APIStatusError) as caught:
         list(ask(client(ScriptedPolicy(lambda asked: say())), stream=True))
+    assert "prompt is too long: 70 tokens > 64 maximum" in str(caught.value)
 
 
 def test_errors_are_worded_as_this_api_does(client: Any) -> None:
@@ -111,14 +112,18 @@ def test_errors_are_worded_as_this_api_does(client: Any) -> None:
 
     policy = ScriptedPolicy(say)
     connected = client(policy)
-    with pytest.raises(anthropic.BadRequestError, match="prompt is too long: 70 tokens > 64 maximum"):
+    with pytest.raises(anthropic.BadRequestError) as caught:
         ask(connected)
-    with pytest.raises(anthropic.RateLimitError, match="5 answers"):
+    assert "prompt is too long: 70 tokens > 64 maximum" in str(caught.value)
+    with pytest.raises(anthropic.RateLimitError) as caught:
         ask(connected)
+    assert "5 answers" in str(caught.value)
     assert len(policy.asked) == 2
-    with pytest.raises(anthropic.NotFoundError, match="does not exist"):
+    with pytest.raises(anthropic.NotFoundError) as caught:
         ask(connected, model="claude")
+    assert "does not exist" in str(caught.value)
     with pytest.raises(anthropic.AuthenticationError):
         ask(connected.with_options(api_key="nemorl-wrong"))
-    with pytest.raises(anthropic.BadRequestError, match="begun by the client"):
+    with pytest.raises(anthropic.BadRequestError) as caught:
         ask(connected, messages=[{"role": "user", "content": "?"}, {"role": "assistant", "content": "The"}])
+    assert "begun by the client" in str(caught.value)

@@ -150,8 +150,9 @@ def test_a_stream_that_fails_late_is_an_error_of_the_client(client: Any) -> None
         raise ContextOverflowError(70, 64)
 
     connected = client(ScriptedPolicy(say))
-    with pytest.raises(openai.APIError, match="maximum context length"):
+    with pytest.raises(openai.APIError) as caught:
         list(ask(connected, stream=True))
+    assert "maximum context length" in str(caught.value)
     (event,) = connected.responses.create(model="policy", input="1+2?", stream=True)
     assert (event.type, event.code) == ("error", "context_length_exceeded")
 
@@ -221,8 +222,9 @@ def test_a_response_is_gone_on_from_by_its_items_or_by_its_id(client: Any, store
     if stored:
         connected.responses.create(model="policy", previous_response_id=first.id, input=[result], tools=[tool])
     else:
-        with pytest.raises(openai.BadRequestError, match="not found"):
+        with pytest.raises(openai.BadRequestError) as caught:
             connected.responses.create(model="policy", previous_response_id=first.id, input=[result])
+        assert "not found" in str(caught.value)
         echoed = [{"role": "user", "content": "1+2?"}, *first.output, result]
         connected.responses.create(model="policy", input=echoed, tools=[tool])
     assert [*policy.asked[1].messages] == [

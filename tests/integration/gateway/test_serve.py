@@ -79,8 +79,9 @@ def test_tokens_are_counted_as_the_answer_counts_them(access: Access) -> None:
 
 
 def test_a_prompt_without_room_is_too_long(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="maximum context length is 128 tokens"):
+    with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(model="tiny", prompt="1" * 200)
+    assert "maximum context length is 128 tokens" in str(caught.value)
 
 
 def test_a_run_stands_for_its_exported_model(folder: Path, tmp_path: Path, raises: Raises) -> None:
