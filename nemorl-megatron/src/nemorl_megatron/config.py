@@ -20,6 +20,8 @@ from nemorl_rl.memory_plan.describing import EnginePlan, PlansEngine, PlansTrain
 from nemorl_rl.work_metrics import SHARING_METRICS, WORK_METRICS
 from pydantic import Field
 
+from nemorl_megatron.stages import Split
+
 if TYPE_CHECKING:
     from nemorl.contracts import GenerationBackend, Head, TrainingBackend
     from nemorl.resources.worker import WorkerContext
@@ -65,6 +67,15 @@ class MegatronConfig(TrainingBackendConfig, PlansTraining):
     virtual_pipeline_parallel_size: Annotated[int | None, RESUMABLE] = Field(None, ge=2)
     """Parts of each stage, visited in turn: shorter idle times between stages for more communication. Unset: one.
     Needs a pipeline, and layers that divide by stages times parts."""
+    layers_in_first_stage: Annotated[int | None, RESUMABLE] = Field(None, ge=1)
+    """Layers of the first stage, where layers do not divide evenly or the embedding leaves room for fewer. Unset: as
+    many as the stages between have."""
+    layers_in_last_stage: Annotated[int | None, RESUMABLE] = Field(None, ge=1)
+    """Layers of the last stage, which also has the output head. Unset: as many as the stages between have."""
+    embedding_counts_as_layer: Annotated[bool, RESUMABLE] = False
+    """The first stage has one layer less, for the embedding; layers and embedding together divide evenly."""
+    head_counts_as_layer: Annotated[bool, RESUMABLE] = False
+    """The last stage has one layer less, for the output head."""
     context_parallel_size: Annotated[int, RESUMABLE] = Field(1, ge=1)
     """Ranks that share the tokens of each sequence. Raise it when one sequence does not fit into memory."""
     expert_parallel_size: Annotated[int, RESUMABLE] = Field(1, ge=1)
@@ -96,6 +107,27 @@ class MegatronConfig(TrainingBackendConfig, PlansTraining):
                 "there is no pipeline whose stages could be divided",
                 "raise pipeline_parallel_size, or remove virtual_pipeline_parallel_size",
             )
+        yield from self._split_problems()
+
+    def _split_problems(self) -> Iterator[ConfigIssue]:
+        sizes = [name for name in ("layers_in_first_stage", "layers_in_last_stage") if getattr(self, name) is not None]
+        counted = [name for name in ("embedding_counts_as_layer", "head_counts_as_layer") if getattr(self, name)]
+        if self.pipeline_parallel_size == 1:
+            for name in (*sizes, *counted):
+                fix = f"raise pipeline_parallel_size, or remove {name}"
+                yield ConfigIssue(name, "there is no pipeline whose layers could be divided", fix)
+        elif sizes and counted:
+            yield ConfigIssue(counted[0], f"{sizes[0]} says already how many layers an end has", "keep one of them")
+
+    @property
+    def split(self) -> Split:
+        """How layers are divided over the stages."""
+        return Split(
+            self.layers_in_first_stage,
+            self.layers_in_last_stage,
+            self.embedding_counts_as_layer,
+            self.head_counts_as_layer,
+        )
 
     def ranks_per_copy(self, policy: PolicyConfig) -> int:
         return policy.tensor_parallel_size * self.context_parallel_size * self.pipeline_parallel_size

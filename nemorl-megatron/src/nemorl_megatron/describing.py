@@ -12,6 +12,7 @@ from nemorl_rl.memory_plan.models import HeldModel, tensor_sizes
 from nemorl_rl.memory_plan.parts import Moments
 from nemorl_rl.memory_plan.work import MIN_SHARING, RowLayout
 
+from nemorl_megatron.stages import EVEN, Split
 from nemorl_megatron.training_memory import memory
 
 if TYPE_CHECKING:
@@ -50,18 +51,32 @@ class MegatronPlan:
 
     def layouts(self, model: HeldModel, per_node: int) -> Iterator[Mapping[str, object]]:
         g, config, ranks = model.geometry, self.config, model.ranks
-        pipelines = [p for p in (1, 2, 4, 8, 16) if ranks % p == 0 and g.layers % p == 0]
+        # What the ends have is said for the pipeline of the config; stages of others have as many layers each.
+        splits = {**dict.fromkeys((1, 2, 4, 8, 16), EVEN), config.pipeline_parallel_size: config.split}
+        parts = config.virtual_pipeline_parallel_size or 1
+        pipelines = [
+            p for p, split in splits.items() if ranks % p == 0 and split.divides(g.layers, p, parts if p > 1 else 1)
+        ]
         experts = [e for e in (1, 2, 4, 8, 16, 32, 64) if e == 1 or (g.experts and g.experts % e == 0)]
         for tensor, pipeline, expert in product(tensor_sizes(model, per_node), pipelines, experts):
             copies = tensor * pipeline * config.context_parallel_size
             if ranks % copies == 0 and ranks % (expert * config.expert_tensor_parallel_size * pipeline) == 0:
-                parts = config.virtual_pipeline_parallel_size if pipeline > 1 else None
                 yield {
                     "tensor_parallel_size": tensor,
                     "backend.pipeline_parallel_size": pipeline,
-                    "backend.virtual_pipeline_parallel_size": parts,
+                    "backend.virtual_pipeline_parallel_size": parts if pipeline > 1 and parts > 1 else None,
                     "backend.expert_parallel_size": expert,
+                    **({} if config.split == EVEN else _split_fields(splits[pipeline])),
                 }
 
     def memory(self, model: HeldModel) -> Moments:
         return memory(model, self.config)
+
+
+def _split_fields(split: Split) -> dict[str, object]:
+    return {
+        "backend.layers_in_first_stage": split.first,
+        "backend.layers_in_last_stage": split.last,
+        "backend.embedding_counts_as_layer": split.embedding,
+        "backend.head_counts_as_layer": split.head,
+    }

@@ -218,6 +218,7 @@ def transformer_config(
         "tensor_model_parallel_size": sizes.tensor,
         "pipeline_model_parallel_size": sizes.pipeline,
         "virtual_pipeline_model_parallel_size": sizes.virtual_pipeline,
+        **sizes.split.fields(sizes.pipeline),
         "context_parallel_size": sizes.context,
         "expert_model_parallel_size": sizes.expert,
         "expert_tensor_parallel_size": sizes.expert_tensor,
@@ -257,10 +258,9 @@ def _mixture_fields(settings: Settings) -> dict[str, Any]:
 
 
 def _require_divisible(settings: Settings, sizes: Sizes) -> None:
-    parts = sizes.pipeline * (sizes.virtual_pipeline or 1)
+    sizes.layers_by_stage(settings.layers)  # says so where they do not divide
     mixture = settings.mixture
     checks = [
-        ("layers", settings.layers, "pipeline stages and their parts", parts),
         ("attention heads", settings.heads, "tensor-parallel ranks", sizes.tensor),
         ("entries of the dense intermediate size", settings.ffn, "tensor-parallel ranks", sizes.tensor),
     ]

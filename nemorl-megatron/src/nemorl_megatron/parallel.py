@@ -21,6 +21,7 @@ from nemorl.errors import BackendError
 from torch import Tensor
 
 from nemorl_megatron import cpu_shim  # noqa: F401  (lets megatron-core run without CUDA; every backend comes by here)
+from nemorl_megatron.stages import EVEN, Split
 
 if TYPE_CHECKING:
     from nemorl.config.models import PolicyConfig
@@ -36,6 +37,8 @@ class Sizes:
     tensor: int = 1
     pipeline: int = 1
     virtual_pipeline: int | None = None
+    split: Split = EVEN
+    """Of the layers, over the stages."""
     context: int = 1
     expert: int = 1
     expert_tensor: int = 1
@@ -48,11 +51,20 @@ class Sizes:
             tensor=policy.tensor_parallel_size,
             pipeline=config.pipeline_parallel_size,
             virtual_pipeline=config.virtual_pipeline_parallel_size,
+            split=config.split,
             context=config.context_parallel_size,
             expert=config.expert_parallel_size,
             expert_tensor=config.expert_tensor_parallel_size,
             sequence_parallel=config.sequence_parallel and policy.tensor_parallel_size > 1,
         )
+
+    def layers_by_stage(self, layers: int) -> tuple[tuple[int, ...], ...]:
+        """[parts][stages] layers of each part of each pipeline stage.
+
+        Raises:
+            BackendError: they do not divide.
+        """
+        return self.split.counts(layers, self.pipeline, self.virtual_pipeline or 1)
 
     def data(self, world_size: int) -> int:
         """Data-parallel ranks among ``world_size``.

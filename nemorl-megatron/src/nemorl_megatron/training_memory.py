@@ -55,7 +55,8 @@ def per_token(model: HeldModel, config: MegatronConfig) -> PerToken:
 def _stage(model: HeldModel, config: MegatronConfig, *, is_first: bool) -> Moments:
     dense, experts = _rank_parameters(model, config, is_first=is_first)
     b, found = model.element, dense + experts
-    adapters = model.adapter_parameters / (config.pipeline_parallel_size * model.tensor)
+    share = _layers(model, config, is_first=is_first) / model.geometry.layers
+    adapters = model.adapter_parameters * share / model.tensor
     text = f"{b} B x {count(found)} of this rank" + (f" + 4 B x {count(adapters)}" if adapters else "")
     lasting = [
         Part("weights", b * found + 4 * adapters, text, "weights")
@@ -76,13 +77,23 @@ def _stage(model: HeldModel, config: MegatronConfig, *, is_first: bool) -> Momen
 
 def _rank_parameters(model: HeldModel, config: MegatronConfig, *, is_first: bool) -> tuple[float, float]:
     """(without experts, experts) of one rank of the stage."""
-    g, p = model.geometry, config.pipeline_parallel_size
+    g, share = model.geometry, _layers(model, config, is_first=is_first) / model.geometry.layers
     own = model.parameters - model.root_parameters - g.expert_parameters
     outside = float(model.root_parameters)
-    if p > 1:  # the embedding is on the first stage, the head on the last, a tied one on both
+    if config.pipeline_parallel_size > 1:
+        # The embedding is on the first stage, the head on the last, a tied one on both.
         outside = float(g.embedding_parameters)
-    spread = p * config.expert_parallel_size * config.expert_tensor_parallel_size
-    return (own / p + outside) / model.tensor, g.expert_parameters / spread
+    spread = config.expert_parallel_size * config.expert_tensor_parallel_size
+    return (own * share + outside) / model.tensor, g.expert_parameters * share / spread
+
+
+def _layers(model: HeldModel, config: MegatronConfig, *, is_first: bool) -> int:
+    """Of the first stage, or the most that one of the others has."""
+    parts = config.split.counts(
+        model.geometry.layers, config.pipeline_parallel_size, config.virtual_pipeline_parallel_size or 1
+    )
+    stages: list[int] = [sum(counts) for counts in zip(*parts, strict=True)]
+    return stages[0] if is_first else max(stages[1:] or stages)
 
 
 def _states(model: HeldModel, config: MegatronConfig, dense: float, experts: float) -> list[Part]:
@@ -111,8 +122,8 @@ def _forward(model: HeldModel, config: MegatronConfig, *, has_head: bool) -> Par
 
 
 def _activations(model: HeldModel, config: MegatronConfig, *, is_first: bool) -> Part:
-    per, g, spread = per_token(model, config), model.geometry, model.spread
-    layers, tokens = g.layers / spread.pipeline, model.microbatch_tokens / spread.context
+    per, spread = per_token(model, config), model.spread
+    layers, tokens = _layers(model, config, is_first=is_first), model.microbatch_tokens / spread.context
     flying = 1.0
     if spread.pipeline > 1 and is_first:
         flying = float(spread.pipeline)

@@ -13,6 +13,7 @@ pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip
 
 from megatron_models import Case, Found, compare, refuse, write_reference
 from nemorl_megatron.parallel import Sizes
+from nemorl_megatron.stages import Split
 from spawned import run_calls
 
 pytestmark = [pytest.mark.slow, pytest.mark.megatron]
@@ -64,6 +65,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3 moe as chosen": ("qwen3_moe", {**MIXTURE, "norm_topk_prob": False}),
     "mixtral": ("mixtral", {**MIXTURE, "sliding_window": 5}),
 }
+DEEP = {"qwen2, six layers": ("qwen2", {"num_hidden_layers": 6, "tie_word_embeddings": True})}
 MIXTURES = [name for name, (_, sizes) in MODELS.items() if "num_experts" in sizes]
 
 
@@ -80,6 +82,7 @@ class Way:
 
 TP2 = Sizes(tensor=2, sequence_parallel=True)
 TP2_PP2 = Sizes(tensor=2, pipeline=2, sequence_parallel=True)
+ENDS = Split(embedding=True, head=True)
 CHECKPOINTING = {"activation_checkpointing": True}
 WAYS: dict[str, Way] = {
     "one": Way(1, Sizes(), [*MODELS]),
@@ -96,6 +99,10 @@ WAYS: dict[str, Way] = {
     "tp2 etp2": Way(2, replace(TP2, expert_tensor=2), MIXTURES),
     "tp2, whole sequences": Way(2, Sizes(tensor=2), ["llama", "one key-value head", "qwen2", "gemma2"]),
     "tp2, checkpointing": Way(2, TP2, ["qwen2", "mixtral"], CHECKPOINTING),
+    "pp2, three layers first": Way(2, Sizes(pipeline=2, split=Split(first=3)), ["qwen2", "gemma3", "qwen3 moe"]),
+    "pp2 vpp2, two layers last": Way(2, Sizes(pipeline=2, virtual_pipeline=2, split=Split(last=2)), [*DEEP]),
+    "pp3, one layer at both ends": Way(3, Sizes(pipeline=3, split=Split(first=1, last=1)), ["gemma2"], is_packed=True),
+    "pp3, ends counted": Way(3, Sizes(pipeline=3, split=ENDS), ["llama", "qwen2"]),
     "pp2 vpp2": Way(2, Sizes(pipeline=2, virtual_pipeline=2), ["llama", "qwen2", "gemma3", "qwen3 moe"]),
     "tp2 pp2": Way(4, TP2_PP2, ["qwen2", "gemma3", "one key-value head"]),
     "tp2 pp2 ep2, packed": Way(4, replace(TP2_PP2, expert=2), ["qwen3 moe"], is_packed=True),
@@ -113,10 +120,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     folder = tmp_path_factory.mktemp("models")
     models = {
         name: str(write_reference(folder / name, architecture, {**COMMON, **sizes}))
-        for name, (architecture, sizes) in MODELS.items()
+        for name, (architecture, sizes) in {**MODELS, **DEEP}.items()
     }
     found: Runs = {}
-    for ranks in (1, 2, 4):
+    for ranks in (1, 2, 3, 4):
         chosen = [(model, name) for model, name in CASES if WAYS[name].ranks == ranks]
         cases = [
             Case(models[model], WAYS[name].sizes, WAYS[name].changes, WAYS[name].is_packed) for model, name in chosen

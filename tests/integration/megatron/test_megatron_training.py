@@ -44,6 +44,8 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "moe": {**MIXTURE, "mlp_only_layers": [1]},
 }
+PP3 = {"pipeline_parallel_size": 3}
+ENDS_COUNTED = {"embedding_counts_as_layer": True, "head_counts_as_layer": True}
 FIXED = {"freeze_moe_router": True}
 ONE_LAYOUT_EACH = [("one", 1, {}, {}), ("dp2", 2, {}, {}), ("tp2", 2, TP, {}), ("pp2", 2, {}, PP)]
 
@@ -82,6 +84,8 @@ CASES = (
     Case("pp2 llama dpo", "llama", 2, {}, PP, "dpo"),
     Case("pp2 qwen3, recomputed", "qwen3", 2, RECOMPUTED, PP),
     Case("pp2 vpp2", "qwen2", 2, {}, VPP, saves="pp2 vpp2"),
+    Case("pp2, three layers first", "qwen2", 2, {}, PP | {"layers_in_first_stage": 3}, saves="pp2, three layers first"),
+    Case("pp3 vpp2, ends counted", "qwen2", 3, {}, PP3 | ENDS_COUNTED | {"virtual_pipeline_parallel_size": 2}),
     Case("pp2 vpp2 dpo", "llama", 2, {}, VPP, "dpo"),
     Case("ep2", "moe", 2, {}, EP, saves="ep2"),
     Case("ep2, plain optimizer", "moe", 2, {}, EP | PLAIN),
@@ -111,6 +115,14 @@ RESUMED = (
     ),
     *(Case(f"{layout} -> one", "qwen2", resumes=f"{layout} grpo") for layout in ("dp2", "tp2", "pp2")),
     *(Case(f"{name} -> one", "qwen2", resumes=name) for name in ("pp2 vpp2", "dp2 tp2", "dp2 pp2", "dp2 cp2")),
+    Case(
+        "pp2, three layers first -> pp3, ends counted",
+        "qwen2",
+        3,
+        {},
+        PP3 | ENDS_COUNTED,
+        resumes="pp2, three layers first",
+    ),
     Case("one -> dp2", "qwen2", 2, resumes="one grpo"),
     Case("one -> tp2", "qwen2", 2, TP, resumes="one grpo"),
     Case("one -> pp2", "qwen2", 2, {}, PP, resumes="one grpo"),

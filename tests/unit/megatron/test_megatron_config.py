@@ -50,6 +50,14 @@ def load(backend: dict[str, Any], policy: dict[str, Any], **more: Any) -> None:
             "policy.hf_config_overrides.rope_scaling",
             ["'yarn'"],
         ),
+        ({"layers_in_first_stage": 3}, {}, "policy.backend.layers_in_first_stage", ["pipeline_parallel_size"]),
+        ({"head_counts_as_layer": True}, {}, "policy.backend.head_counts_as_layer", ["pipeline_parallel_size"]),
+        (
+            {"pipeline_parallel_size": 2, "layers_in_last_stage": 3, "head_counts_as_layer": True},
+            {},
+            "policy.backend.head_counts_as_layer",
+            ["layers_in_last_stage"],
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_when_the_config_loads(

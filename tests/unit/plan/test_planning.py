@@ -84,6 +84,18 @@ def test_a_first_pipeline_stage_keeps_the_microbatches_in_flight() -> None:
     assert sizes[1] == pytest.approx(sizes[0], rel=0.02)
 
 
+def test_a_stage_holds_the_layers_that_it_was_given() -> None:
+    # Llama 3.1 8B: a layer has 2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096 weights, the embedding
+    # 128256 * 4096. With 14 of 32 layers the first of two stages has the embedding, the last 18 layers and the head.
+    layer = 2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096
+    split = {"pipeline_parallel_size": 2, "layers_in_first_stage": 14}
+    found = held("megatron", {"backend": split}, ranks=2)
+    assert total(found.moments.lasting) == pytest.approx(18 * (18 * layer + 128256 * 4096), rel=1e-4)
+    plan = found.plan.layouts(replace(found, ranks=8), 8)
+    firsts = {(spread["backend.pipeline_parallel_size"], spread["backend.layers_in_first_stage"]) for spread in plan}
+    assert firsts == {(1, None), (2, 14), (4, None), (8, None)}
+
+
 def test_adapters_take_two_bytes_a_weight_and_sixteen_of_their_own() -> None:
     model = held("dtensor", {"lora": {"rank": 16}}, ranks=1)
     # Per layer: q, o 16 * 2 * (4096 + 4096), k, v 16 * 2 * (4096 + 1024), MLP 16 * 3 * (4096 + 14336).

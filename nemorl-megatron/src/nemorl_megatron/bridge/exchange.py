@@ -168,12 +168,16 @@ class Exchange:
         return found
 
     def _stage(self, weight: Weight) -> int:
-        """Pipeline rank of a parameter. Layers are divided evenly, part by part of each stage."""
-        sizes = self.parallel.sizes
+        """Pipeline rank of a parameter."""
         if weight.layer is not None:
-            stages = sizes.pipeline * (sizes.virtual_pipeline or 1)
-            return weight.layer * stages // self.settings.layers % sizes.pipeline
-        return 0 if weight.parameter.startswith("embedding") else sizes.pipeline - 1
+            return self._stages[weight.layer]
+        return 0 if weight.parameter.startswith("embedding") else self.parallel.sizes.pipeline - 1
+
+    @cached_property
+    def _stages(self) -> list[int]:
+        """Pipeline rank of each layer."""
+        counts = self.parallel.sizes.layers_by_stage(self.settings.layers)
+        return [stage for part in counts for stage, number in enumerate(part) for _ in range(number)]
 
     def part(self, weight: Weight) -> Part:
         """Which part of a parameter this rank holds, where it holds one."""

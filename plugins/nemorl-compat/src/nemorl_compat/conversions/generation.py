@@ -10,6 +10,7 @@ from nemorl_compat.key_table import judge
 from nemorl_compat.old_config import OldConfig
 
 WIDE_EXPERTS = "an engine whose experts spread over more GPUs than its layers"
+WIDE_ENGINE = "an engine over several nodes"
 SAMPLES = ("grpo", "ppo", "distillation", "eval")
 VLLM_OPTIONS = {
     "vllm_cfg.tensor_parallel_size": "tensor_parallel_size",
@@ -58,6 +59,8 @@ def _vllm(old: OldConfig, new: Pieces) -> None:
         value = old.get(f"policy.generation.{theirs}")
         if not (ours == "enforce_eager" and value is False):  # unset, it is off on GPUs and on on CPUs
             new.put_given(f"generation.backend.{ours}", value)
+    if _devices(new) > old.whole("cluster.gpus_per_node", 1):
+        new.miss("policy.generation.vllm_cfg.tensor_parallel_size", WIDE_ENGINE)
     if old.fp8_rollouts:
         new.put("generation.backend.precision", "fp8")
     _experts(old, new)
@@ -100,13 +103,18 @@ def _place(old: OldConfig, new: Pieces) -> None:
     if old.get("policy.generation.colocated.enabled", True):
         new.put("cluster.colocated", True)
         return
-    sizes = ("tensor_parallel_size", "pipeline_parallel_size")
-    width = prod(new.values.get(f"generation.backend.{name}") or 1 for name in sizes)
     resources = "policy.generation.colocated.resources"
     per_node = old.whole(f"{resources}.gpus_per_node", old.whole("cluster.gpus_per_node", 1))
     nodes = old.whole(f"{resources}.num_nodes", 1)
     new.put("cluster.colocated", False)
-    new.put("cluster.generation_workers", max(1, per_node * nodes // max(1, width)))
+    new.put("cluster.generation_workers", max(1, per_node * nodes // _devices(new)))
+
+
+def _devices(new: Pieces) -> int:
+    """That one engine spreads over."""
+    sizes = ("tensor_parallel_size", "pipeline_parallel_size")
+    given = (new.values.get(f"generation.backend.{name}") for name in sizes)
+    return prod(size if isinstance(size, int) and size > 0 else 1 for size in given)
 
 
 def validation(old: OldConfig, new: Pieces) -> None:

@@ -17,6 +17,13 @@ MEGATRON_SIZES = {
     "expert_model_parallel_size": "expert_parallel_size",
     "expert_tensor_parallel_size": "expert_tensor_parallel_size",
 }
+MEGATRON_STAGES = {
+    "num_layers_in_first_pipeline_stage": "layers_in_first_stage",
+    "num_layers_in_last_pipeline_stage": "layers_in_last_stage",
+    "account_for_embedding_in_pipeline_split": "embedding_counts_as_layer",
+    "account_for_loss_in_pipeline_split": "head_counts_as_layer",
+}
+"""How stages of unequal size are described; it means nothing where there is no pipeline."""
 MEGATRON_LAYERS = {
     "linear_qkv": ("q_proj", "k_proj", "v_proj"),
     "linear_proj": ("o_proj",),
@@ -42,7 +49,8 @@ def backend(old: OldConfig, new: Pieces) -> None:
     if width not in (1, None):
         new.put("policy.backend.sequence_parallel", old.get(f"{settings}.sequence_parallel", False))
     if is_megatron:
-        for theirs, ours in MEGATRON_SIZES.items():
+        has_stages = old.get(f"{settings}.pipeline_model_parallel_size") not in (1, None)
+        for theirs, ours in (MEGATRON_SIZES | (MEGATRON_STAGES if has_stages else {})).items():
             new.put_given(f"policy.backend.{ours}", old.get(f"{settings}.{theirs}"))
         new.put_given(
             "policy.backend.distributed_optimizer", old.get(f"{settings}.optimizer.use_distributed_optimizer")
