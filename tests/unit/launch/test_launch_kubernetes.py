@@ -14,7 +14,8 @@ import pytest
 import yaml
 from command_line import Command
 from kuberay_schema import mistakes, rules_that_apply
-from nemorl.errors import ConfigError
+from nemorl.errors import ConfigError, DeadlineError
+from nemorl_launch import entry
 from nemorl_launch.prepare import prepare
 from recorded_messages import Raises
 
@@ -196,16 +197,21 @@ def test_in_a_pod_a_run_that_was_asked_to_stop_wants_another_try(tmp_path: Path)
         "open('ready', 'w').close()\n"
         "time.sleep(60)\n"
     )
-    entry = [sys.executable, "-m", "nemorl_launch.entry"]
-    run = subprocess.Popen([*entry, "--", sys.executable, "-c", program], cwd=tmp_path)
+    program_of_pod = [sys.executable, "-m", "nemorl_launch.entry"]
+    run = subprocess.Popen([*program_of_pod, "--", sys.executable, "-c", program], cwd=tmp_path)
     while not (tmp_path / "ready").exists():
         assert run.poll() is None
-    subprocess.run([*entry, "--stop", "2"], check=True)
+    subprocess.run([*program_of_pod, "--stop", "2"], check=True)
     # 75 is EX_TEMPFAIL of sysexits.h: with backoffLimit the job gets another cluster, and the run continues.
     assert run.wait(60) == 75
 
 
+def test_nodes_that_do_not_come_are_counted(raises: Raises) -> None:
+    with raises(DeadlineError, 2, 0):
+        entry.await_nodes(2, 0.0)
+
+
 @pytest.mark.parametrize("code", [0, 3])
 def test_in_a_pod_a_run_that_ends_by_itself_ends_with_its_own_code(code: int) -> None:
-    entry = [sys.executable, "-m", "nemorl_launch.entry", "--", sys.executable, "-c", f"raise SystemExit({code})"]
-    assert subprocess.run(entry, check=False).returncode == code
+    command = [sys.executable, "-m", "nemorl_launch.entry", "--", sys.executable, "-c", f"raise SystemExit({code})"]
+    assert subprocess.run(command, check=False).returncode == code

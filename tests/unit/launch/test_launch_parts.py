@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
+import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
-from nemorl_launch import detached, topology
+import pytest
+from nemorl_base import process_guard
+from nemorl_launch import detached, ray_part, topology
 from nemorl_launch.attempts import Attempt, Outcome
 from nemorl_launch.ports import FIRST, LAST, SIZE, PortBlock
 
@@ -73,6 +79,32 @@ def test_a_gpu_outside_any_domain_gives_none() -> None:
     assert topology.resources(0, 8, {}, smi, None) == {}
     assert topology.resources(0, 8, {}, "ClusterUUID : N/A\nCliqueId : N/A\n", None) == {}
     assert topology.resources(0, 0, {}, "", None) == {}
+
+
+def test_what_a_killed_node_left_is_removed_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_part, "PLACE", tmp_path)
+    mine, dead, unknown = (tmp_path / f"nrl-{name}" for name in ("mine", "dead", "unknown"))
+    elsewhere = tmp_path / "nrl-elsewhere"
+    namespace = os.readlink("/proc/self/ns/pid")
+    own = {"pid": os.getpid(), "identity": detached.identity(os.getpid()), "namespace": namespace}
+    for folder in (mine, dead, unknown, elsewhere):
+        folder.mkdir()
+    (elsewhere / "owner.json").write_text(json.dumps({**own, "identity": "x:1", "namespace": "another"}))
+    (mine / "owner.json").write_text(json.dumps(own))
+    (dead / "owner.json").write_text(json.dumps({**own, "identity": "another boot:1"}))
+    orphans = [
+        subprocess.Popen(["sleep", "99"], env={process_guard.MARK: str(folder), "PATH": os.environ["PATH"]})
+        for folder in (mine, dead)
+    ]
+    reaper = threading.Thread(target=orphans[1].wait)  # else its process stays on as a zombie, with its environment
+    reaper.start()
+    ray_part.remove_left_over()
+    reaper.join(60)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["nrl-elsewhere", "nrl-mine", "nrl-unknown"]
+    assert orphans[1].returncode == -signal.SIGKILL
+    assert orphans[0].poll() is None
+    orphans[0].kill()
+    orphans[0].wait()
 
 
 def test_a_detached_process_is_known_again_and_ended_with_its_children(tmp_path: Path) -> None:

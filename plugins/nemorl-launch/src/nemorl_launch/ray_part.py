@@ -19,6 +19,7 @@ from typing import Any
 
 from nemorl_base import process_guard
 
+from nemorl_launch import detached
 from nemorl_launch.ports import PortBlock
 
 TOKEN = "ray-token"
@@ -31,6 +32,10 @@ SETTINGS = {
 FOREIGN = ("PMI_", "PMIX_", "OMPI_", "MPI_", "SLURM_", "SLURMD_")
 """Variables of a launcher of MPI, which libraries would take for their own."""
 CLOSE_POLL_S = 0.1
+PLACE, PREFIX = Path("/tmp"), "nrl-"
+"""Folders of Ray's parts: its sockets are far below, and may have names of 107 characters."""
+OWNER = "owner.json"
+"""File in such a folder: the process that removes it."""
 
 
 def child_environment(token_file: Path) -> dict[str, str]:
@@ -103,9 +108,12 @@ class RayPart:
             environment: Of its processes.
             log: File for their output.
         """
+        remove_left_over()
         self._ports = PortBlock.claimed()
         self.address = head or f"{address}:{self._ports.head}"
-        self._folder = Path(tempfile.mkdtemp(prefix="nrl-", dir="/tmp"))  # Ray's sockets may have 107 characters
+        self._folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=PLACE))
+        owner = {"pid": os.getpid(), "identity": detached.identity(os.getpid()), "namespace": _namespace()}
+        (self._folder / OWNER).write_text(json.dumps(owner))
         command = [
             *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--log-style=record"),
             *(["--head", "--include-dashboard=false"] if head is None else [f"--address={head}"]),
@@ -130,16 +138,40 @@ class RayPart:
 
     def close(self) -> None:
         """End Ray's processes at once, and remove what they left in /tmp: after the run there is nothing to drain."""
-        while left := process_guard.processes(self._folder):
-            for process in left:
-                with suppress(ProcessLookupError):
-                    os.kill(process, signal.SIGKILL)
+        while _killed(self._folder):
             self._process.poll()
             time.sleep(CLOSE_POLL_S)
         self._guard.terminate()
         self._guard.wait()
         self._ports.release()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def remove_left_over() -> None:
+    """Remove what parts of Ray left on this machine whose owner was killed, with all that it had to clean up."""
+    for folder in PLACE.glob(f"{PREFIX}*"):
+        try:
+            owner = json.loads((folder / OWNER).read_text())
+        except (OSError, ValueError):  # it is another user's, or being made
+            continue
+        # Numbers of processes in another container mean nothing in this one.
+        if owner["namespace"] == _namespace() and not detached.is_alive(owner):
+            while _killed(folder):
+                time.sleep(CLOSE_POLL_S)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _namespace() -> str:
+    return os.readlink("/proc/self/ns/pid")
+
+
+def _killed(folder: Path) -> list[int]:
+    """The processes that belong to a folder, which have now been told to end."""
+    left = process_guard.processes(folder)
+    for process in left:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+    return left
 
 
 class ClusterView:
