@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -57,19 +57,15 @@ def test_a_tail_gives_whole_lines_once_also_after_the_file_was_cut(tmp_path: Pat
 
 
 def test_a_run_that_goes_on_is_followed_to_its_end(run: Path, nemorl: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "POLL_S", 0.01)
-    owner = Ownership(run)
-
-    def go_on() -> None:
-        time.sleep(0.2)
+    def go_on(_seconds: float) -> None:
+        """In place of the wait for something new: it comes."""
         rollout(run, 3, "third\x1b[2J")
         add(run / "metrics.jsonl", {"step": 3, "time": 103.0, "train/reward": 0.75})
         add(run / "events.jsonl", {"time": 104.0, "event": "finished"})
 
-    other = threading.Thread(target=go_on)
-    other.start()
+    monkeypatch.setattr(watch, "time", SimpleNamespace(time=time.time, sleep=go_on))
+    owner = Ownership(run)
     done = nemorl("watch", run)
-    other.join()
     owner.close()
     assert done.code == 0, done.err
     assert "run, 4 steps" in done.err
