@@ -84,7 +84,7 @@ def test_mistakes_are_told_with_their_place(
 def test_a_launcher_that_is_not_there(run_yaml: Path, raises: Raises) -> None:
     with raises(PluginNotFoundError, "slrum", "slurm"):
         prepare(run_yaml, [], on="slrum", name=None, root=ROOT)
-    with raises(UsageError, "--on NAME"):
+    with raises(UsageError, "--on"):
         prepare(run_yaml, [], on=None, name=None, root=ROOT)
 
 

@@ -26,6 +26,9 @@ class StepLog(Protocol):
     def truncate_after(self, step: int) -> None:
         """Drop records of later steps, which the run makes again."""
 
+    def flush(self) -> None:
+        """Return when everything that was handed over can be read."""
+
 
 class JsonlWriter:
     """Appends records to a file, creating it and its folder."""
@@ -36,6 +39,9 @@ class JsonlWriter:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             _remove_cut_line(self.path)
             self._file = self._open()
+
+    def flush(self) -> None:
+        """Nothing to wait for: the system has each line when ``write`` returns."""
 
     def write(self, record: Mapping[str, Any]) -> None:
         """One line, in strict JSON: NaN and infinities become null. The system has it when this returns."""

@@ -33,6 +33,8 @@ class Records:
 
     @hookimpl(trylast=True)
     def on_fit_end(self, trainer: Any) -> None:
+        for log in trainer.directory.logs:
+            log.flush()
         write_report(trainer.directory.path, warn=trainer.directory.warn)
 
 

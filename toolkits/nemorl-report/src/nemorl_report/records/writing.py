@@ -34,7 +34,14 @@ PATIENCE_S = 60.0
 
 
 def open_records(trainer: Any) -> Recorder:
-    """The recorder of a run that samples. The run's directory rewinds it."""
+    """The recorder of a run that samples. The run's directory rewinds it.
+
+    Args:
+        trainer: A ``RolloutTrainer`` that has its run directory and its tokenizer.
+
+    Example:
+        >>> recorder = nemorl.open_records(trainer)  # doctest: +SKIP
+    """
     config, directory = trainer.config, trainer.directory
 
     def measure(batch: Any) -> Any:
@@ -134,15 +141,18 @@ class Recorder:
 
     def truncate_after(self, step: int) -> None:
         """Drop what is recorded of later steps: the run makes them again."""
-        self._finish()
-        with self._queue.all_tasks_done:
-            self._queue.all_tasks_done.wait_for(lambda: not self._queue.unfinished_tasks, PATIENCE_S)
+        self.flush()
         for file in record_files(self.path):
             if file.step > step:
                 self._selection.removed(file.path)
         self._parts.clear()
         with self._lock:
             self._rejected.clear()
+
+    def flush(self) -> None:
+        self._finish()
+        with self._queue.all_tasks_done:
+            self._queue.all_tasks_done.wait_for(lambda: not self._queue.unfinished_tasks, PATIENCE_S)
 
     def close(self) -> None:
         self._finish()
