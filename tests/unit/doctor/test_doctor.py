@@ -144,7 +144,7 @@ class WrongEpsilon(HFGenerationConfig):
 
     def build(self, *arguments: Any) -> Any:
         engine = super().build(*arguments)
-        engine._model._model.config.rms_norm_eps = 0.1
+        engine._versions.newest.model._model.config.rms_norm_eps = 0.1
         return engine
 
 
