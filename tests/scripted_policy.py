@@ -52,6 +52,24 @@ def calling(name: str, arguments: str, *, call_id: str = "call_1") -> Mapping[st
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
+class ByteText:
+    """Each byte is a token."""
+
+    vocabulary = 256
+
+    def encode(self, text: str) -> Sequence[int]:
+        return [*text.encode()]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return bytes(token_ids).decode(errors="replace")
+
+    def token(self, token_id: int) -> str:
+        return self.decode([token_id])
+
+    def count(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> int:
+        return sum(len(str(message["content"]).encode()) for message in messages) + len(json.dumps([*tools]))
+
+
 @dataclass
 class ScriptedPolicy:
     """Answers with ``say``, called with what was asked; an exception that it raises is raised."""
@@ -59,6 +77,7 @@ class ScriptedPolicy:
     say: Callable[[Asked], ChatReply | Awaitable[ChatReply]] = lambda asked: saying("4")
     episode_id: str = "episode 0.0"
     limits: EpisodeLimits = LIMITS
+    text: Any = field(default_factory=ByteText)
     asked: list[Asked] = field(default_factory=list)
     cancelled: int = 0
     """Calls that were cancelled while they waited."""
@@ -85,21 +104,3 @@ class ScriptedPolicy:
     async def complete(self, token_ids: Sequence[int], *, options: CallOptions = AS_THE_RUN) -> Completion:
         reply = await self.chat([{"role": "user", "content": bytes(token_ids).decode()}], options=options)
         return reply.completion
-
-
-class ByteText:
-    """Each byte is a token."""
-
-    vocabulary = 256
-
-    def encode(self, text: str) -> Sequence[int]:
-        return [*text.encode()]
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return bytes(token_ids).decode(errors="replace")
-
-    def token(self, token_id: int) -> str:
-        return self.decode([token_id])
-
-    def count(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> int:
-        return sum(len(str(message["content"]).encode()) for message in messages) + len(json.dumps([*tools]))

@@ -8,7 +8,7 @@ import pytest
 from nemorl_gateway.access import Access
 from nemorl_gateway.gateway import Gateway
 from nemorl_gateway.options import GatewayOptions
-from scripted_policy import ByteText, ScriptedPolicy
+from scripted_policy import ScriptedPolicy
 
 Open = Callable[[ScriptedPolicy], Access]
 
@@ -16,5 +16,5 @@ Open = Callable[[ScriptedPolicy], Access]
 @pytest.fixture
 def gateway() -> Iterator[Gateway]:
     options = GatewayOptions(models=("policy",), quiet_s=0.2, max_body_bytes=1_000_000, body_timeout_s=1.0)
-    with Gateway(options, text=ByteText()) as found:
+    with Gateway(options) as found:
         yield found

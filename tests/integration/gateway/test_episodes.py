@@ -11,12 +11,12 @@ import openai
 import pytest
 from nemorl.config.models import GenerationConfig, PolicyConfig
 from nemorl_gateway.gateway import Gateway
-from nemorl_gateway.text import TokenizerText
 from nemorl_rl.agents.contract import EpisodeLimits
 from nemorl_rl.agents.policy import LivePolicy, Sampler
 from nemorl_rl.agents.record import sequences
 from nemorl_rl.chat.codec import codec_of
 from nemorl_rl.chat.conversation import Conversation
+from nemorl_rl.chat.text import TokenizerText
 from nemorl_rl.resources import standalone_generation
 from nemorl_rl.tokenizer import Tokenizer
 from nemorl_testing.models import tiny_model
@@ -42,7 +42,9 @@ def tokenizer(folder: Path) -> Tokenizer:
 def begin(folder: Path, tokenizer: Tokenizer) -> Iterator[Begin]:
     generation = GenerationConfig.model_validate({"backend": "hf", "max_new_tokens": 12})
     engine = standalone_generation(generation, PolicyConfig(model_name=str(folder), max_sequence_tokens=256))
-    sampler, codec = Sampler(engine, generation.sampling(), honours_clients=False), codec_of(tokenizer)
+    codec = codec_of(tokenizer)
+    text = TokenizerText(tokenizer, codec)
+    sampler = Sampler(engine, generation.sampling(), honours_clients=False, text=text)
 
     def new() -> LivePolicy:
         return LivePolicy(sampler, Conversation(codec, 5), episode_id="episode 0.0", limits=LIMITS, seed=5)
@@ -53,7 +55,7 @@ def begin(folder: Path, tokenizer: Tokenizer) -> Iterator[Begin]:
 
 @pytest.fixture
 def gateway(tokenizer: Tokenizer) -> Iterator[Gateway]:
-    with Gateway(text=TokenizerText(tokenizer, codec_of(tokenizer))) as found:
+    with Gateway() as found:
         yield found
 
 

@@ -32,6 +32,7 @@ class ScriptedPolicy:
     """Answers with the messages of a list, one after the other; then it has had its calls."""
 
     episode_id = "episode 3.1"
+    text = None
 
     def __init__(self, *answers: str | Mapping[str, Any] | Exception, timeout_s: float = 60.0) -> None:
         self._answers = [*answers]

@@ -136,6 +136,7 @@ WRITES_IN_DRAFTS = {
     "nemorl-dtensor/src/nemorl_dtensor/checkpoint.py",
     "nemorl-megatron/src/nemorl_megatron/storage.py",
     "plugins/nemorl-authoring/src/nemorl_authoring/writing.py",
+    "plugins/nemorl-agent-env/src/nemorl_agent_env/folders.py",
 }
 
 

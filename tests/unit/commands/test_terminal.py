@@ -82,6 +82,8 @@ ALLOWED = {
     "toolkits/nemorl-report/src/nemorl_report/bytecode.py": {"print"},  # a program of its own, read by the kernel
     "plugins/nemorl-transports/src/nemorl_transports/broadcast.py": {"print"},  # into a worker's log
     "plugins/nemorl-code-env/src/nemorl_code_env/driver.py": {"print"},  # inside the sandbox
+    "plugins/nemorl-launch/src/nemorl_launch/node.py": {"print"},  # into a node's log
+    "plugins/nemorl-launch/src/nemorl_launch/detached.py": {"print"},  # a program of its own, read by the launcher
 }
 
 

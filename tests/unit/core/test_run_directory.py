@@ -58,7 +58,7 @@ MAY_CHANGE = {
     "policy.": "python tensor_parallel_size activation_checkpointing microbatch_tokens",
     "policy.backend.": "layout attn_implementation data_parallel_replicas sequence_parallel logprob_chunk_tokens",
     "generation.": "python",
-    "generation.backend.": "max_batch_rows kv_cache_tokens",
+    "generation.backend.": "max_batch_rows kv_cache_tokens snapshots",
     "rollouts.": "adapters max_batches_per_step breaker environment_concurrency mismatch_warning mismatch_limit",
     "environment.": "workers",
 }

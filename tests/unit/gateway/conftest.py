@@ -10,7 +10,7 @@ from nemorl_gateway.access import Doorkeeper
 from nemorl_gateway.episodes import OpenEpisode
 from nemorl_gateway.options import GatewayOptions
 from nemorl_gateway.server import Server
-from scripted_policy import ByteText, ScriptedPolicy
+from scripted_policy import ScriptedPolicy
 from starlette.testclient import TestClient
 
 OPTIONS = GatewayOptions(max_body_bytes=100_000, quiet_s=5.0, max_concurrent_calls=2)
@@ -21,7 +21,7 @@ class Talk:
 
     def __init__(self, client: TestClient, doors: Doorkeeper, policy: ScriptedPolicy, options: GatewayOptions) -> None:
         self.client, self.doors, self.policy = client, doors, policy
-        self.episode = OpenEpisode(policy, options, ByteText())
+        self.episode = OpenEpisode(policy, options)
         self.name, self.key = doors.admit(self.episode)
 
     def post(

@@ -60,7 +60,7 @@ CAN_BE_ISOLATED = frozenset(
 """Kinds that work from a virtual environment of their own: workers, whose calls carry plain data, and files."""
 
 OWN_COMMANDS = frozenset(
-    {"train", "eval", "generate", "runs", "export", "report", "plugins", "config"}
+    {"train", "eval", "generate", "runs", "export", "report", "samples", "watch", "compare", "plugins", "config"}
     | {f"plugins.{name}" for name in ("list", "show", "check", "install", "uninstall")}
     | {"runs.list"}
     | {f"config.{name}" for name in ("validate", "show", "diff", "docs", "schema", "templates")}

@@ -18,6 +18,7 @@ from nemorl_rl.agents.contract import (
     EpisodePolicy,
     ToolChoice,
 )
+from nemorl_rl.chat.text import TextCoder
 
 
 class WatchedPolicy:
@@ -40,6 +41,10 @@ class WatchedPolicy:
     @property
     def limits(self) -> EpisodeLimits:
         return self._policy.limits
+
+    @property
+    def text(self) -> TextCoder | None:
+        return self._policy.text
 
     async def chat(
         self,

@@ -8,11 +8,11 @@ from dataclasses import dataclass, fields
 from typing import Generic, TypeVar
 
 from nemorl_rl.agents.contract import ChatMessage, EpisodePolicy
+from nemorl_rl.chat.text import TextCoder
 
 from nemorl_gateway.calls import Calls
 from nemorl_gateway.errors import RequestError
 from nemorl_gateway.options import GatewayOptions
-from nemorl_gateway.text import TextCoder
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -67,9 +67,8 @@ class Newest(Generic[K, V]):
 class OpenEpisode:
     """One episode: its policy, its calls and what its APIs have to remember."""
 
-    def __init__(self, policy: EpisodePolicy, options: GatewayOptions, text: TextCoder | None) -> None:
+    def __init__(self, policy: EpisodePolicy, options: GatewayOptions) -> None:
         self.policy, self.options = policy, options
-        self.coder = text
         self.traffic = Traffic()
         self.calls = Calls(options.max_concurrent_calls)
         self.histories: Newest[str, tuple[ChatMessage, ...]] = Newest(MOST_RESPONSES)
@@ -80,13 +79,13 @@ class OpenEpisode:
         """Text and tokens of the model.
 
         Raises:
-            RequestError: The gateway was given no tokenizer.
+            RequestError: The policy has no tokenizer.
         """
-        if self.coder is None:
+        if self.policy.text is None:
             raise RequestError(
                 400,
-                "this endpoint or field needs the model's tokenizer, which this gateway was not given",
+                "this endpoint or field needs the model's tokenizer, which this policy does not have",
                 fix="use chat completions, responses or messages, without logprobs",
                 code="unsupported_parameter",
             )
-        return self.coder
+        return self.policy.text

@@ -15,7 +15,6 @@ from nemorl_gateway.access import Access, Doorkeeper
 from nemorl_gateway.episodes import OpenEpisode, Traffic
 from nemorl_gateway.options import GatewayOptions
 from nemorl_gateway.server import Server
-from nemorl_gateway.text import TextCoder
 
 IDLE_S = 120
 """Seconds that a connection without requests is kept: longer than clients keep theirs, or one would send a request into
@@ -34,18 +33,15 @@ class Gateway:
         ...     traffic = gateway.close(access)
     """
 
-    def __init__(self, options: GatewayOptions | None = None, *, text: TextCoder | None = None) -> None:
+    def __init__(self, options: GatewayOptions | None = None) -> None:
         """
         Args:
             options: Where it listens, and what it lets pass. Unset: on this machine alone, at a free port.
-            text: The tokenizer of the policies' model. Without it, completions, ``count_tokens`` and log-probs are
-                refused, unless ``open`` is given one.
 
         Raises:
             UsageError: It cannot listen there.
         """
         self._options = options or GatewayOptions()
-        self._text = text
         self._doors = Doorkeeper()
         self._socket = _listening(self._options)
         app = Server(self._doors, self._options).app
@@ -73,14 +69,13 @@ class Gateway:
         host, port = self._socket.getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
-    def open(self, policy: EpisodePolicy, *, text: TextCoder | None = None) -> Access:
+    def open(self, policy: EpisodePolicy) -> Access:
         """Let an episode's agent reach its policy, from any thread.
 
         Args:
             policy: Answers it.
-            text: The tokenizer of its model. Unset: the gateway's.
         """
-        episode = OpenEpisode(policy, self._options, text or self._text)
+        episode = OpenEpisode(policy, self._options)
         name, key = self._doors.admit(episode)
         return self._access(f"{self.address}/e/{name}", name, key)
 
@@ -91,7 +86,7 @@ class Gateway:
             policy: Answers.
             key: Unset: one that nobody can guess.
         """
-        name, key = self._doors.admit(OpenEpisode(policy, self._options, self._text), name="", key=key)
+        name, key = self._doors.admit(OpenEpisode(policy, self._options), name="", key=key)
         return self._access(self.address, name, key)
 
     def traffic(self, access: Access) -> Traffic:

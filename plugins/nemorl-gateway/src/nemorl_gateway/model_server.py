@@ -13,6 +13,7 @@ from nemorl_base.reading import expanded
 from nemorl_rl.agents.contract import EpisodeLimits
 from nemorl_rl.agents.policy import Sampler
 from nemorl_rl.chat.codec import codec_of
+from nemorl_rl.chat.text import TokenizerText
 from nemorl_rl.exporting import export_model
 from nemorl_rl.hub_models import require_model
 from nemorl_rl.resources import standalone_generation
@@ -22,7 +23,6 @@ from nemorl_gateway.access import Access
 from nemorl_gateway.gateway import Gateway, require_address
 from nemorl_gateway.options import GatewayOptions
 from nemorl_gateway.serving import MOST_CALLS, ServedPolicy
-from nemorl_gateway.text import TokenizerText
 
 CALL_S = 3600.0
 """Longest time to one answer."""
@@ -86,9 +86,9 @@ def served(
     codec = codec_of(tokenizer)
     engine = standalone_generation(config, policy_config)
     try:
-        sampler = Sampler(engine, config.sampling(), honours_clients=True)
+        sampler = Sampler(engine, config.sampling(), honours_clients=True, text=TokenizerText(tokenizer, codec))
         limits = EpisodeLimits(limit, config.max_new_tokens, MOST_CALLS, CALL_S)
-        with Gateway(options, text=TokenizerText(tokenizer, codec)) as gateway:
+        with Gateway(options) as gateway:
             yield gateway.open_at_root(ServedPolicy(sampler, codec, limits, seed=seed), key=key)
     finally:
         engine.shutdown()

@@ -51,7 +51,7 @@ class ServedPolicy:
             limits: Of each call: ``max_calls`` does not count here.
             seed: Seeds all calls, each differently.
         """
-        self.limits = limits
+        self.limits, self.text = limits, sampler.text
         self._sampler, self._codec, self._seed = sampler, codec, seed
         self._numbers = count()
         self._lock = threading.Lock()

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from nemorl_base import process_guard
+from nemorl_base.files import replace_text
 
 from nemorl_launch import detached
 from nemorl_launch.ports import PortBlock
@@ -113,7 +114,7 @@ class RayPart:
         self.address = head or f"{address}:{self._ports.head}"
         self._folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=PLACE))
         owner = {"pid": os.getpid(), "identity": detached.identity(os.getpid()), "namespace": _namespace()}
-        (self._folder / OWNER).write_text(json.dumps(owner))
+        replace_text(self._folder / OWNER, json.dumps(owner))
         command = [
             *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--log-style=record"),
             *(["--head", "--include-dashboard=false"] if head is None else [f"--address={head}"]),

@@ -185,14 +185,17 @@ class RolloutEngine:
         self, environment: Environment, prompts: Sequence[Prompt], plan: RolloutPlan, seed: int
     ) -> Iterator[list[Sample]]:
         from nemorl_rl.chat.codec import codec_of
+        from nemorl_rl.chat.text import TokenizerText
 
         pool, most_tokens = self.environments, self.max_sequence_tokens
         timeout_s = pool.episode_timeout_s or AGENT_EPISODE_S
+        codec = codec_of(self.tokenizer, pool.chat_renderer)
+        text = TokenizerText(self.tokenizer, codec)
         driver = AgentDriver(
             environment,
-            Sampler(self.policy, plan.sampling, honours_clients=not plan.is_trained),
+            Sampler(self.policy, plan.sampling, honours_clients=not plan.is_trained, text=text),
             self.tokenizer,
-            codec_of(self.tokenizer, pool.chat_renderer),
+            codec,
             pool.running_loop,
             limits=EpisodeLimits(most_tokens, plan.sampling.max_new_tokens, pool.max_calls, timeout_s),
             concurrency=pool.concurrency,

@@ -50,7 +50,7 @@ class ScriptedPolicy:
         self.asked: list[Sequence[ChatMessage] | Sequence[int]] = []
         """What it was asked, in order: messages or tokens"""
         self._says, self._numbers = says, count()
-        self.episode_id = "episode of the kit"
+        self.episode_id, self.text = "episode of the kit", None
         self.limits = EpisodeLimits(max_sequence_tokens=1 << 20, max_new_tokens=4096, max_calls=calls, timeout_s=60.0)
 
     async def chat(

@@ -11,13 +11,13 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 from nemorl.types import Completion
 from nemorl_rl.agents.contract import CallOptions, ChatMessage, ChatReply, ToolChoice
+from nemorl_rl.chat.text import TextCoder
 
 from nemorl_gateway.body import kind, list_at, object_at, text_at
 from nemorl_gateway.calls import Answer
 from nemorl_gateway.episodes import OpenEpisode
 from nemorl_gateway.errors import RequestError, bad_field, unsupported
 from nemorl_gateway.fields import Field
-from nemorl_gateway.text import TextCoder
 
 T = TypeVar("T")
 
@@ -102,7 +102,7 @@ async def ask(episode: OpenEpisode, question: Question, options: CallOptions) ->
     episode.traffic.broken_tool_choices += reply.broke_tool_choice or (question.one_call and len(calls) > 1)
     episode.traffic.malformed_tool_calls += reply.malformed_tool_calls
     reasoning = str(reply.message.get("reasoning_content") or "")
-    stop = _stop_of(reply, options.stop, episode.coder)
+    stop = _stop_of(reply, options.stop, episode.policy.text)
     return Said(reply.text, reasoning, calls, reply.finish_reason, stop, reply)
 
 

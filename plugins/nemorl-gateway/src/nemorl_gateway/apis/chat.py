@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from nemorl_rl.agents.contract import ChatMessage, ToolChoice
+from nemorl_rl.chat.text import TextCoder
 
 from nemorl_gateway.apis.base import (
     ErrorWords,
@@ -28,7 +29,6 @@ from nemorl_gateway.calls import Answer
 from nemorl_gateway.episodes import OpenEpisode
 from nemorl_gateway.errors import bad_field, unsupported
 from nemorl_gateway.fields import Field, honoured, ignored, refused
-from nemorl_gateway.text import TextCoder
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 

@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import Any, ClassVar
 
 from nemorl.types import Completion
+from nemorl_rl.chat.text import TextCoder
 
 from nemorl_gateway.apis.base import ErrorWords, all_of, cut_at, event, fingerprint, new_id, pieces
 from nemorl_gateway.apis.chat import usage_of, wants_usage
@@ -18,7 +19,6 @@ from nemorl_gateway.calls import Answer
 from nemorl_gateway.episodes import OpenEpisode
 from nemorl_gateway.errors import bad_field
 from nemorl_gateway.fields import Field, honoured, ignored, refused
-from nemorl_gateway.text import TextCoder
 
 MOST_PROMPTS = 128
 

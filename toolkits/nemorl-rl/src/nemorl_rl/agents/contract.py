@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from nemorl.errors import UsageError
 from nemorl.types import Completion
+
+if TYPE_CHECKING:
+    from nemorl_rl.chat.text import TextCoder
 
 ChatMessage = Mapping[str, Any]
 """A message as OpenAI's chat completions write it: ``role``, ``content`` (text, parts or ``None``), ``tool_calls``,
@@ -113,6 +116,11 @@ class EpisodePolicy(Protocol):
 
     @property
     def limits(self) -> EpisodeLimits: ...
+
+    @property
+    def text(self) -> TextCoder | None:
+        """Text to tokens of its model and back; ``None`` where it has no tokenizer."""
+        ...
 
     async def chat(
         self,

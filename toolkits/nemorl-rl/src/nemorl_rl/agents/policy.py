@@ -29,6 +29,7 @@ from nemorl_rl.generation_policy import GenerationPolicy
 
 if TYPE_CHECKING:
     from nemorl_rl.chat.conversation import Conversation
+    from nemorl_rl.chat.text import TextCoder
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class Sampler:
     sampling: SamplingParams
     honours_clients: bool
     """A call may have its own temperature, top-p and top-k. Not in training: log-probs are taken at one temperature."""
+    text: TextCoder | None = None
+    """Of the model."""
 
 
 class LivePolicy:
@@ -61,7 +64,7 @@ class LivePolicy:
             limits: What bounds the episode.
             seed: Seeds its calls, each differently.
         """
-        self.episode_id, self.limits = episode_id, limits
+        self.episode_id, self.limits, self.text = episode_id, limits, sampler.text
         self._sampler, self._conversation, self._seed = sampler, conversation, seed
         self._numbers = count()
         self._lock = threading.Lock()
