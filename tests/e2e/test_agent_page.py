@@ -33,8 +33,8 @@ def test_its_commands_do_what_they_say(tiny_model: Path, tmp_path: Path) -> None
     assert len(said) == 6
     assert "environment/calls" in (tmp_path / "runs/vote/metrics.jsonl").read_text()
     assert '"train/environment/sequences": 3.0' in (tmp_path / "runs/inside/metrics.jsonl").read_text()
-    shown = said[3]
-    assert "step 1" in shown
+    assert "train-1-" in said[3]
+    assert "3 turns" in said[3]
 
 
 def said_by(line: str, folder: Path) -> str:

@@ -66,7 +66,7 @@ def test_draws_are_the_same_on_every_device(device: str) -> None:
     drawn = []
     for place in ("cpu", device):
         sampler = RowSampler(torch.device(place))
-        sampler.add(asked, [3, 4, 5, 6])
+        sampler.add(asked, [3, 4, 5, 6], [0, 0, 0, 0])
         drawn.append([sampler.sample(logits.to(place))[0].tolist() for _ in range(70)])
     assert drawn[0] == drawn[1]
 

@@ -131,6 +131,7 @@ def test_a_run_over_two_nodes_finishes_and_no_secret_is_written_down(site: Site)
     assert holders == []
 
 
+@pytest.mark.full
 def test_two_jobs_at_once_share_a_machine_and_no_port(site: Site) -> None:
     for name, seed in (("left", 1), ("right", 2)):
         site.submit(name, "max_steps=3", f"seed={seed}", "launch.nodes=1")
@@ -139,6 +140,7 @@ def test_two_jobs_at_once_share_a_machine_and_no_port(site: Site) -> None:
         assert site.steps(name) == [1, 2, 3]
 
 
+@pytest.mark.full
 def test_a_lost_node_is_named_and_the_run_continues(site: Site) -> None:
     job_id = site.submit("lost", "launch.nodes=2", f"max_steps={LONG}")["handle"]["job_id"]
     site.await_step("lost", 6)
@@ -152,6 +154,7 @@ def test_a_lost_node_is_named_and_the_run_continues(site: Site) -> None:
     assert site.outcome("lost", 1) == "cancelled cancelled"
 
 
+@pytest.mark.full
 def test_before_the_time_limit_it_saves_and_goes_back_into_the_queue(site: Site) -> None:
     # Slurm sends the signal 60 + 30 s before the limit of 2 minutes, to within a minute early.
     job_id = site.submit("limit", 'launch.time_limit="00:02:00"', "launch.nodes=1", f"max_steps={LONG}")["handle"][
@@ -168,6 +171,7 @@ def test_before_the_time_limit_it_saves_and_goes_back_into_the_queue(site: Site)
     site.await_state("limit", "cancelled", END_S)
 
 
+@pytest.mark.full
 def test_a_requeued_job_continues_from_its_newest_checkpoint(site: Site) -> None:
     job_id = site.submit("again", "launch.nodes=1", f"max_steps={LONG}")["handle"]["job_id"]
     site.await_step("again", 6)
@@ -178,6 +182,7 @@ def test_a_requeued_job_continues_from_its_newest_checkpoint(site: Site) -> None
     site.await_state("again", "cancelled", END_S)
 
 
+@pytest.mark.full
 def test_a_preempted_job_saves_and_continues_afterwards(site: Site) -> None:
     on_n2 = 'launch.sbatch_options=["--nodelist=n2"]'
     overrides = ("launch.nodes=1", "launch.exclusive=true", on_n2, f"max_steps={LONG}")
@@ -202,6 +207,7 @@ def test_slurm_takes_every_option(site: Site) -> None:
     assert "to start at" in said, said
 
 
+@pytest.mark.full
 def test_an_array_has_one_run_per_seed(site: Site) -> None:
     site.submit("seeds", "launch.seeds=[3,4]", "launch.nodes=1", "max_steps=2")
     site.await_state("seeds", "finished", START_S)
@@ -210,6 +216,7 @@ def test_an_array_has_one_run_per_seed(site: Site) -> None:
         assert f"seed: {seed}\n" in (site.folder / "runs" / f"seeds-seed-{seed}" / "config.yaml").read_text()
 
 
+@pytest.mark.full
 def test_a_mistake_of_the_run_is_not_started_again(site: Site) -> None:
     site.submit("wrong", "launch.nodes=1", "max_steps=2", "launch.setup=cd /nowhere")
     assert site.await_state("wrong", "failed", END_S)["attempt"] == 0

@@ -24,8 +24,7 @@ from nemorl_base.mappings import apply_overrides
 from pydantic import ValidationError
 
 ROOT = Path(__file__).parents[3]
-OF_OTHERS = {"dstack.yaml", "skypilot.yaml"}
-EXAMPLES = sorted(path for path in (ROOT / "examples").rglob("*.yaml") if path.name not in OF_OTHERS)
+EXAMPLES = sorted((ROOT / "examples").rglob("*.yaml"))
 MINIMAL = {
     "grpo": {"algorithm": "grpo", "model": "some/model", "data": "arithmetic", "environment": "math"},
     "sft": {"algorithm": "sft", "model": "some/model", "data": "arithmetic"},
