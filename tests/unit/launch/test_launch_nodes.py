@@ -104,3 +104,51 @@ def test_a_node_that_finds_no_head_tells_the_first_one(
     assert attempt(tmp_path).lost() == {1: "rank 0 has started no head of Ray within 0 s"}
     assert attempt(tmp_path).node_name(1) == "n7"
     assert "see ray-0.log" in capsys.readouterr().err
+
+
+class Part:
+    """This node's part of Ray, which is alive until it is closed."""
+
+    exit_code = None
+
+    def __init__(self) -> None:
+        self.is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.mark.parametrize("is_alive", [True, False])
+def test_a_node_whose_rank_0_has_gone_does_not_wait_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_alive: bool
+) -> None:
+    found, part = attempt(tmp_path), Part()
+    monkeypatch.setattr(node.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(node, "SILENCE_S", 1.0 if is_alive else 0.1)
+    monkeypatch.setattr(node, "POLL_S", 0.01)
+    monkeypatch.setattr(node.Node, "start_ray", lambda self, head: part)
+    found.set_canary()
+    found.note("head", {"address": "192.0.2.1:10001"})
+    if is_alive:  # longer than the silence that is borne
+        seen = iter(range(300))
+
+        def life(self: Attempt) -> str:
+            number = next(seen)
+            if number == 299:
+                self.conclude(Outcome("finished"))
+            return str(number)
+
+        monkeypatch.setattr(Attempt, "life", property(life))
+    words = [f"--attempt={found.folder}", "--name=n7", "--rank=1", "--nodes=2", "--join-s=0", "--", "true"]
+    assert node.main(words) == int(not is_alive)
+    assert part.is_closed
+    assert (1 in found.lost()) is not is_alive
+    assert ("no sign of life" in capsys.readouterr().err) is not is_alive
+
+
+def test_rank_0_shows_life_while_its_run_runs(tmp_path: Path) -> None:
+    run = started(tmp_path, SAVES)
+    await_file(tmp_path / "ready")
+    await_file(tmp_path / "attempt-0" / "beat")
+    run.terminate()
+    assert run.wait(60) == 0

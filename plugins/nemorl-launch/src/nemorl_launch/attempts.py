@@ -8,6 +8,7 @@ and no password is needed for it.
 | ``canary`` | the first node, before the others start | a token, by which each node checks that the folder is shared |
 | ``node-R.json`` | rank R | name, process, address |
 | ``head.json`` | rank 0 | where Ray's head is |
+| ``beat`` | rank 0, every few seconds | that it is alive |
 | ``lost-R`` | rank R | its part of Ray has ended |
 | ``stop`` | anybody | the run shall save and stop, and why |
 | ``outcome`` | rank 0, at the end | ``finished``, ``continue``, ``cancelled`` or ``failed``, and why |
@@ -96,6 +97,15 @@ class Attempt:
     def node_name(self, rank: int) -> str:
         """The name of a node, as far as it has said it."""
         return str((self.noted(f"node-{rank}") or {}).get("name", f"of rank {rank}"))
+
+    def show_life(self, number: int) -> None:
+        """Rank 0 is alive, for the ``number``-th time."""
+        self._write("beat", f"{number}\n")
+
+    @property
+    def life(self) -> str | None:
+        """Something that changes while rank 0 is alive."""
+        return self._read("beat")
 
     def report_lost(self, rank: int, reason: str) -> None:
         """Say that this node's part of Ray has ended."""

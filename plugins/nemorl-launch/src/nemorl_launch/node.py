@@ -11,10 +11,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from nemorl.errors import DeadlineError, NemorlError, ResourceError
@@ -36,6 +38,8 @@ CANARY_S = 20.0
 """How long a file of another node may take to appear: what network file systems remember of a missing one."""
 NOTICE_S = 20.0
 """How long Ray may take to say that a node is gone, after the run has failed for want of it."""
+BEAT_S, SILENCE_S = 5.0, 180.0
+"""How often rank 0 shows that it is alive, and for how long the others wait for the next sign: file systems lag."""
 FORCED_END_S = 20.0
 """Time for a run that lost a node: it can save nothing any more."""
 
@@ -93,6 +97,7 @@ class Node:
     def lead(self) -> Outcome:
         """Rank 0: start the run, watch it to its end, and tell the other nodes."""
         with ExitStack() as stack:
+            stack.enter_context(self._alive())
             try:
                 outcome = self._led(stack)
             except NemorlError as error:
@@ -100,6 +105,24 @@ class Node:
                 outcome = Outcome("failed", error.message)
             self.attempt.conclude(outcome)  # before Ray's head goes, which the others would take for a loss
         return outcome
+
+    @contextmanager
+    def _alive(self) -> Iterator[None]:
+        """Show the other nodes that this one is there, from a thread: it may wait for a run that saves."""
+        ended = threading.Event()
+
+        def beat() -> None:
+            for number in count():
+                with suppress(OSError):  # a full disk is the run's to report
+                    self.attempt.show_life(number)
+                if ended.wait(BEAT_S):
+                    return
+
+        threading.Thread(target=beat, name="nemorl-launch-beat", daemon=True).start()
+        try:
+            yield
+        finally:
+            ended.set()
 
     def _led(self, stack: ExitStack) -> Outcome:
         if self.nodes == 1:
@@ -121,8 +144,16 @@ class Node:
             lambda: self.attempt.noted("head"), self.join_s, missing, fix="see ray-0.log and node-0.log beside this"
         )
         part = self.start_ray(str(head["address"]))
+        life, since = self.attempt.life, time.monotonic()
         try:
             while self.attempt.outcome is None:
+                if (sign := self.attempt.life) != life:
+                    life, since = sign, time.monotonic()
+                elif time.monotonic() - since > SILENCE_S:
+                    raise DeadlineError(
+                        f"rank 0 ({self.attempt.node_name(0)}) has shown no sign of life for {SILENCE_S:.0f} s",
+                        fix="see node-0.log; its machine, or its process, is gone",
+                    )
                 if part.exit_code is not None and self.attempt.outcome is None:
                     reason = f"Ray's processes on it ended with code {part.exit_code}, see ray-{self.rank}.log"
                     self.attempt.report_lost(self.rank, reason)
