@@ -53,16 +53,6 @@ class Engine:
         with self.changed:
             assert self.changed.wait_for(lambda: len(self.asked) >= count, WAIT_S)
 
-    def wait_for_tokens(self, *token_ids: int) -> int:
-        """The place of the request with this prompt, once it has come."""
-        with self.changed:
-            assert self.changed.wait_for(lambda: token_ids in self.prompts, WAIT_S)
-            return self.prompts.index(token_ids)
-
-    @property
-    def prompts(self) -> list[tuple[int, ...]]:
-        return [request.token_ids for request, _ in self.asked]
-
     def answer(self, place: int) -> None:
         request, future = self.asked[place]
         with suppress(InvalidStateError):  # it has been cancelled
@@ -154,17 +144,26 @@ def test_more_requests_than_places_wait_in_order_and_all_are_answered() -> None:
 def test_a_late_request_names_its_owner_and_frees_its_place(raises: Raises) -> None:
     replicas = Replicas(1)
     with policy_over(replicas, RequestLimits(1, 60.0)) as submit:
-        late, waiting = submit(1, deadline_s=0.05), submit(2, deadline_s=0.05, owner="episode 4")
-        patient = submit(3)
+        late = submit(1, deadline_s=0.05)
         with raises(DeadlineError, 3, 0.05):
             late.result(WAIT_S)
+        patient = submit(3)
+        replicas.engines[0].wait_for(2)
+        assert replicas.engines[0].asked[0][1].cancelled()
+        replicas.engines[0].answer(1)
+        assert patient.result(WAIT_S)[0].token_ids == (3, 7)
+
+
+def test_a_request_that_waits_for_a_place_may_be_late_too(raises: Raises) -> None:
+    replicas = Replicas(1)
+    with policy_over(replicas, RequestLimits(1, 60.0)) as submit:
+        first = submit(1)
+        waiting = submit(2, deadline_s=0.05, owner="episode 4")
         with raises(DeadlineError, 4, 0.05):
             waiting.result(WAIT_S)
-        engine = replicas.engines[0]
-        place = engine.wait_for_tokens(3)  # the one that waited may have come before it, and gone
-        assert engine.asked[0][1].cancelled()
-        engine.answer(place)
-        assert patient.result(WAIT_S)[0].token_ids == (3, 7)
+        replicas.engines[0].answer(0)
+        assert first.result(WAIT_S)[0].token_ids == (1, 7)
+        assert len(replicas.engines[0].asked) == 1
 
 
 def test_cancelling_reaches_the_engine_and_lets_the_next_one_in() -> None:
