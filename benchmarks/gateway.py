@@ -58,7 +58,7 @@ async def converse(ask: Ask, number: int) -> None:
 class AtOnce:
     """A policy without an engine."""
 
-    episode_id, limits = "at once", LIMITS
+    episode_id, limits, text = "at once", LIMITS, None
 
     async def chat(self, messages: Any, **_: Any) -> ChatReply:
         completion = Completion((7,) * SHORTEST, (-0.5,) * SHORTEST, "length")

@@ -40,14 +40,7 @@ def filled_in(page: str) -> str:
     return PART.sub(lambda match: f"{match[1]}\n{tables()}\n\n{match[2]}", page)
 
 
-def main() -> None:
-    page = PAGE.read_text()
-    wanted = filled_in(page)
-    if "--check" in sys.argv:
-        sys.exit(0 if wanted == page else f"{PAGE} is out of date: run python docs/generate_gateway.py")
-    PAGE.write_text(wanted)
-    print(f"wrote {PAGE.relative_to(PAGE.parents[2])}")
-
-
 if __name__ == "__main__":
-    main()
+    from pages import update
+
+    sys.exit(update({PAGE: filled_in(PAGE.read_text("utf-8"))}))

@@ -16,7 +16,6 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from nemorl import contracts
 from nemorl.config import RunConfig
@@ -197,17 +196,7 @@ def pages() -> list[Path]:
     return [DOCS / "plugins.md", *sorted((DOCS / "plugin-kinds").glob("*.md"))]
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Fill in the pages, or with ``--check`` compare them."""
-    stale: list[Any] = [page for page in pages() if filled_in(page.read_text("utf-8")) != page.read_text("utf-8")]
-    for page in stale:
-        if "--check" in arguments:
-            print(f"{page.relative_to(DOCS)} is out of date: run python docs/generate_kinds.py", file=sys.stderr)
-        else:
-            page.write_text(filled_in(page.read_text("utf-8")), encoding="utf-8")
-            print(f"wrote {page.relative_to(DOCS)}")
-    return 1 if stale and "--check" in arguments else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    from pages import update
+
+    sys.exit(update({page: filled_in(page.read_text("utf-8")) for page in pages()}))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from nemorl.config import RunConfig
@@ -99,19 +99,7 @@ def filled_in(text: str) -> str:
     return PART.sub(lambda found: f"{found[1]}\n{known[found['name']]}\n{found[3]}", text)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Fill in the tables, or with ``--check`` compare them."""
-    text = PAGE.read_text("utf-8")
-    wanted = filled_in(text)
-    if wanted == text:
-        return 0
-    if "--check" in arguments:
-        print("metrics.md is out of date: run python docs/generate_metrics.py", file=sys.stderr)
-        return 1
-    PAGE.write_text(wanted, encoding="utf-8")
-    print("wrote metrics.md")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    from pages import update
+
+    sys.exit(update({PAGE: filled_in(PAGE.read_text("utf-8"))}))

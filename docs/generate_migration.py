@@ -98,17 +98,7 @@ def wanted() -> Mapping[Path, str]:
     return {KEYS: keys_page(), PAGE: filled_in(PAGE.read_text("utf-8"))}
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Write the pages, or with ``--check`` compare them."""
-    stale = {page: text for page, text in wanted().items() if not page.exists() or page.read_text("utf-8") != text}
-    for page, text in stale.items():
-        if "--check" in arguments:
-            print(f"{page.name} is out of date: run python docs/generate_migration.py", file=sys.stderr)
-        else:
-            page.write_text(text, encoding="utf-8")
-            print(f"wrote {page.name}")
-    return 1 if stale and "--check" in arguments else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    from pages import update
+
+    sys.exit(update(wanted()))

@@ -193,20 +193,7 @@ def _prose(text: str) -> str:
     return " ".join(text.replace("``", "`").replace("|", "\\|").split())
 
 
-def main() -> int:
-    """Write the page, or with ``--check`` compare it."""
-    wanted = page()
-    if "--check" in sys.argv[1:]:
-        current = PAGE.read_text(encoding="utf-8") if PAGE.is_file() else ""
-        if current == wanted:
-            return 0
-        print(f"{PAGE.relative_to(ROOT)} is out of date: run python docs/generate_reference.py", file=sys.stderr)
-        return 1
-    PAGE.parent.mkdir(parents=True, exist_ok=True)
-    PAGE.write_text(wanted, encoding="utf-8")
-    print(f"wrote {PAGE.relative_to(ROOT)}")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    from pages import update
+
+    sys.exit(update({PAGE: page()}))

@@ -6,21 +6,17 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from nemorl_testing.tiny import write_tiny_model
+from launching import LONG, START_S, Launches, command_lines, write_run
 from slurm_cluster import await_true, missing, slurm
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 PLANTED = "hf_planted-value-0123456789"
-LONG = 100_000
-"""Steps of a run that does not end by itself while a test looks."""
-START_S = 240
 END_S = 180
 
 
@@ -33,48 +29,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield conf
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    return write_tiny_model(tmp_path_factory.mktemp("model"), **sizes)
-
-
-class Site:
+class Site(Launches):
     """A login node: the command ``nemorl launch`` in a folder, and Slurm's own commands."""
 
     def __init__(self, folder: Path, conf: Path, model: Path) -> None:
-        self.folder = folder
-        self.environment = {**os.environ, "SLURM_CONF": str(conf), "HF_TOKEN": PLANTED}
-        config = {
-            "algorithm": "grpo",
-            "model": str(model),
-            "policy": {"init": "random", "max_sequence_tokens": 64},
-            "data": "arithmetic",
-            "environment": "math",
-            "num_prompts_per_step": 4,
-            "num_generations_per_prompt": 4,
-            "generation": {"max_new_tokens": 8},
-            "validation": {"every": 0, "at_end": False},
-            "checkpoint": {"every": 5, "export": False},
-            "cluster": {"workers_per_node": 1},
-            "launch": {
-                "name": "slurm",
-                "cpus_per_node": 1,
-                "object_store_gib": 0.1,
-                "secrets": ["HF_TOKEN"],
-                "environment": {"RAY_health_check_period_ms": "1000"},
-                "grace_s": 60,
-            },
-        }
-        (folder / "run.json").write_text(json.dumps(config))
-
-    def launch(self, *arguments: str) -> Any:
-        command = [sys.executable, "-m", "nemorl", "launch", *arguments, "--json"]
-        done = subprocess.run(
-            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        super().__init__(folder, {"SLURM_CONF": str(conf), "HF_TOKEN": PLANTED})
+        quick = {"RAY_health_check_period_ms": "1000"}
+        write_run(folder, model, name="slurm", cpus_per_node=1, object_store_gib=0.1, environment=quick)
 
     def submit(self, name: str, *overrides: str) -> Any:
         return self.launch("run.json", *overrides, f"run_dir=runs/{name}", "--name", name)
@@ -82,24 +43,6 @@ class Site:
     def slurm(self, *command: str) -> str:
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
         return done.stdout + done.stderr
-
-    def status(self, name: str) -> Any:
-        return self.launch("status", name)
-
-    def await_state(self, name: str, state: str, limit_s: float) -> Any:
-        await_true(lambda: self.status(name)["state"] == state, limit_s, lambda: self.explain(name))
-        return self.status(name)
-
-    def steps(self, name: str) -> list[int]:
-        path = self.folder / "runs" / name / "metrics.jsonl"
-        records = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
-        return [record["step"] for record in records if "train/loss" in record]
-
-    def await_step(self, name: str, step: int) -> None:
-        await_true(lambda: max(self.steps(name), default=0) >= step, START_S, lambda: self.explain(name))
-
-    def attempt(self, name: str, number: int) -> Path:
-        return self.folder / "launches" / name / f"attempt-{number}"
 
     def outcome(self, name: str, number: int) -> str:
         return (self.attempt(name, number) / "outcome").read_text().strip()
@@ -110,8 +53,7 @@ class Site:
         self.slurm("scontrol", "update", f"job={job_id}", "StartTime=now")
 
     def explain(self, name: str) -> str:
-        logs = [*sorted((self.folder / "launches" / name).rglob("*.log"))]
-        return self.slurm("squeue") + "".join(f"\n== {log.name}\n{log.read_text()[-1500:]}" for log in logs)
+        return self.slurm("squeue") + super().explain(name)
 
 
 @pytest.fixture(scope="module")
@@ -121,14 +63,13 @@ def site(tmp_path_factory: pytest.TempPathFactory, cluster: Path, model: Path) -
 
 def test_a_run_over_two_nodes_finishes_and_no_secret_is_written_down(site: Site) -> None:
     submitted = site.submit("two", "launch.nodes=2", "max_steps=3")
-    assert PLANTED not in " ".join(_command_lines())
+    assert PLANTED not in command_lines()
     site.await_state("two", "finished", START_S)
     assert site.steps("two") == [1, 2, 3]
     names = {json.loads((site.attempt("two", 0) / f"node-{rank}.json").read_text())["name"] for rank in (0, 1)}
     assert names == {"n0", "n1"}
     assert PLANTED not in json.dumps(submitted)
-    holders = [path for path in site.folder.rglob("*") if path.is_file() and PLANTED.encode() in path.read_bytes()]
-    assert holders == []
+    assert site.holders(PLANTED) == []
 
 
 @pytest.mark.full
@@ -224,8 +165,7 @@ def test_a_mistake_of_the_run_is_not_started_again(site: Site) -> None:
 
 
 def test_what_slurm_refuses_is_said_in_its_words(site: Site) -> None:
-    command = [sys.executable, "-m", "nemorl", "launch", "run.json", "launch.partition=gpus", "max_steps=2"]
-    done = subprocess.run(command, cwd=site.folder, env=site.environment, capture_output=True, text=True, check=False)
+    done = site.nemorl("launch", "run.json", "launch.partition=gpus", "max_steps=2")
     assert done.returncode == 2
     assert "invalid partition specified: gpus" in done.stderr
 
@@ -247,13 +187,3 @@ def _kill_node(site: Site, name: str, rank: int) -> None:
         family += [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     for pid in family:
         os.kill(pid, signal.SIGKILL)
-
-
-def _command_lines() -> list[str]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            found.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
-        except OSError:
-            continue
-    return found

@@ -100,8 +100,8 @@ def test_a_worker_that_dies_is_named_with_its_last_words_and_replaced(group: Ray
 def test_a_worker_that_does_not_answer_is_named(
     cluster: RayVirtualCluster, monkeypatch: pytest.MonkeyPatch, raises: Raises
 ) -> None:
-    monkeypatch.setattr(cluster, "config", CPU.model_copy(update={"worker_timeout_s": 8.0}))
     group = RayWorkerGroup(cluster, Adder, settings=GroupSettings(name="adders"))
+    monkeypatch.setattr(group, "_timeout_s", 8.0)  # not before: starting two processes may take longer
     with raises(WorkerHungError, 8, "adders", 1):
         group.call("fail", 1, "sleeps")
     group.kill()

@@ -133,6 +133,7 @@ def test_calls_that_go_on_from_each_other_are_one_sequence(collect: Collect, tok
         "sequences": 1.0,
         "delivered_tokens": 5.0,
         "dropped_tokens": 0.0,
+        "forked_tokens": 0.0,
         "realigned_tokens": 0.0,
         "malformed_tool_calls": 0.0,
         "broken_tool_choices": 0.0,
@@ -150,6 +151,7 @@ def test_a_fork_trains_what_came_before_it_once(collect: Collect, tokenizer: Tok
     [sample], _ = collect(play, lambda prompt: {"+": "8|", "-": "9|"}.get(prompt[-1], "42|"))
     assert legend(sample, tokenizer) == [("1+1=42|+8|", "....AAA.AA"), ("1+1=42|-9|", "........AA")]
     assert sample.response_tokens == 7
+    assert sample.score.metrics["forked_tokens"] == 3, "42| is the context of 9|"
 
 
 def test_a_sub_agent_is_a_sequence_of_its_own(collect: Collect, tokenizer: Tokenizer) -> None:

@@ -54,6 +54,8 @@ LAUNCH_CHECKS = "nemorl.launch_checks"
 """Group of functions ``check(config, run_dir, warn) -> problems`` that may refuse a run before anything is loaded. Only
 those of the house and of the standard plugins are called: whoever checks runs in every run."""
 
+NO_PLUGINS = frozenset({NAMES, FINDERS, LAUNCH_CHECKS, "nemorl.launchers"})  # the last is read by `nemorl launch`
+
 CAN_BE_ISOLATED = frozenset(
     {"training_backends", "generation_backends", "environments", "datasets", "loggers", "templates"}
 )
@@ -213,17 +215,14 @@ class Index:
     @cached_property
     def entries(self) -> tuple[PluginEntry, ...]:
         found: dict[tuple[str, str, str], PluginEntry] = {}
-        for point in self.points:
-            if point.group in (NAMES, FINDERS, LAUNCH_CHECKS, "nemorl.launchers"):
-                continue
+        for point in (point for point in self.points if point.group not in NO_PLUGINS):
             distribution, version, damage = owner_of(point)
             entry = PluginEntry(point.group.removeprefix(PREFIX), point.name, distribution, version, point.value, point)
             entry = entry if damage is None else _unreadable(entry, damage)
             # The same distribution twice on sys.path: the first one wins, as it does for import.
             found.setdefault((entry.kind, entry.name, normalize(distribution)), entry)
         everyone = sorted(found.values(), key=lambda entry: (entry.kind, entry.name, entry.id))
-        named = groupby(everyone, key=lambda entry: (entry.kind, entry.name))
-        groups = (list(group) for _, group in named)
+        groups = (list(group) for _, group in groupby(everyone, key=lambda entry: (entry.kind, entry.name)))
         return tuple(self._diagnose(entry, group) for group in groups for entry in group)
 
     def of_kind(self, kind: str) -> tuple[PluginEntry, ...]:

@@ -7,17 +7,13 @@ from typing import Annotated, Any
 
 import typer
 from nemorl_commands.answers import AsJson, echo_json
+from nemorl_commands.plugin_app import plugin_app
 from nemorl_commands.terminal import say
 
 from nemorl_authoring.names import Names, kind_called, kinds
 from nemorl_authoring.writing import Written, write_package
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = plugin_app()
 
 
 @app.command()

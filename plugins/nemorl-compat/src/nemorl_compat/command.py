@@ -11,6 +11,7 @@ import typer
 from nemorl.errors import UsageError
 from nemorl_base.files import replace_text
 from nemorl_commands.answers import AsJson, echo_json
+from nemorl_commands.plugin_app import plugin_app
 from nemorl_commands.terminal import print_table, say
 
 from nemorl_compat.migration import Migration, migrate_file
@@ -19,7 +20,7 @@ from nemorl_compat.migration_tree import Entry, migrate_tree
 from nemorl_compat.peers.tables import table as peer_table
 from nemorl_compat.peers.translation import translate_file
 
-app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
+app = plugin_app()
 NOT_ALL = 1
 """Exit status when some files of a tree were not migrated."""
 REFUSED = 2

@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 from nemorl_commands.answers import AsJson, echo_json
+from nemorl_commands.plugin_app import plugin_app
 from nemorl_commands.terminal import say
 
-app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
+app = plugin_app()
 
 
 @app.command()

@@ -9,17 +9,13 @@ import typer
 from nemorl.errors import UsageError
 from nemorl_base.suggest import did_you_mean
 from nemorl_commands.answers import AsJson, echo_json
+from nemorl_commands.plugin_app import plugin_app
 from nemorl_commands.terminal import print_table, say
 
 from nemorl_datasets.listing import Listed, listed
 from nemorl_datasets.preset_file import TASKS, find_preset
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = plugin_app()
 
 
 @app.command()

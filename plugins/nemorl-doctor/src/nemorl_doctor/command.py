@@ -13,6 +13,7 @@ import typer
 from nemorl.errors import UsageError
 from nemorl_commands.answers import AsJson, echo_json
 from nemorl_commands.console import Console
+from nemorl_commands.plugin_app import plugin_app
 from nemorl_commands.runs import Overrides
 from nemorl_commands.terminal import print_table, say
 
@@ -20,12 +21,7 @@ AUDIT_NEW_TOKENS = 32
 """Response length of an audit, unless overridden: errors show from the first token on."""
 
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = plugin_app()
 
 
 @app.command()

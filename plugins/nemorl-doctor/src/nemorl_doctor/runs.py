@@ -14,17 +14,13 @@ from nemorl.errors import NemorlError, UsageError
 from nemorl.storage.checkpoints import Checkpoint
 from nemorl_base.yaml_text import parse_yaml
 from nemorl_commands.answers import AsJson, echo_json
+from nemorl_commands.plugin_app import plugin_app
 from nemorl_commands.terminal import print_table, styled
 from nemorl_report.lock import FILE as PLUGINS_FILE
 from nemorl_report.lock import read_lock
 from nemorl_report.records.reading import FOLDER, RecordFile, read_table, record_files
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = plugin_app()
 
 
 @dataclass(frozen=True)

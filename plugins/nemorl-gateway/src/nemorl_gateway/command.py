@@ -10,18 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from nemorl_commands.answers import AsJson, echo_json
 from nemorl_commands.console import Console
+from nemorl_commands.plugin_app import plugin_app
 from nemorl_commands.terminal import say
 
 if TYPE_CHECKING:
     from nemorl_gateway.access import Access
     from nemorl_gateway.options import GatewayOptions
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = plugin_app()
 
 
 @app.command()

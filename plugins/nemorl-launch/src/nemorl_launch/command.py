@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from nemorl.errors import UsageError
 from nemorl_commands.answers import AsJson, echo_json
+from nemorl_commands.plugin_app import plugin_app
 from nemorl_commands.runs import Overrides
 from nemorl_commands.terminal import print_list, say
 from typer.core import TyperGroup
@@ -38,7 +39,7 @@ class _SubmitByDefault(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-app = typer.Typer(
+app = plugin_app(
     cls=_SubmitByDefault,
     help="Start a run on a cluster, over SSH or in the background here; look after it.\n\n"
     "Examples:\n\n"
@@ -46,10 +47,6 @@ app = typer.Typer(
     "  nemorl launch grpo.yaml --on local\n\n"
     "  nemorl launch status",
     no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 Name = Annotated[str, typer.Argument(help="Name of the launch.", show_default=False)]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from nemorl.errors import UsageError
 from nemorl_commands.answers import AsJson, echo_json
+from nemorl_commands.plugin_app import plugin_app
 from nemorl_commands.runs import Overrides
 from nemorl_commands.terminal import say
 
@@ -17,12 +18,7 @@ if TYPE_CHECKING:
     from nemorl_plan.efficiencies import Efficiencies
     from nemorl_plan.plan import Plan
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = plugin_app()
 
 
 @app.command()

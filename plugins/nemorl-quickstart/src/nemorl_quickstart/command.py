@@ -13,6 +13,7 @@ from nemorl.config.load import load_config
 from nemorl_base.jsonl import read_jsonl
 from nemorl_commands.answers import AsJson, echo_json
 from nemorl_commands.console import Console
+from nemorl_commands.plugin_app import plugin_app
 from nemorl_commands.terminal import say
 from nemorl_report.report import write_combined_report
 from nemorl_rl.data import rows_of
@@ -22,7 +23,7 @@ from nemorl_quickstart import recipe
 
 ACCURACY = "validation/accuracy"
 
-app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
+app = plugin_app()
 
 
 @app.command()

@@ -14,10 +14,11 @@ from nemorl.errors import ConfigError, UsageError
 from nemorl_base.mappings import apply_overrides, read_source
 from nemorl_commands.answers import AsJson, echo_json
 from nemorl_commands.console import Console
+from nemorl_commands.plugin_app import plugin_app
 from nemorl_commands.runs import ConfigPath, Overrides
 from nemorl_commands.terminal import say
 
-app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
+app = plugin_app()
 
 
 @app.command("try")

@@ -8,18 +8,15 @@ from typing import Annotated, Any
 import typer
 from nemorl.errors import UsageError
 from nemorl_commands.answers import AsJson, echo_json
+from nemorl_commands.plugin_app import plugin_app
 from nemorl_commands.terminal import print_list, say
 
 from nemorl_server_engine.config import url_problem
 from nemorl_server_engine.roster import FOLDER, Roster
 
-app = typer.Typer(
+app = plugin_app(
     help="Servers that a run generates with: list, add, drop while it is on.",
     no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 Run = Annotated[Path, typer.Argument(help="Directory of the run.", show_default=False)]

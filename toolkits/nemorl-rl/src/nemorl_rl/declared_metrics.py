@@ -136,10 +136,19 @@ ROLLOUT_METRICS: Mapping[str, MetricInfo] = {
         "many: the agent rewrites its history, and each sequence computes it again",
     ),
     "train/environment/delivered_tokens": MetricInfo(
-        "Delivered tokens", "tokens", "agents: sampled tokens per episode that are trained"
+        "Delivered tokens", "tokens", "agents: sampled tokens per episode, of episodes that could be scored"
     ),
     "train/environment/dropped_tokens": MetricInfo(
-        "Dropped tokens", "tokens", "agents: sampled tokens per episode that train nothing", "above 0: see the events"
+        "Dropped tokens",
+        "tokens",
+        "agents: sampled tokens per episode that train nothing, as nobody could score it",
+        "above 0: the log says what failed",
+    ),
+    "train/environment/forked_tokens": MetricInfo(
+        "Forked tokens",
+        "tokens",
+        "agents: sampled tokens per episode that a further sequence holds as context, where the agent forks or retries",
+        "many: the sequences share beginnings, and each computes them again",
     ),
     "train/environment/realigned_tokens": MetricInfo(
         "Realigned tokens",

@@ -133,8 +133,9 @@ class TokenBatch:
             drop: Episodes that keep their place but train nothing (overlong filtering), one bool each.
         """
         dropped = drop or [False] * len(samples)
-        parts = [(part, out) for sample, out in zip(samples, dropped, strict=True) for part in sample.sequences]
-        counts = torch.tensor([len(sample.sequences) for sample in samples], dtype=torch.int64)
+        episodes = [sample.sequences for sample in samples]
+        parts = [(part, out) for episode, out in zip(episodes, dropped, strict=True) for part in episode]
+        counts = torch.tensor([len(episode) for episode in episodes], dtype=torch.int64)
         is_split = len(parts) > len(samples)
         batch = cls.from_sequences(
             [part.token_ids for part, _ in parts],

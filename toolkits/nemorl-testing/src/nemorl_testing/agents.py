@@ -22,7 +22,7 @@ from nemorl_rl.agents.contract import (
 from nemorl_rl.loop_thread import LoopThread
 
 from nemorl_testing.blocking import blocking_calls
-from nemorl_testing.environments import ODD_RESPONSES, TAME_RESPONSES, TIMEOUT_S, _build, _is_finite, as_prompt
+from nemorl_testing.environments import ODD_RESPONSES, TAME_RESPONSES, TIMEOUT_S, as_prompt, build, is_finite
 from nemorl_testing.kit import NotApplicable, Subject, expect
 
 EPISODES = 8
@@ -84,7 +84,7 @@ def check_an_agent_ends_whatever_the_policy_says(subject: Subject) -> None:
     for says in (*TAME_RESPONSES, *ODD_RESPONSES):
         score = asyncio.run(_played(environment, _prompt(subject), says))
         numbers = {"reward": score.reward, **score.components, **score.metrics}
-        bad = [f"{name} = {value!r}" for name, value in numbers.items() if not _is_finite(value)]
+        bad = [f"{name} = {value!r}" for name, value in numbers.items() if not is_finite(value)]
         expect(not bad, f"a policy that says {says[:60]!r} gets {', '.join(bad)}")
 
 
@@ -131,7 +131,7 @@ def check_an_agent_never_blocks(subject: Subject) -> None:
 
 
 def _driving(subject: Subject) -> Any:
-    environment = _build(subject)
+    environment = build(subject)
     if not environment.drives_policy:
         raise NotApplicable("it answers the policy, and does not drive it")
     return environment

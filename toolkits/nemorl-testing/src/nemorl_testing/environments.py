@@ -48,7 +48,7 @@ def check_any_response_gets_a_finite_score(subject: Subject) -> None:
     for (_, response, _), step in zip(cases, _steps(subject, cases), strict=True):
         score = step.score
         numbers = {"reward": score.reward, **score.components, **score.metrics}
-        bad = [f"{name} = {value!r}" for name, value in numbers.items() if not _is_finite(value)]
+        bad = [f"{name} = {value!r}" for name, value in numbers.items() if not is_finite(value)]
         expect(not bad, f"{response[:60]!r} scores {', '.join(bad)}")
         late = "environment_timeout" in score.metrics
         expect(not late, f"{response[:60]!r} (and others) took more than {TIMEOUT_S} s")
@@ -64,7 +64,7 @@ def check_scores_are_repeatable(subject: Subject) -> None:
 
 def check_threads_do_not_change_scores(subject: Subject) -> None:
     """Scores from many threads at once are those of one thread. (DESIGN 5)"""
-    environment = _build(subject)
+    environment = build(subject)
     pool = _answering(environment, concurrency=1)
     cases = _cases(subject)
     wanted = [_step_in(pool, case).score for case in cases]
@@ -83,7 +83,7 @@ def check_async_code_never_blocks(subject: Subject) -> None:
 
 def check_episode_answers(subject: Subject) -> None:
     """start(prompt) gives a fresh episode; each answers alike and says how it goes on. (DESIGN 5)"""
-    environment = _build(subject)
+    environment = build(subject)
     pool = _answering(environment)
     for case in _cases(subject)[:4]:
         one, other = _step_in(pool, case), _step_in(pool, case)
@@ -96,7 +96,7 @@ def check_episode_answers(subject: Subject) -> None:
 
 def check_close_twice_is_harmless(subject: Subject) -> None:
     """The environment derives from nemorl's base, closes unused and used, and twice. (DESIGN 5)"""
-    unused, used = _build(subject), _build(subject)
+    unused, used = build(subject), build(subject)
     expect(isinstance(used, Environment), f"{type(used).__name__} does not derive from nemorl.Environment")
     if not used.drives_policy:
         _step_in(_answering(used), _cases(subject)[0])
@@ -114,9 +114,15 @@ def as_prompt(given: Any, index: int = 0) -> Prompt:
     return Prompt(**{"index": index, "text": "", "token_ids": (1,), "row": row, **fields})
 
 
-def _build(subject: Subject) -> Any:
+def build(subject: Subject) -> Any:
+    """A new environment, closed when the checks end."""
     subject.require_modules()
     return subject.own(subject.config.build(), "close")
+
+
+def is_finite(value: object) -> bool:
+    """A number that can be averaged."""
+    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def _prompts(subject: Subject) -> list[Prompt]:
@@ -135,7 +141,7 @@ def _pairs(cases: Sequence[tuple[Any, str, float | None]]) -> list[tuple[Prompt,
 
 def _steps(subject: Subject, cases: Sequence[tuple[Any, str, float | None]]) -> list[Step]:
     """The first turn of every case, one after the other, in a new environment."""
-    pool = _answering(_build(subject), concurrency=1)
+    pool = _answering(build(subject), concurrency=1)
     pairs = _pairs(cases)
     return pool.step([pool.start(prompt) for prompt, *_ in pairs], [response for _, response, _ in pairs])
 
@@ -148,7 +154,3 @@ def _answering(environment: Environment, *, concurrency: int = 16) -> Environmen
 
 def _step_in(pool: EnvironmentPool, case: tuple[Any, str, float | None]) -> Step:
     return pool.step([pool.start(as_prompt(case[0]))], [case[1]])[0]
-
-
-def _is_finite(value: object) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nemorl.environment import Environment, as_score
-from nemorl.errors import DeadlineError, ForeignError, boundary
+from nemorl.errors import DeadlineError, boundary
 from nemorl.types import Prompt, Sample, Score
 from nemorl_base.seeding import derive_seed
 
@@ -23,7 +23,7 @@ from nemorl_rl.agents.contract import EpisodeError, EpisodeLimits
 from nemorl_rl.agents.policy import LivePolicy, Sampler
 from nemorl_rl.agents.record import to_sample
 from nemorl_rl.chat.conversation import Conversation
-from nemorl_rl.environments.turn import require_finite
+from nemorl_rl.environments.turn import raisable, require_finite
 from nemorl_rl.loop_thread import LoopThread
 from nemorl_rl.tokenizer import Tokenizer
 
@@ -162,13 +162,10 @@ class AgentDriver:
             episode.began_s = time.monotonic()
             try:
                 outcome = await self._outcome(episode)
-            except Exception as error:
-                self._ended.put((episode, error))
-            except BaseException as error:  # raised in the caller's thread it would pass for what a person asks of it
-                if episode.is_over:
+            except BaseException as error:
+                if episode.is_over and not isinstance(error, Exception):  # cancelled by us
                     raise
-                what = f"{self._environment.owner} raised {type(error).__name__}: {error}"
-                self._ended.put((episode, ForeignError(what, fix="raise an Exception to end a run with an error")))
+                self._ended.put((episode, raisable(error, self._environment.owner)))
             else:
                 self._ended.put((episode, outcome))
             finally:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
+from itertools import takewhile, zip_longest
 
 from nemorl.types import Branch, Completion, Prompt, Sample, Score
 
@@ -18,16 +18,14 @@ class Call:
     """One answer of the policy.
 
     Example:
-        >>> Call(0, (5, 6), Completion((7,), (-0.5,), "stop")).is_trained
-        True
+        >>> Call(0, (5, 6), Completion((7,), (-0.5,), "stop")).realigned_tokens
+        0
     """
 
     number: int
     """In the order in which calls began."""
     prompt_ids: tuple[int, ...]
     completion: Completion
-    is_trained: bool = True
-    """False: its tokens are context only."""
     realigned_tokens: int = 0
     """Sampled tokens of earlier answers that its prompt holds in another form."""
     malformed_tool_calls: int = 0
@@ -46,11 +44,10 @@ class _Sequence:
 
     def append(self, call: Call, reward: float | None) -> None:
         context = call.prompt_ids[len(self.token_ids) :]
-        answer, is_trained = call.completion, call.is_trained
+        answer = call.completion
         self.token_ids += [*context, *answer.token_ids]
-        self.mask += [False] * len(context) + [is_trained] * len(answer.token_ids)
-        self.logprobs += [0.0] * len(context)
-        self.logprobs += answer.logprobs if is_trained else [0.0] * len(answer.token_ids)
+        self.mask += [False] * len(context) + [True] * len(answer.token_ids)
+        self.logprobs += [*([0.0] * len(context)), *answer.logprobs]
         if reward is not None:
             self.turn_rewards.append((len(self.token_ids) - 1, reward))
 
@@ -110,7 +107,7 @@ def to_sample(prompt: Prompt, calls: Iterable[Call], score: Score, response: str
         response_mask=first.response_mask,
         generation_logprobs=first.generation_logprobs,
         turn_rewards=first.turn_rewards,
-        score=_with_metrics(score, ordered, 1 + len(others)),
+        score=_with_metrics(score, ordered, (first, *others)),
         response=response,
         finish_reason=ordered[-1].completion.finish_reason if ordered else "stop",
         turns=len(ordered),
@@ -124,16 +121,29 @@ def _untouched(prompt: Prompt) -> Branch:
     return Branch(prompt.token_ids, (False,) * size, (0.0,) * size)
 
 
-def _with_metrics(score: Score, calls: list[Call], sequences: int) -> Score:
-    delivered = sum(len(call.completion.token_ids) for call in calls if call.is_trained)
+def _with_metrics(score: Score, calls: list[Call], parts: Sequence[Branch]) -> Score:
     sampled = sum(len(call.completion.token_ids) for call in calls)
     of_calls = {
         "calls": float(len(calls)),
-        "sequences": float(sequences if calls else 0),
-        "delivered_tokens": float(delivered),
-        "dropped_tokens": float(sampled - delivered),
+        "sequences": float(len(parts) if calls else 0),
+        "delivered_tokens": float(sampled if score.valid else 0),
+        "dropped_tokens": float(0 if score.valid else sampled),
+        "forked_tokens": float(_forked_tokens(parts)),
         "realigned_tokens": float(sum(call.realigned_tokens for call in calls)),
         "malformed_tool_calls": float(sum(call.malformed_tool_calls for call in calls)),
         "broken_tool_choices": float(sum(call.broke_tool_choice for call in calls)),
     }
     return replace(score, metrics={**of_calls, **score.metrics})
+
+
+def _forked_tokens(parts: Sequence[Branch]) -> int:
+    """Tokens sampled in one sequence that stand at the beginning of another as context."""
+    held = (max((_held(part, other) for other in parts[:n]), default=0) for n, part in enumerate(parts))
+    return sum(held)
+
+
+def _held(part: Branch, other: Branch) -> int:
+    """How many tokens of ``other``'s answers ``part`` begins with as context."""
+    both = zip(part.token_ids, other.token_ids, part.response_mask, other.response_mask, strict=False)
+    alike = takewhile(lambda place: place[0] == place[1], both)
+    return sum(was_sampled and not is_sampled for *_, is_sampled, was_sampled in alike)

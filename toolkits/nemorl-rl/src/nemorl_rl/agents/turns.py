@@ -12,6 +12,7 @@ from nemorl.environment import Environment
 from nemorl.types import Prompt, Score, Step
 
 from nemorl_rl.agents.contract import EpisodePolicy
+from nemorl_rl.environments.turn import as_step
 from nemorl_rl.loop_thread import in_thread
 from nemorl_rl.tokenizer import Tokenizer
 
@@ -53,8 +54,8 @@ class FreeTurns(Environment):
     async def _step(self, episode: Episode, response: str) -> Step:
         try:
             async with asyncio.timeout(self._timeout_s) as limit:
-                answer: Step | Awaitable[Step] = await in_thread(episode.step, response)
-                return await answer if isinstance(answer, Awaitable) else answer
+                answer = await in_thread(episode.step, response)
+                return as_step(await answer if isinstance(answer, Awaitable) else answer)
         except TimeoutError:
             if not limit.expired():
                 raise

@@ -137,19 +137,12 @@ class Turn:
         return _Job(index, timed, response, self._timeout_s, "environment_timeout")
 
     def _checked(self, job: _Job, answer: Any) -> Step:
-        if isinstance(answer, BaseException) and not isinstance(answer, Exception):
-            # It ended a thread or a coroutine; raised here, it would pass for what a person asks of this one.
-            raise ForeignError(
-                f"{self._environment.owner} raised {type(answer).__name__}: {answer}",
-                fix="raise an Exception to end a run with an error",
-            ) from answer
         with boundary(self._environment.owner):
-            if isinstance(answer, Exception):
-                raise answer
-            if not isinstance(answer, Step):
-                raise TypeError(f"step() returned {answer!r:.80}, not a nemorl.types.Step")
-            require_finite(answer.score, f"{job.response[:50]!r}{job.episode.row}")
-        return answer
+            if isinstance(answer, BaseException):
+                raise raisable(answer, self._environment.owner)
+            step = as_step(answer)
+            require_finite(step.score, f"{job.response[:50]!r}{job.episode.row}")
+        return step
 
     # Deadlines, in the caller's thread
 
@@ -301,6 +294,26 @@ class Turn:
                 return
             job.over = True
         self._answers.put((job, answer))
+
+
+def raisable(error: BaseException, owner: str) -> Exception:
+    """What ended a thread or a coroutine of ``owner``, for the caller's thread to raise.
+
+    ``SystemExit`` and its like would pass there for what a person asks of it.
+    """
+    if isinstance(error, Exception):
+        return error
+    what = f"{owner} raised {type(error).__name__}: {error}"
+    foreign = ForeignError(what, fix="raise an Exception to end a run with an error")
+    foreign.__cause__ = error
+    return foreign
+
+
+def as_step(answer: object) -> Step:
+    """What ``Episode.step`` returned."""
+    if not isinstance(answer, Step):
+        raise TypeError(f"step() returned {answer!r:.80}, not a nemorl.types.Step")
+    return answer
 
 
 def require_finite(score: Score, response: str) -> None:
