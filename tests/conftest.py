@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # At the default, a fifth of the time goes into looking for garbage among what torch and 8,000 tests have made.
 gc.set_threshold(100_000, 20, 20)
 
-pytest_plugins = ["recorded_messages"]
+pytest_plugins = ["recorded_messages", "tiers"]
 
 # Under nohup it is ignored, by what tests start as well, and some of them send it.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)

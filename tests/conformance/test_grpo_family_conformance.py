@@ -21,7 +21,7 @@ OFF_POLICY = {**GROUPS, "num_minibatches": 2}
 RESUME = ["small_run_finishes", "killed_run_resumes_as_if_nothing_happened"]
 
 test_dapo = conformance("algorithms", {"name": "dapo", **GROUPS})
-test_dr_grpo = conformance("algorithms", {"name": "dr_grpo", **GROUPS})
+test_dr_grpo = pytest.mark.full(conformance("algorithms", {"name": "dr_grpo", **GROUPS}))
 test_gspo = conformance("algorithms", {"name": "gspo", **GROUPS})
 test_gspo_off_policy = conformance(
     "algorithms", {"name": "gspo", **OFF_POLICY, "importance_correction": "truncated"}, only=RESUME
@@ -30,10 +30,12 @@ test_cispo = conformance("algorithms", {"name": "cispo", **GROUPS})
 test_cispo_off_policy = conformance(
     "algorithms", {"name": "cispo", **OFF_POLICY, "importance_correction": "icepop"}, only=RESUME
 )
-test_rloo = conformance("algorithms", {"name": "rloo", **GROUPS})
+test_rloo = pytest.mark.full(conformance("algorithms", {"name": "rloo", **GROUPS}))
 test_reinforce_plus_plus = conformance(
     "algorithms", {"name": "reinforce_plus_plus", "num_prompts_per_step": 4, "num_generations_per_prompt": 1}
 )
-test_reinforce_plus_plus_baseline = conformance("algorithms", {"name": "reinforce_plus_plus_baseline", **GROUPS})
+test_reinforce_plus_plus_baseline = pytest.mark.full(
+    conformance("algorithms", {"name": "reinforce_plus_plus_baseline", **GROUPS})
+)
 test_gdpo = conformance("algorithms", {"name": "gdpo", **GROUPS}, reward_fn=digits_and_brevity)
-test_maxrl = conformance("algorithms", {"name": "maxrl", **GROUPS})
+test_maxrl = pytest.mark.full(conformance("algorithms", {"name": "maxrl", **GROUPS}))

@@ -24,11 +24,12 @@ SHARED = {check.name for check in checks_for("datasets") if not check.function._
 USABLE = "entry_point_is_usable"
 
 
+def marks_of(mutant: Mutant) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.slow, *([pytest.mark.full] if mutant.is_slow else [])]
+
+
 def cases(mutants: tuple[Mutant, ...]) -> list[object]:
-    return [
-        pytest.param(mutant, id=f"{mutant.kind}-{mutant.name}", marks=[pytest.mark.slow] if mutant.is_slow else [])
-        for mutant in mutants
-    ]
+    return [pytest.param(mutant, id=f"{mutant.kind}-{mutant.name}", marks=marks_of(mutant)) for mutant in mutants]
 
 
 def run(mutant: Mutant, registry: Registry, only: Collection[str] = ()) -> Report:

@@ -42,6 +42,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", NAMES)
 def test_the_tests_of_an_example_pass(name: str, site: Path) -> None:
     if name == "nemorl-gym-tasks":

@@ -73,6 +73,7 @@ def test_every_package_is_listed_as_ok(world: World) -> None:
     assert {(names.group, names.entry, names.distribution) for names in NAMES.values()} <= ok
 
 
+@pytest.mark.full
 def test_the_tests_of_every_package_pass(world: World) -> None:
     # One process for all: it has torch to load once.
     results = world.packages / "results.xml"

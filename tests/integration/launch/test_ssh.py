@@ -58,6 +58,7 @@ def here(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Launches:
     return Launches(folder, {"HF_TOKEN": PLANTED})
 
 
+@pytest.mark.full
 def test_two_nodes_over_ssh_finish_and_no_secret_is_written_down(here: Launches, server: list[str]) -> None:
     # Two names of one machine: each gets ports and a part of Ray of its own.
     hosts = [f"{getpass.getuser()}@127.0.0.1", f"{getpass.getuser()}@localhost"]

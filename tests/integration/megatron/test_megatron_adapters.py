@@ -18,6 +18,7 @@ from nemorl.resources.worker import WorkerContext
 from nemorl_dtensor import DTensorConfig
 from nemorl_testing.models import load_reference, plain_logprobs, tiny_model
 from spread_cases import gap, run_spread
+from tiers import in_full
 from torch import Tensor
 
 pytestmark = [pytest.mark.slow, pytest.mark.megatron]
@@ -36,30 +37,34 @@ ATTENTION = {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]}
 SOME = {"target_modules": ["q_proj", "v_proj", "mlp.down_proj"]}
 CASES: dict[str, Case] = {
     "one": Case("qwen2", options=SDPA, saves="one"),
-    "one, padded": Case("qwen2", options=PADDED),
-    "one, plain optimizer": Case("qwen2", options=PLAIN),
-    "one, recomputed": Case("qwen2", policy=RECOMPUTED),
     "one, some layers": Case("qwen2", lora=SOME, saves="one, some layers"),
     "one llama": Case("llama", saves="one llama"),
-    "one gemma2": Case("gemma2"),
     "one moe": Case("moe", lora=ATTENTION),
     "one, shared": Case("qwen2", options=SHARED, shared=True),
     "dp2": Case("qwen2", 2, saves="dp2"),
     "tp2": Case("qwen2", 2, TP, SDPA, saves="tp2"),
     "tp2, whole sequences": Case("qwen2", 2, TP, WHOLE | SDPA, saves="tp2, whole sequences"),
-    "tp2, recomputed": Case("qwen2", 2, {**TP, **RECOMPUTED}),
-    "tp2, some layers": Case("qwen2", 2, TP, lora=SOME),
-    "tp2 llama": Case("llama", 2, TP),
-    "tp2 gemma2": Case("gemma2", 2, TP),
     "tp2, shared": Case("qwen2", 2, TP, SHARED, shared=True),
     "pp2": Case("qwen2", 2, {}, PP | SDPA, saves="pp2"),
     "pp2 vpp2": Case("deep", 2, {}, VPP),
-    "pp2, recomputed": Case("qwen2", 2, RECOMPUTED, PP),
     "cp2": Case("qwen2", 2, {}, CP),
     "ep2": Case("moe", 2, {}, EP, ATTENTION, saves="ep2"),
-    "tp2 ep2": Case("moe", 2, TP, EP, ATTENTION),
     "one bfloat16": Case("qwen2", policy=LOW, saves="one bfloat16"),
     "tp2 bfloat16": Case("qwen2", 2, {**TP, **LOW}),
+    **in_full(
+        {
+            "one, padded": Case("qwen2", options=PADDED),
+            "one, plain optimizer": Case("qwen2", options=PLAIN),
+            "one, recomputed": Case("qwen2", policy=RECOMPUTED),
+            "one gemma2": Case("gemma2"),
+            "tp2, recomputed": Case("qwen2", 2, {**TP, **RECOMPUTED}),
+            "tp2, some layers": Case("qwen2", 2, TP, lora=SOME),
+            "tp2 llama": Case("llama", 2, TP),
+            "tp2 gemma2": Case("gemma2", 2, TP),
+            "pp2, recomputed": Case("qwen2", 2, RECOMPUTED, PP),
+            "tp2 ep2": Case("moe", 2, TP, EP, ATTENTION),
+        }
+    ),
 }
 RESUMED: dict[str, str] = {name: name for name, case in CASES.items() if case.saves} | {
     "one": "tp2",

@@ -32,23 +32,33 @@ from nemorl_megatron.parallel import Sizes
 from nemorl_testing.models import load_reference, response_logprobs
 from spawned import run_calls
 from test_megatron_models import COMMON, MIXTURES, MODELS, TP2, TP2_PP2
+from tiers import in_full
 
 pytestmark = [pytest.mark.megatron, pytest.mark.slow]
 
 DENSE = [model for model in MODELS if model not in MIXTURES]
-HEADS_APART = ["llama", "one key-value head", "qwen2", "gemma2", "gemma3", *MIXTURES]
-"""Models that are divided in different ways: heads, windows, experts. The others differ in what one rank computes."""
+ALSO_APART = ["one key-value head", "qwen2", "gemma2", "qwen3 moe", "qwen3 moe as chosen"]
+"""Models that are divided in yet other ways: heads, windows, experts."""
 LAYOUTS: dict[str, tuple[int, Sizes, list[str]]] = {
-    "tp2": (2, TP2, HEADS_APART),
-    "tp2, whole sequences": (2, Sizes(tensor=2), ["llama", "one key-value head"]),
-    "pp2": (2, Sizes(pipeline=2), ["llama", "qwen2", "gemma3", "mixtral"]),
-    "pp2 vpp2": (2, Sizes(pipeline=2, virtual_pipeline=2), ["qwen2", "gemma3"]),
-    "tp2 etp2": (2, replace(TP2, expert_tensor=2), MIXTURES),
+    "tp2": (
+        2,
+        TP2,
+        [
+            "llama",
+            "gemma3",
+            "mixtral",
+            *in_full(ALSO_APART),
+        ],
+    ),
+    "tp2, whole sequences": (2, Sizes(tensor=2), ["one key-value head", *in_full(["llama"])]),
+    "pp2": (2, Sizes(pipeline=2), ["qwen2", "mixtral", *in_full(["llama", "gemma3"])]),
+    "pp2 vpp2": (2, Sizes(pipeline=2, virtual_pipeline=2), ["gemma3", *in_full(["qwen2"])]),
+    "tp2 etp2": (2, replace(TP2, expert_tensor=2), in_full(MIXTURES)),
     "dp2": (2, Sizes(), ["llama"]),
-    "dp2 ep2": (2, Sizes(expert=2), MIXTURES),
-    "tp2 pp2": (4, TP2_PP2, ["gemma3", "one key-value head"]),
+    "dp2 ep2": (2, Sizes(expert=2), ["qwen3 moe", *in_full(["qwen3 moe as chosen", "mixtral"])]),
+    "tp2 pp2": (4, TP2_PP2, in_full(["gemma3", "one key-value head"])),
     "dp2 tp2 ep2": (4, replace(TP2, expert=2), ["mixtral"]),
-    "dp2 pp2 ep2": (4, Sizes(pipeline=2, expert=2), ["qwen3 moe"]),
+    "dp2 pp2 ep2": (4, Sizes(pipeline=2, expert=2), in_full(["qwen3 moe"])),
 }
 CASES = [(model, layout) for layout, (_, _, models) in LAYOUTS.items() for model in models]
 

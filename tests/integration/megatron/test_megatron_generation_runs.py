@@ -66,11 +66,10 @@ def alone(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[di
 @pytest.mark.parametrize(
     "ways",
     [
-        {"policy": {"tensor_parallel_size": 2}},
-        {"backend": {"pipeline_parallel_size": 2}},
-        {},
+        pytest.param({"policy": {"tensor_parallel_size": 2}}, id="tp2", marks=pytest.mark.full),
+        pytest.param({"backend": {"pipeline_parallel_size": 2}}, id="pp2"),
+        pytest.param({}, id="dp2", marks=pytest.mark.full),
     ],
-    ids=["tp2", "pp2", "dp2"],
 )
 def test_two_workers_say_and_learn_what_one_process_does(
     ways: dict[str, Any], alone: list[dict[str, Any]], tiny_model: Path, tmp_path: Path

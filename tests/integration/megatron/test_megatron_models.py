@@ -15,6 +15,7 @@ from megatron_models import Case, Found, compare, refuse, write_reference
 from nemorl_megatron.parallel import Sizes
 from nemorl_megatron.stages import Split
 from spawned import run_calls
+from tiers import in_full
 
 pytestmark = [pytest.mark.slow, pytest.mark.megatron]
 
@@ -67,6 +68,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 DEEP = {"qwen2, six layers": ("qwen2", {"num_hidden_layers": 6, "tie_word_embeddings": True})}
 MIXTURES = [name for name, (_, sizes) in MODELS.items() if "num_experts" in sizes]
+FEW = ("one key-value head", "gemma2", "gemma3", "qwen3 moe", "mixtral")
+"""Models that are divided in different ways: heads, windows, experts. The others differ in what one rank computes."""
+SEVERAL = [name for name in MODELS if name not in FEW]
 
 
 @dataclass(frozen=True)
@@ -86,29 +90,29 @@ ENDS = Split(embedding=True, head=True)
 CHECKPOINTING = {"activation_checkpointing": True}
 WAYS: dict[str, Way] = {
     "one": Way(1, Sizes(), [*MODELS]),
-    "one, checkpointing": Way(1, Sizes(), ["qwen2", "gemma3"], CHECKPOINTING),
+    "one, checkpointing": Way(1, Sizes(), ["gemma3", *in_full(["qwen2"])], CHECKPOINTING),
     "one, packed": Way(1, Sizes(), [*MODELS], is_packed=True),
     "one, packed, checkpointing": Way(1, Sizes(), ["gemma3"], CHECKPOINTING, is_packed=True),
-    "tp2": Way(2, TP2, [*MODELS]),
-    "tp2, packed": Way(2, TP2, ["llama", "mistral", "gemma3", "mixtral"], is_packed=True),
-    "pp2": Way(2, Sizes(pipeline=2), [*MODELS]),
-    "pp2, packed": Way(2, Sizes(pipeline=2), ["llama 3.1", "qwen2", "gemma2"], is_packed=True),
-    "pp2 vpp2, packed": Way(2, Sizes(pipeline=2, virtual_pipeline=2), ["qwen2", "gemma3"], is_packed=True),
+    "tp2": Way(2, TP2, [*FEW, *in_full([*SEVERAL])]),
+    "tp2, packed": Way(2, TP2, ["gemma3", "mixtral", *in_full(["llama", "mistral"])], is_packed=True),
+    "pp2": Way(2, Sizes(pipeline=2), [*FEW, *in_full([*SEVERAL])]),
+    "pp2, packed": Way(2, Sizes(pipeline=2), ["gemma2", *in_full(["llama 3.1", "qwen2"])], is_packed=True),
+    "pp2 vpp2, packed": Way(2, Sizes(pipeline=2, virtual_pipeline=2), ["gemma3", *in_full(["qwen2"])], is_packed=True),
     "ep2": Way(2, Sizes(expert=2), MIXTURES),
-    "tp2 ep2": Way(2, replace(TP2, expert=2), MIXTURES),
-    "tp2 etp2": Way(2, replace(TP2, expert_tensor=2), MIXTURES),
-    "tp2, whole sequences": Way(2, Sizes(tensor=2), ["llama", "one key-value head", "qwen2", "gemma2"]),
-    "tp2, checkpointing": Way(2, TP2, ["qwen2", "mixtral"], CHECKPOINTING),
-    "pp2, three layers first": Way(2, Sizes(pipeline=2, split=Split(first=3)), ["qwen2", "gemma3", "qwen3 moe"]),
+    "tp2 ep2": Way(2, replace(TP2, expert=2), in_full(MIXTURES)),
+    "tp2 etp2": Way(2, replace(TP2, expert_tensor=2), ["mixtral", *in_full(["qwen3 moe", "qwen3 moe as chosen"])]),
+    "tp2, whole sequences": Way(2, Sizes(tensor=2), ["one key-value head", *in_full(["llama", "qwen2", "gemma2"])]),
+    "tp2, checkpointing": Way(2, TP2, ["mixtral", *in_full(["qwen2"])], CHECKPOINTING),
+    "pp2, three layers first": Way(2, Sizes(pipeline=2, split=Split(first=3)), ["gemma3", *in_full(["qwen3 moe"])]),
     "pp2 vpp2, two layers last": Way(2, Sizes(pipeline=2, virtual_pipeline=2, split=Split(last=2)), [*DEEP]),
     "pp3, one layer at both ends": Way(3, Sizes(pipeline=3, split=Split(first=1, last=1)), ["gemma2"], is_packed=True),
-    "pp3, ends counted": Way(3, Sizes(pipeline=3, split=ENDS), ["llama", "qwen2"]),
-    "pp2 vpp2": Way(2, Sizes(pipeline=2, virtual_pipeline=2), ["llama", "qwen2", "gemma3", "qwen3 moe"]),
-    "tp2 pp2": Way(4, TP2_PP2, ["qwen2", "gemma3", "one key-value head"]),
+    "pp3, ends counted": Way(3, Sizes(pipeline=3, split=ENDS), in_full(["llama", "qwen2"])),
+    "pp2 vpp2": Way(2, Sizes(pipeline=2, virtual_pipeline=2), ["llama", "qwen3 moe", *in_full(["qwen2", "gemma3"])]),
+    "tp2 pp2": Way(4, TP2_PP2, ["gemma3", *in_full(["qwen2", "one key-value head"])]),
     "tp2 pp2 ep2, packed": Way(4, replace(TP2_PP2, expert=2), ["qwen3 moe"], is_packed=True),
-    "tp2 pp2 ep2": Way(4, replace(TP2_PP2, expert=2), ["qwen3 moe"]),
-    "tp2 ep4": Way(4, replace(TP2, expert=4), ["mixtral"]),
-    "tp4": Way(4, replace(TP2, tensor=4), ["llama"]),
+    "tp2 pp2 ep2": Way(4, replace(TP2_PP2, expert=2), in_full(["qwen3 moe"])),
+    "tp2 ep4": Way(4, replace(TP2, expert=4), in_full(["mixtral"])),
+    "tp4": Way(4, replace(TP2, tensor=4), in_full(["llama"])),
 }
 CASES = [(model, name) for name, way in WAYS.items() for model in way.models]
 

@@ -16,6 +16,7 @@ from nemorl.resources.worker import WorkerContext
 from spawned import run_calls
 from spread_cases import gap
 from test_megatron_training import MODELS, write_model
+from tiers import in_full
 
 pytestmark = [pytest.mark.slow, pytest.mark.megatron]
 
@@ -25,36 +26,44 @@ GRADIENT_TOLERANCE = 5e-6
 CASES = (
     Case("one", "qwen2"),
     Case("one dpo", "llama", loss="dpo"),
-    Case("one sft, recomputed", "qwen2", 1, RECOMPUTED, loss="sft"),
     Case("one, windows and capped scores", "gemma2"),
     Case("one moe", "moe"),
     Case("dp2, one rank without data", "qwen2", 2, all_on_first=True),
     Case("tp2", "qwen2", 2, TP),
-    Case("tp2 dpo, recomputed", "llama", 2, {**TP, **RECOMPUTED}, loss="dpo"),
-    Case("tp2, whole sequences", "qwen3", 2, TP, WHOLE),
     Case("pp2", "qwen2", 2, {}, PP),
-    Case("pp2 sft, recomputed", "qwen3", 2, RECOMPUTED, PP, "sft"),
-    Case("pp2 vpp2 dpo", "llama", 2, {}, VPP, "dpo"),
     Case("ep2, one rank without data", "moe", 2, {}, EP, all_on_first=True),
-    Case("tp2 ep2", "moe", 2, TP, EP),
     Case("cp2", "qwen2", 2, {}, CP),
-    Case("cp2, windows and capped scores", "gemma2", 2, {}, CP),
-    Case("tp2 pp2", "qwen2", 4, TP, PP),
-    Case("tp2 cp2", "qwen3", 4, TP, CP),
-    Case("pp2 vpp2 cp2", "qwen2", 4, {}, VPP | CP),
     Case("pp2 ep2", "moe", 4, {}, PP | EP),
+    *in_full(
+        [
+            Case("one sft, recomputed", "qwen2", 1, RECOMPUTED, loss="sft"),
+            Case("tp2 dpo, recomputed", "llama", 2, {**TP, **RECOMPUTED}, loss="dpo"),
+            Case("tp2, whole sequences", "qwen3", 2, TP, WHOLE),
+            Case("pp2 sft, recomputed", "qwen3", 2, RECOMPUTED, PP, "sft"),
+            Case("pp2 vpp2 dpo", "llama", 2, {}, VPP, "dpo"),
+            Case("tp2 ep2", "moe", 2, TP, EP),
+            Case("cp2, windows and capped scores", "gemma2", 2, {}, CP),
+            Case("tp2 pp2", "qwen2", 4, TP, PP),
+            Case("tp2 cp2", "qwen3", 4, TP, CP),
+            Case("pp2 vpp2 cp2", "qwen2", 4, {}, VPP | CP),
+        ]
+    ),
 )
 TREES = (
     Case("one, trees", "qwen2", branches=True),
-    Case("one, trees, dpo", "llama", loss="dpo", branches=True),
     Case("one, trees, sft, recomputed", "qwen3", 1, RECOMPUTED, loss="sft", branches=True),
-    Case("one, trees, moe", "moe", branches=True),
     Case("dp2, trees", "qwen2", 2, branches=True),
     Case("tp2, trees", "qwen2", 2, TP, branches=True),
-    Case("tp2, trees, whole sequences, recomputed", "llama", 2, {**TP, **RECOMPUTED}, WHOLE, branches=True),
     Case("pp2, trees", "qwen2", 2, {}, PP, branches=True),
     Case("ep2, trees, one rank without data", "moe", 2, {}, EP, all_on_first=True, branches=True),
-    Case("tp2 pp2, trees", "qwen3", 4, TP, PP, branches=True),
+    *in_full(
+        [
+            Case("one, trees, dpo", "llama", loss="dpo", branches=True),
+            Case("one, trees, moe", "moe", branches=True),
+            Case("tp2, trees, whole sequences, recomputed", "llama", 2, {**TP, **RECOMPUTED}, WHOLE, branches=True),
+            Case("tp2 pp2, trees", "qwen3", 4, TP, PP, branches=True),
+        ]
+    ),
 )
 """Whose other layout is ``shared``."""
 NAMES = [case.name for case in (*CASES, *TREES)]

@@ -19,6 +19,7 @@ from nemorl_dtensor import DTensorConfig
 from nemorl_testing.models import tiny_model
 from spawned import run_calls
 from spread_cases import gap, run_spread
+from tiers import in_full
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
@@ -33,27 +34,31 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 CASES: dict[str, Case] = {
     "one": Case("qwen2", saves="one"),
-    "one, padded": Case("qwen2", options=PADDED),
     "one, packed": Case("qwen2", options={"layout": "packed"}),
     "one, shared": Case("qwen2", options=SHARED),
     "one pairs": Case("qwen2", loss="pairs", saves="one pairs"),
-    "one llama": Case("llama"),
     "one moe": Case("moe"),
     "dp2": Case("qwen2", 2, saves="dp2"),
-    "dp2, plain optimizer": Case("qwen2", 2, options=PLAIN),
     "tp2": Case("qwen2", 2, TP, saves="tp2"),
-    "tp2, padded": Case("qwen2", 2, TP, PADDED),
-    "tp2, whole sequences": Case("qwen2", 2, TP, WHOLE),
-    "tp2 pairs": Case("qwen2", 2, TP, loss="pairs"),
     "tp2, recomputed": Case("llama", 2, {**TP, **RECOMPUTED}),
     "pp2": Case("qwen2", 2, {}, PP, saves="pp2"),
-    "pp2, padded": Case("llama", 2, {}, PP | PADDED),
     "pp2 pairs": Case("qwen2", 2, {}, PP, "pairs"),
-    "pp2 vpp2": Case("deep", 2, {}, VPP),
     "cp2": Case("qwen2", 2, {}, CP),
     "ep2": Case("moe", 2, {}, EP),
     "one bfloat16": Case("qwen2", policy=LOW),
     "tp2 bfloat16": Case("qwen2", 2, {**TP, **LOW}),
+    **in_full(
+        {
+            "one, padded": Case("qwen2", options=PADDED),
+            "one llama": Case("llama"),
+            "dp2, plain optimizer": Case("qwen2", 2, options=PLAIN),
+            "tp2, padded": Case("qwen2", 2, TP, PADDED),
+            "tp2, whole sequences": Case("qwen2", 2, TP, WHOLE),
+            "tp2 pairs": Case("qwen2", 2, TP, loss="pairs"),
+            "pp2, padded": Case("llama", 2, {}, PP | PADDED),
+            "pp2 vpp2": Case("deep", 2, {}, VPP),
+        }
+    ),
 }
 ELSEWHERE = {"one": "tp2", "tp2": "pp2", "pp2": "dp2"}
 """Case -> in whose checkpoint it goes on."""

@@ -11,7 +11,7 @@ from nemorl_base.jsonl import read_jsonl
 from nemorl_commands.console import Console
 from safetensors.torch import load_file
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("private_ray")]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.full, pytest.mark.usefixtures("private_ray")]
 
 ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(9) for b in range(9)]
 LAYOUTS: list[list[str]] = [

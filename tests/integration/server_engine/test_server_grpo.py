@@ -56,6 +56,7 @@ def seen(lines: list[dict[str, float]]) -> list[tuple[float, ...]]:
     return [tuple(line[name] for name in names) for line in lines]
 
 
+@pytest.mark.full
 def test_rewards_equal_those_of_the_engine_in_process(tmp_path: Path) -> None:
     model = tiny_model(tie_word_embeddings=False)
     server = VLLMServer(model, tmp_path / "log", options=PLAIN)

@@ -186,6 +186,7 @@ def test_a_run_with_adapters_apart_continues_where_it_was(tmp_path: Path) -> Non
             assert resumed[step][f"train/{name}"] == straight[step][f"train/{name}"]
 
 
+@pytest.mark.full
 @pytest.mark.ray
 def test_adapters_cross_from_process_to_process(tmp_path: Path) -> None:
     here = measured(tiny_model(), tmp_path / "here", "separate", steps=2)

@@ -60,6 +60,7 @@ def test_adapters_are_merged_piece_by_piece(tmp_path: Path) -> None:
     train(tmp_path, tiny_model(num_key_value_heads=2), lora, {"tensor_parallel_size": 2})
 
 
+@pytest.mark.full
 @pytest.mark.megatron
 def test_a_pipeline_feeds_a_pipeline(tmp_path: Path) -> None:
     pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install nemorl-megatron")

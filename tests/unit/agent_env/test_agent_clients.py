@@ -29,6 +29,8 @@ print(reply.content[0].text)
 """,
 }
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("sandbox", [False, True])
 @pytest.mark.parametrize("client", CLIENTS)

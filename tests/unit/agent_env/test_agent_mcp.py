@@ -25,6 +25,8 @@ SERVER = """
 import asyncio, os, sys
 from mcp.server.mcpserver import MCPServer
 
+pytestmark = pytest.mark.slow
+
 server = MCPServer("calculator")
 count = 0
 

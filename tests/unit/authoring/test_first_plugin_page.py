@@ -68,6 +68,7 @@ def shell(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_the_page_leads_to_a_plugin_that_trains_and_can_be_published(tmp_path: Path, shell: dict[str, str]) -> None:
     place = tmp_path / "empty"
     place.mkdir()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[3] / "benchmarks" / "gpu"
+LONG_PARTS = ("parity", "training", "shared", "decoding", "transports")
 FIGURES = 'open(sys.argv[sys.argv.index("--json") + 1], "w").write(\'{"figures": {"a": 1.5}, "failures": {}}\')'
 SCRIPTS = {
     "crashes": f"import sys\n{FIGURES}\nraise ValueError('the driver is gone')",
@@ -56,7 +57,10 @@ def test_parts_fit_into_nine_minutes_with_the_installation(check):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["machine", "parity", "training", "shared", "decoding", "transports", "memory"])
+@pytest.mark.parametrize(
+    "part",
+    ["machine", "memory", *(pytest.param(part, marks=pytest.mark.full) for part in LONG_PARTS)],
+)
 def test_each_part_runs_in_miniature(check, tmp_path, part):
     code = check.main(["--cpu", "--no-install", "--out", str(tmp_path), "--parts", part, "--patience", "10"])
     found = json.loads((tmp_path / "gpu.json").read_text())["parts"][part]

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 from deaths import PLACES, UNCATCHABLE, WAYS
+from tiers import in_full
 
 DEATHS = [
     *(f"{place}: exit" for place in PLACES),
-    *(f"{PLACES[number % len(PLACES)]}: {way}" for number, way in enumerate([*WAYS, *WAYS], start=4)),
+    *(f"{PLACES[number % len(PLACES)]}: {way}" for number, way in enumerate([*WAYS, *in_full([*WAYS])], start=4)),
 ]
-"""``sys.exit(0)`` everywhere, and every way to die in two places."""
+"""``sys.exit(0)`` everywhere, and every way to die in one place, at length in two."""
 OWNERS = {
     "import": "algorithm 'death' from acme-death 1.0",
     "problems": "problems() of Env (acme_death)",

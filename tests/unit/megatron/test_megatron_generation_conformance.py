@@ -7,7 +7,7 @@ from nemorl_testing import conformance
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install nemorl-megatron")
 
-pytestmark = pytest.mark.megatron
+pytestmark = [pytest.mark.megatron, pytest.mark.slow]
 
 COPIED = {"weights_in_process_are_shared": "megatron-core fuses queries, keys and values: a copy by nature"}
 test_megatron = conformance("generation_backends", "megatron", skip=COPIED)

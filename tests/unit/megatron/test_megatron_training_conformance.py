@@ -7,7 +7,7 @@ from nemorl_testing import conformance
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install nemorl-megatron")
 
-pytestmark = pytest.mark.megatron
+pytestmark = [pytest.mark.megatron, pytest.mark.slow]
 
 test_megatron = conformance("training_backends", "megatron")
 test_megatron_with_a_plain_optimizer = conformance(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from nemorl_rl.memory_plan.parts import GIB, total
+from tiers import in_full
 from tracked_training import Case, tracked_peak
 
 KINDS = ("llama", "qwen2", "qwen3", "gemma", "mixtral", "qwen3_moe")
@@ -44,9 +45,8 @@ def deviation(case: Case, peak: Tracked) -> float:
     "case",
     [
         Case("llama"),
-        Case("qwen3", ranks=8, checkpointing=True),
-        Case("gemma", dtype="float32", tied=True),
         Case("mixtral", ranks=8),
+        *in_full([Case("qwen3", ranks=8, checkpointing=True), Case("gemma", dtype="float32", tied=True)]),
     ],
     ids=lambda case: f"{case.kind}-{case.ranks}",
 )
@@ -77,6 +77,7 @@ def test_the_closed_form_on_one_to_sixty_four_ranks(case: Case, tracked: Tracked
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_fake_tensors_take_what_real_ones_do(tracked: Tracked) -> None:
     case = Case("llama", dtype="float32", sizes={"num_hidden_layers": 2}, rows=3)
     assert tracked(case) == pytest.approx(tracked(case, fake=False), rel=0.1)

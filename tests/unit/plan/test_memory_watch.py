@@ -20,6 +20,8 @@ from nemorl_rl.memory_plan.watch import MemoryWatch
 from nemorl_rl.tenants import Holdings, account
 from recorded_messages import Raises
 
+pytestmark = pytest.mark.slow
+
 GIB = 2**30
 QWEN_7B = {
     **{"model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28},
