@@ -7,7 +7,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from nemorl.config.base import RESUMABLE, Config
 from nemorl.config.component import Component
@@ -17,6 +17,7 @@ from nemorl.plugins import Registry
 from nemorl.plugins.kinds import EnvironmentConfig
 from nemorl_base.suggest import did_you_mean
 from nemorl_rl.agents.gateways import gateway_is_installed
+from nemorl_rl.agents.outcomes import OUTCOME_METRICS, Fate, outcome_problems
 from pydantic import Field, WithJsonSchema
 
 from nemorl_agent_env.places import search_path
@@ -26,14 +27,6 @@ if TYPE_CHECKING:
     from nemorl.contracts import Environment
 
 CHAT_LOOP = "chat_loop"
-OUTCOME_WORDS = {
-    "finished": ("ended by itself", ""),
-    "crashed": ("ended with an error", "anything above 0: read its stderr in the log"),
-    "timeout": ("was ended at its deadline", "growth: raise `timeout_s`, or bound the agent's steps"),
-    "no_calls": ("ended well and got no answer of the policy", "anything above 0: it may call another server"),
-    "stopped": ("gave up at a limit of calls or tokens", "growth: raise `rollouts.max_calls` or the context"),
-}
-Fate = float | Literal["reward", "error"] | None
 
 
 class FunctionReward(EnvironmentConfig):
@@ -120,12 +113,7 @@ class AgentConfig(EnvironmentConfig):
 
     summary: ClassVar[str] = "a program, coroutine or tool loop that calls the policy as it likes"
     metrics: ClassVar[Mapping[str, MetricInfo]] = {
-        **{
-            f"train/environment/outcome_{outcome}": MetricInfo(
-                "How agents end", "share", f"share of episodes whose agent {words}", watch_for
-            )
-            for outcome, (words, watch_for) in OUTCOME_WORDS.items()
-        },
+        **OUTCOME_METRICS,
         "train/environment/tool_calls": MetricInfo(
             "Tool calls", "calls per episode", "tools called by the built-in loop, or through `tools`", smooth=True
         ),
@@ -187,10 +175,7 @@ class AgentConfig(EnvironmentConfig):
     def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         yield from self._reference_problems()
-        mild = [outcome for outcome in OUTCOME_WORDS if outcome != "finished"]
-        for outcome in self.outcomes.keys() - set(mild):
-            fix = did_you_mean(outcome, mild) or f"use one of {', '.join(mild)}"
-            yield ConfigIssue(f"outcomes.{outcome}", f"no episode ends as {outcome!r}", fix)
+        yield from outcome_problems(self.outcomes)
         if self.rollout == CHAT_LOOP and self.reward is None:
             yield ConfigIssue("reward", "nothing scores what the agent does", 'set reward, e.g. "rewards.py:correct"')
         if self.command and self.rollout != CHAT_LOOP:

@@ -13,11 +13,12 @@ from nemorl.environment import as_score
 from nemorl.errors import UsageError
 from nemorl.types import Prompt, Score
 from nemorl_rl.agents.contract import ChatMessage, EpisodeError, EpisodePolicy
+from nemorl_rl.agents.outcomes import Outcome
+from nemorl_rl.agents.watched import WatchedPolicy
 
-from nemorl_agent_env.episode import Episode, Outcome
+from nemorl_agent_env.episode import Episode
 from nemorl_agent_env.judging import Play
 from nemorl_agent_env.tools import Toolbox
-from nemorl_agent_env.watched import WatchedPolicy
 
 Rollout = Callable[..., Awaitable[Any]]
 OpenTools = Callable[[], AbstractAsyncContextManager[Toolbox]]

@@ -10,14 +10,16 @@ from typing import Protocol
 from nemorl.environment import Environment
 from nemorl.types import Prompt, Score
 from nemorl_rl.agents.contract import EpisodePolicy
+from nemorl_rl.agents.outcomes import FirstEpisodes
+from nemorl_rl.agents.watched import WatchedPolicy
 from nemorl_rl.environments import RewardFunction
 
 from nemorl_agent_env.episode import COLUMN
-from nemorl_agent_env.judging import FirstEpisodes, Judge, Play
-from nemorl_agent_env.watched import WatchedPolicy
+from nemorl_agent_env.judging import Judge, Play, describe
 
 SHARE_TO_PLAY = 0.9
 """Of the time that the run gives an episode. The rest is for ending and scoring it."""
+FIX = "mend the agent; a program must call the server that OPENAI_BASE_URL or ANTHROPIC_BASE_URL names"
 
 
 class Player(Protocol):
@@ -44,7 +46,7 @@ class Agent(Environment):
             give_up_after: First episodes without a call, after which the run ends.
         """
         self._player, self._judge, self._timeout_s = player, judge, timeout_s
-        self._first = FirstEpisodes(give_up_after)
+        self._first = FirstEpisodes(give_up_after, fix=FIX)
 
     async def rollout(self, prompt: Prompt, policy: EpisodePolicy) -> Score:
         watched = WatchedPolicy(policy)
@@ -52,7 +54,7 @@ class Agent(Environment):
         async with self._player.play(prompt, watched, timeout_s) as play:
             if play.episode.outcome != "finished" and watched.failure is not None:
                 raise watched.failure  # the engine's, of which no agent is guilty
-            self._first.note(play.episode, watched.answers)
+            self._first.note(watched.answers, lambda: describe(play.episode))
             return await self._judge.score(prompt, play)
 
     def rehearsals(self) -> Iterator[Environment]:

@@ -7,12 +7,10 @@ import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from nemorl_rl.agents.contract import ChatMessage
+from nemorl_rl.agents.outcomes import Outcome
 
-Outcome = Literal["finished", "crashed", "timeout", "no_calls", "stopped"]
-OUTCOMES: tuple[Outcome, ...] = ("finished", "crashed", "timeout", "no_calls", "stopped")
 MAX_ANSWER_BYTES = 1 << 20
 COLUMN = "episode"
 """Under this name a reward function may ask for the :class:`Episode`, as for a column of the row."""

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import logging
-import threading
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field, replace
 
 from nemorl.environment import Environment, as_score
 from nemorl.errors import UsageError, boundary
 from nemorl.types import Prompt, Score
+from nemorl_rl.agents.outcomes import Fate, worth
 from nemorl_rl.loop_thread import in_thread
 
-from nemorl_agent_env.config import Fate
-from nemorl_agent_env.episode import COLUMN, OUTCOMES, Episode
+from nemorl_agent_env.episode import COLUMN, Episode
 
 STDERR_CHARS = 2000
 
@@ -51,22 +49,12 @@ class Judge:
         Raises:
             UsageError: The outcome is an error, as configured.
         """
-        score = await self._score(prompt, play)
-        ends = {f"outcome_{name}": float(name == play.episode.outcome) for name in OUTCOMES}
-        return replace(score, metrics={**score.metrics, **ends, **play.metrics})
 
-    async def _score(self, prompt: Prompt, play: Play) -> Score:
-        outcome = play.episode.outcome
-        fate: Fate = "reward" if outcome == "finished" else self._outcomes.get(outcome, 0.0)
-        if fate is None:
-            return Score(0.0, valid=False)
-        if fate == "error":
-            raise UsageError(
-                f"an agent ended as {outcome}: {describe(play.episode)}", fix=f"mend it, or set outcomes.{outcome}"
-            )
-        if fate != "reward":
-            return Score(float(fate), correct=False)
-        return play.own_score or await self._rewarded(prompt, play)
+        async def reward() -> Score:
+            return play.own_score or await self._rewarded(prompt, play)
+
+        score = await worth(play.episode.outcome, self._outcomes, reward, lambda: describe(play.episode))
+        return replace(score, metrics={**score.metrics, **play.metrics})
 
     async def _rewarded(self, prompt: Prompt, play: Play) -> Score:
         reward = self.reward
@@ -81,37 +69,6 @@ class Judge:
             if isinstance(result, Awaitable):
                 result = await result
             return as_score(result, owner=reward.owner)
-
-
-class FirstEpisodes:
-    """Ends a run whose agents get no answer of the policy: a typo would otherwise train on zeros."""
-
-    def __init__(self, patience: int) -> None:
-        self._patience, self._failed, self._is_over = patience, 0, False
-        self._lock = threading.Lock()
-
-    def note(self, episode: Episode, answers: int) -> None:
-        """
-        Args:
-            episode: One that has ended.
-            answers: Of the policy in it.
-
-        Raises:
-            UsageError: It is the last of so many, none of which got an answer.
-        """
-        with self._lock:
-            self._is_over |= answers > 0
-            self._failed += 1
-            failed = self._failed
-        if self._is_over:
-            return
-        if failed == 1:
-            logging.getLogger(__name__).warning("an agent got no answer of the policy: %s", describe(episode))
-        if failed >= self._patience:
-            raise UsageError(
-                f"none of the first {failed} agents got an answer of the policy; the last one: {describe(episode)}",
-                fix="mend the agent; a program must call the server that OPENAI_BASE_URL or ANTHROPIC_BASE_URL names",
-            )
 
 
 def describe(episode: Episode) -> str:

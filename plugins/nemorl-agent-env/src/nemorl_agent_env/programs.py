@@ -12,15 +12,16 @@ from urllib.parse import urlsplit
 
 from nemorl.types import Prompt
 from nemorl_rl.agents.gateways import Access, EpisodeGateway
+from nemorl_rl.agents.outcomes import Outcome
+from nemorl_rl.agents.watched import WatchedPolicy
 from nemorl_rl.loop_thread import in_thread
 
 from nemorl_agent_env.config import AgentConfig
-from nemorl_agent_env.episode import Episode, Outcome
+from nemorl_agent_env.episode import Episode
 from nemorl_agent_env.folders import EpisodeFolder, filled_in, visible_columns
 from nemorl_agent_env.judging import Play
 from nemorl_agent_env.program import Exit, Program, clean_environment
 from nemorl_agent_env.sandbox import Sandbox
-from nemorl_agent_env.watched import WatchedPolicy
 
 MIB = 2**20
 HIDDEN_KEY = "<key of the episode>"

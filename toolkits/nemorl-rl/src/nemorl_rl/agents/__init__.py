@@ -1,5 +1,6 @@
 """Episodes that an environment drives: it calls the policy when it likes, and what was answered is what is trained.
 
 ``contract``: what an environment is given; ``record``: calls as token sequences; ``policy``: one episode's view of the
-generator; ``driver``: many episodes at once. Messages become tokens, and back, in ``nemorl_rl.chat``.
+generator; ``driver``: many episodes at once; ``watched``, ``outcomes``: what became of an episode, and its score.
+Messages become tokens, and back, in ``nemorl_rl.chat``.
 """

@@ -8,6 +8,7 @@ from typing import Any
 
 from nemorl.errors import DataError, UsageError
 from nemorl.types import Completion
+
 from nemorl_rl.agents.contract import (
     AS_THE_RUN,
     CallOptions,
