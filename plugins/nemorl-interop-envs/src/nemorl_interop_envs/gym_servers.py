@@ -1,0 +1,153 @@
+"""NeMo-Gym's servers: where its agents are, and starting all of them in a process of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+
+from nemorl.errors import BackendError, UsageError
+
+from nemorl_interop_envs.processes import reading
+
+if TYPE_CHECKING:
+    from nemorl_interop_envs.episodes_config import StartGymConfig
+
+LOOK_S, POLL_S = 10.0, 0.5
+ENDING_S = 20.0
+LOG_LINES = 30
+"""Of what Gym wrote, shown where it does not start."""
+AGENTS = "responses_api_agents"
+
+
+def agents_at(head_url: str) -> dict[str, str]:
+    """The addresses of Gym's agent servers by name, as its head server tells them.
+
+    Raises:
+        UsageError: Nobody is there, or it is another program.
+    """
+    try:
+        told = _read(f"{head_url.rstrip('/')}/server_instances")
+        found = {one["process_name"]: one["url"] for one in told if one["server_type"] == AGENTS}
+    except (OSError, HTTPError) as error:
+        raise UsageError(
+            f"NeMo-Gym's head server at {head_url} does not answer: {error}",
+            fix="start Gym first (`ng_run`, or environment.start), or give environment.agents",
+        ) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"{head_url} answers, and not as NeMo-Gym's head server does ({type(error).__name__}: {error})",
+            fix="correct environment.head_url; Gym 0.2 and newer are understood",
+        ) from error
+    if not found:
+        raise UsageError(
+            f"NeMo-Gym at {head_url} runs no agent server", fix="add a config with one to its config_paths"
+        )
+    return found
+
+
+class GymServers:
+    """Gym's own ``ng_run``, ready when this exists."""
+
+    def __init__(self, config: StartGymConfig, policy_base_url: str, model: str) -> None:
+        """
+        Args:
+            config: What to start.
+            policy_base_url: Where Gym's model server calls the policy.
+            model: The name by which it does.
+
+        Raises:
+            UsageError: It cannot be started.
+            BackendError: It ended, or was not ready in time.
+        """
+        port = _free_port()
+        self.head_url = f"http://127.0.0.1:{port}"
+        command = [
+            *config.command,
+            f"+config_paths=[{','.join(config.config_paths)}]",
+            f"+policy_base_url={policy_base_url}",
+            "+policy_api_key=unused",
+            f"+policy_model_name={model}",
+            f"+head_server={{host:127.0.0.1,port:{port}}}",
+            *config.overrides,
+        ]
+        try:
+            self._process = subprocess.Popen(
+                command, cwd=config.folder, env={**os.environ, **config.variables}, start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+        except OSError as error:
+            raise UsageError(
+                f"NeMo-Gym cannot be started: {error}", fix="correct environment.start.command and folder"
+            ) from error
+        self._tail: deque[str] = deque(maxlen=LOG_LINES)
+        self._log = reading(self._process.stdout, self._tail.append)
+        try:
+            self._wait(config.ready_s)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End it as Ctrl-C would, then what is left. Twice is harmless."""
+        with suppress(ProcessLookupError):
+            os.kill(self._process.pid, signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(ENDING_S)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def _wait(self, ready_s: float) -> None:
+        end = time.monotonic() + ready_s
+        while not self._is_ready():
+            if self._process.poll() is not None:
+                what = f"NeMo-Gym ended while it started (exit code {self._process.returncode})"
+                raise BackendError(f"{what}; it wrote:\n{self._said()}", fix="mend what it says")
+            if time.monotonic() > end:
+                raise BackendError(
+                    f"NeMo-Gym is not ready after {ready_s:.0f} s; it wrote:\n{self._said()}",
+                    fix="raise environment.start.ready_s: it makes a virtual environment for each server first",
+                )
+            time.sleep(POLL_S)
+
+    def _is_ready(self) -> bool:
+        try:
+            instances = _read(f"{self.head_url}/server_instances")
+            return bool(instances) and all(_answers(one["url"]) for one in instances)
+        except (OSError, ValueError):
+            return False
+
+    def _said(self) -> str:
+        self._log.join(0 if self._process.poll() is None else 1.0)
+        return "\n".join(self._tail)
+
+
+def _read(url: str) -> Any:
+    with urlopen(Request(url), timeout=LOOK_S) as answer:
+        return json.load(answer)
+
+
+def _answers(url: str) -> bool:
+    """Somebody listens, whatever they say."""
+    try:
+        with urlopen(url, timeout=LOOK_S):
+            return True
+    except HTTPError:
+        return True
+    except (URLError, OSError):
+        return False
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
