@@ -108,7 +108,7 @@ SURFACE: Mapping[str, tuple[str, ...]] = {
         *("segment_sum", "split_pairs", "standardized", "vocab_parallel_logprobs", "vocab_parallel_topk_logprobs"),
     ),
     "nemorl_report.run_data": ("RunData",),
-    "nemorl_report.sections": ("Curves", "Section", "Table", "Text"),
+    "nemorl_report.sections": ("Curves", "Section", "Table", "Text", "TranscriptSection"),
     "nemorl_testing": (
         *("Check", "ConformanceError", "NotApplicable", "Report", "Settings", "check_plugin", "checks_for"),
         *("conformance", "run_checks"),

@@ -109,15 +109,15 @@ def test_in_full_every_turn_has_its_author_and_what_it_earned(run: Path, nemorl:
 
 
 def test_tokens_show_where_trainer_and_sampler_differ(run: Path, nemorl: Command) -> None:
+    (run / "records/_tokens.jsonl").write_text('{"id": 7, "text": "go\\n"}\n{"id": 9')
     done = nemorl("samples", run, "--best", 1, "--tokens")
     rows = [line.split() for line in done.out.splitlines() if line[:1].isdigit()]
     assert rows == [
         ["0", "5", "prompt", "–", "–", "–", "0.00e+00"],
         ["1", "6", "policy", "-1.000", "-1.500", "-0.5000", "5.00e-01"],
-        ["2", "7", "environment", "–", "–", "–", "0.00e+00"],
+        ["2", "go\\n", "environment", "–", "–", "–", "0.00e+00"],
         ["3", "8", "policy", "-2.000", "-2.000", "+0.0000", "5.00e-01"],
     ]
-    assert "tokens are shown as numbers" in done.err
     (whole,) = nemorl("samples", run, "--best", 1, "--tokens", "--json").json
     assert whole["sequences"][0]["token_ids"] == [5, 6, 7, 8]
     (light,) = nemorl("samples", run, "--best", 1, "--json").json

@@ -18,9 +18,11 @@ from nemorl_environments.config import SlidingPuzzleConfig
 from nemorl_ppo import PPOConfig
 from nemorl_report import charts, parts, words
 from nemorl_report.declared import Declarations, admitted
-from nemorl_report.report import plugin_blocks, write_combined_report, write_report
+from nemorl_report.report import write_combined_report, write_report
 from nemorl_report.run_data import RunData
-from nemorl_report.sections import Curves, Section, Table, Text
+from nemorl_report.sections import Curves, Section, Table, Text, TranscriptSection
+from nemorl_report.viewing.offline import spread
+from nemorl_report.viewing.overview import blocks_of
 from nemorl_rl.config import RolloutRunConfig
 from record_files import write_records
 
@@ -74,9 +76,19 @@ def test_a_report_holds_the_headline_the_curves_and_the_samples(tmp_path: Path) 
     path = write_report(make_run(tmp_path / "my-run"))
     page = path.read_text()
     assert path == tmp_path / "my-run" / "report.html"
-    for expected in ("my-run", "grpo", "tiny", "75.0%", "finished", "torch 2.13.0", "4 exactly", "25.0% at step 0"):
+    for expected in (
+        "my-run",
+        "grpo",
+        "tiny",
+        "75.0%",
+        "finished",
+        '["torch","2.13.0"]',
+        "4 exactly",
+        "25.0% at step 0",
+    ):
         assert expected in page
-    charts = {chart["title"]: chart for chart in embedded_data(page)["s1"]["charts"]}
+    (run,) = embedded_data(page)["runs"]
+    charts = {chart["title"]: chart for chart in run["overview"]["curves"]["moving"]}
     assert charts["Reward"]["steps"] == [1, 2, 3]
     assert charts["Reward"]["series"][0]["values"] == [0.1, 0.2, 0.3]
     assert charts["Validation accuracy"]["series"][0]["values"] == [0.25, 0.75]
@@ -154,7 +166,8 @@ def test_model_output_cannot_inject_markup(tmp_path: Path, field: str) -> None:
     page = write_report(run).read_text()
     assert "<script>alert" not in page
     assert "<img" not in page
-    assert "&lt;script&gt;alert(1)" in page
+    record = embedded_data(page)["runs"][0]["records"][0]
+    assert record[field] == ATTACK
 
 
 def test_names_configs_events_and_the_environment_cannot_inject_markup(tmp_path: Path) -> None:
@@ -211,6 +224,13 @@ def run_that_says(text: str, folder: Path) -> Path:
     return run
 
 
+def texts_of(data: Any) -> list[str]:
+    """All texts of a page's data, keys included."""
+    if isinstance(data, dict):
+        return [text for key, value in data.items() for text in (key, *texts_of(value))]
+    return [text for value in data for text in texts_of(value)] if isinstance(data, list) else [data]
+
+
 @pytest.mark.parametrize(
     "attack",
     [
@@ -248,11 +268,10 @@ def test_nothing_that_a_run_says_becomes_an_element_or_an_attribute(
         together = write_combined_report([(said, run)], tmp_path / "all.html", {"title": said, said: said}).read_text()
         skeletons.append([Skeleton(page).elements for page in (alone, together)])
         for page in (alone, together):
-            text = Skeleton(page).text
+            data = embedded_data(page)
             # title, model, config, environment, metric, prompt, response, answer, event, section, table: all as said
-            assert text.count(said) > 20
-            assert said.replace("/", "|") in text
-            assert any(said in str(block) for block in embedded_data(page).values())
+            assert texts_of(data).count(said) > 20
+            assert said.replace("/", "|") in Skeleton(page).text + data["runs"][0]["overview"]["name"]
     for harmless, hostile in zip(*skeletons, strict=True):
         assert Counter(hostile) - Counter(harmless) == Counter()
         assert hostile == harmless
@@ -274,8 +293,10 @@ def test_template_signs_in_model_output_are_left_alone(tmp_path: Path) -> None:
 
 def test_an_empty_directory_still_gives_a_report(tmp_path: Path) -> None:
     page = write_report(tmp_path, tmp_path / "out" / "r.html").read_text()
-    assert "No curves were recorded" in page
-    assert "incomplete" in page
+    (run,) = embedded_data(page)["runs"]
+    assert run["overview"]["curves"] == {"moving": [], "still": [], "constants": "", "left_out": 0}
+    assert run["overview"]["header"]["facts"]["status"] == "incomplete"
+    assert (run["records"], run["steps"]) == ([], [])
 
 
 RECORDED = "records/validation/step_000000.parquet"
@@ -350,9 +371,9 @@ def test_several_stages_share_one_page(tmp_path: Path) -> None:
     page = write_combined_report(
         stages, tmp_path / "r.html", {"title": "Quickstart", "Accuracy after": 0.75}
     ).read_text()
-    assert set(embedded_data(page)) == {"s1", "s2", "s1-efficiency", "s2-efficiency"}
-    for expected in ("SFT warm-up", "GRPO", "<h1>Quickstart</h1>", "Accuracy after", "0.75"):
-        assert expected in page
+    data = embedded_data(page)
+    assert [run["name"] for run in data["runs"]] == ["SFT warm-up", "GRPO"]
+    assert (data["title"], data["tiles"]) == ("Quickstart", [{"label": "Accuracy after", "value": "0.75", "note": ""}])
 
 
 @pytest.mark.parametrize(
@@ -390,20 +411,29 @@ def run_with_sections(folder: Path, *sections: object) -> Path:
     return made
 
 
+def sections_in(page: str) -> list[dict[str, Any]]:
+    (run,) = embedded_data(page)["runs"]
+    found: list[dict[str, Any]] = run["extra"]["sections"]
+    return found
+
+
 @pytest.mark.usefixtures("rewards")
 def test_sections_stand_in_the_order_of_the_config_each_with_its_options(tmp_path: Path) -> None:
     folder = run_with_sections(tmp_path / "run", {"name": "rewards", "metric": "validation/accuracy"}, "rewards")
     page = write_report(folder).read_text()
-    assert re.findall(r"<h2>Curve of ([\w/]+)</h2>", page) == ["validation/accuracy", "train/reward"]
+    assert [section["title"] for section in sections_in(page)] == [
+        "Curve of validation/accuracy",
+        "Curve of train/reward",
+    ]
 
 
 @pytest.mark.usefixtures("rewards")
 def test_a_section_that_cannot_be_drawn_says_so_and_the_report_goes_on(tmp_path: Path) -> None:
     folder = run_with_sections(tmp_path / "run", {"name": "rewards", "as_list": True})
     page = write_report(folder).read_text()
-    assert "report section &#39;Curve of train/reward&#39; raised AttributeError" in page
+    (section,) = sections_in(page)
+    assert "report section 'Curve of train/reward' raised AttributeError" in section["blocks"][0]["text"]
     assert "4 exactly" in page
-    assert list(embedded_data(page)) == ["s1", "s1-efficiency"]
 
 
 @pytest.mark.usefixtures("rewards")
@@ -421,18 +451,40 @@ def test_a_section_that_cannot_be_made_says_why_in_its_place(
 ) -> None:
     told: list[str] = []
     page = write_report(run_with_sections(tmp_path / "run", given, "rewards"), warn=told.append).read_text()
-    assert f"<h2>Section {title}</h2>" in page
-    assert "<h2>Curve of train/reward</h2>" in page
+    assert [section["title"] for section in sections_in(page)] == [f"Section {title}", "Curve of train/reward"]
     (why,) = told
     assert words in why
 
 
 def test_curves_of_a_plugin_in_a_row_share_a_line() -> None:
     one, other = Curves("a", {"x": {1: 1.0}}), Curves("b", {"x": {1: 2.0}})
-    data: dict[str, Any] = {}
-    section = Section("S", [one, other, Text("1 < 2"), one, Table(["n"], [[0.5], [None]])])
-    blocks = plugin_blocks("s", section, data)
-    assert [[card["title"] for card in data[place]["charts"]] for place in ("s-0", "s-3")] == [["a", "b"], ["a"]]
+    blocks = blocks_of([one, other, Text("1 < 2"), one, Table(["n"], [[0.5], [None]])])
     assert [block["kind"] for block in blocks] == ["charts", "text", "charts", "table"]
+    assert [[card["title"] for card in block["charts"]] for block in (blocks[0], blocks[2])] == [["a", "b"], ["a"]]
     assert blocks[1]["text"] == "1 < 2"
     assert blocks[3]["rows"] == [["0.5"], ["–"]]
+
+
+def test_a_plugin_shows_responses_in_its_own_way(tmp_path: Path, nemorl_registry: Registry) -> None:
+    class Loud(TranscriptSection):
+        def transcript(self, record: Mapping[str, Any]) -> list[Text] | None:
+            return [Text(record["response"].upper())] if record["answer"] == "4" else None
+
+    class LoudConfig(ReportSectionConfig):
+        def build(self) -> Loud:
+            return Loud()
+
+    nemorl_registry.register("report_sections", "loud", LoudConfig)
+    folder = run_with_sections(tmp_path / "run", "loud")
+    write_records(folder, [sample(0, "2+2?", "five", 0.0), sample(3, "2+2?", None, 1.0)])  # type: ignore[arg-type]
+    (run,) = embedded_data(write_report(folder).read_text())["runs"]
+    first, second = (record["shown"] for record in run["records"])
+    assert first == [{"kind": "text", "text": "FIVE"}]
+    assert "loud raised AttributeError" in second[0]["text"]  # None has no upper()
+    assert run["extra"]["sections"] == []
+
+
+def test_a_budget_of_records_is_spread_over_the_run() -> None:
+    assert list(spread(range(9))) == [0, 8, 4, 2, 6, 1, 3, 5, 7]
+    assert list(spread([])) == []
+    assert list(spread([5])) == [5]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -55,6 +54,9 @@ def samples(
 
       nemorl samples runs/grpo-1a2b3c4d --step 20 --group 3 --tokens
     """
+    from nemorl_report.records.reading import FOLDER
+    from nemorl_report.records.vocabulary import token_texts
+
     choice = _choice(step, split, worst, best, group, all_wrong, truncated, filtered, search, limit)
     found = choice.of_run(
         run_dir, heavy=full or tokens, on_damage=lambda path, why: say(f"skipped {path}: {why}", err=True)
@@ -64,7 +66,7 @@ def samples(
         return
     if not found:
         say("no such samples")
-    texts = _token_texts(run_dir, found) if tokens else {}
+    texts = token_texts(run_dir / FOLDER) if tokens else {}
     for record in found:
         console().print(transcript(record, full=full))
         if tokens:
@@ -99,18 +101,3 @@ def _choice(
 def _as_answer(record: dict[str, Any], *, full: bool, tokens: bool) -> dict[str, Any]:
     unwanted = {*(() if full or tokens else ("turns",)), *(() if tokens else ("sequences",))}
     return {name: value for name, value in record.items() if name not in unwanted}
-
-
-def _token_texts(run_dir: Path, records: list[dict[str, Any]]) -> dict[int, str]:
-    """The text of each token that occurs, by the run's tokenizer; nothing where it is not on this machine."""
-    from nemorl_report.run_data import RunData
-    from transformers import AutoTokenizer
-
-    exported = run_dir / "model"
-    name = str(exported) if (exported / "tokenizer_config.json").is_file() else RunData.load(run_dir).model
-    ids = {token for record in records for part in record["sequences"] or () for token in part["token_ids"]}
-    with suppress(OSError, ValueError):
-        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=True)
-        return {token: str(tokenizer.decode([token])) for token in ids}
-    say(f"the tokenizer of {name} is not here: tokens are shown as numbers", err=True)
-    return {}

@@ -1,4 +1,4 @@
-"""The curves of a report as plain data, which report.js draws."""
+"""The curves of a run as plain data, which the page draws."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nemorl_report.words import number
 MAX_POINTS = 1500
 """Points drawn per curve; longer runs are thinned evenly, the last point kept."""
 COLOURS = 8
-"""Colours of the palette in report.css."""
+"""Colours of the palette in page.css."""
 
 
 EFFICIENCY = ("performance/", "system/")
@@ -27,7 +27,7 @@ MAX_CHARTS = 60
 
 @dataclass(frozen=True)
 class Cards:
-    """The charts of a run, as report.js draws them."""
+    """The charts of a run, as the page draws them."""
 
     moving: list[dict[str, Any]]
     still: list[dict[str, Any]]
@@ -70,14 +70,18 @@ def _is_shown(name: str, folders: tuple[str, ...]) -> bool:
 def _declared_card(run: RunData, title: str, unit: str, infos: Mapping[str, MetricInfo]) -> dict[str, Any]:
     stride = -(-len(infos) // MAX_CURVES)
     shown = list(infos)[::-1][::stride][::-1]
-    curves = {_label(name, shown): run.metrics[name] for name in shown}
+    names = {_label(name, shown): name for name in shown}
+    curves = {label: run.metrics[name] for label, name in names.items()}
     drawn = {_label(name, shown): infos[name] for name in shown}
     meaning, *notes = _told({label: info.meaning for label, info in drawn.items()})
     if len(shown) < len(infos):
         notes.append(f"{len(shown)} of {len(infos)} curves are drawn")
     watch_for = "; ".join(filter(None, _told({label: info.watch_for for label, info in drawn.items()})))
     smooth = any(info.smooth for info in infos.values())
-    return card(title, curves, unit=unit, meaning=meaning, notes=notes, watch_for=watch_for, smooth=smooth)
+    made = card(title, curves, unit=unit, meaning=meaning, notes=notes, watch_for=watch_for, smooth=smooth)
+    for line in made["series"]:
+        line["metric"] = names[line["label"]]
+    return made
 
 
 def _told(texts: Mapping[str, str]) -> list[str]:
@@ -100,7 +104,7 @@ def card(
     watch_for: str = "",
     smooth: bool = False,
 ) -> dict[str, Any]:
-    """One chart for report.js: label -> step -> value, thinned and rounded."""
+    """One chart: label -> step -> value, thinned and rounded."""
     return {
         "title": title,
         "unit": unit,
@@ -142,7 +146,7 @@ def timing_chart(run: RunData) -> dict[str, Any] | None:
         for name, values in phases.items()
     ]
     told = {"title": "Seconds per step", "unit": "seconds", "meaning": "stacked by phase", "notes": [], "watch_for": ""}
-    return {**told, "steps": kept, "series": series, "stacked": True}
+    return {**told, "smooth": False, "steps": kept, "series": series, "stacked": True}
 
 
 def time_shares(run: RunData) -> dict[str, Any]:

@@ -1,8 +1,7 @@
-"""The parts of a report as plain data, which the templates show. Text stays as the run wrote it: they escape it."""
+"""The parts of a page as plain data. Text stays as the run wrote it: the page shows it as text."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +13,6 @@ from nemorl_report.words import clip, number, words
 
 MAX_PROMPTS = 8
 MAX_EVENTS = 200
-_CONFIG_LINE = re.compile(r"(?P<indent>\s*(?:- )?)(?:(?P<key>[\w.@/-]+)(?=:))?(?P<rest>.*)")
 
 
 class Tile(NamedTuple):
@@ -33,7 +31,7 @@ def header(run: RunData, declarations: Declarations) -> dict[str, Any]:
         "model": run.model,
         "versions": list(run.versions.items()),
     }
-    return {"facts": facts, "tiles": tiles(run, declarations)}
+    return {"facts": facts, "tiles": [tile._asdict() for tile in tiles(run, declarations)]}
 
 
 def tiles(run: RunData, declarations: Declarations) -> list[Tile]:
@@ -119,12 +117,6 @@ def sparkline(values: Sequence[float], width: int = 90, height: int = 20) -> str
     low, span = min(points), (max(points) - min(points)) or 1.0
     dx = width / (len(points) - 1)
     return " ".join(f"{i * dx:.1f},{height - 2 - (v - low) / span * (height - 4):.1f}" for i, v in enumerate(points))
-
-
-def config_lines(run: RunData) -> list[dict[str, str]]:
-    """``config.yaml`` as it stands, line by line: indentation, key, and the rest."""
-    matches = (_CONFIG_LINE.fullmatch(line) for line in run.config_text.splitlines())
-    return [match.groupdict(default="") for match in matches if match is not None]
 
 
 def environment_rows(run: RunData) -> list[tuple[str, str]]:

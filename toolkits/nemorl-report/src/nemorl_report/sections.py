@@ -11,7 +11,9 @@ A run names the ones it wants in ``plugins.report_sections``. One that fails say
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,6 +84,31 @@ class Section:
     blocks: Sequence[Text | Table | Curves]
 
 
+class TranscriptSection(ABC):
+    """A section that also shows an environment's responses in its own way, above their turns.
+
+    Example:
+        >>> class Board(TranscriptSection):
+        ...     def transcript(self, record):
+        ...         return [Text(record["response"].upper())]
+    """
+
+    def __call__(self, run: RunData) -> Section | None:
+        """The section itself; by default there is none."""
+        return None
+
+    @abstractmethod
+    def transcript(self, record: Mapping[str, Any]) -> Sequence[Text | Table | Curves] | None:
+        """What stands above the turns of a response.
+
+        Args:
+            record: One rollout record, with ``turns``; docs/records.md has its columns.
+
+        Returns:
+            Blocks, which the page draws and escapes; ``None``: it is none of this environment's.
+        """
+
+
 LIMIT_S = 600.0
 """Longest time that a section may take."""
 
@@ -91,11 +118,9 @@ SectionSource = Callable[[RunData], Section | None]
 
 def sections_of(run: RunData, registry: Registry, failed: Callable[[NemorlError], None]) -> Iterator[Section]:
     """The sections that the run's config asks for, in its order. ``failed`` is told of one that raises."""
-    plugins = run.config.get("plugins")
-    asked: Any = plugins.get("report_sections") if isinstance(plugins, Mapping) else None
-    for given in asked if isinstance(asked, list) else ():
+    for given in _asked(run):
         try:
-            section = _made(run, registry, given)
+            section = _made(run, *_source(registry, given))
         except NemorlError as error:
             failed(error)
             name = given.get("name", given) if isinstance(given, Mapping) else given
@@ -104,12 +129,35 @@ def sections_of(run: RunData, registry: Registry, failed: Callable[[NemorlError]
             yield section
 
 
-def _made(run: RunData, registry: Registry, given: Any) -> Section | None:
-    """The section of one item of ``plugins.report_sections``."""
+def transcripts_of(run: RunData, registry: Registry) -> list[tuple[str, TranscriptSection]]:
+    """(owner, section) of those that the run's config asks for and that show transcripts. One that cannot be built is
+    left out: ``sections_of`` says why."""
+    found = []
+    for given in _asked(run):
+        with suppress(NemorlError):
+            owner, source = _source(registry, given)
+            if isinstance(source, TranscriptSection):
+                found.append((owner, source))
+    return found
+
+
+def _asked(run: RunData) -> list[Any]:
+    plugins = run.config.get("plugins")
+    asked: Any = plugins.get("report_sections") if isinstance(plugins, Mapping) else None
+    return asked if isinstance(asked, list) else []
+
+
+def _source(registry: Registry, given: Any) -> tuple[str, SectionSource]:
+    """What one item of ``plugins.report_sections`` builds, and whose it is."""
     (config,) = validate(PluginsConfig, {"report_sections": [given]}, "plugins", plugins=registry).report_sections
     owner = f"report section {registry.entry_of('report_sections', type(config)).id}"
     with boundary(owner), deadline(owner, LIMIT_S):
         source: SectionSource = config.build()
+    return owner, source
+
+
+def _made(run: RunData, owner: str, source: SectionSource) -> Section | None:
+    with boundary(owner), deadline(owner, LIMIT_S):
         made = source(run)
     if made is not None and not isinstance(made, Section):
         raise PluginError(f"{owner} returned {made!r:.80}", fix="return a nemorl_report.sections.Section")

@@ -12,6 +12,7 @@ from nemorl_base.files import remove, replacing, storing
 from nemorl_report.records.reading import FOLDER
 from nemorl_report.records.table import Group, Rollout, table_of
 from nemorl_report.records.turns import Decode
+from nemorl_report.records.vocabulary import Vocabulary
 
 SPLIT = "evaluation"
 GROUPS_PER_FILE = 64
@@ -33,6 +34,7 @@ class EvaluationRecords:
         """
         self._folder, self._decode = Path(folder), decode
         self._path = self._folder / FOLDER / SPLIT
+        self._vocabulary = Vocabulary(self._folder / FOLDER, decode)
         self._source: tuple[str, int] = ("", 0)
         self._groups: list[Group] = []
         self._count = self._part = 0
@@ -60,5 +62,7 @@ class EvaluationRecords:
         name = self._folder.resolve().name
         rollout = Rollout(name, SPLIT, 0, time.time(), groups, dataset=dataset, seed=seed)
         part = f".{self._part}" if self._part > 1 else ""
+        table = table_of(rollout, self._decode)
+        self._vocabulary.add(table)
         with replacing(self._path / f"step_000000{part}.parquet") as file:
-            pq.write_table(table_of(rollout, self._decode), file, compression="zstd")
+            pq.write_table(table, file, compression="zstd")

@@ -24,6 +24,7 @@ from nemorl_report.records.reading import FOLDER, record_files
 from nemorl_report.records.selecting import Amounts, Selection
 from nemorl_report.records.table import Group, Rollout, groups_of, table_of
 from nemorl_report.records.tokens import Array, of_minibatches, selected
+from nemorl_report.records.vocabulary import Vocabulary
 
 WAITING = 2
 """Steps that may wait to be written."""
@@ -85,6 +86,7 @@ class Recorder:
         self.path = Path(run_dir) / FOLDER
         self._run, self._decode, self._warn, self._measure = Path(run_dir).resolve().name, decode, warn, measure
         self._selection = Selection(self.path, config, validation_every)
+        self._vocabulary = Vocabulary(self.path, decode)
         self._unfinished: Rollout | None = None
         """Of the present training step: what trains may follow."""
         self._trained: list[Any] = []
@@ -212,6 +214,7 @@ class Recorder:
         path = self.path / rollout.split / f"step_{rollout.step:06}{part}.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         table = table_of(rollout, self._decode)
+        self._vocabulary.add(table)
         with replacing(path) as file:
             pq.write_table(table, file, compression="zstd")
         self._selection.added(path)
