@@ -61,6 +61,7 @@ STANDARD_PLUGINS: Mapping[str, str] = {
     "commands:engines": "nemorl-server-engine",
     "commands:serve": "nemorl-gateway",
     "commands:launch": "nemorl-launch",
+    "commands:diff": "nemorl-diff",
     "commands:config.migrate": "nemorl-compat",
     "commands:plugins.new": "nemorl-authoring",
 }
