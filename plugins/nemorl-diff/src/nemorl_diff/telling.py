@@ -27,8 +27,8 @@ def sentences(walk: Walk) -> Iterator[str]:
     """Where they part, why, and what is not known."""
     names = f"{walk.first.path} and {walk.second.path}"
     parting = walk.parting
-    if parting is not None:
-        yield f"{names} part at step {parting.step}, in the {STAGES[parting.stage]}: {point_text(parting)}."
+    if parting is not None and parting.point is not None:
+        yield f"{names} part at step {parting.step}, in the {STAGES[parting.stage]}: {point_text(parting.point)}."
     else:
         yield f"{names} {_agreement(walk)}"
     yield from _setting_sentences(walk)
@@ -75,22 +75,22 @@ def _settings_text(settings: Sequence[Setting]) -> str:
     return "; ".join(f"{setting.kind} {setting.text}" for setting in settings[:SHOWN]) + more
 
 
-def point_text(finding: Finding) -> str:
-    """The first difference of a part of a step: what, where, and both values.
+def point_text(point: Point) -> str:
+    """A difference: what, where, and both values.
 
-    >>> point_text(Finding(3, "tokens", "records", Point("token", 412, 87, "train-3-0-1", 17)))
+    >>> point_text(Point("token", 412, 87, "train-3-0-1", 17))
     'token 17 of sample train-3-0-1 is 412 and 87'
     """
-    point = finding.point
-    assert point is not None, "asked of a finding that differs"
+    detail = f" ({point.detail})" if point.detail else ""
+    return f"{_where(point)} is {value_text(point.first)} and {value_text(point.second)}{detail}"
+
+
+def _where(point: Point) -> str:
+    what = point.quantity
     if point.token is not None:
         lead = f"token {point.token}"
         what = lead if point.quantity == "token" else f"{point.quantity} of {lead}"
-    else:
-        what = point.quantity
-    where = f" of sample {point.sample}" if point.sample else ""
-    detail = f" ({point.detail})" if point.detail else ""
-    return f"{what}{where} is {value_text(point.first)} and {value_text(point.second)}{detail}"
+    return f"{what} of sample {point.sample}" if point.sample else what
 
 
 def value_text(value: Any) -> str:
@@ -118,6 +118,21 @@ def rows(walk: Walk) -> Iterator[tuple[str, str, str, str, str]]:
         if differing is not None:
             verdict = f"differs at step {differing.step}"
         yield title, ranges(exact), ranges(means), ranges(nothing), verdict
+
+
+def step_rows(walk: Walk) -> Iterator[tuple[str, str, str, str, str]]:
+    """(part, known by, verdict, value, other value) of each part of the last step that was compared."""
+    last = max((finding.step for finding in walk.findings), default=0)
+    for finding in walk.findings:
+        if finding.step == last:
+            point = finding.point
+            verdict = "equal" if finding.known_by != "nothing" else "not known"
+            if point is not None:
+                verdict = f"differs in {_where(point)}"
+            elif finding.lacking is not None and finding.known_by == "metrics":
+                verdict = "equal in its metrics"
+            values = (value_text(point.first), value_text(point.second)) if point is not None else ("", "")
+            yield STAGES[finding.stage], finding.known_by, verdict, *values
 
 
 def ranges(steps: Sequence[int]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from nemorl_diff.numbers import is_equal
@@ -67,7 +67,14 @@ class Walk:
         return found
 
 
-def walk(first: RunFiles, second: RunFiles, *, tolerance: float = 0.0, steps: Sequence[int] | None = None) -> Walk:
+def walk(
+    first: RunFiles,
+    second: RunFiles,
+    *,
+    tolerance: float = 0.0,
+    steps: Sequence[int] | None = None,
+    parts: Collection[Stage] = tuple(STAGES),
+) -> Walk:
     """Compare two runs up to the end of the first step that differs.
 
     Args:
@@ -75,11 +82,12 @@ def walk(first: RunFiles, second: RunFiles, *, tolerance: float = 0.0, steps: Se
         second: Another.
         tolerance: Numbers this close are equal, relative to the larger or absolute.
         steps: Only these. Unset: all that both runs have.
+        parts: Of each step, only these.
     """
     wanted = steps if steps is not None else _common_steps(first, second)
     findings: list[Finding] = []
     for step in wanted:
-        findings += findings_of(first, second, step, tolerance)
+        findings += [found for found in findings_of(first, second, step, tolerance) if found.stage in parts]
         if any(finding.point is not None for finding in findings):
             break
     return Walk(first, second, settings_between(first, second), findings, unrecorded(first, second))

@@ -1,0 +1,155 @@
+"""``nemorl replay``: a step is made again bit for bit, or what differs first is named; the run stays as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from command_line import Command
+from made_runs import changed, make_run, with_config, with_record, with_weight
+from nemorl.types import Branch, Prompt, Sample, Score
+from nemorl_diff.halves import _sample
+from nemorl_diff.replaying import Replay
+from nemorl_diff.run_files import RunFiles
+from nemorl_report.records.table import Group, Rollout, table_of
+from real_runs import fingerprint, real_run
+from safetensors.torch import load_file
+from torch.nn.utils import clip_grad_norm_
+from transformers import AutoConfig, AutoModelForCausalLM
+
+MODEL = "policy/model/shard-00001-model-00001-of-00001.safetensors"
+OPTIMIZER = MODEL.replace("model/", "optimizer/", 1)
+
+
+def test_a_recorded_episode_is_the_sample_that_was_recorded() -> None:
+    score = Score(0.5, {"format": 0.5}, {"late": 1.0}, True, "4", True)
+    sample = Sample(
+        Prompt(3, "2+2=", (5, 6), answer="4"), (5, 6, 7, 8, 9), (False, False, True, False, True),
+        (0.0, 0.0, -0.5, 0.0, -0.25), score, "9", "length", 2, (3, 4), ((2, 0.25), (4, 0.25)),
+        (Branch((5, 9), (False, True), (0.0, -1.5), ((1, 0.0),)),),
+    )  # fmt: skip
+    table = table_of(Rollout("run", "train", 4, 0.0, [Group(3, [sample])]), lambda ids: " ".join(map(str, ids)))
+    (row,) = table.to_pylist()
+    assert _sample({**row, "prompt": "2+2="}) == sample
+
+
+def test_a_replay_begins_at_the_newest_checkpoint_before_the_step(tmp_path: Path) -> None:
+    run = RunFiles.of(make_run(tmp_path / "a"))
+    assert [Replay(run, step, tmp_path / "b").begins_after for step in (1, 2, 3)] == [0, 1, 2]
+    with pytest.raises(ValueError, match="has no step 4"):
+        Replay(run, 4, tmp_path / "b")
+
+
+def test_a_run_that_was_given_its_data_in_python_cannot_be_replayed(tmp_path: Path) -> None:
+    run = changed(make_run(tmp_path / "a"), tmp_path / "b", with_config(data=None, environment=None))
+    with pytest.raises(ValueError, match="was given its data and environment in Python"):
+        Replay(RunFiles.of(run), 1, tmp_path / "c").config()
+
+
+@pytest.fixture(scope="module")
+def run(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return real_run(tiny_model, tmp_path_factory.mktemp("runs") / "a")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [["--step", "1"], ["--step", "3"], ["--step", "3", "--only", "trainer"]])
+def test_a_step_is_made_again_bit_for_bit_and_the_run_stays_as_it_is(
+    run: Path, nemorl: Command, options: list[str]
+) -> None:
+    before = fingerprint(run)
+    done = nemorl("replay", run, *options, "--json")
+    assert done.code == 0, done.err + done.out
+    assert done.json["parting"] is None
+    known = {finding["part"]: finding["known_by"] for finding in done.json["steps"]}
+    wanted = {"advantages": "records", "logprobs": "records", "loss": "metrics", "gradient": "metrics"}
+    wanted |= {"weights": "checkpoint"}
+    of_sampler = {} if "--only" in options else {"data": "records", "tokens": "records", "rewards": "records"}
+    assert known == {**wanted, **of_sampler}
+    assert fingerprint(run) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("setting", "part"),
+    [
+        ("policy.max_grad_norm=0.01", "weights"),
+        ("normalize_std=false", "advantages"),
+        ("generation.temperature=0.5", "tokens"),
+    ],
+)
+def test_another_setting_shows_where_it_takes_effect(run: Path, nemorl: Command, setting: str, part: str) -> None:
+    done = nemorl("replay", run, "--step", 2, "--set", setting)
+    assert done.code == 1, done.err
+    found = nemorl("replay", run, "--step", 2, "--set", setting, "--json").json["parting"]
+    assert (found["step"], found["part"]) == (2, part)
+    assert f"made again from the checkpoint of step 1 with {setting}, differs first" in " ".join(done.out.split())
+
+
+@pytest.mark.slow
+def test_a_record_or_checkpoint_that_was_changed_afterwards_is_found(
+    run: Path, tmp_path: Path, nemorl: Command
+) -> None:
+    def other_token(row: dict[str, Any]) -> None:
+        tokens = row["sequences"][0]["token_ids"]
+        tokens[-1] = (tokens[-1] + 1) % 64
+
+    copy = changed(run, tmp_path / "b", with_record("2-1-3", other_token), with_weight(3, "model.norm.weight", 0.5))
+    sampled = nemorl("replay", copy, "--step", 2, "--only", "sampler", "--json")
+    assert sampled.code == 1
+    difference = sampled.json["parting"]["difference"]
+    assert (difference["quantity"], difference["sample"]) == ("token", "train-2-1-3")
+    weights = nemorl("replay", copy, "--step", 3, "--json").json["parting"]
+    assert (weights["part"], weights["difference"]["quantity"]) == ("weights", "policy/model: model.norm.weight")
+
+
+@pytest.mark.slow
+def test_what_a_half_lacks_is_said_with_the_setting_that_keeps_it(
+    tiny_model: Path, tmp_path: Path, nemorl: Command
+) -> None:
+    run = real_run(tiny_model, tmp_path / "a", records={"groups": 1}, max_steps=1)
+    done = nemorl("replay", run, "--step", 1, "--only", "trainer")
+    assert done.code == 2
+    assert "recorded 8 of the 32 samples of step 1" in done.err
+    assert "`records: {every: 1, groups: 4}` keeps all of them" in done.err
+
+
+@pytest.mark.slow
+def test_the_update_is_the_one_that_torch_makes_by_hand(run: Path, tiny_model: Path, nemorl: Command) -> None:
+    """Step 2 without a line of ours: a transformers model, autograd, torch's own clipping and AdamW.
+
+    One update per rollout: the ratio is 1 and its gradient that of the policy's log-prob, so
+    loss = -sum(A * log p) / trained tokens. Cosine over 3 steps: the factor of the second update is
+    (1 + cos(pi * 1 / 3)) / 2 = 0.75.
+    """
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.from_pretrained(tiny_model), attn_implementation="eager"
+    ).float()
+    model.load_state_dict(load_file(run / "checkpoints/step_000001" / MODEL), strict=False)
+    model.tie_weights()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3 * 0.75, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)
+    moments = load_file(run / "checkpoints/step_000001" / OPTIMIZER)
+    for name, parameter in model.named_parameters():
+        optimizer.state[parameter] = {key: moments[f"{name}.{key}"] for key in ("step", "exp_avg", "exp_avg_sq")}
+
+    rows = pq.read_table(run / "records/train/step_000002.parquet").to_pylist()
+    count = sum(sum(row["sequences"][0]["mask"]) for row in rows)
+    for row in rows:
+        tokens, mask = (torch.tensor(row["sequences"][0][name]) for name in ("token_ids", "mask"))
+        logprobs = model(tokens[None]).logits[0, :-1].log_softmax(-1).gather(-1, tokens[1:, None])[:, 0]
+        (-row["advantage"] * logprobs[mask[1:]].sum() / count).backward()
+    norm = clip_grad_norm_(model.parameters(), 0.3)
+    optimizer.step()
+
+    answer = nemorl("replay", run, "--step", 2, "--json").json
+    assert answer["parting"] is None  # so what is in the run is what the replay made
+    logged = RunFiles.of(run).metrics[2]
+    assert logged["train/grad_norm"] == pytest.approx(float(norm), rel=1e-5)
+    assert float(norm) > 0.3  # it was clipped
+    learned = load_file(run / "checkpoints/step_000002" / MODEL)
+    before = load_file(run / "checkpoints/step_000001" / MODEL)
+    for name, parameter in model.named_parameters():
+        update, by_hand = learned[name] - before[name], parameter.detach() - before[name]
+        assert float((update - by_hand).norm() / by_hand.norm()) < 1e-3, name
