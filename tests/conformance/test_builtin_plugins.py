@@ -80,6 +80,7 @@ test_huggingface = conformance("datasets", {"name": "huggingface", "path": FOLDE
 test_records = conformance("hooks", "records")
 test_save_deadline = conformance("hooks", "save_deadline")
 test_efficiency = conformance("hooks", "efficiency")
+test_alerts = conformance("hooks", "alerts")
 test_plan_command = conformance("commands", "plan")
 test_engines_command = conformance("commands", "engines")
 test_launch_command = conformance("commands", "launch")

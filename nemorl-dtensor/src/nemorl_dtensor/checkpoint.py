@@ -57,7 +57,12 @@ def save(
         _write(path / OPTIMIZER, optimizer.tensors())
     save_file(random_state(), _rng_file(path, rank))
     if rank == 0:
-        position = {"format": FORMAT, "steps": optimizer.steps, "has_state": with_optimizer}
+        position = {
+            "format": FORMAT,
+            "steps": optimizer.steps,
+            "has_state": with_optimizer,
+            "rate_scale": optimizer.rate_scale,
+        }
         (path / OPTIMIZER_JSON).write_text(json.dumps(position, indent=2) + "\n")
 
 
@@ -73,7 +78,7 @@ def load(path: Path, parameters: Mapping[str, nn.Parameter], optimizer: Optimize
     weights = {name: parameter.detach() for name, parameter in parameters.items()}
     _compare(path, {name: tensor.shape for name, tensor in weights.items()}, _shapes(path / MODEL))
     _read(path / MODEL, weights)
-    steps, has_state = _position(path / OPTIMIZER_JSON)
+    steps, has_state, optimizer.rate_scale = _position(path / OPTIMIZER_JSON)
     if has_state:
         # Before the first step there may be nothing to save: no moments, and no masters in float32.
         has_files = steps > 0 or any((path / OPTIMIZER).glob("*"))
@@ -150,15 +155,15 @@ def _rng_file(path: Path, rank: int) -> Path:
     return path / f"rng-{rank}.safetensors"
 
 
-def _position(file: Path) -> tuple[int, bool]:
-    """Optimizer steps before the checkpoint, and whether the optimizer's state was saved."""
+def _position(file: Path) -> tuple[int, bool, float]:
+    """Optimizer steps before the checkpoint, whether the optimizer's state was saved, and the scale of its rate."""
     try:
         state = json.loads(file.read_text())
         if state["format"] != FORMAT:
             raise CheckpointError(
                 f"{file} has format {state['format']}, expected {FORMAT}", fix="use the version that wrote it"
             )
-        return int(state["steps"]), bool(state.get("has_state", True))
+        return int(state["steps"]), bool(state.get("has_state", True)), float(state.get("rate_scale", 1.0))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{file} cannot be read: {error}", fix="resume from an earlier checkpoint") from error
 

@@ -44,6 +44,7 @@ class DTensorConfig(TrainingBackendConfig, PlansTraining):
             "topk_logprobs",
             "weights_only_checkpoint",
             "muon",
+            "rate_scale",
             "offload",
             "remarks",
             "filtered_logprobs",

@@ -60,6 +60,8 @@ class Optimizer:
         """
         self.steps = 0
         """Optimizer steps so far, skipped ones included: the position in the schedule."""
+        self.rate_scale = 1.0
+        """Multiplies the learning rate of the schedule."""
         self._parameters = dict(parameters)
         # Where a parameter is sharded, all of this class works on this rank's part of it.
         self._masters = {name: _master(parameter) for name, parameter in parameters.items()}
@@ -83,7 +85,7 @@ class Optimizer:
     def step(self) -> StepResult:
         """Clip, update, publish the masters to the weights, clear the gradients."""
         self.steps += 1
-        factor = schedule_factor(self._schedule, self.steps)
+        factor = schedule_factor(self._schedule, self.steps) * self.rate_scale
         masters = list(self._masters.values())
         grads = {name: master.grad for name, master in self._masters.items() if master.grad is not None}
         norm = self._norm(self._parameters, grads)

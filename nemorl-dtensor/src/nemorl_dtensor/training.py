@@ -233,6 +233,9 @@ class DTensorBackend:
         self._residency.require("weights", "optimizer")
         checkpoint.load(path, self._trainable, self._optimizer, self._rank)
 
+    def scale_rate(self, factor: float) -> None:
+        self._optimizer.rate_scale *= factor
+
     def save_pretrained(self, path: Path) -> None:
         self._residency.require("weights")
         export.save_pretrained(path, self._model, self._exported.tensors(), self._rank)

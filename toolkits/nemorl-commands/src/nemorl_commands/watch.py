@@ -82,6 +82,8 @@ def _display(run_dir: Path, count: int) -> str:
             status = run.status
             for record in run.metrics.read():
                 _step(console, record)
+            for event in events:
+                _warn(console, event)
             for sample in run.samples(count):
                 _tell(console, sample)
             if status != "incomplete":
@@ -119,6 +121,16 @@ def _step(console: Console, record: dict[str, Any]) -> None:
     if isinstance(step, int):
         numbers = {name: value for name, value in record.items() if isinstance(value, int | float)}
         console.step(step, {name: value for name, value in numbers.items() if name not in ("step", "time")})
+
+
+def _warn(console: Console, event: dict[str, Any]) -> None:
+    """An alert that was raised or is over; other events stay in the file."""
+    from nemorl_report.alerts.alert import EVENT, OVER
+
+    if event.get("event") == EVENT:
+        console.message(f"alert {event.get('rule')}: {event.get('text')}")
+    elif event.get("event") == OVER:
+        console.message(f"alert {event.get('rule')} is over at step {event.get('step')}")
 
 
 def _tell(console: Console, sample: dict[str, Any]) -> None:

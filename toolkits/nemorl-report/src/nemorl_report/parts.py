@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from nemorl_base.metric_info import THROUGHPUT_NAMES
 
+from nemorl_report.alerts.alert import EVENT
 from nemorl_report.declared import UNDECLARED, Declarations
 from nemorl_report.run_data import RunData, clock_time, flatten, is_number, is_warning, local_time
 from nemorl_report.words import clip, number, words
@@ -130,7 +131,7 @@ def events(run: RunData) -> dict[str, Any]:
         {
             "when": local_time(event.get("time"), "%H:%M:%S"),
             "event": event.get("event", ""),
-            "details": "  ".join(f"{key}={value}" for key, value in event.items() if key not in ("time", "event")),
+            "details": _details(event),
             "warns": is_warning(event),
         }
         for event in run.events[-MAX_EVENTS:]
@@ -138,6 +139,13 @@ def events(run: RunData) -> dict[str, Any]:
     warnings = len(run.warnings())
     title = "Events" + (f" ({warnings} warning{'s' if warnings > 1 else ''})" if warnings else "")
     return {"title": title, "rows": rows, "hidden": len(run.events) - len(rows), "warnings": warnings}
+
+
+def _details(event: Mapping[str, Any]) -> str:
+    """Of an alert what it says, of another event its facts."""
+    if event.get("event") == EVENT:
+        return f"{event.get('rule')}: {event.get('text')}"
+    return "  ".join(f"{key}={value}" for key, value in event.items() if key not in ("time", "event"))
 
 
 def _mean(values: Sequence[Any]) -> float | None:

@@ -27,7 +27,7 @@ STATUS_OF_WORD = {
 }
 """What an event such as ``run_finished``, ``train_end`` or ``stopped`` says about the run. ``incomplete``: it runs
 still, or died without a word."""
-WARNING_EVENT = re.compile(r"warn|error|fail|skip|timeout|crash|disabled|non_?finite|truncat", re.IGNORECASE)
+WARNING_EVENT = re.compile(r"warn|error|fail|skip|timeout|crash|disabled|non_?finite|truncat|alert$", re.IGNORECASE)
 VERSION_KEYS = ("nemorl", "nemorl-core", "python", "torch", "transformers", "vllm", "ray")
 
 
