@@ -140,6 +140,8 @@ TRAINING = {
     "gradient_that_is_not_finite_skips_the_update": "SkipsSilently",
     "continuing_from_a_checkpoint_changes_nothing": ("ForgetsOptimizer", "Pickles"),
     "a_checkpoint_without_optimizer_begins_a_new_one": "SavesOptimizerAnyway",
+    "a_snapshot_is_of_the_step_it_was_taken_after": "SnapshotsLiveTensors",
+    "a_snapshot_is_named_when_it_is_whole": "SealsTooEarly",
     "what_leaves_the_device_comes_back_unchanged": ("LosesMomentsOnTheWay", "StaysOnTheDevice"),
     "plan_is_what_the_backend_holds": "HoldsMoreThanPlanned",
     "plan_grows_with_the_microbatch": "PlansLongMicrobatchesAsShort",

@@ -52,7 +52,7 @@ ELSEWHERE = {
     "train/dropped_stale_groups",
     "train/dropped_unwanted_groups",
     "timing/train/exposed_generation",
-    "timing/train/checkpointing",  # runs that save and go on
+    *("timing/train/checkpointing", "timing/train/checkpointing/wait"),  # runs that save and go on
     "train/environment/environment_timeout",  # environments that hang
     "train/environment/episode_timeout",
     *(f"train/environment/{name}" for name in ("calls", "sequences", "ended_by_*")),  # agents

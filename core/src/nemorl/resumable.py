@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from nemorl_base.checkpoints import Checkpoint
+
 from nemorl.config.run import RunConfig
 from nemorl.contracts import DataModule
 from nemorl.errors import CheckpointError, NemorlError, WorkerLostError
 from nemorl.run import Run
-from nemorl.storage.checkpoints import Checkpoint
 
 
 @dataclass
@@ -45,14 +47,37 @@ class Resumable(Generic[C]):
         raise NotImplementedError
 
     def save(self) -> Path:
-        """Write a checkpoint of everything that makes the next step."""
+        """Write a checkpoint of everything that makes the next step. An asynchronous one appears after a later step."""
+        settings, timer = self.config.checkpoint, self.run.timer
+        if self.run.checkpoints.draft is not None:
+            with timer.phase("checkpointing/wait"):
+                self.publish_checkpoint(wait=True)
+        whole, later = settings.save_optimizer, settings.asynchronous
+        learners = self.run.learners
+        writers = {n: partial(one.save_checkpoint, optimizer=whole, snapshot=later) for n, one in learners.items()}
+        ranks = [one.snapshot_files for one in learners.values()] if later else []
+        with timer.phase("checkpointing"):
+            step, latest = self.progress.step, self.progress.latest
+            final = self.run.checkpoints.begin(step, writers, self.state_dict(), latest, ranks)
+        self.publish_checkpoint(wait=not later)
+        return final
+
+    def publish_checkpoint(self, *, wait: bool) -> None:
+        """Let the checkpoint that is being written appear, if all of it is on disk by now, and tell the hooks."""
+        if self.run.checkpoints.draft is None:
+            return
         with self.run.timer.phase("checkpointing"):
-            whole = self.config.checkpoint.save_optimizer
-            writers = {n: partial(one.save_checkpoint, optimizer=whole) for n, one in self.run.learners.items()}
-            checkpoint = self.run.checkpoints.save(self.progress.step, writers, self.state_dict(), self.progress.latest)
-        self.run.directory.event("checkpoint", step=self.progress.step, path=checkpoint.path.name)
-        self.run.hooks.fire("on_checkpoint_saved", trainer=self, step=self.progress.step, path=checkpoint.path)
-        return checkpoint.path
+            saved = self.run.checkpoints.publish(wait=wait)
+        if saved is not None:
+            self.run.directory.event("checkpoint", step=saved.step, path=saved.path.name)
+            self.run.hooks.fire("on_checkpoint_saved", trainer=self, step=saved.step, path=saved.path)
+
+    def end_saving(self) -> None:
+        """Before the workers end: what is being written is kept, unless they are lost or the run is to stop at once."""
+        error = sys.exception()
+        if (error is None or isinstance(error, Exception)) and not isinstance(error, WorkerLostError):
+            self.publish_checkpoint(wait=True)
+        self.run.checkpoints.abandon()
 
     def state_dict(self) -> dict[str, Any]:
         """The JSON side of a checkpoint. Extend it where an algorithm keeps state of its own."""
@@ -152,6 +177,7 @@ class Resumable(Generic[C]):
         Raises:
             WorkerLostError: ``error`` itself, when the run may not restart workers again.
         """
+        self.run.checkpoints.abandon()
         self.run.resources.restart_training(error)
         self.run.timer.drain()
         if self._go_back() is None:

@@ -127,6 +127,7 @@ class BaseTrainer(Resumable[C]):
 
     def _begin(self) -> None:
         """Restore the run, or begin it: all that precedes its next step."""
+        self.run.own(self, "end_saving")
         self.setup()
         self.restore()
         self.sync_weights()
@@ -235,6 +236,7 @@ class BaseTrainer(Resumable[C]):
 
     def _advance(self) -> None:
         """One step, and what is due after it."""
+        self.publish_checkpoint(wait=False)
         self._announce_epoch()
         metrics = self._timed_step(self.next_rows())
         self.run.hooks.fire("on_step_end", trainer=self, step=self.progress.step, metrics=metrics)
@@ -268,11 +270,13 @@ class BaseTrainer(Resumable[C]):
     def _finish(self) -> TrainResult:
         self._announce_epoch(is_last=True)
         is_complete = self.progress.step >= self.total_steps
+        self.publish_checkpoint(wait=True)
         latest = self.run.checkpoints.latest()
         if latest is None or latest.step != self.progress.step:
             if is_complete and self.config.validation.at_end:
                 self.run_validation()
             self.save()
+            self.publish_checkpoint(wait=True)
         if is_complete and self.config.checkpoint.export:
             self.run.policy.save_pretrained(self.run.path / "model")
         ending = "finished" if is_complete else "stopped"

@@ -9,7 +9,6 @@ part of which tensor it holds; so one rank reads what two have written, and the 
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,56 +17,52 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 from nemorl.errors import CheckpointError
+from nemorl_tensors.engines.checkpoint_files import RankFiles, TensorFile
 from nemorl_tensors.engines.random_state import random_state, restore_random_state
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
-from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
+
+from nemorl_dtensor.checkpoint_plan import planned_files, quiet
 
 if TYPE_CHECKING:
     from nemorl_dtensor.optim import Optimizer
 
 MODEL, OPTIMIZER, OPTIMIZER_JSON = "model", "optimizer", "optimizer.json"
 FORMAT = 2
-FILE_BYTES = 4 * 2**30
-"""Of whole tensors per file: while a rank writes a file, its part of that is in memory twice."""
 
 
-def save(
-    path: Path,
-    parameters: Mapping[str, nn.Parameter],
-    optimizer: Optimizer,
-    rank: int = 0,
-    *,
-    with_optimizer: bool = True,
-) -> None:
-    """Write everything that makes the next step into the existing folder ``path``. Collective.
+def contents(
+    parameters: Mapping[str, nn.Parameter], optimizer: Optimizer, rank: int = 0, *, with_optimizer: bool = True
+) -> RankFiles:
+    """This rank's files of everything that makes the next step, over the live tensors. Collective.
 
     Args:
-        path: Of the checkpoint.
         parameters: What is trained, by name.
         optimizer: Of these.
         rank: Of this process.
         with_optimizer: Also the optimizer's moments and float32 masters, not its position alone.
     """
-    _write(path / MODEL, {name: parameter.detach() for name, parameter in parameters.items()})
-    if with_optimizer:
-        _write(path / OPTIMIZER, optimizer.tensors())
-    save_file(random_state(), _rng_file(path, rank))
-    if rank == 0:
-        position = {
-            "format": FORMAT,
-            "steps": optimizer.steps,
-            "has_state": with_optimizer,
-            "rate_scale": optimizer.rate_scale,
-        }
-        (path / OPTIMIZER_JSON).write_text(json.dumps(position, indent=2) + "\n")
+    weights = planned_files({name: parameter.detach() for name, parameter in parameters.items()})
+    states = planned_files(optimizer.tensors()) if with_optimizer else {}
+    position = {
+        "format": FORMAT,
+        "steps": optimizer.steps,
+        "has_state": with_optimizer,
+        "rate_scale": optimizer.rate_scale,
+    }
+    return RankFiles(
+        {f"{MODEL}/{name}": file for name, file in weights.items()}
+        | {f"{OPTIMIZER}/{name}": file for name, file in states.items()}
+        | {_rng_name(rank): TensorFile(random_state())},
+        {OPTIMIZER_JSON: json.dumps(position, indent=2) + "\n"} if rank == 0 else {},
+    )
 
 
 def load(path: Path, parameters: Mapping[str, nn.Parameter], optimizer: Optimizer, rank: int = 0) -> None:
-    """Restore what :func:`save` wrote, into the memory that the parameters already have. Collective.
+    """Restore what :func:`contents` saved, into the memory that the parameters already have. Collective.
 
     The number of ranks and how they share the model may differ from when it was written; then random generators beyond
     those saved start from rank 0's.
@@ -87,33 +82,13 @@ def load(path: Path, parameters: Mapping[str, nn.Parameter], optimizer: Optimize
             _read(path / OPTIMIZER, state)
     else:
         optimizer.restart(steps)
-    file = _rng_file(path, rank)
-    restore_random_state(_load_file(file if file.is_file() else _rng_file(path, 0)))
-
-
-def _write(folder: Path, tensors: dict[str, Tensor]) -> None:
-    writer = HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=_files(tensors), save_distributed=True)
-    with _quiet():
-        try:
-            save_distributed(tensors, storage_writer=writer, no_dist=not dist.is_initialized())
-        except CheckpointException as error:  # a BaseException, with the cause of each rank apart
-            cause = next(iter(error.failures.values()))[0]
-            raise CheckpointError(f"{folder} cannot be written: {cause}", fix="see what the system says") from cause
-
-
-def _files(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """Which of a rank's files each tensor goes to, from 1: the same on all ranks, as it follows from whole sizes."""
-    files: dict[str, int] = {}
-    total = 0
-    for name, tensor in tensors.items():
-        files[name] = 1 + total // FILE_BYTES
-        total += tensor.numel() * tensor.element_size()
-    return files
+    file = path / _rng_name(rank)
+    restore_random_state(_load_file(file if file.is_file() else path / _rng_name(0)))
 
 
 def _read(folder: Path, tensors: dict[str, Tensor]) -> None:
     """Fill ``tensors``, which may be shards, from the files of ``folder``."""
-    with _damage_named(folder), _quiet():
+    with _damage_named(folder), quiet():
         reader = HuggingFaceStorageReader(path=str(folder))
         load_distributed(tensors, storage_reader=reader, no_dist=not dist.is_initialized())
 
@@ -143,16 +118,8 @@ def _damage_named(path: Path) -> Iterator[None]:
         raise CheckpointError(f"{path} cannot be read: {error}", fix="resume from an earlier checkpoint") from error
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without torch's remark that one process saves alone, which is what was asked for."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*the intent is to (save|load) in a single process.*")
-        yield
-
-
-def _rng_file(path: Path, rank: int) -> Path:
-    return path / f"rng-{rank}.safetensors"
+def _rng_name(rank: int) -> str:
+    return f"rng-{rank}.safetensors"
 
 
 def _position(file: Path) -> tuple[int, bool, float]:

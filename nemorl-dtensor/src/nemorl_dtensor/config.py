@@ -43,6 +43,7 @@ class DTensorConfig(TrainingBackendConfig, PlansTraining):
             "value_head",
             "topk_logprobs",
             "weights_only_checkpoint",
+            "asynchronous_checkpoint",
             "muon",
             "rate_scale",
             "offload",

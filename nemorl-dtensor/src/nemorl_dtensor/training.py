@@ -25,6 +25,7 @@ from nemorl_base.memory import DeviceMemoryError, MemoryPart
 from nemorl_rl.work import Model, WorkMeter
 from nemorl_tensors import TokenBatch
 from nemorl_tensors.engines.buckets import in_buckets
+from nemorl_tensors.engines.checkpoint_files import CheckpointWriter, RankFiles
 from nemorl_tensors.engines.model_folder import save_tokenizer
 from nemorl_tensors.engines.no_gradient import evaluate_without_gradient, gradient_metrics, split_by_gradient
 from nemorl_tensors.engines.observing import Activations
@@ -62,7 +63,7 @@ if TYPE_CHECKING:
     from nemorl_dtensor.config import DTensorConfig
 
 
-class DTensorBackend:
+class DTensorBackend(CheckpointWriter):
     """``TrainingBackend`` over PyTorch and transformers: one process, or one rank of many that run the same calls."""
 
     def __init__(
@@ -225,9 +226,9 @@ class DTensorBackend:
         if self._rank == 0:
             adapters.save(path, tensors, self._policy.model_name)
 
-    def save_checkpoint(self, path: Path, *, optimizer: bool = True) -> None:
+    def checkpoint_files(self, *, optimizer: bool) -> RankFiles:
         self._residency.require("weights", "optimizer")
-        checkpoint.save(path, self._trainable, self._optimizer, self._rank, with_optimizer=optimizer)
+        return checkpoint.contents(self._trainable, self._optimizer, self._rank, with_optimizer=optimizer)
 
     def load_checkpoint(self, path: Path) -> None:
         self._residency.require("weights", "optimizer")
@@ -255,6 +256,7 @@ class DTensorBackend:
         return self._layout.remarks
 
     def shutdown(self) -> None:
+        self.end_writing()
         self._sender.close()
         for name in (
             "_residency",

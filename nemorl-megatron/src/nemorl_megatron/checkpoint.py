@@ -19,8 +19,9 @@ from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 from megatron.core.dist_checkpointing.utils import extract_sharded_tensors_and_factories
 from nemorl.errors import CheckpointError
+from nemorl_tensors.engines.checkpoint_files import RankFiles, TensorFile
 from nemorl_tensors.engines.random_state import random_state, restore_random_state
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from nemorl_megatron import storage
@@ -37,11 +38,10 @@ STATE = "optimizer.state."
 """Before the name of a moment and that of its weight."""
 
 
-def save(path: Path, held: Sequence[Held], learner: Learner, parallel: Parallel, *, with_moments: bool = True) -> None:
-    """Write everything that makes the next step into the existing folder ``path``. Collective.
+def contents(held: Sequence[Held], learner: Learner, parallel: Parallel, *, with_moments: bool = True) -> RankFiles:
+    """This rank's files of everything that makes the next step, over the live tensors. Collective.
 
     Args:
-        path: Of the checkpoint.
         held: Of this rank's pieces, what is to be in the checkpoint.
         learner: Their masters, moments, and the position in the schedule.
         parallel: This rank's place.
@@ -56,12 +56,12 @@ def save(path: Path, held: Sequence[Held], learner: Learner, parallel: Parallel,
             for prefix, values in _states(share.master, moments).items():
                 tensors += _ranges(whole, parts, share.start, values, prefix, alone=learner.distributed)
     updates = learner.updates if with_moments else 0
-    storage.save(path, {"tensors": tensors}, {"steps": learner.steps, "updates": updates})
-    save_file(random_state(), _rng_file(path, parallel.rank))
+    found = storage.contents({"tensors": tensors}, {"steps": learner.steps, "updates": updates})
+    return RankFiles({**found.tensors, _rng_name(parallel.rank): TensorFile(random_state())}, found.texts)
 
 
 def load(path: Path, held: Sequence[Held], learner: Learner, parallel: Parallel) -> None:
-    """Restore what :func:`save` wrote, also by ranks that divide the model otherwise. Collective.
+    """Restore what :func:`contents` saved, also by ranks that divide the model otherwise. Collective.
 
     Raises:
         CheckpointError: Files are missing or damaged, or are of another model.
@@ -80,9 +80,9 @@ def load(path: Path, held: Sequence[Held], learner: Learner, parallel: Parallel)
             wanted += _ranges(whole, parts, share.start, values, prefix)
     storage.load(path, {"tensors": wanted})
     learner.steps, learner.updates = steps, updates
-    file = _rng_file(path, parallel.rank)
+    file = path / _rng_name(parallel.rank)
     with storage.damage_named(path):
-        restore_random_state(load_file(file if file.is_file() else _rng_file(path, 0)))
+        restore_random_state(load_file(file if file.is_file() else path / _rng_name(0)))
 
 
 def held(model: Sequence[GPTModel]) -> list[Held]:
@@ -193,5 +193,5 @@ def _require_this_model(path: Path, parts: Sequence[ShardedTensor], parallel: Pa
         )
 
 
-def _rng_file(path: Path, rank: int) -> Path:
-    return path / f"rng-{rank:05}.safetensors"
+def _rng_name(rank: int) -> str:
+    return f"rng-{rank:05}.safetensors"

@@ -51,6 +51,7 @@ class MegatronConfig(TrainingBackendConfig, PlansTraining):
             "value_head",
             "topk_logprobs",
             "weights_only_checkpoint",
+            "asynchronous_checkpoint",
             "filtered_logprobs",
             "offload",
             "remarks",

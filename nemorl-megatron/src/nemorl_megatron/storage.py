@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
+from megatron.core.dist_checkpointing.core import CONFIG_FNAME, CheckpointingConfig
 from megatron.core.dist_checkpointing.dict_utils import dict_list_map_outplace, nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedStateDict, ShardedTensor, is_main_replica
 from megatron.core.dist_checkpointing.serialization import load as load_sharded
@@ -30,8 +30,8 @@ from megatron.core.dist_checkpointing.strategies.base import (
     register_default_strategy,
 )
 from nemorl.errors import CheckpointError
+from nemorl_tensors.engines.checkpoint_files import RankFiles, TensorFile
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 BACKEND, COMMON_BACKEND, VERSION = "nemorl_safetensors", "nemorl_json", 1
@@ -41,20 +41,21 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]
 """First element and size along each dimension."""
 
 
-def save(path: Path, tensors: ShardedStateDict, common: Mapping[str, Any]) -> None:
-    """``megatron.core.dist_checkpointing.save``, which has no room for another common strategy. Collective.
+def contents(tensors: ShardedStateDict, common: Mapping[str, Any]) -> RankFiles:
+    """This rank's files of a checkpoint, as ``megatron.core.dist_checkpointing.save`` would write them if it had room
+    for another common strategy. Collective.
 
     Args:
-        path: An existing folder.
         tensors: This rank's.
         common: Equal on all ranks, what JSON can say.
     """
     tensors, common = save_preprocess({**tensors, **common})
-    SafetensorsSave().save(tensors, path)
-    if dist.get_rank() == 0:
-        (path / COMMON).write_text(json.dumps(common) + "\n")
-        save_config(CheckpointingConfig(BACKEND, VERSION, COMMON_BACKEND, VERSION), str(path))
-    dist.barrier()
+    found = _sharded_files(tensors)
+    if dist.get_rank() > 0:
+        return found
+    strategies = CheckpointingConfig(BACKEND, VERSION, COMMON_BACKEND, VERSION)
+    texts = {COMMON: json.dumps(common) + "\n", CONFIG_FNAME: json.dumps(asdict(strategies))}
+    return RankFiles(found.tensors, {**found.texts, **texts})
 
 
 def load(path: Path, tensors: ShardedStateDict) -> None:
@@ -64,7 +65,7 @@ def load(path: Path, tensors: ShardedStateDict) -> None:
 
 
 def read_common(path: Path) -> dict[str, Any]:
-    """What :func:`save` was given as ``common``.
+    """What :func:`contents` was given as ``common``.
 
     Raises:
         CheckpointError: The file is damaged, or not there.
@@ -91,21 +92,8 @@ class SafetensorsSave(SaveShardedStrategy):  # type: ignore[misc]
         super().__init__(BACKEND, VERSION)
 
     def save(self, sharded_state_dict: ShardedStateDict, checkpoint_dir: str | Path) -> None:
-        path, rank = Path(checkpoint_dir), dist.get_rank()
-        own = [tensor for tensor in nested_values(sharded_state_dict) if is_main_replica(tensor.replica_id)]
-        found = {_name(tensor.key, _box(tensor)): tensor.data.detach().contiguous().cpu() for tensor in own}
-        save_file(found, _state_file(path, rank))
-        everybody: list[Any] = [None] * dist.get_world_size()
-        entries = [(tensor.key, str(tensor.dtype), tensor.global_shape, _box(tensor)) for tensor in own]
-        dist.all_gather_object(everybody, entries)
-        if rank == 0:
-            index: dict[str, dict[str, Any]] = {}
-            for writer, written in enumerate(everybody):
-                for key, dtype, shape, box in written:
-                    entry = index.setdefault(key, {"dtype": dtype, "shape": shape, "chunks": []})
-                    entry["chunks"].append([*box, writer])
-            _require_whole(index)
-            (path / INDEX).write_text(json.dumps(index) + "\n")
+        for _ in _sharded_files(sharded_state_dict).write(Path(checkpoint_dir)):
+            pass
 
 
 class SafetensorsLoad(LoadShardedStrategy):  # type: ignore[misc]
@@ -192,7 +180,7 @@ class _Files:
             into[_slices(low, high, first)] = self._read(rank, name, _slices(low, high, chunk_first))
 
     def _read(self, rank: int, name: str, index: tuple[slice, ...]) -> Tensor:
-        file = _state_file(self._path, rank)
+        file = self._path / _state_name(rank)
         with damage_named(file):
             if rank not in self._open:
                 self._open[rank] = self._stack.enter_context(safe_open(file, "pt"))
@@ -230,6 +218,26 @@ def damage_named(path: Path) -> Iterator[None]:
         raise CheckpointError(f"{path} cannot be read: {error}", fix="resume from an earlier checkpoint") from error
 
 
+def _sharded_files(tensors: ShardedStateDict) -> RankFiles:
+    """What this rank is the first to hold; on rank 0 with the index of all. Collective."""
+    rank = dist.get_rank()
+    own = [tensor for tensor in nested_values(tensors) if is_main_replica(tensor.replica_id)]
+    found = {_name(tensor.key, _box(tensor)): tensor.data.detach() for tensor in own}
+    everybody: list[Any] = [None] * dist.get_world_size()
+    entries = [(tensor.key, str(tensor.dtype), tensor.global_shape, _box(tensor)) for tensor in own]
+    dist.all_gather_object(everybody, entries)
+    files = {_state_name(rank): TensorFile(found)}
+    if rank > 0:
+        return RankFiles(files)
+    index: dict[str, dict[str, Any]] = {}
+    for writer, written in enumerate(everybody):
+        for key, dtype, shape, box in written:
+            entry = index.setdefault(key, {"dtype": dtype, "shape": shape, "chunks": []})
+            entry["chunks"].append([*box, writer])
+    _require_whole(index)
+    return RankFiles(files, {INDEX: json.dumps(index) + "\n"})
+
+
 def _require_whole(index: Mapping[str, Mapping[str, Any]]) -> None:
     for key, entry in index.items():
         written = sum(prod(size) for _, size, _ in entry["chunks"])
@@ -260,5 +268,5 @@ def _slices(low: Iterable[int], high: Iterable[int], origin: Iterable[int]) -> t
     return tuple(slice(a - o, b - o) for a, b, o in zip(low, high, origin, strict=True))
 
 
-def _state_file(path: Path, rank: int) -> Path:
-    return path / f"state-{rank:05}.safetensors"
+def _state_name(rank: int) -> str:
+    return f"state-{rank:05}.safetensors"

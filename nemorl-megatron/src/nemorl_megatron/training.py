@@ -23,6 +23,7 @@ from nemorl.metrics import Metrics
 from nemorl_base.memory import DeviceMemoryError, MemoryPart
 from nemorl_rl.work import Model, WorkMeter
 from nemorl_tensors import TokenBatch, vocab_parallel_topk_logprobs
+from nemorl_tensors.engines.checkpoint_files import CheckpointWriter, RankFiles
 from nemorl_tensors.engines.model_config import read_model_config
 from nemorl_tensors.engines.no_gradient import evaluate_without_gradient, gradient_metrics, split_by_gradient
 from nemorl_tensors.engines.observing import Activations, Recorder
@@ -64,7 +65,7 @@ if TYPE_CHECKING:
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-class MegatronBackend:
+class MegatronBackend(CheckpointWriter):
     """``TrainingBackend`` over megatron-core: one process, or one rank of many that run the same calls."""
 
     def __init__(
@@ -218,17 +219,16 @@ class MegatronBackend:
 
     def publish_pieces(self, transport: str) -> RankPieces:
         self._residency.require("weights")
-        return self._sender.publish(
-            transport, lambda: self._bridge.pieces(self._pieces, self._parallel, self._adapters)
-        )
+        pieces = partial(self._bridge.pieces, self._pieces, self._parallel, self._adapters)
+        return self._sender.publish(transport, pieces)
 
     def withdraw_pieces(self) -> None:
         self._sender.close()
 
-    def save_checkpoint(self, path: Path, *, optimizer: bool = True) -> None:
+    def checkpoint_files(self, *, optimizer: bool) -> RankFiles:
         self._residency.require("weights", "optimizer")
         learner = self._learner  # first: making it moves the weights to memory of its own
-        checkpoint.save(path, self._held(), learner, self._parallel, with_moments=optimizer)
+        return checkpoint.contents(self._held(), learner, self._parallel, with_moments=optimizer)
 
     def load_checkpoint(self, path: Path) -> None:
         self._residency.require("weights", "optimizer")
@@ -264,6 +264,7 @@ class MegatronBackend:
         return self._layout.remarks
 
     def shutdown(self) -> None:
+        self.end_writing()
         self._sender.close()
         for name in ("_residency", "_pieces", "_reference", "_learner"):
             self.__dict__.pop(name, None)

@@ -253,6 +253,26 @@ class Pickles(DTensorBackend):
         torch.save({"steps": 1}, path / "extra.pt")
 
 
+class SnapshotsLiveTensors(DTensorBackend):
+    """Copies nothing, and writes when it is asked for the files."""
+
+    folder: Path
+
+    def snapshot_checkpoint(self, path: Path, *, optimizer: bool = True) -> None:
+        self.folder = path
+
+    def snapshot_files(self, *, wait: bool) -> Mapping[str, str] | None:
+        super().snapshot_checkpoint(self.folder)
+        return super().snapshot_files(wait=True)
+
+
+class SealsTooEarly(DTensorBackend):
+    """Says that all is written as soon as writing has begun."""
+
+    def snapshot_files(self, *, wait: bool) -> Mapping[str, str] | None:
+        return super().snapshot_files(wait=True) if wait else {}
+
+
 class MovingReference(DTensorBackend):
     """Keeps a reference and answers with the policy."""
 

@@ -150,14 +150,16 @@ def die_midway(context: WorkerContext, case: Case) -> str:
 
 
 def go_back(context: WorkerContext, case: Case) -> float:
-    """Save, train, score, load: how far log-probs then are from those at the time of saving."""
+    """Save, train meanwhile, score, load: how far log-probs then are from those at the time of saving."""
     backend = build(context, case)
     batch = ragged_batch(temperature=TEMPERATURE)
     mine = batch.select(shard_of(batch, context.rank, context.world_size, all_on_first=False))
     start = backend.get_logprobs(mine)
-    backend.save_checkpoint(Path(case.saves))
+    backend.snapshot_checkpoint(Path(case.saves))
     for _ in range(STEPS):
         backend.train_step(mine, WeightedNLL())
+    assert backend.snapshot_files(wait=True)
+    distributed.barrier()
     assert not torch.equal(backend.get_logprobs(mine), start)
     backend.load_checkpoint(Path(case.saves))
     distance = float((backend.get_logprobs(mine) - start).abs().max())

@@ -12,6 +12,7 @@ from nemorl.config import PolicyConfig
 from nemorl.contracts import Loss, TrainingBackend
 from nemorl.plugins.kinds import TrainingBackendConfig
 from nemorl.resources.worker import WorkerContext
+from nemorl_base.snapshots import SnapshottingBackend
 from nemorl_dpo.sigmoid import SigmoidLoss
 from nemorl_dtensor import DTensorConfig
 from nemorl_megatron import MegatronConfig
@@ -122,9 +123,13 @@ def _train(context: WorkerContext, case: Case, config: TrainingBackendConfig) ->
 
 
 def _step(backend: TrainingBackend, batch: TokenBatch, case: Case, step: int) -> Any:
-    if case.saves and step == SAVED_AFTER:
-        backend.save_checkpoint(Path(case.saves))
-    return backend.train_step(batch, LOSSES[case.loss])
+    if not (case.saves and step == SAVED_AFTER):
+        return backend.train_step(batch, LOSSES[case.loss])
+    assert isinstance(backend, SnapshottingBackend)
+    backend.snapshot_checkpoint(Path(case.saves))  # and trains while that is being written
+    metrics = backend.train_step(batch, LOSSES[case.loss])
+    assert backend.snapshot_files(wait=True)
+    return metrics
 
 
 def _batch(loss: LossName) -> TokenBatch:

@@ -128,13 +128,12 @@ def test_an_error_that_is_none_of_the_disk_passes_unchanged(tmp_path: Path) -> N
 
 WRITES_IN_DRAFTS = {
     # Folders that are drafts themselves until they are renamed, or files of a child that is waited for.
-    "core/src/nemorl/storage/checkpoints.py",
+    "toolkits/nemorl-base/src/nemorl_base/saving.py",
+    "toolkits/nemorl-tensors/src/nemorl_tensors/engines/checkpoint_files.py",
     "toolkits/nemorl-tensors/src/nemorl_tensors/engines/model_folder.py",
     "toolkits/nemorl-testing/src/nemorl_testing/loggers.py",
     "toolkits/nemorl-testing/src/nemorl_testing/smoke.py",
     "toolkits/nemorl-testing/src/nemorl_testing/templates.py",
-    "nemorl-dtensor/src/nemorl_dtensor/checkpoint.py",
-    "nemorl-megatron/src/nemorl_megatron/storage.py",
     "plugins/nemorl-authoring/src/nemorl_authoring/writing.py",
     "plugins/nemorl-agent-env/src/nemorl_agent_env/folders.py",
 }

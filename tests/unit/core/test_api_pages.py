@@ -40,6 +40,7 @@ WHOLE = (
     "nemorl.errors",
     "nemorl.environment",
     "nemorl_base.memory",
+    "nemorl_base.snapshots",
 )
 """Modules all of whose public classes and functions are stable."""
 LISTED = ("nemorl", "nemorl.config", "nemorl_tensors", "nemorl_testing")

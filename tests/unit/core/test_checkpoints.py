@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from nemorl.config.run import CheckpointConfig
 from nemorl.errors import CheckpointError
-from nemorl.storage.checkpoints import Checkpoint, CheckpointManager
+from nemorl.storage.checkpoints import CheckpointManager
+from nemorl_base.checkpoints import Checkpoint
 from nemorl_base.sealed_folders import MANIFEST
 from recorded_messages import Raises
 
@@ -40,7 +41,15 @@ def write(text: str = "weights") -> Callable[[Path], None]:
 
 def save(saver: CheckpointManager, step: int, accuracy: float | None = None, text: str = "weights") -> Checkpoint:
     metrics = {} if accuracy is None else {"validation/accuracy": accuracy}
-    return saver.save(step, {"policy": write(text)}, {"step": step}, metrics)
+    return saved(saver, step, {"policy": write(text)}, {"step": step}, metrics)
+
+
+def saved(saver: CheckpointManager, *content: Any) -> Checkpoint:
+    """Begun, and published at once."""
+    saver.begin(*content)
+    found = saver.publish(wait=True)
+    assert found is not None
+    return found
 
 
 def steps(saver: CheckpointManager) -> list[int]:
@@ -215,7 +224,7 @@ def test_every_nth_is_kept_for_good(tmp_path: Path) -> None:
 
 
 def test_nothing_to_write_but_the_state_is_a_checkpoint_too(tmp_path: Path) -> None:
-    checkpoint = manager(tmp_path).save(1, {}, {"step": 1}, {})
+    checkpoint = saved(manager(tmp_path), 1, {}, {"step": 1}, {})
     checkpoint.verify()
     assert checkpoint.read_state() == {"step": 1}
 
@@ -231,9 +240,9 @@ def test_lower_may_be_better(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("higher_is_better", "best"), [(True, 1), (False, 2)])
 def test_the_config_may_rank_by_another_metric(tmp_path: Path, higher_is_better: bool, best: int) -> None:
     saver = manager(tmp_path, metric="train/reward", higher_is_better=higher_is_better)
-    saver.save(1, {"policy": write()}, {}, {"train/reward": 9.0, "validation/accuracy": 0.1})
-    saver.save(2, {"policy": write()}, {}, {"train/reward": 1.0, "validation/accuracy": 0.2})
-    saver.save(3, {"policy": write()}, {}, {"validation/accuracy": 0.3})
+    saved(saver, 1, {"policy": write()}, {}, {"train/reward": 9.0, "validation/accuracy": 0.1})
+    saved(saver, 2, {"policy": write()}, {}, {"train/reward": 1.0, "validation/accuracy": 0.2})
+    saved(saver, 3, {"policy": write()}, {}, {"validation/accuracy": 0.3})
     assert saver.best().step == best  # type: ignore[union-attr]
 
 
@@ -276,7 +285,7 @@ def test_a_full_disk_is_told_and_leaves_nothing_behind(tmp_path: Path, raises: R
     saver = manager(tmp_path)
     save(saver, 1)
     with raises(CheckpointError, "step_000002", "No"):
-        saver.save(2, {"policy": full}, {}, {})
+        saved(saver, 2, {"policy": full}, {}, {})
     assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
 
 
@@ -285,7 +294,7 @@ def test_a_writer_that_fails_for_another_reason_is_not_taken_for_a_full_disk(tmp
         (folder / "gone/file").write_text("x")
 
     with pytest.raises(FileNotFoundError):
-        manager(tmp_path).save(2, {"policy": broken}, {}, {})
+        saved(manager(tmp_path), 2, {"policy": broken}, {}, {})
     assert not list(tmp_path.iterdir())
 
 
@@ -330,7 +339,7 @@ def test_a_kill_while_saving_leaves_the_previous_state(
 def test_a_kill_inside_the_backend_leaves_the_previous_state(tmp_path: Path) -> None:
     saver = manager(tmp_path)
     save(saver, 1)
-    killed(lambda: saver.save(2, {"policy": die}, {}, {}) and None)
+    killed(lambda: saved(saver, 2, {"policy": die}, {}, {}) and None)
     assert steps(saver) == [1]
     assert steps(manager(tmp_path)) == [1]
 

@@ -232,7 +232,8 @@ def test_a_state_of_another_shape_is_told_as_such(tiny_model: Path, tmp_path: Pa
     fit(settings, callbacks=[StopAfter(1)])
     manager = CheckpointManager.of_run(tmp_path / "run", settings)
     for state in ({}, {"algorithm": "SFTConfig", "step": "x"}, {"algorithm": "SFTConfig", "step": 0, "latest": []}):
-        manager.save(1, {}, state, {})
+        manager.begin(1, {}, state, {})
+        manager.publish(wait=True)
         with raises(CheckpointError, "trainer.json"):
             fit(settings, resume=True)
 

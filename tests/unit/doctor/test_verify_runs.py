@@ -19,7 +19,8 @@ def run(tmp_path: Path) -> Path:
     folder = tmp_path / "runs" / "grpo-1"
     manager = CheckpointManager(folder / "checkpoints", CheckpointConfig(keep_last=5), metric="reward")
     for step in (1, 2):
-        manager.save(step, {"policy": lambda path: (path / "weights").write_text("x") and None}, {"step": step}, {})
+        manager.begin(step, {"policy": lambda path: (path / "weights").write_text("x") and None}, {"step": step}, {})
+        manager.publish(wait=True)
     (folder / "config.yaml").write_text("algorithm: grpo\n")
     (folder / "environment.json").write_text("{}")
     (folder / "plugins.lock.json").write_text('{"plugins": []}')

@@ -10,7 +10,7 @@ import torch
 from batch_metrics import of_the_batch
 from nemorl.config import PolicyConfig
 from nemorl.errors import CheckpointError
-from nemorl_dtensor import checkpoint
+from nemorl_dtensor import checkpoint_plan
 from nemorl_dtensor.checkpoint import MODEL, OPTIMIZER
 from nemorl_dtensor.model import load_model
 from nemorl_dtensor.training import DTensorBackend
@@ -34,16 +34,21 @@ def exported(backend: DTensorBackend) -> dict[str, Tensor]:
     return {name: tensor.clone() for bucket in backend.export_weights() for name, tensor in bucket.items()}
 
 
+@pytest.mark.parametrize("is_snapshot", [False, True])
 @pytest.mark.parametrize("variant", sorted(VARIANTS))
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(
-    variant: str, build: Build, batch: TokenBatch, weighted_nll: Any, tmp_path: Path
+    variant: str, is_snapshot: bool, build: Build, batch: TokenBatch, weighted_nll: Any, tmp_path: Path
 ) -> None:
     torch.manual_seed(0)
     straight = build(**VARIANTS[variant])
     for _ in range(2):
         straight.train_step(batch, weighted_nll)
-    straight.save_checkpoint(tmp_path)
+    if is_snapshot:
+        straight.snapshot_checkpoint(tmp_path)  # and trains while that is being written
+    else:
+        straight.save_checkpoint(tmp_path)
     expected = [of_the_batch(straight.train_step(batch, weighted_nll)) for _ in range(2)]
+    straight.snapshot_files(wait=True)
 
     torch.manual_seed(1)
     resumed = build(seed=5, **VARIANTS[variant])
@@ -99,7 +104,7 @@ def test_a_checkpoint_holds_adapters_only_and_no_pickle(
 def test_a_large_checkpoint_is_cut_into_files(
     build: Build, batch: TokenBatch, weighted_nll: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint, "FILE_BYTES", 20_000)
+    monkeypatch.setattr(checkpoint_plan, "FILE_BYTES", 20_000)
     backend, other = build(), build()
     backend.train_step(batch, weighted_nll)
     backend.save_checkpoint(tmp_path)

@@ -74,6 +74,8 @@ class CheckpointConfig(Config):
     """Direction of ``metric``; ignored while that is unset."""
     save_optimizer: bool = True
     """``false`` saves a third of the size or less. A run that resumes from such a checkpoint has a new optimizer."""
+    asynchronous: bool = False
+    """Train on while a copy of the state in host memory is being written (elsewhere: ``async_save``)."""
     must_save_by: Annotated[str | None, Duration()] = None
     """Time since the process began, as ``DD:HH:MM:SS`` or ``3h45m``, by which a last checkpoint is saved; the run then
     stops, to be resumed. Set it to a little less than the time limit of the job."""
@@ -215,6 +217,7 @@ class RunConfig(Config):
                 {"value_head"} if model.head == "value" else set()
             )
             needed |= set() if self.checkpoint.save_optimizer else {"weights_only_checkpoint"}
+            needed |= {"asynchronous_checkpoint"} if self.checkpoint.asynchronous else set()
             missing = needed - model.policy.backend.supports
             if missing:
                 yield ConfigIssue(

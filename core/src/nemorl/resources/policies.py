@@ -59,9 +59,15 @@ class TrainingPolicy:
         ids, logprobs = self._measured("get_topk_logprobs", batch, k)
         return ids, logprobs
 
-    def save_checkpoint(self, path: Path, *, optimizer: bool = True) -> None:
+    def save_checkpoint(self, path: Path, *, optimizer: bool = True, snapshot: bool = False) -> None:
         with self._turn("save"):
-            self.workers.call("save_checkpoint", path, **({} if optimizer else {"optimizer": False}))
+            verb = "snapshot_checkpoint" if snapshot else "save_checkpoint"
+            self.workers.call(verb, path, **({} if optimizer else {"optimizer": False}))
+
+    def snapshot_files(self, *, wait: bool) -> dict[str, str] | None:
+        """The files of the last snapshot and their digests, of all ranks; ``None`` while one of them is writing."""
+        found = self.workers.call("snapshot_files", wait=wait)
+        return None if None in found else {file: digest for files in found for file, digest in files.items()}
 
     def load_checkpoint(self, path: Path) -> None:
         with self._turn("save"):

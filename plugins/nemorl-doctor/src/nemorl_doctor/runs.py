@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 from nemorl.errors import NemorlError, UsageError
-from nemorl.storage.checkpoints import Checkpoint
+from nemorl_base.checkpoints import Checkpoint
 from nemorl_base.yaml_text import parse_yaml
 from nemorl_commands.answers import AsJson, echo_json
 from nemorl_commands.plugin_app import plugin_app

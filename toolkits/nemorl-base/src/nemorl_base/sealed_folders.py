@@ -11,8 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,28 +21,35 @@ MANIFEST = "manifest.json"
 WRITING, REPLACED, REMOVED = ".writing_", ".replaced_", ".removed_"
 SEAL = "sha256"
 """Key of the manifest's hash of itself."""
+SAME_FOLDER = "let run_dir be on a file system that all nodes share"
 
 
-@contextmanager
-def publishing(final: Path, facts: Mapping[str, Any]) -> Iterator[Path]:
-    """An empty folder to fill: it becomes ``final``, in place of one that is there, when the block ends well.
+def stage(final: Path) -> Path:
+    """An empty folder to fill, under a temporary name beside ``final``. :func:`seal` publishes it."""
+    staging = final.with_name(WRITING + final.name)
+    discard(staging)
+    staging.mkdir(parents=True)
+    return staging
+
+
+def seal(staging: Path, final: Path, facts: Mapping[str, Any], written: Mapping[str, str]) -> None:
+    """Write the manifest of a staged folder that is filled, and let it become ``final``, in place of one that is there.
 
     Args:
+        staging: From :func:`stage`.
         final: Its path.
         facts: What the manifest says besides its ``files``: JSON.
+        written: Digests of files that are flushed already. All others are read and flushed here.
+
+    Raises:
+        CheckpointError: A file of ``written`` is not there.
     """
-    staging = final.with_name(WRITING + final.name)
-    try:
-        discard(staging)
-        staging.mkdir(parents=True)
-        yield staging
-        paths = sorted(path for path in staging.rglob("*") if path.is_file())
-        files = {path.relative_to(staging).as_posix(): _digest(path, sync=True) for path in paths}
-        _write_synced(staging / MANIFEST, json.dumps(_sealed({**facts, "files": files}), indent=1))
-        _publish(staging, final)
-    except BaseException:
-        discard(staging)
-        raise
+    paths = {path.relative_to(staging).as_posix(): path for path in sorted(staging.rglob("*")) if path.is_file()}
+    if absent := sorted(written.keys() - paths.keys()):
+        raise CheckpointError(f"{staging} lacks {absent[0]}, which a rank has written", fix=SAME_FOLDER)
+    files = {name: written.get(name) or digest(path, sync=True) for name, path in paths.items()}
+    _write_synced(staging / MANIFEST, json.dumps(_sealed({**facts, "files": files}), indent=1))
+    _publish(staging, final)
 
 
 def withdraw(path: Path) -> None:
@@ -99,11 +105,11 @@ def verify(folder: Path, files: Mapping[str, str]) -> None:
     Raises:
         CheckpointError: names the first file that is missing, differs or does not belong.
     """
-    for name, digest in files.items():
+    for name, recorded in files.items():
         file = folder / name
         if not file.is_file():
             raise CheckpointError(f"{folder} lacks {name}", fix="use another checkpoint of this run")
-        if _digest(file) != digest:
+        if digest(file) != recorded:
             raise CheckpointError(
                 f"{file} does not match its checksum: it was damaged or edited after it was written",
                 fix="use another checkpoint of this run",
@@ -146,12 +152,13 @@ def _publish(staging: Path, final: Path) -> None:
     discard(replaced)
 
 
-def _digest(path: Path, *, sync: bool = False) -> str:
+def digest(path: Path, *, sync: bool = False) -> str:
+    """The SHA-256 of a file, in hex. With ``sync``, the file is also flushed to disk."""
     with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        found = hashlib.file_digest(file, "sha256").hexdigest()
         if sync:
             os.fsync(file.fileno())
-    return digest
+    return found
 
 
 def _write_synced(path: Path, text: str) -> None:

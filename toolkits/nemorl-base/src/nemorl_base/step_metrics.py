@@ -48,6 +48,14 @@ STEP_METRICS: Mapping[str, MetricInfo] = {
     "timing/train/total_step_time": MetricInfo("Step", "seconds", "the whole step"),
     "timing/train/policy_training": MetricInfo("Policy training", "seconds", "forward, backward, optimizer"),
     "timing/train/data_processing": MetricInfo("Data processing", "seconds", "reading and encoding the rows"),
-    "timing/train/checkpointing": MetricInfo("Checkpoint", "seconds", "writing the checkpoint after the step before"),
+    "timing/train/checkpointing": MetricInfo(
+        "Checkpoint", "seconds", "the time that training stood still for the checkpoint after the step before"
+    ),
+    "timing/train/checkpointing/wait": MetricInfo(
+        "Waiting for a checkpoint",
+        "seconds",
+        "the part of it that passed until the asynchronous checkpoint before was on disk",
+        "more than 0: checkpoints are due faster than the disk takes them",
+    ),
     "timing/validation/total_validation_time": MetricInfo("Validation", "seconds", "a whole validation"),
 }

@@ -11,7 +11,8 @@ from nemorl.config.models import AuxiliaryModel, PolicyConfig
 from nemorl.config.run import RunConfig
 from nemorl.errors import UsageError
 from nemorl.resources.manager import ResourceManager, short_name
-from nemorl.storage.checkpoints import Checkpoint, CheckpointManager
+from nemorl.storage.checkpoints import CheckpointManager
+from nemorl_base.checkpoints import Checkpoint
 from nemorl_base.files import replacing_folder
 
 from nemorl_rl.adapters import ADAPTERS

@@ -35,7 +35,10 @@ CONFIG_KINDS = tuple(BASES)
 """Kinds whose plugin is a config class."""
 
 _OF_CONFIGS = ("entry_points", "every_config")
-_OF_TRAINERS = ("training_backends", "training_outputs", "shared_prefixes", "weight_pieces", "momentum", "memory_plan")
+_OF_TRAINERS = (
+    *("training_backends", "training_outputs", "shared_prefixes", "weight_pieces", "momentum", "memory_plan"),
+    "asynchronous_saves",
+)
 _ABLE_TRAINERS = ("adapters", "observed_trainers")
 _OF_ENGINES = ("generation_backends", "single_requests", "snapshots", "observed_samplers")
 _MODULES: Mapping[str, tuple[str, ...]] = {
