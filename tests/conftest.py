@@ -27,6 +27,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ["NEMORL_AUDIT"] = "off"  # tests of the audit log name a folder
 
 NEED_RAY = pytest.StashKey[set[str]]()
 """Node ids of modules with a test that uses ``private_ray``."""

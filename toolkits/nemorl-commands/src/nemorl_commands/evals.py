@@ -137,7 +137,7 @@ def _load(config: Path | None, changes: Sequence[str], model: str | None, *, has
     if config is None:
         if model is None or not has_data:
             raise UsageError("nothing to evaluate", fix="give a config or a run, or --model with --data")
-        return validate(RolloutRunConfig, apply_overrides({"model": model}, changes), source="eval")
+        return _recorded(validate(RolloutRunConfig, apply_overrides({"model": model}, changes), source="eval"))
     chosen = _model_overrides(model, "model", "policy.model_name") if model else []
     if (config / "config.yaml").is_file():
         exported = config / "model"
@@ -153,7 +153,15 @@ def _load(config: Path | None, changes: Sequence[str], model: str | None, *, has
             f"{config} is of the algorithm {loaded.algorithm}, which samples no responses",
             fix="evaluate its model: --model RUN/model --data NAME environment=NAME",
         )
-    return loaded
+    return _recorded(loaded)
+
+
+def _recorded(config: RolloutRunConfig) -> RolloutRunConfig:
+    """A config that is about to be evaluated, which the audit log says."""
+    from nemorl_base.audit.recording import record
+
+    record("evaluation_started", {"model": config.policy.model_name, "algorithm": config.algorithm})
+    return config
 
 
 def _model_overrides(model: str, *keys: str) -> list[str]:

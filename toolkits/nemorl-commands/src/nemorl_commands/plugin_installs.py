@@ -19,6 +19,7 @@ from nemorl import __version__
 from nemorl.errors import PluginError, PluginNotFoundError, UsageError
 from nemorl.plugins import Index
 from nemorl.plugins.index import PREFIX, singular
+from nemorl_base.audit.recording import record
 from nemorl_base.plugin_policy import normalize
 from nemorl_isolation.venvs import IsolatedPoint, distribution_name, remove_venv, venv_of, write_record
 
@@ -68,7 +69,10 @@ def install(
     else:
         _pip(Path(sys.executable), ["install", name, *ctx.args], quiet=as_json)
         found = Index.installed()
-    entries = [as_dict(entry) for entry in found.entries if normalize(entry.distribution) == distribution]
+    installed = [entry for entry in found.entries if normalize(entry.distribution) == distribution]
+    versions = sorted({entry.version for entry in installed})
+    record("plugin_installed", {"distribution": distribution, "versions": versions, "isolated": isolated})
+    entries = [as_dict(entry) for entry in installed]
     if as_json:
         echo_json(entries, indent=2)
         return
@@ -95,6 +99,7 @@ def uninstall(
     if os.path.lexists(venv.folder):
         _ask(f"remove {venv.folder}", yes=yes)
         remove_venv(venv)
+        record("plugin_uninstalled", {"distribution": distribution, "isolated": True})
         say(f"removed {venv.folder}")
         return
     try:
@@ -107,6 +112,7 @@ def uninstall(
         )
     _ask(f"pip uninstall {distribution} {version} from {sys.prefix}", yes=yes)
     _pip(Path(sys.executable), ["uninstall", "--yes", distribution], quiet=False)
+    record("plugin_uninstalled", {"distribution": distribution, "isolated": False})
 
 
 def _ask(what: str, *, yes: bool) -> None:

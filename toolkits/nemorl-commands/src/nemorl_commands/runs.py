@@ -193,8 +193,10 @@ def generate(
 
       nemorl generate --model Qwen/Qwen2.5-1.5B-Instruct --samples 4 --temperature 1 "Name a prime number."
     """
+    from nemorl_base.audit.recording import record
     from nemorl_rl.generating import respond
 
+    record("generation_started", {"model": model, "prompts": len(prompts), "backend": backend})
     with Console(quiet=as_json) as console:
         console.message(f"loading {model}")
         answers = respond(

@@ -16,3 +16,14 @@ class RecordsConfig(HookConfig):
         from nemorl_report.run_files import Records
 
         return Records()
+
+
+class AuditConfig(HookConfig):
+    """Entries of every run in the audit log of its user. Part of every run, listed or not."""
+
+    summary: ClassVar[str] = "entries of every run in a log that shows when somebody changes it"
+
+    def build(self) -> object:
+        from nemorl_report.audit_hook import Audit
+
+        return Audit()

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from nemorl.errors import UsageError, boundary
 from nemorl.run import TrainResult
+from nemorl_base.audit.recording import exported, record
 
 from nemorl_report.model_card import HUB_NAME, model_card
 from nemorl_report.run_data import RunData
@@ -90,6 +91,7 @@ def push_to_hub(
             path_in_repo="README.md",
             commit_message="Model card",
         )
+    record("weights_uploaded", {"run": str(run_dir.resolve()), "repository": repo_id, **exported(folder)})
     return f"https://huggingface.co/{repo_id}"
 
 

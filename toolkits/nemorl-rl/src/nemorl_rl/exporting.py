@@ -12,6 +12,7 @@ from nemorl.config.run import RunConfig
 from nemorl.errors import UsageError
 from nemorl.resources.manager import ResourceManager, short_name
 from nemorl.storage.checkpoints import CheckpointManager
+from nemorl_base.audit.recording import exported, record
 from nemorl_base.checkpoints import Checkpoint
 from nemorl_base.files import replacing_folder
 
@@ -63,6 +64,7 @@ def export_model(
                 policy.workers.call("save_adapters", draft)
         else:
             policy.save_pretrained(output)
+    record("weights_exported", {"run": str(run_dir.resolve()), "step": checkpoint.step, **exported(output)})
     return checkpoint
 
 

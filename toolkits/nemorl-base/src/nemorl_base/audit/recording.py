@@ -1,0 +1,55 @@
+"""Where this process's audit log is, and one line to write into it.
+
+One file per user, so that the system's own permissions keep users out of each other's: ``FOLDER/USER.jsonl``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nemorl_base.audit.log import AuditLog, user_name
+from nemorl_base.errors import StorageError
+
+VARIABLE = "NEMORL_AUDIT"
+"""Folder of the logs, or ``off``."""
+
+
+def audit_folder() -> Path | None:
+    """Where audit logs are: as ``NEMORL_AUDIT`` says, else in the user's folder for such records; ``None``: nowhere."""
+    from platformdirs import user_state_path
+
+    wanted = os.environ.get(VARIABLE)
+    if wanted == "off":
+        return None
+    return Path(wanted).expanduser() if wanted else user_state_path("nemorl") / "audit"
+
+
+def audit_log() -> AuditLog | None:
+    """The log that this process writes; ``None`` where there is to be none."""
+    folder = audit_folder()
+    return None if folder is None else AuditLog(folder / f"{user_name()}.jsonl")
+
+
+def record(event: str, facts: dict[str, Any], warn: Callable[[str], None] = lambda _: None) -> None:
+    """Write one entry.
+
+    Args:
+        event: What happened, e.g. ``run_started``.
+        facts: Plain data about it. No texts of models and no secrets.
+        warn: Told where it cannot be written: what happens goes on.
+    """
+    log = audit_log()
+    try:
+        if log is not None:
+            log.append(event, facts)
+    except StorageError as error:
+        warn(f"no entry in the audit log: {error.message}. {error.fix}")
+
+
+def exported(folder: Path) -> dict[str, Any]:
+    """Facts about a folder of weights: where it is, and how much."""
+    sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
+    return {"to": str(folder.resolve()), "files": len(sizes), "bytes": sum(sizes)}
