@@ -16,6 +16,8 @@ from nemorl.config.run import RunConfig
 from nemorl.errors import ConfigError, ConfigIssue, UsageError
 from nemorl_base.files import replace_text
 from nemorl_base.mappings import apply_overrides, read_source
+from nemorl_base.permission import require
+from nemorl_report.site_check import site_problems
 
 from nemorl_launch import launchers
 from nemorl_launch.base import CONFIG, Job, LauncherConfig
@@ -64,11 +66,12 @@ def prepare(source: Path, overrides: Sequence[str], *, on: str | None, name: str
     """
     data = apply_overrides(read_source(source), overrides, str(source))
     launcher_name, options = _section(data.pop(SECTION, None) or {}, on)
+    require("clusters", launcher_name)
     launcher = launchers.configured(launcher_name, options, f"{source}, section {SECTION}")
     data["cluster"] = _cluster(data.get("cluster") or {}, launcher, str(source))
     config = load_config(data, for_launch=True, for_cluster=True)
     job, config = _job(config, name, root)
-    problems = list(launcher.check(job))
+    problems = [*launcher.check(job), *site_problems(config, job.run_dir)]
     if problems:
         raise ConfigError(problems, source=f"{source}, section {SECTION}")
     from nemorl.storage.run_directory import to_yaml

@@ -14,6 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from nemorl_base.site_policy import refusal as site_refusal
+from nemorl_base.site_policy import site_policies
+
 HOUSE = frozenset(
     f"nemorl-{name}" for name in ("core", "base", "tensors", "rl", "report", "isolation", "commands", "testing")
 )
@@ -68,6 +71,16 @@ class PluginPolicy:
         return replace(self, outer=inner)
 
 
+@dataclass(frozen=True)
+class SiteLevel(PluginPolicy):
+    """The level around all others: what the rules of the site's policy say to this user (``plugins``)."""
+
+    def refusal(self, distribution: str) -> str | None:
+        name = normalize(distribution)
+        found = site_refusal("plugins", name) if name not in HOUSE else None
+        return super().refusal(distribution) if found is None else f"{found.message}; {found.fix}"
+
+
 def policy_files() -> tuple[Path, ...]:
     """Where the site's and the user's settings are, the site's first; they need not exist."""
     from platformdirs import site_config_path, user_config_path
@@ -78,7 +91,7 @@ def policy_files() -> tuple[Path, ...]:
 @cache
 def machine_policy() -> PluginPolicy:
     """The site's policy with the user's inside it, read once."""
-    policy = PluginPolicy()
+    policy = SiteLevel() if site_policies() else PluginPolicy()
     for path in policy_files():
         if path.is_file():
             policy = read_policy(path).within(policy)

@@ -157,9 +157,11 @@ def _load(config: Path | None, changes: Sequence[str], model: str | None, *, has
 
 
 def _recorded(config: RolloutRunConfig) -> RolloutRunConfig:
-    """A config that is about to be evaluated, which the audit log says."""
+    """A config that is about to be evaluated, which the site's policy admits and the audit log says."""
     from nemorl_base.audit.recording import record
+    from nemorl_report.site_check import refuse
 
+    refuse(config)
     record("evaluation_started", {"model": config.policy.model_name, "algorithm": config.algorithm})
     return config
 
@@ -171,8 +173,11 @@ def _model_overrides(model: str, *keys: str) -> list[str]:
 
 def _rows(source: str, display: Display) -> Sequence[Row]:
     """The validation rows of a dataset by name or path; all of its rows where it has no such split."""
+    from nemorl_base.permission import require
+    from nemorl_base.site_policy import names_of_path
     from nemorl_rl.data import rows_of
 
+    require("datasets", *names_of_path(source))
     rows = rows_of(source, "validation")
     if rows is None:
         display.say(f"{source} has no validation split: all its rows are used")

@@ -20,6 +20,7 @@ from nemorl.errors import PluginError, PluginNotFoundError, UsageError
 from nemorl.plugins import Index
 from nemorl.plugins.index import PREFIX, singular
 from nemorl_base.audit.recording import record
+from nemorl_base.permission import require
 from nemorl_base.plugin_policy import normalize
 from nemorl_isolation.venvs import IsolatedPoint, distribution_name, remove_venv, venv_of, write_record
 
@@ -62,6 +63,7 @@ def install(
       nemorl plugins install ./my-plugin --isolated -- --find-links dist
     """
     distribution = distribution_named_by(name)
+    require("install", distribution)
     if isolated:
         found = install_isolated(name, distribution, ctx.args, variables=pass_env or (), quiet=as_json)
     elif pass_env:

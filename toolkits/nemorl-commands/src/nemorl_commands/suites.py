@@ -88,6 +88,8 @@ def named(suites: Sequence[str]) -> list[str]:
 
 def ask(names: Sequence[str], options: Options, display: Display) -> list[Asked]:
     """The suites with their rows; those whose rows cannot be had are left out, with the reason."""
+    from nemorl_base.permission import require
+    from nemorl_base.site_policy import names_of_path
     from nemorl_rl.suites import changed_fields, find_suite
 
     rows_at = dict(_place(text, names) for text in options.places)
@@ -99,6 +101,7 @@ def ask(names: Sequence[str], options: Options, display: Display) -> list[Asked]
             suite = suite.model_copy(update={"data": {**suite.data, "path": rows_at[name]}})
         differing = {key: value for key, value in changed_fields(suite, published).items() if key != "data"}
         try:
+            require("datasets", *names_of_path(str(suite.data.get("path", name))))
             asked.append(Asked(name, suite, suite.rows(), differing))
         except NemorlError as error:
             options.fail(name, error, display)

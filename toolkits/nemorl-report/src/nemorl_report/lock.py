@@ -81,7 +81,7 @@ def _toolkits() -> Iterator[PluginEntry]:
 
 def _names_of(config: RunConfig) -> Iterator[tuple[str, str]]:
     policies = [auxiliary.policy for auxiliary in config.auxiliary_models.values()]
-    for part in (config, *_parts_in(config), *_parts_in(policies)):
+    for part in (config, *parts_of(config), *parts_of(policies)):
         with suppress(PluginError):  # defined by the running program
             kind = next(kind for kind, base in config_bases().items() if isinstance(part, base))
             yield kind, registry().name_of(kind, type(part))
@@ -151,19 +151,19 @@ def differences(recorded: Sequence[LockedPlugin], present: Sequence[LockedPlugin
     return lines
 
 
-def _parts_in(value: Any) -> Iterator[PluginConfig]:
+def parts_of(value: Any) -> Iterator[PluginConfig]:
     """Plugin configs anywhere below a config."""
     if isinstance(value, PluginConfig):
         yield value
     if isinstance(value, BaseModel):
         for name in type(value).model_fields:
-            yield from _parts_in(getattr(value, name))
+            yield from parts_of(getattr(value, name))
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from _parts_in(item)
+            yield from parts_of(item)
     elif isinstance(value, dict):
         for item in value.values():
-            yield from _parts_in(item)
+            yield from parts_of(item)
 
 
 def _entries_by_distribution() -> dict[str, list[PluginEntry]]:

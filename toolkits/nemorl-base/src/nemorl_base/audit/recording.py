@@ -12,15 +12,25 @@ from typing import Any
 
 from nemorl_base.audit.log import AuditLog, user_name
 from nemorl_base.errors import StorageError
+from nemorl_base.site_policy import site_policies
 
 VARIABLE = "NEMORL_AUDIT"
 """Folder of the logs, or ``off``."""
 
 
+def demanded_folder() -> Path | None:
+    """Where the site's policy wants audit logs; ``None``: it does not say."""
+    return next((policy.audit for policy in site_policies() if policy.audit is not None), None)
+
+
 def audit_folder() -> Path | None:
-    """Where audit logs are: as ``NEMORL_AUDIT`` says, else in the user's folder for such records; ``None``: nowhere."""
+    """Where audit logs are: as the site's policy says, or ``NEMORL_AUDIT``, else in the user's folder for such records;
+    ``None``: nowhere."""
     from platformdirs import user_state_path
 
+    demanded = demanded_folder()
+    if demanded is not None:
+        return demanded
     wanted = os.environ.get(VARIABLE)
     if wanted == "off":
         return None
@@ -40,12 +50,17 @@ def record(event: str, facts: dict[str, Any], warn: Callable[[str], None] = lamb
         event: What happened, e.g. ``run_started``.
         facts: Plain data about it. No texts of models and no secrets.
         warn: Told where it cannot be written: what happens goes on.
+
+    Raises:
+        StorageError: It cannot be written, and the site's policy demands a log.
     """
     log = audit_log()
     try:
         if log is not None:
             log.append(event, facts)
     except StorageError as error:
+        if demanded_folder() is not None:
+            raise
         warn(f"no entry in the audit log: {error.message}. {error.fix}")
 
 

@@ -1,0 +1,297 @@
+"""The site's policy: who may do what, and what nobody can talk it out of."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import Command
+from nemorl.config import load_config
+from nemorl.errors import ConfigError, UsageError
+from nemorl.plugins import Index
+from nemorl_base import site_policy
+from nemorl_base.audit.recording import audit_folder, audit_log
+from nemorl_base.audit.verifying import entries_of
+from nemorl_base.permission import require
+from nemorl_base.plugin_policy import machine_policy
+from nemorl_base.site_policy import Person, names_of_path, read_site_policy, refusal
+from nemorl_report.site_check import refuse
+from recorded_messages import Raises
+
+Policy = Callable[..., Path]
+ALICE = Person("alice", frozenset({"research", "users"}))
+BOB = Person("bob", frozenset({"students", "users"}))
+TEAM = """
+contact: ml-platform@example.org
+rules:
+  - name: students stay local
+    groups: [students]
+    deny: {clusters: ["*"], install: ["*"]}
+  - name: engines of research
+    groups: [research]
+    allow: {engines: [hf, vllm, "https://*.example.org:*"]}
+  - name: no personal data
+    deny: {datasets: ["/data/pii/*", "org/pii-*"]}
+  - name: eve
+    users: [eve]
+    deny: {models: ["*"]}
+"""
+
+
+def read(folder: Path, text: str) -> site_policy.SitePolicy:
+    (folder / "policy.yaml").write_text(text)
+    return read_site_policy(folder / "policy.yaml", owners=None)
+
+
+# Deciding
+
+
+@pytest.mark.parametrize(
+    ("person", "kind", "name", "rule"),
+    [
+        (BOB, "clusters", "private", "students stay local"),
+        (ALICE, "clusters", "private", None),  # nobody allows clusters: they are free
+        (ALICE, "engines", "vllm", None),
+        (ALICE, "engines", "megatron", "'engines of research'"),  # some rule allows engines: others are not
+        (BOB, "engines", "vllm", "'engines of research'"),  # it is not his rule
+        (ALICE, "engines", "https://node7.example.org:8000", None),
+        (ALICE, "engines", "http://node7.example.org:8000", "'engines of research'"),
+        (ALICE, "datasets", "/data/pii/a/b.jsonl", "no personal data"),
+        (ALICE, "datasets", "/data/pii", "no personal data"),  # all of what is in it
+        (ALICE, "datasets", "/data/pii2/a.jsonl", None),
+        (BOB, "datasets", "org/pii-names", "no personal data"),
+        (BOB, "models", "any", None),
+        (Person("eve", frozenset()), "models", "any", "eve"),
+    ],
+)
+def test_a_denial_wins_and_what_some_rule_allows_is_closed_to_others(
+    tmp_path: Path, person: Person, kind: str, name: str, rule: str | None
+) -> None:
+    found = read(tmp_path, TEAM).refusal(kind, name, person=person)
+    assert (None if found is None else found.rule) == rule
+
+
+def test_a_refusal_says_who_what_which_rule_and_whom_to_ask(tmp_path: Path) -> None:
+    found = read(tmp_path, TEAM).refusal("clusters", "private", person=BOB)
+    assert found is not None
+    assert found.message == (
+        f"bob may not use the cluster 'private': rule 'students stay local' in {tmp_path / 'policy.yaml'} denies it"
+    )
+    assert found.fix == "ask ml-platform@example.org"
+
+
+def test_a_denial_wins_over_a_permission_in_any_order(tmp_path: Path) -> None:
+    allow, deny = "{name: a, allow: {models: ['*']}}", "{name: b, deny: {models: [x]}}"
+    for rules in ([allow, deny], [deny, allow]):
+        found = read(tmp_path, f"rules: [{', '.join(rules)}]").refusal("models", "x", person=BOB)
+        assert found is not None
+
+
+# Files that cannot be used
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("rule: []", "has no key 'rule'. Did you mean"),
+        ("rules: {}", "rules is a list"),
+        ("rules: [{name: x}]", "rule 'x' neither allows nor denies"),
+        ("rules: [{deny: {dataset: ['*']}}]", "has no key 'dataset'"),
+        ("rules: [{deny: {datasets: '*'}}]", "datasets in deny of rule 'number 1' is a list of texts"),
+        ("rules: [{user: [bob], deny: {datasets: ['*']}}]", "has no key 'user'"),
+        ("rules: [{users: bob, deny: {datasets: ['*']}}]", "users of rule 'number 1' is a list"),
+        ("contact: [a]", "contact is a text"),
+        ("audit: logs", "audit is the path of a folder, from the root on"),
+        ("rules: [", "policy.yaml"),
+        ("- a", "the file is a mapping"),
+    ],
+)
+def test_a_file_that_cannot_be_understood_admits_nothing(tmp_path: Path, text: str, said: str) -> None:
+    policy = read(tmp_path, text)
+    for kind in site_policy.KINDS:
+        found = policy.refusal(kind, "x", person=ALICE)
+        assert found is not None
+        assert said in found.message
+
+
+@pytest.mark.parametrize("mode", [0o664, 0o646, 0o666])
+def test_a_file_that_others_can_write_admits_nothing(tmp_path: Path, mode: int) -> None:
+    read(tmp_path, TEAM)
+    (tmp_path / "policy.yaml").chmod(mode)
+    policy = read_site_policy(tmp_path / "policy.yaml", owners=None)
+    assert "may write" in str(policy.trouble)
+    assert policy.refusal("models", "x", person=ALICE) is not None
+
+
+def test_a_folder_in_which_others_can_put_another_file_admits_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "open"
+    folder.mkdir()
+    read(folder, TEAM)
+    folder.chmod(0o777)
+    assert f"may write {folder}" in str(read_site_policy(folder / "policy.yaml", owners=None).trouble)
+
+
+def test_a_link_to_a_file_of_somebody_else_admits_nothing(tmp_path: Path) -> None:
+    read(tmp_path, TEAM)
+    (tmp_path / "link.yaml").symlink_to(tmp_path / "policy.yaml")
+    found = read_site_policy(tmp_path / "link.yaml", owners=frozenset({os.getuid() + 1}))
+    assert "belongs to the user" in str(found.trouble)
+
+
+def test_a_file_that_is_named_and_missing_admits_nothing(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy("{}").unlink()
+    site_policy.site_policies.cache_clear()
+    assert refusal("models", "x") is not None
+
+
+# What a user may try
+
+
+def test_the_variable_adds_to_the_file_of_the_machine_and_takes_nothing_back(policy: Policy) -> None:
+    policy("rules: [{deny: {models: [secret]}}]", etc=True)
+    policy("rules: [{allow: {models: ['*']}}]")
+    assert refusal("models", "secret") is not None
+    assert refusal("models", "other") is None
+    policy("rules: [{deny: {models: [other]}}]")
+    assert refusal("models", "secret") is not None
+    assert refusal("models", "other") is not None
+
+
+def test_names_of_users_and_groups_are_the_systems(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    me = Person.me()
+    policy(f"rules: [{{users: [{me.name}], deny: {{models: ['*']}}}}]")
+    for name in ("USER", "LOGNAME", "SUDO_USER"):
+        monkeypatch.setenv(name, "alice")
+    assert refusal("models", "x") is not None
+    assert me.groups, "there is at least one"
+
+
+def test_a_link_to_a_denied_file_is_denied_and_one_in_an_allowed_folder_allows_nothing(
+    tmp_path: Path, policy: Policy
+) -> None:
+    secret, public = tmp_path / "pii", tmp_path / "public"
+    for folder in (secret, public):
+        folder.mkdir()
+    (secret / "rows.jsonl").write_text("")
+    (public / "rows.jsonl").symlink_to(secret / "rows.jsonl")
+    policy(f"rules: [{{deny: {{datasets: ['{secret}/*']}}}}]")
+    assert refusal("datasets", *names_of_path(str(public / "rows.jsonl"))) is not None
+    assert refusal("datasets", *names_of_path(f"{public}/../pii/rows.jsonl")) is not None
+    policy(f"rules: [{{allow: {{datasets: ['{public}/*']}}}}]")
+    assert refusal("datasets", *names_of_path(str(public / "rows.jsonl"))) is not None
+    (public / "own.jsonl").write_text("")
+    assert refusal("datasets", *names_of_path(str(public / "own.jsonl"))) is None
+
+
+def test_a_plugin_that_is_denied_is_not_loaded_whatever_the_run_says(policy: Policy, raises: Raises) -> None:
+    policy("contact: the owner\nrules: [{name: no math, deny: {plugins: [nemorl-math-env]}}]")
+    assert not machine_policy().admits("nemorl_math_env")
+    assert machine_policy().admits("nemorl-report"), "the toolkits are part of nemorl"
+    stopped = {entry.distribution for entry in Index.installed().entries if entry.status == "blocked"}
+    assert stopped == {"nemorl-math-env"}
+
+
+SFT = {"algorithm": "sft", "model": "org/model", "data": {"name": "huggingface", "path": "org/pii-names"}}
+
+
+def problems(**changes: Any) -> list[str]:
+    try:
+        refuse(load_config({**SFT, **changes}))
+    except ConfigError as error:
+        return [f"{problem.path}: {problem.message}" for problem in error.problems]
+    return []
+
+
+def test_a_run_is_asked_about_model_data_engine_and_cluster(policy: Policy) -> None:
+    assert problems() == []
+    policy(
+        "rules: [{name: all, deny: {models: [org/*], datasets: [org/pii-*], engines: [dtensor], clusters: [local]}}]"
+    )
+    found = problems()
+    assert [text.partition(":")[0] for text in found] == ["policy.model_name", "cluster", "policy.backend", "data"]
+    assert all("rule 'all'" in text for text in found)
+
+
+def test_addresses_of_servers_are_engines(policy: Policy) -> None:
+    policy("rules: [{allow: {engines: [server, dtensor, 'https://ok:*']}}]")
+    run = {"algorithm": "grpo", "data": "arithmetic", "environment": "math"}
+    for url, count in (("https://ok:8000", 0), ("https://other:8000", 1)):
+        assert len(problems(**run, generation={"backend": {"name": "server", "urls": [url]}})) == count
+
+
+def test_parts_inside_parts_are_asked_about(policy: Policy) -> None:
+    policy("rules: [{deny: {datasets: [org/pii-*]}}]")
+    parts = [{"data": "arithmetic", "weight": 1}, {"data": SFT["data"], "weight": 1}]
+    assert len(problems(data={"name": "mixture", "parts": parts})) == 1
+
+
+def test_a_user_config_cannot_block_the_check(policy: Policy) -> None:
+    policy("rules: [{deny: {datasets: ['*']}}]")
+    names = {"nemorl-report", "nemorl-site", "nemorl-base"}
+    config = load_config({**SFT, "plugins": {"block": sorted(names)}})
+    assert "nemorl-report:site" in config.registry.index.launch_checks
+
+
+# Commands
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind"),
+    [
+        (("generate", "hello", "--model", "org/model"), "models"),
+        (("generate", "hello", "--model", "org/model", "--backend", "hf"), "engines"),
+        (("plugins", "install", "acme-env"), "install"),
+        (("plugins", "install", "Acme_Env==1.0", "--isolated"), "install"),
+        (("serve", "org/model"), "models"),
+        (("eval", "--model", "org/model", "--data", "arithmetic", "environment=math"), "datasets"),
+        (("eval", "--model", "org/model", "--data", "arithmetic", "environment=math"), "models"),
+    ],
+)
+def test_commands_are_refused_and_the_audit_log_says_so(
+    tmp_path: Path, policy: Policy, nemorl: Command, monkeypatch: pytest.MonkeyPatch, arguments: Any, kind: str
+) -> None:
+    monkeypatch.setenv("NEMORL_AUDIT", str(tmp_path / "audit"))
+    policy(f"contact: ml@example.org\nrules: [{{name: closed, deny: {{{kind}: ['*']}}}}]")
+    done = nemorl(*arguments)
+    assert done.code == 2
+    assert "rule 'closed'" in done.err
+    assert "ask ml@example.org" in done.err
+    log = audit_log()
+    assert log is not None
+    assert [(e.event, e.facts["kind"]) for e in entries_of(log.path) if e.event == "denied"] == [("denied", kind)]
+
+
+def test_launching_is_refused(tmp_path: Path, policy: Policy, nemorl: Command) -> None:
+    policy("rules: [{name: closed, deny: {clusters: [slurm]}}]")
+    (tmp_path / "run.yaml").write_text("algorithm: sft\nmodel: org/model\ndata: arithmetic\n")
+    done = nemorl("launch", tmp_path / "run.yaml", "--on", "slurm", "--dry-run")
+    assert done.code == 2
+    assert "use the cluster 'slurm'" in done.err
+
+
+# The audit log that a site demands
+
+
+def test_a_log_that_the_site_demands_cannot_be_moved_or_switched_off(
+    tmp_path: Path, policy: Policy, monkeypatch: pytest.MonkeyPatch, raises: Raises
+) -> None:
+    policy(f"audit: {tmp_path / 'logs'}", etc=True)
+    for value in ("off", str(tmp_path / "elsewhere")):
+        monkeypatch.setenv("NEMORL_AUDIT", value)
+        assert audit_folder() == tmp_path / "logs"
+    assert problems() == []
+    for file in (tmp_path / "logs").glob("*"):
+        file.unlink()
+    (tmp_path / "logs").rmdir()
+    (tmp_path / "logs").write_text("a file in its place")
+    assert "the site demands an audit log" in problems()[0]
+
+
+def test_a_permission_is_required(policy: Policy, raises: Raises) -> None:
+    require("models", "x")
+    policy("contact: ml@example.org\nrules: [{name: closed, deny: {models: [x]}}]")
+    with raises(UsageError, "closed", "ml@example.org", varies=r"\S+(?= may not)"):
+        require("models", "x")

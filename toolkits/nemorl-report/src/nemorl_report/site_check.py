@@ -1,0 +1,131 @@
+"""The site's policy over a run, before anything is loaded: its models, datasets, engines, cluster and audit log.
+
+Plugins are not asked about here: the policy keeps those that it refuses from being loaded at all
+(:mod:`nemorl_base.plugin_policy`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nemorl.config.cluster import ClusterConfig
+from nemorl.config.run import RunConfig
+from nemorl.errors import ConfigError, ConfigIssue, PluginError, StorageError
+from nemorl.plugins import registry
+from nemorl.plugins.kinds import DatasetConfig, GenerationBackendConfig, PluginConfig, TrainingBackendConfig
+from nemorl.plugins.registry import config_bases
+from nemorl_base.audit.recording import audit_log, demanded_folder
+from nemorl_base.permission import asked
+from nemorl_base.site_policy import names_of_path, site_policies
+from pydantic import BaseModel
+
+from nemorl_report.lock import parts_of
+
+ENGINES = (TrainingBackendConfig, GenerationBackendConfig)
+
+
+class Use(NamedTuple):
+    """Something that a run uses."""
+
+    path: str
+    """Of the key that says so."""
+    kind: str
+    names: tuple[str, ...]
+
+
+def site_problems(
+    config: RunConfig, run_dir: Path, warn: Callable[[str], None] = lambda _: None
+) -> Iterator[ConfigIssue]:
+    """What the site does not let whose process this is do in a run.
+
+    Args:
+        config: The run.
+        run_dir: Where it would write.
+        warn: Told of nothing.
+    """
+    if not site_policies():
+        return
+    for use in dict.fromkeys(uses_of(config)):
+        found = asked(use.kind, *use.names)
+        if found is not None:
+            yield ConfigIssue(use.path, found.message, found.fix)
+    log = audit_log()
+    if demanded_folder() is not None and log is not None:
+        try:
+            log.check()
+        except StorageError as error:
+            message = f"the site demands an audit log, and it cannot be written: {error.message}"
+            yield ConfigIssue("", message, error.fix, here=True)
+
+
+def refuse(config: RunConfig) -> None:
+    """
+    Raises:
+        ConfigError: The site does not admit what this config uses.
+    """
+    if found := list(site_problems(config, Path())):
+        raise ConfigError(found, source="before loading anything")
+
+
+def uses_of(config: RunConfig) -> Iterator[Use]:
+    """Everything of a config that rules may be about, plugins left out."""
+    policies = [auxiliary.policy for auxiliary in config.auxiliary_models.values()]
+    for policy in (config.policy, *policies):
+        yield Use("policy.model_name", "models", tuple(names_of_path(policy.model_name)))
+    yield Use("cluster", "clusters", (_cluster(config.cluster),))
+    for part in (*parts_of(config), *parts_of(policies)):
+        if isinstance(part, DatasetConfig):
+            yield from _of_dataset(part)
+        elif isinstance(part, ENGINES):
+            yield from _of_engine(part)
+
+
+def _cluster(cluster: ClusterConfig) -> str:
+    """``local``, ``private`` (a Ray of the run's own) or the address."""
+    if not cluster.uses_ray:
+        return "local"
+    if cluster.address == "auto":
+        return os.environ.get("RAY_ADDRESS", "auto")
+    return cluster.address or "private"
+
+
+def _of_dataset(part: DatasetConfig) -> Iterator[Use]:
+    """Its files or its name on the hub; its own name where it has neither."""
+    texts = dict(_texts(part))
+    paths = [text for path, text in texts.items() if path.rpartition(".")[2].endswith("path") and text]
+    for text in paths or [_name(part)]:
+        yield Use("data", "datasets", (*names_of_path(text), _name(part), *texts.values()))
+
+
+def _of_engine(part: PluginConfig) -> Iterator[Use]:
+    """Its name, and the addresses of servers that it uses, each by itself."""
+    path = "generation.backend" if isinstance(part, GenerationBackendConfig) else "policy.backend"
+    for name in (_name(part), *(text for _, text in _texts(part) if "://" in text)):
+        yield Use(path, "engines", (name,))
+
+
+def _name(part: PluginConfig) -> str:
+    kind = next(kind for kind, base in config_bases().items() if isinstance(part, base))
+    try:
+        return registry().name_of(kind, type(part))
+    except PluginError:  # defined by the running program
+        return type(part).__name__
+
+
+def _texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Every text and path below a config, with where it is, those of parts within it left out."""
+    if isinstance(value, PluginConfig) and path:
+        return
+    if isinstance(value, BaseModel):
+        value = {name: getattr(value, name) for name in type(value).model_fields}
+    if isinstance(value, str | Path):
+        yield path, str(value)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _texts(item, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list | tuple):
+        for number, item in enumerate(value):
+            yield from _texts(item, f"{path}.{number}")
