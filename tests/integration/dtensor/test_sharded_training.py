@@ -102,7 +102,7 @@ def alone(case: Case) -> Case:
     options = {name: case.options[name] for name in case.options if name == "attn_implementation"}
     kind = "one" + " lora" * ("lora" in policy) + " bfloat16" * ("precision" in policy)
     resumes = case.resumes and (case.resumes if case.resumes == "untrained" else kind)
-    saves = kind if case.model == "qwen2" and not resumes else ""
+    saves = kind if case.name == "one" else ""  # no other: what it wrote would be read by those that resume
     return replace(case, name=kind, world_size=1, policy=policy, options=options, saves=saves, resumes=resumes)
 
 
