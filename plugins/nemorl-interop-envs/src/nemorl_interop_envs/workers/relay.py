@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector, web
+from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, TCPConnector, web
 
 SESSION_HEADER = "X-Session-ID"
 METADATA_KEY = "nemorl_episode"
@@ -113,7 +113,7 @@ class Relay:
                 request.method, url, params=request.query, data=body or None, headers=headers
             ) as answer:
                 kept = {name: value for name, value in answer.headers.items() if name.lower() not in _OWN_HEADERS}
-                response = web.StreamResponse(status=answer.status, headers=kept)
+                response = web.StreamResponse(status=_status(answer), headers=kept)
                 await response.prepare(request)
                 async for chunk in answer.content.iter_any():
                     await response.write(chunk)
@@ -121,6 +121,12 @@ class Relay:
                 return response
         except ClientError as error:
             return _refusal(502, f"the policy's gateway does not answer: {type(error).__name__}", "no_gateway")
+
+
+def _status(answer: ClientResponse) -> int:
+    """As the gateway says; 400 for a limit that stays, since Gym asks again and again after each 429."""
+    is_final = answer.headers.get("x-should-retry") == "false"
+    return 400 if answer.status == 429 and is_final else answer.status
 
 
 def _episode_of(header: str | None, in_path: str | None, body: bytes) -> tuple[str | None, bytes]:

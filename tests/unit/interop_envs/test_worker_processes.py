@@ -1,0 +1,77 @@
+"""Scripts under another interpreter: asked, cancelled, lost and ended."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from nemorl.errors import BackendError, UsageError
+from nemorl_interop_envs.processes import WorkerProcess
+
+SCRIPT = """
+import json, sys, time
+def say(number, **said):
+    print(json.dumps({"number": number, **said}), flush=True)
+print("woke up", file=sys.stderr, flush=True)
+for line in sys.stdin:
+    asked = json.loads(line)
+    verb, number = asked["verb"], asked["number"]
+    if verb == "echo": say(number, result=asked["text"])
+    if verb == "fail": say(number, error="ValueError: 7")
+    if verb == "tell": say(number, told="no such taskset")
+    if verb == "cancel": say(0, result=None); print("cancelled", number, file=sys.stderr, flush=True)
+    if verb == "die": print("out of cheese", file=sys.stderr, flush=True); sys.exit(3)
+"""
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Iterator[WorkerProcess]:
+    script = tmp_path / "worker.py"
+    script.write_text(SCRIPT)
+    found = WorkerProcess([sys.executable, "-S", str(script)], "the toy", variables={})
+    yield found
+    found.close()
+
+
+def test_answers_reach_whoever_asked(worker: WorkerProcess) -> None:
+    async def many() -> list[str]:
+        return await asyncio.gather(*(worker.ask("echo", text=f"{n}\n") for n in range(20)))
+
+    assert asyncio.run(many()) == [f"{n}\n" for n in range(20)]
+
+
+def test_errors_are_the_workers(worker: WorkerProcess) -> None:
+    with pytest.raises(BackendError, match="the toy: ValueError: 7"):
+        worker.ask_now("fail", within_s=30)
+    with pytest.raises(UsageError, match="the toy: no such taskset"):
+        worker.ask_now("tell", within_s=30)
+    with pytest.raises(BackendError, match="took more than 0 s to wait"):
+        worker.ask_now("wait", within_s=0.1)
+
+
+def test_a_cancelled_question_is_cancelled_over_there(worker: WorkerProcess) -> None:
+    async def cancelled() -> str:
+        waiting = asyncio.ensure_future(worker.ask("wait"))
+        await asyncio.sleep(0.05)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        return await worker.ask("echo", text="still here")
+
+    assert asyncio.run(cancelled()) == "still here"
+    worker.close()
+    assert "cancelled 1" in list(worker._tail)
+
+
+def test_a_process_that_dies_says_what_it_wrote(worker: WorkerProcess) -> None:
+    with pytest.raises(BackendError, match=r"exit code 3(.|\n)*woke up(.|\n)*out of cheese"):
+        worker.ask_now("die", within_s=30)
+    with pytest.raises(BackendError, match="has ended"):
+        worker.ask_now("echo", within_s=30, text="?")
+
+
+def test_a_missing_interpreter_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be started"):
+        WorkerProcess([str(tmp_path / "python")], "the toy", variables={})
