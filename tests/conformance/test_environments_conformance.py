@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import tempfile
 from pathlib import Path
 
@@ -98,4 +100,20 @@ test_reasoning_gym_rows = conformance("datasets", {"name": "reasoning_gym", "num
 OF_CONFIG = [check.name for check in checks_for("loggers") if check.function.__module__.endswith("every_config")]
 test_verifiers = conformance("environments", {"name": "verifiers", "taskset": "reverse-text"}, only=OF_CONFIG)
 test_verifiers_rows = conformance("datasets", {"name": "verifiers", "taskset": "reverse-text"}, only=OF_CONFIG)
+test_verifiers_env = conformance("environments", {"name": "verifiers_env", "taskset": "reverse-text"}, only=OF_CONFIG)
+test_verifiers_env_rows = conformance("datasets", {"name": "verifiers_env", "taskset": "reverse-text"}, only=OF_CONFIG)
+STAND_IN = str(Path(__file__).parents[1] / "unit/interop_envs/gym_stand_in.py")
+GYM_TASK = {
+    "responses_create_params": {"input": [{"role": "user", "content": "1+1="}]},
+    "agent_ref": {"name": "toy_simple_agent"},
+    "wanted": "2",
+}
+test_nemo_gym = conformance(
+    "environments",
+    {"name": "nemo_gym", "start": {"config_paths": ["toy.yaml"], "command": [sys.executable, STAND_IN]}},
+    examples=[({**SUM, "row": {"nemo_gym": GYM_TASK}}, "2", None)],
+)
+GYM_ROWS = Path(FOLDER.name) / "rows.jsonl"
+GYM_ROWS.write_text(json.dumps(GYM_TASK))
+test_nemo_gym_rows = conformance("datasets", {"name": "nemo_gym", "path": str(GYM_ROWS)})
 test_openenv = conformance("environments", {"name": "openenv", "url": "http://localhost:8000"}, only=OF_CONFIG)

@@ -1,4 +1,4 @@
-"""Environments and tasks of reasoning-gym, verifiers and OpenEnv for nemorl."""
+"""Environments and tasks of reasoning-gym, verifiers, NeMo-Gym and OpenEnv for nemorl."""
 
 from nemorl_interop_envs.config import (
     OpenEnvConfig,
@@ -7,11 +7,23 @@ from nemorl_interop_envs.config import (
     VerifiersConfig,
     VerifiersTasksConfig,
 )
+from nemorl_interop_envs.episodes_config import (
+    NemoGymConfig,
+    NemoGymTasksConfig,
+    StartGymConfig,
+    VerifiersEnvConfig,
+    VerifiersEnvTasksConfig,
+)
 
 __all__ = [
+    "NemoGymConfig",
+    "NemoGymTasksConfig",
     "OpenEnvConfig",
     "ReasoningGymConfig",
     "ReasoningGymTasksConfig",
+    "StartGymConfig",
     "VerifiersConfig",
+    "VerifiersEnvConfig",
+    "VerifiersEnvTasksConfig",
     "VerifiersTasksConfig",
 ]

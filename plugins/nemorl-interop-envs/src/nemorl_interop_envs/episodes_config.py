@@ -64,7 +64,7 @@ class VerifiersOptions(Config):
             yield ConfigIssue("env.taskset", "the taskset is set elsewhere", "use taskset and options")
         if "id" in self.options:
             yield ConfigIssue("options.id", "the taskset's id is set elsewhere", "use taskset")
-        if self.python is not None and not self.python.is_file():
+        if self.python is not None and not self.python.expanduser().is_file():
             yield ConfigIssue("python", f"{self.python} does not exist", "give the path of an interpreter", here=True)
 
 
@@ -123,7 +123,7 @@ class StartGymConfig(Config):
         if shutil.which(self.command[0]) is None:
             what = f"there is no program {self.command[0]!r} here"
             yield ConfigIssue("command", what, "install NeMo-Gym, or give the path of its ng_run", here=True)
-        if self.folder is not None and not self.folder.is_dir():
+        if self.folder is not None and not self.folder.expanduser().is_dir():
             yield ConfigIssue("folder", f"{self.folder} is no folder", "give where Gym's configs are", here=True)
 
 

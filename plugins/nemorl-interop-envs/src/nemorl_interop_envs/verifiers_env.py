@@ -67,7 +67,7 @@ def loaded(config: VerifiersOptions) -> WorkerProcess:
     Raises:
         UsageError: It cannot: verifiers or the taskset is missing, another version, wrong options.
     """
-    python = str(config.python or sys.executable)
+    python = str(config.python.expanduser() if config.python is not None else sys.executable)
     what = f"verifiers environment {config.taskset!r}"
     worker = WorkerProcess([python, script("verifiers_worker.py")], what, variables=config.variables)
     try:
