@@ -46,7 +46,7 @@ class Gym:
         return web.json_response([agent, tools])
 
     async def run(self, request: web.Request) -> web.Response:
-        """Asks the policy ``rounds`` times; the reward is 1 where its last text is ``wanted``."""
+        """Asks the policy ``rounds`` times; reward 1 where its last text is ``wanted``, or its share of digits."""
         row = await request.json()
         self.got.append(row)
         if "answers" in row:
@@ -59,7 +59,8 @@ class Gym:
                     return told
                 items += told["output"]
                 text = "".join(part["text"] for item in told["output"] for part in item.get("content") or ())
-        verified = {"reward": float(text == row["wanted"]), "length": len(text), "wanted": row["wanted"]}
+        reward = digits(text) if row["wanted"] == "digits" else float(text == row["wanted"])
+        verified = {"reward": reward, "length": len(text), "wanted": row["wanted"]}
         return web.json_response({**row, "response": told, **verified, **row.get("verifier", {})})
 
     async def _model(self, client: ClientSession, row: Mapping[str, Any], items: Any) -> Any:
@@ -75,6 +76,11 @@ class Gym:
             if answer.status != 200:
                 return web.Response(status=500, text=f"inner server: {answer.status} {await answer.text()}")
             return await answer.json()
+
+
+def digits(text: str) -> float:
+    """The share of its characters that are digits."""
+    return sum(letter.isdigit() for letter in text) / max(1, len(text))
 
 
 @contextmanager
