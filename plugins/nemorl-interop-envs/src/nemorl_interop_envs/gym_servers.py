@@ -81,7 +81,8 @@ class GymServers:
         ]
         try:
             self._process = subprocess.Popen(
-                command, cwd=config.folder and config.folder.expanduser(), env={**os.environ, **config.variables}, start_new_session=True,
+                command, cwd=config.folder and config.folder.expanduser(),
+                env={**os.environ, **config.variables}, start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             )  # fmt: skip
         except OSError as error:
