@@ -129,7 +129,9 @@ def test_the_update_is_the_one_that_torch_makes_by_hand(run: Path, tiny_model: P
     ).float()
     model.load_state_dict(load_file(run / "checkpoints/step_000001" / MODEL), strict=False)
     model.tie_weights()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3 * 0.75, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)
+    decays = [{"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": 0.01}]
+    norms = {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0}  # as is usual
+    optimizer = torch.optim.AdamW([*decays, norms], lr=5e-3 * 0.75, betas=(0.9, 0.999), eps=1e-8)
     moments = load_file(run / "checkpoints/step_000001" / OPTIMIZER)
     for name, parameter in model.named_parameters():
         optimizer.state[parameter] = {key: moments[f"{name}.{key}"] for key in ("step", "exp_avg", "exp_avg_sq")}

@@ -76,7 +76,7 @@ def replay(
         if as_json:
             echo_json(_as_data(wanted, found, tolerance), indent=2, default=str)
         else:
-            _show(wanted, found)
+            _show(wanted, found, tolerance)
     if found.parting is not None:
         raise typer.Exit(DIFFERS)
 
@@ -91,20 +91,20 @@ def _as_data(wanted: Replay, found: Walk, tolerance: float) -> dict[str, object]
         "begins_after": wanted.begins_after,
         "changes": list(wanted.changes),
         "only": wanted.only,
-        "metrics": {name: {"run": one, "replay": other} for name, one, other in metric_rows(wanted, found)},
-        "text": list(sentences(wanted, found)),
+        "metrics": {name: {"run": one, "replay": other} for name, one, other in metric_rows(wanted, tolerance)},
+        "text": list(sentences(wanted, found, tolerance)),
     }
 
 
-def _show(wanted: Replay, found: Walk) -> None:
+def _show(wanted: Replay, found: Walk, tolerance: float) -> None:
     from nemorl_diff.telling import step_rows, value_text
     from nemorl_diff.words_of_replay import metric_rows, sentences
 
-    for sentence in sentences(wanted, found):
+    for sentence in sentences(wanted, found, tolerance):
         console().print(styled(sentence))
     console().print()
     print_list(("PART", "KNOWN BY", "VERDICT", "RUN", "REPLAY"), list(step_rows(found)), first_to_go=("KNOWN BY",))
-    differing = [(name, value_text(one), value_text(other)) for name, one, other in metric_rows(wanted, found)]
+    differing = [(name, value_text(one), value_text(other)) for name, one, other in metric_rows(wanted, tolerance)]
     if differing:
         console().print()
         print_list(("METRIC", "RUN", "REPLAY"), differing)

@@ -12,7 +12,7 @@ from nemorl_diff.telling import point_text
 from nemorl_diff.walking import Walk
 
 
-def sentences(replay: Replay, found: Walk) -> Iterator[str]:
+def sentences(replay: Replay, found: Walk, tolerance: float) -> Iterator[str]:
     """Whether the step is bit-equal, else the first value that is not; what that rests on."""
     begins, parting = replay.begins_after, found.parting
     origin = f"from the checkpoint of step {begins}" if begins else "from the beginning of the run"
@@ -24,13 +24,14 @@ def sentences(replay: Replay, found: Walk) -> Iterator[str]:
         yield f"{what}, differs first{earlier} in the {STAGES[parting.stage]}: {point_text(parting.point)}."
     else:
         exact = [STAGES[one.stage] for one in found.findings if one.is_exact and one.step == replay.step]
-        yield f"{what}, is bit-equal in {', '.join(exact)}." if exact else f"{what}, has nothing to be compared with."
+        equal = f"equal within {tolerance:g}" if tolerance else "bit-equal"
+        yield f"{what}, is {equal} in {', '.join(exact)}." if exact else f"{what}, has nothing to be compared with."
     for reason, parts in _unknown(replay, found).items():
         yield f"Not known exactly: {', '.join(parts)}; {reason}."
     if replay.is_foreign:
         yield "The update is not compared: the optimizer's state does not pass from one backend to another."
     plugins = [setting.text for setting in found.settings if setting.counts and setting.kind != "config"]
-    if plugins:
+    if plugins and not replay.changes:
         yield f"Installed is something else than what the run used: {'; '.join(plugins[:4])}."
 
 
@@ -43,10 +44,10 @@ def _unknown(replay: Replay, found: Walk) -> dict[str, list[str]]:
     return reasons
 
 
-def metric_rows(replay: Replay, found: Walk) -> Iterator[tuple[str, float | None, float | None]]:
+def metric_rows(replay: Replay, tolerance: float) -> Iterator[tuple[str, float | None, float | None]]:
     """Metrics of the step that differ: those of the parts that were made again."""
     ones = replay.run.metrics.get(replay.step, {})
     others = RunFiles(replay.folder).metrics.get(replay.step, {})
-    for name in ones:
-        if name in others and stage_of_metric(name) in replay.parts and not is_equal(ones[name], others[name], 0.0):
+    for name in [name for name in ones if name in others and stage_of_metric(name) in replay.parts]:
+        if not is_equal(ones[name], others[name], tolerance):
             yield name, ones[name], others[name]

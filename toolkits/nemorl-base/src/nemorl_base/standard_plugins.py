@@ -66,6 +66,7 @@ STANDARD_PLUGINS: Mapping[str, str] = {
     "commands:serve": "nemorl-gateway",
     "commands:launch": "nemorl-launch",
     "commands:diff": "nemorl-diff",
+    "commands:replay": "nemorl-diff",
     "commands:audit": "nemorl-site",
     "commands:config.migrate": "nemorl-compat",
     "commands:plugins.new": "nemorl-authoring",
