@@ -126,7 +126,7 @@ def make(replay: Replay, display: Display) -> Walk:
         config = foreign.config
         callbacks.append(foreign)
     elif begins:
-        _link_checkpoint(replay, config)
+        link_checkpoint(replay.run.checkpoints[begins], begins, replay.folder, config)
     trainer = trainer_for(config, replay)
     trainer.fit(resume=begins > 0 and not replay.is_foreign, callbacks=callbacks, console=display)
     return compare(replay)
@@ -138,15 +138,21 @@ def compare(replay: Replay, tolerance: float = 0.0) -> Walk:
     return walk(replay.run, RunFiles.of(replay.folder), tolerance=tolerance, steps=list(steps), parts=replay.parts)
 
 
-def _link_checkpoint(replay: Replay, config: RunConfig) -> None:
-    """A folder in which the run, as changed, has been saved where the replay begins."""
+def link_checkpoint(checkpoint: Path, step: int, folder: Path, config: RunConfig) -> None:
+    """Make a folder in which a run of this config has been saved after a step.
+
+    Args:
+        checkpoint: Of any run; it is linked, and stays where it is.
+        step: Of it.
+        folder: Of the run that goes on from it.
+        config: Of that run.
+    """
     from nemorl.storage.run_directory import to_yaml
 
-    checkpoint = replay.run.checkpoints[replay.begins_after]
-    folder = replay.folder / "checkpoints"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / checkpoint.name).symlink_to(checkpoint.resolve(), target_is_directory=True)
-    replace_text(replay.folder / "config.yaml", to_yaml(config))
+    place = folder / "checkpoints"
+    place.mkdir(parents=True, exist_ok=True)
+    (place / checkpoint.name).symlink_to(checkpoint.resolve(), target_is_directory=True)
+    replace_text(folder / "config.yaml", to_yaml(config))
     # So that the logs of the steps before are not found to be lost, or their process to have been killed.
-    replace_text(replay.folder / "metrics.jsonl", json.dumps({"step": replay.begins_after, "time": 0.0}) + "\n")
-    replace_text(replay.folder / "events.jsonl", json.dumps({"time": 0.0, "event": "stopped"}) + "\n")
+    replace_text(folder / "metrics.jsonl", json.dumps({"step": step, "time": 0.0}) + "\n")
+    replace_text(folder / "events.jsonl", json.dumps({"time": 0.0, "event": "stopped"}) + "\n")

@@ -67,6 +67,7 @@ STANDARD_PLUGINS: Mapping[str, str] = {
     "commands:launch": "nemorl-launch",
     "commands:diff": "nemorl-diff",
     "commands:replay": "nemorl-diff",
+    "commands:bisect": "nemorl-diff",
     "commands:audit": "nemorl-site",
     "commands:config.migrate": "nemorl-compat",
     "commands:plugins.new": "nemorl-authoring",

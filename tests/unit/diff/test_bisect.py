@@ -1,0 +1,204 @@
+"""``nemorl bisect``: of many differences those that matter are found, in as few probes as the algorithms promise."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import Command
+from installed_plugins import write_distribution
+from made_runs import CONFIG, LOCK, changed, make_run, with_config, with_version
+from nemorl_diff.bisecting import BudgetSpent, Judge, guilty_checkpoint, guilty_settings
+from nemorl_diff.deltas import Delta, config_deltas, folders_in_front, plugin_deltas
+from nemorl_diff.journal import Journal
+from nemorl_diff.probing import Evaluations, Measured, ShortRuns
+from nemorl_diff.run_files import RunFiles
+from nemorl_diff.searching import Outcome, first_bad, minimal
+from nemorl_report.comparing.numbers import Estimate
+from real_runs import real_run
+
+
+class Asked:
+    """A test that counts how often it is asked anew."""
+
+    def __init__(self, fails: Callable[[frozenset[int]], bool]) -> None:
+        self._fails, self.tried = fails, set[frozenset[int]]()
+
+    def __call__(self, chosen: Sequence[int]) -> Outcome:
+        self.tried.add(frozenset(chosen))
+        return "falls" if self._fails(frozenset(chosen)) else "holds"
+
+
+@pytest.mark.parametrize("size", [2, 8, 64])
+def test_one_cause_takes_at_most_twice_the_logarithm(size: int) -> None:
+    """Zeller and Hildebrandt 2002, proposition 12: with one failure-inducing change, t <= 2 log2(n)."""
+    for cause in range(size):
+        asked = Asked(lambda chosen, cause=cause: cause in chosen)
+        assert minimal(range(size), asked) == [cause]
+        assert len(asked.tried) <= 2 * math.log2(size)
+
+
+def test_the_papers_example_is_minimised() -> None:
+    """The same paper, figure 3: of changes 1 to 8, the failure needs 1, 7 and 8."""
+    asked = Asked(lambda chosen: {1, 7, 8} <= chosen)
+    assert minimal(range(1, 9), asked) == [1, 7, 8]
+
+
+def test_what_is_left_needs_each_of_its_parts() -> None:
+    """1-minimality, proposition 11, and the bound n^2 + 3n of proposition 10, where causes need each other."""
+    chance = random.Random(0)
+    for _ in range(100):
+        size = chance.randint(2, 20)
+        causes = [frozenset(chance.sample(range(size), chance.randint(1, min(4, size)))) for _ in range(2)]
+        asked = Asked(lambda chosen, causes=causes: any(cause <= chosen for cause in causes))
+        found = minimal(range(size), asked)
+        assert asked(found) == "falls"
+        assert all(asked([one for one in found if one != left_out]) == "holds" for left_out in found)
+        assert len(asked.tried) <= size * size + 3 * size
+
+
+def git(folder: Path, *arguments: str) -> str:
+    environment = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+    author = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    done = subprocess.run(
+        ["git", *author, *arguments], cwd=folder, capture_output=True, text=True, check=True, env=environment
+    )
+    return done.stdout
+
+
+def test_checkpoints_are_searched_in_as_few_probes_as_git_bisect_takes(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
+    for number in range(10):
+        git(tmp_path, "commit", "-q", "--allow-empty", "-m", str(number))
+    for bad in (1, 4, 9):
+        git(tmp_path, "bisect", "start", "HEAD", "HEAD~9")
+        script = f'echo >> asked; test "$(git log -1 --format=%s)" -lt {bad}'
+        found = git(tmp_path, "bisect", "run", "sh", "-c", script)
+        gits = len((tmp_path / "asked").read_text().splitlines())
+        (tmp_path / "asked").unlink()
+        git(tmp_path, "bisect", "reset")
+        asked: list[int] = []
+
+        def test(step: int, bad: int = bad, asked: list[int] = asked) -> Outcome:
+            asked.append(step)
+            return "falls" if step >= bad else "holds"
+
+        assert first_bad(range(10), test) == (bad - 1, bad)
+        assert "is the first bad commit" in found
+        assert len(asked) <= math.ceil(math.log2(9))
+        assert abs(len(asked) - gits) <= 1  # of 9 or 8, one may take a step more
+
+
+def test_a_checkpoint_that_says_nothing_is_passed_over() -> None:
+    outcomes: dict[int, Outcome] = {2: "unresolved", 3: "falls", 1: "holds"}
+    assert first_bad(range(5), lambda step: outcomes[step]) == (1, 3)
+
+
+def test_differences_are_keys_and_whole_parts_where_another_part_takes_the_place(tmp_path: Path) -> None:
+    good = make_run(tmp_path / "good")
+    muon = {"optimizer": {"name": "muon", "lr": 1e-5}, "max_grad_norm": 0.1}
+    bad = changed(good, tmp_path / "bad", with_config(policy=muon, seed=3, max_steps=9, kl_penalty=0.5))
+    found = config_deltas(RunFiles.of(good), RunFiles.of(bad))
+    assert [delta.text.partition(":")[0] for delta in found] == [
+        "kl_penalty", "policy.max_grad_norm", "policy.optimizer"
+    ]  # fmt: skip
+    data: dict[str, Any] = json.loads(json.dumps(CONFIG))
+    for delta in found:
+        delta.apply(data)
+    assert (data["kl_penalty"], data["policy"]["optimizer"]["name"], data["seed"]) == (0.5, "muon", 42)
+
+
+def test_a_plugins_other_version_comes_first_where_it_is_tried(tmp_path: Path) -> None:
+    good = RunFiles.of(make_run(tmp_path / "good"))
+    bad = RunFiles.of(changed(good.path, tmp_path / "bad", with_version("0.2.0")))
+    folders = {version: tmp_path / version for version in ("0.1.0", "0.2.0", "0.3.0")}
+    for version, folder in folders.items():
+        folder.mkdir()
+        write_distribution(folder, LOCK["distribution"], {}, version=version)
+    assert plugin_deltas(good, bad, []) == ([], ["nemorl-grpo"])
+    newer, _ = plugin_deltas(good, bad, [folders["0.2.0"]])
+    assert (folders_in_front(newer, []), folders_in_front(newer, [0])) == ([], [folders["0.2.0"]])
+    older, _ = plugin_deltas(good, bad, [folders["0.1.0"]])
+    assert (folders_in_front(older, []), folders_in_front(older, [0])) == ([folders["0.1.0"]], [])
+    with pytest.raises(ValueError, match="holds no version of a plugin by which the runs differ"):
+        plugin_deltas(good, bad, [folders["0.3.0"]])
+
+
+class Pretended(ShortRuns):
+    """Probes whose metric is a formula."""
+
+    def measure(self, name: str, chosen: Sequence[int]) -> Measured:
+        keys = {self.deltas[number].text.partition(":")[0] for number in chosen}
+        if "clip_low" in keys and "num_minibatches" not in keys:
+            return Measured(None, "these settings do not go together")
+        return Measured(Estimate(0.2 if "policy.optimizer.lr" in keys else 0.9, 0.01, 20, of_seeds=False))
+
+
+@pytest.fixture
+def pretended(tmp_path: Path) -> Pretended:
+    good = make_run(tmp_path / "good")
+    policy = {"optimizer": {"lr": 1e-2}, "max_grad_norm": 9.0}
+    changes = with_config(policy=policy, kl_penalty=0.5, normalize_std=False, clip_low=0.1, num_minibatches=2)
+    bad = changed(good, tmp_path / "bad", changes)
+    deltas: list[Delta] = [*config_deltas(RunFiles.of(good), RunFiles.of(bad))]
+    return Pretended(RunFiles.of(good), deltas, "train/reward", 20, 1, 0, tmp_path / "found")
+
+
+def test_a_search_goes_on_where_its_budget_ended(pretended: Pretended) -> None:
+    told: list[str] = []
+
+    def judge(budget: int) -> Judge:
+        return Judge(Journal(pretended.folder, {"metric": "train/reward"}), "train/reward", budget, told.append)
+
+    with pytest.raises(BudgetSpent):
+        guilty_settings(pretended, judge(3), lower_is_better=False)
+    assert len(told) == 3
+    (found,) = guilty_settings(pretended, judge(50), lower_is_better=False)
+    assert found.text == "policy.optimizer.lr: 1e-05 -> 0.01"
+    assert told[0] == "1. the good run's settings: train/reward 0.9 ± 0.01, as good"
+    assert told[1] == "2. all of the bad run's settings: train/reward 0.2 ± 0.01, it falls"
+    assert any("which says nothing" in line for line in told)
+    assert len(told) == len({line.partition(". ")[2] for line in told})  # none was made twice
+    before = len(told)
+    guilty_settings(pretended, judge(50), lower_is_better=False)
+    assert len(told) == before
+    with pytest.raises(ValueError, match="bisection of another question"):
+        Journal(pretended.folder, {"metric": "train/accuracy"})
+
+
+def test_ends_that_are_alike_are_refused(pretended: Pretended) -> None:
+    judge = Judge(Journal(pretended.folder, {}), "train/reward", 9, lambda _: None)
+    with pytest.raises(ValueError, match=r"train/reward does not fall between both ends: 0\.9"):
+        guilty_settings(pretended, judge, lower_is_better=True)
+
+
+def test_checkpoints_are_judged_by_their_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(_: Evaluations, name: str, step: int) -> Measured:
+        return Measured(Estimate(0.8 if step < 60 else 0.3, None, 1, of_seeds=False))
+
+    monkeypatch.setattr(Evaluations, "measure", measure)
+    runs = Evaluations(RunFiles.of(make_run(tmp_path / "a")), "validation/accuracy", 1, tmp_path / "found")
+    judge = Judge(Journal(tmp_path / "found", {}), "validation/accuracy", 9, lambda _: None)
+    assert guilty_checkpoint(runs, range(10, 101, 10), judge, lower_is_better=False) == (50, 60)
+    assert len(judge.journal.probes) <= 2 + math.ceil(math.log2(9))
+
+
+@pytest.mark.full
+def test_a_planted_learning_rate_is_found_by_real_runs(tiny_model: Path, tmp_path: Path, nemorl: Command) -> None:
+    options: dict[str, Any] = {"max_steps": 15, "records": {"groups": 1}, "checkpoint": {"every": 0}}
+    good = real_run(tiny_model, tmp_path / "good", **options)
+    policy = {"optimizer": {"lr": 1e-6}, "max_grad_norm": 0.5}
+    bad = real_run(tiny_model, tmp_path / "bad", policy=policy, clip_low=0.1, std_epsilon=1e-5, **options)
+    done = nemorl("bisect", good, bad, "--metric", "train/reward", "--steps", "15", "--json")
+    assert done.code == 0, done.err + done.out
+    assert done.json["found"] == ["policy.optimizer.lr: 0.005 -> 1e-06"]
+    assert len(done.json["probes"]) <= 2 + 2 * math.log2(4)
+    again = nemorl("bisect", good, bad, "--metric", "train/reward", "--steps", "15", "--json")
+    assert again.json["probes"] == done.json["probes"]
