@@ -108,6 +108,8 @@ test_wandb = conformance("loggers", {"name": "wandb", "mode": "offline"})
 test_mlflow = conformance(
     "loggers", {"name": "mlflow", "tracking_uri": f"sqlite:///{FOLDER.name}/mlflow.db"}, writes_files=False
 )
+test_prometheus = conformance("loggers", {"name": "prometheus", "port": 0}, writes_files=False)
+test_grafana_command = conformance("commands", "grafana")
 # A package that is not installed for the tests; tests/unit/loggers has what is called of it.
 test_swanlab = conformance("loggers", "swanlab", only=OF_CONFIG)
 test_grpo = conformance("algorithms", {"name": "grpo", "num_prompts_per_step": 2, "num_generations_per_prompt": 4})

@@ -54,6 +54,7 @@ STANDARD_PLUGINS: Mapping[str, str] = {
     "loggers:wandb": "nemorl-loggers",
     "loggers:swanlab": "nemorl-loggers",
     "loggers:mlflow": "nemorl-loggers",
+    "loggers:prometheus": "nemorl-prometheus",
     "hooks:early_stopping": "nemorl-hooks",
     "weight_transports:shared_memory": "nemorl-transports",
     "weight_transports:object_store": "nemorl-transports",
@@ -69,6 +70,7 @@ STANDARD_PLUGINS: Mapping[str, str] = {
     "commands:replay": "nemorl-diff",
     "commands:bisect": "nemorl-diff",
     "commands:audit": "nemorl-site",
+    "commands:grafana": "nemorl-prometheus",
     "commands:config.migrate": "nemorl-compat",
     "commands:plugins.new": "nemorl-authoring",
 }

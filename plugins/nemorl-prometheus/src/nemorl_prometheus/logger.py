@@ -1,0 +1,163 @@
+"""The endpoint: the newest value of every metric, in Prometheus' text format."""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, make_server
+
+from nemorl.errors import UsageError
+from nemorl_base.files import replace_text
+from nemorl_report.alerts.alert import Alert
+from nemorl_report.declared import Declarations, admitted
+from nemorl_report.run_data import RunData
+from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.exposition import ThreadingWSGIServer
+from prometheus_client.process_collector import ProcessCollector
+
+from nemorl_prometheus.config import PrometheusConfig
+from nemorl_prometheus.names import Families
+
+TARGETS = "prometheus.json"
+"""File of the run directory with the endpoint's address, as Prometheus' ``file_sd_configs`` reads it."""
+
+
+class PrometheusLogger:
+    """One endpoint per run. It says nothing of steps before the process began."""
+
+    def __init__(self, config: PrometheusConfig, run_dir: Path) -> None:
+        registry = CollectorRegistry()
+        self._values = Values(run_dir)
+        registry.register(self._values)
+        ProcessCollector(registry=registry)
+        app = guarded(make_wsgi_app(registry), config.token, config.username)
+        try:
+            self._server = make_server(config.host, config.port, app, ThreadingWSGIServer, _Quiet)
+        except OSError as error:
+            raise UsageError(
+                f"no endpoint at {config.host}:{config.port} ({error.strerror or error})",
+                fix="choose another port; port: 0 takes a free one, which prometheus.json in the run directory names",
+            ) from error
+        self._server.daemon_threads = True  # a scrape under way does not hold up the end of the run
+        self.port = int(self._server.server_port)
+        """The port it listens on."""
+        self._targets = run_dir / TARGETS
+        target = {"targets": [f"{config.host}:{self.port}"], "labels": {"job": "nemorl"}}
+        replace_text(self._targets, json.dumps([target]) + "\n")
+        self._thread = threading.Thread(target=self._server.serve_forever, name="prometheus", daemon=True)
+        self._thread.start()
+        self._is_closed = False
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        self._values.take(metrics, step)
+
+    def alert(self, alert: Alert) -> None:
+        self._values.alert(alert)
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._server.shutdown()
+            self._server.server_close()
+            self._thread.join()
+            self._targets.unlink(missing_ok=True)
+
+
+class Values:
+    """The newest values of a run. Scrapes read them from other threads."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._lock = threading.Lock()
+        self._newest: dict[str, float] = {}
+        self._step, self._time = 0, 0.0
+        self._alerts: Counter[tuple[str, str]] = Counter()
+
+    def take(self, metrics: Mapping[str, float], step: int) -> None:
+        with self._lock:
+            self._newest.update(metrics)
+            self._step, self._time = step, time.time()
+
+    def alert(self, alert: Alert) -> None:
+        with self._lock:
+            self._alerts[alert.rule, alert.severity] += 1
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing in advance: a run logs what it logs. The registry would else collect to find out."""
+        yield from ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Everything, as families."""
+        with self._lock:
+            found = list(self._collected()) if self._time else []
+        yield from found
+
+    def _collected(self) -> Iterator[Metric]:
+        about = {"run": self._run.name, "algorithm": self._run.algorithm}
+        yield InfoMetricFamily("nemorl_run", "The run behind this endpoint", {**about, "model": self._run.model})
+        names, values = list(about), list(about.values())
+        counted = CounterMetricFamily("nemorl_alerts", "Alerts raised by rule", labels=[*names, "rule", "severity"])
+        for (rule, severity), count in self._alerts.items():
+            counted.add_metric([*values, rule, severity], count)
+        yield counted
+        for name, text, value in (
+            ("nemorl_step", "Steps completed", self._step),
+            ("nemorl_last_record_timestamp_seconds", "When metrics were logged, in seconds since 1970", self._time),
+        ):
+            gauge = GaugeMetricFamily(name, text, labels=names)
+            gauge.add_metric(values, value)
+            yield gauge
+        found: dict[str, GaugeMetricFamily] = {}
+        for metric, number in self._newest.items():
+            family, labels = self._named.of(metric)
+            if family.name not in found:
+                found[family.name] = GaugeMetricFamily(family.name, family.help, labels=[*names, *family.labels])
+            found[family.name].add_metric([*values, *labels], number * family.scale)
+        yield from found.values()
+
+    @cached_property
+    def _run(self) -> RunData:
+        """Read at the first scrape: a new run's config is written after its loggers are built."""
+        return RunData.load(self._run_dir)
+
+    @cached_property
+    def _named(self) -> Families:
+        return Families(Declarations.of(self._run, admitted(self._run)).metrics)
+
+
+App = Callable[[dict[str, Any], Any], Iterable[bytes]]
+
+
+def guarded(app: App, token: str | None, username: str | None) -> App:
+    """``app`` for requests that know the token: as bearer token, or as the password of a name."""
+    if token is None:
+        return app
+    said = f"Bearer {token}"
+    if username is not None:
+        said = "Basic " + base64.b64encode(f"{username}:{token}".encode()).decode()
+
+    def checked(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        given = str(environ.get("HTTP_AUTHORIZATION", ""))
+        if hmac.compare_digest(given.encode(), said.encode()):
+            return app(environ, start_response)
+        way = "Basic" if username is not None else "Bearer"
+        start_response(
+            "401 Unauthorized", [("WWW-Authenticate", f'{way} realm="nemorl"'), ("Content-Type", "text/plain")]
+        )
+        return [b"this endpoint asks for a token\n"]
+
+    return checked
+
+
+class _Quiet(WSGIRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        """Scrapes are no news."""
