@@ -105,8 +105,8 @@ test_cuda_ipc = conformance(
 )
 test_tensorboard = conformance("loggers", "tensorboard")
 test_wandb = conformance("loggers", {"name": "wandb", "mode": "offline"})
-test_mlflow = conformance(
-    "loggers", {"name": "mlflow", "tracking_uri": f"sqlite:///{FOLDER.name}/mlflow.db"}, writes_files=False
+test_mlflow = pytest.mark.full(
+    conformance("loggers", {"name": "mlflow", "tracking_uri": f"sqlite:///{FOLDER.name}/mlflow.db"}, writes_files=False)
 )
 test_prometheus = conformance("loggers", {"name": "prometheus", "port": 0}, writes_files=False)
 test_grafana_command = conformance("commands", "grafana")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from nemorl.plugins.kinds import LoggerConfig
+from pydantic import Field
 
 if TYPE_CHECKING:
     from nemorl.contracts import Logger
@@ -47,6 +48,8 @@ class WandbConfig(LoggerConfig):
     mode: Literal["online", "offline"] | None = None
     """``offline`` writes to the run directory only; ``wandb sync`` uploads it later. Unset: what ``WANDB_MODE``
     says, else online."""
+    samples: int = Field(0, ge=0, le=1000)
+    """Prompts and responses sent as a table, of each step that the run records (``records``); 0: none."""
 
     def build(self, run_dir: Path) -> Logger:
         from nemorl_loggers.wandb import WandbLogger
@@ -92,6 +95,8 @@ class MLflowConfig(LoggerConfig):
     """Server or store, e.g. ``http://host:5000``. Unset: ``MLFLOW_TRACKING_URI``, or MLflow's local default."""
     run_name: str | None = None
     """Name shown for the run. Unset: the name of the run directory."""
+    samples: int = Field(0, ge=0, le=1000)
+    """Prompts and responses stored as tables, of each step that the run records (``records``); 0: none."""
 
     def build(self, run_dir: Path) -> Logger:
         from nemorl_loggers.mlflow import MLflowLogger

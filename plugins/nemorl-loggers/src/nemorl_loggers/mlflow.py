@@ -10,12 +10,16 @@ from typing import Any
 
 import mlflow
 from mlflow.entities import Metric
+from nemorl_report.alerts.alert import Alert
 
 from nemorl_loggers.config import MLflowConfig
 from nemorl_loggers.identity import save_id, saved_id
+from nemorl_loggers.samples import COLUMNS, NewSamples
 
 FORBIDDEN = re.compile(r"[^\w./: -]")
 """Characters that MLflow refuses in metric names, such as the ``@`` of ``pass@4``."""
+MOST_TAG = 5000
+"""Longest value of a tag, in characters."""
 
 
 class MLflowLogger:
@@ -35,14 +39,26 @@ class MLflowLogger:
         else:
             self._client.update_run(run_id, status="RUNNING")
         self._run_id = run_id
+        self._samples = NewSamples(run_dir, config.samples)
         self._is_closed = False
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         now_ms = int(time.time() * 1000)
         batch = [Metric(FORBIDDEN.sub("_", name), value, now_ms, step) for name, value in metrics.items()]
         self._client.log_batch(self._run_id, metrics=batch)
+        self._store_tables()
+
+    def alert(self, alert: Alert) -> None:
+        self._client.set_tag(self._run_id, f"alert.{alert.rule}", alert.text[:MOST_TAG])
+
+    def _store_tables(self) -> None:
+        for table in self._samples.take():
+            columns = dict(zip(COLUMNS, map(list, zip(*table.rows, strict=True)), strict=False))
+            file = f"samples/{table.split}/step_{table.step:06}.json"
+            self._client.log_table(self._run_id, columns, file)
 
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
+            self._store_tables()
             self._client.set_terminated(self._run_id)
