@@ -9,6 +9,7 @@ part of which tensor it holds; so one rank reads what two have written, and the 
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +26,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 
-from nemorl_dtensor.checkpoint_plan import planned_files, quiet
+from nemorl_dtensor.checkpoint_plan import planned_files
 
 if TYPE_CHECKING:
     from nemorl_dtensor.optim import Optimizer
@@ -88,7 +89,7 @@ def load(path: Path, parameters: Mapping[str, nn.Parameter], optimizer: Optimize
 
 def _read(folder: Path, tensors: dict[str, Tensor]) -> None:
     """Fill ``tensors``, which may be shards, from the files of ``folder``."""
-    with _damage_named(folder), quiet():
+    with _damage_named(folder), _quiet():
         reader = HuggingFaceStorageReader(path=str(folder))
         load_distributed(tensors, storage_reader=reader, no_dist=not dist.is_initialized())
 
@@ -116,6 +117,14 @@ def _damage_named(path: Path) -> Iterator[None]:
         yield
     except (CheckpointException, Exception) as error:
         raise CheckpointError(f"{path} cannot be read: {error}", fix="resume from an earlier checkpoint") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's remark that one process loads alone, which is what was asked for."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*the intent is to load in a single process.*")
+        yield
 
 
 def _rng_name(rank: int) -> str:

@@ -8,9 +8,7 @@ header, which ``HuggingFaceStorageReader`` reads.
 from __future__ import annotations
 
 import json
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,22 +33,15 @@ def planned_files(tensors: Mapping[str, Tensor]) -> dict[str, TensorFile]:
     Raises:
         CheckpointError: The ranks do not agree.
     """
+    if not dist.is_initialized():
+        return _named([(name, tensor, [0] * tensor.ndim) for name, tensor in tensors.items()], _files(tensors), 1)
     plan = _PlanOnly(_files(tensors))
-    with quiet():
-        try:
-            save_distributed(dict(tensors), storage_writer=plan, no_dist=not dist.is_initialized())
-        except CheckpointException as error:  # a BaseException, with the cause of each rank apart
-            cause = next(iter(error.failures.values()))[0]
-            raise CheckpointError(f"the ranks cannot agree on a checkpoint: {cause}") from cause
+    try:
+        save_distributed(dict(tensors), storage_writer=plan)
+    except CheckpointException as error:  # a BaseException, with the cause of each rank apart
+        cause = next(iter(error.failures.values()))[0]
+        raise CheckpointError(f"the ranks cannot agree on a checkpoint: {cause}") from cause
     return plan.found
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without torch's remark that one process saves alone, which is what was asked for."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*the intent is to (save|load) in a single process.*")
-        yield
 
 
 class _PlanOnly(StorageWriter):
@@ -73,22 +64,14 @@ class _PlanOnly(StorageWriter):
         return [replace(plan, storage_data=number) for number, plan in enumerate(plans, 1)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        tensors: dict[int, dict[str, Tensor]] = {}
-        offsets: dict[int, dict[str, Any]] = {}
-        results = []
+        parts, results = [], []
         for item in plan.items:
             assert item.tensor_data is not None, "a checkpoint of this backend holds tensors alone"
-            name, part = item.index.fqn, planner.resolve_data(item)
+            part = planner.resolve_data(item)
             assert isinstance(part, Tensor)
-            number = self._files[name]
-            tensors.setdefault(number, {})[name] = part.detach()
-            offsets.setdefault(number, {})[name] = {"saved_offsets": list(item.tensor_data.chunk.offsets)}
+            parts.append((item.index.fqn, part.detach(), list(item.tensor_data.chunk.offsets)))
             results.append(WriteResult(item.index, part.nbytes, None))
-        last = max(self._files.values(), default=1)
-        for number, content in tensors.items():
-            header = {"DCP_SHARDING_INFO": json.dumps(offsets[number]), "DCP_VERSION": "1.0", "format": "pt"}
-            file = f"shard-{plan.storage_data:05}-model-{number:05}-of-{last:05}.safetensors"
-            self.found[file] = TensorFile(content, header)
+        self.found = _named(parts, self._files, plan.storage_data)
         done: Future[list[WriteResult]] = Future()
         done.set_result(results)
         return done
@@ -99,6 +82,20 @@ class _PlanOnly(StorageWriter):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
         return True
+
+
+def _named(
+    parts: Sequence[tuple[str, Tensor, list[int]]], files: Mapping[str, int], shard: int
+) -> dict[str, TensorFile]:
+    """Files of parts of tensors: name, values, and where in the whole tensor they begin."""
+    found, last = {}, max(files.values(), default=1)
+    for number in sorted({files[name] for name, _, _ in parts}):
+        held = [part for part in parts if files[part[0]] == number]
+        offsets = {name: {"saved_offsets": begin} for name, _, begin in held}
+        header = {"DCP_SHARDING_INFO": json.dumps(offsets), "DCP_VERSION": "1.0", "format": "pt"}
+        tensors = {name: values for name, values, _ in held}
+        found[f"shard-{shard:05}-model-{number:05}-of-{last:05}.safetensors"] = TensorFile(tensors, header)
+    return found
 
 
 def _files(tensors: Mapping[str, Tensor]) -> dict[str, int]:

@@ -114,7 +114,7 @@ class CheckpointManager:
     def prune(self) -> None:
         """Remove all but the newest ``keep_last``, the best ``keep_best`` and every multiple of ``keep_every``."""
         for checkpoint in self.surplus():
-            sealed_folders.withdraw(checkpoint.path)
+            sealed_folders.withdraw(checkpoint.path, in_thread=self.config.asynchronous)
 
     def surplus(self) -> list[Checkpoint]:
         """Those that pruning removes."""

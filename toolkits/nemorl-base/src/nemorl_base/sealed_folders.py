@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -52,11 +53,19 @@ def seal(staging: Path, final: Path, facts: Mapping[str, Any], written: Mapping[
     _publish(staging, final)
 
 
-def withdraw(path: Path) -> None:
-    """Remove a folder. It first loses its name, so that no part of one is ever taken for a whole."""
+def withdraw(path: Path, *, in_thread: bool = False) -> None:
+    """Remove a folder. It first loses its name, so that no part of one is ever taken for a whole.
+
+    Args:
+        path: Of the folder.
+        in_thread: Return when it has lost its name: a thread, for which the process waits at its end, does the rest.
+    """
     doomed = path.with_name(REMOVED + path.name)
     os.rename(path, doomed)
-    discard(doomed)
+    if in_thread:
+        threading.Thread(target=discard, args=(doomed,), name="nemorl-checkpoint-remover").start()
+    else:
+        discard(doomed)
 
 
 def repair(parent: Path) -> None:
