@@ -9,9 +9,8 @@ from tempfile import TemporaryDirectory
 
 from nemorl.config.models import GenerationConfig, PolicyConfig
 from nemorl.errors import UsageError
-from nemorl_base.permission import require
 from nemorl_base.reading import expanded
-from nemorl_base.site_policy import names_of_path
+from nemorl_report.site_check import require_engine
 from nemorl_rl.agents.contract import EpisodeLimits
 from nemorl_rl.agents.policy import Sampler
 from nemorl_rl.chat.codec import codec_of
@@ -79,8 +78,7 @@ def served(
         UsageError: Nobody can listen at that address.
         ConfigError: There is no such model.
     """
-    require("models", *names_of_path(model))
-    require("engines", str(generation.get("backend", "hf")))
+    require_engine(model, str(generation.get("backend", "hf")))
     require_address(options)  # before minutes of loading
     config = GenerationConfig.model_validate(generation)
     require_model(model)

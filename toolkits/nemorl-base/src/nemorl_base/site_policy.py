@@ -80,6 +80,16 @@ class Person:
 
 
 @dataclass(frozen=True)
+class SignedPlugins:
+    """Sets of plugins that the site signed."""
+
+    keys: tuple[Path, ...]
+    """Files with public keys."""
+    sets: tuple[Path, ...]
+    """What ``nemorl plugins sign`` wrote."""
+
+
+@dataclass(frozen=True)
 class SitePolicy:
     """One file."""
 
@@ -87,8 +97,8 @@ class SitePolicy:
     contact: str = "who looks after this machine"
     audit: Path | None = None
     """Folder of audit logs. Given, a run that cannot write its log is refused."""
-    signed_plugins: tuple[Path, ...] = ()
-    """Public keys. Given, a run may use only plugins that one of them signed."""
+    signed_plugins: SignedPlugins | None = None
+    """Given, only plugins of these sets may be used."""
     rules: tuple[Rule, ...] = ()
     trouble: str | None = None
     """Why it cannot be used: then it admits nothing."""
@@ -179,12 +189,16 @@ def _checked(data: Any, path: Path) -> SitePolicy:
     audit = found.get("audit")
     if audit is not None and not (isinstance(audit, str) and Path(audit).is_absolute()):
         raise ValueError("audit is the path of a folder, from the root on")
-    keys = _texts(found.get("signed_plugins", []), "signed_plugins")
+    signed = found.get("signed_plugins")
+    if signed is not None:
+        of_set = _mapping(signed, ("keys", "sets"), "signed_plugins")
+        keys, sets = (_texts(of_set.get(key), f"{key} of signed_plugins") for key in ("keys", "sets"))
+        signed = SignedPlugins(tuple(map(Path, keys)), tuple(map(Path, sets)))
     rules = found.get("rules", [])
     if not isinstance(rules, list):
         raise ValueError("rules is a list")
     return SitePolicy(
-        path, contact, None if audit is None else Path(audit), tuple(map(Path, keys)),
+        path, contact, None if audit is None else Path(audit), signed,
         tuple(_rule(rule, number) for number, rule in enumerate(rules, 1)),
     )  # fmt: skip
 

@@ -71,6 +71,8 @@ STANDARD_PLUGINS: Mapping[str, str] = {
     "commands:bisect": "nemorl-diff",
     "commands:audit": "nemorl-site",
     "commands:grafana": "nemorl-prometheus",
+    "commands:plugins.sign": "nemorl-site",
+    "commands:plugins.verify": "nemorl-site",
     "commands:config.migrate": "nemorl-compat",
     "commands:plugins.new": "nemorl-authoring",
 }

@@ -194,12 +194,10 @@ def generate(
       nemorl generate --model Qwen/Qwen2.5-1.5B-Instruct --samples 4 --temperature 1 "Name a prime number."
     """
     from nemorl_base.audit.recording import record
-    from nemorl_base.permission import require
-    from nemorl_base.site_policy import names_of_path
+    from nemorl_report.site_check import require_engine
     from nemorl_rl.generating import respond
 
-    require("models", *names_of_path(model))
-    require("engines", backend)
+    require_engine(model, backend)
     record("generation_started", {"model": model, "prompts": len(prompts), "backend": backend})
     with Console(quiet=as_json) as console:
         console.message(f"loading {model}")

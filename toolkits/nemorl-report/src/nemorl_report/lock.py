@@ -45,7 +45,7 @@ def locked_plugins(config: RunConfig) -> list[LockedPlugin]:
     found: dict[str, list[PluginEntry]] = {}
     for entry in plugins_of(config):
         found.setdefault(entry.distribution, []).append(entry)
-    offered = _entries_by_distribution()
+    offered = entries_by_distribution()
     return sorted(
         LockedPlugin(
             distribution,
@@ -105,7 +105,7 @@ def refuse_other_plugins(config: RunConfig, record: Path) -> None:
 def bytecode_problems(plugins: Sequence[LockedPlugin]) -> list[str]:
     """Compiled files of these plugins that Python would run in the place of their sources, a line each."""
     lines = []
-    offered = _entries_by_distribution()
+    offered = entries_by_distribution()
     for plugin in plugins:
         entries = offered.get(plugin.distribution) if plugin.files_sha256 else None
         if entries:
@@ -166,7 +166,7 @@ def parts_of(value: Any) -> Iterator[PluginConfig]:
             yield from parts_of(item)
 
 
-def _entries_by_distribution() -> dict[str, list[PluginEntry]]:
+def entries_by_distribution() -> dict[str, list[PluginEntry]]:
     """All that the installed distributions offer."""
     found: dict[str, list[PluginEntry]] = {}
     for entry in (*_toolkits(), *registry().index.entries):

@@ -59,10 +59,14 @@ def files_of(entries: Sequence[PluginEntry]) -> dict[str, Path]:
 def hash_of(files: Mapping[str, Path]) -> str:
     """One hash of names and contents."""
     digest = hashlib.sha256()
-    for name in sorted(files):
-        content = hashlib.sha256(_content(files[name])).hexdigest()
+    for name, content in sorted(hashes_of(files).items()):
         digest.update(f"{name}\0{content}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()
+
+
+def hashes_of(files: Mapping[str, Path]) -> dict[str, str]:
+    """A hash of each file's content."""
+    return {name: hashlib.sha256(_content(file)).hexdigest() for name, file in files.items()}
 
 
 def foreign_bytecode(files: Mapping[str, Path], dist: Distribution | None) -> Iterator[Path]:

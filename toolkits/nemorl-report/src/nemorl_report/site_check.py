@@ -13,16 +13,18 @@ from typing import Any, NamedTuple
 
 from nemorl.config.cluster import ClusterConfig
 from nemorl.config.run import RunConfig
-from nemorl.errors import ConfigError, ConfigIssue, PluginError, StorageError
+from nemorl.errors import ConfigError, ConfigIssue, PluginError, StorageError, UsageError
 from nemorl.plugins import registry
 from nemorl.plugins.kinds import DatasetConfig, GenerationBackendConfig, PluginConfig, TrainingBackendConfig
 from nemorl.plugins.registry import config_bases
 from nemorl_base.audit.recording import audit_log, demanded_folder
-from nemorl_base.permission import asked
-from nemorl_base.site_policy import names_of_path, site_policies
+from nemorl_base.permission import asked, require
+from nemorl_base.plugin_policy import HOUSE
+from nemorl_base.site_policy import SitePolicy, names_of_path, site_policies
 from pydantic import BaseModel
 
-from nemorl_report.lock import parts_of
+from nemorl_report.lock import entries_by_distribution, parts_of, plugins_of
+from nemorl_report.signatures import signature_problems
 
 ENGINES = (TrainingBackendConfig, GenerationBackendConfig)
 
@@ -52,6 +54,8 @@ def site_problems(
         found = asked(use.kind, *use.names)
         if found is not None:
             yield ConfigIssue(use.path, found.message, found.fix)
+    for message in signature_problems({entry.distribution for entry in plugins_of(config)}):
+        yield ConfigIssue("plugins", message, f"ask {_contact()}", here=True)
     log = audit_log()
     if demanded_folder() is not None and log is not None:
         try:
@@ -68,6 +72,23 @@ def refuse(config: RunConfig) -> None:
     """
     if found := list(site_problems(config, Path())):
         raise ConfigError(found, source="before loading anything")
+
+
+def require_engine(model: str, backend: str) -> None:
+    """What :func:`refuse` is for a command that has no config of a run.
+
+    Raises:
+        UsageError: The site does not admit this model or engine.
+    """
+    require("models", *names_of_path(model))
+    require("engines", backend)
+    offered = [e.distribution for e in registry().index.of_kind("generation_backends") if backend in (e.name, e.id)]
+    for message in signature_problems({*offered, *HOUSE & entries_by_distribution().keys()}):
+        raise UsageError(message, fix=f"ask {_contact()}")
+
+
+def _contact() -> str:
+    return next((policy.contact for policy in site_policies() if policy.signed_plugins), SitePolicy.contact)
 
 
 def uses_of(config: RunConfig) -> Iterator[Use]:
