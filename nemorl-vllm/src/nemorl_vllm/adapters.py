@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from nemorl.errors import BackendError
 from nemorl_base.files import replace_text
+from nemorl_base.left_overs import mark
 from nemorl_tensors.engines.buckets import CountedBuckets
 from safetensors.torch import save_file
 
@@ -51,6 +52,7 @@ class AdapterFolder:
         self._lora = lora
         self._place = TemporaryDirectory(prefix="nemorl-adapter-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None)
         self._folder = Path(self._place.name)
+        mark(self._folder)
 
     def request(self, *, replaces: bool = False) -> Any:
         """A ``vllm.lora.request.LoRARequest``: of generation, or to load what the folder holds now."""

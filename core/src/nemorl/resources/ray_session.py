@@ -14,6 +14,7 @@ from pathlib import Path
 
 from nemorl_base import process_guard
 from nemorl_base.last_words import note
+from nemorl_base.left_overs import owned_folder
 from nemorl_base.variables import environment
 
 from nemorl.config.cluster import ClusterConfig
@@ -90,7 +91,7 @@ class RaySession:
         from ray._private import ray_constants
 
         parent = tempfile.gettempdir() if len(tempfile.gettempdir()) <= LONGEST_PARENT else "/tmp"
-        folder = Path(tempfile.mkdtemp(prefix="nemorl-ray-", dir=parent))  # mode 0700; Ray opens up what is below
+        folder = owned_folder("nemorl-ray-", parent)  # mode 0700; Ray opens up what is below
         self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
         command = [sys.executable, "-I", "-S", process_guard.__file__, str(os.getpid()), str(folder)]
         guard = subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)

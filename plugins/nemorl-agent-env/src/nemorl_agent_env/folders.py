@@ -12,6 +12,7 @@ from typing import Any
 
 from nemorl.errors import DataError
 from nemorl.types import Prompt
+from nemorl_base.left_overs import mark
 from nemorl_base.suggest import did_you_mean
 
 TASK = "task.json"
@@ -27,6 +28,8 @@ class EpisodeFolder:
             keep_in.mkdir(parents=True, exist_ok=True)
         self._is_kept = keep_in is not None
         self.root = Path(tempfile.mkdtemp(prefix=f"nemorl-agent-{name}-", dir=keep_in)).resolve()
+        if not self._is_kept:
+            mark(self.root)
         self.work, self.home, self.temporary = (self.root / part for part in ("work", "home", "tmp"))
         for folder in (self.work, self.home, self.temporary):
             folder.mkdir()

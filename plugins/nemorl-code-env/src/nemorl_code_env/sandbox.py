@@ -18,6 +18,8 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from nemorl_base.left_overs import mark
+
 from nemorl_code_env.asserts import Test
 from nemorl_code_env.server import ENVIRONMENT, INSIDE, Server
 
@@ -141,6 +143,7 @@ class Sandbox:
             tempfile.TemporaryDirectory(prefix="nemorl-code-", ignore_cleanup_errors=True) as work,
             ExitStack() as stack,
         ):
+            mark(work)
             ours, theirs = _pipes(stack)
             try:
                 self._server.start(theirs)

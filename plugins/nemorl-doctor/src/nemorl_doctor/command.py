@@ -32,6 +32,8 @@ def doctor(
     training: Annotated[str | None, typer.Option(help="Training backend. Unset: dtensor.")] = None,
     precision: Annotated[str | None, typer.Option(help="float32 (unset) or bfloat16.")] = None,
     init: Annotated[str | None, typer.Option(help="random: the model's architecture without its weights.")] = None,
+    clean: Annotated[bool, typer.Option("--clean", help="Remove what killed runs left here. Asks first.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --clean: do not ask.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what this machine has, and what is known to go wrong with it: versions, devices, disk, Ray, plugins.
@@ -43,9 +45,14 @@ def doctor(
     update the weights and do it again. Exit 1 if log-probs disagree by more than rollouts.mismatch_warning, if the
     update did not arrive, or if the engines part somewhere in the model: then the layer and token are named.
 
+    With --clean, find temporary folders (sessions of Ray with processes and sockets, sandboxes, scratch) whose run was
+    killed, show them and remove them: only what this user's nemorl made and marked, and whose process has ended.
+
     Examples:
 
       nemorl doctor
+
+      nemorl doctor --clean
 
       nemorl doctor --json
 
@@ -58,7 +65,11 @@ def doctor(
         "policy.init": init,
     }
     changes = [f"{path}={value}" for path, value in choices.items() if value is not None] + (overrides or [])
-    if model is not None:
+    if clean:
+        from nemorl_doctor.clean import clean_up
+
+        clean_up(yes=yes, as_json=as_json)
+    elif model is not None:
         _compare_engines(model, changes, as_json)
     elif changes:
         raise UsageError(f"{changes[0]} needs a model to compare engines on", fix="add --model NAME_OR_FOLDER")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from nemorl.config.models import GenerationConfig, PolicyConfig
 from nemorl.errors import UsageError
+from nemorl_base.left_overs import scratch_folder
 from nemorl_base.reading import expanded
 from nemorl_report.site_check import require_engine
 from nemorl_rl.agents.contract import EpisodeLimits
@@ -49,9 +48,9 @@ def model_folder(model: str, step: int | None = None) -> Iterator[str]:
     if step is None and (run / "model" / "config.json").is_file():
         yield str(run / "model")
         return
-    with TemporaryDirectory(prefix="nemorl-serve-") as scratch:
-        export_model(run, Path(scratch) / "model", step=step)
-        yield str(Path(scratch) / "model")
+    with scratch_folder("nemorl-serve-") as scratch:
+        export_model(run, scratch / "model", step=step)
+        yield str(scratch / "model")
 
 
 @contextmanager

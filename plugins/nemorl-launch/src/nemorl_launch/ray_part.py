@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -19,6 +18,7 @@ from typing import Any
 
 from nemorl_base import process_guard
 from nemorl_base.files import replace_text
+from nemorl_base.left_overs import owned_folder
 
 from nemorl_launch import detached
 from nemorl_launch.ports import PortBlock
@@ -112,7 +112,7 @@ class RayPart:
         remove_left_over()
         self._ports = PortBlock.claimed()
         self.address = head or f"{address}:{self._ports.head}"
-        self._folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=PLACE))
+        self._folder = owned_folder(PREFIX, PLACE)
         owner = {"pid": os.getpid(), "identity": detached.identity(os.getpid()), "namespace": _namespace()}
         replace_text(self._folder / OWNER, json.dumps(owner))
         command = [

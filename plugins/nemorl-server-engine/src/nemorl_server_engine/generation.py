@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import tempfile
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import replace
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from nemorl.errors import BackendError
 from nemorl.types import Completion, GenerationRequest
+from nemorl_base.left_overs import owned_folder
 from nemorl_base.seeding import mixed_seed
 from nemorl_rl.loop_thread import LoopThread
 from nemorl_rl.tokenizer import Tokenizer, end_token_ids
@@ -66,7 +66,7 @@ class ServerGeneration:
             end_token_ids(policy.model_name, self._tokenizer, *declared),
             self._tokenizer.decode,
         )
-        self._scratch = Path(worker.scratch or tempfile.mkdtemp(prefix="nemorl-engines-"))
+        self._scratch = Path(worker.scratch) if worker.scratch else owned_folder("nemorl-engines-")
         self._folders = WeightFolders(options.weights_folder or self._scratch / "engines" / "weights", policy)
         self._loop = LoopThread("nemorl-server-engine")
         self._closed = False

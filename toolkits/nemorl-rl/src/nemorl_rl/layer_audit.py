@@ -13,6 +13,7 @@ from nemorl.errors import BackendError, boundary
 from nemorl.plugins import registry
 from nemorl.resources.worker import WorkerContext
 from nemorl.types import GenerationRequest
+from nemorl_base.left_overs import mark
 from nemorl_base.seeding import derive_seed
 from nemorl_tensors.engines.observing import Activations, ObservableSampler, ObservableTrainer
 
@@ -85,6 +86,7 @@ class LayerAudit:
     def _in_float32(self, token_ids: Sequence[int]) -> Activations:
         """What a second trainer computes with the same weights in float32: the measure of what rounding does."""
         with TemporaryDirectory(prefix="nemorl-doctor-") as folder, boundary("the float32 reference of the trainer"):
+            mark(folder)
             self.trainer.save_pretrained(Path(folder))
             changes = {"model_name": folder, "precision": "float32", "init": "pretrained", "lora": None}
             policy: PolicyConfig = self.config.policy.model_copy(update=changes)
