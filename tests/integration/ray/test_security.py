@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
 import json
 import os
 import socket
@@ -13,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from nemorl_site.authority import make
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -67,39 +66,13 @@ def knock(address: str, security: dict[str, str | bool]) -> str:
 
 
 def make_certificates(folder: Path) -> dict[str, str]:
-    """One self-signed certificate that is its own authority, for this machine's addresses."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import rsa
-    from cryptography.x509.oid import NameOID
-
-    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "nemorl-test")])
-    now = datetime.datetime.now(datetime.UTC)
+    """As `nemorl certs make` makes them, for this machine's addresses."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("192.0.2.1", 9))  # sends nothing; tells which address this machine would use
         own = probe.getsockname()[0]
-    addresses = [x509.IPAddress(ipaddress.ip_address(text)) for text in {"127.0.0.1", own}]
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost"), *addresses]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    pem = certificate.public_bytes(serialization.Encoding.PEM)
-    (folder / "cert.pem").write_bytes(pem)
-    secret = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
-    )
-    (folder / "key.pem").write_bytes(secret)
-    paths = {"tls_certificate": "cert.pem", "tls_key": "key.pem", "tls_ca": "cert.pem"}
-    return {field: str(folder / file) for field, file in paths.items()}
+    make(folder / "certs", [f"node,{own}"], days=1)
+    paths = {"tls_certificate": "node.pem", "tls_key": "node.key", "tls_ca": "ca.pem"}
+    return {field: str(folder / "certs" / file) for field, file in paths.items()}
 
 
 def knock_at_a_cluster(security: dict[str, str | bool], *visitors: dict[str, str | bool]) -> list[str]:

@@ -75,4 +75,4 @@ def test_options_with_which_nobody_is_answered_are_refused(raises: Raises) -> No
     with raises(UsageError, "models"):
         Gateway(GatewayOptions(models=()))
     with raises(UsageError, "203.0.113.7"):
-        Gateway(GatewayOptions(host="203.0.113.7"))
+        Gateway(GatewayOptions(host="203.0.113.7", plaintext=True))

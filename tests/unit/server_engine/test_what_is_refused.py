@@ -202,6 +202,6 @@ def test_what_is_no_address_is_refused_when_the_config_loads(url: str, raises: A
 def test_tensorrt_llm_cannot_follow_a_trainer_and_says_why() -> None:
     from nemorl.config import PolicyConfig
 
-    config = ServerConfig(urls=("http://node7:8000",), engine="tensorrt-llm")
+    config = ServerConfig(urls=("https://node7:8000",), engine="tensorrt-llm")
     [problem] = config.policy_problems(PolicyConfig(model_name="org/model"), device="cuda:0", is_attached=False)
     assert "/update_weights" in problem.message

@@ -37,6 +37,13 @@ def serve(
         str | None,
         typer.Option(envvar="NEMORL_SERVE_KEY", help="Key that clients send. Unset: a new one.", show_default=False),
     ] = None,
+    tls_certificate: Annotated[
+        Path | None, typer.Option(help="PEM certificate: clients come by https.", show_default=False)
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its private key.", show_default=False)] = None,
+    plaintext: Annotated[
+        bool, typer.Option("--plaintext", help="Let other machines in without encryption all the same.")
+    ] = False,
     name: Annotated[
         list[str] | None,
         typer.Option(help="A model's name to answer to, besides MODEL; * for any. Repeat it.", show_default=False),
@@ -60,12 +67,17 @@ def serve(
 
       nemorl serve runs/grpo-1a2b3c4d --step 100
 
+      nemorl serve runs/quickstart --host 0.0.0.0 --tls-certificate node7.pem --tls-key node7.key
+
       nemorl serve Qwen/Qwen2.5-1.5B-Instruct --name gpt-4o --ignore-field response_format
     """
     from nemorl_gateway.options import GatewayOptions
 
     names = dict.fromkeys([Path(model).name or model, model, *(name or [])])
-    options = GatewayOptions(host=host, port=port, models=tuple(names), ignored_fields=tuple(ignore_field or ()))
+    options = GatewayOptions(
+        host=host, port=port, models=tuple(names), ignored_fields=tuple(ignore_field or ()),
+        tls_certificate=tls_certificate, tls_key=tls_key, plaintext=plaintext,
+    )  # fmt: skip
     sampling = {"backend": backend, "temperature": temperature, "max_new_tokens": max_new_tokens}
     with ExitStack() as stack:
         with Console(quiet=as_json) as console:

@@ -9,6 +9,8 @@ from typing import Self
 
 import uvicorn
 from nemorl.errors import UsageError
+from nemorl_base.audit.recording import record
+from nemorl_base.encryption import require_safe_listening
 from nemorl_rl.agents.contract import EpisodePolicy
 
 from nemorl_gateway.access import Access, Doorkeeper
@@ -19,6 +21,8 @@ from nemorl_gateway.server import Server
 IDLE_S = 120
 """Seconds that a connection without requests is kept: longer than clients keep theirs, or one would send a request into
 it while it is being closed."""
+RECORDED = ("requests", "retries", "refused", "disconnects", "failures")
+"""Counts that go into the audit log when a gateway ends."""
 ENDING_S = 2
 """Seconds for answers that are being sent when the gateway is shut down."""
 
@@ -44,6 +48,9 @@ class Gateway:
         self._options = options or GatewayOptions()
         self._doors = Doorkeeper()
         self._socket = _listening(self._options)
+        self._served_at = self.address
+        self._traffic: list[Traffic] = []
+        """Of episodes that have ended"""
         app = Server(self._doors, self._options).app
         config = uvicorn.Config(
             app,
@@ -57,7 +64,10 @@ class Gateway:
             server_header=False,
             timeout_keep_alive=IDLE_S,
             timeout_graceful_shutdown=ENDING_S,
+            ssl_certfile=self._options.tls_certificate,
+            ssl_keyfile=self._options.tls_key,
         )
+        _load(config)
         self._server = uvicorn.Server(config)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="nemorl-gateway", daemon=True)
@@ -67,7 +77,8 @@ class Gateway:
     def address(self) -> str:
         """Where it listens, e.g. ``http://127.0.0.1:41234``."""
         host, port = self._socket.getsockname()[:2]
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        scheme = "http" if self._options.tls_certificate is None else "https"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     def open(self, policy: EpisodePolicy) -> Access:
         """Let an episode's agent reach its policy, from any thread.
@@ -86,6 +97,7 @@ class Gateway:
             policy: Answers.
             key: Unset: one that nobody can guess.
         """
+        _require_safe(self._options, key)
         name, key = self._doors.admit(OpenEpisode(policy, self._options), name="", key=key)
         return self._access(self.address, name, key)
 
@@ -101,10 +113,7 @@ class Gateway:
             What its requests came to. All zeros where it was closed before.
         """
         episode = self._doors.dismiss(access.name)
-        if episode is None:
-            return Traffic()
-        self._loop.call_soon_threadsafe(episode.calls.close)
-        return episode.traffic
+        return Traffic() if episode is None else self._ended(episode)
 
     def shutdown(self) -> None:
         """Close all episodes and stop listening. Calling it twice is harmless."""
@@ -113,15 +122,23 @@ class Gateway:
         for name in self._doors.names():
             episode = self._doors.dismiss(name)
             if episode is not None:
-                self._loop.call_soon_threadsafe(episode.calls.close)
+                self._ended(episode)
         self._server.should_exit = True
         self._thread.join()
+        counts = {name: sum(getattr(traffic, name) for traffic in self._traffic) for name in RECORDED}
+        if self._traffic:
+            record("calls_served", {"address": self._served_at, "episodes": len(self._traffic), **counts})
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.shutdown()
+
+    def _ended(self, episode: OpenEpisode) -> Traffic:
+        self._loop.call_soon_threadsafe(episode.calls.close)
+        self._traffic.append(episode.traffic)
+        return episode.traffic
 
     def _access(self, base_url: str, name: str, key: str) -> Access:
         return Access(base_url, key, self._options.models[0], name)
@@ -144,10 +161,30 @@ def require_address(options: GatewayOptions) -> None:
     _listening(options).close()
 
 
+def _require_safe(options: GatewayOptions, key: str | None) -> None:
+    require_safe_listening(
+        "the gateway", options.host, encrypted=options.tls_certificate is not None, key=key, plaintext=options.plaintext
+    )
+
+
+def _load(config: uvicorn.Config) -> None:
+    """Read the certificate now, so that who started it hears of a wrong one."""
+    try:
+        config.load()
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        raise UsageError(
+            f"the gateway cannot use {config.ssl_certfile} with {config.ssl_keyfile}: {error}",
+            fix="give a PEM certificate and its own private key (`nemorl certs make` makes both)",
+        ) from error
+
+
 def _listening(options: GatewayOptions) -> socket.socket:
     """A socket that takes connections from now on; they wait until the server runs."""
     if not options.models:
         raise UsageError("the gateway answers to no model's name", fix="give at least one in `models`, or '*'")
+    if (options.tls_certificate is None) != (options.tls_key is None):
+        raise UsageError("a certificate and its private key go together", fix="give both, or neither")
+    _require_safe(options, None)
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from nemorl.config.models import GenerationConfig, PolicyConfig
 from nemorl.errors import UsageError
+from nemorl_base.audit.recording import record
 from nemorl_base.left_overs import scratch_folder
 from nemorl_base.reading import expanded
 from nemorl_report.site_check import require_engine
@@ -90,6 +91,8 @@ def served(
         sampler = Sampler(engine, config.sampling(), honours_clients=True, text=TokenizerText(tokenizer, codec))
         limits = EpisodeLimits(limit, config.max_new_tokens, MOST_CALLS, CALL_S)
         with Gateway(options) as gateway:
+            facts = {"model": model, "address": gateway.address, "encrypted": options.tls_certificate is not None}
+            record("serving_started", facts)
             yield gateway.open_at_root(ServedPolicy(sampler, codec, limits, seed=seed), key=key)
     finally:
         engine.shutdown()

@@ -11,7 +11,7 @@ from nemorl_commands.answers import AsJson, echo_json
 from nemorl_commands.plugin_app import plugin_app
 from nemorl_commands.terminal import print_list, say
 
-from nemorl_server_engine.config import url_problem
+from nemorl_server_engine.config import plaintext_problem, url_problem
 from nemorl_server_engine.roster import FOLDER, Roster
 
 app = plugin_app(
@@ -20,7 +20,7 @@ app = plugin_app(
 )
 
 Run = Annotated[Path, typer.Argument(help="Directory of the run.", show_default=False)]
-Address = Annotated[str, typer.Argument(help="Address of the server, e.g. http://node7:8000.", show_default=False)]
+Address = Annotated[str, typer.Argument(help="Address of the server, e.g. https://node7:8000.", show_default=False)]
 
 
 @app.command("list")
@@ -49,14 +49,18 @@ def show(run: Run, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def add(run: Run, url: Address) -> None:
+def add(
+    run: Run,
+    url: Address,
+    plaintext: Annotated[bool, typer.Option("--plaintext", help="Let http to another machine pass.")] = False,
+) -> None:
     """Let a run use one more server. It is checked and given the current weights before its first request.
 
     Examples:
 
-      nemorl engines add runs/grpo-1a2b3c4d http://node9:8000
+      nemorl engines add runs/grpo-1a2b3c4d https://node9:8000
     """
-    problem = url_problem(url)
+    problem = url_problem(url) or (None if plaintext else plaintext_problem(url))
     if problem is not None:
         raise UsageError(problem[0], fix=problem[1])
     _change(run, [url.rstrip("/")], [])

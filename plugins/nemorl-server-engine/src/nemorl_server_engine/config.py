@@ -12,6 +12,7 @@ from nemorl.config.base import RESUMABLE
 from nemorl.config.cluster import LONGEST_WAIT_S
 from nemorl.errors import ConfigIssue
 from nemorl.plugins.kinds import GenerationBackendConfig
+from nemorl_base.encryption import names_loopback
 from nemorl_base.scalars import ExpandsHome
 from pydantic import Field
 
@@ -34,11 +35,16 @@ class ServerConfig(GenerationBackendConfig):
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process", "shared_memory", "object_store")
 
     urls: Annotated[tuple[str, ...], RESUMABLE] = Field(min_length=1)
-    """Addresses, e.g. ``[http://node7:8000]``. All serve the same model. ``nemorl engines`` changes them in a run."""
+    """Addresses, e.g. ``[https://node7:8000]``. All serve the same model. ``nemorl engines`` changes them in a run."""
     engine: Annotated[Literal["vllm", "sglang", "tensorrt-llm"], RESUMABLE] = "vllm"
     """The software behind them."""
     api_key_env: Annotated[str | None, RESUMABLE] = None
     """Environment variable that holds the servers' key. Unset: they want none."""
+    tls_ca: Annotated[Path | None, RESUMABLE, ExpandsHome()] = None
+    """PEM certificate of the authority that signed the servers', where the system does not know it."""
+    plaintext: Annotated[bool, RESUMABLE] = False
+    """Let prompts, responses and the key go to other machines over ``http`` all the same: they can be read and changed
+    on their way. ``http`` to this machine needs no leave."""
     timeout_s: Annotated[float, RESUMABLE] = Field(600.0, gt=0, le=LONGEST_WAIT_S)
     """Longest wait for one response, or for a server to load weights; it then counts as lost."""
     reconnect_timeout_s: Annotated[float, RESUMABLE] = Field(600.0, gt=0, le=LONGEST_WAIT_S)
@@ -56,8 +62,10 @@ class ServerConfig(GenerationBackendConfig):
         yield from super().problems()
         for number, url in enumerate(self.urls):
             problem = url_problem(url)
-            if problem is not None:
+            if problem is not None or (not self.plaintext and (problem := plaintext_problem(url)) is not None):
                 yield ConfigIssue(f"urls.{number}", *problem)
+        if self.tls_ca is not None and not self.tls_ca.is_file():
+            yield ConfigIssue("tls_ca", f"no file {str(self.tls_ca)!r}", "give a PEM certificate", here=True)
         if len({url.rstrip("/") for url in self.urls}) < len(self.urls):
             yield ConfigIssue("urls", "an address stands there twice", "give each once")
         if self.api_key_env is not None and not ENVIRONMENT_NAME.fullmatch(self.api_key_env):
@@ -78,6 +86,14 @@ class ServerConfig(GenerationBackendConfig):
         from nemorl_server_engine.generation import ServerGeneration
 
         return ServerGeneration(generation, policy, worker, weights, self)
+
+
+def plaintext_problem(url: str) -> tuple[str, str] | None:
+    """Why nothing should be sent there unencrypted, and what to do; ``None`` where it is not."""
+    if urlsplit(url).scheme != "http" or names_loopback(url):
+        return None
+    what = f"{url} is another machine, and http sends prompts, responses and the key unencrypted"
+    return what, "use https (`nemorl certs` makes certificates), or set plaintext: true if the network can be trusted"
 
 
 def url_problem(url: str) -> tuple[str, str] | None:

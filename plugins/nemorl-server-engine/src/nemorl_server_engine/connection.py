@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import ssl
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -52,7 +54,7 @@ class Connection:
             headers=_key_header(options.api_key_env),
             timeout=httpx.Timeout(options.timeout_s, connect=min(CONNECT_TIMEOUT_S, options.timeout_s)),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=options.max_concurrency),
-            verify=self.url.startswith("https"),  # reading the certificates takes a while, and http needs none
+            verify=_verification(self.url, options.tls_ca),
             follow_redirects=False,
             trust_env=False,
         )
@@ -125,6 +127,12 @@ async def _limited_text(response: httpx.Response) -> str:
             raise BackendError(f"{response.url.host} answered with more than {MAX_REPLY_BYTES} bytes")
         parts.append(part)
     return b"".join(parts).decode("utf-8", errors="replace")
+
+
+def _verification(url: str, authority: Path | None) -> ssl.SSLContext | bool:
+    if not url.startswith("https"):
+        return False  # reading the certificates takes a while, and http needs none
+    return True if authority is None else ssl.create_default_context(cafile=authority)
 
 
 def _key_header(name: str | None) -> dict[str, str]:

@@ -71,6 +71,7 @@ STANDARD_PLUGINS: Mapping[str, str] = {
     "commands:bisect": "nemorl-diff",
     "commands:audit": "nemorl-site",
     "commands:grafana": "nemorl-prometheus",
+    "commands:certs": "nemorl-site",
     "commands:plugins.sign": "nemorl-site",
     "commands:plugins.verify": "nemorl-site",
     "commands:config.migrate": "nemorl-compat",

@@ -1,0 +1,66 @@
+"""Beyond this machine nothing goes unencrypted, unless somebody says so: who listens and who calls asks here.
+
+Whoever lets plain text through needs the site's leave as well (``unlock: plaintext``, :mod:`nemorl_base.site_policy`).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from urllib.parse import urlsplit
+
+from nemorl_base.errors import UsageError
+from nemorl_base.permission import require
+
+SHORTEST_KEY = 16
+"""Characters of a key that keeps other machines out."""
+PLAINTEXT = "plaintext"
+
+
+def is_loopback(host: str) -> bool:
+    """All addresses of a host are this machine's own, which nobody else reaches. Asks the resolver for names."""
+    if host == "":
+        return False  # every address
+    try:
+        found = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
+    except (OSError, UnicodeError):
+        return False
+    return bool(found) and all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in found)
+
+
+def names_loopback(url: str) -> bool:
+    """A URL leads to this machine's own address, as far as it says so itself: no name is resolved."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def require_safe_listening(what: str, host: str, *, encrypted: bool, key: str | None, plaintext: bool) -> None:
+    """Let a server listen only where what it sends and who comes are kept safe.
+
+    Args:
+        what: The server, for messages.
+        host: Address to listen on.
+        encrypted: It has a certificate.
+        key: That clients must send; ``None``: it makes keys of its own, which nobody can guess.
+        plaintext: Somebody said that it may do without encryption.
+
+    Raises:
+        UsageError: It would be open to other machines.
+    """
+    if is_loopback(host):
+        return
+    if not encrypted and not plaintext:
+        raise UsageError(
+            f"{what} would listen on {host!r}, beyond this machine, without encryption",
+            fix="give it a certificate (`nemorl certs make` makes one), or say that plain text will do",
+        )
+    if not encrypted:
+        require("unlock", PLAINTEXT)
+    if key is not None and len(key) < SHORTEST_KEY:
+        raise UsageError(
+            f"{what} would listen on {host!r} with a key of {len(key)} characters",
+            fix=f"take at least {SHORTEST_KEY} that nobody can guess, or leave the key out: one is made",
+        )
