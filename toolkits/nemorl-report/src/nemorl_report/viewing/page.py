@@ -91,6 +91,7 @@ def _page(title: str, head: str, body: str) -> str:
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
+<link rel="icon" href="data:,">
 {head}
 <title>{shown} · nemorl</title>
 </head>

@@ -16,7 +16,7 @@ const REFRESH_MS = 2000; // at most this often, while the run goes on
 class State {
   constructor(info) {
     this.names = info.runs.map((run) => run.name);
-    this.run = this.names.length - 1; // of stages, the last
+    this.run = info.live ? 0 : this.names.length - 1; // of stages, the last
     this.shown = info.live ? this.names.map((_, run) => run) : [this.run];
     this.params = {};
     this.view = "overview";
