@@ -21,7 +21,7 @@ from nemorl_report.declared import Declarations, admitted
 from nemorl_report.report import write_combined_report, write_report
 from nemorl_report.run_data import RunData
 from nemorl_report.sections import Curves, Section, Table, Text, TranscriptSection
-from nemorl_report.viewing.offline import spread
+from nemorl_report.viewing.few import spread
 from nemorl_report.viewing.overview import blocks_of
 from nemorl_rl.config import RolloutRunConfig
 from record_files import write_records

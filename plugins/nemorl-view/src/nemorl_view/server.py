@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
 from anyio.to_thread import run_sync
-from nemorl.errors import NemorlError, UsageError
+from nemorl.errors import UsageError
 from nemorl_report.viewing import page
 from nemorl_report.viewing.queries import MOST, Wanted
 from nemorl_report.viewing.settings import differences_between
@@ -129,8 +129,8 @@ def _json(answer: Answer) -> Callable[[Request], Awaitable[Response]]:
             body = await run_sync(answer, request)
         except UsageError as error:
             status, body = 400, {"error": str(error)}
-        except NemorlError as error:
-            status, body = 500, {"error": str(error)}
+        except Exception as error:  # the page says so; the server goes on
+            status, body = 500, {"error": str(error) or type(error).__name__}
         text = json.dumps(body, allow_nan=False, separators=(",", ":"))
         return Response(text, status, media_type="application/json")
 

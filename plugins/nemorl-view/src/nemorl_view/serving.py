@@ -54,6 +54,7 @@ class Viewer:
             ws="none",
             lifespan="off",
             log_config=None,
+            log_level="critical",  # answers that nobody waits for are cut when it ends
             access_log=False,
             proxy_headers=False,
             server_header=False,
@@ -94,6 +95,8 @@ class Viewer:
         self._server.run(sockets=[self._socket])
 
     def _follow(self) -> None:
+        for run in self._runs[:1]:
+            run.overview()  # imports what all need, while the browser starts
         while not self._is_over.is_set():
             has_more = False
             for run in self._runs:

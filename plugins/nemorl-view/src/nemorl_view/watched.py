@@ -103,7 +103,7 @@ class WatchedRun:
         def said_in_its_place(_: NemorlError) -> None:
             """A section that fails shows its error itself."""
 
-        return extra(RunData.load(self.path), said_in_its_place)
+        return extra(RunData.load(self.path), self.path, said_in_its_place)
 
     def steps(self) -> dict[str, Any]:
         """Summaries of the steps, and the names of the parts that rewards have."""

@@ -66,6 +66,7 @@ STANDARD_PLUGINS: Mapping[str, str] = {
     "commands:engines": "nemorl-server-engine",
     "commands:serve": "nemorl-gateway",
     "commands:launch": "nemorl-launch",
+    "commands:view": "nemorl-view",
     "commands:diff": "nemorl-diff",
     "commands:replay": "nemorl-diff",
     "commands:bisect": "nemorl-diff",

@@ -76,7 +76,7 @@ def _of_run(label: str, run_dir: Path, failed: Callable[[NemorlError], None], mo
     return {
         "name": label or run.name,
         "overview": overview(run),
-        "extra": extra(run, failed),
+        "extra": extra(run, run_dir, failed),
         **inlined(run, run_dir, transcripts, most_bytes),
     }
 

@@ -1,7 +1,8 @@
 """RecordIndex: the records of a run in SQLite, for sorting, filtering and searching hundreds of thousands of them.
 
 The Parquet files stay the truth: the index follows them file by file, each in one transaction, and can be thrown away
-at any time. It is kept outside of the run's directory. Texts are searched with FTS5, whose table holds no text itself;
+at any time. It is kept outside of the run's directory. What lists show is apart from what they are sorted and filtered
+by: that is small enough to be gone through as a whole. Texts are searched with FTS5, whose table holds no text itself;
 what it knows of records that are gone is harmless, for numbers of records are never used again.
 """
 
@@ -18,7 +19,7 @@ from typing import Any
 from nemorl_report.records.reading import FOLDER, RecordFile, read_table, record_files
 from nemorl_report.viewing.facts import COLUMNS, Fact, facts_of, shortened, summary_of
 
-VERSION = 1
+VERSION = 2
 """Of the tables below; an index of another version is made anew."""
 NUMBERS = ("reward", "advantage", "kl", "mismatch", "gradient", "tokens", "prompt_tokens", "total_tokens", "num_turns")
 """Columns that records are sorted by."""
@@ -30,14 +31,15 @@ create table records (
   id integer primary key autoincrement, file integer, row integer, split text, step integer, group_id text,
   sample_id text, truncated integer, filtered integer, "right" integer, group_right integer, group_size integer,
   reward real, advantage real, kl real, mismatch real, gradient real, tokens integer, prompt_tokens integer,
-  total_tokens integer, num_turns integer, numbers text, fact text);
+  total_tokens integer, num_turns integer, numbers text);
+create table facts (id integer primary key, fact text);
 create index records_by_step on records (split, step);
 create index records_by_file on records (file);
 create index records_by_sample on records (sample_id);
 create virtual table texts using fts5 (text, content='', tokenize='unicode61');
 """
 
-COLUMNS_OF_RECORDS = 14 + len(NUMBERS)
+COLUMNS_OF_RECORDS = 13 + len(NUMBERS)
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,10 @@ class RecordIndex:
         rows = [_row(first + place, number, place, file, fact) for place, fact in enumerate(facts)]
         connection.executemany(f"insert into records values ({', '.join('?' * COLUMNS_OF_RECORDS)})", rows)
         connection.executemany(
+            "insert into facts values (?, ?)",
+            ((first + place, json.dumps(shortened(fact))) for place, fact in enumerate(facts)),
+        )
+        connection.executemany(
             "insert into texts (rowid, text) values (?, ?)", ((first + place, text) for place, text in enumerate(texts))
         )
 
@@ -177,7 +183,7 @@ def _row(number: int, file_number: int, place: int, file: RecordFile, fact: Fact
         *(fact["finish_reason"] == "length", fact["filtered"] is not None),
         *(fact["right"], fact["group_right"], fact["group_size"]),
         *(fact[name] for name in NUMBERS),
-        *(json.dumps(numbers), json.dumps(shortened(fact))),
+        json.dumps(numbers),
     )
 
 
@@ -187,6 +193,8 @@ def _next_record(connection: sqlite3.Connection) -> int:
 
 
 def _drop(connection: sqlite3.Connection, path: str) -> None:
+    of_path = "(select records.id from records join files on files.id = records.file where path = ?)"
+    connection.execute(f"delete from facts where id in {of_path}", (path,))
     connection.execute("delete from records where file in (select id from files where path = ?)", (path,))
     connection.execute("delete from files where path = ?", (path,))
 

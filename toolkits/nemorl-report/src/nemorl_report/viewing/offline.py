@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from nemorl_report.records.reading import FOLDER, RecordFile, read_table, record_files
 from nemorl_report.records.vocabulary import token_texts
@@ -12,13 +12,13 @@ from nemorl_report.run_data import RunData
 from nemorl_report.sections import TranscriptSection
 from nemorl_report.viewing.details import Detail, details_of
 from nemorl_report.viewing.facts import summary_of
+from nemorl_report.viewing.few import spread
 from nemorl_report.viewing.overview import shown_by
 
 MOST_BYTES = 4 * 2**20
 """Of records in one page, roughly."""
 BYTES_PER_TOKEN, BYTES_PER_RECORD = 48, 900
 """Of what a record takes beside its texts."""
-Item = TypeVar("Item")
 
 
 def inlined(
@@ -51,26 +51,6 @@ def inlined(
             steps.append({**summary, **summary_of(found)})
     steps.sort(key=lambda step: (step["step"], step["split"], step["part"]))
     return {"steps": steps, "records": records, "of_steps": len(files)}
-
-
-def spread(items: Sequence[Item]) -> Iterator[Item]:
-    """The first, the last, the middle, the middles of the halves, and so on.
-
-    Example:
-        >>> list(spread([1, 2, 3, 4, 5]))
-        [1, 5, 3, 2, 4]
-    """
-    if items:
-        yield items[0]
-    if len(items) > 1:
-        yield items[-1]
-    ranges = [(0, len(items) - 1)]
-    while ranges:
-        low, high = ranges.pop(0)
-        if high - low > 1:
-            middle = (low + high) // 2
-            yield items[middle]
-            ranges += [(low, middle), (middle, high)]
 
 
 def _in_turn(files: Sequence[RecordFile]) -> Iterator[RecordFile]:

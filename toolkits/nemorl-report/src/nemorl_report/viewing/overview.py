@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from nemorl.errors import NemorlError, boundary
@@ -11,13 +13,18 @@ from nemorl.errors import NemorlError, boundary
 from nemorl_report import charts, parts
 from nemorl_report.declared import Declarations, admitted
 from nemorl_report.efficiency.totals import summed_up
+from nemorl_report.records.reading import FOLDER, read_records, record_files, steps_of
 from nemorl_report.run_data import RunData
 from nemorl_report.sections import Curves, Section, Table, Text, TranscriptSection, sections_of
+from nemorl_report.viewing.few import spread
 from nemorl_report.viewing.settings import settings_of
 from nemorl_report.words import cell
 
 JSON: dict[str, Any] = {"allow_nan": False, "separators": (",", ":")}
 """How a page's data is written."""
+PAIRED = ("split", "step", "prompt", "answer", "response", "reward", "finish_reason", "tokens")
+"""Columns of records that are shown early and late."""
+MOST_PAIRED = 4000
 Data = dict[str, Any]
 Blocks = list[dict[str, Any]]
 
@@ -44,15 +51,30 @@ def overview(run: RunData) -> Data:
     }
 
 
-def extra(run: RunData, failed: Callable[[NemorlError], None]) -> Data:
+def extra(run: RunData, run_dir: Path, failed: Callable[[NemorlError], None]) -> Data:
     """What takes longer: the same prompts early and late, and the sections of plugins.
 
     Args:
         run: To show.
+        run_dir: Of the run.
         failed: Told of a section that raises, which says so in its place.
     """
     sections = [drawn(section, failed) for section in sections_of(run, admitted(run), failed)]
-    return {"samples": parts.samples(run), "sections": sections}
+    few = replace(run, samples=early_and_late(run_dir))
+    return {"samples": parts.samples(few), "sections": sections}
+
+
+def early_and_late(run_dir: Path) -> list[dict[str, Any]]:
+    """Records of the first and the last step, in order, and of those between as far as ``MOST_PAIRED`` go; of
+    validations where there are any."""
+    files = record_files(run_dir / FOLDER)
+    split = "validation" if any(file.split == "validation" for file in files) else "train"
+    found: list[dict[str, Any]] = []
+    for number, step in enumerate(spread(steps_of(run_dir, split))):
+        if number >= 2 and len(found) >= MOST_PAIRED:
+            break
+        found += read_records(run_dir, split=split, step=step, columns=PAIRED)
+    return sorted(found, key=lambda record: record["step"])
 
 
 def drawn(section: Section, failed: Callable[[NemorlError], None]) -> Data:

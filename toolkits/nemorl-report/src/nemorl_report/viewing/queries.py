@@ -66,17 +66,17 @@ def responses(index: RecordIndex, wanted: Wanted) -> dict[str, Any]:
     """
     where, values = _conditions(wanted)
     order, order_values = _order(wanted)
-    source = f"from records {where}"
     with index.reading() as connection:
         try:
-            (total,) = connection.execute(f"select count(*) {source}", values).fetchone()
-            rows = connection.execute(
-                f"select fact {source} {order} limit ? offset ?",
-                (*values, *order_values, max(0, min(wanted.limit, MOST)), max(0, wanted.offset)),
-            ).fetchall()
+            found = connection.execute(f"select id from records {where} {order}", (*values, *order_values)).fetchall()
         except sqlite3.OperationalError as error:
             raise UsageError(f"the search {wanted.search!r} failed: {error}", fix="search for words") from error
-    return {"total": total, "rows": [json.loads(fact) for (fact,) in rows]}
+        first = max(0, wanted.offset)
+        ids = [number for (number,) in found[first : first + max(0, min(wanted.limit, MOST))]]
+        rows = dict(
+            connection.execute(f"select id, fact from facts where id in ({', '.join('?' * len(ids))})", ids).fetchall()
+        )
+    return {"total": len(found), "rows": [json.loads(rows[number]) for number in ids if number in rows]}
 
 
 def parts(index: RecordIndex) -> list[str]:

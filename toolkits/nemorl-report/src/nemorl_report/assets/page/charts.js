@@ -1,5 +1,5 @@
 // Curves with uPlot. All charts zoom together, in step; an average is drawn over faint raw values.
-import { colour, cssValue, el, replace, short } from "./dom.js";
+import { colour, cssValue, el, replace, short, visible } from "./dom.js";
 
 const HEIGHT = 190;
 const SMOOTH_FROM = 20; // points; below, a moving average hides more than it shows
@@ -83,7 +83,7 @@ function follow(plot) {
 function options(card, shown, width) {
   const axis = { stroke: cssValue("--dim"), font: "11px system-ui", grid: { stroke: cssValue("--line"), width: 1 }, ticks: { show: false } };
   const series = shown.map((line) => ({
-    label: line.label, stroke: line.stroke, fill: line.fill, width: line.width, dash: line.dash, spanGaps: true,
+    label: visible(line.label), stroke: line.stroke, fill: line.fill, width: line.width, dash: line.dash, spanGaps: true,
     points: { show: line.few, size: 6, fill: line.stroke },
     value: (_, value, __, at) => short(at === null ? (line.own ?? line.values).findLast((v) => v !== null) : (line.own ?? line.values)[at]),
   }));
@@ -91,7 +91,7 @@ function options(card, shown, width) {
     width, height: HEIGHT, series: [{ label: "step", value: (_, v) => String(v ?? card.steps[card.steps.length - 1] ?? "") }, ...series],
     scales: { x: { time: false }, y: card.stacked ? { range: (_, __, max) => [0, max * 1.05 || 1] } : {} },
     axes: [{ ...axis, space: 60, incrs: WHOLE, values: ticks, size: 26 },
-           { ...axis, size: 52, values: ticks, label: card.unit || null, labelSize: 18, labelGap: 0, labelFont: axis.font }],
+           { ...axis, size: 52, values: ticks, label: card.unit ? visible(card.unit) : null, labelSize: 18, labelGap: 0, labelFont: axis.font }],
     cursor: { sync: { key: "steps" }, points: { size: 7 }, y: false },
     legend: { live: true, markers: { width: 0, fill: (_, index) => shown[index - 1]?.stroke } },
     hooks: { setScale: [shareZoom] },

@@ -1,0 +1,198 @@
+"""The page of ``nemorl view`` and of ``nemorl report`` in a real Chromium: light, dark, and as wide as a phone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nemorl_report.report import write_report
+from nemorl_view.serving import Viewer
+from record_files import write_records
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+expect = sync_api.expect
+CHROMIUM = Path("/usr/bin/chromium")
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+ATTACK = "</script><script>window.owned = 1</script><img src=x onerror='window.owned = 1'>\u202eevil\x1b[31m{{7*7}}"
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not CHROMIUM.exists(), reason="chromium is not installed: apt-get install chromium"),
+]
+LOOKS = {
+    "light": {"viewport": {"width": 1280, "height": 900}, "color_scheme": "light"},
+    "dark": {"viewport": {"width": 1280, "height": 900}, "color_scheme": "dark"},
+    "phone": {"viewport": {"width": 390, "height": 844}, "color_scheme": "light"},
+}
+VIEWS = ("overview", "curves", "samples", "timeline", "config", "events")
+
+
+def row(step: int, group: int, place: int, response: str, reward: float) -> dict[str, Any]:
+    group_id = f"train-{step}-{group}"
+    sequence = {
+        "token_ids": [1, 2, 3], "mask": [False, True, True], "generation_logprobs": [0.0, -1.0, -2.0],
+        "old_logprobs": [0.0, -1.0, -2.5], "loss_weights": [0.0, 0.5, 0.5],
+    }  # fmt: skip
+    turns = [
+        {"author": "prompt", "text": f"prompt {group} {ATTACK}", "sequence": 0, "start": 0, "stop": 1},
+        {"author": "policy", "text": response, "sequence": 0, "start": 1, "stop": 3},
+    ]
+    return {
+        "split": "train", "step": step, "group": group, "group_id": group_id, "sample_id": f"{group_id}-{place}",
+        "prompt": f"prompt {group} {ATTACK}", "response": response, "answer": ATTACK, "reward": reward,
+        "correct": reward > 0, "advantage": reward - 0.5, "tokens": 2, "prompt_tokens": 1, "total_tokens": 3,
+        "num_turns": 1, "finish_reason": "stop", "weight_versions": [step - 1], "turns": turns,
+        "sequences": [sequence], "components": [{"name": ATTACK, "value": reward}],
+    }  # fmt: skip
+
+
+def add_step(run: Path, step: int) -> None:
+    said = [f"answer {step}", ATTACK, "x" * 2**20, f"needle{step}"]
+    rewards = [1.0, 0.0, 0.0, 0.0]
+    write_records(run, [row(step, place // 2, place, said[place], rewards[place]) for place in range(4)])
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(
+            json.dumps({"step": step, "time": 100.0 + step, "train/reward": step / 8, f"train/{ATTACK}": step}) + "\n"
+        )
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "config.yaml").write_text(json.dumps({"algorithm": "grpo", "model": ATTACK, "max_steps": 8}))
+    (folder / "environment.json").write_text(json.dumps({"git": {"commit": ATTACK}}))
+    (folder / "events.jsonl").write_text(json.dumps({"time": 100.0, "event": "error", "reason": ATTACK}) + "\n")
+    add_step(folder, 1)
+    add_step(folder, 2)
+    (folder / "records/_tokens.jsonl").write_text('{"id": 2, "text": "two"}\n{"id": 3, "text": "<b>three"}\n')
+    return folder
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
+        yield found
+        found.close()
+
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture
+def page_of(browser: Any) -> Iterator[Open]:
+    """Opens a page of some looks; at the end, nothing was blocked, missing, raised or run that the run brought."""
+    problems: list[str] = []
+    contexts = []
+
+    def opened(looks: str) -> Any:
+        context = browser.new_context(**LOOKS[looks])
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        return page
+
+    yield opened
+    for context in contexts:
+        for page in context.pages:
+            assert page.evaluate("window.owned") is None
+            assert page.locator("#app script, #app img, #app iframe").count() == 0
+        context.close()
+    assert problems == []
+
+
+@pytest.fixture
+def viewer(run: Path, tmp_path: Path) -> Iterator[Viewer]:
+    with Viewer([run], tmp_path / "cache") as found:
+        yield found
+
+
+def go(page: Any, url: str, view: str) -> None:
+    page.goto("about:blank")
+    page.goto(f"{url}#{view}")
+    page.wait_for_selector(f"body[data-ready={view.partition('?')[0]}]")
+
+
+@pytest.mark.parametrize("looks", LOOKS)
+def test_every_view_fits_and_shows_hostile_text_as_text(looks: str, run: Path, viewer: Viewer, page_of: Open) -> None:
+    page = page_of(looks)
+    for url in (viewer.url, write_report(run).as_uri()):
+        for view in VIEWS:
+            go(page, url, view)
+            assert page.evaluate("document.documentElement.scrollWidth") <= LOOKS[looks]["viewport"]["width"]
+            assert page.evaluate("window.owned") is None
+            shown = page.inner_text("#app")
+            assert "\u202e" not in shown
+            assert "\x1b" not in shown
+            assert "cannot be shown" not in shown
+        dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(16, 20, 27)"
+        assert dark is (looks == "dark")
+        go(page, url, "overview")
+        assert "<script>window.owned = 1</script>" in page.inner_text("#app")
+        assert r"\u202eevil\x1b[31m{{7*7}}" in page.inner_text("#app")
+
+
+@pytest.mark.parametrize("kind", ["live", "offline"])
+def test_from_a_step_to_a_token_by_keys(kind: str, run: Path, viewer: Viewer, page_of: Open) -> None:
+    page = page_of("light")
+    go(page, viewer.url if kind == "live" else write_report(run).as_uri(), "samples")
+    page.wait_for_selector(".turn")
+    assert page.inner_text(".detail h3") == "train-2-0-0"
+    assert page.locator(".group").count() == 2
+    page.keyboard.press("j")
+    expect(page.locator(".detail h3")).to_have_text("train-2-0-1")
+    assert page.inner_text(".by-policy .text") == ATTACK.replace("\u202e", r"\u202e").replace("\x1b", r"\x1b")
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator(".detail h3")).to_have_text("train-1-0-0")
+    page.get_by_label("Heat").select_option("mismatch")
+    assert page.locator(".by-policy .tok").all_inner_texts() == ["two", "<b>three"]
+    assert page.locator(".tok.above").all_inner_texts() == ["<b>three"]  # 0.5 nats; the other agrees
+    page.locator(".tok.above").hover()
+    assert "trainer before -2.5" in page.inner_text(".readout")
+    page.get_by_label("Heat").select_option("none")
+    page.locator(".detail h3").click()
+    page.keyboard.press("/")
+    page.keyboard.type("needle1")
+    expect(page.locator(".item")).to_have_count(1)
+    page.wait_for_selector("mark")
+    assert page.inner_text(".detail h3") == "train-1-1-3"
+    assert page.inner_text("mark") == "needle1"
+    assert "q=needle1" in page.url  # the address can be sent to somebody
+
+
+def test_filters_and_orders(viewer: Viewer, page_of: Open) -> None:
+    page = page_of("light")
+    go(page, viewer.url, "samples?all=1&only=all_wrong")
+    page.wait_for_selector(".item")
+    assert page.locator(".item").count() == 4  # group 1 of both steps
+    page.get_by_label("Sort by").select_option("gradient")
+    page.get_by_label("group all wrong").uncheck()
+    expect(page.locator(".item")).to_have_count(8)
+    assert page.locator(".item .marks").first.inner_text() == "0.5"  # (0.5 + 0.5) * |1.0 - 0.5|
+
+
+def test_what_the_run_adds_appears(run: Path, viewer: Viewer, page_of: Open) -> None:
+    page = page_of("light")
+    go(page, viewer.url, "samples")
+    page.wait_for_selector(".turn")
+    add_step(run, 3)
+    expect(page.locator(".stepper output")).to_have_text("step 3 of 3")
+    go(page, viewer.url, "curves")
+    page.wait_for_selector(".u-legend")
+    add_step(run, 4)
+    expect(page.locator(".u-legend .u-value").first).to_have_text("4")
+
+
+def test_runs_over_each_other(run: Path, tmp_path: Path, page_of: Open) -> None:
+    page = page_of("light")
+    with Viewer([run, run], tmp_path / "cache") as viewer:
+        go(page, viewer.url, "curves")
+        page.wait_for_selector(".u-legend")
+        card = page.locator("figure.card", has_text="mean reward, as the environment gave it").first
+        expect(card.locator(".u-series:not(.faint)")).to_have_count(3)  # steps, and one curve of each run
+        page.locator(".runs input").first.uncheck()
+        expect(card.locator(".u-series:not(.faint)")).to_have_count(2)
