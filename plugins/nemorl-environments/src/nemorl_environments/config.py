@@ -10,12 +10,14 @@ from nemorl.config.base import Config
 from nemorl.config.component import Component
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
-from nemorl.plugins.kinds import EnvironmentConfig
+from nemorl.plugins.kinds import EnvironmentConfig, ReportSectionConfig
 from nemorl_base.suggest import did_you_mean
 from pydantic import Field, WithJsonSchema
 
 if TYPE_CHECKING:
     from nemorl.contracts import Environment
+
+    from nemorl_environments.puzzle_section import Games
 
 # A part may be a composition itself, so that its schema cannot be spelled out in full: it would never end.
 PART_SCHEMA: dict[str, Any] = {
@@ -269,3 +271,14 @@ class CalculatorConfig(ConversationConfig):
         from nemorl_environments.calculator import Calculator
 
         return Calculator(self)
+
+
+class SlidingPuzzleSectionConfig(ReportSectionConfig):
+    """Games of the sliding puzzle with the board after each move."""
+
+    summary: ClassVar[str] = "games of the sliding puzzle: the board after each move"
+
+    def build(self) -> Games:
+        from nemorl_environments.puzzle_section import Games
+
+        return Games()

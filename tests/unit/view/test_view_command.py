@@ -1,0 +1,55 @@
+"""``nemorl view`` as a process: it prints its address, serves, and ends with Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+from command_line import Command
+from nemorl_view.serving import Viewer
+
+
+def make_run(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "config.yaml").write_text("algorithm: grpo\nmodel: tiny\n")
+    return folder
+
+
+@pytest.mark.slow
+def test_it_serves_until_ctrl_c(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    command = [sys.executable, "-m", "nemorl", "view", str(run), "--json"]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    # A shell that starts it in the background would have it ignore Ctrl-C.
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        url = json.loads(process.stdout.readline())["url"]
+        with urllib.request.urlopen(f"{url}api/info") as answer:
+            assert json.load(answer)["title"] == "run"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
+    assert [path.name for path in run.iterdir()] == ["config.yaml"]
+    assert len(list((tmp_path / "cache/nemorl/view").glob("*.sqlite"))) == 1
+
+
+def test_what_cannot_be_served_is_said(tmp_path: Path, nemorl: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    done = nemorl("view", tmp_path / "nowhere", "--no-browser")
+    assert (done.code, "is not a run directory" in done.err) == (2, True)
+    run = make_run(tmp_path / "run")
+    with Viewer([run], tmp_path / "cache") as viewer:
+        port = viewer.url.rstrip("/").rpartition(":")[2]
+        done = nemorl("view", run, "--no-browser", "--port", port)
+        assert "cannot listen on 127.0.0.1" in done.err
+    with Viewer([run], tmp_path / "cache", host="0.0.0.0") as viewer:
+        assert "?token=" in viewer.url
+        viewer.shutdown()  # twice is harmless
