@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 from pathlib import Path
 
 import numpy as np
 import pytest
+from nemorl_base.errors import StorageError
 from nemorl_base.jsonl import JsonlWriter, read_jsonl
+from recorded_messages import Raises
 
 
 @pytest.fixture
@@ -87,3 +90,15 @@ def test_truncate_after_drops_later_steps_and_keeps_records_without_one(path: Pa
         writer.write({"step": 3, "again": True})
     assert list(read_jsonl(path)) == [{"step": 1}, {"event": "warning"}, {"step": 2}, {"step": 3, "again": True}]
     assert [entry.name for entry in path.parent.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_disk_that_cannot_be_read_is_named(path: Path, monkeypatch: pytest.MonkeyPatch, raises: Raises) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("{}\n")
+
+    def fails(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Path, "open", fails)
+    with raises(StorageError, path):
+        list(read_jsonl(path))

@@ -184,3 +184,27 @@ def test_a_lock_that_is_a_folder_is_one_clear_error(tmp_path: Path, raises: Rais
     with raises(StorageError, "run.lock") as caught:
         Ownership(tmp_path)
     assert isinstance(caught.value, NemorlError)
+
+
+def test_a_disk_that_refuses_the_record_of_the_end_is_no_error_and_keeps_no_lock(tmp_path: Path) -> None:
+    kept = Ownership(tmp_path)
+    os.close(kept._file.fileno())  # to empty and to close the file is refused now
+    kept.close()
+    kept.close()
+    Ownership(tmp_path).close()
+
+
+def test_an_owner_removes_what_killed_ones_had_begun_to_write(tmp_path: Path) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()  # no process has its number any more
+    host = socket.gethostname()
+    begun = [".config.yaml.41.draft", f".{FILE}.{host}.{gone.pid}", f".{FILE}.stale.{host}.{gone.pid}"]
+    kept = ["config.yaml", f".{FILE}.{host}.{os.getppid()}", f".{FILE}.elsewhere.{gone.pid}"]
+    for name in [*begun, *kept, "records/train/.step_000001.parquet.41.draft", "records/train/step_000001.parquet"]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / ".nemorl-probe").mkdir()
+    Ownership(tmp_path).close()
+    files = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if not path.is_dir()}
+    assert files == {FILE, *kept, "records/train/step_000001.parquet"}
+    assert not (tmp_path / ".nemorl-probe").exists()

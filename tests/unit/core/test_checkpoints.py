@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -382,3 +383,18 @@ def test_a_kill_after_a_replacement_keeps_the_new_one(tmp_path: Path, monkeypatc
     checkpoint.verify()
     assert (checkpoint.path / "policy/model.safetensors").read_text() == "second"
     assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
+
+
+def test_what_cannot_be_removed_ends_no_run_and_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saver = manager(tmp_path, keep_last=1, keep_best=0)
+    save(saver, 1)
+
+    def refuses(*_: object, **__: object) -> None:
+        raise OSError(errno.EBADF, "Bad file descriptor")  # as rmtree of Python 3.11, also with ignore_errors
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", refuses)
+        save(saver, 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".removed_step_000001", "step_000002"]
+    save(saver, 3)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000003"]

@@ -123,7 +123,7 @@ class CheckpointError(NemorlError, RuntimeError):
 
 
 class StorageError(NemorlError, OSError):
-    """A file of a run that cannot be written: a full disk, missing permissions.
+    """A file of a run that cannot be written or read: a full or failing disk, missing permissions.
 
     >>> isinstance(StorageError("metrics.jsonl: no space left"), OSError)
     True

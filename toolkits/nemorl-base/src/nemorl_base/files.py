@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -30,6 +30,8 @@ FIXES = {
 """What to tell the user to do, by errno."""
 ERRNO = re.compile(r"\[Errno (\d+)\]|\(os error (\d+)\)")
 """The errno in messages of Python, and of libraries written in Rust such as safetensors."""
+DRAFT, PROBE = ".draft", ".nemorl-"
+"""End of the name of a file that is being written, and beginning of that of a folder made to see whether one can be."""
 
 
 @contextmanager
@@ -47,7 +49,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             with target.open("wb") as file:
                 yield file
             return
-        draft = target.with_name(f".{target.name}.{threading.get_native_id()}.draft")  # of this thread alone
+        draft = target.with_name(f".{target.name}.{threading.get_native_id()}{DRAFT}")  # of this thread alone
         try:
             with draft.open("wb") as file:
                 yield file
@@ -95,6 +97,13 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def remove_drafts(folder: Path) -> None:
+    """Remove what processes that were killed had begun to write in a folder, at any depth. Only for its owner."""
+    for left in [*folder.rglob(f".*{DRAFT}"), *folder.glob(f"{PROBE}*")]:
+        with suppress(OSError):  # it costs some space, and the next owner tries again
+            remove(left)
+
+
 def folder_refusal(folder: Path) -> str | None:
     """Why no file can be made in a folder, which need not be there yet; ``None`` where one can."""
     try:
@@ -102,7 +111,7 @@ def folder_refusal(folder: Path) -> str | None:
     except OSError as error:  # such as a name that is too long
         return f"{shown(str(folder))} cannot be a folder: {error.strerror}"
     try:
-        with tempfile.TemporaryDirectory(prefix=".nemorl-", dir=place):
+        with tempfile.TemporaryDirectory(prefix=PROBE, dir=place):
             return None  # the only way to know: permissions, quotas and read-only file systems all show here
     except NotADirectoryError:
         return f"{place} is a file: {folder} cannot be in it"
@@ -127,6 +136,23 @@ def storing(path: Path) -> Iterator[None]:
             raise
         fix = FIXES.get(number, "choose another folder")
         raise StorageError(f"cannot write {path}: {os.strerror(number)}", fix=fix) from error
+
+
+@contextmanager
+def loading(path: Path) -> Iterator[None]:
+    """Turn refusals of the system inside the block into errors about reading ``path``.
+
+    Raises:
+        StorageError: Names the path and the cause, e.g. a failing disk.
+    """
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        is_forbidden = error.errno in (errno.EACCES, errno.EPERM)
+        fix = "make it readable" if is_forbidden else FIXES.get(error.errno or 0, "put a sound copy in its place")
+        raise StorageError(f"cannot read {path}: {error.strerror}", fix=fix) from error
 
 
 def storage_errno(error: BaseException) -> int | None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from nemorl_base.files import replacing, storing
+from nemorl_base.files import loading, replacing, storing
 
 
 class StepLog(Protocol):
@@ -62,12 +62,14 @@ class JsonlWriter:
                 own = None if record is None else record.get("step")
                 if record is not None and not (isinstance(own, int | float) and own > step):
                     target.write(line.rstrip(b"\n") + b"\n")
-        self._file.close()
-        self._file = self._open()
+        with storing(self.path):
+            self._file.close()
+            self._file = self._open()
 
     def close(self) -> None:
         """Close the file. Calling it twice is harmless."""
-        self._file.close()
+        with storing(self.path):
+            self._file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -80,10 +82,14 @@ class JsonlWriter:
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file, in order. A missing file is empty; lines that are not whole objects are skipped."""
+    """The objects of a file, in order. A missing file is empty; lines that are not whole objects are skipped.
+
+    Raises:
+        StorageError: The system refuses to give it.
+    """
     if not Path(path).is_file():
         return
-    with Path(path).open("rb") as file:
+    with loading(path), Path(path).open("rb") as file:
         for line in file:
             record = _parse(line)
             if record is not None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from nemorl_base.errors import RunInUseError
-from nemorl_base.files import storing
+from nemorl_base.files import remove_drafts, storing
 
 FILE = "run.lock"
 NO_FLOCK = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
@@ -90,15 +90,30 @@ class Ownership:
             else:
                 self._link(own)
         finally:
-            own.unlink(missing_ok=True)
+            with suppress(OSError):  # the next owner removes it
+                own.unlink()
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Remove what owners, and processes that wanted to be, left half-written when they were killed."""
+        remove_drafts(self.folder)
+        for left in self.folder.glob(f".{FILE}.*{socket.gethostname()}.*"):
+            pid = left.name.rpartition(".")[2]
+            if pid.isdecimal() and _start_of(int(pid)) is None:
+                with suppress(OSError):
+                    left.unlink()
 
     def close(self) -> None:
-        """Give it up. Calling it twice is harmless."""
-        if self.is_locked and not self._file.closed:
-            self._file.truncate(0)
-            self._file.close()
-        elif not self.is_locked and self._read() == self._record:
-            self._path.unlink()
+        """Give it up. Calling it twice is harmless.
+
+        A disk that refuses leaves the record, not the lock: whoever comes next finds that its owner is gone.
+        """
+        with suppress(OSError):
+            if self.is_locked and not self._file.closed:
+                with self._file:
+                    self._file.truncate(0)
+            elif not self.is_locked and self._read() == self._record:
+                self._path.unlink()
 
     def _lock(self) -> None:
         with ExitStack() as undo, storing(self._path):

@@ -13,6 +13,7 @@ import os
 import shutil
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,15 +57,21 @@ def seal(staging: Path, final: Path, facts: Mapping[str, Any], written: Mapping[
 def withdraw(path: Path, *, in_thread: bool = False) -> None:
     """Remove a folder. It first loses its name, so that no part of one is ever taken for a whole.
 
+    What the disk refused to remove is tried again with the next one.
+
     Args:
         path: Of the folder.
         in_thread: Return when it has lost its name: a thread, for which the process waits at its end, does the rest.
     """
-    doomed = path.with_name(REMOVED + path.name)
-    os.rename(path, doomed)
+    os.rename(path, path.with_name(REMOVED + path.name))
     if in_thread:
-        threading.Thread(target=discard, args=(doomed,), name="nemorl-checkpoint-remover").start()
+        threading.Thread(target=_discard_withdrawn, args=(path.parent,), name="nemorl-checkpoint-remover").start()
     else:
+        _discard_withdrawn(path.parent)
+
+
+def _discard_withdrawn(folder: Path) -> None:
+    for doomed in folder.glob(f"{REMOVED}*"):
         discard(doomed)
 
 
@@ -82,11 +89,12 @@ def repair(parent: Path) -> None:
 
 
 def discard(path: Path) -> None:
-    """Remove a folder, or a link without what it points to."""
-    if path.is_symlink():
-        path.unlink()
-    else:
-        shutil.rmtree(path, ignore_errors=True)
+    """Remove a folder, or a link without what it points to, as far as the system lets it."""
+    with suppress(OSError):  # ``ignore_errors`` does not ignore that a folder cannot be closed
+        if path.is_symlink():
+            path.unlink()
+        else:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nemorl_base.files import loading
 from nemorl_base.jsonl import read_jsonl
 from nemorl_base.reading import parse_json
 
@@ -183,7 +184,8 @@ def _series(records: list[dict[str, Any]]) -> dict[str, dict[int, float]]:
 
 
 def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    with loading(path):
+        return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 
 def _mapping(text: str, parse: Any) -> Mapping[str, Any]:

@@ -1,0 +1,155 @@
+"""Every file operation of a run fails once, in every way it can, and the run is continued (as SQLite tests itself).
+
+``python file_sweep.py FOLDER`` sweeps all of them and writes one line per case to ``FOLDER/results.jsonl``; begun again
+it goes on where it was. ``--only 'TEXT'`` takes the cases whose description contains a text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from faulty_files import Fault, build, faults_at, has_struck, operations
+from nemorl_testing.tiny import write_tiny_model
+from run_checks import broken_promises, differences
+from warm import HUNG, Warm
+
+DEADLINE_S = 300.0
+"""Of one life, which takes a second: what has not ended by then hangs."""
+KILLED = 137
+
+
+@dataclass(frozen=True)
+class Story:
+    """What a run has been through when the fault comes, and how its life then is: arguments of ``tiny_runs.train``."""
+
+    before: tuple[dict[str, Any], ...] = ()
+    then: dict[str, Any] | None = None
+
+
+STORIES = {
+    "new": Story(),
+    "continued": Story(before=({"stop_after": 2},)),
+    "gone back": Story(before=({"stop_after": 3},), then={"from_step": 2}),
+    "after a kill": Story(before=({"fault": asdict(Fault("rename checkpoints/.writing_step_#", 3, "killed before"))},)),
+}
+
+
+class FileSweep:
+    """Runs cases in a folder; the undisturbed run is made first."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+        self.model = write_tiny_model(folder / "tiny", **sizes)
+        self.whole = folder / "whole"
+        for left in (self.whole, *folder.glob("before *")):
+            shutil.rmtree(left, ignore_errors=True)
+        self.warm = Warm("tiny_runs:train", self._arguments(self.whole), preload=build(folder))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.warm.__exit__()
+
+    def places(self, story: str) -> list[tuple[str, int]]:
+        """The operations of a story's last life."""
+        place = self._prepared(story)
+        self._live(place, STORIES[story].then or {})
+        return operations(place.with_suffix(".trace"))
+
+    def problems(self, story: str, fault: Fault) -> list[str] | None:
+        """What went wrong when a fault met a story, and in continuing; ``None`` where the fault never came."""
+        place = self._prepared(story)
+        end = self._live(place, {**(STORIES[story].then or {}), "fault": asdict(fault)})
+        if not has_struck(place.with_suffix(".trace")):
+            return None
+        found = [*self._bad_end(place, end), *broken_promises(place)]
+        if end != 0:
+            again = self._live(place, {})
+            if again != 0:
+                return [*found, f"could not be continued ({again}): {self._said(place)}"]
+        may_lack = "kill" in fault.mode or fault.mode == "full from here"
+        differing = list(differences(self.whole, place, records_may_lack=may_lack))
+        if end == 0 and differing and all(what.startswith("left behind") for what in differing):
+            self._live(place, {})  # what a run could not remove, its next owner does
+            differing = list(differences(self.whole, place, records_may_lack=may_lack))
+        return [*found, *differing]
+
+    def _prepared(self, story: str) -> Path:
+        """A run that has been through what precedes the fault: a copy of one that was made once."""
+        template, place = self.folder / f"before {story}", self.folder / "run"
+        for path in self.folder.glob("run*"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if STORIES[story].before and not template.exists():
+            for life in STORIES[story].before:
+                end = self._live(place, life)
+                assert end in (0, KILLED), self._said(place)
+            shutil.copytree(place, template)
+            return self._prepared(story)
+        if template.exists():
+            shutil.copytree(template, place)
+        return place
+
+    def _live(self, place: Path, changes: dict[str, Any]) -> int | str:
+        for suffix in (".trace", ".outcome", ".said"):
+            place.with_suffix(suffix).unlink(missing_ok=True)
+        arguments = {**self._arguments(place), **changes}
+        return self.warm.run("tiny_runs:train", arguments, said=place.with_suffix(".said"), deadline_s=DEADLINE_S)
+
+    def _arguments(self, place: Path) -> dict[str, str]:
+        names = {"trace": place.with_suffix(".trace"), "outcome": place.with_suffix(".outcome"), "run_dir": place}
+        return {"model": str(self.model), **{name: str(path) for name, path in names.items()}}
+
+    def _bad_end(self, place: Path, end: int | str) -> Iterator[str]:
+        """An end other than a good one, a kill, and an error that says what, why and how to fix it."""
+        if end == HUNG:
+            yield f"hung for {DEADLINE_S:g} s"
+        elif end == 2:
+            said = json.loads(place.with_suffix(".outcome").read_text())
+            if "fix: " not in said["text"] or str(place) not in said["text"]:
+                yield f"does not say what, where and how to fix it: {said}"
+        elif end not in (0, KILLED):
+            yield f"ended with {end}: {self._said(place)}"
+
+    def _said(self, place: Path) -> str:
+        outcome = place.with_suffix(".outcome")
+        said = outcome.read_text() if outcome.exists() else ""
+        return f"{said} {place.with_suffix('.said').read_text()[-1500:]}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--story", choices=STORIES, action="append")
+    parser.add_argument("--only", default="", help="cases whose description contains this text")
+    parser.add_argument("--most", type=int, default=10**9, help="cases at most")
+    options = parser.parse_args(arguments)
+    results = options.folder / "results.jsonl"
+    with FileSweep(options.folder) as sweep:
+        done = {json.loads(line)["case"] for line in results.read_text().splitlines()} if results.exists() else set()
+        for story in options.story or STORIES:
+            faults = list(faults_at(sweep.places(story)))
+            random.Random(0).shuffle(faults)
+            for fault in faults:
+                case = f"{story}: {fault}"
+                if case in done or options.only not in case or options.most <= 0:
+                    continue
+                options.most -= 1
+                found = sweep.problems(story, fault)
+                with results.open("a") as file:
+                    file.write(json.dumps({"case": case, "struck": found is not None, "problems": found or []}) + "\n")
+                if found:
+                    print(case, *found, sep="\n    ", flush=True)
+
+
+if __name__ == "__main__":
+    main()
