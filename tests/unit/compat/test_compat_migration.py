@@ -55,6 +55,82 @@ def test_a_grpo_config_becomes_a_short_one(tmp_path: Path) -> None:
     assert found.config["loggers"] == [{"name": "wandb", "project": "small-runs", "run_name": "first"}]
 
 
+GYM: dict[str, Any] = {
+    "env.should_use_nemo_gym": True,
+    "env.should_mask_flagged_samples": True,
+    "env.nemo_gym": {
+        "port_range_low": 5000,
+        "config_paths": [
+            "responses_api_models/vllm_model/configs/vllm_model_for_training.yaml",
+            "resources_servers/code_gen/configs/code_gen.yaml",
+        ],
+        "code_gen": {"resources_servers": {"code_gen": {"num_processes": 64, "language": "python"}}},
+        "policy_model": {
+            "responses_api_models": {
+                "vllm_model": {
+                    "uses_reasoning_parser": False,
+                    "extra_body": {"chat_template_kwargs": {"enable_thinking": False}},
+                }
+            }
+        },
+    },
+    "policy.generation.vllm_cfg.expose_http_server": True,
+    "policy.generation.vllm_cfg.http_server_serving_chat_kwargs": {"enable_auto_tools": True, "tool_parser": "hermes"},
+    "data.train": {"data_path": "gym/train.jsonl"},
+    "data.validation": {"data_path": "gym/validation.jsonl"},
+    "data.default": {
+        "dataset_name": "NemoGymDataset",
+        "env_name": "nemo_gym",
+        "processor": "nemo_gym_data_processor",
+    },
+}
+"""What recipes under ``examples/nemo_gym`` say beside the rest."""
+
+
+def with_gym(**changes: Any) -> Migration:
+    config = whole("grpo")
+    for path, value in {**GYM, **changes}.items():
+        put(config, path, value)
+    return migrate(config)
+
+
+def test_a_config_of_nemo_gym_starts_its_servers_before_a_model_server_that_forwards() -> None:
+    found = with_gym()
+    assert found.is_complete, found.features
+    assert found.config["environment"] == {
+        "name": "nemo_gym",
+        "start": {
+            "config_paths": [
+                "responses_api_models/openai_model/configs/openai_model.yaml",
+                "resources_servers/code_gen/configs/code_gen.yaml",
+            ],
+            "overrides": [
+                "++code_gen.resources_servers.code_gen.num_processes=64",
+                '++code_gen.resources_servers.code_gen.language="python"',
+            ],
+        },
+    }
+    assert found.config["data"] == {"name": "nemo_gym", "path": "gym/train.jsonl"}
+    assert found.config["validation"]["data"] == {"name": "nemo_gym", "path": "gym/validation.jsonl"}
+    assert found.config["policy"]["tokenizer"]["chat_template_kwargs"] == {"enable_thinking": False}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"env.should_mask_flagged_samples": False},
+        {"env.should_use_nemo_gym": False},
+        {"data.default.env_name": "math"},
+        {"env.nemo_gym.config_paths": ["resources_servers/code_gen/configs/code_gen.yaml"]},
+        {"env.nemo_gym.is_trajectory_collection": True},
+        {"env.nemo_gym.policy_model": {"responses_api_models": {"vllm_model": {"extra_body": {"seed": 1}}}}},
+        {"policy.generation.vllm_cfg.http_server_serving_chat_kwargs.chat_template": "x"},
+    ],
+)
+def test_what_of_nemo_gym_has_no_counterpart_is_missing(changes: dict[str, Any]) -> None:
+    assert not with_gym(**changes).is_complete
+
+
 def test_an_sft_config_with_sections_of_data(tmp_path: Path) -> None:
     found = migrated(tmp_path, SFT)
     assert found.is_complete, found.features  # the files are not here, but they may be there

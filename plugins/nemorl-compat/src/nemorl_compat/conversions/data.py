@@ -14,8 +14,9 @@ from nemorl.errors import DataError, NemorlError
 from nemorl.plugins import registry
 from pydantic import ValidationError
 
+from nemorl_compat.conversions import gym
 from nemorl_compat.conversions.pieces import Pieces
-from nemorl_compat.features import DATASETS
+from nemorl_compat.features import DATASETS, GYM
 from nemorl_compat.key_table import Outcome
 from nemorl_compat.old_config import OldConfig
 from nemorl_compat.prompts import template_of
@@ -38,6 +39,8 @@ FILE_DEFAULTS = {
 TABLES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv")
 GRADED = ("grpo", "ppo", "distillation", "eval")
 """Families whose second column is the answer that is graded, not a response to imitate."""
+SAMPLED = ("grpo", "ppo")
+"""Families whose episodes an environment may drive."""
 
 
 NAMED = {"code_jaccard": "code_jaccard", "math_multi_reward": "multi_reward_math"}
@@ -156,6 +159,8 @@ class _Dataset:
         """The dataset of nemorl; ``None`` where there is none, which has been said."""
         name, path = self.name, self.take("data_path") or self.take("train_data_path")
         answer = "answer_column" if self.old.family in GRADED else "response_column"
+        if name == gym.DATASET and path is not None and self.old.family in SAMPLED:
+            return {"name": gym.NAME, "path": str(path)}
         if self.known and _has_preset(self.known["preset"]):
             found: dict[str, Any] = {"name": "preset", "preset": self.known["preset"]}
         elif "hub" in self.known:
@@ -285,13 +290,18 @@ def environment(old: OldConfig, new: Pieces) -> None:
     if old.family not in GRADED:
         return
     name = next(iter(old.environments), "math")
-    settings = old.get(f"env.{name}")
+    settings, is_gym = old.get(f"env.{name}"), name == gym.NAME
+    if is_gym != bool(old.get("env.should_use_nemo_gym")) or (is_gym and old.family not in SAMPLED):
+        new.miss("env.should_use_nemo_gym", GYM)
+        new.miss("data.default.env_name", GYM)
     if name == "math" and str(old.get("env.math.verifier_type")).endswith("multichoice"):
         new.put("environment", "multiple_choice")
     elif name == "math" and old.get("env.math.math_verify_impl") == "dapo_math_verify":
         new.put("environment", "dapo_math")
     elif name in NAMED:
         new.put("environment", NAMED[name])
+    elif is_gym and old.family in SAMPLED:
+        gym.gym_environment(old, new)
     elif name in ("math", "math_default"):
         workers = settings.get("num_workers") if isinstance(settings, Mapping) else None
         new.put("environment", {"name": "math", **({} if workers is None else {"workers": workers})})

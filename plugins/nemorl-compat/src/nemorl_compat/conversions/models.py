@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from nemorl_compat.conversions.gym import template_options
 from nemorl_compat.conversions.pieces import Pieces
 from nemorl_compat.conversions.renamed import put_mapped
 from nemorl_compat.key_table import CRITICS_OWN, judge
@@ -72,7 +73,8 @@ def tokenizer(old: OldConfig, new: Pieces) -> None:
         new.put("policy.tokenizer.chat_template", "passthrough" if template is None else template)
         if template == "default":
             new.put("policy.tokenizer.chat_template", None)
-    new.put_given("policy.tokenizer.chat_template_kwargs", old.get("policy.tokenizer.chat_template_kwargs"))
+    options = {**(old.get("policy.tokenizer.chat_template_kwargs") or {}), **template_options(old)}
+    new.put_given("policy.tokenizer.chat_template_kwargs", options or None)
     new.put_given("policy.hf_config_overrides", old.get("policy.hf_config_overrides"))
 
 

@@ -1,0 +1,45 @@
+"""NeMo-Gym's part of a config: the servers to start, and the rows that they play."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from nemorl_compat.conversions.pieces import Pieces
+from nemorl_compat.old_config import OldConfig
+
+NAME, DATASET = "nemo_gym", "NemoGymDataset"
+THEIR_MODEL = "responses_api_models/vllm_model/configs/vllm_model_for_training.yaml"
+OUR_MODEL = "responses_api_models/openai_model/configs/openai_model.yaml"
+"""Gym's model server for NeMo RL asks the engine for token ids; nemorl has them, and needs one that forwards."""
+SERVERS = ("resources_servers", "responses_api_agents")
+TEMPLATE = "env.nemo_gym.policy_model.responses_api_models.vllm_model.extra_body.chat_template_kwargs"
+
+
+def gym_environment(old: OldConfig, new: Pieces) -> None:
+    """The environment, with the servers of the config."""
+    paths = old.get("env.nemo_gym.config_paths")
+    if not isinstance(paths, list) or THEIR_MODEL not in paths:
+        new.miss("env.nemo_gym.config_paths", f"NeMo-Gym without {THEIR_MODEL}")
+        return
+    start: dict[str, Any] = {"config_paths": [OUR_MODEL if path == THEIR_MODEL else path for path in paths]}
+    overrides = list(_overrides(old))
+    if overrides:
+        start["overrides"] = overrides
+    new.put("environment", {"name": NAME, "start": start})
+    new.differ("env.nemo_gym.config_paths", "Gym is started where nemorl is, by `ng_run` (environment.start)")
+
+
+def template_options(old: OldConfig) -> Mapping[str, Any]:
+    """What Gym's model server gives the chat template."""
+    found = old.get(TEMPLATE)
+    return found if isinstance(found, Mapping) and NAME in old.environments else {}
+
+
+def _overrides(old: OldConfig) -> Iterator[str]:
+    """Settings of servers, as arguments of Gym's command."""
+    for key, value in old.leaves.items():
+        path = key.removeprefix("env.nemo_gym.")
+        if path != key and path.split(".")[1:2] in ([name] for name in SERVERS):
+            yield f"++{path}={json.dumps(value)}"
