@@ -113,7 +113,8 @@ test_nemo_gym = conformance(
     {"name": "nemo_gym", "start": {"config_paths": ["toy.yaml"], "command": [sys.executable, STAND_IN]}},
     examples=[({**SUM, "row": {"nemo_gym": GYM_TASK}}, "2", None)],
 )
-GYM_ROWS = Path(FOLDER.name) / "rows.jsonl"
+GYM_FOLDER = tempfile.TemporaryDirectory(prefix="nemorl-gym-rows-")
+GYM_ROWS = Path(GYM_FOLDER.name) / "rows.jsonl"
 GYM_ROWS.write_text(json.dumps(GYM_TASK))
 test_nemo_gym_rows = conformance("datasets", {"name": "nemo_gym", "path": str(GYM_ROWS)})
 test_openenv = conformance("environments", {"name": "openenv", "url": "http://localhost:8000"}, only=OF_CONFIG)
