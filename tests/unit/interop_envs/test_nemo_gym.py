@@ -98,7 +98,8 @@ def test_the_servers_numbers_are_metrics_and_the_rows_own_are_not(environment: C
     [score] = play(environment(), row)
     # "a 0" has three characters; a bool is 0 or 1, a text and what is not finite is none
     metrics = {name for name in score.metrics if not name.startswith(("outcome_", "gateway_"))}
-    assert {name: score.metrics[name] for name in metrics} == {"length": 3.0, "passed": 1.0}
+    found = {name: score.metrics[name] for name in metrics}
+    assert found == {"length": 3.0, "passed": 1.0, "environment_error": 0.0}
 
 
 def test_the_request_is_the_row_and_names_the_episode(environment: Callable[..., NemoGym], gym: Gym) -> None:
@@ -164,7 +165,7 @@ def test_an_episode_without_end_is_ended_at_its_deadline(environment: Callable[.
 def test_a_server_that_is_gone_is_a_crash_and_then_ends_the_run(environment: Callable[..., NemoGym]) -> None:
     alone = environment(agents={AGENT: f"http://127.0.0.1:{free_port()}"}, give_up_after=2)
     [score] = play(alone, {})
-    assert outcome(score) == "crashed"
+    assert (outcome(score), score.metrics["environment_error"]) == ("crashed", 1.0)
     with pytest.raises(UsageError, match="none of the first 2 agents got an answer"):
         play(alone, {})
 
@@ -193,6 +194,17 @@ def test_gym_is_started_and_ended() -> None:
     environment.close()
     environment.close()
     assert process.poll() is not None
+
+
+def test_a_gym_that_dies_ends_the_run() -> None:
+    start = {"config_paths": ["toy.yaml"], "command": [sys.executable, STAND_IN], "ready_s": 60}
+    environment = NemoGym(NemoGymConfig.model_validate({"start": start}))
+    play(environment, asks("a", "a 0"))
+    environment._servers._process.stdin.close()  # type: ignore[union-attr]
+    environment._servers._process.wait(30)  # type: ignore[union-attr]
+    with pytest.raises(BackendError, match=r"NeMo-Gym has ended(.|\n)*Waiting for servers"):
+        play(environment, {})
+    environment.close()
 
 
 def test_a_gym_that_does_not_start_says_what_it_wrote() -> None:

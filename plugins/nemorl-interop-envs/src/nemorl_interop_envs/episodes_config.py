@@ -120,7 +120,7 @@ class StartGymConfig(Config):
 
     def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
-        if shutil.which(self.command[0]) is None:
+        if shutil.which(Path(self.command[0]).expanduser()) is None:
             what = f"there is no program {self.command[0]!r} here"
             yield ConfigIssue("command", what, "install NeMo-Gym, or give the path of its ng_run", here=True)
         if self.folder is not None and not self.folder.expanduser().is_dir():
@@ -133,7 +133,12 @@ class NemoGymConfig(PlayedConfig):
     summary: ClassVar[str] = "episodes of NeMo-Gym's agent servers, which call the policy"
     requires_modules: ClassVar[tuple[str, ...]] = ("aiohttp",)
     install_hint: ClassVar[str] = 'pip install "nemorl-interop-envs[nemo-gym]"'
-    metrics: ClassVar[Mapping[str, MetricInfo]] = OUTCOME_METRICS
+    metrics: ClassVar[Mapping[str, MetricInfo]] = {
+        **OUTCOME_METRICS,
+        "train/environment/environment_error": MetricInfo(
+            "Servers away", "share", "share of episodes whose agent server did not answer", "anything above 0"
+        ),
+    }
 
     head_url: str = Field("http://127.0.0.1:11000", pattern=r"^https?://")
     """Gym's head server, which tells where its agents are."""

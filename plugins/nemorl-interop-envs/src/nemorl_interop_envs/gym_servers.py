@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
+import sys
 import time
 from collections import deque
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 from nemorl.errors import BackendError, UsageError
 
-from nemorl_interop_envs.processes import reading
+from nemorl_interop_envs.processes import reading, script
 
 if TYPE_CHECKING:
     from nemorl_interop_envs.episodes_config import StartGymConfig
 
 LOOK_S, POLL_S = 10.0, 0.5
-ENDING_S = 20.0
+ENDING_S = 30.0
+"""Longer than the keeper needs."""
 LOG_LINES = 30
 """Of what Gym wrote, shown where it does not start."""
 AGENTS = "responses_api_agents"
@@ -71,7 +73,8 @@ class GymServers:
         port = _free_port()
         self.head_url = f"http://127.0.0.1:{port}"
         command = [
-            *config.command,
+            *(sys.executable, "-I", "-S", script("keeper.py")),
+            *(str(Path(config.command[0]).expanduser()), *config.command[1:]),
             f"+config_paths=[{','.join(config.config_paths)}]",
             f"+policy_base_url={policy_base_url}",
             "+policy_api_key=unused",
@@ -83,7 +86,7 @@ class GymServers:
             self._process = subprocess.Popen(
                 command, cwd=config.folder and config.folder.expanduser(),
                 env={**os.environ, **config.variables}, start_new_session=True,
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             )  # fmt: skip
         except OSError as error:
             raise UsageError(
@@ -97,22 +100,29 @@ class GymServers:
             self.close()
             raise
 
+    def require_alive(self) -> None:
+        """
+        Raises:
+            BackendError: It has ended.
+        """
+        if self._process.poll() is not None:
+            what = f"NeMo-Gym has ended (exit code {self._process.returncode})"
+            raise BackendError(f"{what}; it wrote:\n{self._said()}", fix="mend what it says")
+
     def close(self) -> None:
         """End it as Ctrl-C would, then what is left. Twice is harmless."""
-        with suppress(ProcessLookupError):
-            os.kill(self._process.pid, signal.SIGINT)
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(ENDING_S)
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill()
         self._process.wait()
 
     def _wait(self, ready_s: float) -> None:
         end = time.monotonic() + ready_s
         while not self._is_ready():
-            if self._process.poll() is not None:
-                what = f"NeMo-Gym ended while it started (exit code {self._process.returncode})"
-                raise BackendError(f"{what}; it wrote:\n{self._said()}", fix="mend what it says")
+            self.require_alive()
             if time.monotonic() > end:
                 raise BackendError(
                     f"NeMo-Gym is not ready after {ready_s:.0f} s; it wrote:\n{self._said()}",

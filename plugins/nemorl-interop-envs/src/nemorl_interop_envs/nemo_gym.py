@@ -10,6 +10,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import ClientError, ClientSession, ClientTimeout
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 ROLLOUT_ID = "_ng_rollout_id"
 NOT_METRICS = frozenset(("reward", "response", PARAMS, "mask_sample"))
 MODEL = "policy"
+DOWN = "environment_error"
+"""The metric that the circuit breaker of rollouts takes for a time-out."""
 START_S = 30.0
 SHOWN = 600
 """Characters of an answer, in an error."""
@@ -89,12 +92,16 @@ class NemoGym(PlayedEpisodes):
             running = asyncio.run_coroutine_threadsafe(self._run(url, request_of(row, name)), self._loop.loop)
             status, text = await asyncio.wrap_future(running)
         except ClientError as error:
-            return Played(problem=f"the agent server at {url} does not answer: {type(error).__name__}: {error}")
+            if self._servers is not None:
+                self._servers.require_alive()
+            problem = f"the agent server at {url} does not answer: {type(error).__name__}: {error}"
+            return Played(problem=problem, metrics={DOWN: 1.0})
         finally:
             del self._relay.routes[name]
         if status != 200:
-            return Played(problem=f"the agent server at {url} answers {status}: {text[:SHOWN]}")
-        return played(text, row)
+            return Played(problem=f"the agent server at {url} answers {status}: {text[:SHOWN]}", metrics={DOWN: 0.0})
+        found = played(text, row)
+        return replace(found, metrics={**found.metrics, DOWN: 0.0})
 
     async def _run(self, url: str, body: Mapping[str, Any]) -> tuple[int, str]:
         assert self._client is not None
