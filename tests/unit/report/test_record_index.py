@@ -164,6 +164,15 @@ def test_the_index_follows_the_files(run: Path, index: RecordIndex, tmp_path: Pa
     assert len(ids(again)) == 5
 
 
+def test_a_record_of_which_nothing_is_known_is_one_all_the_same(tmp_path: Path) -> None:
+    write_records(tmp_path / "run", [{"split": "train", "step": 1}, {"split": "train", "step": 1, "sequences": [{}]}])
+    made = RecordIndex(tmp_path / "run", tmp_path / "x.sqlite")
+    made.update()
+    (step,) = queries.steps(made)
+    assert (step["records"], step["damage"], step["reward"], step["mismatch"]) == (2, None, None, None)
+    assert len(queries.responses(made, Wanted(sort="reward"))["rows"]) == 2
+
+
 def test_a_damaged_file_is_named_and_the_others_are_there(run: Path, tmp_path: Path) -> None:
     (run / "records/train/step_000001.parquet").write_bytes(b"PAR1 no")
     made = RecordIndex(run, tmp_path / "x.sqlite")

@@ -18,6 +18,7 @@ from nemorl_report.records.reading import FOLDER, read_records, read_table, reco
 from nemorl_report.records.schema import HEAVY, SCHEMA
 from nemorl_report.records.selecting import Selection
 from nemorl_report.records.turns import spans
+from nemorl_report.records.vocabulary import token_texts
 from nemorl_report.records.writing import Recorder
 from nemorl_rl.callbacks import Callback
 from nemorl_rl.recording import RecordingConfig
@@ -312,6 +313,11 @@ def test_a_run_that_goes_back_records_no_step_twice(tiny_model: Path, tmp_path: 
         ("train", 1), ("train", 2), ("train", 3), ("validation", 2), ("validation", 3)
     }  # fmt: skip
     assert told(tmp_path / "again") == [row for row in whole if row["step"] <= 2]
+    texts = token_texts(tmp_path / "again/records")
+    for row in read_records(tmp_path / "again", columns=["turns", "sequences"]):
+        for turn in row["turns"]:
+            tokens = row["sequences"][turn["sequence"]]["token_ids"][turn["start"] : turn["stop"]]
+            assert turn["text"] in "".join(texts[token] for token in tokens)  # which has what ends a response, too
     (aside,) = (tmp_path / "again/set_aside").iterdir()
     assert told(aside) == whole
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -242,6 +243,20 @@ def test_a_request_for_the_stream_ends_with_the_server(run: WatchedRun) -> None:
     assert answer.headers["content-type"].startswith("text/event-stream")
     kinds = [json.loads(line.removeprefix("data: "))["kind"] for line in answer.text.splitlines() if "data" in line]
     assert kinds == ["metrics", "events"]  # the records it has
+
+
+def test_what_keeps_records_from_being_read_is_said_until_it_is_over(
+    run: WatchedRun, client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_space(most: int) -> int:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run.index, "update", no_space)
+        assert run.follow() is False
+        assert client.get("/api/runs/0/steps").json()["problem"] == "new records are not read: database or disk is full"
+    run.follow()
+    assert client.get("/api/runs/0/steps").json()["problem"] is None
 
 
 def test_nothing_in_the_runs_directory_is_changed(run: WatchedRun, client: TestClient) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sqlite3
 import tempfile
 import threading
 from collections.abc import Mapping
@@ -78,12 +79,18 @@ class WatchedRun:
         key = hashlib.sha256(str(self.path.resolve()).encode()).hexdigest()[:24]
         self.index = RecordIndex(self.path, cache / f"{key}.sqlite")
         self._changes = 0
+        self._problem: str | None = None
         self._lock = threading.Lock()
         self._transcripts: list[tuple[str, TranscriptSection]] | None = None
 
     def follow(self) -> bool:
         """Index what was added; returns whether there is more."""
-        count = self.index.update(FILES_AT_ONCE)
+        try:
+            count = self.index.update(FILES_AT_ONCE)
+        except (OSError, sqlite3.Error) as error:  # a full disk, a share that is away: tried again
+            self._problem = f"new records are not read: {error}"
+            return False
+        self._problem = None
         if count:
             self._changes += 1
         return count >= FILES_AT_ONCE
@@ -108,7 +115,8 @@ class WatchedRun:
     def steps(self) -> dict[str, Any]:
         """Summaries of the steps, and the names of the parts that rewards have."""
         found = queries.steps(self.index)
-        return {"steps": found, "of_steps": len(found), "parts": queries.parts(self.index)}
+        parts = queries.parts(self.index)
+        return {"steps": found, "of_steps": len(found), "parts": parts, "problem": self._problem}
 
     def responses(self, wanted: Wanted) -> dict[str, Any]:
         """See :func:`nemorl_report.viewing.queries.responses`."""

@@ -10,9 +10,9 @@ const FILTERS = [["all_wrong", "group all wrong"], ["all_right", "group all righ
 const PAGE = 200; // rows of a list that goes over all steps
 
 export async function showSamples(place, state) {
-  const { steps, of_steps: ofSteps, parts } = await state.steps(state.run);
+  const { steps, of_steps: ofSteps, parts, problem } = await state.steps(state.run);
   if (!steps.length) {
-    replace(place, el("p", { class: "empty" }, "No rollouts were recorded, or none yet. A run that samples keeps them in records/."));
+    replace(place, problem && el("p", { class: "problem" }, problem), el("p", { class: "empty" }, "No rollouts were recorded, or none yet. A run that samples keeps them in records/."));
     return async () => showSamples(place, state);
   }
   const view = new Samples(place, state, steps, ofSteps, parts);
@@ -128,7 +128,7 @@ class Samples {
       ["all right", `${step.all_right}`], ["truncated", `${step.truncated} of ${step.records}`], ["tokens", short(step.tokens)], ["largest mismatch", short(step.mismatch)]];
     const left = this.ofSteps > this.steps.length && `This page holds ${this.steps.length} of ${this.ofSteps} recorded steps; nemorl view shows all.`;
     replace(this.about, el("div", { class: "chips" }, facts.map(([name, value]) => el("span", { class: "chip" }, `${name} `, el("b", {}, value)))),
-      step.damage && el("p", { class: "problem" }, `A file of this step cannot be read: ${step.damage}`), left && el("p", { class: "empty" }, left));
+      this.problem && el("p", { class: "problem" }, this.problem), step.damage && el("p", { class: "problem" }, `A file of this step cannot be read: ${step.damage}`), left && el("p", { class: "empty" }, left));
   }
 
   showList({ total, rows, problem }) {
@@ -201,6 +201,7 @@ class Samples {
     const wasLast = this.wanted.step === this.last(this.wanted.split) && this.at === 0;
     this.steps = found.steps;
     this.ofSteps = found.of_steps;
+    this.problem = found.problem;
     if (wasLast && !this.isFlat() && this.wanted.step !== this.last(this.wanted.split)) {
       this.wanted.step = this.last(this.wanted.split);
       await this.load();

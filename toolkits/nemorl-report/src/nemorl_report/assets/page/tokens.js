@@ -10,7 +10,7 @@ export const HEATS = {
   none: { label: "no heat", meaning: "" },
   mask: { label: "mask", meaning: "tokens that the policy chose; all others train nothing", value: (s, p) => s.mask[p], high: 1 },
   logprob: {
-    label: "log-prob", meaning: "how unlikely the sampler found the token, in nats; full colour at 6",
+    label: "log-prob", meaning: "how unlikely the sampler found the token: minus its log-prob, in nats",
     value: chosenOnly((s, p) => { const found = at(s.generation_logprobs, p); return found === null ? null : -found; }), high: 6,
   },
   mismatch: {
@@ -60,7 +60,7 @@ export function tokenElement(sequence, number, place, text, values, high) {
   const made = el("span", { class: "tok", "data-at": `${number}:${place}` }, text);
   if (value !== null && value !== 0) {
     const strength = Math.min(1, Math.abs(value) / high);
-    made.style.setProperty("--heat", `${Math.round(85 * strength)}%`);
+    made.style.setProperty("--heat", `${Math.round(65 * strength)}%`);
     made.classList.add(value < 0 ? "below" : "above");
   }
   return made;
