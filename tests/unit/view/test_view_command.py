@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 from command_line import Command
-from nemorl_view.serving import Viewer
+from nemorl.errors import UsageError
+from nemorl_view.serving import Place, Viewer
 
 
 def make_run(folder: Path) -> Path:
@@ -50,6 +51,13 @@ def test_what_cannot_be_served_is_said(tmp_path: Path, nemorl: Command, monkeypa
         port = viewer.url.rstrip("/").rpartition(":")[2]
         done = nemorl("view", run, "--no-browser", "--port", port)
         assert "cannot listen on 127.0.0.1" in done.err
-    with Viewer([run], tmp_path / "cache", host="0.0.0.0") as viewer:
+    for place, why in (
+        (Place("0.0.0.0"), "without encryption"),
+        (Place(tls_certificate=tmp_path / "a.pem"), "come together"),
+        (Place(tls_certificate=tmp_path / "a.pem", tls_key=tmp_path / "b.pem"), "certificate cannot be used"),
+    ):
+        with pytest.raises(UsageError, match=why):
+            Viewer([run], tmp_path / "cache", place)
+    with Viewer([run], tmp_path / "cache", Place("0.0.0.0", plaintext=True)) as viewer:
         assert "?token=" in viewer.url
         viewer.shutdown()  # twice is harmless

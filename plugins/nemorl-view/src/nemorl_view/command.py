@@ -21,6 +21,13 @@ def view(
     host: Annotated[
         str, typer.Option(help="Address to listen on. Beyond this machine, the page's address holds a token.")
     ] = "127.0.0.1",
+    tls_certificate: Annotated[
+        Path | None, typer.Option(help="PEM certificate: browsers come by https.", show_default=False)
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its private key.", show_default=False)] = None,
+    plaintext: Annotated[
+        bool, typer.Option("--plaintext", help="Let other machines in without encryption all the same.")
+    ] = False,
     browser: Annotated[bool, typer.Option(help="Open the page.")] = True,
     as_json: AsJson = False,
 ) -> None:
@@ -40,11 +47,12 @@ def view(
     """
     from nemorl_base.stopping import GracefulStop
 
-    from nemorl_view.serving import Viewer
+    from nemorl_view.serving import Place, Viewer
     from nemorl_view.watched import cache_folder
 
+    place = Place(host, port, tls_certificate, tls_key, plaintext)
     stop = threading.Event()
-    with GracefulStop(lambda _: stop.set()), Viewer(runs, cache_folder(), host=host, port=port) as viewer:
+    with GracefulStop(lambda _: stop.set()), Viewer(runs, cache_folder(), place) as viewer:
         if as_json:
             echo_json({"url": viewer.url})
         else:

@@ -70,7 +70,8 @@ class Guard:
         if self._token is None or _token_in(scope) is None:
             return None
         answer = RedirectResponse(quote(scope["path"]), 303)
-        answer.set_cookie(COOKIE, self._token, httponly=True, samesite="strict")
+        is_https = scope["scheme"] == "https"
+        answer.set_cookie(COOKIE, self._token, secure=is_https, httponly=True, samesite="strict")
         return answer
 
     def _has_token(self, scope: Scope, headers: Headers) -> bool:

@@ -6,11 +6,13 @@ import secrets
 import socket
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 import uvicorn
 from nemorl.errors import UsageError
+from nemorl_base.encryption import is_loopback, require_safe_listening
 
 from nemorl_view.guard import LOOPBACK
 from nemorl_view.server import Server
@@ -22,6 +24,25 @@ POLL_S = 1.0
 """Seconds between two looks for new records."""
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a viewer listens."""
+
+    host: str = "127.0.0.1"
+    """Beyond this machine, its page's address has a token, without which nothing is shown."""
+    port: int = 0
+    """0: a free one."""
+    tls_certificate: Path | None = None
+    """PEM: browsers come by https."""
+    tls_key: Path | None = None
+    """Its private key."""
+    plaintext: bool = False
+    """Other machines may come without encryption all the same."""
+
+
+HERE = Place()
+
+
 class Viewer:
     """Serves some runs until it is shut down.
 
@@ -30,22 +51,22 @@ class Viewer:
         ...     print(viewer.url)
     """
 
-    def __init__(self, run_dirs: Sequence[Path], cache: Path, *, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, run_dirs: Sequence[Path], cache: Path, place: Place = HERE) -> None:
         """
         Args:
             run_dirs: Of the runs.
             cache: Where their indexes are kept.
-            host: Where it listens. Beyond this machine, ``url`` has a token, without which nothing is shown.
-            port: 0: a free one.
+            place: Where it listens.
 
         Raises:
-            UsageError: A folder is no run, or it cannot listen there.
+            UsageError: A folder is no run, it cannot listen there, or others would read along.
         """
         self._runs = [WatchedRun(run_dir, cache) for run_dir in run_dirs]
-        self._socket = _listening(host, port)
+        self._place = place
+        self._socket = _listening(place)
         self._is_over = threading.Event()
-        self._token = None if host in LOOPBACK else secrets.token_urlsafe(24)
-        hosts = LOOPBACK if self._token is None else None
+        self._token = None if is_loopback(place.host) else secrets.token_urlsafe(24)
+        hosts = (*LOOPBACK, place.host.lower()) if self._token is None else None
         app = Server(self._runs, hosts=hosts, token=self._token, is_over=self._is_over.is_set).app
         config = uvicorn.Config(
             app,
@@ -59,7 +80,14 @@ class Viewer:
             proxy_headers=False,
             server_header=False,
             timeout_graceful_shutdown=ENDING_S,
+            ssl_certfile=place.tls_certificate,
+            ssl_keyfile=place.tls_key,
         )
+        try:
+            config.load()
+        except OSError as error:  # also what ssl raises
+            self._socket.close()
+            raise UsageError(f"the certificate cannot be used: {error}", fix="give a PEM file and its key") from error
         self._server = uvicorn.Server(config)
         self._threads = [
             threading.Thread(target=self._serve, name="nemorl-view", daemon=True),
@@ -75,7 +103,8 @@ class Viewer:
         shown = f"[{host}]" if ":" in host else host
         if host in ("0.0.0.0", "::"):  # every address of this machine
             shown = socket.gethostname()
-        return f"http://{shown}:{port}/" + (f"?token={self._token}" if self._token else "")
+        scheme = "http" if self._place.tls_certificate is None else "https"
+        return f"{scheme}://{shown}:{port}/" + (f"?token={self._token}" if self._token else "")
 
     def shutdown(self) -> None:
         """Stop. Calling it twice is harmless."""
@@ -105,17 +134,21 @@ class Viewer:
                 self._is_over.wait(POLL_S)
 
 
-def _listening(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+def _listening(place: Place) -> socket.socket:
+    encrypted = place.tls_certificate is not None
+    require_safe_listening("nemorl view", place.host, encrypted=encrypted, key=None, plaintext=place.plaintext)
+    if encrypted != (place.tls_key is not None):
+        raise UsageError("a certificate and its key come together", fix="give both --tls-certificate and --tls-key")
+    family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((host, port))
+        listening.bind((place.host, place.port))
         listening.listen(128)
     except OSError as error:
         listening.close()
         raise UsageError(
-            f"nemorl view cannot listen on {host}, port {port}: {error}",
+            f"nemorl view cannot listen on {place.host}, port {place.port}: {error}",
             fix="choose an address of this machine, and port 0 for a free one",
         ) from error
     return listening
