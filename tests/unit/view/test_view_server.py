@@ -13,7 +13,7 @@ import pytest
 from nemorl.errors import UsageError
 from nemorl_view.guard import HEADERS, host_name
 from nemorl_view.server import Server
-from nemorl_view.stream import added_to, events, lines_after, positions_of, written
+from nemorl_view.stream import added_to, events, positions_of, written
 from nemorl_view.watched import Position, WatchedRun
 from record_files import write_records
 from recorded_messages import Raises
@@ -199,17 +199,6 @@ def test_a_run_that_goes_back_says_that_all_is_to_be_read_again(run: WatchedRun)
     messages, at = read(run, at)
     assert messages == [{"kind": "again"}]
     assert at.metrics == metrics.stat().st_size
-
-
-def test_lines_that_are_no_objects_are_skipped_and_long_ones_are_whole(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    assert lines_after(path, 5) == ([], 0)
-    path.write_bytes(b'[1]\n{"a": \xff}\n{"b": "' + b"x" * (3 << 20) + b'"}\n{"c"')
-    lines, offset = lines_after(path, 0)
-    while (more := lines_after(path, offset))[1] != offset:
-        lines += more[0]
-        offset = more[1]
-    assert [len(line["b"]) for line in lines] == [3 << 20]
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "1.2", "1.2.3_4.5.6", "-1.2.3", "1.2.³", "9" * 30 + ".1.1"])

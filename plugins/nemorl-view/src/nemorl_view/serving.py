@@ -6,6 +6,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -124,8 +125,8 @@ class Viewer:
         self._server.run(sockets=[self._socket])
 
     def _follow(self) -> None:
-        for run in self._runs[:1]:
-            run.overview()  # imports what all need, while the browser starts
+        with suppress(Exception):  # who asks for it is told
+            self._runs[0].overview()  # imports what all need, while the browser starts
         while not self._is_over.is_set():
             has_more = False
             for run in self._runs:

@@ -7,11 +7,11 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import anyio
 from anyio.to_thread import run_sync
+from nemorl_base.jsonl import lines_after
 
 from nemorl_view.watched import Position, WatchedRun
 
@@ -19,8 +19,6 @@ POLL_S = 1.0
 """Seconds between two looks at the files."""
 QUIET_S = 15.0
 """Seconds of silence after which a comment is sent, so that nobody in between closes the connection."""
-MOST_BYTES = 1 << 20
-"""Of one file in one event."""
 
 
 def positions_of(text: str, runs: Sequence[WatchedRun]) -> list[Position]:
@@ -84,29 +82,3 @@ def added_to(run: WatchedRun, at: Position) -> Iterator[tuple[dict[str, Any], Po
     if changes != at.records:
         at = replace(at, records=changes)
         yield {"kind": "records"}, at
-
-
-def lines_after(path: Path, offset: int) -> tuple[list[Any], int]:
-    """(objects of the whole lines after an offset, the offset after them); of a file that was cut, its new size and
-    nothing: it went back to an earlier step, and what was read is no longer so."""
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            if size < offset:
-                return [], size
-            file.seek(offset)
-            data = file.read(MOST_BYTES)
-            while b"\n" not in data and (more := file.read(MOST_BYTES)):
-                data += more
-    except FileNotFoundError:
-        return [], 0
-    whole = data[: data.rfind(b"\n") + 1]
-    return [found for line in whole.splitlines() if (found := _object(line)) is not None], offset + len(whole)
-
-
-def _object(line: bytes) -> Any:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None

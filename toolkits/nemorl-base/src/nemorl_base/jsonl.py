@@ -15,6 +15,9 @@ from typing import Any, Protocol, Self
 
 from nemorl_base.files import loading, replacing, storing
 
+MOST_BYTES = 1 << 20
+"""Read at once by whoever follows a file."""
+
 
 class StepLog(Protocol):
     """Records of steps, in a file or folder of a run."""
@@ -94,6 +97,32 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
             record = _parse(line)
             if record is not None:
                 yield record
+
+
+def lines_after(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
+    """What a JSON lines file has beyond an offset, piece by piece: (objects of whole lines, the offset after them).
+
+    A file that is shorter by now was cut: there are no objects, and the offset is its end. One that is gone is empty.
+
+    Raises:
+        StorageError: The system refuses to give it.
+
+    Example:
+        >>> lines_after(Path("no/such/file"), 7)
+        ([], 0)
+    """
+    if not Path(path).is_file():
+        return [], 0
+    with loading(path), Path(path).open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        if size < offset:
+            return [], size
+        file.seek(offset)
+        data = file.read(MOST_BYTES)
+        while b"\n" not in data and (more := file.read(MOST_BYTES)):
+            data += more
+    whole = data[: data.rfind(b"\n") + 1]
+    return [record for line in whole.split(b"\n") if (record := _parse(line)) is not None], offset + len(whole)
 
 
 def dumps(value: Any) -> bytes:

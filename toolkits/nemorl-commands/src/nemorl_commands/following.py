@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from nemorl_base.jsonl import lines_after
 from nemorl_base.ownership import FILE, Owner
 from nemorl_report.records.reading import FOLDER, RecordFile, read_records, record_files
 from nemorl_report.run_data import RunData
@@ -21,20 +20,12 @@ class Tail:
 
     def read(self) -> Iterator[dict[str, Any]]:
         """Objects since the last call. Of a file that was cut, what is written after that."""
-        if not self._path.is_file():
-            return
-        with self._path.open("rb") as file:
-            size = self._path.stat().st_size
-            self._offset = min(self._offset, size)
-            file.seek(self._offset)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return  # still being written
-                self._offset += len(line)
-                with suppress(ValueError):
-                    record = json.loads(line)
-                    if isinstance(record, dict):
-                        yield record
+        while True:
+            found, after = lines_after(self._path, self._offset)
+            if after == self._offset:
+                return
+            self._offset = after
+            yield from found
 
 
 class Following:
