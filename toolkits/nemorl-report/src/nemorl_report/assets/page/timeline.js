@@ -54,7 +54,7 @@ function rowsOf({ rows, total }, step, state) {
   const versions = [...new Set(rows.flatMap((row) => row.weight_versions ?? []))].sort((a, b) => a - b);
   const shade = (version) => colour(versions.indexOf(version));
   const made = rows.map((row) => {
-    const share = (tokens) => `${(100 * (tokens ?? 0)) / longest}%`;
+    const share = (tokens) => `calc((100% - 100px) * ${(tokens ?? 0) / longest})`; // the rest is for the marks
     const used = row.weight_versions ?? [], rest = Math.max(0, (row.total_tokens ?? 0) - (row.prompt_tokens ?? 0));
     const prompt = el("i", { class: "prompt-part" }), wrote = el("i", {});
     prompt.style.width = share(row.prompt_tokens);
