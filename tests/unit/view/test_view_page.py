@@ -194,5 +194,9 @@ def test_runs_over_each_other(run: Path, tmp_path: Path, page_of: Open) -> None:
         page.wait_for_selector(".u-legend")
         card = page.locator("figure.card", has_text="mean reward, as the environment gave it").first
         expect(card.locator(".u-series:not(.faint)")).to_have_count(3)  # steps, and one curve of each run
+        plots = "[...document.querySelectorAll('.plot')].map((place) => place.chart.plot).filter(Boolean)"
+        page.evaluate(f"{plots}[0].setScale('x', {{min: 1, max: 1.5}})")
+        ends = f"{plots}.map((plot) => [plot.scales.x.min, plot.scales.x.max])"
+        assert set(map(tuple, page.evaluate(ends))) == {(1, 1.5)}  # all charts zoom together
         page.locator(".runs input").first.uncheck()
         expect(card.locator(".u-series:not(.faint)")).to_have_count(2)
