@@ -94,6 +94,7 @@ test_view_command = conformance("commands", "view")
 test_plan_section = conformance("report_sections", "plan")
 test_sliding_puzzle_section = conformance("report_sections", "sliding_puzzle")
 test_early_stopping = conformance("hooks", {"name": "early_stopping", "patience": 2})
+test_logs = conformance("hooks", "logs")
 test_in_process = conformance("weight_transports", "in_process")
 test_shared_memory = conformance("weight_transports", "shared_memory")
 test_object_store = pytest.mark.ray(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import json
+import logging
 import os
 import signal
 import subprocess
@@ -21,6 +24,7 @@ from nemorl.resources.ray_launcher import split_devices
 from nemorl.resources.ray_session import RaySession
 from nemorl.resources.ray_workers import GroupSettings, RayWorkerGroup
 from nemorl.resources.worker import AttachedGroup
+from nemorl_base.logs import RunHandler, installed, log_ids
 from recorded_messages import Raises
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -53,6 +57,23 @@ def test_calls_reach_all_ranks_and_results_come_in_rank_order(group: RayWorkerGr
     first, second = group.call("place")
     assert (first.rank, second.rank, first.world_size) == (0, 1, 2)
     assert first.master_port == second.master_port > 0
+
+
+def test_workers_log_as_the_run_does_with_its_ids_and_their_own(group: RayWorkerGroup, tmp_path: Path) -> None:
+    group.call("note", "nobody logs")
+    with installed(RunHandler(io.StringIO(), logging.INFO, "json", {"run": "r1", "step": 3})), log_ids(episode=7):
+        group.call("note", "one")
+        group.call("note", "two")
+    texts = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert len(texts) == 2
+    for text in texts.values():
+        found = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+        assert [line["message"] for line in found] == ["one", "two"]
+        assert {(line["run"], line["step"], line["episode"], line["worker"]) for line in found} == {
+            ("r1", 3, 7, "adders")
+        }
+    ranks = sorted(json.loads(text.splitlines()[-1])["rank"] for text in texts.values())
+    assert ranks == [0, 1]
 
 
 def test_ranks_that_share_a_shard_answer_once(cluster: RayVirtualCluster) -> None:

@@ -5,6 +5,7 @@ It imports no torch: most tests do not need it, and each of many processes would
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -38,6 +39,9 @@ class Adder:
     def add(self, number: int) -> int:
         print(f"rank {self.context.rank} adds {number}", flush=True)
         return self.context.rank + number
+
+    def note(self, text: str) -> None:
+        logging.getLogger("nemorl_workers").info(text)
 
     def place(self) -> WorkerContext:
         return self.context

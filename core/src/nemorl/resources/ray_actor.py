@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nemorl_base.logs import Carried, entered
 from nemorl_base.ports import free_port
 
 from nemorl.errors import NemorlError
@@ -58,10 +59,11 @@ class RayWorker:
     def attach_engine(self, factory: AttachedFactory) -> None:
         self._built.attach_engine(factory)
 
-    def invoke(self, role: Role, method: str, kwargs: dict[str, Any], *args: Any) -> Any:
+    def invoke(self, role: Role, method: str, kwargs: dict[str, Any], logs: Carried | None, *args: Any) -> Any:
         """One method of the worker. Arguments stand at the top level, where Ray resolves references to shared ones."""
-        found = self._built.call(role, method, args, kwargs)
-        return found.result() if isinstance(found, Future) else found
+        with entered(logs):
+            found = self._built.call(role, method, args, kwargs)
+            return found.result() if isinstance(found, Future) else found
 
     def publish(self, transport: str, version: int, form: Form) -> WeightHandle | None:
         return self._built.publish(transport, version, form)

@@ -22,6 +22,7 @@ from typing import Any
 
 import ray
 from nemorl_base.interpreters import require_interpreter
+from nemorl_base.logs import carried
 from ray.exceptions import RayActorError, RayTaskError
 
 from nemorl.config.cluster import ClusterConfig
@@ -138,7 +139,7 @@ class RayWorkerGroup:
     def call_as(self, role: Role, method: str, *args: Any, **kwargs: Any) -> list[Any]:
         shared = [ray.put(value) if _is_large(value) else value for value in args]
         with self._order:
-            calls = {rank: rank.actor.invoke.remote(role, method, kwargs, *shared) for rank in self._ranks}
+            calls = {rank: self._invoke(rank, role, method, kwargs, shared) for rank in self._ranks}
         return list(self._gather(method, calls).values())
 
     def scatter(self, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -154,7 +155,7 @@ class RayWorkerGroup:
             for numbers, shard in zip(members, shards, strict=True):
                 # Ranks that share a shard read one copy of it.
                 sent = [ray.put(value) if len(numbers) > 1 and _is_large(value) else value for value in shard]
-                calls |= {workers[n]: workers[n].actor.invoke.remote(role, method, {}, *sent) for n in numbers}
+                calls |= {workers[n]: self._invoke(workers[n], role, method, {}, sent) for n in numbers}
         results = self._gather(method, calls)
         return [results[numbers[0]] for numbers in members]
 
@@ -170,8 +171,12 @@ class RayWorkerGroup:
                 except NemorlError as error:
                     answer.set_exception(error)
 
-        worker.actor.invoke.remote("backend", method, {}, *args).future().add_done_callback(settle)
+        self._invoke(worker, "backend", method, {}, args).future().add_done_callback(settle)
         return answer
+
+    def _invoke(self, rank: _Rank, role: Role, method: str, kwargs: dict[str, Any], args: Sequence[Any]) -> Any:
+        logs = carried(worker=self.settings.name, rank=rank.number)
+        return rank.actor.invoke.remote(role, method, kwargs, logs, *args)
 
     @property
     def _shards(self) -> list[list[int]]:

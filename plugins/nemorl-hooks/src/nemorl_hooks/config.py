@@ -1,13 +1,18 @@
-"""The hooks and their options. What they do is in the callbacks of ``nemorl_rl``."""
+"""The hooks and their options."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import ClassVar, Literal
 
 from nemorl.errors import ConfigIssue
 from nemorl.plugins.kinds import HookConfig
+from nemorl_base.reading import shown
 from pydantic import Field
+
+TAKEN = frozenset({"metrics.jsonl", "events.jsonl", "config.yaml", "", ".", ".."})
+"""Names that are no log's."""
 
 
 class EarlyStoppingConfig(HookConfig):
@@ -44,3 +49,26 @@ class EarlyStoppingConfig(HookConfig):
             min_delta=self.min_delta,
             higher_is_better=self.mode == "max",
         )
+
+
+class LogsConfig(HookConfig):
+    """Log records of the run and its events in one file, with the ids of step, worker and episode."""
+
+    summary: ClassVar[str] = "structured logs: JSON lines with run, step, worker and episode"
+
+    format: Literal["json", "text"] = "json"
+    """How a record is written: an object per line, or text for people."""
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least level of nemorl's own records. Of other libraries, warnings and errors."""
+    file: str = "log.jsonl"
+    """File in the run directory; it is added to. Workers under Ray write to their own output."""
+
+    def problems(self) -> Iterator[ConfigIssue]:
+        yield from super().problems()
+        if Path(self.file).name != self.file or self.file in TAKEN:
+            yield ConfigIssue("file", f"{shown(self.file)} is no name for a log", "give a file name, e.g. log.jsonl")
+
+    def build(self) -> object:
+        from nemorl_hooks.logs import Logs
+
+        return Logs(self.level, self.format, self.file)

@@ -56,6 +56,7 @@ STANDARD_PLUGINS: Mapping[str, str] = {
     "loggers:mlflow": "nemorl-loggers",
     "loggers:prometheus": "nemorl-prometheus",
     "hooks:early_stopping": "nemorl-hooks",
+    "hooks:logs": "nemorl-hooks",
     "weight_transports:shared_memory": "nemorl-transports",
     "weight_transports:object_store": "nemorl-transports",
     "weight_transports:cuda_ipc": "nemorl-transports",

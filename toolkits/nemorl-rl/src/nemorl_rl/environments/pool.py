@@ -5,6 +5,7 @@ How one turn is done is in ``turn.py``.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Literal, Self
@@ -13,6 +14,7 @@ from nemorl.contracts import Episode
 from nemorl.environment import Environment
 from nemorl.errors import boundary
 from nemorl.types import Prompt, Step
+from nemorl_base.logs import log_ids
 
 from nemorl_rl.config import RolloutConfig
 from nemorl_rl.environments.turn import TimedEpisode, Turn
@@ -64,6 +66,7 @@ class EnvironmentPool:
         self.chat_renderer = chat_renderer
         self.turns = turns
         self.concurrency = concurrency
+        self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._loop: LoopThread | None = None
 
@@ -82,7 +85,9 @@ class EnvironmentPool:
 
     def start(self, prompt: Prompt) -> Episode:
         with boundary(self.environment.owner):
-            return TimedEpisode(self.environment.start(prompt), prompt=prompt)
+            number = next(self._numbers)
+            with log_ids(episode=number):
+                return TimedEpisode(self.environment.start(prompt), prompt=prompt, number=number)
 
     def step(self, episodes: Sequence[Episode], responses: Sequence[str]) -> list[Step]:
         """One turn of each episode; results in order."""

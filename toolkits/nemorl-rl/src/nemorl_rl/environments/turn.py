@@ -20,6 +20,7 @@ from nemorl.contracts import Episode
 from nemorl.environment import Environment
 from nemorl.errors import ForeignError, boundary
 from nemorl.types import Prompt, Score, Step
+from nemorl_base.logs import log_ids
 
 from nemorl_rl.loop_thread import LoopThread
 
@@ -31,6 +32,8 @@ class TimedEpisode:
     inner: Episode
     spent_s: float = 0.0
     prompt: Prompt | None = None
+    number: int = 0
+    """Of the run's episodes, for logs."""
 
     @property
     def row(self) -> str:
@@ -212,7 +215,8 @@ class Turn:
             self._add_thread()
             answer: Any
             try:
-                answer = job.episode.step(job.response)
+                with log_ids(episode=job.episode.number):
+                    answer = job.episode.step(job.response)
             except BaseException as error:
                 answer = error
             with self._lock:
@@ -253,7 +257,8 @@ class Turn:
         if job.over:
             _close(awaitable)
         else:
-            job.task = asyncio.get_running_loop().create_task(self._answer(job, awaitable))
+            with log_ids(episode=job.episode.number):
+                job.task = asyncio.get_running_loop().create_task(self._answer(job, awaitable))
 
     async def _answer(self, job: _Job, awaitable: Awaitable[Step]) -> None:
         try:
