@@ -71,8 +71,8 @@ BUILTIN: Mapping[str, Rule] = {
         remedy="Its log-probs are those of another distribution: see its top_p, top_k and temperature.",
     ),
     "few_mixed_groups": Rule(
-        metric="train/without_gradient_frac",
-        above=0.95,
+        metric="train/baseline_reward/pct_mixed",
+        below=0.05,
         patience=10,
         meaning="Nearly all groups have equal rewards, all right or all wrong: almost nothing is learnt.",
         remedy="Use easier or harder prompts, or dynamic sampling; or the run is done.",

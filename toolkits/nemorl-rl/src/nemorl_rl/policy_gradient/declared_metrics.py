@@ -13,7 +13,10 @@ _DROPPED = "dropped ones in every step: find the cause of the mismatch"
 
 POLICY_GRADIENT_METRICS: Mapping[str, MetricInfo] = {
     "train/baseline_reward/pct_mixed": MetricInfo(
-        "Groups by reward", "share", "share of groups with different rewards: the ones that teach", "near 0"
+        "Groups by reward",
+        "share",
+        "share of groups with different rewards, of those with several responses: the ones that teach",
+        "near 0",
     ),
     "train/baseline_reward/pct_0": MetricInfo(
         "Groups by reward",

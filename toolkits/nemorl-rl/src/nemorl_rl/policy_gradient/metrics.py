@@ -23,7 +23,7 @@ def group_metrics(samples: Samples, advantages: Sequence[float]) -> dict[str, Me
 
     Returns:
         ``advantages/mean``, ``/max``, ``/min``, over responses; ``baseline_reward/pct_0``, ``pct_1`` and ``pct_mixed``:
-        shares (0 … 1) of groups whose mean reward is 0, is 1, and whose rewards differ.
+        shares (0 … 1) of groups whose mean reward is 0, is 1, and whose rewards differ, the last of groups of several.
 
     Example:
         >>> from nemorl.types import Prompt, Sample, Samples, Score
@@ -38,14 +38,14 @@ def group_metrics(samples: Samples, advantages: Sequence[float]) -> dict[str, Me
     for sample in samples:
         groups.setdefault(sample.prompt.index, []).append(sample.reward)
     means = [sum(rewards) / len(rewards) for rewards in groups.values()]
-    mixed = [differ(rewards) for rewards in groups.values()]
+    mixed = [differ(rewards) for rewards in groups.values() if len(rewards) > 1]
     return {
         "advantages/mean": Mean.of(advantages),
         "advantages/max": Max.of(advantages),
         "advantages/min": Min.of(advantages),
         "baseline_reward/pct_0": Mean.of(float(abs(mean) <= EPSILON) for mean in means),
         "baseline_reward/pct_1": Mean.of(float(abs(mean - 1.0) <= EPSILON) for mean in means),
-        "baseline_reward/pct_mixed": Mean.of(map(float, mixed)),
+        **({"baseline_reward/pct_mixed": Mean.of(map(float, mixed))} if mixed else {}),
     }
 
 
