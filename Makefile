@@ -11,13 +11,14 @@ DEV_STAMP := $(VENV)/.installed-dev
 SOURCES := $(foreach package,$(PACKAGES),$(package)/src)
 
 STREAMS := test-together test-measured test-units test-runs
-.PHONY: help setup quickstart test $(STREAMS) test-fast test-full lint format wheels gpu-check clean
+.PHONY: help setup quickstart test $(STREAMS) test-fast test-full chaos lint format wheels gpu-check clean
 
 help:
 	@echo "make quickstart   install, then train a tiny model with GRPO (a few minutes on a laptop)"
 	@echo "make test         install, then the whole test suite with coverage"
 	@echo "make test-fast    the tests that take seconds, in under three minutes"
 	@echo "make test-full    everything, also what proves the tests themselves"
+	@echo "make chaos        fail every file operation of a run, kill its processes at random; hours, goes on where it was"
 	@echo "make lint         ruff and mypy"
 	@echo "make format       ruff format and import order"
 	@echo "make wheels       build every package into dist/"
@@ -48,14 +49,14 @@ quickstart: $(STAMP)
 # A file of tests goes to one worker, which makes what its tests share once. Files that take long are given out first, so
 # that no worker is left alone with one at the end.
 SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-FOLDERS := $(addprefix tests/,integration e2e conformance spec unit)
+FOLDERS := $(addprefix tests/,integration e2e chaos conformance spec unit)
 
 # Python 3.11 takes twice as long for the same code while coverage is measured. So it is measured where tests are written
 # for the lines of kernel and toolkits: these alone have to reach the 85 %.
 MEASURED := $(addprefix tests/unit/,base core rl tensors report isolation commands testing) tests/conformance/test_kit_catches_mutations.py
 TOGETHER := $(addprefix tests/integration/,megatron vllm)
 ON_RAY := $(addprefix tests/integration/,async ray)
-RUNS := tests/e2e tests/conformance tests/spec tests/integration
+RUNS := tests/e2e tests/chaos tests/conformance tests/spec tests/integration
 ignored = $(addprefix --ignore=,$(1))
 
 # Four processes side by side, on two cores: what starts other processes waits for them much of its time. They are to
@@ -84,6 +85,18 @@ test-fast: $(DEV_STAMP)
 
 test-full: $(DEV_STAMP)
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "full or not full" $(FOLDERS)
+
+# One folder for each: results.jsonl there holds a line per case. BLOWS: the seeds of each subject.
+CHAOS ?= .chaos
+BLOWS ?= 0:60
+SUBJECTS := grpo sft megatron saving_beside_the_step math_environment grpo_on_ray asynchronous_on_ray
+chaos: $(DEV_STAMP)
+	failed=0; \
+	nice $(BIN)/python tests/chaos/file_sweep.py $(CHAOS)/files || failed=1; \
+	for subject in $(SUBJECTS); do \
+		nice $(BIN)/python tests/chaos/random_blows.py $(CHAOS)/$$subject --subject "$$(echo $$subject | tr _ ' ')" --seeds $(BLOWS) || failed=1; \
+	done; \
+	exit $$failed
 
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check .

@@ -21,7 +21,9 @@
 #include <sys/sendfile.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
 enum mode { REFUSE = 1, SHORT = 2, KILL = 3, TORN = 4, FULL = 5 };
@@ -45,6 +47,14 @@ void faulty_files_arm(const char *path, const char *key, int occurrence, int how
     next_fails = 0;
     left = occurrence;
 }
+
+/* From now on whatever takes space on the disk takes that much longer. */
+static atomic_int slowness_us;
+void faulty_files_slow(int us) { slowness_us = us; }
+
+/* The clock of the day jumps; the monotonic one, by which waits are measured, does not. */
+static atomic_long jump_s;
+void faulty_clock_jump(long s) { jump_s += s; }
 
 static void say(const char *what, const char *key) {
     char line[PATH_MAX + 64];
@@ -96,6 +106,7 @@ static int fault(const char *kind, int dirfd, const char *path, int takes_space)
     int saved = errno;
     if (!folder_length || !key_of(kind, dirfd, path, key)) { errno = saved; return 0; }
     say("", key);
+    if (takes_space && slowness_us) usleep(slowness_us);
     if (is_full && takes_space) { errno = ENOSPC; return REFUSE; }
     int is_it = !strcmp(key, wanted) && left > 0 && atomic_fetch_sub(&left, 1) == 1;
     if (!is_it && next_fails && !strcmp(key, wanted)) {
@@ -232,4 +243,23 @@ int close(int fd) {
     if (!failed) return result;
     errno = number;
     return -1;
+}
+
+int clock_gettime(clockid_t clock, struct timespec *now) {
+    REAL(clock_gettime);
+    int result = real(clock, now);
+    if (clock == CLOCK_REALTIME && !result) now->tv_sec += jump_s;
+    return result;
+}
+int gettimeofday(struct timeval *now, void *zone) {
+    REAL(gettimeofday);
+    int result = real(now, zone);
+    if (!result) now->tv_sec += jump_s;
+    return result;
+}
+time_t time(time_t *out) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    if (out) *out = now.tv_sec;
+    return now.tv_sec;
 }

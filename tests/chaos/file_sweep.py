@@ -10,8 +10,9 @@ import argparse
 import json
 import random
 import shutil
+import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,11 +31,14 @@ class Story:
     """What a run has been through when the fault comes, and how its life then is: arguments of ``tiny_runs.train``."""
 
     before: tuple[dict[str, Any], ...] = ()
-    then: dict[str, Any] | None = None
+    then: dict[str, Any] = field(default_factory=dict)
+    always: dict[str, Any] = field(default_factory=dict)
+    """In every life, that after the fault too."""
 
 
 STORIES = {
     "new": Story(),
+    "saving beside the step": Story(always={"subject": "saving beside the step"}),
     "continued": Story(before=({"stop_after": 2},)),
     "gone back": Story(before=({"stop_after": 3},), then={"from_step": 2}),
     "after a kill": Story(before=({"fault": asdict(Fault("rename checkpoints/.writing_step_#", 3, "killed before"))},)),
@@ -63,24 +67,24 @@ class FileSweep:
     def places(self, story: str) -> list[tuple[str, int]]:
         """The operations of a story's last life."""
         place = self._prepared(story)
-        self._live(place, STORIES[story].then or {})
+        self._live(place, {**STORIES[story].always, **STORIES[story].then})
         return operations(place.with_suffix(".trace"))
 
     def problems(self, story: str, fault: Fault) -> list[str] | None:
         """What went wrong when a fault met a story, and in continuing; ``None`` where the fault never came."""
-        place = self._prepared(story)
-        end = self._live(place, {**(STORIES[story].then or {}), "fault": asdict(fault)})
+        place, always = self._prepared(story), STORIES[story].always
+        end = self._live(place, {**always, **STORIES[story].then, "fault": asdict(fault)})
         if not has_struck(place.with_suffix(".trace")):
             return None
         found = [*self._bad_end(place, end), *broken_promises(place)]
         if end != 0:
-            again = self._live(place, {})
+            again = self._live(place, always)
             if again != 0:
                 return [*found, f"could not be continued ({again}): {self._said(place)}"]
         may_lack = "kill" in fault.mode or fault.mode == "full from here"
         differing = list(differences(self.whole, place, records_may_lack=may_lack))
         if end == 0 and differing and all(what.startswith("left behind") for what in differing):
-            self._live(place, {})  # what a run could not remove, its next owner does
+            self._live(place, always)  # what a run could not remove, its next owner does
             differing = list(differences(self.whole, place, records_may_lack=may_lack))
         return [*found, *differing]
 
@@ -91,7 +95,7 @@ class FileSweep:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         if STORIES[story].before and not template.exists():
             for life in STORIES[story].before:
-                end = self._live(place, life)
+                end = self._live(place, {**STORIES[story].always, **life})
                 assert end in (0, KILLED), self._said(place)
             shutil.copytree(place, template)
             return self._prepared(story)
@@ -133,6 +137,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", default="", help="cases whose description contains this text")
     parser.add_argument("--most", type=int, default=10**9, help="cases at most")
     options = parser.parse_args(arguments)
+    options.folder = options.folder.resolve()
+    has_failed = False
     results = options.folder / "results.jsonl"
     with FileSweep(options.folder) as sweep:
         done = {json.loads(line)["case"] for line in results.read_text().splitlines()} if results.exists() else set()
@@ -148,7 +154,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 with results.open("a") as file:
                     file.write(json.dumps({"case": case, "struck": found is not None, "problems": found or []}) + "\n")
                 if found:
+                    has_failed = True
                     print(case, *found, sep="\n    ", flush=True)
+    sys.exit(has_failed)
 
 
 if __name__ == "__main__":
