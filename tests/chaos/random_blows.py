@@ -32,6 +32,8 @@ from warm import HUNG, Warm
 DEADLINE_S = 300.0
 """Of one life, however many of its processes stand still."""
 DISK = "16m"
+ENDS_DRIVER = {"kill driver": -9, "kill raylet": 1, "kill gcs_server": 1}
+"""How the driver may end by these: Ray itself exits drivers that have lost it (the supervisor of commands says so)."""
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 
 
@@ -45,7 +47,8 @@ class RandomBlows:
         folder.mkdir(parents=True, exist_ok=True)
         self.model = write_tiny_model(folder / "tiny", **SIZES)
         self.whole, self.disk = folder / "whole", folder / "disk"
-        shutil.rmtree(self.whole, ignore_errors=True)
+        for left in (self.whole, folder / "first"):
+            shutil.rmtree(left, ignore_errors=True)
         self.disk.mkdir(exist_ok=True)
         mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(self.disk)]
         self.has_disk = subprocess.run(mount, capture_output=True, check=False).returncode == 0
@@ -54,9 +57,12 @@ class RandomBlows:
         if self.is_on_ray:
             short = Path(self.stack.enter_context(TemporaryDirectory(prefix="nemorl-fork-")))  # of a socket's address
             self.python = str(self.stack.enter_context(python_that_forks(short)))
-        first = "grpo" if self.is_on_ray else subject  # forks of a process that had Ray would share its connection
-        arguments = {**self._arguments(self.whole), "subject": first}
+        arguments = self._arguments(self.whole)
+        if self.is_on_ray:  # forks of a process that had Ray would share its connection
+            arguments |= {"subject": "grpo", "run_dir": str(folder / "first")}
         self.warm = self.stack.enter_context(Warm("tiny_runs:train", arguments, preload=build(folder)))
+        if self.is_on_ray:
+            assert self._live(self.whole, [], folder / "struck") == 0
 
     def __enter__(self) -> Self:
         return self
@@ -116,7 +122,9 @@ class RandomBlows:
             yield f"hung for {DEADLINE_S:g} s under {blows}"
         elif end == 2 and "fix: " not in (words := json.loads(outcome.read_text())["text"]):
             yield f"does not say how to fix it: {words}"
-        elif end not in (0, 2) and not (end == -9 and any(blow.what == "kill driver" for blow in blows)):
+        elif end not in (0, 2) and not any(
+            blow.what in ENDS_DRIVER and end == ENDS_DRIVER[blow.what] for blow in blows
+        ):
             yield f"ended with {end} under {blows}: {text}"
         if end != 0 and not blows:
             yield f"could not be continued in peace ({end}): {outcome.read_text() if outcome.exists() else text}"

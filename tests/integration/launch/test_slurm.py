@@ -107,7 +107,8 @@ def test_before_the_time_limit_it_saves_and_goes_back_into_the_queue(site: Site)
     assert (site.folder / "runs" / "limit" / "checkpoints").exists()
     site.hurry(job_id)
     await_true(lambda: max(site.steps("limit")) > saved, START_S, lambda: site.explain("limit"))
-    assert site.steps("limit") == list(range(1, len(site.steps("limit")) + 1))
+    steps = site.steps("limit")  # once: the run goes on
+    assert steps == list(range(1, len(steps) + 1))
     site.launch("cancel", "limit", "--now")
     site.await_state("limit", "cancelled", END_S)
 
