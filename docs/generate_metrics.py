@@ -55,6 +55,7 @@ def tables() -> Mapping[str, str]:
         "training backends": table(WORK_METRICS),
         "rates": table({n: i for n, i in hook.items() if n.startswith("performance/")}),
         "machines": table({n: i for n, i in hook.items() if n.startswith("system/")}),
+        "replication": table(declared("hooks")["replicate"]),
         "every algorithm": table(_without_time(RunConfig.metrics)),
         "sampling": table({n: i for n, i in _without_time(rollouts).items() if n.startswith("train/")}),
         "validation": table({n: i for n, i in rollouts.items() if n.startswith("validation/")}),

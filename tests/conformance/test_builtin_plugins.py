@@ -138,6 +138,7 @@ test_try = conformance("commands", "config.try")
 test_migrate = conformance("commands", "config.migrate")
 test_import_checkpoint = conformance("commands", "import-checkpoint")
 test_doctor = conformance("commands", "doctor")
+test_runs_copy = conformance("commands", "runs.copy")
 test_runs_verify = conformance("commands", "runs.verify")
 test_plugins_new = conformance("commands", "plugins.new")
 

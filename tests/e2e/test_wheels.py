@@ -48,6 +48,7 @@ STANDARD = {
     ("weight_transports", "shared_memory", "nemorl-transports"),
     ("loggers", "tensorboard", "nemorl-loggers"),
     ("hooks", "early_stopping", "nemorl-hooks"),
+    ("hooks", "replicate", "nemorl-replicate"),
     ("training_backends", "dtensor", "nemorl-dtensor"),
     ("training_backends", "megatron", "nemorl-megatron"),
     ("generation_backends", "megatron", "nemorl-megatron"),

@@ -42,7 +42,14 @@ PARTS += ["checkpoints/step_000001", "checkpoints/step_000002"]
 def test_a_sound_run_is_whole(run: Path, of: str) -> None:
     code, verdicts = verify(run if of == "the run" else run.parent)
     assert code == 0
-    assert verdicts == [{"run": "grpo-1", "part": part, "problem": None} for part in PARTS]
+    facts = [{"run": "grpo-1", "part": part, "problem": None, "newest_whole": part == PARTS[-1]} for part in PARTS]
+    assert verdicts == facts
+
+
+def test_the_newest_whole_checkpoint_is_named(run: Path) -> None:
+    (run / "checkpoints/step_000002/policy/weights").write_text("y")
+    _, verdicts = verify(run)
+    assert [verdict["part"] for verdict in verdicts if verdict["newest_whole"]] == ["checkpoints/step_000001"]
 
 
 DAMAGES: dict[str, tuple[str, Callable[[Path], Any], str]] = {

@@ -14,6 +14,7 @@ from nemorl.errors import NemorlError, UsageError
 from nemorl_base.checkpoints import Checkpoint
 from nemorl_base.yaml_text import parse_yaml
 from nemorl_commands.answers import AsJson, echo_json
+from nemorl_commands.console import Console
 from nemorl_commands.plugin_app import plugin_app
 from nemorl_commands.terminal import print_table, styled
 from nemorl_report.lock import FILE as PLUGINS_FILE
@@ -31,6 +32,8 @@ class Verdict:
     part: str
     """Its path in the run's directory."""
     problem: str | None
+    newest_whole: bool = False
+    """The checkpoint that the run continues from."""
 
 
 @app.command()
@@ -48,11 +51,18 @@ def verify(
 
       nemorl runs verify runs/grpo-1a2b3c4d --json
     """
-    verdicts = [verdict for place in runs_in(run) for verdict in verdicts_on(place)]
+    with Console(quiet=as_json) as console:
+        verdicts: list[Verdict] = []
+        for place in runs_in(run):
+            console.announce(f"checking {place}")
+            verdicts += verdicts_on(place)
     if as_json:
         echo_json([asdict(verdict) for verdict in verdicts], indent=2)
     else:
-        states = [styled("ok", "green") if v.problem is None else styled(v.problem, "red") for v in verdicts]
+        sound = {True: "ok, the newest whole checkpoint", False: "ok"}
+        states = [
+            styled(sound[v.newest_whole], "green") if v.problem is None else styled(v.problem, "red") for v in verdicts
+        ]
         rows = [(v.run, v.part, state) for v, state in zip(verdicts, states, strict=True)]
         print_table(("RUN", "PART", "STATE"), rows, whole=("RUN", "PART"))
     if any(verdict.problem is not None for verdict in verdicts):
@@ -85,9 +95,11 @@ def verdicts_on(run: Path) -> Iterator[Verdict]:
     for file in record_files(run / FOLDER):
         if (problem := _problem(partial(_table, file), file.path)) is not None:
             yield Verdict(run.name, str(file.path.relative_to(run)), problem)
-    for path in sorted((run / "checkpoints").glob("step_*")):
-        problem = _problem(lambda path: Checkpoint.read(path).verify(), path)
-        yield Verdict(run.name, f"checkpoints/{path.name}", problem)
+    paths = sorted((run / "checkpoints").glob("step_*"), key=lambda path: (len(path.name), path.name))
+    problems = {path: _problem(lambda path: Checkpoint.read(path).verify(), path) for path in paths}
+    newest = next((path for path in reversed(paths) if problems[path] is None), None)
+    for path, problem in problems.items():
+        yield Verdict(run.name, f"checkpoints/{path.name}", problem, path == newest)
 
 
 def _is_run(path: Path) -> bool:

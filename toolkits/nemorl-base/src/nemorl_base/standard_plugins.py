@@ -57,6 +57,7 @@ STANDARD_PLUGINS: Mapping[str, str] = {
     "loggers:prometheus": "nemorl-prometheus",
     "hooks:early_stopping": "nemorl-hooks",
     "hooks:logs": "nemorl-hooks",
+    "hooks:replicate": "nemorl-replicate",
     "weight_transports:shared_memory": "nemorl-transports",
     "weight_transports:object_store": "nemorl-transports",
     "weight_transports:cuda_ipc": "nemorl-transports",
@@ -76,6 +77,7 @@ STANDARD_PLUGINS: Mapping[str, str] = {
     "commands:certs": "nemorl-site",
     "commands:plugins.sign": "nemorl-site",
     "commands:plugins.verify": "nemorl-site",
+    "commands:runs.copy": "nemorl-replicate",
     "commands:config.migrate": "nemorl-compat",
     "commands:plugins.new": "nemorl-authoring",
 }

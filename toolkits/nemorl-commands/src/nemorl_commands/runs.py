@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 from nemorl_commands.answers import AsJson, echo_json
 from nemorl_commands.console import Console
+from nemorl_commands.pruning import prune
 from nemorl_commands.terminal import plain, print_list, say
 
 if TYPE_CHECKING:
@@ -241,6 +242,7 @@ class _ListByDefault(TyperGroup):
 
 
 app = typer.Typer(cls=_ListByDefault, help="List runs (the default), and look after them.")
+app.command()(prune)
 
 
 @app.command("list")
