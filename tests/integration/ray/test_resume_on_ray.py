@@ -14,9 +14,10 @@ from safetensors.torch import load_file
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.full, pytest.mark.usefixtures("private_ray")]
 
 ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(9) for b in range(9)]
+SNAPSHOTS = ["checkpoint.asynchronous=true", "checkpoint.every=1"]
 LAYOUTS: list[list[str]] = [
     [],
-    ["cluster.launcher=ray", "cluster.workers_per_node=2", "policy.tensor_parallel_size=2"],
+    ["cluster.launcher=ray", "cluster.workers_per_node=2", "policy.tensor_parallel_size=2", *SNAPSHOTS],
     ["cluster.launcher=ray", "cluster.workers_per_node=2", "policy.microbatch_tokens=24"],
 ]
 

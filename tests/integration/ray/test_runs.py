@@ -125,7 +125,8 @@ def speaks_algebra(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("algebra"), alphabet="012x+*=^", **sizes)
 
 
-def test_random_kills_lose_and_repeat_nothing(speaks_algebra: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("asynchronous", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_random_kills_lose_and_repeat_nothing(asynchronous: bool, speaks_algebra: Path, tmp_path: Path) -> None:
     kills = int(os.environ.get("NEMORL_TEST_KILLS", "3"))
     changes: dict[str, Any] = {
         "max_steps": 3 * kills,
@@ -133,6 +134,7 @@ def test_random_kills_lose_and_repeat_nothing(speaks_algebra: Path, tmp_path: Pa
         "reward": None,
         "environment": {"name": "math", "timeout_s": 60},
         "generation": {"max_new_tokens": 2},
+        "checkpoint": {"every": 1, "asynchronous": asynchronous},
     }
     quiet = train(speaks_algebra, tmp_path / "quiet", {}, **changes)
     killer = KillAtRandom(kills, every=2, seed=2)
