@@ -56,7 +56,8 @@ class Judge:
             how = "does not fall" if not fallen else "falls by no more than its noise"
             raise UsageError(
                 f"{self.metric} {how} between both ends: {_value(self.good)} and {_value(self.bad)}",
-                fix="give more --steps or --seeds, another --metric, or --lower-is-better where a rise is bad",
+                fix="give ends further apart (--steps, checkpoints), more --seeds or another --metric; where a rise is "
+                "bad, --lower-is-better",
             )
 
     def outcome(self, tried: str, words: str, measure: Callable[[str], Measured]) -> Outcome:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemorl.errors import UsageError
-from nemorl.storage.checkpoints import Checkpoint
 from nemorl.types import Branch, Prompt, Row, Sample, Samples, Score
+from nemorl_base.checkpoints import Checkpoint
 from nemorl_report.records.reading import FOLDER, read_table, record_files
 from nemorl_rl.exporting import export_model
 from nemorl_rl.rollouts import rollout_metrics
