@@ -63,7 +63,7 @@ def bisect(
 
       nemorl bisect runs/mine@100 runs/mine@900 --metric validation/accuracy
     """
-    from nemorl_diff.bisecting import BudgetSpent, Judge, known_so_far
+    from nemorl_diff.bisecting import Judge
 
     sides = [_side(text) for text in (good, bad)]
     question = {"good": good, "bad": bad, "metric": metric, "seeds": seeds, "lower_is_better": lower_is_better}
@@ -72,25 +72,34 @@ def bisect(
         _require_metric(run, metric, is_evaluated=step is not None)
     journal = _journal(output, sides, question)
     judge = Judge(journal, metric, budget, (lambda _: None) if as_json else _tell)
-    try:
-        answer = (
-            _of_settings(sides, judge, question, plugin_folder or [])
-            if sides[0][1] is None
-            else _of_checkpoints(sides, judge, question)
-        )
-    except BudgetSpent:
-        text = f"{budget} probes were made, and more are needed: the same command goes on. {known_so_far(judge)}"
-        answer = {"found": None, "text": [text]}
-    probes = [
-        {"name": one.name, "tried": one.tried, "outcome": one.outcome, "text": one.text} for one in journal.probes
-    ]
+    answer = _searched(sides, judge, question, plugin_folder or [])
     if as_json:
+        probes = [
+            {"name": one.name, "tried": one.tried, "outcome": one.outcome, "text": one.text} for one in journal.probes
+        ]
         echo_json({**question, "folder": str(journal.folder), "probes": probes, **answer}, indent=2)
     else:
         for sentence in answer["text"]:
             _tell(sentence)
     if answer["found"] is None:
         raise typer.Exit(NOT_FOUND)
+
+
+def _searched(
+    sides: list[tuple[RunFiles, int | None]], judge: Judge, question: dict[str, Any], folders: list[Path]
+) -> dict[str, Any]:
+    """What was found, and what to say of it."""
+    from nemorl_diff.bisecting import BudgetSpent, known_so_far
+
+    before = len(judge.journal.probes)
+    try:
+        if sides[0][1] is None:
+            return _of_settings(sides, judge, question, folders)
+        return _of_checkpoints(sides, judge, question)
+    except BudgetSpent:
+        made = len(judge.journal.probes) - before
+        text = f"{made} probes were made, and more are needed: the same command goes on. {known_so_far(judge)}"
+        return {"found": None, "text": [text]}
 
 
 def _side(text: str) -> tuple[RunFiles, int | None]:
