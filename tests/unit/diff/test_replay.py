@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ import pytest
 import torch
 from command_line import Command
 from made_runs import changed, make_run, with_config, with_record, with_weight
-from nemorl.types import Branch, Prompt, Sample, Score
-from nemorl_diff.halves import _sample
+from nemorl.types import Branch, Completion, GenerationRequest, Prompt, Sample, Samples, Score
+from nemorl_diff.recorded import _sample, rescored
 from nemorl_diff.replaying import Replay
 from nemorl_diff.run_files import RunFiles
 from nemorl_report.records.table import Group, Rollout, table_of
@@ -34,6 +35,28 @@ def test_a_recorded_episode_is_the_sample_that_was_recorded() -> None:
     table = table_of(Rollout("run", "train", 4, 0.0, [Group(3, [sample])]), lambda ids: " ".join(map(str, ids)))
     (row,) = table.to_pylist()
     assert _sample({**row, "prompt": "2+2="}) == sample
+
+
+class Engine:
+    """Gives each token the log-prob of minus its place."""
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[list[Completion]]:
+        assert all(request.sampling.prompt_logprobs for request in requests)
+        scores = [tuple(-float(place) for place in range(len(request.token_ids))) for request in requests]
+        return [[Completion((1,), (0.0,), "length", prompt_logprobs=one)] for one in scores]
+
+
+def test_another_engine_scores_the_recorded_tokens_that_the_policy_chose() -> None:
+    branch = Branch((5, 9), (False, True), (0.0, -1.5))
+    sample = Sample(
+        Prompt(0, "2+2=", (5, 6)), (5, 6, 7, 8), (False, False, True, True), (0.0, 0.0, -0.5, -0.25),
+        Score(1.0), "78", "stop", branches=(branch,),
+    )  # fmt: skip
+    engine: Any = Engine()
+    (found,) = rescored(Samples([sample]), engine)
+    assert found.generation_logprobs == (0.0, 0.0, -2.0, -3.0)
+    assert found.branches[0].generation_logprobs == (0.0, -1.0)
+    assert (found.token_ids, found.reward) == (sample.token_ids, 1.0)
 
 
 def test_a_replay_begins_at_the_newest_checkpoint_before_the_step(tmp_path: Path) -> None:

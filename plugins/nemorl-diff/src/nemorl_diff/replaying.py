@@ -61,18 +61,30 @@ class Replay:
         return max((step for step in self.run.checkpoints if step < self.step), default=0)
 
     @property
+    def scores(self) -> bool:
+        """Another engine gives log-probs of the recorded tokens: from the same seeds it would draw other ones."""
+        own, changed = self._both_configs()
+        return self.only == "sampler" and _engine_of(own) != _engine_of(changed)
+
+    def _both_configs(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        from nemorl_base.mappings import apply_overrides
+
+        own = dict(self.run.data.config)
+        return own, apply_overrides(deepcopy(own), self.changes)
+
+    @property
     def parts(self) -> tuple[Stage, ...]:
         """What can be compared with the run."""
+        if self.scores:
+            return ("tokens",)
         chosen = {"sampler": OF_SAMPLER, "trainer": OF_TRAINER, None: OF_REPLAY}[self.only]
         return tuple(part for part in chosen if part != "weights") if self.is_foreign else chosen
 
     @property
     def is_foreign(self) -> bool:
         """The weights come over from a checkpoint of another backend, whose optimizer's state does not."""
-        from nemorl_base.mappings import apply_overrides
-
-        own = dict(self.run.data.config)
-        return self.begins_after > 0 and _backend_of(own) != _backend_of(apply_overrides(deepcopy(own), self.changes))
+        own, changed = self._both_configs()
+        return self.begins_after > 0 and _backend_of(own) != _backend_of(changed)
 
     def config(self) -> RunConfig:
         """The run's config with the changes, in the replay's folder.
@@ -92,6 +104,8 @@ class Replay:
             data["records"] = {**data["records"], "every": 1, "groups": ALL_GROUPS, "print_completions": 0}
             data["records"]["max_gib"] = max(2.0, data["records"]["max_gib"])
         data["run_dir"] = str(self.folder)
+        if self.scores and self.step == self.begins_after + 1:
+            data["policy"]["max_sequence_tokens"] += 1  # an engine scores a prompt, and answers with a token
         given = [key for key in ("data", "environment") if key in data and data[key] is None]
         if given:
             raise UsageError(
@@ -103,8 +117,16 @@ class Replay:
 
 def _backend_of(data: Mapping[str, Any]) -> str:
     """The training backend's name."""
-    backend = data["policy"]["backend"]
-    return str(backend["name"] if isinstance(backend, Mapping) else backend)
+    return _name(data["policy"]["backend"])
+
+
+def _engine_of(data: Mapping[str, Any]) -> str:
+    """The generation backend's name; empty for a run that does not sample."""
+    return _name((data.get("generation") or {}).get("backend") or "")
+
+
+def _name(part: Any) -> str:
+    return str(part["name"] if isinstance(part, Mapping) else part)
 
 
 def make(replay: Replay, display: Display) -> Walk:

@@ -17,6 +17,7 @@ def sentences(replay: Replay, found: Walk, tolerance: float) -> Iterator[str]:
     begins, parting = replay.begins_after, found.parting
     origin = f"from the checkpoint of step {begins}" if begins else "from the beginning of the run"
     half = f" by the {replay.only} alone" if replay.only else ""
+    half = " by scoring the recorded tokens" if replay.scores else half
     changes = f" with {', '.join(replay.changes)}" if replay.changes else ""
     what = f"Step {replay.step} of {replay.run.path}, made again{half} {origin}{changes}"
     if parting is not None and parting.point is not None:
