@@ -24,6 +24,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "audit"
 
 
+@pytest.mark.slow
 def test_a_run_is_recorded(tiny_model: Path, tmp_path: Path, folder: Path, nemorl: Command) -> None:
     run = tmp_path / "run"
     config = library.load_config(

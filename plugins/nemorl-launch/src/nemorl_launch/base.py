@@ -17,13 +17,13 @@ from nemorl.errors import ConfigIssue, UsageError
 from nemorl.plugins.kinds import PluginConfig
 from nemorl_base.files import replace_text
 from nemorl_base.scalars import ExpandsHome
+from nemorl_base.secrets import SECRET_NAME
 from pydantic import Field
 
 RECORD = "launch.json"
 CONFIG = "config.yaml"
 State = Literal["pending", "running", "finished", "stopped", "failed", "cancelled", "unknown"]
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SECRET = re.compile(r"(^|_)(TOKEN|KEY|PASSWORD|PASSWD|SECRET|CREDENTIALS?)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class LauncherConfig(PluginConfig):
                 where = "environment" if name in self.environment else "secrets"
                 yield ConfigIssue(where, f"{name!r} is no name of a variable", "use letters, digits and _")
         for name in self.environment:
-            if _SECRET.search(name) and not self.environment[name].startswith("/"):
+            if SECRET_NAME.search(name) and not self.environment[name].startswith("/"):
                 yield ConfigIssue(
                     f"environment.{name}", "looks like a secret, and would be written to files", f"secrets: [{name}]"
                 )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from nemorl_base.files import loading, replacing, storing
+from nemorl_base.secrets import redacted_bytes
 
 MOST_BYTES = 1 << 20
 """Read at once by whoever follows a file."""
@@ -47,9 +48,10 @@ class JsonlWriter:
         """Nothing to wait for: the system has each line when ``write`` returns."""
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """One line, in strict JSON: NaN and infinities become null. The system has it when this returns."""
+        """One line, in strict JSON: NaN and infinities become null, secrets of the environment their names. The system
+        has it when this returns."""
         with storing(self.path):
-            rest = memoryview(dumps(record) + b"\n")
+            rest = memoryview(redacted_bytes(dumps(record)) + b"\n")
             while rest:  # a disk that is nearly full takes a part
                 rest = rest[self._file.write(rest) :]
 

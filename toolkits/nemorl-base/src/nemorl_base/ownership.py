@@ -23,6 +23,7 @@ from typing import Any
 
 from nemorl_base.errors import RunInUseError
 from nemorl_base.files import remove_drafts, storing
+from nemorl_base.secrets import redacted
 
 FILE = "run.lock"
 NO_FLOCK = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
@@ -45,7 +46,7 @@ class Owner:
 
     @classmethod
     def me(cls) -> Owner:
-        command = shlex.join([Path(sys.argv[0]).name or "python", *sys.argv[1:]])
+        command = redacted(shlex.join([Path(sys.argv[0]).name or "python", *sys.argv[1:]]))
         return cls(socket.gethostname(), os.getpid(), _boot_id(), _start_of(os.getpid()) or "", time.time(), command)
 
     @classmethod

@@ -10,6 +10,7 @@ from importlib import metadata
 from typing import Any
 
 from nemorl.plugins.registry import Registry
+from nemorl_base.secrets import redacted
 
 LIBRARIES = (
     "nemorl-base",
@@ -46,7 +47,7 @@ def describe_environment(registry: Registry) -> dict[str, Any]:
             for entry in registry.index.entries
         ],
         "git": _git(),
-        "command": sys.argv,
+        "command": [*map(redacted, sys.argv)],
         "threads": os.environ.get("OMP_NUM_THREADS"),
     }
 
