@@ -12,6 +12,8 @@ from nemorl_agent_env.build import environment_of
 from nemorl_agent_env.environment import Agent
 from test_agent_sandbox import NO_LANDLOCK, landlock_version
 
+pytestmark = pytest.mark.slow
+
 CLIENTS = {
     "openai": """
 import os, sys
@@ -28,8 +30,6 @@ reply = Anthropic().messages.create(model=os.environ["ANTHROPIC_MODEL"], max_tok
 print(reply.content[0].text)
 """,
 }
-
-pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("sandbox", [False, True])

@@ -19,13 +19,13 @@ from nemorl_agent_env import AgentConfig, ToolsConfig
 from pydantic import ValidationError
 from recorded_messages import Raises
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("mcp", reason="mcp is not installed")
 
 SERVER = """
 import asyncio, os, sys
 from mcp.server.mcpserver import MCPServer
-
-pytestmark = pytest.mark.slow
 
 server = MCPServer("calculator")
 count = 0
