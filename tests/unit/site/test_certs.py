@@ -170,6 +170,14 @@ def test_a_gateway_refuses_to_listen_beyond_this_machine_without_encryption(host
         Gateway(GatewayOptions(host=host))
 
 
+def test_view_refuses_other_machines_without_encryption(tmp_path: Path, nemorl: Command) -> None:
+    (tmp_path / "metrics.jsonl").write_text("")
+    (tmp_path / "config.yaml").write_text("algorithm: sft\n")
+    done = nemorl("view", tmp_path, "--host", "0.0.0.0", "--no-browser")
+    assert done.code == 2
+    assert "nemorl view would listen on '0.0.0.0', beyond this machine, without encryption" in done.err
+
+
 def test_serve_refuses_other_machines_before_anything_is_loaded(tiny_model: Path, nemorl: Command) -> None:
     done = nemorl("serve", tiny_model, "--host", "0.0.0.0")
     assert done.code == 2

@@ -147,6 +147,20 @@ def test_a_file_that_is_named_and_missing_admits_nothing(policy: Policy, monkeyp
     assert refusal("models", "x") is not None
 
 
+def test_a_file_that_may_be_hidden_admits_nothing(
+    tmp_path: Path, policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert refusal("models", "x") is None, "there is none"
+    (tmp_path / "round").symlink_to(
+        tmp_path / "round"
+    )  # as a folder that one may not enter: what is in it is not known
+    monkeypatch.setattr(site_policy, "SITE_FILE", tmp_path / "round" / "policy.yaml")
+    site_policy.site_policies.cache_clear()
+    found = refusal("models", "x")
+    assert found is not None
+    assert "cannot be used" in found.message
+
+
 # What a user may try
 
 

@@ -136,11 +136,22 @@ class SitePolicy:
 @cache
 def site_policies() -> tuple[SitePolicy, ...]:
     """The files that hold here, read once."""
-    found = [read_site_policy(SITE_FILE, owners=frozenset({0}))] if os.path.lexists(SITE_FILE) else []
+    found = [read_site_policy(SITE_FILE, owners=frozenset({0}))] if _may_be_there(SITE_FILE) else []
     named = os.environ.get(VARIABLE)
     if named:
         found.append(read_site_policy(Path(named).expanduser(), owners=None))
     return tuple(found)
+
+
+def _may_be_there(path: Path) -> bool:
+    """A folder that this user may not enter can hide a file: it counts as one that cannot be read."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def refusal(kind: str, name: str, *aliases: str) -> Refusal | None:
