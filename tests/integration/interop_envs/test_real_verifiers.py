@@ -35,12 +35,7 @@ def common(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         given = str(folder / "bin" / "python")
         pip = [sys.executable, "-m", "pip", "--python", given, "install", "-q", "verifiers==0.4.0", "uv"]
         subprocess.run(pip, check=True, timeout=900)
-    path = os.pathsep.join([str(Path(given).parent), os.environ.get("PATH", os.defpath)])
-    return {
-        "taskset": "nemorl-toy-counter",
-        "python": given,
-        "variables": {"PYTHONPATH": str(HERE), "PATH": path},
-    }
+    return {"taskset": "nemorl-toy-counter", "python": given, "variables": {"PYTHONPATH": str(HERE)}}
 
 
 @pytest.fixture

@@ -6,8 +6,10 @@ gateway. Their rewards are the episode's.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemorl.errors import BackendError, DataError, UsageError
@@ -69,7 +71,9 @@ def loaded(config: VerifiersOptions) -> WorkerProcess:
     """
     python = str(config.python.expanduser() if config.python is not None else sys.executable)
     what = f"verifiers environment {config.taskset!r}"
-    worker = WorkerProcess([python, script("verifiers_worker.py")], what, variables=config.variables)
+    # Programs of its environment, such as uv, which the harnesses of verifiers want.
+    path = os.pathsep.join([str(Path(python).parent), os.environ.get("PATH", os.defpath)])
+    worker = WorkerProcess([python, script("verifiers_worker.py")], what, variables={"PATH": path, **config.variables})
     try:
         version = worker.ask_now("load", within_s=LOAD_S, config=env_config(config))
     except (BackendError, UsageError) as error:
