@@ -31,6 +31,7 @@ CASES = [
     ("new", Fault("write events.jsonl", 5, "full from here")),
     ("new", Fault("read events.jsonl", 2, "io error")),
     ("continued", Fault("open-write .metrics.jsonl.#.draft", 1, "no space once")),
+    ("continued", Fault("list checkpoints/step_#/policy/model", 1, "io error")),
     ("gone back", Fault("rename checkpoints/step_#", 1, "killed before")),
     ("after a kill", Fault("truncate run.lock", 2, "io error")),
 ]

@@ -99,8 +99,8 @@ def remove(path: Path) -> None:
 
 def remove_drafts(folder: Path) -> None:
     """Remove what processes that were killed had begun to write in a folder, at any depth. Only for its owner."""
-    for left in [*folder.rglob(f".*{DRAFT}"), *folder.glob(f"{PROBE}*")]:
-        with suppress(OSError):  # it costs some space, and the next owner tries again
+    with suppress(OSError):  # it costs some space, and the next owner tries again
+        for left in [*folder.rglob(f".*{DRAFT}"), *folder.glob(f"{PROBE}*")]:
             remove(left)
 
 

@@ -98,11 +98,11 @@ class Ownership:
     def _tidy(self) -> None:
         """Remove what owners, and processes that wanted to be, left half-written when they were killed."""
         remove_drafts(self.folder)
-        for left in self.folder.glob(f".{FILE}.*{socket.gethostname()}.*"):
-            pid = left.name.rpartition(".")[2]
-            if pid.isdecimal() and _start_of(int(pid)) is None:
-                with suppress(OSError):
-                    left.unlink()
+        with suppress(OSError):
+            for left in self.folder.glob(f".{FILE}.*{socket.gethostname()}.*"):
+                pid = left.name.rpartition(".")[2]
+                if pid.isdecimal() and _start_of(int(pid)) is None:
+                    left.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Give it up. Calling it twice is harmless.

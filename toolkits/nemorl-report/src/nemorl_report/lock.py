@@ -131,7 +131,7 @@ def read_lock(path: Path) -> list[LockedPlugin]:
     try:
         data = json.loads(path.read_text())["plugins"]
         return [LockedPlugin(**{**plugin, "parts": tuple(plugin["parts"])}) for plugin in data]
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path} cannot be read: {error}", fix="give the plugins.lock.json of a run") from error
 
 

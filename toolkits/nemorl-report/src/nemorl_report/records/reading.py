@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nemorl_base.files import loading
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -35,8 +37,13 @@ class RecordFile:
 
 
 def record_files(folder: Path, *, split: str | None = None, step: int | None = None) -> list[RecordFile]:
-    """The files of a folder of records, in order of steps."""
-    found = (RecordFile.of(path) for path in Path(folder).glob(f"{split or '*'}/step_*.parquet"))
+    """The files of a folder of records, in order of steps.
+
+    Raises:
+        StorageError: The system refuses to list it.
+    """
+    with loading(Path(folder)):
+        found = [RecordFile.of(path) for path in Path(folder).glob(f"{split or '*'}/step_*.parquet")]
     return sorted(file for file in found if file is not None and step in (None, file.step))
 
 
