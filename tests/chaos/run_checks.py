@@ -24,14 +24,14 @@ RECORDS_LOST = "rollouts are not recorded"
 
 def broken_promises(place: Path) -> Iterator[str]:
     """What no end of a life may leave: a half checkpoint by the name of a whole one, an announced one missing."""
-    sound = []
+    sound = [_step(path) for path in (place / "set_aside").glob("*/checkpoints/step_*")]
     for path in sorted((place / "checkpoints").glob("step_*")):
         try:
             Checkpoint.read(path).verify()
         except CheckpointError as error:
             yield f"a half checkpoint has the name of a whole one: {error}"
         else:
-            sound.append(int(path.name.removeprefix("step_")))
+            sound.append(_step(path))
     announced = [event["step"] for event in events(place) if event["event"] == "checkpoint"]
     if announced and max(sound, default=0) < announced[-1]:
         yield f"the checkpoint of step {announced[-1]} was announced, there are {sound}"
@@ -65,6 +65,10 @@ def differences(whole: Path, place: Path, *, records_may_lack: bool = False) -> 
         yield f"left behind: {left}"
     if gone := sorted(name for name in wanted - there if not (may_lack and name.startswith("records"))):
         yield f"missing: {gone}"
+
+
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step_"))
 
 
 def events(place: Path) -> list[dict[str, Any]]:

@@ -33,6 +33,7 @@ CASES = [
     ("continued", Fault("open-write .metrics.jsonl.#.draft", 1, "no space once")),
     ("continued", Fault("list checkpoints/step_#/policy/model", 1, "io error")),
     ("gone back", Fault("rename checkpoints/step_#", 1, "killed before")),
+    ("gone back", Fault("close checkpoints/step_#/trainer.json", 1, "io error")),
     ("after a kill", Fault("truncate run.lock", 2, "io error")),
 ]
 """Each of the mended defects, and one of each way to fail."""

@@ -398,3 +398,16 @@ def test_what_cannot_be_removed_ends_no_run_and_is_tried_again(tmp_path: Path, m
     assert sorted(path.name for path in tmp_path.iterdir()) == [".removed_step_000001", "step_000002"]
     save(saver, 3)
     assert [path.name for path in tmp_path.iterdir()] == ["step_000003"]
+
+
+def test_a_checkpoint_that_the_disk_does_not_give_is_a_damaged_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raises: Raises
+) -> None:
+    checkpoint = save(manager(tmp_path), 1)
+
+    def fails(path: Path, *_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    monkeypatch.setattr("nemorl_base.sealed_folders.digest", fails)
+    with raises(CheckpointError, "model.safetensors"):
+        checkpoint.verify()

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from nemorl_base.errors import CheckpointError
+from nemorl_base.files import FIXES
 
 MANIFEST = "manifest.json"
 WRITING, REPLACED, REMOVED = ".writing_", ".replaced_", ".removed_"
@@ -120,8 +121,16 @@ def verify(folder: Path, files: Mapping[str, str]) -> None:
     """Compare every file with the digests of a manifest.
 
     Raises:
-        CheckpointError: names the first file that is missing, differs or does not belong.
+        CheckpointError: names the first file that is missing, differs, does not belong or cannot be read.
     """
+    try:
+        _compare(folder, files)
+    except OSError as error:
+        what = error.filename or folder
+        raise CheckpointError(f"{what} cannot be read: {error.strerror}", fix=FIXES.get(error.errno or 0)) from error
+
+
+def _compare(folder: Path, files: Mapping[str, str]) -> None:
     for name, recorded in files.items():
         file = folder / name
         if not file.is_file():
