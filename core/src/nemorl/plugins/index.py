@@ -64,7 +64,7 @@ CAN_BE_ISOLATED = frozenset(
 OWN_COMMANDS = frozenset(
     {"train", "eval", "generate", "runs", "export", "report", "samples", "watch", "compare", "plugins", "config"}
     | {f"plugins.{name}" for name in ("list", "show", "check", "install", "uninstall")}
-    | {"runs.list"}
+    | {"runs.list", "runs.prune"}
     | {f"config.{name}" for name in ("validate", "show", "diff", "docs", "schema", "templates")}
 )
 """Commands of the kernel's own command line, which no plugin may take the place of."""
