@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import resource
 import sys
 import time
 from pathlib import Path
@@ -383,3 +384,22 @@ asyncio.run(program.run("", 600.0))
     while is_alive(pid) and time.monotonic() < until:
         time.sleep(0.01)
     assert not is_alive(pid)
+
+
+def test_a_program_runs_where_a_thousand_files_are_open(program: Programs, script: Script) -> None:
+    """Its keeper has a descriptor by the number that it has here, and `select` takes none from 1024 on."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2048:
+        pytest.skip(f"this process may open {hard} files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    opened = [os.open(os.devnull, os.O_RDONLY)]
+    try:
+        while opened[-1] < 1024:
+            opened.append(os.dup(opened[0]))
+        agent = program(script("print(ask('x'))"))
+        assert play(agent, ScriptedPolicy("42")).reward == 1.0
+        agent.close()
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

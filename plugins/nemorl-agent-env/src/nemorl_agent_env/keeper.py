@@ -67,12 +67,15 @@ def wait(child: int, control: socket.socket) -> int | None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    waiting = select.poll()  # select() knows no descriptors from 1024 on, which this one has where many episodes run
+    waiting.register(awake, select.POLLIN)
+    waiting.register(control.fileno(), select.POLLIN)
     while True:
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
             return os.waitstatus_to_exitcode(status)
         reap(child)
-        ready, _, _ = select.select([awake, control.fileno()], [], [])
+        ready = [descriptor for descriptor, _ in waiting.poll()]
         if awake in ready:
             os.read(awake, 4096)
         if control.fileno() in ready and not hears(control):

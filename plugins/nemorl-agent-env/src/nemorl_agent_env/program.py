@@ -149,16 +149,30 @@ class Program:
             for stream in streams:
                 stream.cancel()
         if said is None:
-            raise BackendError(
-                f"the process that watches over {self._command[0]!r} was killed",
-                fix="look for what kills processes here: the kernel when memory runs out, or the agent itself",
-            )
+            raise await self._watcher_error(keeper)
         if said["could_not_start"]:
             raise UsageError(
                 f"the agent's command {self._command!r} cannot be started: {said['could_not_start']}",
                 fix="correct environment.command",
             )
         return self._exit(said["returncode"])
+
+    async def _watcher_error(self, keeper: asyncio.subprocess.Process) -> BackendError:
+        """Nobody knows how the program ended."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(keeper.wait(), DRAIN_S)
+        code = keeper.returncode
+        if code is None or code < 0:
+            return BackendError(
+                f"the process that watches over {self._command[0]!r} was killed",
+                fix="look for what kills processes here: the kernel when memory runs out, or the agent itself",
+            )
+        return BackendError(
+            f"the process that watches over {self._command[0]!r} failed with exit code {code}; the end of its stderr:\n"
+            f"{self._stderr.text[-2000:]}",
+            fix="see whether this machine has processes, memory and open files left, or lower "
+            "rollouts.environment_concurrency",
+        )
 
     def _exit(self, returncode: int | None) -> Exit:
         dropped = self._stdout.dropped + self._stderr.dropped
