@@ -23,6 +23,7 @@ from nemorl_diff.run_files import RunFiles
 from nemorl_diff.searching import Outcome, first_bad, minimal
 from nemorl_report.comparing.numbers import Estimate
 from real_runs import real_run
+from recorded_messages import Raises
 
 
 class Asked:
@@ -115,7 +116,7 @@ def test_differences_are_keys_and_whole_parts_where_another_part_takes_the_place
     assert (data["kl_penalty"], data["policy"]["optimizer"]["name"], data["seed"]) == (0.5, "muon", 42)
 
 
-def test_a_plugins_other_version_comes_first_where_it_is_tried(tmp_path: Path) -> None:
+def test_a_plugins_other_version_comes_first_where_it_is_tried(tmp_path: Path, raises: Raises) -> None:
     good = RunFiles.of(make_run(tmp_path / "good"))
     bad = RunFiles.of(changed(good.path, tmp_path / "bad", with_version("0.2.0")))
     folders = {version: tmp_path / version for version in ("0.1.0", "0.2.0", "0.3.0")}
@@ -127,7 +128,7 @@ def test_a_plugins_other_version_comes_first_where_it_is_tried(tmp_path: Path) -
     assert (folders_in_front(newer, []), folders_in_front(newer, [0])) == ([], [folders["0.2.0"]])
     older, _ = plugin_deltas(good, bad, [folders["0.1.0"]])
     assert (folders_in_front(older, []), folders_in_front(older, [0])) == ([folders["0.1.0"]], [])
-    with pytest.raises(ValueError, match="holds no version of a plugin by which the runs differ"):
+    with raises(ValueError):
         plugin_deltas(good, bad, [folders["0.3.0"]])
 
 
@@ -151,7 +152,7 @@ def pretended(tmp_path: Path) -> Pretended:
     return Pretended(RunFiles.of(good), deltas, "train/reward", 20, 1, 0, tmp_path / "found")
 
 
-def test_a_search_goes_on_where_its_budget_ended(pretended: Pretended) -> None:
+def test_a_search_goes_on_where_its_budget_ended(pretended: Pretended, raises: Raises) -> None:
     told: list[str] = []
 
     def judge(budget: int) -> Judge:
@@ -169,13 +170,13 @@ def test_a_search_goes_on_where_its_budget_ended(pretended: Pretended) -> None:
     before = len(told)
     guilty_settings(pretended, judge(50), lower_is_better=False)
     assert len(told) == before
-    with pytest.raises(ValueError, match="bisection of another question"):
+    with raises(ValueError):
         Journal(pretended.folder, {"metric": "train/accuracy"})
 
 
-def test_ends_that_are_alike_are_refused(pretended: Pretended) -> None:
+def test_ends_that_are_alike_are_refused(pretended: Pretended, raises: Raises) -> None:
     judge = Judge(Journal(pretended.folder, {}), "train/reward", 9, lambda _: None)
-    with pytest.raises(ValueError, match=r"train/reward does not fall between both ends: 0\.9"):
+    with raises(ValueError, "train/reward", 0.9):
         guilty_settings(pretended, judge, lower_is_better=True)
 
 

@@ -19,6 +19,7 @@ from nemorl_interop_envs.episodes_config import NemoGymConfig, NemoGymTasksConfi
 from nemorl_interop_envs.nemo_gym import NemoGym
 from nemorl_rl.agents.contract import CallLimitError
 from pydantic import ValidationError
+from recorded_messages import Raises
 from scripted_policy import LIMITS, Asked, ScriptedPolicy, saying
 
 STAND_IN = str(Path(__file__).with_name("gym_stand_in.py"))
@@ -145,11 +146,11 @@ def test_a_limit_of_the_run_stops_an_episode_and_is_told_once(environment: Calla
     assert (score.reward, outcome(score), score.metrics["gateway_requests"]) == (-1.0, "stopped", 1.0)
 
 
-def test_the_engines_failure_ends_the_run(environment: Callable[..., NemoGym]) -> None:
+def test_the_engines_failure_ends_the_run(environment: Callable[..., NemoGym], raises: Raises) -> None:
     def fails(_: Asked) -> Any:
         raise BackendError("the engine is gone", fix="restart")
 
-    with pytest.raises(BackendError, match="the engine is gone"):
+    with raises(BackendError):
         play(environment(), {}, policy=ScriptedPolicy(fails))
 
 
@@ -166,20 +167,22 @@ def test_a_server_that_is_gone_is_a_crash_and_then_ends_the_run(environment: Cal
     alone = environment(agents={AGENT: f"http://127.0.0.1:{free_port()}"}, give_up_after=2)
     [score] = play(alone, {})
     assert (outcome(score), score.metrics["environment_error"]) == ("crashed", 1.0)
-    with pytest.raises(UsageError, match="none of the first 2 agents got an answer"):
+    with pytest.raises(UsageError, match=r"\b2\b"):
         play(alone, {})
 
 
-def test_mistakes_are_told_before_the_first_episode(environment: Callable[..., NemoGym], gym: Gym) -> None:
-    with pytest.raises(UsageError, match=r"head server .* does not answer"):
+def test_mistakes_are_told_before_the_first_episode(
+    environment: Callable[..., NemoGym], gym: Gym, raises: Raises
+) -> None:
+    with raises(UsageError):
         play(environment(head_url=f"http://127.0.0.1:{free_port()}"), {})
-    with pytest.raises(UsageError, match=r"does not answer|not as NeMo-Gym"):
+    with raises(UsageError):
         play(environment(head_url=f"http://127.0.0.1:{gym.port}/toy"), {})
-    with pytest.raises(DataError, match="runs no agent 'toy_simple_agnt'"):
+    with raises(DataError, "toy_simple_agnt"):
         play(environment(agent="toy_simple_agnt"), {})
-    with pytest.raises(DataError, match="names no agent"):
+    with raises(DataError):
         play(environment(), {"agent_ref": None})
-    with pytest.raises(UsageError, match="cannot be listened on"):
+    with pytest.raises(UsageError, match=str(gym.port)):
         play(environment(model_port=gym.port), {})
     with pytest.raises(ValidationError, match="model_port"):
         NemoGymConfig()
@@ -202,15 +205,16 @@ def test_a_gym_that_dies_ends_the_run() -> None:
     play(environment, asks("a", "a 0"))
     environment._servers._process.stdin.close()  # type: ignore[union-attr]
     environment._servers._process.wait(30)  # type: ignore[union-attr]
-    with pytest.raises(BackendError, match=r"NeMo-Gym has ended(.|\n)*Waiting for servers"):
+    with pytest.raises(BackendError) as caught:
         play(environment, {})
+    assert "Waiting for servers" in str(caught.value), "what it wrote last"
     environment.close()
 
 
-def test_a_gym_that_does_not_start_says_what_it_wrote() -> None:
+def test_a_gym_that_does_not_start_says_what_it_wrote(raises: Raises) -> None:
     start = {"config_paths": ["toy.yaml"], "command": [sys.executable, STAND_IN], "overrides": ["+broken=true"]}
     environment = NemoGym(NemoGymConfig.model_validate({"start": start}))
-    with pytest.raises(BackendError, match="uv: no such file"):
+    with raises(BackendError, "uv"):
         play(environment, {})
     environment.close()
 
@@ -234,14 +238,14 @@ def test_rows_begin_with_the_requests_messages(tmp_path: Path) -> None:
     assert NemoGymTasksConfig(path=path).build("validation") is None
 
 
-def test_mistakes_in_rows_are_told_with_their_line(tmp_path: Path) -> None:
+def test_mistakes_in_rows_are_told_with_their_line(tmp_path: Path, raises: Raises) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(f"{json.dumps(ROW)}\n{{\n")
-    with pytest.raises(DataError, match=r"rows\.jsonl:2 is no JSON"):
+    with raises(DataError, "rows.jsonl:2"):
         NemoGymTasksConfig(path=path).build("train")
     path.write_text('{"prompt": "2+2"}\n')
-    with pytest.raises(DataError, match=r"rows\.jsonl:1 has no responses_create_params"):
+    with raises(DataError, "rows.jsonl:1"):
         NemoGymTasksConfig(path=path).build("train")
     path.write_text(json.dumps(ROW))
-    with pytest.raises(DataError, match="no task of agent 'x'"):
+    with raises(DataError, "x"):
         NemoGymTasksConfig(path=path, agent="x").build("train")

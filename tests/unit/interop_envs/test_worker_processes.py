@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from nemorl.errors import BackendError, UsageError
 from nemorl_interop_envs.processes import WorkerProcess
+from recorded_messages import Raises
 
 SCRIPT = """
 import json, sys, time
@@ -43,12 +44,12 @@ def test_answers_reach_whoever_asked(worker: WorkerProcess) -> None:
     assert asyncio.run(many()) == [f"{n}\n" for n in range(20)]
 
 
-def test_errors_are_the_workers(worker: WorkerProcess) -> None:
-    with pytest.raises(BackendError, match="the toy: ValueError: 7"):
+def test_errors_are_the_workers(worker: WorkerProcess, raises: Raises) -> None:
+    with raises(BackendError, "ValueError", 7):
         worker.ask_now("fail", within_s=30)
-    with pytest.raises(UsageError, match="the toy: no such taskset"):
+    with raises(UsageError):
         worker.ask_now("tell", within_s=30)
-    with pytest.raises(BackendError, match="took more than 0 s to wait"):
+    with raises(BackendError, 0):
         worker.ask_now("wait", within_s=0.1)
 
 
@@ -65,13 +66,16 @@ def test_a_cancelled_question_is_cancelled_over_there(worker: WorkerProcess) -> 
     assert "cancelled 1" in list(worker._tail)
 
 
-def test_a_process_that_dies_says_what_it_wrote(worker: WorkerProcess) -> None:
-    with pytest.raises(BackendError, match=r"exit code 3(.|\n)*woke up(.|\n)*out of cheese"):
+def test_a_process_that_dies_says_what_it_wrote(worker: WorkerProcess, raises: Raises) -> None:
+    with pytest.raises(BackendError) as caught:
         worker.ask_now("die", within_s=30)
-    with pytest.raises(BackendError, match="has ended"):
+    first, *rest = str(caught.value).split("woke up")
+    assert "3" in first
+    assert "out of cheese" in rest[0]
+    with raises(BackendError):
         worker.ask_now("echo", within_s=30, text="?")
 
 
-def test_a_missing_interpreter_is_told(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be started"):
+def test_a_missing_interpreter_is_told(tmp_path: Path, raises: Raises) -> None:
+    with raises(UsageError):
         WorkerProcess([str(tmp_path / "python")], "the toy", variables={})

@@ -94,6 +94,8 @@ class Alerts:
                 trainer.directory.event(OVER, rule=alert.rule, metric=alert.metric, step=step)
 
     def on_step_end(self, trainer: Any, step: int) -> None:
+        if not self._saves:
+            return
         every = trainer.config.validation.every
         if not (every > 0 and step % every == 0 and trainer.run.held_out is not None):
             self._save(trainer, step)
