@@ -2,7 +2,7 @@
 
 Each round is a rollout of the environment ``agent``. What a program was told, it prints; the reward looks it up in what
 its own policy said. After a first round, open files, threads and processes must stay as they are, and no object of an
-episode may be left. Resident memory is printed, not claimed: see docs/results/agents.md.
+episode may be left. Resident memory is printed: what grows there is in test_engine_memory and docs/results/agents.md.
 """
 
 from __future__ import annotations
