@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 SOURCES := $(foreach package,$(PACKAGES),$(package)/src)
 
-STREAMS := test-together test-measured test-units test-runs
+STREAMS := test-together test-measured test-units test-on-ray test-runs
 .PHONY: help setup quickstart test $(STREAMS) test-fast test-full chaos lint format wheels gpu-check clean
 
 help:
@@ -59,12 +59,12 @@ ON_RAY := $(addprefix tests/integration/,async ray)
 RUNS := tests/e2e tests/chaos tests/conformance tests/spec tests/integration
 ignored = $(addprefix --ignore=,$(1))
 
-# Four processes side by side, on two cores: what starts other processes waits for them much of its time. They are to
+# Five processes side by side, on two cores: what starts other processes waits for them much of its time. They are to
 # end at the same time: whoever adds a slow folder gives it to the one that ends first. What starts vLLM and Megatron
 # runs one after the other, so that no engine finds the ports or the memory of another.
 test: $(DEV_STAMP)
 	rm -f .coverage .coverage.*
-	$(MAKE) --no-print-directory --keep-going --jobs=4 $(STREAMS)
+	$(MAKE) --no-print-directory --keep-going --jobs=5 $(STREAMS)
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report --fail-under=85
 
@@ -75,7 +75,10 @@ test-measured: $(DEV_STAMP)
 	$(BIN)/python -m coverage run -m pytest $(MEASURED)
 
 test-units: $(DEV_STAMP)
-	$(BIN)/python -m pytest $(call ignored,$(MEASURED)) $(ON_RAY) tests/unit
+	$(BIN)/python -m pytest $(call ignored,$(MEASURED)) tests/unit
+
+test-on-ray: $(DEV_STAMP)
+	$(BIN)/python -m pytest $(ON_RAY)
 
 test-runs: $(DEV_STAMP)
 	$(BIN)/python -m pytest $(call ignored,$(MEASURED) $(TOGETHER) $(ON_RAY)) $(RUNS)
