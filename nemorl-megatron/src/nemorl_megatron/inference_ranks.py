@@ -103,6 +103,7 @@ class Stages:
             dist.broadcast(found, self._drawing, group=parallel_state.get_model_parallel_group())
         return tuple(found.tolist())
 
+    @torch.no_grad()
     def keep_step(self) -> None:
         """Make passes of nothing as long as a copy that shares experts with this one is generating."""
         device = torch.device(self.parallel.device)
