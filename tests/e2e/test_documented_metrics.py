@@ -57,7 +57,7 @@ ELSEWHERE = {
     "train/environment/environment_timeout",  # environments that hang
     "train/environment/episode_timeout",
     *(f"train/environment/{name}" for name in ("calls", "sequences", "ended_by_*")),  # agents
-    *(f"train/environment/{kind}_tokens" for kind in ("delivered", "dropped", "realigned")),
+    *(f"train/environment/{kind}_tokens" for kind in ("delivered", "dropped", "forked", "realigned")),
     *(f"train/environment/{name}" for name in ("malformed_tool_calls", "broken_tool_choices")),
     "validation/avg_turns",  # several turns
     "train/reverse_kl/*",  # several teachers
