@@ -17,6 +17,7 @@ from nemorl.errors import BackendError, UsageError
 from nemorl_agent_env import AgentConfig
 from nemorl_agent_env.build import environment_of
 from nemorl_agent_env.environment import Agent
+from nemorl_agent_env.program import Program, clean_environment
 from recorded_messages import Raises
 
 OUTCOMES = ("finished", "crashed", "timeout", "no_calls", "stopped")
@@ -359,6 +360,30 @@ def test_many_episodes_that_end_in_any_way_leave_nothing(
     assert not gateway.open_policies
     assert len(os.listdir("/proc/self/fd")) <= before
     agent.close()
+
+
+def test_a_program_may_be_cancelled_at_any_moment_of_its_start(script: Script, tmp_path: Path) -> None:
+    path = script(
+        """
+        import subprocess, time
+        subprocess.Popen(["sleep", "600"], start_new_session=True)
+        time.sleep(600)
+        """
+    )
+
+    async def cancelled_after(turns: int) -> None:
+        command = [sys.executable, "-S", str(path)]
+        program = Program(command, folder=tmp_path, environment=clean_environment(), output_bytes=9, limits={})
+        running = asyncio.create_task(program.run("", 60.0))
+        for _ in range(turns):  # of the loop
+            await asyncio.sleep(0)
+        time.sleep(0.2)  # the loop is busy, and the program gets further than its start is known here
+        running.cancel()
+        done, _ = await asyncio.wait({running}, timeout=20.0)
+        assert done, f"cancelled after {turns} turns it does not end"
+
+    for turns in range(10):
+        asyncio.run(cancelled_after(turns))
 
 
 def test_when_we_are_killed_nothing_is_left_either(script: Script, tmp_path: Path) -> None:

@@ -9,15 +9,17 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from nemorl.errors import BackendError, UsageError
 
 from nemorl_agent_env.places import search_path
+
+T = TypeVar("T")
 
 KEEPER = Path(__file__).with_name("keeper.py")
 CHUNK = 65536
@@ -106,9 +108,11 @@ class Program:
         with ours:
             ours.setblocking(False)
             with theirs:
-                keeper = await self._start(theirs)
+                keeper, cancelled = await _to_the_end(self._start(theirs))
             talk = asyncio.create_task(self._talk(keeper, ours, stdin))
             try:
+                if cancelled is not None:
+                    raise cancelled
                 done, _ = await asyncio.wait({talk}, timeout=timeout_s)
             finally:
                 _hang_up(ours)  # of which the keeper makes an end, whatever becomes of this task
@@ -182,6 +186,19 @@ class Program:
 def _hang_up(control: socket.socket) -> None:
     with suppress(OSError):
         control.shutdown(socket.SHUT_WR)
+
+
+async def _to_the_end(start: Coroutine[Any, Any, T]) -> tuple[T, asyncio.CancelledError | None]:
+    """What it returns, and what cancelled us meanwhile.
+
+    A start of a process that is cancelled in its middle never ends: Python 3.11 then waits for pipes to close that it
+    has not connected yet.
+    """
+    starting = asyncio.create_task(start)
+    try:
+        return await asyncio.shield(starting), None
+    except asyncio.CancelledError as error:
+        return await starting, error
 
 
 async def _settle(talk: asyncio.Task[Exit]) -> None:
