@@ -11,6 +11,7 @@ import uvicorn
 from nemorl.errors import UsageError
 from nemorl_base.audit.recording import record
 from nemorl_base.encryption import require_safe_listening
+from nemorl_base.ports import listening_socket
 from nemorl_rl.agents.contract import EpisodePolicy
 
 from nemorl_gateway.access import Access, Doorkeeper
@@ -185,16 +186,4 @@ def _listening(options: GatewayOptions) -> socket.socket:
     if (options.tls_certificate is None) != (options.tls_key is None):
         raise UsageError("a certificate and its private key go together", fix="give both, or neither")
     _require_safe(options, None)
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((options.host, options.port))
-        listening.listen(2048)
-    except OSError as error:
-        listening.close()
-        raise UsageError(
-            f"the gateway cannot listen on {options.host}, port {options.port}: {error}",
-            fix="choose an address of this machine, and port 0 for a free one",
-        ) from error
-    return listening
+    return listening_socket("the gateway", options.host, options.port, waiting=2048)

@@ -14,6 +14,7 @@ from typing import Self
 import uvicorn
 from nemorl.errors import UsageError
 from nemorl_base.encryption import is_loopback, require_safe_listening
+from nemorl_base.ports import listening_socket
 
 from nemorl_view.guard import LOOPBACK
 from nemorl_view.server import Server
@@ -140,16 +141,4 @@ def _listening(place: Place) -> socket.socket:
     require_safe_listening("nemorl view", place.host, encrypted=encrypted, key=None, plaintext=place.plaintext)
     if encrypted != (place.tls_key is not None):
         raise UsageError("a certificate and its key come together", fix="give both --tls-certificate and --tls-key")
-    family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((place.host, place.port))
-        listening.listen(128)
-    except OSError as error:
-        listening.close()
-        raise UsageError(
-            f"nemorl view cannot listen on {place.host}, port {place.port}: {error}",
-            fix="choose an address of this machine, and port 0 for a free one",
-        ) from error
-    return listening
+    return listening_socket("nemorl view", place.host, place.port, waiting=128)

@@ -6,6 +6,8 @@ import random
 import socket
 from pathlib import Path
 
+from nemorl_base.errors import UsageError
+
 FIRST = 15_000
 EPHEMERAL = 32_768
 """Where Linux begins to give ports to whoever asks for any."""
@@ -44,3 +46,30 @@ def _first_ephemeral() -> int:
     except (OSError, ValueError, IndexError):
         return EPHEMERAL
     return found if found > FIRST else EPHEMERAL
+
+
+def listening_socket(who: str, host: str, port: int, *, waiting: int) -> socket.socket:
+    """A socket that takes connections from now on.
+
+    Args:
+        who: Listens there, for the error.
+        host: An address of this machine, IPv4 or IPv6.
+        port: 0 for a free one.
+        waiting: Connections that may wait until they are taken.
+
+    Raises:
+        UsageError: The address is another machine's, or the port is taken.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(waiting)
+    except OSError as error:
+        listening.close()
+        raise UsageError(
+            f"{who} cannot listen on {host}, port {port}: {error}",
+            fix="choose an address of this machine, and port 0 for a free one",
+        ) from error
+    return listening
