@@ -75,11 +75,10 @@ test-measured: $(DEV_STAMP)
 	$(BIN)/python -m coverage run -m pytest $(MEASURED)
 
 test-units: $(DEV_STAMP)
-	$(BIN)/python -m pytest $(call ignored,$(MEASURED) tests/unit/site) tests/unit
+	$(BIN)/python -m pytest $(call ignored,$(MEASURED)) tests/unit
 
-# First tests/unit/site: something in the other unit tests hides what it installs, which is yet to be found.
 test-on-ray: $(DEV_STAMP)
-	$(BIN)/python -m pytest tests/unit/site $(ON_RAY)
+	$(BIN)/python -m pytest $(ON_RAY)
 
 test-runs: $(DEV_STAMP)
 	$(BIN)/python -m pytest $(call ignored,$(MEASURED) $(TOGETHER) $(ON_RAY)) $(RUNS)

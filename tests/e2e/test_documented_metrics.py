@@ -52,7 +52,6 @@ ELSEWHERE = {
     "train/dropped_stale_groups",
     "train/dropped_unwanted_groups",
     "timing/train/exposed_generation",
-    "replication/*",  # runs with a replica
     *("timing/train/checkpointing", "timing/train/checkpointing/wait"),  # runs that save and go on
     "train/environment/environment_timeout",  # environments that hang
     "train/environment/episode_timeout",

@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,24 @@ def test_commands_work_beside_damaged_distributions(
     assert "Traceback" not in done.stderr
     if "--json" in arguments:
         assert any("acme-record-noise" in finding["what"] for finding in json.loads(done.stdout)["findings"])
+
+
+def test_a_library_that_reads_metadata_its_own_way_changes_nothing(site: Path, tmp_path: Path) -> None:
+    """mlflow and others import ``importlib_metadata``, which takes over from the standard module."""
+    assert find_spec("importlib_metadata"), "comes with mlflow-skinny, which the tests of loggers need"
+    index = (
+        "from nemorl.plugins import Index; print(*sorted(f'{e.id} {e.diagnostics}' for e in Index.installed().entries))"
+    )
+    alone, beside = (
+        subprocess.run(
+            [sys.executable, "-c", f"import nemorl{more}; {index}"],
+            capture_output=True, text=True, timeout=TIMEOUT_S, check=True, env={**os.environ, "PYTHONPATH": str(site)},
+            cwd=tmp_path,
+        ).stdout
+        for more in ("", ", importlib_metadata")
+    )  # fmt: skip
+    assert "acme-record-noise:acme-record-noise" in alone
+    assert beside == alone
 
 
 @pytest.mark.slow

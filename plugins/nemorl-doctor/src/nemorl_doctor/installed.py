@@ -9,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 from nemorl.plugins.index import PREFIX
+from nemorl_base.distributions import guarded
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
@@ -87,7 +88,7 @@ class Installed:
         self._packages: dict[str, Package] = {}
         self.shadowed: list[tuple[Package, Package]] = []
         """(the one that wins, another version further down the path or beside it)"""
-        for package in filter(None, map(_read, found)):
+        for package in filter(None, map(_read, map(guarded, found))):
             first = self._packages.setdefault(package.key, package)
             if first.version != package.version:
                 self.shadowed.append((first, package))

@@ -98,15 +98,24 @@ class _UnreadableError(Exception):
 
 def find_distributions(*args: Any, **kwargs: Any) -> Iterator[metadata.Distribution]:
     """``PathFinder.find_distributions``, giving distributions that can be damaged."""
-    for found in metadata.MetadataPathFinder.find_distributions(*args, **kwargs):
-        place = vars(found).get("_path")
-        yield found if place is None else InstalledDistribution(place)
+    yield from map(guarded, metadata.MetadataPathFinder.find_distributions(*args, **kwargs))
+
+
+def guarded(found: metadata.Distribution) -> metadata.Distribution:
+    """A distribution in a folder, read so that it can be damaged.
+
+    Whoever imports ``importlib_metadata`` takes :func:`find_distributions` out again; its distributions are read in
+    another way, too: a line that METADATA does not have raises.
+    """
+    place = vars(found).get("_path")
+    return found if place is None or isinstance(found, InstalledDistribution) else InstalledDistribution(place)
 
 
 def installed(path: list[str] | None = None) -> Iterator[metadata.Distribution]:
     """Every distribution on ``sys.path``, or on another path. The first of a name wins, as it does for import."""
     seen = set()
-    for found in metadata.distributions() if path is None else metadata.distributions(path=path):
+    everyone = metadata.distributions() if path is None else metadata.distributions(path=path)
+    for found in map(guarded, everyone):
         name = found._normalized_name  # type: ignore[attr-defined]
         if name not in seen:
             seen.add(name)
