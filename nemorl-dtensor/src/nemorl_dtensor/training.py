@@ -4,8 +4,7 @@
 
 A step is: plan microbatches (``nemorl_tensors.engines.rows``), for each one rows -> hidden states -> log-probs
 (``model_head``) -> loss -> backward, then one optimizer step (``optim``). Losses are sums over tokens with weights that
-were normalised on the driver, so microbatches simply add up. The model stays in evaluation mode: dropout in the policy
-would make the log-probs of two passes differ; only adapters may have their own (``LoraConfig.dropout``).
+were normalised on the driver, so microbatches add up. Only adapters have dropout: two passes would differ by it.
 """
 
 from __future__ import annotations

@@ -58,8 +58,7 @@ class GroupSettings:
     workers: int | None = None
     """Use only the first places of the cluster; unset: all."""
     places_per_worker: int = 1
-    """Neighbouring places that one worker spreads over. It reserves its share of the first; the others are the
-    cluster's in any case."""
+    """Neighbouring places that one worker spreads over; it reserves its share of the first alone."""
     python: Path | None = None
     """Interpreter of the workers, when not this one's (another virtual environment)."""
     modules: tuple[str, ...] = ()
