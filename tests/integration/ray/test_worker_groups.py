@@ -184,6 +184,8 @@ def test_a_busy_replica_is_not_taken_for_a_lost_one(
     sleeper = threading.Thread(target=nap, args=(group,))
     sleeper.start()
     os.kill(lost, signal.SIGKILL)
+    with pytest.raises(WorkerLostError):  # when Ray knows, which takes it a moment
+        group.call("process")
     group.restart()
     assert group.call("process")[0] == busy
     sleeper.join()
