@@ -13,6 +13,7 @@ from nemorl.types import Prompt, Score
 from nemorl_commands.console import Console
 from nemorl_rl.agents.contract import EpisodePolicy
 from nemorl_rl.tokenizer import Tokenizer
+from tiers import only
 
 pytestmark = pytest.mark.slow
 
@@ -42,7 +43,7 @@ class Drafts(Environment):
         return sum(letter.isdigit() for letter in text) / max(1, len(text))
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", only("grpo", of=ALGORITHMS))
 def test_an_agent_that_forks_teaches_digits(algorithm: str, tiny_model: Path, tmp_path: Path) -> None:
     config = load_config(
         {

@@ -22,6 +22,7 @@ from nemorl_commands.console import Console
 from nemorl_rl.callbacks import Callback
 from recorded_messages import Raises
 from safetensors.torch import load_file
+from tiers import only
 
 ROWS = [{"prompt": f"{i}+1=", "response": str(i + 1)} for i in range(6)]
 
@@ -128,7 +129,7 @@ TOLD = {"metrics.jsonl", "plugins.lock.json"}
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "damage",
-    [pytest.param(name, marks=[] if name in ("cut", "flipped", "gone") else pytest.mark.full) for name in DAMAGES],
+    only("cut", "gone", of=DAMAGES),
 )
 def test_a_damaged_run_ends_as_the_sound_one_or_is_refused(
     damage: str, runs: tuple[Path, Path], tiny_model: Path, tmp_path: Path

@@ -85,6 +85,7 @@ def test_the_policy_gradient_of_sampled_tokens_approaches_the_teacher(
     assert after["validation/accuracy"] > 0.05
 
 
+@pytest.mark.full
 def test_a_student_of_other_tokens_learns_the_sums(teacher: Path, tmp_path: Path) -> None:
     # The student writes "1+", "2+", … as one token each, and every other character has another number than for the
     # teacher. Nothing but the text is common to both.

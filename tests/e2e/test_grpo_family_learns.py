@@ -9,6 +9,7 @@ import pytest
 from nemorl.config.load import load_config
 from nemorl.types import Score
 from nemorl_commands.console import Console
+from tiers import only
 
 pytestmark = pytest.mark.slow
 
@@ -26,8 +27,8 @@ FAMILY: dict[str, dict[str, Any]] = {
     "maxrl": {},
 }
 
-OF_EACH_KIND = ("grpo", "gspo", "cispo", "reinforce_plus_plus", "gdpo")
-"""By token, by sequence, clipped weights, no groups, several rewards."""
+OF_EACH_KIND = ("grpo", "gspo", "reinforce_plus_plus")
+"""By token, by sequence, no groups."""
 
 
 def share_of_digits(prompt: str, response: str) -> Score:
@@ -39,7 +40,7 @@ def share_of_digits(prompt: str, response: str) -> Score:
 
 @pytest.mark.parametrize(
     "algorithm",
-    [pytest.param(name, marks=[] if name in OF_EACH_KIND else pytest.mark.full) for name in FAMILY],
+    only(*OF_EACH_KIND, of=FAMILY),
 )
 def test_a_random_model_learns_to_write_digits(algorithm: str, tiny_model: Path, tmp_path: Path) -> None:
     config = load_config(

@@ -181,6 +181,7 @@ def borrowing_venv(home: Path, project: Path, pin: str) -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.full
 def test_an_isolated_engine_generates_on_workers_of_its_own_interpreter(tiny_model: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()

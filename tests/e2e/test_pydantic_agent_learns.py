@@ -195,7 +195,8 @@ def rows(sums: list[tuple[int, int]]) -> list[dict[str, Any]]:
     return [{"prompt": [{"role": "user", "content": f"{a}+{b}="}], "answer": str(a + b)} for a, b in sums]
 
 
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.full) for seed in (2, 3))])
+@pytest.mark.full
+@pytest.mark.parametrize("seed", [1, 2, 3])
 def test_the_reward_rises(seed: int, tmp_path: Path) -> None:
     config = load_config(
         {

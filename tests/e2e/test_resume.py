@@ -17,6 +17,7 @@ import pytest
 import yaml
 from launched import Launched
 from nemorl_base.jsonl import read_jsonl
+from tiers import only
 
 pytestmark = pytest.mark.slow
 
@@ -86,7 +87,7 @@ def digest(run_dir: Path) -> str:
     return hashlib.sha256((run_dir / "model" / "model.safetensors").read_bytes()).hexdigest()
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "sft"])
+@pytest.mark.parametrize("algorithm", only("grpo", of=("grpo", "sft")))
 def test_a_run_killed_twice_ends_with_the_same_weights(tmp_path: Path, tiny_model: Path, algorithm: str) -> None:
     config = write_config(tmp_path, tiny_model, algorithm)
     whole = run_alone(command(config, tmp_path / "whole"))

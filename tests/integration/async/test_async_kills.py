@@ -13,6 +13,7 @@ from test_async_runs import APART, ASYNC, curve, train
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("private_ray")]
 
 
+@pytest.mark.full
 def test_kills_at_any_moment_cost_no_step(tiny_model: Path, tmp_path: Path) -> None:
     kills = int(os.environ.get("NEMORL_TEST_KILLS", "3"))
     killer = KillAtRandom(kills, every=2, seed=5, roles=("generator", "trainer"))

@@ -67,7 +67,7 @@ def alone(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[di
     "ways",
     [
         pytest.param({"policy": {"tensor_parallel_size": 2}}, id="tp2", marks=pytest.mark.full),
-        pytest.param({"backend": {"pipeline_parallel_size": 2}}, id="pp2"),
+        pytest.param({"backend": {"pipeline_parallel_size": 2}}, id="pp2", marks=pytest.mark.full),
         pytest.param({}, id="dp2", marks=pytest.mark.full),
     ],
 )

@@ -116,7 +116,7 @@ def test_a_run_learns(model: Path, tmp_path: Path) -> None:
     ("backend", "policy"),
     [
         pytest.param({"name": "megatron", "pipeline_parallel_size": 2}, {}, id="pipeline"),
-        # Runs on Ray in these: `test_megatron_generation_runs`; what they export: `test_megatron_training`.
+        # What they export: `test_megatron_training`.
         pytest.param({"name": "megatron"}, {"tensor_parallel_size": 2}, id="tensor", marks=pytest.mark.full),
         pytest.param({"name": "megatron"}, {}, id="data", marks=pytest.mark.full),
     ],

@@ -17,6 +17,7 @@ pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip
 pytestmark = [pytest.mark.slow, pytest.mark.megatron]
 
 VLLM = [pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")]
+SMALL_VLLM = {"name": "vllm", "kv_cache_gib": 0.1}
 
 
 @pytest.mark.parametrize(
@@ -24,7 +25,9 @@ VLLM = [pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, reason="
     [
         ("hf", "merged"),
         ("megatron", "merged"),
-        pytest.param({"name": "vllm", "kv_cache_gib": 0.1}, "merged", marks=VLLM, id="vllm-merged"),
+        pytest.param(
+            {"name": "vllm", "kv_cache_gib": 0.1}, "merged", marks=[*VLLM, pytest.mark.full], id="vllm-merged"
+        ),
         pytest.param({"name": "vllm", "kv_cache_gib": 0.1}, "separate", marks=VLLM, id="vllm-separate"),
     ],
 )

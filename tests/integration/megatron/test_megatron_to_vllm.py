@@ -55,6 +55,7 @@ def train(tmp_path: Path, *, run: str = "run", tensor_parallel: int = 1, **clust
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("private_ray")
+@pytest.mark.full
 def test_an_engine_speaks_for_two_tensor_parallel_trainers_after_every_update(tmp_path: Path) -> None:
     train(tmp_path, tensor_parallel=2, launcher="ray", workers_per_node=3, colocated=False, cpus_per_worker=0.5)
 

@@ -9,6 +9,7 @@ import nemorl
 import pytest
 from nemorl_commands.console import Console
 from nemorl_testing.models import load_reference, tiny_model
+from tiers import only
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("private_ray")]
 
@@ -36,7 +37,7 @@ def train(algorithm: str, run_dir: Path, cluster: dict[str, Any]) -> Any:
     return config.build().fit(ROWS, console=Console(quiet=True))
 
 
-@pytest.mark.parametrize("algorithm", ["distillation", "opd"])
+@pytest.mark.parametrize("algorithm", only("distillation", of=("distillation", "opd")))
 def test_two_workers_equal_one_process(algorithm: str, tmp_path: Path) -> None:
     alone = train(algorithm, tmp_path / "alone", {"gpus_per_node": 0})
     ray = {"launcher": "ray", "gpus_per_node": 0, "workers_per_node": 2, "cpus_per_worker": 0.5}

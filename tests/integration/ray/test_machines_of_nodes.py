@@ -56,6 +56,7 @@ def watchers() -> int:
     return sum("Watcher" in process.info["name"] for process in psutil.process_iter(["name"]))
 
 
+@pytest.mark.full
 def test_each_node_is_watched_and_nobody_is_left(address: str, tiny_model: Path, tmp_path: Path) -> None:
     before, callback = watchers(), UntilSeen()
     config = GRPOConfig(

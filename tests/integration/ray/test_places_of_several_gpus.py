@@ -32,6 +32,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[RayVirtualCluster]:
     reserved.shutdown()
 
 
+@pytest.mark.full
 def test_engines_see_the_gpus_of_the_places_they_spread_over(cluster: RayVirtualCluster) -> None:
     trainers = RayWorkerGroup(cluster, Seeing, settings=GroupSettings(name="trainers", share=0.5))
     settings = GroupSettings(name="engines", share=0.5, is_spmd=False, workers=2, places_per_worker=2)

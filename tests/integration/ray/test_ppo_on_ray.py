@@ -55,6 +55,7 @@ def train(
     return steps, load_file(result.run_dir / "model" / "model.safetensors")
 
 
+@pytest.mark.full
 def test_two_workers_learn_what_one_process_does(tiny_model: Path, tmp_path: Path) -> None:
     alone, weights = train(tiny_model, tmp_path / "alone", {"gpus_per_node": 0})
     two = {"launcher": "ray", "workers_per_node": 2, "cpus_per_worker": 0.5}

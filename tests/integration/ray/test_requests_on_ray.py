@@ -104,6 +104,7 @@ def test_an_engine_that_dies_is_replaced_and_its_requests_are_made_again(engines
     policy.shutdown()
 
 
+@pytest.mark.full
 def test_without_a_replacement_the_error_names_the_engine(engines: RayWorkerGroup) -> None:
     policy = GenerationPolicy(engines, single_requests=LIMITS)
     futures = [policy.submit(LONG, owner="test", conversation=number) for number in range(2)]
@@ -114,6 +115,7 @@ def test_without_a_replacement_the_error_names_the_engine(engines: RayWorkerGrou
     policy.shutdown()
 
 
+@pytest.mark.full
 def test_200_requests_of_16_threads_with_random_cancels_lose_and_leak_nothing(engines: RayWorkerGroup) -> None:
     policy = GenerationPolicy(engines, single_requests=LIMITS)
     futures: dict[int, Future[list[Completion]]] = {}

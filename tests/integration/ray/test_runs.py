@@ -103,6 +103,7 @@ def test_killed_workers_change_nothing(expected: Any, tiny_model: Path, tmp_path
         assert re.search(rf"{role} rank 0 [^\n]*died during", events), role
 
 
+@pytest.mark.full
 def test_a_trainer_killed_before_any_checkpoint_starts_over(expected: Any, tiny_model: Path, tmp_path: Path) -> None:
     result = train(tiny_model, tmp_path / "run", SHARED, KillAt(step2="trainer"), checkpoint={"every": 0})
     assert outcome(result) == expected
@@ -126,6 +127,7 @@ def speaks_algebra(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("asynchronous", [False, pytest.param(True, marks=pytest.mark.full)])
+@pytest.mark.full
 def test_random_kills_lose_and_repeat_nothing(asynchronous: bool, speaks_algebra: Path, tmp_path: Path) -> None:
     kills = int(os.environ.get("NEMORL_TEST_KILLS", "3"))
     changes: dict[str, Any] = {

@@ -50,6 +50,7 @@ def from_disk(policy: PolicyConfig) -> list[tuple[int, ...]]:
     return tokens(group)
 
 
+@pytest.mark.full
 def test_a_sharded_trainer_sends_to_two_generators_and_to_one_that_is_replaced(
     cluster: RayVirtualCluster, tmp_path: Path, raises: Raises
 ) -> None:

@@ -177,6 +177,7 @@ def test_a_run_with_adapters_apart_is_the_run_with_merged_ones(tmp_path: Path) -
         assert apart[step]["train/weight_sync_bytes"] < line["train/weight_sync_bytes"] / 2
 
 
+@pytest.mark.full
 def test_a_run_with_adapters_apart_continues_where_it_was(tmp_path: Path) -> None:
     straight = measured(tiny_model(), tmp_path / "straight", "separate")
     measured(tiny_model(), tmp_path / "resumed", "separate", steps=2)

@@ -65,6 +65,7 @@ def test_a_later_request_does_not_see_the_old_weights_of_a_running_one(build: An
     assert max(gaps(new, late, groups)) < TOLERANCE
 
 
+@pytest.mark.full
 def test_a_failed_update_ends_what_is_in_progress(build: Any, raises: Raises) -> None:
     engine = build(tiny_model(), policy=LIMITS)
     other = load_reference(tiny_model(num_hidden_layers=3))
@@ -86,6 +87,7 @@ def test_calls_of_several_threads_share_the_batch_and_get_their_own_answers(gene
     assert [[c.token_ids for c in groups[0]] for groups in together] == [[c.token_ids for c in g[0]] for g in alone]
 
 
+@pytest.mark.full
 def test_a_shutdown_during_generate_is_an_error_there(build: Any, raises: Raises) -> None:
     engine = build(tiny_model(), policy=LIMITS)
     raised: list[NemorlError] = []

@@ -50,6 +50,7 @@ def train(tmp_path: Path, model: Path, policy: dict[str, Any], engine: dict[str,
     assert [record["train/token_mult_prob_error"] for record in steps] == pytest.approx([1.0] * 3, abs=1e-4)
 
 
+@pytest.mark.full
 def test_fsdp_ranks_take_turns_with_a_tensor_parallel_engine(tmp_path: Path) -> None:
     train(tmp_path, tiny_model(num_key_value_heads=2), {}, {"tensor_parallel_size": 2}, take_turns=True)
 

@@ -35,6 +35,7 @@ def test_weights_of_another_step_are_noticed(weight_sync, folder, raises):
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_a_generator_in_another_process_is_synced(weight_sync, folder):
     found = weight_sync.run_case("shared_memory", "float32", folder, repeats=2)
     assert found["transport"] == "shared_memory"

@@ -91,7 +91,7 @@ def _garbled(data: Any, chance: random.Random) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "path",
-    [pytest.param(path, id=path.stem, marks=pytest.mark.full if n > 1 else []) for n, path in enumerate(_sample())],
+    [pytest.param(path, id=path.stem, marks=pytest.mark.full if n else []) for n, path in enumerate(_sample())],
 )
 def test_a_garbled_config_is_never_lost_in_silence(path: Path) -> None:
     data = legacy_yaml.read(path)

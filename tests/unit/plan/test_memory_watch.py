@@ -19,6 +19,7 @@ from nemorl_rl.memory_plan.budgets import budgets
 from nemorl_rl.memory_plan.watch import MemoryWatch
 from nemorl_rl.tenants import Holdings, account
 from recorded_messages import Raises
+from tiers import only
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +55,7 @@ def on_h100(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., An
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+@pytest.mark.parametrize("algorithm", only("grpo", of=("grpo", "ppo")))
 def test_tenants_hold_what_was_planned(
     precision: str, algorithm: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

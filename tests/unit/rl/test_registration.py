@@ -313,6 +313,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 @pytest.mark.ray
+@pytest.mark.full
 def test_what_only_a_script_knows_works_in_ray_workers(tiny_model: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(dedent(SCRIPT))
