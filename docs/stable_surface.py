@@ -72,6 +72,7 @@ SURFACE: Mapping[str, tuple[str, ...]] = {
     "nemorl.trainer": ("BaseTrainer",),
     "nemorl_base.display": ("Display",),
     "nemorl_base.memory": ("DeviceMemoryError", "MemoryPart", "OffloadingBackend", "SleepingBackend"),
+    "nemorl_base.rates": ("RateScalingBackend",),
     "nemorl_base.snapshots": ("SnapshottingBackend",),
     "nemorl_rl.adapters": ("AdapterBackend",),
     "nemorl_rl.requests": ("RequestBackend",),

@@ -150,6 +150,8 @@ TRAINING = {
     "adapters_are_what_the_model_has_beyond_its_base": "ScalesItsAdapters",
     "the_saved_adapters_are_those_at_hand": ("SavesFirstAdapters", "SaysAnotherAlpha"),
     "recorded_activations_are_those_of_transformers": "CountsLayersFromTheEnd",
+    "a_scaled_rate_scales_the_update": ("ReportsTheScaleAlone", "KeepsTheLastScale"),
+    "a_scaled_rate_is_in_the_checkpoint": "SavesNoScale",
     "reference_stays_frozen": "MovingReference",
     "reference_must_be_asked_for": "PolicyForReference",
     "export_is_the_model": "TakesHeadsForTied",

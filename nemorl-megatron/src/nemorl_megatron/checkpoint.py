@@ -56,7 +56,8 @@ def contents(held: Sequence[Held], learner: Learner, parallel: Parallel, *, with
             for prefix, values in _states(share.master, moments).items():
                 tensors += _ranges(whole, parts, share.start, values, prefix, alone=learner.distributed)
     updates = learner.updates if with_moments else 0
-    found = storage.contents({"tensors": tensors}, {"steps": learner.steps, "updates": updates})
+    position = {"steps": learner.steps, "updates": updates, "rate_scale": learner.rate_scale}
+    found = storage.contents({"tensors": tensors}, position)
     return RankFiles({**found.tensors, _rng_name(parallel.rank): TensorFile(random_state())}, found.texts)
 
 
@@ -80,6 +81,7 @@ def load(path: Path, held: Sequence[Held], learner: Learner, parallel: Parallel)
             wanted += _ranges(whole, parts, share.start, values, prefix)
     storage.load(path, {"tensors": wanted})
     learner.steps, learner.updates = steps, updates
+    learner.rate_scale = float(position.get("rate_scale", 1.0))
     file = path / _rng_name(parallel.rank)
     with storage.damage_named(path):
         restore_random_state(load_file(file if file.is_file() else path / _rng_name(0)))

@@ -52,6 +52,7 @@ class MegatronConfig(TrainingBackendConfig, PlansTraining):
             "topk_logprobs",
             "weights_only_checkpoint",
             "asynchronous_checkpoint",
+            "rate_scale",
             "filtered_logprobs",
             "offload",
             "remarks",

@@ -73,6 +73,8 @@ class Learner:
         """Optimizer steps so far, skipped ones included: the position in the schedule."""
         self.updates = 0
         """Steps that changed the weights."""
+        self.rate_scale = 1.0
+        """Multiplies the learning rate of the schedule."""
         self.distributed = distributed
         """Masters and moments are divided over data-parallel ranks."""
         self._policy = policy
@@ -114,7 +116,7 @@ class Learner:
         """
         self.steps += 1
         policy, optimizer = self._policy, self._optimizer
-        lr = policy.optimizer.lr * schedule_factor(policy.schedule, self.steps)
+        lr = policy.optimizer.lr * schedule_factor(policy.schedule, self.steps) * self.rate_scale
         optimizer.prepare_grads()
         norm = float(optimizer.get_grad_norm())
         finite = math.isfinite(norm)

@@ -31,14 +31,7 @@ from nemorl_tensors.engines.pieces import PieceSender, RankPieces
 from nemorl_tensors.engines.residency import Residency
 from nemorl_tensors.engines.rows import default_microbatch_tokens
 from nemorl_tensors.engines.schedules import require_end
-from nemorl_tensors.engines.steps import (
-    PLACE,
-    evaluate_loss,
-    output_shape,
-    require_fields,
-    step_metrics,
-    with_places,
-)
+from nemorl_tensors.engines.steps import PLACE, evaluate_loss, output_shape, require_fields, step_metrics, with_places
 from torch import Tensor
 
 from nemorl_megatron import checkpoint, export
@@ -234,6 +227,9 @@ class MegatronBackend(CheckpointWriter):
         self._residency.require("weights", "optimizer")
         learner = self._learner
         checkpoint.load(path, self._held(), learner, self._parallel)
+
+    def scale_rate(self, factor: float) -> None:
+        self._learner.rate_scale *= factor
 
     def save_pretrained(self, path: Path) -> None:
         export.save_pretrained(path, self._policy, self.export_weights(), self._parallel.rank, self._head_kind)

@@ -253,6 +253,32 @@ class Pickles(DTensorBackend):
         torch.save({"steps": 1}, path / "extra.pt")
 
 
+class ReportsTheScaleAlone(DTensorBackend):
+    scale = 1.0
+
+    def scale_rate(self, factor: float) -> None:
+        self.scale *= factor
+
+    def train_step(self, batch: TokenBatch, loss: Loss) -> Metrics:
+        metrics = super().train_step(batch, loss)
+        return {**metrics, "lr": Last(metrics["lr"].value * self.scale)}
+
+    def save_checkpoint(self, path: Path, *, optimizer: bool = True) -> None:
+        super().scale_rate(self.scale)
+        super().save_checkpoint(path, optimizer=optimizer)
+
+
+class KeepsTheLastScale(DTensorBackend):
+    def scale_rate(self, factor: float) -> None:
+        self._optimizer.rate_scale = factor
+
+
+class SavesNoScale(DTensorBackend):
+    def load_checkpoint(self, path: Path) -> None:
+        super().load_checkpoint(path)
+        self._optimizer.rate_scale = 1.0
+
+
 class SnapshotsLiveTensors(DTensorBackend):
     """Copies nothing, and writes when it is asked for the files."""
 
