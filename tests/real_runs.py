@@ -1,4 +1,4 @@
-"""Real runs of a tiny random model, in this process: a second each."""
+"""Real runs of a tiny random model that keep everything, in this process: a second each."""
 
 from __future__ import annotations
 
