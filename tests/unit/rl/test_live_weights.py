@@ -7,7 +7,7 @@ from concurrent.futures import wait
 from pathlib import Path
 
 import pytest
-from nemorl.errors import DeadlineError
+from nemorl.errors import BackendError, DeadlineError
 from nemorl.types import GenerationRequest, SamplingParams
 from nemorl_grpo import GRPOConfig
 from nemorl_rl.resources import RolloutResources
@@ -51,7 +51,7 @@ def test_what_writes_the_weights_waits_for_requests_that_run(resources: RolloutR
 
 def test_a_request_waits_for_what_writes_the_weights(resources: RolloutResources) -> None:
     policy = resources.generation_policy()
-    with resources.turn_of("policy")("train"):
+    with resources.turn_of("policy")("save"):  # a checkpoint is loaded
         future = policy.submit(SHORT, owner="episode 0")
         assert wait([future], timeout=0.3).not_done  # two tokens of a tiny model
     assert len(future.result(WAIT_S)) == 1
@@ -70,4 +70,40 @@ def test_who_waits_too_long_is_told_for_what(tmp_path: Path, raises: Raises) -> 
     resources = resources_of(tmp_path, 0.05)
     with resources._during("rollout"), raises(DeadlineError, "rollout"), resources.turn_of("policy")("train"):
         pass
+    resources.close()
+
+
+def test_between_a_step_and_its_publication_a_request_waits(resources: RolloutResources) -> None:
+    """Its tokens would be the new weights' under the version of the old ones."""
+    policy = resources.generation_policy()
+    with resources.turn_of("policy")("train"):
+        pass  # a step
+    future = policy.submit(SHORT, owner="episode 0")
+    assert wait([future], timeout=0.3).not_done  # two tokens of a tiny model
+    policy.update_weights(resources.weight_handle(version=1))
+    [completion] = future.result(WAIT_S)
+    assert completion.weight_versions == (1,)
+    policy.shutdown()
+
+
+def test_who_samples_before_it_publishes_is_told_at_once(resources: RolloutResources, raises: Raises) -> None:
+    policy = resources.generation_policy()
+    with resources.turn_of("policy")("train"):
+        pass
+    with raises(BackendError, "sync_weights"):
+        policy.generate([SHORT])
+    policy.update_weights(resources.weight_handle(version=1))
+    assert policy.generate([SHORT])
+    policy.shutdown()
+
+
+def test_a_publication_that_never_comes_is_named(tmp_path: Path, raises: Raises) -> None:
+    resources = resources_of(tmp_path, 0.05)
+    resources.training_policy(planned_updates=1)
+    policy = resources.generation_policy()
+    with resources.turn_of("policy")("train"):
+        pass
+    with raises(DeadlineError, "sync_weights"):
+        policy.submit(SHORT, owner="episode 0", deadline_s=WAIT_S).result(WAIT_S)
+    policy.shutdown()
     resources.close()

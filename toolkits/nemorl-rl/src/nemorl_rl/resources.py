@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +24,7 @@ from nemorl_rl.generation_policy import REPORTS, GenerationPolicy, RequestLimits
 from nemorl_rl.requests import NamedRequests, RequestBackend
 from nemorl_rl.snapshots import SNAPSHOTS
 from nemorl_rl.tenant_resources import TenantResources
-from nemorl_rl.tenants import ENGINE, ROLLOUT, SYNC, WRITES, EngineTenant, PhaseGate, Residents, phases
+from nemorl_rl.tenants import ENGINE, ROLLOUT, SYNC, TRAIN, WRITES, EngineTenant, PhaseGate, Residents, phases
 
 if TYPE_CHECKING:
     from nemorl.contracts import GenerationBackend, TrainingBackend
@@ -70,18 +70,29 @@ class RolloutResources(TenantResources):
         self._shares_weights, self._spreads_weights = config.shares_weights, config.spreads_weights
         self._sampler, self._form = config.sampler, config.weight_form  # they ask the registry, once for all updates
         super().__init__(config, run_dir, on_restart=on_restart)
-        self._gate = PhaseGate(config.cluster.worker_timeout_s)
+        tenancy = self._tenancy
+        self._gate = PhaseGate(config.cluster.worker_timeout_s) if tenancy is None else tenancy.gate
 
     def _during(self, phase: str) -> AbstractContextManager[None]:
-        if self._tenancy is None and self._shares_weights and phase in (ROLLOUT, *WRITES):
+        if self._shares_weights and phase in (ROLLOUT, *WRITES):
             return self._apart(phase)
         return super()._during(phase)
 
     @contextmanager
     def _apart(self, phase: str) -> Iterator[None]:
-        """Nothing is sampled from weights that are being written: the trainer's own, which the engine runs on."""
-        with self._gate.during(phase), self._watch.explaining(phase):
+        """Nothing is sampled from weights that are being written, the trainer's own, which the engine runs on; nor from
+        those of a step before they are published under a version."""
+        # A tenancy passes through the same gate by itself.
+        alone = self._gate.during(phase) if self._tenancy is None else nullcontext()
+        with alone, super()._during(phase):
+            if phase == TRAIN:
+                self._gate.bar(ROLLOUT)
             yield
+
+    def _has_new_weights(self) -> None:
+        """Every engine has the newest weights, under their version."""
+        self._gate.admit(ROLLOUT)
+        self._withdraw()
 
     def _table(self, roles: list[str], adapted: list[str]) -> Mapping[str, Residents]:
         return phases(roles, shares_weights=self._shares_weights, adapted=adapted)
@@ -100,7 +111,7 @@ class RolloutResources(TenantResources):
                 attached = self.launcher.attached_group(self.training, engine)
             self._admit_engine(attached)
             # Lost with its trainer, and replaced with it: there is nothing to revive alone.
-            return GenerationPolicy(attached, turn=self._during)
+            return GenerationPolicy(attached, turn=self._during, on_update=self._has_new_weights)
         weights = self.weight_handle(version=0) if self.training is not None else None
         # Engines may live where the trainer's package is not installed: its config does not travel there.
         policy = config.policy.model_copy(update={"backend": TrainingBackendConfig()})
@@ -122,7 +133,7 @@ class RolloutResources(TenantResources):
             group,
             revive,
             self._during,
-            on_update=self._withdraw,
+            on_update=self._has_new_weights,
             single_requests=_request_limits(generation, config.cluster),
             reports=REPORTS in able,
             takes_versions=SNAPSHOTS in able,

@@ -32,7 +32,8 @@ WORK: Mapping[str, Parts] = {
 }
 """What each kind of a trained model's work needs of it (``nemorl.resources.policies.Work``)."""
 
-WRITES = (f"{POLICY} train", f"{POLICY} save")
+TRAIN = f"{POLICY} train"
+WRITES = (TRAIN, f"{POLICY} save")
 """Phases in which a policy's weights change: steps of the optimizer, and checkpoints that are loaded."""
 
 
@@ -142,7 +143,20 @@ class PhaseGate:
         self._phase: str | None = None
         self._workers = 0
         """Threads that are at work in this phase."""
+        self._barred: dict[str, int] = {}
+        """Phases that may not begin yet, and the thread that said so."""
         self._changed = threading.Condition()
+
+    def bar(self, phase: str) -> None:
+        """Let no work of a phase begin until ``admit``. Called within the phase that is the reason."""
+        with self._changed:
+            self._barred[phase] = threading.get_ident()
+
+    def admit(self, phase: str) -> None:
+        """What barred this phase is over."""
+        with self._changed:
+            self._barred.pop(phase, None)
+            self._changed.notify_all()
 
     @contextmanager
     def closed(self) -> Iterator[None]:
@@ -157,13 +171,17 @@ class PhaseGate:
 
         Raises:
             DeadlineError: the work of another phase did not end in time.
+            BackendError: this thread barred the phase, and would wait for itself.
         """
         with self._changed:
-            if not self._changed.wait_for(lambda: self._workers == 0 or self._phase == phase, self._limit_s):
-                raise DeadlineError(
-                    f"{phase} waited {self._limit_s:g} s for {self._phase} to end: they use the same devices' memory",
-                    fix="raise cluster.worker_timeout_s if that work takes so long",
+            if self._barred.get(phase) == threading.get_ident():
+                raise BackendError(
+                    f"{phase} was asked for between an update of the weights that the engine runs on and their "
+                    "publication: tokens would be the new weights' under the old version",
+                    fix="call sync_weights() after train_step, then sample",
                 )
+            if not self._changed.wait_for(lambda: self._may_begin(phase), self._limit_s):
+                raise self._late(phase)
             if self._phase != phase:
                 self._phase = None
                 enter(phase)
@@ -176,6 +194,20 @@ class PhaseGate:
                 self._workers -= 1
                 self._changed.notify_all()
 
+    def _may_begin(self, phase: str) -> bool:
+        return phase not in self._barred and (self._workers == 0 or self._phase == phase)
+
+    def _late(self, phase: str) -> DeadlineError:
+        if phase in self._barred:
+            return DeadlineError(
+                f"{phase} waited {self._limit_s:g} s for new weights to be published: the engine runs on them already",
+                fix="call sync_weights() after train_step; raise cluster.worker_timeout_s if updates take so long",
+            )
+        return DeadlineError(
+            f"{phase} waited {self._limit_s:g} s for {self._phase} to end: they use the same devices' memory",
+            fix="raise cluster.worker_timeout_s if that work takes so long",
+        )
+
 
 class Tenancy:
     """Moves tenants in and out. Work of one phase may overlap; that of another one waits for its end."""
@@ -187,18 +219,18 @@ class Tenancy:
             watch: Told of each phase.
             limit_s: Longest wait for the work of another phase.
         """
-        self._table, self._watch, self._gate = table, watch, PhaseGate(limit_s)
+        self._table, self._watch, self.gate = table, watch, PhaseGate(limit_s)
         self._tenants: dict[str, Tenant] = {}
         self._present: dict[str, set[MemoryPart]] = {}
 
     def admit(self, name: str, tenant: Tenant, parts: Parts) -> None:
         """A tenant has come, or come anew, with these parts in the devices' memory."""
-        with self._gate.closed():  # it may be in the way of what was there
+        with self.gate.closed():  # it may be in the way of what was there
             self._tenants[name], self._present[name] = tenant, set(parts)
 
     def send_away(self, name: str) -> None:
         """A tenant leaves, if it is there: others are about to be built, with all that they have."""
-        with self._gate.closed():
+        with self.gate.closed():
             if self._present.get(name):
                 self._step("another is built", f"{name} leaving", partial(self._tenants[name].keep, ()))
                 self._present[name] = set()
@@ -217,7 +249,7 @@ class Tenancy:
             BackendError: a part could not be moved; says who holds what.
             DeviceMemoryError: there is no room for the work; says who holds what, and what was planned.
         """
-        with self._gate.during(phase, self._enter):
+        with self.gate.during(phase, self._enter):
             try:
                 yield
             except DeviceMemoryError as error:
