@@ -243,6 +243,7 @@ def test_agents_that_never_reach_the_policy_end_the_run_with_what_they_said(
         play(agent, ScriptedPolicy())
 
 
+@pytest.mark.slow
 def test_one_that_reached_it_shows_that_the_command_works(program: Programs, script: Script) -> None:
     agent = program(script("print(ask('x') if len(sys.stdin.read()) > 3 else 1/0)"), give_up_after=2)
     play(agent, ScriptedPolicy(), prompt_of("7="))
@@ -320,6 +321,7 @@ def test_a_cancelled_episode_leaves_no_process_no_folder_and_no_key(
     agent.close()
 
 
+@pytest.mark.slow
 def test_many_episodes_that_end_in_any_way_leave_nothing(
     program: Programs, script: Script, gateway: TinyGateway, tmp_path: Path
 ) -> None:
@@ -362,6 +364,7 @@ def test_many_episodes_that_end_in_any_way_leave_nothing(
     agent.close()
 
 
+@pytest.mark.slow
 def test_a_program_may_be_cancelled_at_any_moment_of_its_start(script: Script, tmp_path: Path) -> None:
     path = script(
         """

@@ -38,6 +38,7 @@ def test_sides_alternate_and_never_overlap(take_turns):
     assert [step.facts["number"] for step in steps["b"]] == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_a_side_that_ends_early_leaves_the_rest_to_the_other(take_turns):
     steps = take_turns({"a": partial(work, steps=1), "b": partial(work, steps=4)})
     assert (len(steps["a"]), len(steps["b"])) == (1, 4)

@@ -67,6 +67,7 @@ def test_an_answer_goes_where_output_went_before(capfd: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("entry", registry().index.of_kind("commands"), ids=lambda entry: str(entry.name))
+@pytest.mark.slow
 def test_commands_of_plugins_explain_themselves_like_all_others(
     entry: PluginEntry, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -102,6 +103,7 @@ def _dedented() -> str:
         '{"problems": [{}], "notes": [], "passed": [], "skipped": {}}',
     ],
 )
+@pytest.mark.slow
 def test_check_takes_no_answer_that_a_plugin_made_up(install: Install, site: Path, answer: str) -> None:
     # Its module runs in the process that answers, and knows where the answer goes.
     code = (

@@ -96,6 +96,7 @@ def test_an_unknown_command_exits_2(nemorl: Command) -> None:
     assert "No such command" in done.err
 
 
+@pytest.mark.slow
 def test_train_prints_a_result_and_progress_elsewhere(nemorl: Command, config: Path, tmp_path: Path) -> None:
     done = nemorl("train", config, "--run-dir", tmp_path / "run")
     assert done.code == 0
@@ -104,6 +105,7 @@ def test_train_prints_a_result_and_progress_elsewhere(nemorl: Command, config: P
     assert (tmp_path / "run/report.html").is_file()
 
 
+@pytest.mark.slow
 def test_train_as_json_is_one_object_on_stdout_and_silence_elsewhere(
     nemorl: Command, config: Path, tmp_path: Path
 ) -> None:
@@ -116,12 +118,14 @@ def test_train_as_json_is_one_object_on_stdout_and_silence_elsewhere(
     assert done.err == ""
 
 
+@pytest.mark.slow
 def test_the_same_command_again_continues(nemorl: Command, config: Path) -> None:
     first, second = (nemorl("train", config, "--json").json for _ in range(2))
     assert first["run_dir"] == second["run_dir"]
     assert len((Path(first["run_dir"]) / "metrics.jsonl").read_text().splitlines()) == 2  # one step, one validation
 
 
+@pytest.mark.slow
 def test_fresh_starts_anew(nemorl: Command, config: Path) -> None:
     first, second = (nemorl("train", config, "--fresh", "--json").json for _ in range(2))
     assert second["run_dir"] == f"{first['run_dir']}-2"
@@ -142,6 +146,7 @@ class Enough:
 @pytest.mark.parametrize(
     "options", [[], ["--fresh"], ["--run-dir", "a run's; folder"]], ids=["default", "fresh", "named"]
 )
+@pytest.mark.slow
 def test_a_stopped_run_continues_with_the_command_that_it_names(
     nemorl: Command, config: Path, options: list[str], tmp_path: Path
 ) -> None:
@@ -161,6 +166,7 @@ def test_a_stopped_run_continues_with_the_command_that_it_names(
     assert f"{second['run_dir']}/report.html" in first.out
 
 
+@pytest.mark.slow
 def test_a_dry_run_writes_nothing(nemorl: Command, config: Path, tmp_path: Path) -> None:
     done = nemorl("train", config, "--dry-run")
     assert done.code == 0
@@ -170,6 +176,7 @@ def test_a_dry_run_writes_nothing(nemorl: Command, config: Path, tmp_path: Path)
     assert [path.name for path in tmp_path.iterdir()] == ["grpo.yaml"]
 
 
+@pytest.mark.slow
 def test_debug_adds_the_traceback(nemorl: Command, config: Path) -> None:
     assert "Traceback" not in nemorl("train", config, "max_steps=ten").err
     assert "Traceback" in nemorl("train", config, "max_steps=ten", "--debug").err
@@ -185,6 +192,7 @@ def test_eval_measures_a_config(nemorl: Command, config: Path, tmp_path: Path) -
     assert len((tmp_path / "s.jsonl").read_text().splitlines()) == 6
 
 
+@pytest.mark.slow
 def test_eval_measures_a_run(nemorl: Command, trained: Path) -> None:
     done = nemorl("eval", trained, "--json")
     assert done.code == 0
@@ -209,6 +217,7 @@ def test_eval_needs_no_config(nemorl: Command, trained: Path) -> None:
     assert done.json["avg_length"] <= 3
 
 
+@pytest.mark.slow
 def test_eval_of_several_datasets_with_several_seeds(nemorl: Command, config: Path, tmp_path: Path) -> None:
     hard = tmp_path / "hard.jsonl"
     hard.write_text("".join(json.dumps({"prompt": f"{n}+9=", "answer": str(n + 9)}) + "\n" for n in range(2)))
@@ -232,6 +241,7 @@ def test_eval_of_several_datasets_with_several_seeds(nemorl: Command, config: Pa
     assert "arithmetic: 6 prompts" in shown.err
 
 
+@pytest.mark.slow
 def test_eval_writes_records_in_the_columns_of_a_run(nemorl: Command, config: Path, tmp_path: Path) -> None:
     hard = tmp_path / "hard.jsonl"
     hard.write_text('{"prompt": "1+9=", "answer": "10"}\n')
@@ -285,6 +295,7 @@ def test_generate_answers_every_prompt(nemorl: Command, trained: Path, mode: str
     assert [(answer["prompt"], len(answer["responses"])) for answer in done.json] == [("1+1=", 2), ("2+2=", 2)]
 
 
+@pytest.mark.slow
 def test_generate_is_repeatable_and_readable(nemorl: Command, trained: Path) -> None:
     options = ["--model", trained / "model", "--temperature", 1, "--seed", 3, "--max-new-tokens", 5]
     first, second = (nemorl("generate", "1+1=", *options) for _ in range(2))
@@ -298,6 +309,7 @@ def test_report_is_written_again(nemorl: Command, trained: Path, tmp_path: Path)
     assert (tmp_path / "r.html").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_plugins_list_can_be_narrowed(nemorl: Command) -> None:
     listed = nemorl("plugins", "list", "--kind", "algorithms", "--json").json
     assert {entry["kind"] for entry in listed} == {"algorithms"}
@@ -308,6 +320,7 @@ def test_plugins_list_can_be_narrowed(nemorl: Command) -> None:
 @pytest.mark.parametrize(
     "name", ["grpo", "dtensor", "hf", "math", "file", "tensorboard", "quickstart", "nemorl-sft:sft"]
 )
+@pytest.mark.slow
 def test_plugins_show_explains_any_plugin(nemorl: Command, name: str) -> None:
     done = nemorl("plugins", "show", name)
     assert done.code == 0
@@ -335,6 +348,7 @@ def test_a_kind_may_be_named_as_people_do(nemorl: Command, kind: str) -> None:
     assert "grpo" not in names
 
 
+@pytest.mark.slow
 def test_plugins_check_builds_and_tries_a_plugin_in_another_process(nemorl: Command) -> None:
     done = nemorl("plugins", "check", "math", "--json")
     (result,) = done.json
@@ -342,6 +356,7 @@ def test_plugins_check_builds_and_tries_a_plugin_in_another_process(nemorl: Comm
     assert {"entry_point_is_usable", "any_response_gets_a_finite_score"} <= set(result["passed"])
 
 
+@pytest.mark.slow
 def test_doctor_knows_the_machine(nemorl: Command) -> None:
     done = nemorl("doctor")
     assert done.code in (0, 1)  # 1 where this machine has a problem
@@ -349,6 +364,7 @@ def test_doctor_knows_the_machine(nemorl: Command) -> None:
         assert fact in done.out
 
 
+@pytest.mark.slow
 def test_config_diff_shows_what_differs_once_defaults_are_filled_in(
     nemorl: Command, config: Path, tmp_path: Path
 ) -> None:
@@ -366,6 +382,7 @@ def test_config_diff_names_every_path_that_holds_no_config(nemorl: Command, conf
 
 
 @pytest.mark.parametrize("columns", [20, 40, 60, 80, 100, 120, 200])
+@pytest.mark.slow
 def test_runs_breaks_no_name_at_any_width(
     nemorl: Command, trained: Path, tmp_path: Path, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -383,6 +400,7 @@ def test_runs_breaks_no_name_at_any_width(
     assert all(len(line) <= columns or line in names for line in lines)
 
 
+@pytest.mark.slow
 def test_config_docs_explains_a_section_and_guesses_a_misspelt_one(nemorl: Command) -> None:
     options = {option["name"]: option for option in nemorl("config", "docs", "policy.optimizer", "--json").json}
     assert options["lr"]["default"] == 1e-6
@@ -392,6 +410,7 @@ def test_config_docs_explains_a_section_and_guesses_a_misspelt_one(nemorl: Comma
     assert "Did you mean 'policy.optimizer'?" in wrong.err
 
 
+@pytest.mark.slow
 def test_runs_lists_runs_newest_first(nemorl: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, time, reward in (("old", 100.0, 0.25), ("new", 200.0, 0.5)):
         folder = tmp_path / "runs" / name
@@ -416,6 +435,7 @@ def test_runs_lists_runs_newest_first(nemorl: Command, tmp_path: Path, monkeypat
     assert nemorl("runs", "verify").code == 1
 
 
+@pytest.mark.slow
 def test_export_writes_a_checkpoint_as_a_model_folder(nemorl: Command, config: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     nemorl("train", config, "--run-dir", run_dir, "max_steps=2", "checkpoint.every=1", "--json")
@@ -430,6 +450,7 @@ def test_export_writes_a_checkpoint_as_a_model_folder(nemorl: Command, config: P
     assert "not a run directory" in nemorl("export", tmp_path, tmp_path / "other").err
 
 
+@pytest.mark.slow
 def test_export_writes_an_adapter_that_peft_reads(nemorl: Command, trained: Path, tmp_path: Path) -> None:
     policy = {"max_sequence_tokens": 32, "lora": {"rank": 2}, "optimizer": {"lr": 1e-2}}
     config = tmp_path / "lora.yaml"
@@ -446,6 +467,7 @@ def test_export_writes_an_adapter_that_peft_reads(nemorl: Command, trained: Path
     assert (refused.code, "has no LoRA adapter" in refused.err) == (2, True)
 
 
+@pytest.mark.slow
 def test_config_templates_are_listed_printed_and_written(nemorl: Command, tmp_path: Path) -> None:
     listed = {entry["name"]: entry for entry in nemorl("config", "templates", "--json").json}
     assert listed["grpo"]["summary"].startswith("GRPO on your own questions and answers")
@@ -459,6 +481,7 @@ def test_config_templates_are_listed_printed_and_written(nemorl: Command, tmp_pa
     assert "Did you mean 'grpo'?" in nemorl("config", "templates", "gpro").err
 
 
+@pytest.mark.slow
 def test_config_templates_are_found_by_what_one_wants(nemorl: Command) -> None:
     told = nemorl("config", "templates", "--for", "8 GPUs, math, Qwen3-8B, tea").out
     assert told.startswith("grpo_8gpu: GRPO on competition mathematics")
@@ -471,23 +494,27 @@ def test_config_templates_are_found_by_what_one_wants(nemorl: Command) -> None:
     assert "drop one" in nemorl("config", "templates", "grpo", "--for", "math").err
 
 
+@pytest.mark.slow
 def test_config_validate_says_ok(nemorl: Command, config: Path) -> None:
     assert nemorl("config", "validate", config).out == f"{config}: ok (grpo)\n"
     assert nemorl("config", "validate", config, "--json").json == {"valid": True, "problems": []}
 
 
+@pytest.mark.slow
 def test_config_validate_for_other_machines(nemorl: Command, config: Path) -> None:
     asked = [config, "cluster.gpus_per_node=8"]
     assert "this machine has" in nemorl("config", "validate", *asked).err
     assert nemorl("config", "validate", *asked, "--for-cluster").code == 0
 
 
+@pytest.mark.slow
 def test_config_show_is_the_resolved_config(nemorl: Command, config: Path) -> None:
     shown = yaml.safe_load(nemorl("config", "show", config, "seed=7").out)
     assert (shown["seed"], shown["policy"]["precision"]) == (7, "float32")
     assert nemorl("config", "show", config, "--json").json["seed"] == 42
 
 
+@pytest.mark.slow
 def test_config_schema_is_printed_or_written(nemorl: Command, tmp_path: Path) -> None:
     printed = nemorl("config", "schema", "sft").json
     assert "batch_size" in printed["properties"]
@@ -495,12 +522,14 @@ def test_config_schema_is_printed_or_written(nemorl: Command, tmp_path: Path) ->
     assert json.loads((tmp_path / "s.json").read_text()) == printed
 
 
+@pytest.mark.slow
 def test_commands_of_plugins_are_part_of_the_tree(nemorl: Command) -> None:
     done = nemorl("quickstart", "--help")
     assert done.code == 0
     assert "nemorl quickstart" in done.out
 
 
+@pytest.mark.slow
 def test_the_quickstart_refuses_an_override_before_its_first_stage(nemorl: Command, tmp_path: Path) -> None:
     done = nemorl("quickstart", "policy.optimizer.lr=-1", "--run-dir", tmp_path / "first")
     assert done.code != 0
@@ -508,6 +537,7 @@ def test_the_quickstart_refuses_an_override_before_its_first_stage(nemorl: Comma
     assert not (tmp_path / "first" / "sft").exists()
 
 
+@pytest.mark.slow
 def test_a_library_that_wraps_sys_exit_makes_no_failure_of_a_success(monkeypatch: pytest.MonkeyPatch) -> None:
     leave = sys.exit
 

@@ -71,6 +71,7 @@ def test_runs_that_differ_in_the_seed_alone_are_one_variant(tmp_path: Path) -> N
     assert second.name == "b"
 
 
+@pytest.mark.slow
 def test_seeds_give_the_noise(tmp_path: Path, nemorl: Command) -> None:
     rewards = {"a": (0.5, 0.6, 0.55), "b": (0.9, 1.0, 0.95)}
     folders = [
@@ -100,6 +101,7 @@ PLANTED = [
 
 
 @pytest.mark.parametrize(("key", "change", "step", "metric"), PLANTED)
+@pytest.mark.slow
 def test_the_planted_cause_is_the_likely_one(
     key: str, change: dict[str, Any], step: int, metric: str, tmp_path: Path, nemorl: Command
 ) -> None:
@@ -116,6 +118,7 @@ def test_the_planted_cause_is_the_likely_one(
     assert 0 < shown.index(f"  {key}: ") < shown.index("No cause: ") < shown.index("max_steps")
 
 
+@pytest.mark.slow
 def test_runs_of_different_seeds_say_nothing_of_where_they_part(tmp_path: Path, nemorl: Command) -> None:
     first = make(tmp_path / "first", {})
     second = make(tmp_path / "second", {"train/reward": 0.9}, seed=2, clip_high=0.4)
@@ -132,6 +135,7 @@ def plugins(folder: Path, version: str) -> None:
     (folder / "environment.json").write_text(json.dumps({"libraries": {"torch": f"2.{version}"}}))
 
 
+@pytest.mark.slow
 def test_another_version_of_the_environment_explains_other_rewards(tmp_path: Path, nemorl: Command) -> None:
     first, second = make(tmp_path / "first", {}), make(tmp_path / "second", {"train/reward": 0.9}, max_steps=11)
     plugins(first, "1.0")
@@ -144,6 +148,7 @@ def test_another_version_of_the_environment_explains_other_rewards(tmp_path: Pat
 
 
 @pytest.mark.parametrize("width", [50, 160])
+@pytest.mark.slow
 def test_the_same_prompts_are_side_by_side_and_do_not_act(
     width: int, tmp_path: Path, nemorl: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +179,7 @@ def test_the_same_prompts_are_side_by_side_and_do_not_act(
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_what_cannot_be_compared_is_refused(tmp_path: Path, nemorl: Command) -> None:
     run = make(tmp_path / "run", {})
     assert "one run is nothing to compare" in nemorl("compare", run).err

@@ -31,6 +31,7 @@ def rows(tmp_path: Path) -> Path:
 SMALL = ["--generations", 2, "suite.max_new_tokens=3", "suite.data.chat=false"]
 
 
+@pytest.mark.slow
 def test_several_suites_are_one_table_and_one_that_fails_is_left_out(
     evaluate: Command, rows: Path, tmp_path: Path
 ) -> None:
@@ -51,6 +52,7 @@ def test_several_suites_are_one_table_and_one_that_fails_is_left_out(
     assert first["prompt"].startswith("0+1?\nPlease reason step by step")
 
 
+@pytest.mark.slow
 def test_json_has_the_protocol_of_each_suite_and_what_was_changed(
     evaluate: Command, rows: Path, tmp_path: Path
 ) -> None:
@@ -66,6 +68,7 @@ def test_json_has_the_protocol_of_each_suite_and_what_was_changed(
     assert any("arXiv:2501.12948" in text for text in suite["protocol"]["source"])
 
 
+@pytest.mark.slow
 def test_a_suite_of_ones_own_is_a_file(evaluate: Command, rows: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(
         yaml.safe_dump(
@@ -84,6 +87,7 @@ def test_a_suite_of_ones_own_is_a_file(evaluate: Command, rows: Path, tmp_path: 
     assert json.loads(done.out)["suites"][str(tmp_path / "mine.yaml")]["questions"] == 3
 
 
+@pytest.mark.slow
 def test_the_list_of_suites_names_their_sources(evaluate: Command) -> None:
     done = evaluate("--suites", "--json")
     listed = {suite["name"]: suite for suite in json.loads(done.out)}
@@ -103,6 +107,7 @@ def test_the_list_of_suites_names_their_sources(evaluate: Command) -> None:
         (["--suite", "aime24", "suite.temperatur=1"], "temperatur"),
     ],
 )
+@pytest.mark.slow
 def test_a_mistake_is_told_before_a_model_is_loaded(
     evaluate: Command, tmp_path: Path, arguments: list[str], says: str
 ) -> None:

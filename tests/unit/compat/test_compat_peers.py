@@ -59,6 +59,7 @@ def at(config: Any, path: str) -> Any:
 # Defaults of the other system, where they are not nemorl's
 
 
+@pytest.mark.slow
 def test_a_bare_trl_config_has_trls_defaults() -> None:
     config = loaded(translated("trl", TRL_GRPO))
     # 8 responses per device are one group of 8; TRL's optimizer, schedule, epochs and KL.

@@ -51,6 +51,7 @@ def example_of(module: str, name: str) -> str:
     return "\n".join(re.findall(r"^\s*(?:>>>|\.\.\.).*$", API.docstring_of(module, name), re.MULTILINE))
 
 
+@pytest.mark.slow
 def test_every_name_of_the_surface_has_a_docstring_and_an_example() -> None:
     undocumented = [f"{module}.{name}" for module, name in NAMES if not API.docstring_of(module, name)]
     without_example = [f"{module}.{name}" for module, name in NAMES if ">>>" not in example_of(module, name)]

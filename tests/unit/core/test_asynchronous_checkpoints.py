@@ -169,6 +169,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(
     assert events[-3:] == ["checkpoint", "checkpoint", "finished"]
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_from_an_asynchronous_checkpoint_equals_one_with_the_other_kind(
     tiny_model: Path, tmp_path: Path
 ) -> None:

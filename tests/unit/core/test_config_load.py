@@ -196,6 +196,7 @@ def valid(schema: dict[str, Any], data: Any) -> bool:
     return bool(jsonschema.Draft202012Validator(schema).is_valid(json.loads(json.dumps(data))))
 
 
+@pytest.mark.slow
 def test_the_schema_is_a_json_schema(schema: dict[str, Any]) -> None:
     jsonschema.Draft202012Validator.check_schema(schema)
 

@@ -197,6 +197,7 @@ def test_a_damaged_record_stops_no_plugin(listed: list[dict[str, Any]]) -> None:
     ("arguments", "codes"),
     [("--help", {0}), ("plugins list", {0}), ("doctor --json", {1}), ("config templates", {0})],
 )
+@pytest.mark.slow
 def test_commands_work_beside_damaged_distributions(
     site: Path, tmp_path: Path, arguments: str, codes: set[int]
 ) -> None:
@@ -207,6 +208,7 @@ def test_commands_work_beside_damaged_distributions(
         assert any("acme-record-noise" in finding["what"] for finding in json.loads(done.stdout)["findings"])
 
 
+@pytest.mark.slow
 def test_a_library_that_reads_metadata_its_own_way_changes_nothing(site: Path, tmp_path: Path) -> None:
     """mlflow and others import ``importlib_metadata``, which takes over from the standard module."""
     assert find_spec("importlib_metadata"), "comes with mlflow-skinny, which the tests of loggers need"
@@ -246,6 +248,7 @@ def test_a_run_trains_beside_damaged_distributions(site: Path, tmp_path: Path, t
     assert json.loads(done.stdout)["steps"] == 1
 
 
+@pytest.mark.slow
 def test_many_entry_points_are_indexed_and_found(site: Path, tmp_path: Path) -> None:
     """Each against each would be 2.5 billion comparisons: minutes; this takes half a second."""
     many = tmp_path / "acme_many-1.2.dist-info"

@@ -213,6 +213,7 @@ def test_every_page_is_in_the_navigation() -> None:
     assert not missing
 
 
+@pytest.mark.slow
 def test_the_table_of_codes_is_that_of_the_sources() -> None:
     table = re.findall(r"^\| (NRL\d+) \| `([\w-]+)` \|", (DOCS / "plugins.md").read_text(), re.MULTILINE)
     assert sorted(table) == sorted(set(_diagnostics()))

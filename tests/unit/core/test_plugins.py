@@ -215,6 +215,7 @@ def test_a_missing_library_inside_a_missing_package_is_diagnosed_too(install: In
     [(BAD_SYNTAX, "broken", "not valid Python (line 1"), ("import sys\nsys.exit(3)\n", "ok", "SystemExit: 3")],
     ids=["syntax error", "exits"],
 )
+@pytest.mark.slow
 def test_the_command_line_lists_and_checks_a_broken_plugin(
     install: Install, site: Path, code: str, status: str, what: str
 ) -> None:

@@ -81,6 +81,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.slow
 def test_a_run_goes_on_with_another_layout_as_with_its_own(
     change: str, runs: tuple[Path, Path], tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -85,6 +85,7 @@ def altered(data: dict[str, Any], path: str) -> dict[str, Any]:
     return data
 
 
+@pytest.mark.slow
 def test_all_but_what_changes_no_result_makes_a_run_the_run_it_is(tmp_path: Path) -> None:
     wanted = config(run_dir=str(tmp_path / "mine"), data="arithmetic", environment="math")
     recorded = start(wanted) / "config.yaml"

@@ -131,6 +131,7 @@ def test_a_part_that_cannot_be_closed_fails_a_run_that_went_well(
     assert events(tmp_path / "run")[-2:] == [("finished", ""), ("failed", "ForeignError: closing Log")]
 
 
+@pytest.mark.slow
 def test_a_trainer_that_was_stopped_goes_on_where_it_was(tiny_model: Path, tmp_path: Path) -> None:
     class StopOnce(Callback):
         def on_step_end(self, trainer: Any, step: int) -> None:

@@ -83,6 +83,7 @@ def measured(run_dir: Path) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_without_optimizer_is_smaller_and_says_so_when_it_is_resumed(
     tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -116,6 +117,7 @@ class StopAfter(Callback):
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.slow
 def test_a_resumed_run_equals_the_uninterrupted_one(name: str, tiny_model: Path, tmp_path: Path) -> None:
     whole = fit(config(name, tiny_model, tmp_path / "whole"))
     broken = config(name, tiny_model, tmp_path / "broken")
@@ -136,6 +138,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(name: str, tiny_model: Path,
     ]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_of_a_mixture_equals_the_uninterrupted_one(tiny_model: Path, tmp_path: Path) -> None:
     data = Mixture([ROWS[:2], ROWS[2:]], [2, 1])
     runs = {name: config("sft", tiny_model, tmp_path / name, max_steps=5) for name in ("whole", "broken")}
@@ -147,6 +150,7 @@ def test_a_resumed_run_of_a_mixture_equals_the_uninterrupted_one(tiny_model: Pat
     assert [trainer.data.state_dict()["position"] for trainer in trainers] == [10, 4, 10]
 
 
+@pytest.mark.slow
 def test_steps_after_the_last_checkpoint_are_done_again(tiny_model: Path, tmp_path: Path, raises: Raises) -> None:
     class Crash(StopAfter):
         essential = True
@@ -164,6 +168,7 @@ def test_steps_after_the_last_checkpoint_are_done_again(tiny_model: Path, tmp_pa
     assert measured(tmp_path / "broken") == measured(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_finished_run_can_be_prolonged(tiny_model: Path, tmp_path: Path) -> None:
     fit(config("sft", tiny_model, tmp_path / "run", max_steps=1))
     result = fit(config("sft", tiny_model, tmp_path / "run", max_steps=2), resume=True)
@@ -178,6 +183,7 @@ def test_resuming_a_finished_run_changes_nothing(tiny_model: Path, tmp_path: Pat
     assert measured(tmp_path / "run") == before
 
 
+@pytest.mark.slow
 def test_a_run_continues_from_the_newest_checkpoint_that_is_sound(tiny_model: Path, tmp_path: Path) -> None:
     settings = config("sft", tiny_model, tmp_path / "run", checkpoint={"every": 1, "keep_last": 9})
     fit(settings)
@@ -216,6 +222,7 @@ def test_a_run_without_a_sound_checkpoint_is_not_started_again(
     assert measured(tmp_path / "run") == before
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_run_is_not_taken_for_ones_own(tiny_model: Path, tmp_path: Path) -> None:
     fit(config("grpo", tiny_model, tmp_path / "other", max_steps=2))
     settings = config("sft", tiny_model, tmp_path / "run")
@@ -227,6 +234,7 @@ def test_a_checkpoint_of_another_run_is_not_taken_for_ones_own(tiny_model: Path,
     assert "the checkpoint belongs to GRPOConfig, this run is SFTConfig" in warning["message"]
 
 
+@pytest.mark.slow
 def test_a_state_of_another_shape_is_told_as_such(tiny_model: Path, tmp_path: Path, raises: Raises) -> None:
     settings = config("sft", tiny_model, tmp_path / "run")
     fit(settings, callbacks=[StopAfter(1)])
@@ -238,6 +246,7 @@ def test_a_state_of_another_shape_is_told_as_such(tiny_model: Path, tmp_path: Pa
             fit(settings, resume=True)
 
 
+@pytest.mark.slow
 def test_one_may_go_back_to_a_step_and_loses_nothing(tiny_model: Path, tmp_path: Path, raises: Raises) -> None:
     settings = config("sft", tiny_model, tmp_path / "run", checkpoint={"every": 1, "keep_last": 9})
     fit(settings)
@@ -440,6 +449,7 @@ def test_a_trainer_from_pretrained(tiny_model: Path, tmp_path: Path) -> None:
     assert trainer.step == 1
 
 
+@pytest.mark.slow
 def test_a_continued_run_explains_the_process_that_ended_without_a_word(tiny_model: Path, tmp_path: Path) -> None:
     settings = config("sft", tiny_model, tmp_path / "run")
     fit(settings, callbacks=[StopAfter(2)])

@@ -231,6 +231,7 @@ def test_a_wrong_preset_file_is_explained(tmp_path, raises: Raises):
         config(str(file))
 
 
+@pytest.mark.slow
 def test_a_config_with_a_preset_is_checked_without_the_library_that_reads_it():
     code = (
         "import sys; sys.modules['datasets'] = None\n"

@@ -130,6 +130,7 @@ def test_a_model_that_teaches_under_two_names_is_loaded_once(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("algorithm", ["distillation", "opd"])
+@pytest.mark.slow
 def test_two_halves_of_a_teacher_are_the_teacher(algorithm: str, tmp_path: Path) -> None:
     one = fit(settings(algorithm, tmp_path / "one"), val_dataset=ROWS)
     two = fit(settings(algorithm, tmp_path / "two", **pair()), val_dataset=ROWS)

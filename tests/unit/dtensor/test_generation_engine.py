@@ -171,6 +171,7 @@ def test_bfloat16_logprobs_are_close_to_a_full_forward_pass(folder: Folder) -> N
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "gpt2"])
+@pytest.mark.slow
 def test_samples_do_not_depend_on_batching(folder: Folder, architecture: str) -> None:
     policy = _policy(folder(architecture, **(SIZES if architecture == "qwen2" else GPT2)))
     model = _model(policy)

@@ -72,6 +72,7 @@ def test_every_architecture_answers_requests_that_come_one_by_one(tmp_path: Path
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.slow
 def test_new_weights_in_the_middle_of_responses(tmp_path: Path, architecture: str) -> None:
     generator, model, policy = engine(tmp_path, architecture)
     other = load_model(policy, seed=5)
@@ -88,6 +89,7 @@ def test_new_weights_in_the_middle_of_responses(tmp_path: Path, architecture: st
 
 
 @pytest.mark.parametrize("rows", [256, 5])
+@pytest.mark.slow
 def test_200_requests_of_16_threads_with_random_cancels_and_updates_lose_and_leak_nothing(
     tmp_path: Path, rows: int
 ) -> None:

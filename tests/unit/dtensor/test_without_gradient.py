@@ -66,6 +66,7 @@ def with_zeros(batch: TokenBatch, backend: DTensorBackend, seed: int) -> TokenBa
 
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("layout", ["padded", "packed"])
+@pytest.mark.slow
 def test_gradients_and_metrics_are_those_of_a_step_that_goes_back_through_all(
     name: str, layout: str, build: Build, batch: TokenBatch
 ) -> None:

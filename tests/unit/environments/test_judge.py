@@ -40,6 +40,7 @@ def judged(url: str, *responses: str, concurrency: int = 16, **options: Any) -> 
         pool.close()
 
 
+@pytest.mark.slow
 def test_a_judge_keeps_the_clauses_of_environments() -> None:
     with serving(verdict(5)) as server:
         given = {"name": "judge", "url": server.url, "model": "m", "prompt_price": 1.0}

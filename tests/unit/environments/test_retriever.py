@@ -141,6 +141,7 @@ def test_a_corpus_that_is_not_there_is_found_when_the_config_loads(tmp_path: Pat
         validate(RetrieverConfig, {"corpus": str(tmp_path / "none")}, source="test")
 
 
+@pytest.mark.slow
 def test_a_retriever_keeps_the_clauses_of_environments(corpus: Path) -> None:
     examples = [({"text": "?", "answer": "Eiffel"}, "Eiffel", 1.0)]
     assert checks_for("environments")

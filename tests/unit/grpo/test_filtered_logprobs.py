@@ -45,6 +45,7 @@ def metrics_of(config: dict[str, Any]) -> dict[str, float]:
     return dict(result.history[0])
 
 
+@pytest.mark.slow
 def test_trainer_and_sampler_agree_on_the_truncated_distribution(tiny_model: Path, tmp_path: Path) -> None:
     filtered = metrics_of(settings(tiny_model, tmp_path / "a", num_minibatches=2))
     whole = metrics_of(settings(tiny_model, tmp_path / "b", num_minibatches=2, filtered_logprobs=False))

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 MODEL = {"algorithm": "grpo", "model": "org/model"}
 
 
+@pytest.mark.slow
 def test_the_advantages_are_those_that_reach_the_loss_of_a_trl_run(tmp_path: Path) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 

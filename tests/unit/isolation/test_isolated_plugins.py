@@ -295,6 +295,7 @@ def test_what_the_plugin_raises_names_it(registry: Registry, raises: Raises) -> 
         pool.step([pool.start(a_prompt())], ["x"])
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_is_reported_with_its_last_words_and_started_again(
     registry: Registry, raises: Raises
 ) -> None:
@@ -357,6 +358,7 @@ def test_rows_travel_in_pages(registry: Registry, monkeypatch: pytest.MonkeyPatc
     assert asked.count("rows") == 3
 
 
+@pytest.mark.slow
 def test_a_run_uses_isolated_parts_and_records_them(registry: Registry, tiny_model: Path, tmp_path: Path) -> None:
     config = load_config(
         {

@@ -133,6 +133,7 @@ def test_all_launchers_are_launchers_with_described_options() -> None:
         assert all(option["description"] for option in found.describe_options())
 
 
+@pytest.mark.slow
 def test_a_login_node_needs_neither_torch_nor_ray(run_yaml: Path) -> None:
     program = (
         "import sys\n"

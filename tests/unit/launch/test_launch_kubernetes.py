@@ -158,6 +158,7 @@ elif "pods" in words:
 """
 
 
+@pytest.mark.slow
 def test_kubectl_is_asked_and_told(run_yaml: Path, nemorl: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = run_yaml.parent
     (folder / "bin").mkdir()
@@ -190,6 +191,7 @@ def test_kubectl_is_asked_and_told(run_yaml: Path, nemorl: Command, monkeypatch:
     assert calls.read_text().splitlines()[-1] == "--namespace default exec h -- ray job stop --no-wait a-x1"
 
 
+@pytest.mark.slow
 def test_in_a_pod_a_run_that_was_asked_to_stop_wants_another_try(tmp_path: Path) -> None:
     program = (
         "import signal, sys, time\n"

@@ -134,6 +134,7 @@ def test_tensorboard_files_hold_every_scalar_at_its_step(run_dir: Path) -> None:
     assert scalars == {"train/reward": [(1, 0.5), (2, 0.5)], "validation/pass@4": [(1, 0.25), (2, 0.25)]}
 
 
+@pytest.mark.slow
 def test_tensorboard_needs_neither_torch_nor_tensorflow(tmp_path: Path) -> None:
     code = (
         "import sys, pathlib; import nemorl_loggers; assert 'tensorboard' not in sys.modules\n"

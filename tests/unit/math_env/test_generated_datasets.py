@@ -80,6 +80,7 @@ def test_splits_are_disjoint_full_and_distinct(config):
     assert not set(train) & set(validation)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_rows_in_another_process():
     code = (
         "from nemorl_math_env import *; r = ArithmeticConfig(operations=('+', '*')).build('train'); "

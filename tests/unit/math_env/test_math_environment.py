@@ -90,6 +90,7 @@ def test_algebraically_different_answers_are_wrong(math, answer, response):
     assert math.outcome(answer, response) == "wrong"
 
 
+@pytest.mark.slow
 def test_a_hanging_grader_scores_zero_is_counted_and_the_next_answer_is_graded(moody):
     started = time.monotonic()
     score = moody.score(prompt("a"), HANG)
@@ -98,6 +99,7 @@ def test_a_hanging_grader_scores_zero_is_counted_and_the_next_answer_is_graded(m
     assert moody.score(prompt("a"), "a+0").reward == 1.0
 
 
+@pytest.mark.slow
 def test_a_crashing_grader_scores_zero_is_counted_and_the_next_answer_is_graded(moody):
     score = moody.score(prompt("a"), CRASH)
     assert (score.reward, score.metrics["grader_crash"]) == (0.0, 1.0)
@@ -108,6 +110,7 @@ def test_a_raising_grader_counts_as_a_crash(moody):
     assert moody.outcome("a", RAISE) == "crash"
 
 
+@pytest.mark.slow
 def test_many_threads_each_get_their_own_verdict(moody):
     truths = [f"a+{i}" for i in range(60)] + ["a", "a"]
     responses = [f"a+{i}+0" if i % 3 else f"a+{i}+1" for i in range(60)] + [HANG, CRASH]
@@ -117,6 +120,7 @@ def test_many_threads_each_get_their_own_verdict(moody):
     assert outcomes[60:] == ["timeout", "crash"]
 
 
+@pytest.mark.slow
 def test_it_works_through_the_kernels_pool(moody):
     pool = EnvironmentPool(moody, timeout_s=30, concurrency=4)
     episodes = [pool.start(prompt("a")) for _ in range(4)]
@@ -125,6 +129,7 @@ def test_it_works_through_the_kernels_pool(moody):
     assert all(step.done for step in steps)
 
 
+@pytest.mark.slow
 def test_closing_frees_a_waiting_thread_and_later_algebra_is_refused(raises: Raises):
     environment = MathEnvironment(MathConfig(timeout_s=30, workers=1), grader=moody_grader)
     assert environment.outcome("a", "a+0") == "right"
@@ -148,6 +153,7 @@ def test_a_pool_that_cannot_start_is_an_error_and_not_a_zero(raises: Raises):
     environment.close()
 
 
+@pytest.mark.slow
 def test_an_unguarded_script_does_not_run_twice(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(

@@ -133,6 +133,7 @@ def test_undone_arithmetic_is_right_where_it_is_asked_for():
     assert worker.grade_unevaluated("19", "12+8") == "wrong"
 
 
+@pytest.mark.slow
 def test_noise_is_read_without_an_error_and_earns_nothing():
     rng = random.Random(0)
     for _ in range(60):

@@ -47,6 +47,7 @@ def test_rules_that_are_not_tried_would_change_nothing(texts):
     assert not different
 
 
+@pytest.mark.slow
 def test_what_is_remembered_is_what_would_be_read_again():
     for text in [*answers(), *odd_texts(1000)]:
         for function in (

@@ -203,6 +203,7 @@ def shipped(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scen
     return scene_of(config, fleet, sizes)
 
 
+@pytest.mark.slow
 def test_a_smaller_device_fits_after_the_smallest_change() -> None:
     # 16,384 tokens a microbatch keep 105 GB of activations.
     found = scene("8xH100", generation={"backend": {"name": "vllm"}, "max_new_tokens": 1024})
@@ -303,6 +304,7 @@ def test_the_command_explains_in_a_terminal(config_file: Path, tmp_path: Path) -
         assert words in done.output
 
 
+@pytest.mark.slow
 def test_planning_imports_no_torch(config_file: Path, tmp_path: Path) -> None:
     code = (
         "import sys\nfrom nemorl_plan.command import app\n"

@@ -65,6 +65,7 @@ class Opinions(Callback):
         self.values.append(trainer.critic.get_values(text).tolist())
 
 
+@pytest.mark.slow
 def test_only_the_critic_learns_in_its_warmup(tiny_model: Path, tmp_path: Path) -> None:
     opinions, decaying = Opinions(), {"schedule": {"kind": "linear"}}
     steps = train(
@@ -108,6 +109,7 @@ class _Talk:
         return Step(Score(1.0), "go on", done=self.turns == 2)
 
 
+@pytest.mark.slow
 def test_the_rewards_of_all_turns_reach_the_first_token(tiny_model: Path, tmp_path: Path) -> None:
     # gamma = lambda = 1 and no KL: what follows every trained token is worth 1 + 1, whatever the critic said.
     (step,) = train(tiny_model, tmp_path / "run", _TwoTurns(), **PLAIN, max_turns=2)
@@ -116,6 +118,7 @@ def test_the_rewards_of_all_turns_reach_the_first_token(tiny_model: Path, tmp_pa
     assert step["train/critic/returns_max"] == pytest.approx(2.0, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_the_kl_is_charged_at_the_token_that_departs(tiny_model: Path, tmp_path: Path) -> None:
     # In step 2 the policy has moved. Rewards are 0, so with gamma = lambda = 1 a return is -weight * (KL to come).
     _, step = train(
@@ -137,6 +140,7 @@ def reward_model(folder: Path, **sizes: Any) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_critic_may_start_from_a_reward_model(tiny_model: Path, tmp_path: Path) -> None:
     critic = {"model_name": str(reward_model(tmp_path / "rm"))}
     (step,) = train(tiny_model, tmp_path / "run", critic=critic)

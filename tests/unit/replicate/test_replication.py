@@ -55,6 +55,7 @@ def weights(run: Path, step: int) -> dict[str, Any]:
     return load_file(file)
 
 
+@pytest.mark.slow
 def test_a_run_leaves_a_second_one_that_is_kept_as_it_is(tiny_model: Path, tmp_path: Path) -> None:
     fit(config(tiny_model, tmp_path / "run", f"file://{tmp_path}/replicas"))
     replica = tmp_path / "replicas/run"
@@ -68,6 +69,7 @@ def test_a_run_leaves_a_second_one_that_is_kept_as_it_is(tiny_model: Path, tmp_p
     assert 0 <= last["replication/behind_steps"] <= 2
 
 
+@pytest.mark.slow
 def test_a_run_whose_folder_is_gone_continues_from_the_replica(tiny_model: Path, tmp_path: Path) -> None:
     to = f"file://{tmp_path}/replicas"
     whole = fit(config(tiny_model, tmp_path / "whole/run", f"file://{tmp_path}/other", steps=4))
@@ -80,6 +82,7 @@ def test_a_run_whose_folder_is_gone_continues_from_the_replica(tiny_model: Path,
     assert all((one[name] == other[name]).all() for name in one)
 
 
+@pytest.mark.slow
 def test_a_damaged_replica_is_passed_over(tiny_model: Path, tmp_path: Path) -> None:
     to = f"file://{tmp_path}/replicas"
     fit(config(tiny_model, tmp_path / "run", to))

@@ -191,6 +191,7 @@ def alerts_in(run_dir: Path) -> list[tuple[str, int]]:
 ALWAYS = {"metric": "train/loss", "above": 0.0, "patience": 2, "meaning": "It is positive."}
 
 
+@pytest.mark.slow
 def test_an_alert_is_told_everywhere(tiny_model: Path, tmp_path: Path, heard: list[Alert], nemorl: Command) -> None:
     run = fit(tiny_model, tmp_path / "run", {"always": ALWAYS}, loggers=["heard"]).run_dir
     assert alerts_in(run) == [("always", 2)]
@@ -215,6 +216,7 @@ def test_save_writes_a_checkpoint_after_the_step(tiny_model: Path, tmp_path: Pat
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step_000002", "step_000006"]
 
 
+@pytest.mark.slow
 def test_a_lowered_rate_survives_a_resume_bit_by_bit(tiny_model: Path, tmp_path: Path) -> None:
     lowers = {"always": {**ALWAYS, "patience": 3, "action": "lower_rate", "rate_factor": 0.25}}
     whole = fit(tiny_model, tmp_path / "whole", lowers)
@@ -233,6 +235,7 @@ def _weights(run_dir: Path) -> dict[str, bytes]:
     return {name: tensor.numpy().tobytes() for name, tensor in load_file(file).items()}
 
 
+@pytest.mark.slow
 def test_alerts_change_nothing_and_can_be_off(tiny_model: Path, tmp_path: Path) -> None:
     fit(tiny_model, tmp_path / "on", {"always": ALWAYS})
     off = {"hooks": [{"name": "alerts", "enabled": False, "rules": {"always": ALWAYS}}]}
@@ -241,6 +244,7 @@ def test_alerts_change_nothing_and_can_be_off(tiny_model: Path, tmp_path: Path) 
     assert _weights(tmp_path / "on") == _weights(tmp_path / "off")
 
 
+@pytest.mark.slow
 def test_rules_of_nemorl_can_be_set_otherwise_or_left_out(tiny_model: Path, tmp_path: Path) -> None:
     spikes = {"gradient_spike": {"above": 0.0, "patience": 4}}  # another condition takes the place of its own
     assert alerts_in(fit(tiny_model, tmp_path / "a", spikes).run_dir) == [("gradient_spike", 4)]
@@ -248,6 +252,7 @@ def test_rules_of_nemorl_can_be_set_otherwise_or_left_out(tiny_model: Path, tmp_
     assert alerts_in(fit(tiny_model, tmp_path / "b", {}, plugins=without).run_dir) == []
 
 
+@pytest.mark.slow
 def test_a_plugin_of_the_run_may_bring_rules(tiny_model: Path, tmp_path: Path) -> None:
     class Bringing(LoggerConfig):
         alert_rules: ClassVar[Mapping[str, Rule]] = {"brought": Rule(metric="train/loss", above=0.0)}

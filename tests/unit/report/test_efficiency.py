@@ -200,6 +200,7 @@ def test_it_can_be_switched_off(tiny_model: Path, tmp_path: Path) -> None:
     assert "performance/padding_frac" in result.metrics  # the backend's own
 
 
+@pytest.mark.slow
 def test_it_does_not_change_what_is_computed(
     seen: tuple[TrainResult, Listener], tiny_model: Path, tmp_path: Path
 ) -> None:

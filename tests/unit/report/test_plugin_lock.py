@@ -115,6 +115,7 @@ def test_a_run_that_goes_on_with_other_plugins_is_warned(tiny_model: Path, tmp_p
     assert read_lock(record) != plugins  # what is used now is recorded
 
 
+@pytest.mark.slow
 def test_the_command_line_holds_a_run_to_its_record(tiny_model: Path, tmp_path: Path) -> None:
     from nemorl_commands.app import app
     from typer.testing import CliRunner

@@ -304,6 +304,7 @@ def told(run_dir: Path) -> list[dict[str, Any]]:
     return [{name: row[name] for name in row if name not in ("time", "run")} for row in read_records(run_dir)]
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_back_records_no_step_twice(tiny_model: Path, tmp_path: Path) -> None:
     fit(tiny_model, tmp_path / "whole")
     fit(tiny_model, tmp_path / "again")
@@ -323,6 +324,7 @@ def test_a_run_that_goes_back_records_no_step_twice(tiny_model: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("minibatches", [1, 2])
+@pytest.mark.slow
 def test_the_trainers_logprobs_are_measured_where_asked_for(minibatches: int, tiny_model: Path, tmp_path: Path) -> None:
     changes: dict[str, Any] = {"max_steps": 2, "num_minibatches": minibatches}
     fit(tiny_model, tmp_path / "plain", **changes)
@@ -344,6 +346,7 @@ def test_without_a_budget_nothing_is_recorded(tiny_model: Path, tmp_path: Path) 
     assert not (tmp_path / "run" / FOLDER).exists()
 
 
+@pytest.mark.slow
 def test_groups_of_equal_rewards_are_recorded_as_such(tiny_model: Path, tmp_path: Path) -> None:
     def grade(prompt: str, response: str) -> float:
         return float(ord(response[:1] or "0") % 2) if prompt.startswith(("0", "1", "2")) else 0.0

@@ -52,6 +52,7 @@ def test_one_call_trains_on_a_reward(tiny_model: Path, tmp_path: Path) -> None:
     assert result.best_checkpoint.parent.parent == result.run_dir == tmp_path / "run"
 
 
+@pytest.mark.slow
 def test_each_helper_trains_its_algorithm(tiny_model: Path, tmp_path: Path) -> None:
     reward: Callable[[str, str], float] = lambda prompt, response: 1.0  # noqa: E731
     grpo = nemorl.train_grpo(str(tiny_model), ROWS, reward, run_dir=tmp_path / "grpo", **GRPO)

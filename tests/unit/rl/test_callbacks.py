@@ -55,6 +55,7 @@ def test_only_so_many_checkpoints_are_kept(tiny_model: Path, tmp_path: Path) -> 
     assert saved(tmp_path) == [5, 6]
 
 
+@pytest.mark.slow
 def test_what_the_run_saves_itself_is_not_saved_twice(tiny_model: Path, tmp_path: Path) -> None:
     checkpoint = {"every": 2, "keep_last": 10, "keep_best": 0, "export": False}
     fit(tiny_model, tmp_path, CheckpointCallback(every=1), checkpoint=checkpoint)
@@ -93,6 +94,7 @@ def test_a_run_ends_when_validation_stops_improving(tiny_model: Path, tmp_path: 
     assert (result.steps, result.stopped) == (3, "val_loss has not improved for 2 validations")
 
 
+@pytest.mark.slow
 def test_a_resumed_run_remembers_the_validations_before(tiny_model: Path, tmp_path: Path) -> None:
     class StopAfterOne(Callback):
         def on_step_end(self, trainer: Any, step: int) -> None:

@@ -86,6 +86,7 @@ def test_every_role_has_causes() -> None:
 
 
 @pytest.mark.parametrize("llama_like", [True, False], ids=["written by hand", "transformers"])
+@pytest.mark.slow
 def test_bugs_in_a_trainer_are_found_beside_hf(llama_like: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not llama_like:
         from nemorl_dtensor import decode_llama, observing

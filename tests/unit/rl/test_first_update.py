@@ -72,6 +72,7 @@ def test_the_first_of_four_minibatches_is_not_scored_before_it(
     assert told.ratios[1] != (1.0, 1.0)
 
 
+@pytest.mark.slow
 def test_the_step_is_the_one_that_scores_all_responses_before_it(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

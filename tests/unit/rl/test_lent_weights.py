@@ -52,6 +52,7 @@ def senders(model: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> tupl
     return held, [record["train/loss"] for record in result.history if "train/loss" in record]
 
 
+@pytest.mark.slow
 def test_weights_on_a_shared_device_are_there_only_while_engines_copy_them(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,6 +40,7 @@ def resources(tmp_path: Path) -> Iterator[RolloutResources]:
 
 
 @pytest.mark.parametrize("work", ["train", "save"])
+@pytest.mark.slow
 def test_what_writes_the_weights_waits_for_requests_that_run(resources: RolloutResources, work: str) -> None:
     policy = resources.generation_policy()
     future = policy.submit(LONG, owner="episode 0")

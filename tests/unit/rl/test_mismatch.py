@@ -284,6 +284,7 @@ def run_with_a_faulty_sampler(folder: Path, **rollouts: Any) -> list[dict[str, A
 
 
 @pytest.mark.usefixtures("faulty")
+@pytest.mark.slow
 def test_a_run_with_a_faulty_sampler_warns_or_ends(tmp_path: Path) -> None:
     warned = run_with_a_faulty_sampler(tmp_path / "warned", mismatch_limit=None)
     warnings = [event["message"] for event in warned if event["event"] == "warning"]

@@ -116,6 +116,7 @@ def history(config: Any, updates: Updates) -> list[dict[str, float]]:
     return [{name: value for name, value in record.items() if not name.startswith(timed)} for record in found.history]
 
 
+@pytest.mark.slow
 def test_a_variant_from_outside_is_a_config_and_its_advantages(site: Path, tiny_model: Path, tmp_path: Path) -> None:
     (section,) = re.findall(r"## From rewards to advantages\n.*?\n## ", PAGE.read_text(), re.DOTALL)
     (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)

@@ -282,6 +282,7 @@ def test_fit_checks_before_it_loads_the_model(tiny_model: Path, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("dry", [[], ["--dry-run"]], ids=["train", "dry run"])
+@pytest.mark.slow
 def test_the_command_says_it_before_torch_is_imported(dry: list[str], tmp_path: Path) -> None:
     (path := tmp_path / "c.yaml").write_text(
         "{algorithm: grpo, model: models/nope, data: arithmetic, environment: math}"

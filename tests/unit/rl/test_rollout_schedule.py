@@ -45,6 +45,7 @@ def dropped(schedule: RolloutSchedule) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize(("staleness", "ahead"), [(0, 1), (1, 2), (3, 4)])
+@pytest.mark.slow
 def test_batches_are_begun_until_more_than_staleness_times_p_groups_are_outstanding(staleness: int, ahead: int) -> None:
     # P = 2. A batch is begun at 0, 2, …, 2 * staleness outstanding groups: staleness + 1 of them.
     schedule = RolloutSchedule(max_staleness=staleness)

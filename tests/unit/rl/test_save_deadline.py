@@ -54,6 +54,7 @@ def test_the_longest_step_so_far_is_reckoned_with() -> None:
     assert steps_until_stopped("1001s", [0.0, 200.0, 600.0, 700.0]) == 3
 
 
+@pytest.mark.slow
 def test_the_run_is_saved_and_can_be_continued(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

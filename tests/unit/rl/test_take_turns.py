@@ -55,6 +55,7 @@ def measured(config: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", RUNS)
+@pytest.mark.slow
 def test_taking_turns_changes_no_number(name: str, tiny_model: Path, tmp_path: Path) -> None:
     staying = measured(settings(tiny_model, tmp_path / "staying", RUNS[name]))
     moving = measured(settings(tiny_model, tmp_path / "moving", RUNS[name], take_turns=True))
@@ -62,6 +63,7 @@ def test_taking_turns_changes_no_number(name: str, tiny_model: Path, tmp_path: P
     assert len(staying) >= 5
 
 
+@pytest.mark.slow
 def test_models_do_leave(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[int] = []
     generate = nemorl.RolloutTrainer.collect

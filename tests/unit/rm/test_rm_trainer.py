@@ -62,6 +62,7 @@ def test_adapters_are_refused(raises: Raises) -> None:
         validate(RMConfig, {"model": "m", "policy": {"lora": {"rank": 4}}})
 
 
+@pytest.mark.slow
 def test_the_export_is_a_classifier_that_ranks_as_the_run_did(tiny_model: Path, tmp_path: Path) -> None:
     config = RMConfig(
         model=str(tiny_model),

@@ -9,10 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from fake_vllm import weights_of
 from nemorl.errors import BackendError, DeadlineError
 from nemorl.types import GenerationRequest, SamplingParams
 from nemorl_server_engine.roster import Roster
+
+pytestmark = pytest.mark.slow
 
 SAMPLING = SamplingParams(max_new_tokens=6)
 REQUESTS = [GenerationRequest((9, 10 + number), SAMPLING, tuple(range(4))) for number in range(12)]

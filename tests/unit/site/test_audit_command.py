@@ -58,6 +58,7 @@ def test_a_run_is_recorded(tiny_model: Path, tmp_path: Path, folder: Path, nemor
     assert (finished["facts"]["step"], finished["facts"]["attempt"]) == (1, facts["attempt"])
 
 
+@pytest.mark.slow
 def test_entries_are_chosen_by_user_run_event_and_time(folder: Path, nemorl: Command) -> None:
     record("run_started", {"run": "/runs/a"})
     record("run_finished", {"run": "/runs/a"})
@@ -79,6 +80,7 @@ def test_entries_are_chosen_by_user_run_event_and_time(folder: Path, nemorl: Com
     assert "run_finished" in nemorl("audit", "show").out
 
 
+@pytest.mark.slow
 def test_logs_of_several_users_are_verified_together(folder: Path, nemorl: Command) -> None:
     for name in ("alice", "bob"):
         AuditLog(folder / f"{name}.jsonl").append("x", {"by": name})
@@ -90,6 +92,7 @@ def test_logs_of_several_users_are_verified_together(folder: Path, nemorl: Comma
     assert "1 entries are missing at the end" in done.out
 
 
+@pytest.mark.slow
 def test_a_sealed_log_is_verified_with_its_key_alone(folder: Path, tmp_path: Path, nemorl: Command) -> None:
     record("before", {})
     key = tmp_path / "audit.key"

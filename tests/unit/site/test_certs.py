@@ -63,6 +63,7 @@ def test_openssl_accepts_them(certs: Path) -> None:
         assert done.returncode != 0, "it is another machine's"
 
 
+@pytest.mark.slow
 def test_renewing_replaces_key_and_certificate_and_keeps_the_names(
     certs: Path, tmp_path: Path, nemorl: Command
 ) -> None:

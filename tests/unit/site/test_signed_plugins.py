@@ -45,6 +45,7 @@ def differences(nemorl: Command, signed: Path) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_what_was_signed_is_as_it_was(signed: Path, nemorl: Command) -> None:
     assert differences(nemorl, signed) == []
     assert signed.with_name("site.key").stat().st_mode & 0o777 == 0o600
@@ -108,6 +109,7 @@ def plant_bytecode(site: Path) -> None:
         (lambda site: next(site.glob("acme_env-*")).joinpath("extra").write_text("x"), "extra was added"),
     ],
 )
+@pytest.mark.slow
 def test_a_tampered_file_is_named(
     signed: Path, site: Path, nemorl: Command, attack: Callable[[Path], Any], said: str
 ) -> None:
@@ -116,6 +118,7 @@ def test_a_tampered_file_is_named(
     assert any(said in line for line in found), found
 
 
+@pytest.mark.slow
 def test_another_version_is_named(signed: Path, site: Path, install: Install, nemorl: Command) -> None:
     shutil.rmtree(next(site.glob("acme_env-*")))
     install(NAME, {NAME: "acme_env:Env"}, version="1.3")
@@ -144,6 +147,7 @@ def test_a_changed_set_is_refused(signed: Path, change: Callable[[Any], Any], ra
         read_set(signed, [read_public_key(signed.with_name("site.key.pub"))])
 
 
+@pytest.mark.slow
 def test_a_set_of_another_key_is_refused(signed: Path, tmp_path: Path, nemorl: Command) -> None:
     with use_registry(Registry(Index.installed())):
         assert nemorl("plugins", "sign", "--new-key", tmp_path / "other.key").code == 0
@@ -159,6 +163,7 @@ def test_a_file_that_is_no_set_is_refused(tmp_path: Path, raises: Raises, text: 
         read_set(tmp_path / "set.json", [])
 
 
+@pytest.mark.slow
 def test_keys_are_never_overwritten(signed: Path, nemorl: Command) -> None:
     before = signed.with_name("site.key").read_bytes()
     assert nemorl("plugins", "sign", "--new-key", signed.with_name("site.key")).code == 2
@@ -173,6 +178,7 @@ def launch_problems(**changes: Any) -> list[str]:
     return [problem.message for problem in site_problems(load_config(data), Path())]
 
 
+@pytest.mark.slow
 def test_a_policy_admits_what_was_signed_and_refuses_what_was_not(
     tmp_path: Path, signed: Path, policy: Policy, nemorl: Command
 ) -> None:

@@ -43,6 +43,7 @@ def test_it_serves_until_ctrl_c(tmp_path: Path) -> None:
     assert len(list((tmp_path / "cache/nemorl/view").glob("*.sqlite"))) == 1
 
 
+@pytest.mark.slow
 def test_what_cannot_be_served_is_said(tmp_path: Path, nemorl: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     done = nemorl("view", tmp_path / "nowhere", "--no-browser")
