@@ -63,6 +63,17 @@ def test_the_margin_is_that_of_scipys_welch_interval() -> None:
     assert contrast([0.5, 0.5], [0.5, 0.5]).verdict == "same"
 
 
+@pytest.mark.parametrize(
+    ("count", "quantile"), [(2, 4.303), (6, 2.228), (8, 2.145), (9, 2.120), (16, 2.042), (31, 2.000), (61, 1.980)]
+)
+def test_a_margin_widens_by_students_t_as_tables_have_it(count: int, quantile: float) -> None:
+    """Two sides of equal errors and counts n: 2 (n - 1) degrees of freedom, error sqrt(2). NIST handbook, 1.3.6.7.2."""
+    side = Estimate(0.0, 1.0, count, of_seeds=True)
+    margin = Contrast("m", side, side).margin
+    assert margin is not None
+    assert margin / 2**0.5 == pytest.approx(quantile, abs=1e-3)
+
+
 def test_runs_that_differ_in_the_seed_alone_are_one_variant(tmp_path: Path) -> None:
     runs = [make(tmp_path / f"a{seed}", {}, seed=seed, run_dir=f"runs/a{seed}") for seed in (1, 2)]
     other = make(tmp_path / "b", {}, generation={"max_new_tokens": 32})

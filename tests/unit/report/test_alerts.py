@@ -18,11 +18,13 @@ from nemorl.plugins.kinds import LoggerConfig
 from nemorl.run import TrainResult
 from nemorl_base.jsonl import read_jsonl
 from nemorl_commands.console import Console
-from nemorl_report.alerts.alert import Alert
+from nemorl_report.alerts.alert import EVENT, OVER, Alert
 from nemorl_report.alerts.builtin import BUILTIN
 from nemorl_report.alerts.conditions import Watch
 from nemorl_report.alerts.hook import Watching
 from nemorl_report.alerts.rules import Rule
+from nemorl_report.run_data import RunData
+from nemorl_report.viewing.alerts import alerts_of, mark
 from nemorl_testing.registries import use_registry
 from recorded_messages import Raises
 from safetensors.torch import load_file
@@ -203,6 +205,24 @@ def test_an_alert_is_told_everywhere(tiny_model: Path, tmp_path: Path, heard: li
     assert [alert.text for alert in heard] == [event["text"]]
     assert event["text"] in (run / "report.html").read_text()
     assert f"alert always: {event['text']}" in nemorl("watch", str(run)).err.replace("\n", " ")
+
+
+def test_the_page_has_each_alert_once_with_what_was_done_and_when_it_was_over() -> None:
+    rule = Rule(metric="train/loss", above=1.0, meaning="It is high.", action="lower_rate", rate_factor=0.3)
+    raised = [
+        {"event": EVENT, **Alert.of("high", rule, "train/loss", step, 2.0).facts} for step in (4, 9, 9)
+    ]  # the run went back behind step 9
+    over = {"event": OVER, "rule": "high", "metric": "train/loss", "step": 6}
+    damaged = [{"event": EVENT}, {"event": OVER, "step": 5}, {"event": EVENT, "step": 7, "value": "x"}]
+    run = RunData("run", events=(raised[0], over, *raised[1:], *damaged), metrics={"train/loss": {4: 2.0, 9: 2.0}})
+    first, odd, last = alerts_of(run)
+    assert (first["step"], first["until"], last["step"], last["until"]) == (4, 6, 9, None)
+    assert (first["value"], first["limit"], first["action"]) == (2.0, "above 1", "lower_rate")
+    assert first["advice"] == "It is high. The learning rate is multiplied by 0.3."
+    assert (odd["step"], odd["value"]) == (7, None)
+    cards: list[dict[str, Any]] = [{"series": [{"metric": "train/loss"}]}, {"series": [{"label": "x"}]}]
+    mark(cards, alerts_of(run))
+    assert [len(card["alerts"]) for card in cards] == [2, 0]
 
 
 def test_stop_ends_the_run_after_the_step(tiny_model: Path, tmp_path: Path) -> None:

@@ -64,7 +64,15 @@ def run(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "config.yaml").write_text(json.dumps({"algorithm": "grpo", "model": ATTACK, "max_steps": 8}))
     (folder / "environment.json").write_text(json.dumps({"git": {"commit": ATTACK}}))
-    (folder / "events.jsonl").write_text(json.dumps({"time": 100.0, "event": "error", "reason": ATTACK}) + "\n")
+    alert = {"event": "alert", "rule": "falls", "metric": "train/reward", "step": 2, "value": 0.25, "severity": "error"}
+    alert |= {
+        "time": 102.0,
+        "text": f"train/reward is 0.25 at step 2: {ATTACK}. {ATTACK}",
+        "limit": ATTACK,
+        "action": "stop",
+    }
+    events = [{"time": 100.0, "event": "error", "reason": ATTACK}, alert]
+    (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     add_step(folder, 1)
     add_step(folder, 2)
     (folder / "records/_tokens.jsonl").write_text('{"id": 2, "text": "two"}\n{"id": 3, "text": "<b>three"}\n')
@@ -134,6 +142,31 @@ def test_every_view_fits_and_shows_hostile_text_as_text(looks: str, run: Path, v
         go(page, url, "overview")
         assert "<script>window.owned = 1</script>" in page.inner_text("#app")
         assert r"\u202eevil\x1b[31m{{7*7}}" in page.inner_text("#app")
+
+
+def test_an_alert_is_in_a_list_and_marked_on_the_curve_that_it_is_about(run: Path, page_of: Open) -> None:
+    page, url = page_of("dark"), write_report(run).as_uri()
+    for view in ("overview", "events"):
+        go(page, url, view)
+        shown = " ".join(page.inner_text(".alert").split())
+        assert shown.startswith("falls step 2 train/reward value 0.25 limit </script>")
+        assert "action stop over not yet" in shown
+    go(page, url, "curves")
+    chart = page.locator("figure", has=page.locator("h3", has_text="Reward"))
+    expect(chart.locator(".raised")).to_contain_text("step 2, falls: 0.25")
+    # Pixels in the colour of errors, of which the inside of the triangle is made: none on the other chart.
+    count = """figure => {
+        const canvas = figure.querySelector("canvas");
+        const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+        let found = 0;
+        for (let at = 0; at < pixels.length; at += 4) {
+            found += pixels[at] === 0xff && pixels[at + 1] === 0xa5 && pixels[at + 2] === 0x6b;
+        }
+        return found;
+    }"""
+    other = page.locator("figure", has_not=page.locator(".raised")).first
+    assert chart.evaluate(count) > 10
+    assert other.evaluate(count) == 0
 
 
 @pytest.mark.parametrize("kind", ["live", "offline"])

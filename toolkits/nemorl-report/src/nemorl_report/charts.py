@@ -112,6 +112,7 @@ def card(
         "notes": [note.replace("`", "") for note in notes],
         "watch_for": watch_for.replace("`", ""),
         "smooth": smooth,
+        "alerts": [],
         **_columns(curves),
     }
 
@@ -146,7 +147,7 @@ def timing_chart(run: RunData) -> dict[str, Any] | None:
         for name, values in phases.items()
     ]
     told = {"title": "Seconds per step", "unit": "seconds", "meaning": "stacked by phase", "notes": [], "watch_for": ""}
-    return {**told, "smooth": False, "steps": kept, "series": series, "stacked": True}
+    return {**told, "smooth": False, "alerts": [], "steps": kept, "series": series, "stacked": True}
 
 
 def time_shares(run: RunData) -> dict[str, Any]:

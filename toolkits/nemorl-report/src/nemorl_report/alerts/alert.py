@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from nemorl_report.alerts.rules import Rule, Severity
+from nemorl_report.alerts.rules import Action, Rule, Severity
 
 EVENT, OVER = "alert", "alert_over"
 """Events of ``events.jsonl``."""
@@ -27,12 +27,17 @@ class Alert:
     value: float
     severity: Severity
     text: str
-    """What happened, what it means and what to do."""
+    """What happened, what it means and what to do, and what the run does of itself."""
+    limit: str = ""
+    """What the value crossed, in words."""
+    action: Action = "warn"
+    """What the run does of itself."""
 
     @classmethod
     def of(cls, name: str, rule: Rule, metric: str, step: int, value: float) -> Alert:
-        parts = (f"{metric} is {value:.4g} at step {step}: {rule.condition}.", rule.meaning, rule.remedy)
-        return cls(name, metric, step, value, rule.severity, " ".join(filter(None, parts)))
+        seen = f"{metric} is {value:.4g} at step {step}: {rule.condition}."
+        text = " ".join(filter(None, (seen, rule.meaning, rule.remedy, rule.deed)))
+        return cls(name, metric, step, value, rule.severity, text, rule.condition, rule.action)
 
     @property
     def facts(self) -> dict[str, Any]:

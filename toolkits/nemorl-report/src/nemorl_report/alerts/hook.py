@@ -106,7 +106,7 @@ class Alerts:
     def _raise(self, alert: Alert, trainer: Any) -> None:
         rule = self._rules[alert.rule]
         trainer.run.console.message(f"alert {alert.rule}: {alert.text}")
-        trainer.directory.event(EVENT, **alert.facts, action=rule.action)
+        trainer.directory.event(EVENT, **alert.facts)
         for logger in trainer.run.loggers:
             if isinstance(logger, AlertLogger):
                 with boundary(f"logger {type(logger).__name__}"):

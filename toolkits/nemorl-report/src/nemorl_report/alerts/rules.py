@@ -71,6 +71,19 @@ class Rule(Config):
                 return "not finite"
 
     @property
+    def deed(self) -> str:
+        """What the run does when it holds, in a sentence; empty where it only tells."""
+        match self.action:
+            case "stop":
+                return "The run ends after this step."
+            case "save":
+                return "A checkpoint is written after this step."
+            case "lower_rate":
+                return f"The learning rate is multiplied by {self.rate_factor:g}."
+            case _:
+                return ""
+
+    @property
     def conditions(self) -> list[str]:
         """The fields of ``CONDITIONS`` that are set."""
         return [name for name in CONDITIONS if not (getattr(self, name) is None or getattr(self, name) is False)]

@@ -16,6 +16,7 @@ from nemorl_report.efficiency.totals import summed_up
 from nemorl_report.records.reading import FOLDER, read_records, record_files, steps_of
 from nemorl_report.run_data import RunData
 from nemorl_report.sections import Curves, Section, Table, Text, TranscriptSection, sections_of
+from nemorl_report.viewing.alerts import alerts_of, mark
 from nemorl_report.viewing.few import spread
 from nemorl_report.viewing.settings import settings_of
 from nemorl_report.words import cell
@@ -32,16 +33,17 @@ Blocks = list[dict[str, Any]]
 def overview(run: RunData) -> Data:
     """Everything that needs neither the records nor a plugin's section."""
     plugins = admitted(run)
-    declarations = Declarations.of(run, plugins)
+    declarations, alerts = Declarations.of(run, plugins), alerts_of(run)
     return {
         "name": run.name,
         "last_step": run.last_step,
         "header": parts.header(run, declarations),
-        "curves": _cards(charts.cards(run, declarations)),
+        "alerts": alerts,
+        "curves": _cards(charts.cards(run, declarations), alerts),
         "time": {**charts.time_shares(run), "chart": charts.timing_chart(run)},
         "efficiency": {
             "line": summed_up(run.metrics).line,
-            "curves": _cards(charts.cards(run, declarations, charts.EFFICIENCY)),
+            "curves": _cards(charts.cards(run, declarations, charts.EFFICIENCY), alerts),
         },
         "metrics": parts.metrics_rows(run, declarations),
         "config": run.config_text,
@@ -127,7 +129,8 @@ def blocks_of(given: Sequence[Text | Table | Curves]) -> Blocks:
     return blocks
 
 
-def _cards(found: charts.Cards) -> Data:
+def _cards(found: charts.Cards, alerts: Sequence[Data]) -> Data:
+    mark((*found.moving, *found.still), alerts)
     return {
         "moving": found.moving,
         "still": found.still,

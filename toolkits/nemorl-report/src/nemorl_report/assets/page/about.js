@@ -1,5 +1,5 @@
 // The run as a whole: headline numbers, where the time goes, the same prompts early and late, plugins' sections, events.
-import { el, replace } from "./dom.js";
+import { el, replace, short } from "./dom.js";
 import { Chart, blocks, charts } from "./charts.js";
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -34,6 +34,17 @@ function timeOf({ phases, validation, chart }) {
   return el("div", { class: "split" },
     el("div", {}, bar, table, validation && el("p", { class: "empty" }, `Validation took ${validation} besides.`)),
     el("div", {}, chart && new Chart(chart).element));
+}
+
+// Rules on metrics that held: when, on what, the value and its limit, what the run did, and what to do.
+function alertsOf(alerts, state) {
+  if (!alerts.length) return null;
+  const chip = (name, value) => el("span", { class: "chip" }, `${name} `, el("b", {}, value));
+  return section(alerts.length > 1 ? `${alerts.length} alerts` : "One alert", el("div", { class: "alerts" }, alerts.map((alert) => el("article", { class: `alert ${alert.severity}` },
+    el("div", { class: "about" }, el("b", {}, alert.rule), el("a", { href: state.link("samples", { step: alert.step }) }, `step ${alert.step}`), el("code", {}, alert.metric)),
+    el("div", { class: "chips" }, chip("value", short(alert.value)), alert.limit && chip("limit", alert.limit), chip("action", alert.action),
+      chip("over", alert.until === null ? "not yet" : `at step ${alert.until}`)),
+    el("div", { class: "advice" }, alert.advice)))));
 }
 
 export function constantsOf(cards) {
@@ -74,20 +85,26 @@ function metricsOf(rows) {
 }
 
 export async function showOverview(place, state) {
-  const overview = await state.overview(state.run);
+  const overview = await state.overview(state.run), head = el("div", {});
+  const top = ({ header, alerts }) => replace(head, headerOf(header), alertsOf(alerts, state));
   const more = el("div", {}, el("p", { class: "empty" }, "Reading samples …"));
-  replace(place, headerOf(overview.header), section("Where the time goes", timeOf(overview.time)),
+  top(overview);
+  replace(place, head, section("Where the time goes", timeOf(overview.time)),
     section("Efficiency", efficiencyOf(overview.efficiency)), more, section("All metrics", metricsOf(overview.metrics)));
   const { samples, sections } = await state.extra(state.run);
   replace(more, section("Samples, before and after", samplesOf(samples)),
     sections.map(({ title, blocks: given }) => section(title, blocks(given))));
+  return async () => {
+    top(await state.overview(state.run));
+    return null;
+  };
 }
 
 export async function showEvents(place, state) {
-  const { events, header } = await state.overview(state.run);
+  const { alerts, events, header } = await state.overview(state.run);
   const rows = events.rows.map((row) => el("tr", { class: row.warns ? "warning" : null },
     [row.when, row.event, row.details].map((value) => el("td", {}, value))));
-  replace(place, section(events.title,
+  replace(place, alertsOf(alerts, state), section(events.title,
     el("p", {}, "The run is ", el("span", { class: `status ${header.facts.status}` }, header.facts.status), reason(events.rows)),
     !rows.length && el("p", { class: "empty" }, "No events were recorded."),
     events.hidden > 0 && el("p", { class: "empty" }, `${events.hidden} earlier events are in events.jsonl.`),

@@ -80,6 +80,22 @@ function follow(plot) {
   plot.isFollowing = false;
 }
 
+// A dashed line and a triangle at its top, at each step at which an alert was raised.
+function drawAlerts(plot, alerts) {
+  const { ctx, bbox } = plot, size = 5 * devicePixelRatio;
+  ctx.save();
+  for (const { step, severity } of alerts) {
+    const x = plot.valToPos(step, "x", true), top = bbox.top;
+    if (x < bbox.left || x > bbox.left + bbox.width) continue;
+    ctx.strokeStyle = ctx.fillStyle = cssValue(severity === "error" ? "--bad" : "--mid");
+    ctx.lineWidth = devicePixelRatio;
+    ctx.setLineDash([size, size]);
+    ctx.beginPath(); ctx.moveTo(x, top); ctx.lineTo(x, top + bbox.height); ctx.stroke();
+    ctx.beginPath(); ctx.moveTo(x - size, top); ctx.lineTo(x + size, top); ctx.lineTo(x, top + 1.6 * size); ctx.fill();
+  }
+  ctx.restore();
+}
+
 function options(card, shown, width) {
   const axis = { stroke: cssValue("--dim"), font: "11px system-ui", grid: { stroke: cssValue("--line"), width: 1 }, ticks: { show: false } };
   const series = shown.map((line) => ({
@@ -94,15 +110,17 @@ function options(card, shown, width) {
            { ...axis, size: 52, values: ticks, label: card.unit ? visible(card.unit) : null, labelSize: 18, labelGap: 0, labelFont: axis.font }],
     cursor: { sync: { key: "steps" }, points: { size: 7 }, y: false },
     legend: { live: true, markers: { width: 0, fill: (_, index) => shown[index - 1]?.stroke } },
-    hooks: { setScale: [shareZoom] },
+    hooks: { setScale: [shareZoom], draw: [(plot) => drawAlerts(plot, card.alerts)] },
   };
 }
+
+const alertWords = ({ run, step, rule, value, limit }) => `${run ? `${run}, ` : ""}step ${step}, ${rule}: ${short(value)}${limit && ` (${limit})`}`;
 
 function told(card) {
   return card.series.map(({ label, values }) => {
     const known = values.filter((v) => v !== null);
     return `${label}: ${short(known[0])} at first, ${short(known[known.length - 1])} at last`;
-  }).join("; ");
+  }).concat(card.alerts.map((alert) => `alert at ${alertWords(alert)}`)).join("; ");
 }
 
 const seen = new IntersectionObserver((entries) => {
@@ -131,7 +149,8 @@ export class Chart {
     this.card = card;
     this.place.setAttribute("aria-label", `${card.title}. ${told(card)}`);
     replace(this.words, el("h3", {}, card.title), el("div", { class: "hint" }, card.meaning));
-    replace(this.after, card.notes.map((note) => el("div", { class: "note" }, note)),
+    replace(this.after, card.alerts.map((alert) => el("div", { class: `note raised ${alert.severity}` }, el("i", {}, "▼ "), alertWords(alert))),
+      card.notes.map((note) => el("div", { class: "note" }, note)),
       card.watch_for && el("div", { class: "watch" }, el("b", {}, "Watch for "), card.watch_for));
     if (this.plot) this.draw();
   }
@@ -165,7 +184,8 @@ export function overlaid(cardsOfRuns) {
   for (const { name, place, cards } of cardsOfRuns) {
     for (const card of cards) {
       const key = `${card.title}\n${card.unit}`;
-      if (!found.has(key)) found.set(key, { ...card, curves: [] });
+      if (!found.has(key)) found.set(key, { ...card, curves: [], alerts: [] });
+      found.get(key).alerts.push(...card.alerts.map((alert) => ({ ...alert, run: name })));
       card.series.forEach(({ label, values }, index) => {
         const said = card.series.length > 1 ? `${name} · ${label}` : name;
         found.get(key).curves.push({ label: said, place, dash: index, points: new Map(card.steps.map((step, at) => [step, values[at]])) });
