@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import resource
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from nemorl.errors import CheckpointError, StorageError
-from nemorl_base.files import replace_text, replacing, replacing_folder, storage_errno, storing
+from nemorl_base.files import listed, replace_text, replacing, replacing_folder, storage_errno, storing
 from recorded_messages import Raises
 
 ROOT = Path(__file__).parents[3]
@@ -164,3 +165,19 @@ def test_threads_may_replace_one_file_at_once(tmp_path: Path) -> None:
     text = target.read_text()
     assert text == text[0] * 1000
     assert [path.name for path in tmp_path.iterdir()] == ["state.json"]
+
+
+def test_a_folder_that_the_disk_does_not_list_is_never_taken_for_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raises: Raises
+) -> None:
+    for name in ("step_2", "step_10", "other"):
+        (tmp_path / name).touch()
+    assert [path.name for path in listed(tmp_path, "step_*")] == ["step_10", "step_2"]
+    assert listed(tmp_path / "nowhere") == []
+
+    def fails(path: Path) -> list[str]:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    monkeypatch.setattr(os, "listdir", fails)
+    with raises(StorageError, tmp_path.name):
+        listed(tmp_path)

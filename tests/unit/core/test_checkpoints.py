@@ -6,13 +6,15 @@ import errno
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from nemorl.config.run import CheckpointConfig
-from nemorl.errors import CheckpointError
+from nemorl.errors import CheckpointError, StorageError
 from nemorl.storage.checkpoints import CheckpointManager
+from nemorl.storage.run_directory import has_progress
 from nemorl_base.checkpoints import Checkpoint
 from nemorl_base.sealed_folders import MANIFEST
 from recorded_messages import Raises
@@ -411,3 +413,19 @@ def test_a_checkpoint_that_the_disk_does_not_give_is_a_damaged_one(
     monkeypatch.setattr("nemorl_base.sealed_folders.digest", fails)
     with raises(CheckpointError, "model.safetensors"):
         checkpoint.verify()
+
+
+def test_a_disk_that_does_not_list_checkpoints_starts_no_run_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saver = manager(tmp_path / "checkpoints")
+    save(saver, 1)
+    assert has_progress(tmp_path)
+
+    def fails(path: Path) -> list[str]:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    monkeypatch.setattr(os, "listdir", fails)
+    for ask in (saver.all, saver.best, saver.damaged, saver.prune, saver.repair, partial(has_progress, tmp_path)):
+        with pytest.raises(StorageError, match="checkpoints: Input/output error"):
+            ask()

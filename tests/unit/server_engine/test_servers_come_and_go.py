@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 from fake_vllm import weights_of
+from nemorl.config import PolicyConfig
 from nemorl.errors import BackendError, DeadlineError
 from nemorl.types import GenerationRequest, SamplingParams
+from nemorl_server_engine.folders import WeightFolders, place_of
 from nemorl_server_engine.roster import Roster
 
 pytestmark = pytest.mark.slow
@@ -194,3 +196,15 @@ def until(happened: Callable[[], bool]) -> None:
     while not happened():
         assert time.monotonic() < end, "it did not happen in 20 s"
         time.sleep(0.01)
+
+
+def test_weights_that_a_killed_run_left_are_removed_by_its_next_life_alone(tiny_model: Path, tmp_path: Path) -> None:
+    policy = PolicyConfig(model_name=str(tiny_model))
+    for shared in (None, tmp_path / "shared"):
+        mine, other = (place_of(tmp_path / run / "scratch", shared) for run in ("mine", "other"))
+        assert mine != other
+        for place in (mine, other):
+            for name in ("weights_000001", ".writing_weights_000002"):
+                (place / name).mkdir(parents=True)
+        WeightFolders(mine, policy)
+        assert [len(list(place.iterdir())) for place in (mine, other)] == [0, 2]

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from nemorl_base import sealed_folders
 from nemorl_base.checkpoints import FORMAT, Checkpoint, checkpoint_name
+from nemorl_base.files import listed
 from nemorl_base.saving import Draft, FilesOfRanks, kept_steps, refusals_named
 
 from nemorl.config.run import CheckpointConfig, RunConfig
@@ -131,7 +132,7 @@ class CheckpointManager:
         if self.folder.exists() and not self.folder.is_dir():
             raise CheckpointError(f"{self.folder} is not a folder", fix="move away what is in its place")
         found, damaged = [], {}
-        for path in sorted(self.folder.glob("step_*")):
+        for path in listed(self.folder, "step_*"):
             try:
                 found.append(Checkpoint.read(path))
             except CheckpointError as error:

@@ -15,7 +15,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Self
 
-from nemorl_base.files import replace_text, storing
+from nemorl_base.files import listed, replace_text, storing
 from nemorl_base.jsonl import JsonlWriter, StepLog, read_jsonl
 from nemorl_base.last_words import note
 from nemorl_base.mappings import differences
@@ -147,7 +147,7 @@ class RunDirectory:
             The folder.
         """
         place = self.path / "set_aside"
-        number = next(number for number in itertools.count(1) if not any(place.glob(f"{number:03d}_*")))
+        number = next(number for number in itertools.count(1) if not listed(place, f"{number:03d}_*"))
         folder = place / f"{number:03d}_from_step_{step}"
         with storing(folder):
             (folder / "checkpoints").mkdir(parents=True)
@@ -194,7 +194,7 @@ def _require_same_run(path: Path, config: RunConfig, *, resume: bool) -> None:
 
 def has_progress(path: Path) -> bool:
     """A run directory holds a checkpoint or a completed step, which starting anew in it would lose."""
-    return any((path / "checkpoints").glob("step_*")) or last_step(path) > 0
+    return bool(listed(path / "checkpoints", "step_*")) or last_step(path) > 0
 
 
 def last_step(path: Path) -> int:

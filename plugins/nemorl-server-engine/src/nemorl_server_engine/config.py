@@ -52,8 +52,8 @@ class ServerConfig(GenerationBackendConfig):
     max_concurrency: Annotated[int, RESUMABLE] = Field(256, ge=1, le=100_000)
     """Most requests at one server at a time: what it can decode together (vLLM: ``--max-num-seqs``)."""
     weights_folder: Annotated[Path | None, RESUMABLE, ExpandsHome()] = None
-    """A folder that the run and the servers see under the same path: new weights are handed over in it. Unset: in the
-    run's directory."""
+    """A folder that the run and the servers see under the same path: new weights are handed over in it, those of
+    each run in a folder of its own. Unset: in the run's directory."""
     check_weights_gib: Annotated[float, RESUMABLE] = Field(2.0, ge=0)
     """Models up to this size are loaded here once more, with transformers, to compare log-probs of some tokens with
     those of a server that loaded weights. 0: never; ``rollouts.mismatch_limit`` is then what notices wrong weights."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nemorl_base.files import remove, replacing_folder
+from nemorl_base.files import listed, remove, replacing_folder
 from nemorl_tensors.engines.model_config import read_model_config
 from nemorl_tensors.engines.model_folder import write_weights
 
@@ -31,11 +32,29 @@ class WrittenWeights:
     """To write it"""
 
 
+def place_of(scratch: Path, shared: Path | None) -> Path:
+    """Where the weights of a run are: in its scratch folder, or in a folder of its own in one that runs share.
+
+    The same for all lives of a run, so that the next removes what one that was killed has left.
+    """
+    if shared is None:
+        return scratch / "engines" / "weights"
+    run = scratch.absolute()
+    return shared / f"{run.parent.name}-{hashlib.sha256(str(run).encode()).hexdigest()[:12]}"
+
+
 class WeightFolders:
     """Writes each version into a folder of its own, whole or not at all, and removes old ones."""
 
     def __init__(self, parent: Path, policy: PolicyConfig) -> None:
+        """
+        Args:
+            parent: Of this run alone. What is in it was left by a process that was killed, and is removed.
+            policy: Whose weights they are.
+        """
         self._parent = parent.expanduser().absolute()
+        for left in listed(self._parent):
+            remove(left)
         self._config = read_model_config(policy)
         self._written: list[Path] = []
 

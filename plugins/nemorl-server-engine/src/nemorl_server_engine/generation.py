@@ -25,7 +25,7 @@ from nemorl_tensors.engines.responses import Response, ResponseLimits
 
 from nemorl_server_engine.checks import Identity
 from nemorl_server_engine.dialects.base import Answer, Ask
-from nemorl_server_engine.folders import WeightFolders, WrittenWeights
+from nemorl_server_engine.folders import WeightFolders, WrittenWeights, place_of
 from nemorl_server_engine.pool import Pool
 from nemorl_server_engine.roster import Roster
 
@@ -67,7 +67,7 @@ class ServerGeneration:
             self._tokenizer.decode,
         )
         self._scratch = Path(worker.scratch) if worker.scratch else owned_folder("nemorl-engines-")
-        self._folders = WeightFolders(options.weights_folder or self._scratch / "engines" / "weights", policy)
+        self._folders = WeightFolders(place_of(self._scratch, options.weights_folder), policy)
         self._loop = LoopThread("nemorl-server-engine")
         self._closed = False
         identity = Identity(policy, self._config, self._tokenizer, generation.sampling())

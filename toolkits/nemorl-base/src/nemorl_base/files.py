@@ -13,6 +13,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import BinaryIO
 
@@ -87,6 +88,22 @@ def replacing_folder(path: Path) -> Iterator[Path]:
         finally:
             remove(draft)
         remove(old)
+
+
+def listed(folder: Path, pattern: str = "*") -> list[Path]:
+    """What is in a folder under names that match a shell pattern, sorted; nothing where there is no folder.
+
+    ``Path.glob`` finds nothing in a folder that cannot be read (Python 3.13), or raises a bare ``OSError`` (before).
+
+    Raises:
+        StorageError: The system refuses to list it.
+    """
+    with loading(folder):
+        try:
+            names = os.listdir(folder)
+        except FileNotFoundError:
+            return []
+    return sorted(folder / name for name in names if fnmatchcase(name, pattern))
 
 
 def remove(path: Path) -> None:

@@ -17,8 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from nemorl_base.errors import CheckpointError
-from nemorl_base.files import FIXES
+from nemorl_base.errors import CheckpointError, StorageError
+from nemorl_base.files import FIXES, listed
 
 MANIFEST = "manifest.json"
 WRITING, REPLACED, REMOVED = ".writing_", ".replaced_", ".removed_"
@@ -72,20 +72,25 @@ def withdraw(path: Path, *, in_thread: bool = False) -> None:
 
 
 def _discard_withdrawn(folder: Path) -> None:
-    for doomed in folder.glob(f"{REMOVED}*"):
-        discard(doomed)
+    with suppress(StorageError):
+        for doomed in listed(folder, f"{REMOVED}*"):
+            discard(doomed)
 
 
 def repair(parent: Path) -> None:
-    """Undo what was cut short by a kill in a folder of such folders. Only for its owner."""
-    for replaced in parent.glob(f"{REPLACED}*"):
+    """Undo what was cut short by a kill in a folder of such folders. Only for its owner.
+
+    Raises:
+        StorageError: The system refuses to list it.
+    """
+    for replaced in listed(parent, f"{REPLACED}*"):
         final = parent / replaced.name.removeprefix(REPLACED)
         if os.path.lexists(final):
             discard(replaced)
         else:
             os.rename(replaced, final)
     for prefix in (WRITING, REMOVED):
-        for left in parent.glob(f"{prefix}*"):
+        for left in listed(parent, f"{prefix}*"):
             discard(left)
 
 

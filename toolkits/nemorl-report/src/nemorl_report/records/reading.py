@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemorl_base.files import loading
+from nemorl_base.files import listed
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,8 +42,8 @@ def record_files(folder: Path, *, split: str | None = None, step: int | None = N
     Raises:
         StorageError: The system refuses to list it.
     """
-    with loading(Path(folder)):
-        found = [RecordFile.of(path) for path in Path(folder).glob(f"{split or '*'}/step_*.parquet")]
+    splits = [path for path in listed(Path(folder), split or "*") if path.is_dir()]
+    found = [RecordFile.of(path) for one in splits for path in listed(one, "step_*.parquet")]
     return sorted(file for file in found if file is not None and step in (None, file.step))
 
 
