@@ -43,7 +43,7 @@ def sources() -> griffe.ModulesCollection:
     folders = [path for pattern in ("*", "toolkits/*", "plugins/*") for path in sorted(ROOT.glob(f"{pattern}/src"))]
     loader = griffe.GriffeLoader(search_paths=folders)
     parts = ("base", "tensors", "rl", "report", "commands", "testing")
-    for name in (*parts, "datasets", "compat", "plan", "agent_env", "gateway"):
+    for name in (*parts, "datasets", "compat", "plan", "agent_env", "gateway", "launch"):
         loader.load(f"nemorl_{name}")
     loader.load("nemorl")
     loader.resolve_aliases()

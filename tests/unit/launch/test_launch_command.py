@@ -64,14 +64,14 @@ def test_nodes_are_those_of_the_cluster_unless_given(run_yaml: Path, raises: Rai
 @pytest.mark.parametrize(
     ("override", "fact", "path"),
     [
-        ("launch.partitoin=gpu", "partition", "partitoin"),
-        ("launch.time_limit=4h", "4h", "time_limit"),
-        ("launch.partition='a; b'", "a; b", "partition"),
-        ("launch.environment={HF_TOKEN: abc}", "secrets: [HF_TOKEN]", "environment.HF_TOKEN"),
-        ("launch.secrets=['A B']", "A B", "secrets"),
-        ("launch.segment_size=3", 3, "segment_size"),
-        ("launch.template=none.j2", "none.j2", "template"),
-        ("launch.sbatch_options=['rm -rf']", "rm -rf", "sbatch_options"),
+        ("launch.partitoin=gpu", "partition", "launch.partitoin"),
+        ("launch.time_limit=4h", "4h", "launch.time_limit"),
+        ("launch.partition='a; b'", "a; b", "launch.partition"),
+        ("launch.environment={HF_TOKEN: abc}", "secrets: [HF_TOKEN]", "launch.environment.HF_TOKEN"),
+        ("launch.secrets=['A B']", "A B", "launch.secrets"),
+        ("launch.segment_size=3", 3, "launch.segment_size"),
+        ("launch.template=none.j2", "none.j2", "launch.template"),
+        ("launch.sbatch_options=['rm -rf']", "rm -rf", "launch.sbatch_options"),
     ],
 )
 def test_mistakes_are_told_with_their_place(
@@ -93,9 +93,9 @@ def test_the_value_of_a_secret_is_found_wherever_it_stands(
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", SECRET)
     changes = ["launch.secrets=[HF_TOKEN]", f"launch.setup=login {SECRET}"]
-    with raises(ConfigError, "HF_TOKEN", "job.sbatch", path="secrets"):
+    with raises(ConfigError, "HF_TOKEN", "job.sbatch", path="launch.secrets"):
         prepare(run_yaml, changes, on="slurm", name=None, root=ROOT)
-    with raises(ConfigError, "HF_TOKEN", "config.yaml", path="secrets"):
+    with raises(ConfigError, "HF_TOKEN", "config.yaml", path="launch.secrets"):
         prepare(
             run_yaml, [changes[0], f"policy.model_name=org/{SECRET}", "model=null"], on="slurm", name=None, root=ROOT
         )

@@ -115,12 +115,12 @@ def test_the_run_joins_the_ray_of_its_pods_also_with_one_node(run_yaml: Path) ->
 @pytest.mark.parametrize(
     ("changes", "fact", "path"),
     [
-        (["run_dir=runs/a"], "run_dir=/data/runs/a", "storage"),
-        (["launch.storage=[{claim: runs, path: /data, read_only: true}]"], "none", "storage"),
-        (["launch.image=null"], "image", "image"),
-        (["launch.setup=module load cuda"], "pods", "setup"),
-        (["launch.queue_priority=high"], "Kueue", "queue_priority"),
-        (["launch.tolerations=[{operator: Equal}]"], "Equal", "tolerations.0.key"),
+        (["run_dir=runs/a"], "run_dir=/data/runs/a", "launch.storage"),
+        (["launch.storage=[{claim: runs, path: /data, read_only: true}]"], "none", "launch.storage"),
+        (["launch.image=null"], "image", "launch.image"),
+        (["launch.setup=module load cuda"], "pods", "launch.setup"),
+        (["launch.queue_priority=high"], "Kueue", "launch.queue_priority"),
+        (["launch.tolerations=[{operator: Equal}]"], "Equal", "launch.tolerations.0.key"),
     ],
 )
 def test_mistakes(run_yaml: Path, raises: Raises, changes: list[str], fact: str, path: str) -> None:
@@ -130,7 +130,7 @@ def test_mistakes(run_yaml: Path, raises: Raises, changes: list[str], fact: str,
 
 def test_a_name_that_kubernetes_refuses(run_yaml: Path, raises: Raises) -> None:
     for name in ("Mine", "a_b", "1st", "a" * 48):
-        with raises(ConfigError, name, 47, path="name"):
+        with raises(ConfigError, name, 47, path="launch"):
             prepare(run_yaml, LEAST, on="kubernetes", name=name, root=ROOT)
 
 

@@ -20,7 +20,7 @@ from nemorl.config.explain import explain
 from nemorl.config.plugin_lists import policy_in
 from nemorl.config.run import RunConfig
 from nemorl.errors import ConfigError, ConfigIssue, NemorlError
-from nemorl.plugins.registry import Registry, registry
+from nemorl.plugins.registry import Registry, offered, registry
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 
@@ -47,13 +47,13 @@ def load_config(
     10
     """
     name = str(source) if isinstance(source, (str, Path)) else "config"
-    data = apply_overrides(read_source(source), overrides, name)
+    data, wrong = _without_sections(apply_overrides(read_source(source), overrides, name))
     plugins = registry().restricted(policy_in(data))
     found = _Reading(_algorithm_class(data, name, plugins), data, plugins, elsewhere=for_cluster)
     if found.config is not None and for_launch:
         lacks = found.config.launch_problems()
         found.issues += [lack for lack in lacks if not _is_at_or_above(lack.path, found.issues)]
-    found.issues = [issue for issue in found.issues if not (issue.here and for_cluster)]
+    found.issues = [*wrong, *(issue for issue in found.issues if not (issue.here and for_cluster))]
     return found.result(name)
 
 
@@ -122,6 +122,15 @@ class _Reading(Generic[AnyConfig]):
             return self._class.model_validate(rest, context=self._context)
         except ValidationError:
             return None
+
+
+def _without_sections(data: dict[str, Any]) -> tuple[dict[str, Any], list[ConfigIssue]]:
+    """The run itself, without sections (``launch``) that ``nemorl.section_<key>`` reads, and what is wrong in these."""
+    issues: list[ConfigIssue] = []
+    for read in filter(None, [offered(f"section_{key}") for key in data]):
+        data, wrong = read(data)
+        issues += wrong
+    return data, issues
 
 
 def _algorithm_class(data: Mapping[str, Any], source: str, plugins: Registry) -> type[RunConfig]:

@@ -110,6 +110,11 @@ class LauncherConfig(PluginConfig):
     """Machines. Unset: ``cluster.num_nodes`` of the run, which it otherwise sets."""
     gpus_per_node: int | None = Field(None, ge=0, le=1024)
     """GPUs of each. Unset: ``cluster.gpus_per_node`` of the run, which it otherwise sets; unset there as well: none."""
+    gpu_type: str | None = None
+    """Kind of the GPUs, e.g. ``h100``: ``nemorl plan`` counts with it, and Slurm is asked for it (its type of GRES)."""
+    plan: bool = True
+    """Let ``nemorl plan`` choose nodes, GPUs and a layout that neither this section nor the run says, and refuse what
+    cannot fit. It needs ``gpu_type``."""
     environment: dict[str, str] = Field(default_factory=dict)
     """Environment variables of the run, e.g. ``NCCL_SOCKET_IFNAME: eth0``. They are written to files: no secrets."""
     secrets: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ from nemorl_commands.terminal import print_list, say
 from typer.core import TyperGroup
 
 if TYPE_CHECKING:
-    from nemorl_launch.base import Launch, LauncherConfig, Status
+    from nemorl_launch.base import Job, Launch, LauncherConfig, Status
 
 SUBMIT = "submit"
 WITH_VALUE = ("--on", "--name", "--folder")
@@ -92,10 +92,12 @@ def submit(
     prepared.write()
     found: dict[str, Any] = {"name": job.name, "folder": str(job.folder), "run_dir": str(job.run_dir)}
     found |= {"launcher": prepared.launcher_name, "command": prepared.submission}
+    found |= {"plan": prepared.plan.words, "chosen": dict(prepared.plan.chosen)}
     if dry_run:
         if as_json:
             echo_json({**found, "files": prepared.files}, indent=2)
             return
+        say(f"# {job.num_nodes} node{'s' * (job.num_nodes > 1)}, {_devices(job)}; nemorl plan: {prepared.plan.words}")
         for file, text in prepared.files.items():
             say(f"# {job.folder / file}")
             say(text)
@@ -108,7 +110,15 @@ def submit(
         echo_json({**found, "handle": handle}, indent=2)
         return
     say(f"launched {job.name} on {prepared.launcher_name}: {', '.join(f'{k} {v}' for k, v in handle.items())}")
+    if prepared.plan.chosen:
+        say(f"nemorl plan: {prepared.plan.words}")
     say(f"nemorl launch status {job.name}")
+
+
+def _devices(job: Job) -> str:
+    if job.gpus_per_node:
+        return f"{job.gpus_per_node} GPU{'s' * (job.gpus_per_node > 1)} each"
+    return f"no GPUs, {job.workers_per_node} worker{'s' * (job.workers_per_node > 1)} each"
 
 
 def _refuse_second(folder: Path, name: str) -> None:

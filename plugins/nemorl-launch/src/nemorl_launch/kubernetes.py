@@ -154,7 +154,7 @@ class KubernetesConfig(LauncherConfig):
     def check(self, job: Job) -> Iterator[ConfigIssue]:
         if len(job.name) > LONGEST_NAME or not _NAME.fullmatch(job.name):
             message = f"{job.name!r} is no name of a RayJob: a-z, 0-9 and '-', beginning with a letter, at most 47"
-            yield ConfigIssue("name", message, "--name NAME")
+            yield ConfigIssue("", message, "--name NAME")
         places = [PurePosixPath(place.path) for place in self.storage if not place.read_only]
         if not self.interactive and not any(job.run_dir.is_relative_to(place) for place in places):
             held = ", ".join(map(str, places)) or "none"

@@ -9,7 +9,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from nemorl.config.load import load_config
 from nemorl.config.run import RunConfig
@@ -19,10 +18,10 @@ from nemorl_base.mappings import apply_overrides, read_source
 from nemorl_base.permission import require
 from nemorl_report.site_check import site_problems
 
-from nemorl_launch import launchers
 from nemorl_launch.base import CONFIG, Job, LauncherConfig
+from nemorl_launch.planning import Planned, planned
+from nemorl_launch.section import SECTION, contradictions, on_its_nodes, read_section, within_section
 
-SECTION = "launch"
 SHORTEST_SECRET = 6
 """Shorter values are found in any text by chance."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -37,6 +36,7 @@ class Prepared:
     job: Job
     files: dict[str, str]
     """All files by name, ``config.yaml`` included."""
+    plan: Planned
 
     @property
     def submission(self) -> str:
@@ -65,60 +65,25 @@ def prepare(source: Path, overrides: Sequence[str], *, on: str | None, name: str
         UsageError: no launcher is given.
     """
     data = apply_overrides(read_source(source), overrides, str(source))
-    launcher_name, options = _section(data.pop(SECTION, None) or {}, on)
+    launcher_name, launcher = read_section(data.pop(SECTION, None), on=on, source=str(source))
     require("clusters", launcher_name)
-    launcher = launchers.configured(launcher_name, options, f"{source}, section {SECTION}")
-    data["cluster"] = _cluster(data.get("cluster") or {}, launcher, str(source))
-    config = load_config(data, for_launch=True, for_cluster=True)
+    if wrong := list(contradictions(data, launcher)):
+        raise ConfigError(wrong, source=str(source))
+    plan = planned(on_its_nodes(data, launcher), launcher)
+    if plan.cannot_fit:
+        raise ConfigError([_cannot_fit(plan)], source=str(source))
+    config = load_config(plan.data, for_launch=True, for_cluster=True)
     job, config = _job(config, name, root)
-    problems = [*launcher.check(job), *site_problems(config, job.run_dir)]
+    problems = [*within_section(launcher.check(job)), *site_problems(config, job.run_dir)]
     if problems:
-        raise ConfigError(problems, source=f"{source}, section {SECTION}")
+        raise ConfigError(problems, source=str(source))
     from nemorl.storage.run_directory import to_yaml
 
     text = to_yaml(config)
     files = {CONFIG: text, **launcher.files(job, text)}
-    prepared = Prepared(launcher, launcher_name, job, files)
+    prepared = Prepared(launcher, launcher_name, job, files, plan)
     _refuse_secrets(launcher.secrets, {**files, "the command": prepared.submission})
     return prepared
-
-
-def _section(section: Any, on: str | None) -> tuple[str, dict[str, Any]]:
-    section = {"name": section} if isinstance(section, str) else section
-    if not isinstance(section, Mapping):
-        raise ConfigError([ConfigIssue(SECTION, "expected a mapping", "launch: {name: slurm, partition: gpu}")])
-    options = {str(key): value for key, value in section.items() if key != "name"}
-    named = section.get("name")
-    chosen = on or named
-    if not isinstance(chosen, str):
-        known = ", ".join(sorted(launchers.installed()))
-        raise UsageError("no launcher is given", fix=f"--on NAME, or `launch: {{name: NAME}}` in the config: {known}")
-    if named is not None and named != chosen:
-        options = {key: value for key, value in options.items() if key in LauncherConfig.model_fields}
-    return chosen, options
-
-
-def _cluster(cluster: Any, launcher: LauncherConfig, source: str) -> dict[str, Any]:
-    """The ``cluster`` section with the launcher's nodes and GPUs, joining the Ray that the launcher starts.
-
-    Raises:
-        ConfigError: both say how many, and not the same.
-    """
-    if not isinstance(cluster, Mapping):
-        raise ConfigError([ConfigIssue("cluster", "expected a mapping")], source=source)
-    found = dict(cluster)
-    for ours, theirs in {"nodes": "num_nodes", "gpus_per_node": "gpus_per_node"}.items():
-        wanted = getattr(launcher, ours)
-        if wanted is None:
-            continue
-        if found.get(theirs) not in (None, wanted):
-            message = f"launch.{ours} is {wanted} but cluster.{theirs} is {found[theirs]}"
-            raise ConfigError([ConfigIssue(f"{SECTION}.{ours}", message, "give it once")], source=source)
-        found[theirs] = wanted
-    count = found.get("num_nodes")
-    if found.get("address") is None and (launcher.joins_ray or (isinstance(count, int) and count > 1)):
-        found["address"] = "auto"
-    return found
 
 
 def _job(config: RunConfig, name: str | None, root: Path) -> tuple[Job, RunConfig]:
@@ -141,11 +106,16 @@ def _job(config: RunConfig, name: str | None, root: Path) -> tuple[Job, RunConfi
     return job, config.model_copy(update={"run_dir": run_dir})
 
 
+def _cannot_fit(plan: Planned) -> ConfigIssue:
+    fix = "take more devices (launch.nodes), a smaller model or LoRA; launch.plan=false submits it anyway"
+    return ConfigIssue("policy", f"nemorl plan: {plan.words}", fix)
+
+
 def _refuse_secrets(names: Sequence[str], texts: Mapping[str, str]) -> None:
     values = {name: os.environ.get(name, "") for name in names}
     found = [
         ConfigIssue(
-            "secrets",
+            f"{SECTION}.secrets",
             f"the value of {name} stands in {where}",
             "name the variable there, or leave it to the environment",
         )
@@ -167,6 +137,6 @@ def secret_values(launcher: LauncherConfig) -> dict[str, str]:
         return {}
     missing = [name for name in launcher.secrets if name not in os.environ]
     if missing:
-        issues = [ConfigIssue("secrets", f"{name} is not set here", f"export {name}=…") for name in missing]
+        issues = [ConfigIssue(f"{SECTION}.secrets", f"{name} is not set here", f"export {name}=…") for name in missing]
         raise ConfigError(issues, source=SECTION)
     return {name: os.environ[name] for name in launcher.secrets}

@@ -54,8 +54,6 @@ class SlurmConfig(LauncherConfig):
     job is requeued. Unset: the partition's."""
     constraint: str | None = None
     """Features of the nodes."""
-    gpu_type: str | None = None
-    """Type of GPU, as the site's GRES has it, e.g. ``h100``."""
     cpus_per_node: int | None = Field(None, ge=1)
     """Cores of each node. Unset: all, where the nodes are exclusive; else one per worker."""
     memory_gib_per_node: float | None = Field(None, gt=0)

@@ -60,6 +60,7 @@ class Plan:
 
     def as_dict(self, top: int = 5) -> dict[str, Any]:
         """For ``--json``."""
+        change = self.smallest_change
         return {
             "device": asdict(self.scene.fleet.device),
             "nodes": self.scene.fleet.nodes,
@@ -71,6 +72,8 @@ class Plan:
             },
             "work": asdict(self.scene.work),
             "verdict": self.verdict,
+            "cannot_fit": self.now.memory.cannot_fit,
+            "smallest_change": overrides(self.scene, change.choice) if change is not None else None,
             "present": _candidate_dict(self.scene, self.now, with_parts=True),
             "candidates": [_candidate_dict(self.scene, one) for one in self.ranked[:top]],
             "judged": len(self.ranked),

@@ -28,6 +28,9 @@ def reserved_stdout() -> Iterator[None]:
 
     Also what C code and processes started meanwhile print, which know standard output by its number.
     """
+    if _stream.get() is not None:  # by a command that has called this one
+        yield
+        return
     answers = sys.stdout
     try:
         number = answers.fileno()

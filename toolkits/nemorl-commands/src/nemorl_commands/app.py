@@ -7,11 +7,11 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from nemorl import __version__
-from nemorl.errors import ForeignError, Interrupted, NemorlError, boundary
+from nemorl.errors import Interrupted, NemorlError
 from nemorl.plugins import PluginEntry, registry
 from nemorl_base.last_words import note
 from nemorl_base.owner import described
@@ -19,6 +19,7 @@ from nemorl_base.stopping import PromptStop
 from rich.markup import escape
 
 from nemorl_commands import compare, configs, evals, plugin_installs, plugins, runs, samples, watch
+from nemorl_commands.forwarding import forward
 from nemorl_commands.streams import SteadyStream
 from nemorl_commands.terminal import plain, say
 
@@ -26,8 +27,6 @@ USER_ERROR = 2
 UNEXPECTED = 1
 LOST_OUTPUT = 1
 """Nobody could read the answer."""
-TYPER_ERROR: type[Exception] = typer.BadParameter.__mro__[-4]
-"""The root of typer's usage errors, right below Exception: its name differs between versions."""
 TYPER_LOOP = "_main"
 """The function of typer that calls ``sys.exit`` with a command's exit code; what commands do is called by others."""
 BY_SIGNAL = 128
@@ -94,22 +93,9 @@ def _add_plugin_commands() -> None:
 
 def _forward_to(entry: PluginEntry) -> Callable[[typer.Context], None]:
     def run(ctx: typer.Context) -> None:
-        command = registry().load("commands", entry.id)
-        try:
-            with boundary(f"command {entry.id}", passing=(typer.Exit, typer.Abort, TYPER_ERROR)):
-                command(args=list(ctx.args), prog_name=f"nemorl {entry.name.replace('.', ' ')}")
-        except ForeignError as error:
-            if not isinstance(error.__cause__, SystemExit):
-                raise
-            _exit_like(error.__cause__)  # a command may end as it likes, itself
+        forward(entry, ctx.args)
 
     return run
-
-
-def _exit_like(exit_: SystemExit) -> NoReturn:
-    if exit_.code is not None and not isinstance(exit_.code, int):
-        say(exit_.code, err=True)
-    raise typer.Exit(exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)) from exit_
 
 
 def main() -> None:

@@ -14,12 +14,13 @@ from typing import Annotated, Any
 
 import typer
 from nemorl.errors import ConfigError, UsageError
-from nemorl.plugins import registry
+from nemorl.plugins import offered, registry
 from nemorl_base.files import replace_text
 from nemorl_base.suggest import did_you_mean
 from nemorl_report.source import template_text
 
 from nemorl_commands.answers import AsJson, echo_json, reserved_stdout
+from nemorl_commands.forwarding import is_launched
 from nemorl_commands.plugins import as_dict
 from nemorl_commands.runs import ConfigPath, Overrides
 from nemorl_commands.template_choice import Match, TemplateFacts, choose, facts_of, unknown_words
@@ -27,6 +28,8 @@ from nemorl_commands.terminal import print_table, say
 
 app = typer.Typer(no_args_is_help=True, help="Check, show and describe configs.")
 
+SECTION_SCHEMA = "section_schema_"
+"""How plugins name the function that gives the schema of their section of a config."""
 ForCluster = Annotated[
     bool, typer.Option("--for-cluster", help="The run is for other machines: ignore what only this one lacks.")
 ]
@@ -47,6 +50,7 @@ def validate(
     from nemorl.config.load import load_config
 
     try:
+        for_cluster = for_cluster or is_launched(config, overrides or [])
         loaded = load_config(config, overrides or [], for_launch=True, for_cluster=for_cluster)
     except ConfigError as error:
         if not as_json:
@@ -179,6 +183,9 @@ def schema(
     """
     with reserved_stdout():
         found = registry().load("algorithms", algorithm).model_json_schema()
+        for name in registry().index.names:  # sections that are not the run's own
+            if name.startswith(SECTION_SCHEMA):
+                found["properties"][name.removeprefix(SECTION_SCHEMA)] = offered(name)()
         if output is None:
             echo_json(found, indent=2)
     if output is not None:

@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 from nemorl_commands.answers import AsJson, echo_json
 from nemorl_commands.console import Console
+from nemorl_commands.forwarding import is_launched, launch
 from nemorl_commands.pruning import prune
 from nemorl_commands.terminal import plain, print_list, say
 
@@ -54,7 +55,8 @@ def train(
     """Train, or continue a run that was interrupted.
 
     The same command continues after a kill: a run's directory follows from its config. Ctrl-C finishes the step,
-    saves and exits; a second one stops at once.
+    saves and exits; a second one stops at once. A config with a section `launch:` is submitted, as by `nemorl launch`;
+    launch=null trains on this machine.
 
     Examples:
 
@@ -66,6 +68,17 @@ def train(
 
       nemorl train grpo.yaml --lock-file ../paper/plugins.lock.json
     """
+    if is_launched(config, overrides or []):
+        given = {"--resume": resume, "--fresh": resume is False, "--from-step": from_step is not None}
+        given |= {"--locked": locked, "--lock-file": lock_file is not None}
+        where = [] if run_dir is None else [f"run_dir={json.dumps(str(run_dir))}"]
+        launch(
+            config,
+            [*(overrides or []), *where],
+            here_only=[name for name, is_given in given.items() if is_given],
+            options=["--dry-run"] * dry_run + ["--json"] * as_json,
+        )
+        return
     console = Console(quiet=as_json)
     console.announce(f"reading {config}")
     with console:

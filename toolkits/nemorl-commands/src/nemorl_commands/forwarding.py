@@ -1,0 +1,64 @@
+"""Commands of plugins, called by name from the command line and from other commands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import typer
+from nemorl.errors import ForeignError, UsageError, boundary
+from nemorl.plugins import PluginEntry, registry
+
+from nemorl_commands.terminal import say
+
+TYPER_ERROR: type[Exception] = typer.BadParameter.__mro__[-4]
+"""The root of typer's usage errors, right below Exception: its name differs between versions."""
+LAUNCH = "launch"
+"""Section of a config that says where the run is started, and the command that starts it there."""
+
+
+def forward(entry: PluginEntry, arguments: Sequence[str]) -> None:
+    """Run the command of a plugin, as ``nemorl NAME ARGUMENTS`` does."""
+    command = registry().load("commands", entry.id)
+    try:
+        with boundary(f"command {entry.id}", passing=(typer.Exit, typer.Abort, TYPER_ERROR)):
+            command(args=list(arguments), prog_name=f"nemorl {entry.name.replace('.', ' ')}")
+    except ForeignError as error:
+        if not isinstance(error.__cause__, SystemExit):
+            raise
+        _exit_like(error.__cause__)  # a command may end as it likes, itself
+
+
+def _exit_like(exit_: SystemExit) -> NoReturn:
+    if exit_.code is not None and not isinstance(exit_.code, int):
+        say(exit_.code, err=True)
+    raise typer.Exit(exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)) from exit_
+
+
+def is_launched(config: Path, overrides: Sequence[str]) -> bool:
+    """Whether a config is for another place, which its section ``launch`` names."""
+    from nemorl_base.mappings import apply_overrides, read_source
+
+    return apply_overrides(read_source(config), overrides, str(config)).get(LAUNCH) is not None
+
+
+def launch(config: Path, overrides: Sequence[str], *, here_only: Sequence[str], options: Sequence[str]) -> None:
+    """Submit a run as its section ``launch`` says.
+
+    Args:
+        config: The run.
+        overrides: ``path=value``.
+        here_only: Options that were given and that a run on this machine alone can have.
+        options: For ``nemorl launch``.
+
+    Raises:
+        UsageError: there are options of the first kind.
+    """
+    if here_only:
+        raise UsageError(
+            f"{', '.join(here_only)} with a section launch: the run is started elsewhere, and continues by itself",
+            fix="drop the option, or add launch=null to train on this machine",
+        )
+    entry = registry().index.find("commands", LAUNCH)
+    forward(entry, ["submit", str(config), *overrides, *options])
