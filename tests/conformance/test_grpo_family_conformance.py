@@ -20,13 +20,13 @@ GROUPS = {"num_prompts_per_step": 2, "num_generations_per_prompt": 4}
 OFF_POLICY = {**GROUPS, "num_minibatches": 2}
 RESUME = ["small_run_finishes", "killed_run_resumes_as_if_nothing_happened"]
 
-test_dapo = conformance("algorithms", {"name": "dapo", **GROUPS})
+test_dapo = pytest.mark.full(conformance("algorithms", {"name": "dapo", **GROUPS}))
 test_dr_grpo = pytest.mark.full(conformance("algorithms", {"name": "dr_grpo", **GROUPS}))
 test_gspo = conformance("algorithms", {"name": "gspo", **GROUPS})
-test_gspo_off_policy = conformance(
-    "algorithms", {"name": "gspo", **OFF_POLICY, "importance_correction": "truncated"}, only=RESUME
+test_gspo_off_policy = pytest.mark.full(
+    conformance("algorithms", {"name": "gspo", **OFF_POLICY, "importance_correction": "truncated"}, only=RESUME)
 )
-test_cispo = conformance("algorithms", {"name": "cispo", **GROUPS})
+test_cispo = pytest.mark.full(conformance("algorithms", {"name": "cispo", **GROUPS}))
 test_cispo_off_policy = conformance(
     "algorithms", {"name": "cispo", **OFF_POLICY, "importance_correction": "icepop"}, only=RESUME
 )

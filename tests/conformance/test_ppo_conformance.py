@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from nemorl_testing import conformance
 
 SMALL = {
@@ -12,18 +13,20 @@ SMALL = {
 }
 
 test_ppo = conformance("algorithms", {**SMALL, "num_epochs_per_rollout": 2, "value_clip": 0.2})
-test_ppo_like_vapo = conformance(
-    "algorithms",
-    {
-        **SMALL,
-        "critic_warmup_steps": 1,
-        "num_minibatches": 2,
-        "num_epochs_per_rollout": 1,
-        "gae_lambda_value": 1.0,
-        "length_adaptive_alpha": 0.5,
-        "clip_high": 0.28,
-        "kl_in": "loss",
-        "positive_nll_weight": 0.1,
-    },
-    only=["small_run_finishes", "run_learns_something", "killed_run_resumes_as_if_nothing_happened"],
+test_ppo_like_vapo = pytest.mark.full(
+    conformance(
+        "algorithms",
+        {
+            **SMALL,
+            "critic_warmup_steps": 1,
+            "num_minibatches": 2,
+            "num_epochs_per_rollout": 1,
+            "gae_lambda_value": 1.0,
+            "length_adaptive_alpha": 0.5,
+            "clip_high": 0.28,
+            "kl_in": "loss",
+            "positive_nll_weight": 0.1,
+        },
+        only=["small_run_finishes", "run_learns_something", "killed_run_resumes_as_if_nothing_happened"],
+    )
 )

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from nemorl_base.jsonl import read_jsonl
+from tiers import only
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +51,7 @@ def test_the_tests_of_an_example_pass(name: str, site: Path) -> None:
     assert " passed" in run(site, EXAMPLES / name, "pytest", "-q", "-p", "no:cacheprovider")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", only("nemorl-raft", of=NAMES))
 def test_an_example_has_types_that_mypy_accepts(name: str, site: Path) -> None:
     assert "no issues found" in run(site, EXAMPLES / name, "mypy", "--cache-dir", MYPY_CACHE)
 

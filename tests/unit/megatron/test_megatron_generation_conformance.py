@@ -11,6 +11,6 @@ pytestmark = [pytest.mark.megatron, pytest.mark.slow]
 
 COPIED = {"weights_in_process_are_shared": "megatron-core fuses queries, keys and values: a copy by nature"}
 test_megatron = conformance("generation_backends", "megatron", skip=COPIED)
-test_megatron_in_small_batches = conformance(
-    "generation_backends", {"name": "megatron", "max_batch_rows": 2}, skip=COPIED
+test_megatron_in_small_batches = pytest.mark.full(
+    conformance("generation_backends", {"name": "megatron", "max_batch_rows": 2}, skip=COPIED)
 )

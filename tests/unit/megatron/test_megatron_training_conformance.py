@@ -20,11 +20,13 @@ test_megatron_with_a_plain_optimizer = conformance(
         "gradient_that_is_not_finite_skips_the_update",
     ],
 )
-test_megatron_recomputed = conformance(
-    "training_backends",
-    "megatron",
-    policy={"activation_checkpointing": True},
-    only=["one_step_equals_transformers_and_adamw", "on_policy_ratio_is_one"],
+test_megatron_recomputed = pytest.mark.full(
+    conformance(
+        "training_backends",
+        "megatron",
+        policy={"activation_checkpointing": True},
+        only=["one_step_equals_transformers_and_adamw", "on_policy_ratio_is_one"],
+    )
 )
 test_megatron_with_adapters = conformance(
     "training_backends",
