@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, cast
 from nemorl.errors import BackendError, boundary
 from nemorl.types import Completion, FinishReason, GenerationRequest
 from nemorl_base.seeding import mixed_seed
+from nemorl_base.timing import Span
 from nemorl_rl.tokenizer import Tokenizer
 from nemorl_tensors.engines.model_config import read_model_config
+from nemorl_tensors.engines.responses import TimedCompletion
 
 if TYPE_CHECKING:
     from nemorl.config.models import PolicyConfig
@@ -108,18 +110,23 @@ def _end_token_ids(policy: PolicyConfig, config: Any) -> frozenset[int]:
     return Tokenizer.of(policy).stop_token_ids.union(token for token in ids if token is not None)
 
 
-def completions(outputs: Sequence[Any]) -> list[Completion]:
-    """Those of a request whose samples' ``RequestOutput`` these are; the first has the log-probs of the prompt.
+def completions(samples: Sequence[tuple[Any, Span]]) -> list[Completion]:
+    """Those of a request.
+
+    Args:
+        samples: The ``RequestOutput`` of each, the first with the log-probs of the prompt, and when it was made, in
+            seconds since vLLM was given the request.
 
     Raises:
         BackendError: One is unusable.
     """
-    known = outputs[0].prompt_logprobs
-    prompt = () if known is None else (0.0, *_sampled(known, len(outputs[0].prompt_token_ids) - 1))
-    return [_completion(output, prompt) for output in outputs]
+    first, _ = samples[0]
+    known = first.prompt_logprobs
+    prompt = () if known is None else (0.0, *_sampled(known, len(first.prompt_token_ids) - 1))
+    return [_completion(output, span, prompt) for output, span in samples]
 
 
-def _completion(output: Any, prompt_logprobs: tuple[float, ...]) -> Completion:
+def _completion(output: Any, span: Span, prompt_logprobs: tuple[float, ...]) -> Completion:
     (sample,) = output.outputs
     logprobs = _sampled(sample.logprobs, len(sample.token_ids))
     if not all(map(math.isfinite, logprobs)):
@@ -133,14 +140,15 @@ def _completion(output: Any, prompt_logprobs: tuple[float, ...]) -> Completion:
             f"vLLM ended a request with {sample.finish_reason!r}",
             fix="VLLM_LOGGING_LEVEL=INFO in the environment shows its own report",
         )
-    spans = sample.weight_versions
-    return Completion(
+    parts = sample.weight_versions
+    return TimedCompletion(
         tuple(sample.token_ids),
         logprobs,
         cast(FinishReason, sample.finish_reason),
-        tuple(int(span.version) for span in spans),
-        tuple(span.start for span in spans),
+        tuple(int(part.version) for part in parts),
+        tuple(part.start for part in parts),
         prompt_logprobs,
+        span,
     )
 
 

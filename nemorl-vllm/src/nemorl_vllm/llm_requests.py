@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from nemorl.errors import BackendError, NemorlError, boundary
+from nemorl_base.timing import Span
 
 from nemorl_vllm.conversion import completions
 from nemorl_vllm.engine import close_engine
@@ -37,8 +39,10 @@ class LLMRequests:
         """What is away, while the engine sleeps."""
         self._limits, self._adapter = limits, adapter
         self._samples: dict[int, dict[str, Any]] = {}
-        """vLLM's names of a request's samples, and their outputs once these have ended."""
+        """vLLM's names of a request's samples, and their outputs once these have ended, with when they were made."""
         self._numbers: dict[str, int] = {}
+        self._asked_s: dict[int, float] = {}
+        """When vLLM was given a request: a moment of ``time.monotonic()``."""
 
     def start(self, build: Callable[[], Any]) -> Self:
         """Build the engine."""
@@ -61,7 +65,7 @@ class LLMRequests:
         reason = self.unusable or self.asleep
         if reason is not None:
             raise reason
-        self._samples[number] = {}
+        self._samples[number], self._asked_s[number] = {}, time.monotonic()
         with boundary("vLLM"):
             for place, seed in enumerate(request.seeds):
                 name = f"{number}.{place}"
@@ -85,7 +89,7 @@ class LLMRequests:
             if not output.finished or number is None:
                 continue
             samples = self._samples[number]
-            samples[output.request_id] = output
+            samples[output.request_id] = output, Span(0.0, time.monotonic() - self._asked_s[number])
             if None not in samples.values():
                 ended[number] = _outcome(self._forget(number))
         return ended
@@ -96,6 +100,7 @@ class LLMRequests:
 
     def _forget(self, number: int) -> dict[str, Any]:
         samples = self._samples.pop(number, {})
+        self._asked_s.pop(number, None)
         for name in samples:
             self._numbers.pop(name)
         return samples

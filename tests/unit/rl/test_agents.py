@@ -20,6 +20,7 @@ from nemorl.errors import DeadlineError, ForeignError, UsageError
 from nemorl.resources.local import LocalWorkerGroup
 from nemorl.resources.worker import WorkerContext
 from nemorl.types import Completion, GenerationRequest, Prompt, Sample, Samples, SamplingParams, Score, Step
+from nemorl_base.timing import Span
 from nemorl_rl.agents import driver
 from nemorl_rl.agents.contract import CallOptions, ContextOverflowError, EpisodeClosedError, EpisodePolicy
 from nemorl_rl.agents.record import Call, sequences, to_sample
@@ -28,10 +29,12 @@ from nemorl_rl.generation_policy import GenerationPolicy, RequestLimits
 from nemorl_rl.policy_gradient.loss import ClippedPolicyGradientLoss
 from nemorl_rl.requests import NamedRequests
 from nemorl_rl.rollouts import RolloutEngine, RolloutPlan
+from nemorl_rl.times import TimedSample
 from nemorl_rl.tokenizer import Tokenizer
 from nemorl_tensors import TokenBatch
 from recorded_messages import Raises
 
+NO_TIME = Span(0.0, 0.0)
 Rollout = Callable[[Prompt, EpisodePolicy], Awaitable[float | Score | None]]
 
 
@@ -187,6 +190,20 @@ def test_seeds_differ_by_episode_and_call_and_are_those_of_the_run(collect: Coll
     assert sorted(seeds) == sorted(request.seeds for request in collect(play, group=2)[1].asked)
 
 
+def test_between_two_answers_of_a_sequence_the_environment_has_its_turn() -> None:
+    # Asked at 10, answered from 11 to 13; asked on at 16, answered from 17 to 18; a fork asked at 14.
+    first = Call(0, (1,), Completion((2,), (-0.1,), "stop"), asked_s=10.0, span=Span(11.0, 13.0))
+    onward = Call(1, (1, 2, 3), Completion((4,), (-0.2,), "stop"), asked_s=16.0, span=Span(17.0, 18.0))
+    fork = Call(2, (7, 8), Completion((9,), (-0.3,), "stop"), asked_s=14.0, span=Span(14.0, 15.0))
+    prompt, whole = Prompt(0, "p", (1,)), Span(9.0, 20.0)
+    made = to_sample(prompt, [first, onward, fork], Score(1.0), "", version=0, span=whole)
+    assert isinstance(made, TimedSample)
+    assert made.span == whole
+    assert made.turn_spans == (
+        (0, 2, (11.0, 13.0)), (0, 3, (13.0, 16.0)), (0, 4, (17.0, 18.0)), (1, 3, (14.0, 15.0))
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("trial", range(20))
 def test_every_sampled_token_is_trained_once_however_calls_branch(trial: int) -> None:
     choose = random.Random(trial)
@@ -229,10 +246,12 @@ def test_an_episode_in_three_sequences_trains_as_one(aggregation: Any) -> None:
         chain.append(Call(number, told, completion))
         told = (*told, *completion.token_ids, 2)
     apart = [Call(number, (3 + number, 9), completion) for number, completion in enumerate(sampled)]
-    lone = to_sample(other, [Call(0, (1,), Completion((17,), (-1.0,), "stop"))], Score(0.0), "", version=0)
+    lone = to_sample(
+        other, [Call(0, (1,), Completion((17,), (-1.0,), "stop"))], Score(0.0), "", version=0, span=NO_TIME
+    )
     losses = []
     for calls, count in ((chain, 2), (apart, 4)):
-        one = to_sample(prompt, calls, Score(1.0), "", version=0)
+        one = to_sample(prompt, calls, Score(1.0), "", version=0, span=NO_TIME)
         batch = TokenBatch.from_samples(Samples([one, lone]), [0.5, -0.25], loss_aggregation=aggregation)
         assert len(batch) == count
         thought = {11: -0.9, 12: -1.1, 13: -1.3, 14: -0.2, 15: -1.0, 16: -2.0, 17: -0.7}
@@ -252,7 +271,7 @@ def test_an_episode_in_three_sequences_trains_as_one(aggregation: Any) -> None:
 def test_minibatches_keep_episodes_whole() -> None:
     def episode(index: int, parts: int) -> Sample:
         calls = [Call(n, (index, n), Completion((50 + n,), (-1.0,), "stop")) for n in range(parts)]
-        return to_sample(Prompt(index, "x", (1,)), calls, Score(1.0), "", version=0)
+        return to_sample(Prompt(index, "x", (1,)), calls, Score(1.0), "", version=0, span=NO_TIME)
 
     batch = TokenBatch.from_samples(Samples([episode(0, 3), episode(1, 1), episode(2, 2), episode(3, 1)]), [1.0] * 4)
     first, second = batch.minibatches(2)

@@ -21,6 +21,7 @@ from nemorl.weights import WeightHandle
 from nemorl_rl.environments import EnvironmentPool, RewardFunction
 from nemorl_rl.generation_policy import GenerationPolicy
 from nemorl_rl.rollouts import RolloutEngine, RolloutPlan, accuracy_of, rollout_metrics
+from nemorl_rl.times import TimedSample
 from nemorl_rl.tokenizer import Tokenizer
 from recorded_messages import Raises
 
@@ -234,6 +235,17 @@ def test_an_observation_is_not_a_new_text_with_special_tokens(collect: Collect, 
     (sample,), _ = collect(["a"], counting, Dialogue("<user>"), turns=2)
     # The tokenizer knows <user> as one token; it is appended as the tokenizer reads it, and decoding does not show it.
     assert sample.response_mask == (False, True, True, False, True, True)
+
+
+def test_turns_that_are_taken_together_have_times_of_their_own_one_after_the_other(collect: Collect) -> None:
+    samples, _ = collect(["a", "b"], counting, Dialogue("x", "y"), turns=3)
+    for sample in samples:
+        assert isinstance(sample, TimedSample)
+        moments = [moment for turn in sample.turn_spans for moment in turn.span]
+        assert [sample.span.began_s, *moments, sample.span.ended_s] == sorted(moments + list(sample.span))
+        mask = sample.response_mask
+        ends = [place for place in range(1, len(mask)) if mask[place] != mask[place - 1]][1:]
+        assert [turn.stop for turn in sample.turn_spans] == [*ends, len(mask)]
 
 
 # Metrics

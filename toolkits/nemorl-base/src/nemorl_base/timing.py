@@ -1,10 +1,72 @@
-"""Timing of a step: seconds per named phase, accumulated until drained."""
+"""Timing: seconds per named phase of a step, accumulated until drained; and when single things began and ended."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
+
+
+class Span(NamedTuple):
+    """When something began and ended, in seconds of one clock.
+
+    Example:
+        >>> Span(0.5, 2.0).shifted(10.0)
+        Span(began_s=10.5, ended_s=12.0)
+    """
+
+    began_s: float
+    ended_s: float
+
+    def shifted(self, seconds: float) -> Span:
+        """The same on a clock that is ahead by this much."""
+        return Span(self.began_s + seconds, self.ended_s + seconds)
+
+
+class Timed:
+    """Base class of results that say when they were made.
+
+    Example:
+        >>> class Answer(Timed):
+        ...     span = Span(0.0, 1.5)
+        >>> isinstance(Answer(), Timed)
+        True
+    """
+
+    __slots__ = ()
+    span: Span
+    """On the clock that the class names."""
+
+
+class TurnSpan(NamedTuple):
+    """When a turn of an episode was made.
+
+    Example:
+        >>> TurnSpan(sequence=0, stop=12, span=Span(3.0, 4.5)).span.ended_s
+        4.5
+    """
+
+    sequence: int
+    """Which of the episode's token sequences it stands in."""
+    stop: int
+    """One beyond its last token there."""
+    span: Span
+
+
+class TimedTurns(Timed):
+    """Base class of episodes that say when each of their turns was made.
+
+    Example:
+        >>> class Episode(TimedTurns):
+        ...     span, turn_spans = Span(0.0, 1.5), (TurnSpan(0, 2, Span(0.5, 1.0)),)
+        >>> Episode().turn_spans[0].stop
+        2
+    """
+
+    __slots__ = ()
+    turn_spans: tuple[TurnSpan, ...]
+    """Of the policy's turns, and of the environment's between them; on the same clock."""
 
 
 class Timer:

@@ -6,23 +6,25 @@ mask False; nothing is ever decoded and tokenised again.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from nemorl.contracts import Episode
 from nemorl.environment import Environment
 from nemorl.errors import DataError
 from nemorl.metrics import Max, Mean, Metric
 from nemorl.types import Completion, GenerationRequest, Prompt, Sample, Samples, SamplingParams, Score, Step
 from nemorl_base.seeding import derive_seed
-from nemorl_base.timing import Timer
+from nemorl_base.timing import Span, Timer, TurnSpan
 
 from nemorl_rl.agents.contract import EpisodeLimits
 from nemorl_rl.agents.driver import AgentDriver
 from nemorl_rl.agents.policy import Sampler
 from nemorl_rl.agents.turns import FreeTurns, total_score
 from nemorl_rl.environments import EnvironmentPool
+from nemorl_rl.environments.turn import TimedEpisode
 from nemorl_rl.generation_policy import GenerationPolicy
+from nemorl_rl.times import TimedSample, spans_of
 from nemorl_rl.tokenizer import Tokenizer
 
 AGENT_EPISODE_S = 1800.0
@@ -34,24 +36,26 @@ class _Trajectory:
     """One sample in the making."""
 
     prompt: Prompt
-    episode: Episode
+    episode: TimedEpisode
     seed: int
     token_ids: list[int]
     mask: list[bool]
     logprobs: list[float]
     ends: list[int] = field(default_factory=list)
     """Place of the last token of each response"""
+    spans: list[TurnSpan] = field(default_factory=list)
     scores: list[Score] = field(default_factory=list)
     versions: set[int] = field(default_factory=set)
     last: Completion | None = None
     response: str = ""
     done: bool = False
 
-    def extend(self, completion: Completion, response: str) -> None:
+    def extend(self, completion: Completion, response: str, span: Span) -> None:
         self.token_ids += completion.token_ids
         self.mask += [True] * len(completion.token_ids)
         self.logprobs += completion.logprobs
         self.ends.append(len(self.token_ids) - 1)
+        self.spans.append(TurnSpan(0, len(self.token_ids), span))
         self.versions.update(completion.weight_versions)
         self.last, self.response = completion, response
 
@@ -59,10 +63,12 @@ class _Trajectory:
         self.token_ids += token_ids
         self.mask += [False] * len(token_ids)
         self.logprobs += [0.0] * len(token_ids)
+        if token_ids:
+            self.spans.append(TurnSpan(0, len(self.token_ids), self.episode.span))
 
     def sample(self) -> Sample:
         assert self.last is not None
-        return Sample(
+        return TimedSample(
             prompt=self.prompt,
             token_ids=tuple(self.token_ids),
             response_mask=tuple(self.mask),
@@ -73,6 +79,8 @@ class _Trajectory:
             turns=len(self.scores),
             weight_versions=tuple(sorted(self.versions)),
             turn_rewards=tuple((end, score.reward) for end, score in zip(self.ends, self.scores, strict=True)),
+            span=Span(self.spans[0].span.began_s, self.episode.span.ended_s),
+            turn_spans=tuple(self.spans),
         )
 
 
@@ -229,9 +237,13 @@ class RolloutEngine:
             limited = replace(sampling, max_new_tokens=min(sampling.max_new_tokens, room))
             seeds = tuple(derive_seed(member.seed, turn) for member in members)
             requests.append(GenerationRequest(token_ids, limited, seeds, goes_on))
-        for members, completions in zip(shared.values(), self.policy.generate(requests), strict=True):
-            for member, completion in zip(members, completions, strict=True):
-                member.extend(completion, self.tokenizer.decode(completion.token_ids))
+        sent_s = time.monotonic()
+        answers = self.policy.generate(requests)
+        completions = [completion for answer in answers for completion in answer]
+        spans = spans_of(completions, sent_s, time.monotonic())
+        asked = [member for members in shared.values() for member in members]
+        for member, completion, span in zip(asked, completions, spans, strict=True):
+            member.extend(completion, self.tokenizer.decode(completion.token_ids), span)
 
     def _receive(self, trajectory: _Trajectory, step: Step, *, is_last: bool) -> None:
         """Score the turn and append the observation, unless there is no turn or no room left to answer it."""

@@ -18,6 +18,7 @@ from nemorl.environment import Environment, as_score
 from nemorl.errors import DeadlineError, boundary
 from nemorl.types import Prompt, Sample, Score
 from nemorl_base.seeding import derive_seed
+from nemorl_base.timing import Span
 
 from nemorl_rl.agents.contract import EpisodeError, EpisodeLimits
 from nemorl_rl.agents.policy import LivePolicy, Sampler
@@ -40,6 +41,8 @@ class _Episode:
     policy: LivePolicy
     began_s: float = math.inf
     """A moment of ``time.monotonic()``."""
+    ended_s: float = math.inf
+    """Likewise."""
     is_over: bool = False
 
 
@@ -136,7 +139,8 @@ class AgentDriver:
         calls = episode.policy.calls
         response = self._tokenizer.decode(calls[-1].completion.token_ids) if calls else ""
         version = self._sampler.generation.version
-        return to_sample(episode.prompt, calls, outcome, response, version=version)
+        span = Span(episode.began_s, min(episode.ended_s, time.monotonic()))
+        return to_sample(episode.prompt, calls, outcome, response, version=version, span=span)
 
     def _blocked_error(self) -> DeadlineError:
         return DeadlineError(
@@ -161,7 +165,10 @@ class AgentDriver:
                 return
             episode.began_s = time.monotonic()
             try:
-                outcome = await self._outcome(episode)
+                try:
+                    outcome = await self._outcome(episode)
+                finally:
+                    episode.ended_s = time.monotonic()
             except BaseException as error:
                 if episode.is_over and not isinstance(error, Exception):  # cancelled by us
                     raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ from nemorl_rl.agents.contract import (
 )
 from nemorl_rl.agents.record import Call
 from nemorl_rl.generation_policy import GenerationPolicy
+from nemorl_rl.times import spans_of
 
 if TYPE_CHECKING:
     from nemorl_rl.chat.conversation import Conversation
@@ -116,13 +118,15 @@ class LivePolicy:
         room = self.limits.max_sequence_tokens - len(token_ids)
         if room <= 0:
             raise ContextOverflowError(len(token_ids), self.limits.max_sequence_tokens)
+        asked_s = time.monotonic()
         number, future = self._begin(token_ids, self._sampling(options, room), options.seed)
         try:
             [completion] = await asyncio.wrap_future(future)
         finally:
             with self._lock:
                 self._running.discard(future)
-        return Call(number, token_ids, completion)
+        [span] = spans_of([completion], asked_s, time.monotonic())
+        return Call(number, token_ids, completion, asked_s=asked_s, span=span)
 
     def _record(self, call: Call) -> None:
         with self._lock:

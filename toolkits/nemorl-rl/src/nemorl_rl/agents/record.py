@@ -11,6 +11,9 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile, zip_longest
 
 from nemorl.types import Branch, Completion, Prompt, Sample, Score
+from nemorl_base.timing import Span, TurnSpan
+
+from nemorl_rl.times import TimedSample
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,10 @@ class Call:
     """Sampled tokens of earlier answers that its prompt holds in another form."""
     malformed_tool_calls: int = 0
     broke_tool_choice: bool = False
+    asked_s: float = 0.0
+    """When the policy was asked: a moment of ``time.monotonic()``."""
+    span: Span = field(default=Span(0.0, 0.0))
+    """When the answer was made, by the same clock."""
 
 
 @dataclass(slots=True)
@@ -38,6 +45,8 @@ class _Sequence:
     mask: list[bool] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     turn_rewards: list[tuple[int, float]] = field(default_factory=list)
+    spans: list[tuple[int, Span]] = field(default_factory=list)
+    """(one beyond its last token, when it was made) of each turn."""
 
     def is_continued_by(self, prompt_ids: tuple[int, ...]) -> bool:
         return len(self.token_ids) <= len(prompt_ids) and tuple(self.token_ids) == prompt_ids[: len(self.token_ids)]
@@ -45,6 +54,9 @@ class _Sequence:
     def append(self, call: Call, reward: float | None) -> None:
         context = call.prompt_ids[len(self.token_ids) :]
         answer = call.completion
+        if self.spans and context:
+            self.spans.append((len(call.prompt_ids), Span(self.spans[-1][1].ended_s, call.asked_s)))
+        self.spans.append((len(call.prompt_ids) + len(answer.token_ids), call.span))
         self.token_ids += [*context, *answer.token_ids]
         self.mask += [False] * len(context) + [True] * len(answer.token_ids)
         self.logprobs += [*([0.0] * len(context)), *answer.logprobs]
@@ -70,6 +82,10 @@ def sequences(calls: Iterable[Call], turn_rewards: Sequence[float] = ()) -> list
         >>> [(branch.token_ids, branch.response_mask) for branch in sequences([first, onward, retried])]
         [((1, 2, 3, 4, 5), (False, False, True, False, True)), ((1, 2, 3, 4, 6), (False, False, False, False, True))]
     """
+    return [sequence.branch() for sequence in _sequences(calls, turn_rewards)]
+
+
+def _sequences(calls: Iterable[Call], turn_rewards: Sequence[float]) -> list[_Sequence]:
     found: list[_Sequence] = []
     ordered = sorted(calls, key=lambda call: call.number)
     for call, reward in zip_longest(ordered, turn_rewards[: len(ordered)]):
@@ -80,10 +96,12 @@ def sequences(calls: Iterable[Call], turn_rewards: Sequence[float] = ()) -> list
             sequence = _Sequence()
             found.append(sequence)
         sequence.append(call, reward)
-    return [sequence.branch() for sequence in found]
+    return found
 
 
-def to_sample(prompt: Prompt, calls: Iterable[Call], score: Score, response: str, *, version: int) -> Sample:
+def to_sample(
+    prompt: Prompt, calls: Iterable[Call], score: Score, response: str, *, version: int, span: Span
+) -> Sample:
     """An episode as it is trained. One without calls keeps its place in its group and trains nothing.
 
     Args:
@@ -92,16 +110,18 @@ def to_sample(prompt: Prompt, calls: Iterable[Call], score: Score, response: str
         score: Of the episode. Metrics of its calls are added to it.
         response: The text of the last answer.
         version: Of the weights, where no call says any.
+        span: From its beginning until it was scored.
 
     Example:
         >>> prompt = Prompt(0, "1+1=", (5,))
-        >>> to_sample(prompt, [], Score(0.0), "", version=3).response_mask
+        >>> to_sample(prompt, [], Score(0.0), "", version=3, span=Span(0.0, 1.5)).response_mask
         (False,)
     """
     ordered = sorted(calls, key=lambda call: call.number)
-    first, *others = sequences(ordered, score.turn_rewards) or [_untouched(prompt)]
+    made = _sequences(ordered, score.turn_rewards)
+    first, *others = [sequence.branch() for sequence in made] or [_untouched(prompt)]
     versions = {version for call in ordered for version in call.completion.weight_versions}
-    return Sample(
+    return TimedSample(
         prompt=prompt,
         token_ids=first.token_ids,
         response_mask=first.response_mask,
@@ -113,6 +133,8 @@ def to_sample(prompt: Prompt, calls: Iterable[Call], score: Score, response: str
         turns=len(ordered),
         weight_versions=tuple(sorted(versions or {version})),
         branches=tuple(others),
+        span=span,
+        turn_spans=tuple(TurnSpan(number, *turn) for number, one in enumerate(made) for turn in one.spans),
     )
 
 

@@ -83,7 +83,7 @@ class EnvironmentPool:
             concurrency=rollouts.environment_concurrency,
         )
 
-    def start(self, prompt: Prompt) -> Episode:
+    def start(self, prompt: Prompt) -> TimedEpisode:
         with boundary(self.environment.owner):
             number = next(self._numbers)
             with log_ids(episode=number):

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from nemorl.contracts import Episode
@@ -21,6 +21,7 @@ from nemorl.environment import Environment
 from nemorl.errors import ForeignError, boundary
 from nemorl.types import Prompt, Score, Step
 from nemorl_base.logs import log_ids
+from nemorl_base.timing import Span
 
 from nemorl_rl.loop_thread import LoopThread
 
@@ -34,6 +35,8 @@ class TimedEpisode:
     prompt: Prompt | None = None
     number: int = 0
     """Of the run's episodes, for logs."""
+    span: Span = field(default=Span(0.0, 0.0))
+    """Of the last turn in the environment: moments of ``time.monotonic()``."""
 
     @property
     def row(self) -> str:
@@ -56,6 +59,8 @@ class _Job:
     limit_metric: str
     """Name of the metric that counts its time-out."""
     began: float = 0.0
+    taken_s: float = field(default_factory=time.monotonic)
+    """When the environment was first asked."""
     task: asyncio.Task[None] | None = None
     in_thread: bool = False
     over: bool = False
@@ -186,6 +191,7 @@ class Turn:
                 if job.over:
                     continue
                 job.over = True
+                job.episode.span = Span(job.taken_s, time.monotonic())
                 self._running.discard(job)
                 was_in_thread, job.in_thread = job.in_thread, False
             given_up.append(job)
@@ -239,6 +245,7 @@ class Turn:
             job = self._waiting.popleft()
             job.in_thread = True
             self._begin(job)
+            job.taken_s = job.began
             return job
 
     def _has_asked(self) -> None:
@@ -298,6 +305,7 @@ class Turn:
             if job.over:
                 return
             job.over = True
+            job.episode.span = Span(job.taken_s, time.monotonic())
         self._answers.put((job, answer))
 
 

@@ -235,6 +235,7 @@ class RunningBatch:
         joining = [row for row in joining if row.error is None]
         if joining:
             for row in joining:
+                row.begin()
                 row.use(self._version)
             first = decoder.admit([row.so_far for row in joining], self._reserve(joining))
             self._logits = first if self._logits is None else torch.cat((self._logits, first))

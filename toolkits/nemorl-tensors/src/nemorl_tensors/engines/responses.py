@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nemorl.errors import BackendError
 from nemorl.types import Completion, FinishReason, GenerationRequest, SamplingParams
+from nemorl_base.timing import Span, Timed
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -16,6 +18,14 @@ UNFINISHED_CHARACTER = "�"
 
 MAX_PENDING_TOKENS = 16
 """After this many tokens without a whole character, the text is taken as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimedCompletion(Completion, Timed):
+    """A completion whose engine says when it was made. Equal tokens are equal, whenever they came."""
+
+    span: Span = field(default=Span(0.0, 0.0), compare=False)
+    """Since the engine was given the request: when it had a place, and when its last token was drawn."""
 
 
 class StopStringMatcher:
@@ -52,6 +62,9 @@ class Response:
     """One sample of one request."""
 
     __slots__ = (
+        "_asked_s",
+        "_began_s",
+        "_ended_s",
         "_matcher",
         "_stop_ids",
         "error",
@@ -84,6 +97,7 @@ class Response:
         """Its conversation may have another turn."""
         self.limit = limit
         """Most tokens it may have."""
+        self._asked_s = self._began_s = self._ended_s = time.monotonic()
         self._stop_ids = stop_ids
         self._matcher = StopStringMatcher(sampling.stop_strings, decode) if sampling.stop_strings else None
         self.token_ids: list[int] = []
@@ -121,6 +135,11 @@ class Response:
     def remaining(self) -> int:
         return self.limit - len(self.token_ids)
 
+    def begin(self) -> None:
+        """It has a place: until now it waited for one."""
+        if not self.token_ids:
+            self._began_s = time.monotonic()
+
     def use(self, version: int) -> None:
         """The next tokens come from these weights."""
         if self.version_starts and self.version_starts[-1] == len(self.token_ids):  # no token came from the last ones
@@ -144,6 +163,8 @@ class Response:
             self.finish_reason = "stop"
         elif len(self.token_ids) == self.limit:
             self.finish_reason = "length"
+        if self.finish_reason is not None:
+            self._ended_s = time.monotonic()
 
     def completion(self) -> Completion:
         """Of a response that has ended.
@@ -154,13 +175,14 @@ class Response:
         if self.error is not None:
             raise self.error
         assert self.finish_reason is not None, "the response has not ended"
-        return Completion(
+        return TimedCompletion(
             tuple(self.token_ids),
             tuple(self.logprobs),
             self.finish_reason,
             tuple(self.versions),
             tuple(self.version_starts),
             self.prompt_logprobs,
+            Span(self._began_s, self._ended_s).shifted(-self._asked_s),
         )
 
 
