@@ -69,13 +69,15 @@ def write_run(folder: Path, records: int) -> None:
 def _write_step(folder: Path, step: int) -> None:
     import pyarrow.parquet as pq
     from nemorl.types import Prompt, Sample, Score
+    from nemorl_report.records.schema import WRITING
     from nemorl_report.records.table import Group, Rollout, table_of
+    from nemorl_report.records.tokens import Trained
 
     rng = np.random.default_rng(step)
-    groups = []
+    groups, trained = [], []
     for number in range(PER_STEP // GROUP):
         prompt = Prompt(number, f"problem {step} {number}", (1, 2, 3))
-        samples, trained = [], []
+        samples = []
         for _ in range(GROUP):
             logprobs = -rng.exponential(size=TOKENS).astype(np.float32)
             right = bool(rng.integers(0, 2))
@@ -94,12 +96,13 @@ def _write_step(folder: Path, step: int) -> None:
             whole = np.concatenate([np.zeros(3, np.float32), logprobs])
             noise = rng.normal(0, 1e-3, len(whole)).astype(np.float32)
             weights = np.full(len(whole), 1e-5, np.float32)
-            trained.append({"old_logprobs": whole + noise, "advantages": np.ones_like(whole), "loss_weights": weights})
-        groups.append(Group(number, samples, trained))
-    rollout = Rollout("big", "train", step, 1000.0 + step, groups)
+            fields = {"old_logprobs": whole + noise, "advantages": np.ones_like(whole), "loss_weights": weights}
+            trained.append(Trained(1, fields))
+        groups.append(Group(number, samples))
+    rollout = Rollout("big", "train", step, 1000.0 + step, groups, trained=trained)
     path = folder / f"records/train/step_{step:06}.parquet"
     path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table_of(rollout, lambda tokens: " ".join(map(str, tokens))), path, compression="zstd")
+    pq.write_table(table_of(rollout, lambda tokens: " ".join(map(str, tokens))), path, **WRITING)
 
 
 class Clock:

@@ -9,19 +9,22 @@ from typing import Any
 
 import duckdb
 import nemorl
+import numpy as np
 import pandas
 import pytest
 from datasets import load_dataset
 from nemorl.types import Branch, Prompt, Sample, Samples, Score
+from nemorl_base.timing import Span, TurnSpan
 from nemorl_commands.console import Console
 from nemorl_report.records.reading import FOLDER, read_records, read_table, record_files
 from nemorl_report.records.schema import HEAVY, SCHEMA
 from nemorl_report.records.selecting import Selection
-from nemorl_report.records.turns import spans
+from nemorl_report.records.turns import Runs
 from nemorl_report.records.vocabulary import token_texts
 from nemorl_report.records.writing import Recorder
 from nemorl_rl.callbacks import Callback
 from nemorl_rl.recording import RecordingConfig
+from nemorl_rl.times import TimedSample
 from nemorl_tensors import TokenBatch
 
 ROWS = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(6)]
@@ -115,8 +118,36 @@ def test_an_episode_of_several_sequences_is_one_record(tmp_path: Path) -> None:
 
 
 def test_turns_are_the_runs_of_the_mask() -> None:
-    assert list(spans([True, True, False])) == [("policy", 0, 2), ("environment", 2, 3)]
-    assert list(spans([])) == []
+    mask = np.array([True, True, False, False, True, False])
+    runs = Runs.of(mask, np.array([0, 3, 3, 6]))  # sequences of 3, 0 and 3 tokens
+    assert list(zip(runs.sequence, runs.authors, runs.start, runs.stop, strict=True)) == [
+        (0, "policy", 0, 2), (0, "environment", 2, 3),
+        (2, "prompt", 0, 1), (2, "policy", 1, 2), (2, "environment", 2, 3),
+    ]  # fmt: skip
+    assert Runs.of(np.array([], bool), np.array([0])).authors == []
+
+
+def test_a_record_says_when_its_turns_were_made(tmp_path: Path) -> None:
+    # The step began at 100 of the clock: the episode at -1, ahead of it, and its last turn ended after 3 s.
+    turns = [(2, 99.0, 101.0), (3, 101.0, 101.5), (4, 101.75, 103.0)]
+    timed = TimedSample(
+        Prompt(0, "p", (5,)), (5, 6, 7, 8), (False, True, False, True), (0.0, -1.0, 0.0, -1.0), Score(1.0), "8", "stop",
+        span=Span(99.0, 103.5), turn_spans=tuple(TurnSpan(0, stop, Span(*times)) for stop, *times in turns),
+    )  # fmt: skip
+    keeper = recorder(tmp_path)
+    keeper.rollout(Samples([timed, sample(0, 0.0)]), "train", 1, 100.0)
+    keeper.rollout(Samples([timed]), "train", 2)
+    keeper.close()
+    known, untimed = rows_of(tmp_path)
+    assert (known["began_s"], known["ended_s"]) == (-1.0, 3.5)
+    assert [(turn["author"], turn["began_s"], turn["ended_s"]) for turn in known["turns"]] == [
+        ("prompt", None, None), ("policy", -1.0, 1.0), ("environment", 1.0, 1.5), ("policy", 1.75, 3.0)
+    ]  # fmt: skip
+    (unknown,) = rows_of(tmp_path, step=2)  # whoever hands it over does not say when the step began
+    for row in (untimed, unknown):
+        assert {row[name] for row in (untimed, unknown) for name in ("began_s", "ended_s")} == {None}
+        assert {turn["began_s"] for turn in row["turns"]} == {None}
+    assert unknown["step_time"] is None
 
 
 def test_rejected_groups_are_kept_beside_those_that_train(tmp_path: Path) -> None:
@@ -300,8 +331,12 @@ def fit(
     trainer.fit(ROWS, grade, val_dataset=ROWS[:3], console=console, from_step=from_step, callbacks=callbacks)
 
 
+TIMES = ("run", "time", "step_time", "began_s", "ended_s")
+"""Columns in which two equal runs differ."""
+
+
 def told(run_dir: Path) -> list[dict[str, Any]]:
-    return [{name: row[name] for name in row if name not in ("time", "run")} for row in read_records(run_dir)]
+    return [{name: row[name] for name in row if name not in TIMES} for row in read_records(run_dir)]
 
 
 @pytest.mark.slow
@@ -315,10 +350,13 @@ def test_a_run_that_goes_back_records_no_step_twice(tiny_model: Path, tmp_path: 
     }  # fmt: skip
     assert told(tmp_path / "again") == [row for row in whole if row["step"] <= 2]
     texts = token_texts(tmp_path / "again/records")
-    for row in read_records(tmp_path / "again", columns=["turns", "sequences"]):
+    for row in read_records(tmp_path / "again", columns=["turns", "sequences", "began_s", "ended_s"]):
         for turn in row["turns"]:
             tokens = row["sequences"][turn["sequence"]]["token_ids"][turn["start"] : turn["stop"]]
             assert turn["text"] in "".join(texts[token] for token in tokens)  # which has what ends a response, too
+        moments = [at for turn in row["turns"] for at in (turn["began_s"], turn["ended_s"]) if at is not None]
+        assert moments == sorted([row["began_s"], *moments, row["ended_s"]])[1:-1]
+        assert len(moments) == 2
     (aside,) = (tmp_path / "again/set_aside").iterdir()
     assert told(aside) == whole
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 from nemorl.metrics import values
 from nemorl.types import Prompt, Sample, Score
-from nemorl_rl.rollout_schedule import Batch, Group, Move, RolloutSchedule
+from nemorl_rl.rollout_schedule import Batch, Group, Move, RolloutSchedule, why_unwanted
 
 
 def draw(schedule: RolloutSchedule, size: int = 2, *, now_s: float = 0.0) -> Batch:
@@ -36,6 +37,11 @@ def deliver(schedule: RolloutSchedule, batch: Batch, *indices: int, unwanted: bo
 
 def taken(schedule: RolloutSchedule) -> list[str]:
     return [row["prompt"] for row in schedule.take()[0]]
+
+
+def told(schedule: RolloutSchedule) -> list[tuple[str, str]]:
+    """Which groups were dropped since the last call, and why."""
+    return [(group[0].prompt.text, why) for group, why in schedule.take_dropped()]
 
 
 def dropped(schedule: RolloutSchedule) -> tuple[float, float]:
@@ -89,8 +95,22 @@ def test_new_weights_drop_what_is_ready_and_too_old_and_what_its_environment_hol
     schedule.publish(2)
     assert (schedule.ready, dropped(schedule)) == (0, (2, 0))
     assert schedule.batches == []
+    assert told(schedule) == [("0", "stale")]
     deliver(schedule, batch, 1)  # its environment answers after all
     assert schedule.ready == 0
+    assert told(schedule) == [("1", "stale")]
+
+
+def test_a_group_that_a_filter_rejects_is_told_with_the_reason() -> None:
+    schedule = RolloutSchedule(max_staleness=0)
+    batch = draw(schedule)
+    alike, other = group(batch, 0), group(batch, 1)
+    unjudged = [replace(one, score=Score(0.0, valid=False)) for one in other]
+    for rejected in (alike, unjudged):
+        schedule.deliver(batch, rejected, is_wanted=False)
+    assert told(schedule) == [("0", "equal_rewards"), ("1", "invalid")]
+    assert told(schedule) == []
+    assert why_unwanted([*alike, replace(alike[0], score=Score(9.0))]) == "unwanted"
 
 
 def test_a_batch_that_is_being_generated_may_yet_get_new_weights() -> None:

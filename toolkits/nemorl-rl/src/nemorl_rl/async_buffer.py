@@ -41,7 +41,7 @@ class AsyncRolloutBuffer:
         max_batches: int,
         deadline_s: float,
         seed_of: Callable[[int], int],
-        on_rejected: Callable[[list[Sample]], None] = lambda _group: None,
+        on_dropped: Callable[[list[Sample], str], None] = lambda _group, _why: None,
     ) -> None:
         """
         Args:
@@ -52,10 +52,10 @@ class AsyncRolloutBuffer:
             max_batches: With a filter: batches sampled for one step before that is an error.
             deadline_s: Longest wait of the trainer since it began a batch.
             seed_of: Batch number (1 is the first) -> the seed of its samples.
-            on_rejected: Told, from any thread, of each group that the filter rejects.
+            on_dropped: Told of each group that is not trained on, and why. Any thread calls it, with a lock held.
         """
         self._data, self._engine, self._plan = data, engine, plan
-        self._deadline_s, self._seed_of, self._on_rejected = deadline_s, seed_of, on_rejected
+        self._deadline_s, self._seed_of, self._on_dropped = deadline_s, seed_of, on_dropped
         self._changed = threading.Condition()
         """Held by whoever reads or changes what follows."""
         limit = max_batches if plan.keep is not None else None
@@ -87,6 +87,7 @@ class AsyncRolloutBuffer:
                     self._start(self._draw())
                     begun, deadline_s = begun + 1, time.monotonic() + self._deadline_s
                 elif move is Move.TAKE:
+                    self._tell_dropped(self._schedule)
                     rows, self._taken = self._schedule.take()
                     return rows
                 elif move is Move.GIVE_UP:
@@ -104,6 +105,7 @@ class AsyncRolloutBuffer:
         """The generator has the weights of ``version`` from now on."""
         with self._changed:
             self._schedule.publish(version)
+            self._tell_dropped(self._schedule)
 
     def metrics(self) -> dict[str, Metric]:
         """Ages of the last batch, groups thrown away since the last call, and how idle the generator was since."""
@@ -141,6 +143,11 @@ class AsyncRolloutBuffer:
 
     # With the lock held
 
+    def _tell_dropped(self, schedule: RolloutSchedule) -> None:
+        """Of the schedule that is read: what an earlier life of the run drops is made again."""
+        for group, why in schedule.take_dropped() if schedule is self._schedule else []:
+            self._on_dropped(group, why)
+
     def _draw(self) -> Batch:
         position = self._data.state_dict()
         return self._schedule.draw(self._data.next_batch(), position)
@@ -170,10 +177,9 @@ class AsyncRolloutBuffer:
             seed = self._seed_of(batch.number)
             for group in self._engine.stream(prompts, self._plan, seed=seed, on_generated=end_generation):
                 is_wanted = self._plan.keep is None or self._plan.keep(group)
-                if not is_wanted:
-                    self._on_rejected(group)
                 with self._changed:
                     schedule.deliver(batch, group, is_wanted=is_wanted)
+                    self._tell_dropped(schedule)
                     self._changed.notify_all()
         except BaseException as error:
             with self._changed:

@@ -43,8 +43,16 @@ class RecordingConfig(Config):
 class RolloutRecorder(Protocol):
     """Where a trainer hands over its rollouts."""
 
-    def rollout(self, samples: Samples, split: str, step: int) -> None:
-        """The samples of a step are scored. What trains follows in ``batch``."""
+    def rollout(self, samples: Samples, split: str, step: int, began_s: float | None = None) -> None:
+        """The samples of a step are scored. What trains follows in ``batch``.
+
+        Args:
+            samples: Groups contiguous and in prompt order.
+            split: ``train`` or ``validation``.
+            step: Of the run.
+            began_s: When the step began, a moment of ``time.monotonic()``; times are kept relative to it. Unset: none
+                are kept.
+        """
 
     def rejected(self, group: Sequence[Sample], reason: str) -> None:
         """A group will not be trained on. Called from any thread."""
@@ -55,6 +63,9 @@ class RolloutRecorder(Protocol):
     def updated(self) -> None:
         """The policy has learned from the batch."""
 
+    def flush(self) -> None:
+        """Return when all that was handed over is on disk, or cannot be written."""
+
     def close(self) -> None:
         """Write what is left."""
 
@@ -62,12 +73,14 @@ class RolloutRecorder(Protocol):
 class NoRecorder:
     """Keeps nothing."""
 
-    def rollout(self, samples: Samples, split: str, step: int) -> None: ...
+    def rollout(self, samples: Samples, split: str, step: int, began_s: float | None = None) -> None: ...
 
     def rejected(self, group: Sequence[Sample], reason: str) -> None: ...
 
     def batch(self, samples: Samples, minibatches: Sequence[TokenBatch]) -> None: ...
 
     def updated(self) -> None: ...
+
+    def flush(self) -> None: ...
 
     def close(self) -> None: ...

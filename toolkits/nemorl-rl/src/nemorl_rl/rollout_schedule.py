@@ -11,7 +11,7 @@ slow, is given up and counted, so that it stalls nobody.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any
@@ -24,6 +24,8 @@ Group = list[Sample]
 GRACE_FRAC, MIN_GRACE_S = 0.05, 0.05
 """The generator idles this fraction of a batch's generation time (at least the minimum) for scores that would make
 another batch superfluous. Most environments answer within it; a straggler costs it once per batch."""
+STALE = "stale"
+"""Why a group is given up: the weights that made its oldest token are too old."""
 
 
 @dataclass
@@ -84,6 +86,7 @@ class RolloutSchedule:
         self._drawn = drawn
         self._ages: list[int] = []
         self._stale = self._unwanted = 0
+        self._dropped: list[tuple[Group, str]] = []
 
     # What is decided
 
@@ -155,12 +158,19 @@ class RolloutSchedule:
         """A group of the batch is sampled and scored. One that was given up meanwhile stays so."""
         index = group[0].prompt.index
         if index in batch.settled:
-            return
-        if is_wanted:
+            self._dropped.append((group, STALE))
+        elif is_wanted:
             batch.ready[index] = group
         else:
             batch.settled.add(index)
             self._unwanted += 1
+            self._dropped.append((group, why_unwanted(group)))
+
+    def take_dropped(self) -> list[tuple[Group, str]]:
+        """The groups that are not trained on, each with the reason, since the last call. Those whose episodes were
+        given up come when they have ended, if they do."""
+        dropped, self._dropped = self._dropped, []
+        return dropped
 
     def take(self) -> tuple[list[Row], Samples]:
         """The rows of the P oldest groups that are ready, and their samples, renumbered from 0."""
@@ -193,8 +203,10 @@ class RolloutSchedule:
             }
             if not batch.is_generating and self._is_stale(batch.version):
                 stale |= set(range(len(batch.rows))) - batch.settled - batch.ready.keys()
-            for index in stale:
-                batch.ready.pop(index, None)
+            for index in sorted(stale):
+                group = batch.ready.pop(index, None)
+                if group is not None:
+                    self._dropped.append((group, STALE))
             batch.settled |= stale
             self._stale += len(stale)
         self._forget_settled()
@@ -232,3 +244,16 @@ class RolloutSchedule:
             "drawn": oldest.number - 1 if oldest else self._drawn,
             "settled": [sorted(batch.settled) for batch in self.batches],
         }
+
+
+def why_unwanted(group: Sequence[Sample]) -> str:
+    """The reason for which a filter rejects a group: ``invalid``, ``equal_rewards``, or one of its own (``unwanted``).
+
+    Example:
+        >>> def response(reward: float) -> Sample:
+        ...     return Sample(Prompt(0, "1+1=", (5,)), (5, 6), (False, True), (0.0, -1.0), Score(reward), "2", "stop")
+        >>> why_unwanted([response(1.0), response(1.0)])
+        'equal_rewards'
+    """
+    rewards = {sample.reward for sample in group if sample.score.valid}
+    return "invalid" if not rewards else "equal_rewards" if len(rewards) == 1 else "unwanted"

@@ -6,7 +6,9 @@ environment that scores, and the buffer of rollouts that run ahead of training.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from nemorl.contracts import DataModule, DataSource
@@ -68,6 +70,8 @@ class RolloutTrainer(BaseTrainer[R]):
         self.recorder: RolloutRecorder = NoRecorder()
         """Keeps rollouts in the run's directory."""
         self.buffer: AsyncRolloutBuffer | None = None
+        self._step_began_s = time.monotonic()
+        """When the present step began"""
         self._sync_bytes: int | None = None
         """What a replica of the generator read of the weights of the last sync, if it counts"""
 
@@ -80,7 +84,7 @@ class RolloutTrainer(BaseTrainer[R]):
 
     def validate(self, rows: Sequence[Row]) -> dict[str, float]:
         """Metrics on held-out rows. By default: respond, score, average (the code path of ``nemorl eval``)."""
-        settings = self.config.validation
+        settings, began_s = self.config.validation, time.monotonic()
         evaluation = evaluate(
             self.rollouts,
             to_prompts(rows, self.tokenizer),
@@ -89,7 +93,7 @@ class RolloutTrainer(BaseTrainer[R]):
             seed=derive_seed(self.config.seed, "validation"),
             max_turns=planned_turns(self),
         )
-        self.recorder.rollout(evaluation.samples, "validation", self.step)
+        self.recorder.rollout(evaluation.samples, "validation", self.step, began_s)
         return evaluation.metrics
 
     # What it may use
@@ -108,7 +112,7 @@ class RolloutTrainer(BaseTrainer[R]):
             prompts = to_prompts(rows, self.tokenizer)
             samples = self.rollouts.collect(prompts, self.rollout_plan, seed=self._rollout_seed(self.step))
         self.run.hooks.fire("on_rollout_end", trainer=self, step=self.step, samples=samples)
-        self.recorder.rollout(samples, "train", self.step)
+        self.recorder.rollout(samples, "train", self.step, self._step_began_s)
         return samples
 
     def sync_weights(self) -> None:
@@ -228,10 +232,16 @@ class RolloutTrainer(BaseTrainer[R]):
         return self.buffer or self.data
 
     def next_rows(self) -> Sequence[Row]:
+        self._step_began_s = time.monotonic()
         if self.buffer is None:
             return super().next_rows()
         with self.run.timer.phase("exposed_generation"):
             return self.buffer.next_batch()
+
+    def save(self) -> Path:
+        # A run that goes on from a checkpoint makes no record of the steps before it again.
+        self.recorder.flush()
+        return super().save()
 
     def step_metrics(self, rows: Sequence[Row]) -> Metrics:
         of_buffer = self.buffer.metrics() if self.buffer is not None else {}
@@ -254,5 +264,5 @@ class RolloutTrainer(BaseTrainer[R]):
             max_batches=settings.max_batches_per_step,
             deadline_s=self.config.cluster.worker_timeout_s + settings.environment_timeout_s,
             seed_of=self._rollout_seed,
-            on_rejected=lambda group: self.recorder.rejected(group, "equal_rewards"),
+            on_dropped=self.recorder.rejected,
         )

@@ -10,6 +10,7 @@ from nemorl.types import Sample
 from nemorl_base.files import remove, replacing, storing
 
 from nemorl_report.records.reading import FOLDER
+from nemorl_report.records.schema import WRITING
 from nemorl_report.records.table import Group, Rollout, table_of
 from nemorl_report.records.turns import Decode
 from nemorl_report.records.vocabulary import Vocabulary
@@ -35,6 +36,7 @@ class EvaluationRecords:
         self._folder, self._decode = Path(folder), decode
         self._path = self._folder / FOLDER / SPLIT
         self._vocabulary = Vocabulary(self._folder / FOLDER, decode)
+        self._began_s = time.monotonic()
         self._source: tuple[str, int] = ("", 0)
         self._groups: list[Group] = []
         self._count = self._part = 0
@@ -60,9 +62,9 @@ class EvaluationRecords:
         self._part += 1
         dataset, seed = self._source
         name = self._folder.resolve().name
-        rollout = Rollout(name, SPLIT, 0, time.time(), groups, dataset=dataset, seed=seed)
+        rollout = Rollout(name, SPLIT, 0, time.time(), groups, dataset=dataset, seed=seed, began_s=self._began_s)
         part = f".{self._part}" if self._part > 1 else ""
         table = table_of(rollout, self._decode)
         self._vocabulary.add(table)
         with replacing(self._path / f"step_000000{part}.parquet") as file:
-            pq.write_table(table, file, compression="zstd")
+            pq.write_table(table, file, **WRITING)

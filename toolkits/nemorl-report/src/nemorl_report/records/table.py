@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from nemorl.types import Sample
+from nemorl_base.timing import TimedTurns
 
+from nemorl_report.records.columns import doubles, field_lists, named_numbers, strings, token_lists
 from nemorl_report.records.schema import SCHEMA, SEQUENCE
-from nemorl_report.records.tokens import Array, Tokens, advantage_of, differs, kl_of
-from nemorl_report.records.turns import Decode, turns_of
+from nemorl_report.records.tokens import FIELDS, Tokens, Trained
+from nemorl_report.records.turns import Decode, turns_column
 
 
 @dataclass(frozen=True)
@@ -21,8 +25,6 @@ class Group:
     number: int
     """Its place in the step's batch."""
     samples: Sequence[Sample]
-    trained: Sequence[Mapping[str, Array]] = ()
-    """Fields of the batch for each token sequence of the samples, in order; empty where they train nothing."""
     rejected: str | None = None
     """Why it is not trained on."""
     id_suffix: str = ""
@@ -38,111 +40,129 @@ class Rollout:
     time: float
     """Epoch seconds at which the responses were scored."""
     groups: Sequence[Group]
+    """Those that train first."""
     part: int = 1
     """Of the rollouts of this split and step: validation sets are several."""
     dataset: str | None = None
     """Of an evaluation."""
     seed: int | None = None
     """Of an evaluation: the number of its repetition."""
+    trained: Sequence[Trained] = ()
+    """Of the token sequences of the groups that are not rejected, in order; empty where nothing is trained on them."""
+    began_s: float | None = None
+    """When the step began: a moment of ``time.monotonic()``. Unset: no times are known."""
 
 
 def table_of(rollout: Rollout, decode: Decode) -> pa.Table:
     """One row per episode."""
-    rows: list[dict[str, Any]] = []
-    sequences: list[list[Tokens]] = []
-    for group in rollout.groups:
-        prompt_text = decode(group.samples[0].prompt.token_ids)
-        trained = iter(group.trained)
-        for place, sample in enumerate(group.samples):
-            tokens = [Tokens.of(part, next(trained, None)) for part in sample.sequences]
-            rows.append(_row(rollout, group, place, tokens, decode, prompt_text))
-            sequences.append(tokens)
-    columns = {name: [row[name] for row in rows] for name in SCHEMA.names if name != "sequences"}
-    arrays = [
-        _sequences(sequences) if field.name == "sequences" else pa.array(columns[field.name], field.type)
-        for field in SCHEMA
-    ]
+    samples = [sample for group in rollout.groups for sample in group.samples]
+    tokens = Tokens.of([sample.sequences for sample in samples], rollout.trained)
+    prompts = [decode(group.samples[0].prompt.token_ids) for group in rollout.groups]
+    prompt_texts = [text for group, text in zip(rollout.groups, prompts, strict=True) for _ in group.samples]
+    columns = {
+        **_of_rollout(rollout, len(samples)),
+        **_of_groups(rollout),
+        **_of_samples(samples),
+        **_of_tokens(rollout, samples, tokens),
+        **_of_times(samples, rollout.began_s),
+        "turns": turns_column(samples, tokens, decode, prompt_texts, rollout.began_s),
+        "sequences": _sequences(tokens),
+    }
+    arrays = [_as(columns[field.name], field.type) for field in SCHEMA]
     return pa.Table.from_arrays(arrays, schema=SCHEMA)
 
 
-def _row(
-    rollout: Rollout, group: Group, place: int, tokens: Sequence[Tokens], decode: Decode, prompt_text: str
-) -> dict[str, Any]:
-    sample, score = group.samples[place], group.samples[place].score
-    part = f".{rollout.part}" if rollout.part > 1 else ""
-    group_id = f"{rollout.split}-{rollout.step}{part}-{group.number}{group.id_suffix}"
-    return {
+def _of_rollout(rollout: Rollout, count: int) -> dict[str, Any]:
+    began_s = rollout.began_s
+    values = {
         "run": rollout.run,
         "split": rollout.split,
         "dataset": rollout.dataset,
         "seed": rollout.seed,
         "step": rollout.step,
         "time": rollout.time,
-        "group_id": group_id,
-        "sample_id": f"{group_id}-{place}",
-        "group": group.number,
-        "prompt": _text(sample.prompt.text),
-        "response": _text(sample.response),
-        "answer": _text(sample.prompt.answer),
-        "given": _text(score.answer),
-        "reward": float(score.reward),
-        "components": _numbers(score.components),
-        "metrics": _numbers(score.metrics),
-        "correct": None if score.correct is None else bool(score.correct),
-        "valid": bool(score.valid),
-        "advantage": advantage_of(tokens),
-        "kl": kl_of(tokens),
-        "filtered": _filtered(group, sample, tokens),
-        "finish_reason": sample.finish_reason,
-        "prompt_tokens": len(sample.prompt.token_ids),
-        "tokens": sample.response_tokens,
-        "total_tokens": sample.total_tokens,
-        "num_turns": sample.turns,
-        "weight_versions": list(sample.weight_versions),
-        "turns": [{**turn, "text": _text(turn["text"])} for turn in turns_of(sample, tokens, decode, prompt_text)],
+        "step_time": None if began_s is None else time.time() - (time.monotonic() - began_s),
+    }
+    return {name: pa.repeat(pa.scalar(value, SCHEMA.field(name).type), count) for name, value in values.items()}
+
+
+def _of_groups(rollout: Rollout) -> dict[str, Any]:
+    part = f".{rollout.part}" if rollout.part > 1 else ""
+    ids = [f"{rollout.split}-{rollout.step}{part}-{group.number}{group.id_suffix}" for group in rollout.groups]
+    pairs = list(zip(rollout.groups, ids, strict=True))
+    return {
+        "group_id": [group_id for group, group_id in pairs for _ in group.samples],
+        "sample_id": [f"{group_id}-{place}" for group, group_id in pairs for place in range(len(group.samples))],
+        "group": [group.number for group in rollout.groups for _ in group.samples],
     }
 
 
-def _filtered(group: Group, sample: Sample, tokens: Sequence[Tokens]) -> str | None:
-    """Why an episode of a batch trains nothing, or its whole group; ``None`` for those that train or are not to."""
-    if group.rejected is not None:
-        return group.rejected
-    if not group.trained or sample.response_tokens == 0 or any(one.is_trained for one in tokens):
-        return None
-    return "invalid" if not sample.score.valid else "overlong" if sample.truncated else "disagreement"
+def _of_samples(samples: Sequence[Sample]) -> dict[str, Any]:
+    scores = [sample.score for sample in samples]
+    return {
+        "prompt": strings([sample.prompt.text for sample in samples]),
+        "response": strings([sample.response for sample in samples]),
+        "answer": strings([_text(sample.prompt.answer) for sample in samples]),
+        "given": strings([_text(score.answer) for score in scores]),
+        "reward": doubles([float(score.reward) for score in scores]),
+        "components": named_numbers([score.components for score in scores]),
+        "metrics": named_numbers([score.metrics for score in scores]),
+        "correct": [None if score.correct is None else bool(score.correct) for score in scores],
+        "valid": [bool(score.valid) for score in scores],
+        "finish_reason": [sample.finish_reason for sample in samples],
+        "prompt_tokens": [len(sample.prompt.token_ids) for sample in samples],
+        "num_turns": [sample.turns for sample in samples],
+        "weight_versions": [sample.weight_versions for sample in samples],
+    }
 
 
-def _sequences(episodes: Sequence[Sequence[Tokens]]) -> pa.Array:
-    """The column ``sequences``, from flat arrays: lists of Python numbers would cost fifty times as much."""
-    flat = [tokens for episode in episodes for tokens in episode]
-    bounds = [0]
-    for episode in episodes:
-        bounds.append(bounds[-1] + len(episode))
-    children = [
-        pa.array([_values(field.name, tokens) for tokens in flat], field.type)
-        for field in (SEQUENCE.field(i) for i in range(SEQUENCE.num_fields))
+def _of_tokens(rollout: Rollout, samples: Sequence[Sample], tokens: Tokens) -> dict[str, Any]:
+    return {
+        "advantage": tokens.advantage,
+        "kl": tokens.kl,
+        "filtered": list(_filtered(rollout, samples, tokens)),
+        "tokens": tokens.chosen,
+        "total_tokens": np.diff(tokens.starts[tokens.episodes]),
+    }
+
+
+def _of_times(samples: Sequence[Sample], began_s: float | None) -> dict[str, Any]:
+    spans = [
+        sample.span.shifted(-began_s) if isinstance(sample, TimedTurns) and began_s is not None else (None, None)
+        for sample in samples
     ]
-    structs = pa.StructArray.from_arrays(children, fields=list(SEQUENCE))
-    return pa.ListArray.from_arrays(pa.array(bounds, pa.int32()), structs)
+    return {"began_s": doubles([began for began, _ in spans]), "ended_s": doubles([ended for _, ended in spans])}
 
 
-def _values(name: str, tokens: Tokens) -> Array | None:
-    if name in ("token_ids", "mask", "generation_logprobs"):
-        found: Array = getattr(tokens, name)
-        return found
-    values = tokens.trained.get(name)
-    if name == "advantages" and values is not None and not differs(values, tokens.mask):
-        return None  # the column `advantage` says it
-    return values
+def _filtered(rollout: Rollout, samples: Sequence[Sample], tokens: Tokens) -> Iterator[str | None]:
+    """Why an episode of a batch trains nothing, or its whole group; ``None`` for those that train or are not to."""
+    reasons = (group.rejected for group in rollout.groups for _ in group.samples)
+    for reason, sample, is_trained, chosen in zip(reasons, samples, tokens.is_trained, tokens.chosen, strict=True):
+        if reason is not None or not rollout.trained or not chosen or is_trained:
+            yield reason
+        else:
+            yield "invalid" if not sample.score.valid else "overlong" if sample.truncated else "disagreement"
 
 
-def _numbers(named: Mapping[str, float]) -> list[dict[str, Any]]:
-    return [{"name": str(name), "value": float(value)} for name, value in named.items()]
+def _sequences(tokens: Tokens) -> pa.Array:
+    fields = {name: tokens.fields.get(name) for name in FIELDS} | {"advantages": tokens.uneven_advantages}
+    columns = {
+        "token_ids": token_lists(tokens.token_ids, tokens.starts, pa.int32()),
+        "mask": token_lists(tokens.mask, tokens.starts, pa.bool_()),
+        "generation_logprobs": token_lists(tokens.generation_logprobs, tokens.starts, pa.float32()),
+        **{name: field_lists(field, tokens.lengths) for name, field in fields.items()},
+    }
+    structs = pa.StructArray.from_arrays([columns[field.name] for field in SEQUENCE], fields=list(SEQUENCE))
+    return pa.ListArray.from_arrays(pa.array(tokens.episodes, pa.int32()), structs)
 
 
-def _text(text: str | None) -> str | None:
-    """Text that UTF-8 can hold: a model may write halves of pairs."""
-    return None if text is None else str(text).encode("utf-8", errors="replace").decode("utf-8")
+def _as(values: Any, kind: pa.DataType) -> pa.Array:
+    return values if isinstance(values, pa.Array) else pa.array(values, kind)
+
+
+def _text(value: Any) -> str | None:
+    """Datasets give answers that are no text."""
+    return None if value is None else str(value)
 
 
 def groups_of(samples: Sequence[Sample]) -> Iterator[list[Sample]]:

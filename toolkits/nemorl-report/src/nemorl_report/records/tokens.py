@@ -1,49 +1,152 @@
-"""The per-token fields of recorded sequences, as numpy arrays.
+"""The tokens of recorded episodes, end to end, and what of each episode follows from them.
 
-# T = tokens of one sequence
+Everything is done for all tokens of a file at once: a loop over token sequences would cost ten times as much.
+
+# R = episodes, S = token sequences of all episodes, T = tokens of all sequences
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from nemorl.types import Sample
 
 Array = np.ndarray[Any, np.dtype[Any]]
-FIELDS = ("old_logprobs", "policy_logprobs", "reference_logprobs", "advantages")
+FIELDS = ("old_logprobs", "policy_logprobs", "reference_logprobs", "advantages", "loss_weights")
 """What a batch may have of each token beside what its sample has."""
 
 
 @dataclass(frozen=True)
-class Tokens:
-    """One token sequence of an episode."""
+class Trained:
+    """Fields of token sequences that train: those of a minibatch."""
 
+    sequences: int
+    fields: Mapping[str, Array]
+    """Each as long as the sequences together, float32; ``loss_weights`` is among them."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """Of the tokens of those sequences that have it."""
+
+    has: Array
+    """[S] bool"""
+    values: Array
+    """Of the sequences that have it, end to end; float32."""
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """All token sequences of some episodes."""
+
+    starts: Array
+    """[S + 1] the first token of each sequence, and the end"""
+    episodes: Array
+    """[R + 1] the first sequence of each episode, and the end"""
     token_ids: Array
     """[T] int32"""
     mask: Array
     """[T] bool, True where the policy chose the token"""
     generation_logprobs: Array
     """[T] float32"""
-    trained: Mapping[str, Array] = field(default_factory=dict)
-    """Fields of the batch, [T] float32 each, ``loss_weights`` among them; empty for what trains nothing."""
+    fields: Mapping[str, Field]
+    """Those of ``FIELDS`` that any sequence has."""
 
     @classmethod
-    def of(cls, sequence: Sample, trained: Mapping[str, Array] | None = None) -> Tokens:
-        """Of a sample that is one sequence."""
+    def of(cls, episodes: Sequence[Sequence[Sample]], trained: Sequence[Trained]) -> Tokens:
+        """
+        Args:
+            episodes: The token sequences of each episode, each as a sample.
+            trained: Of the first sequences, in order.
+        """
+        parts = [part for episode in episodes for part in episode]
+        starts = _starts(len(part.token_ids) for part in parts)
         return cls(
-            np.asarray(sequence.token_ids, np.int32),
-            np.asarray(sequence.response_mask, np.bool_),
-            np.asarray(sequence.generation_logprobs, np.float32),
-            trained or {},
+            starts,
+            _starts(map(len, episodes)),
+            np.fromiter(chain.from_iterable(part.token_ids for part in parts), np.int32, starts[-1]),
+            np.fromiter(chain.from_iterable(part.response_mask for part in parts), np.bool_, starts[-1]),
+            np.fromiter(chain.from_iterable(part.generation_logprobs for part in parts), np.float32, starts[-1]),
+            {name: field for name in FIELDS if (field := _field(name, trained, len(parts))) is not None},
         )
 
+    @cached_property
+    def lengths(self) -> Array:
+        """[S] tokens"""
+        return np.diff(self.starts)
+
+    def whole(self, name: str) -> Array:
+        """[T] float64 of a field; NaN where a sequence lacks it."""
+        found = np.full(len(self.token_ids), np.nan)
+        if name in self.fields:
+            field = self.fields[name]
+            found[np.repeat(field.has, self.lengths)] = field.values
+        return found
+
+    def mean(self, values: Array, counted: Array) -> list[float | None]:
+        """[R] means of values [T] over the tokens counted [T]; ``None`` where an episode has none."""
+        of_episode = self._episode_of_token[counted]
+        counts = np.bincount(of_episode, minlength=len(self.episodes) - 1)
+        sums = np.bincount(of_episode, values[counted], minlength=len(self.episodes) - 1)
+        means = sums / np.maximum(counts, 1)
+        return [mean if count else None for mean, count in zip(means.tolist(), counts.tolist(), strict=True)]
+
+    @cached_property
+    def chosen(self) -> list[int]:
+        """[R] tokens that the policy chose"""
+        counts: list[int] = np.bincount(self._episode_of_token[self.mask], minlength=len(self.episodes) - 1).tolist()
+        return counts
+
     @property
-    def is_trained(self) -> bool:
-        """A token of it has a weight in the loss."""
-        return "loss_weights" in self.trained and bool(self.trained["loss_weights"].any())
+    def is_trained(self) -> list[bool]:
+        """[R] a token of the episode has a weight in the loss"""
+        weights = self.whole("loss_weights")
+        return [bool(mean) for mean in self.mean(np.abs(weights), ~np.isnan(weights))]
+
+    @property
+    def advantage(self) -> list[float | None]:
+        """[R] the mean advantage of what the policy chose"""
+        advantages = self.whole("advantages")
+        return self.mean(advantages, self.mask & ~np.isnan(advantages))
+
+    @property
+    def kl(self) -> list[float | None]:
+        """[R] nats per token between the policy and the reference, where their log-probs are known.
+
+        The k3 estimate, mean(exp(r - p) - (r - p) - 1) over the tokens that the policy chose, with r of the reference
+        and p of the policy before the update, else of the sampler. http://joschu.net/blog/kl-approx.html
+        """
+        if "reference_logprobs" not in self.fields:
+            return [None] * (len(self.episodes) - 1)
+        reference, old = self.whole("reference_logprobs"), self.whole("old_logprobs")
+        difference = reference - np.where(np.isnan(old), self.generation_logprobs, old)
+        return self.mean(np.exp(difference) - difference - 1, self.mask & ~np.isnan(reference))
+
+    @property
+    def uneven_advantages(self) -> Field | None:
+        """The advantages of those sequences in which tokens that the policy chose have different ones."""
+        field = self.fields.get("advantages")
+        if field is None:
+            return None
+        lengths = np.where(field.has, self.lengths, 0)
+        sequence = np.repeat(np.arange(len(lengths)), lengths)
+        chosen = self.mask[np.repeat(field.has, self.lengths)]
+        owner, values = sequence[chosen], field.values[chosen]
+        first = np.flatnonzero(np.diff(owner, prepend=-1))
+        differs = values != np.repeat(values[first], np.diff(first, append=len(owner)))
+        has = np.zeros(len(lengths), np.bool_)
+        has[owner[differs]] = True
+        return Field(has, field.values[has[sequence]])
+
+    @cached_property
+    def _episode_of_token(self) -> Array:
+        episode_of_sequence = np.repeat(np.arange(len(self.episodes) - 1), np.diff(self.episodes))
+        return np.repeat(episode_of_sequence, self.lengths)
 
 
 def selected(minibatches: Sequence[Any], wanted: Sequence[int]) -> list[Any]:
@@ -57,45 +160,31 @@ def selected(minibatches: Sequence[Any], wanted: Sequence[int]) -> list[Any]:
     return found
 
 
-def of_minibatches(minibatches: Sequence[Any]) -> Iterator[Mapping[str, Array]]:
-    """The fields of each sequence of minibatches (``TokenBatch``), in order: views, nothing is copied on the CPU."""
-    for batch in minibatches:
-        fields = {name: _numpy(batch[name]) for name in FIELDS if name in batch and batch[name].dim() == 1}
-        fields["loss_weights"] = _numpy(batch.loss_weights)
-        start = 0
-        for length in batch.lengths.tolist():
-            yield {name: values[start : start + length] for name, values in fields.items()}
-            start += length
+def of_minibatches(minibatches: Sequence[Any]) -> list[Trained]:
+    """The fields of minibatches (``TokenBatch``): views, nothing is copied on the CPU."""
+    return [
+        Trained(
+            len(batch),
+            {name: _numpy(batch[name]) for name in FIELDS[:-1] if name in batch and batch[name].dim() == 1}
+            | {"loss_weights": _numpy(batch.loss_weights)},
+        )
+        for batch in minibatches
+    ]
+
+
+def _field(name: str, trained: Sequence[Trained], sequences: int) -> Field | None:
+    having = [part for part in trained if name in part.fields]
+    if not having:
+        return None
+    has = np.repeat([name in part.fields for part in trained], [part.sequences for part in trained])
+    values = np.concatenate([part.fields[name] for part in having])
+    return Field(np.append(has, np.zeros(sequences - len(has), np.bool_)), values.astype(np.float32, copy=False))
+
+
+def _starts(lengths: Iterable[int]) -> Array:
+    return np.cumsum([0, *lengths])
 
 
 def _numpy(tensor: Any) -> Array:
     found: Array = tensor.detach().cpu().numpy()
     return found
-
-
-def advantage_of(sequences: Sequence[Tokens]) -> float | None:
-    """The mean advantage of what the policy chose in an episode; ``None`` where it has none."""
-    parts = [one.trained["advantages"][one.mask] for one in sequences if "advantages" in one.trained]
-    values = np.concatenate(parts) if parts else np.empty(0)
-    return float(values.mean()) if values.size else None
-
-
-def kl_of(sequences: Sequence[Tokens]) -> float | None:
-    """Nats per token between the policy and the reference, where their log-probs are known.
-
-    The k3 estimate, mean(exp(r - p) - (r - p) - 1) over the tokens that the policy chose, with r of the reference and p
-    of the policy before the update, else of the sampler. http://joschu.net/blog/kl-approx.html
-    """
-    parts = []
-    for one in sequences:
-        if "reference_logprobs" in one.trained:
-            policy = one.trained.get("old_logprobs", one.generation_logprobs)
-            parts.append((one.trained["reference_logprobs"] - policy)[one.mask])
-    values = np.concatenate(parts).astype(np.float64) if parts else np.empty(0)
-    return float((np.exp(values) - values - 1).mean()) if values.size else None
-
-
-def differs(values: Array, mask: Array) -> bool:
-    """Tokens that the policy chose have different values."""
-    chosen = values[mask]
-    return bool(chosen.size) and bool((chosen != chosen[0]).any())

@@ -11,9 +11,9 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import accumulate, islice
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,10 @@ from nemorl.types import Sample, Samples
 from nemorl_base.files import replacing
 
 from nemorl_report.records.reading import FOLDER, record_files
+from nemorl_report.records.schema import WRITING
 from nemorl_report.records.selecting import Amounts, Selection
 from nemorl_report.records.table import Group, Rollout, groups_of, table_of
-from nemorl_report.records.tokens import Array, of_minibatches, selected
+from nemorl_report.records.tokens import of_minibatches, selected
 from nemorl_report.records.vocabulary import Vocabulary
 
 WAITING = 2
@@ -103,14 +104,15 @@ class Recorder:
 
     # What the trainer calls
 
-    def rollout(self, samples: Samples, split: str, step: int) -> None:
+    def rollout(self, samples: Samples, split: str, step: int, began_s: float | None = None) -> None:
         self._finish()
         if split == "train":
-            self._unfinished = self._of_training(samples, step)
+            self._unfinished = self._of_training(samples, step, began_s)
         else:
             groups = [Group(number, group) for number, group in enumerate(groups_of(samples))]
             self._parts[split, step] += 1
-            self._put(Rollout(self._run, split, step, time.time(), groups, self._parts[split, step]))
+            part = self._parts[split, step]
+            self._put(Rollout(self._run, split, step, time.time(), groups, part, began_s=began_s))
 
     def rejected(self, group: Sequence[Sample], reason: str) -> None:
         with self._lock:
@@ -162,21 +164,22 @@ class Recorder:
         self._thread.join(PATIENCE_S)
         self._say()
 
-    def _of_training(self, samples: Samples, step: int) -> Rollout:
+    def _of_training(self, samples: Samples, step: int, began_s: float | None) -> Rollout:
         groups = self._picked(list(groups_of(samples)), step)
         with self._lock:
             rejected, self._rejected = self._rejected, []
         places = self._selection.places(step, len(rejected))
-        return Rollout(self._run, "train", step, time.time(), [*groups, *(rejected[place] for place in places)])
+        kept = [*groups, *(rejected[place] for place in places)]
+        return Rollout(self._run, "train", step, time.time(), kept, began_s=began_s)
 
     def _picked(self, groups: Sequence[Sequence[Sample]], step: int) -> list[Group]:
         return [Group(place, groups[place]) for place in self._selection.places(step, len(groups))]
 
     def _finish(self) -> None:
         rollout, self._unfinished = self._unfinished, None
-        fields, self._trained = of_minibatches(self._trained), []
+        trained, self._trained = of_minibatches(self._trained), []
         if rollout is not None and rollout.groups:
-            self._put(replace(rollout, groups=[_with_fields(group, fields) for group in rollout.groups]))
+            self._put(replace(rollout, trained=trained))
 
     def _put(self, rollout: Rollout | None) -> None:
         self._say()
@@ -216,12 +219,5 @@ class Recorder:
         table = table_of(rollout, self._decode)
         self._vocabulary.add(table)
         with replacing(path) as file:
-            pq.write_table(table, file, compression="zstd")
+            pq.write_table(table, file, **WRITING)
         self._selection.added(path)
-
-
-def _with_fields(group: Group, fields: Iterator[Mapping[str, Array]]) -> Group:
-    """A group with the fields of its sequences, which are next; a rejected one has none."""
-    if group.rejected is not None:
-        return group
-    return replace(group, trained=list(islice(fields, sum(len(sample.sequences) for sample in group.samples))))
