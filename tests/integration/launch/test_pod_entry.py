@@ -8,13 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from nemorl_launch.ray_part import RayPart, child_environment, own_address, write_token
+from nemorl_launch.ray_access import child_environment, make_access, own_access
+from nemorl_launch.ray_part import RayPart, own_address
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
 def test_a_run_begins_when_all_nodes_have_joined(tmp_path: Path) -> None:
-    environment = child_environment(write_token(tmp_path))
+    make_access(tmp_path, plaintext=False)
+    environment = child_environment(own_access(tmp_path, "node", own_address(), plaintext=False))
     common = {"address": own_address(), "cpus": 1, "gpus": 0, "resources": {}, "object_store_gib": 0.1}
     head = RayPart(name="head", head=None, environment=environment, log=tmp_path / "head.log", **common)
     parts = [head]

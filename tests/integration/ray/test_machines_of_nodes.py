@@ -17,6 +17,8 @@ from nemorl_grpo.config import GRPOConfig
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 SECOND = "127.0.0.2"
+PLAIN = {"plaintext": True}
+"""What an address of this machine beyond its loopback asks for: this cluster has no certificates."""
 OTHER_NODE = "system/node.1.process_mem_gib"
 
 
@@ -68,7 +70,13 @@ def test_each_node_is_watched_and_nobody_is_left(address: str, tiny_model: Path,
         validation={"every": 0, "at_end": False},
         max_steps=200,
         run_dir=tmp_path / "run",
-        cluster={"address": address, "num_nodes": 2, "workers_per_node": 1, "colocated": False},
+        cluster={
+            "address": address,
+            "security": {"plaintext": True},
+            "num_nodes": 2,
+            "workers_per_node": 1,
+            "colocated": False,
+        },
         plugins={"hooks": [{"name": "efficiency", "sample_every_s": 0.2}]},
     )
     rows = [{"prompt": f"{n}+1="} for n in range(8)]

@@ -19,6 +19,9 @@ from recorded_messages import Raises
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
+PLAIN = {"plaintext": True}
+"""What an address of this machine beyond its loopback asks for: this cluster has no certificates."""
+
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
@@ -41,20 +44,20 @@ def node_of(place: Any) -> str:
 
 
 def test_each_nodes_places_are_on_a_node_of_their_own(address: str) -> None:
-    config = ClusterConfig(launcher="ray", address=address, num_nodes=2, workers_per_node=1)
+    config = ClusterConfig(launcher="ray", address=address, security=PLAIN, num_nodes=2, workers_per_node=1)
     cluster = RayVirtualCluster([1, 1], config)
     assert len({node_of(place) for place in cluster.places}) == 2
     cluster.shutdown()
 
 
 def test_a_request_that_only_the_sum_of_nodes_could_hold_is_refused(address: str, raises: Raises) -> None:
-    config = ClusterConfig(launcher="ray", address=address, workers_per_node=2)
+    config = ClusterConfig(launcher="ray", address=address, security=PLAIN, workers_per_node=2)
     with raises(ResourceError, 1, 2, varies=r"[\w.-]+(?=: 1 CPU)"):
         RayVirtualCluster([2], config)
 
 
 def test_a_second_cluster_is_refused_while_connected_to_a_first(address: str, raises: Raises) -> None:
-    cluster = RayVirtualCluster([1], ClusterConfig(launcher="ray", address=address))
+    cluster = RayVirtualCluster([1], ClusterConfig(launcher="ray", address=address, security=PLAIN))
     with raises(ResourceError, address, "cluster.address", "10.0.0.1:1"):
         RaySession(ClusterConfig(launcher="ray", address="10.0.0.1:1"))
     cluster.shutdown()
@@ -80,8 +83,14 @@ def test_training_and_generation_on_two_nodes_give_the_numbers_of_one_process(
             dataset=rows, reward_fn=lambda prompt, response: len(response) / 8, console=Console(quiet=True)
         )
 
-    apart: dict[str, Any] = {"address": address, "num_nodes": 2, "workers_per_node": 1, "colocated": False}
-    one, two = train("one"), train("two", **apart)
+    apart: dict[str, Any] = {
+        "address": address,
+        "security": PLAIN,
+        "num_nodes": 2,
+        "workers_per_node": 1,
+        "colocated": False,
+    }
+    one, two = train("one"), train("two", colocated=False, **apart)
     assert [record["train/loss"] for record in one.history] == [record["train/loss"] for record in two.history]
     assert (tmp_path / "one/model/model.safetensors").read_bytes() == (
         tmp_path / "two/model/model.safetensors"

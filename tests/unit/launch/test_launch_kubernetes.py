@@ -15,8 +15,9 @@ import yaml
 from command_line import Command
 from kuberay_schema import mistakes, rules_that_apply
 from nemorl.errors import ConfigError, DeadlineError
-from nemorl_launch import entry
+from nemorl_launch import entry, pod_certificate
 from nemorl_launch.prepare import prepare
+from nemorl_report import authority
 from recorded_messages import Raises
 
 ROOT = Path("launches")
@@ -95,6 +96,40 @@ def test_the_operator_refuses_none_of_it(run_yaml: Path) -> None:
 def test_manifests_are_the_golden_ones(run_yaml: Path, name: str) -> None:
     found = objects(run_yaml, LEAST if name == "least" else ALL)
     assert json.loads((GOLDEN / f"kubernetes-{name}.json").read_text()) == [found["RayJob"], found["RayCluster"]]
+
+
+def test_ray_is_encrypted_unless_somebody_says_that_it_need_not_be(run_yaml: Path) -> None:
+    def pod(*more: str) -> tuple[dict[str, Any], dict[str, str]]:
+        spec = objects(run_yaml, [*ALL, *more])["RayJob"]["spec"]["rayClusterSpec"]
+        (group,) = spec["workerGroupSpecs"]
+        assert group["template"] == spec["headGroupSpec"]["template"]
+        assert spec["authOptions"] == {"mode": "token"}
+        found: dict[str, Any] = group["template"]["spec"]
+        return found, {each["name"]: each.get("value", "") for each in found["containers"][0]["env"]}
+
+    encrypted, variables = pod()
+    assert variables["RAY_USE_TLS"] == "1"
+    assert variables["RAY_TLS_SERVER_CERT"] == "/etc/nemorl-tls/pod.pem"
+    (init,) = encrypted["initContainers"]
+    mounts = [{mount["name"] for mount in each["volumeMounts"]} for each in (init, encrypted["containers"][0])]
+    assert ["authority" in names for names in mounts] == [True, False], "the run does not see the authority's key"
+    plain, variables = pod("cluster.security.plaintext=true")
+    assert "initContainers" not in plain
+    assert "RAY_USE_TLS" not in variables
+
+
+def test_a_pod_gives_itself_a_certificate_for_its_address_and_the_heads_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority.make(tmp_path / "secret", [], days=30)
+    (tmp_path / "tls").mkdir()
+    monkeypatch.setenv("POD_IP", "10.1.2.3")
+    monkeypatch.setenv("FQ_RAY_IP", "a-head-svc.alignment.svc.cluster.local")
+    pod_certificate.main(tmp_path / "secret", tmp_path / "tls")
+    assert sorted(path.name for path in (tmp_path / "tls").iterdir()) == ["ca.pem", "pod.key", "pod.pem"]
+    (found,) = authority.read(tmp_path / "tls" / "pod.pem")
+    assert found.names[:3] == ("pod", "10.1.2.3", "a-head-svc.alignment.svc.cluster.local")
+    assert (tmp_path / "tls" / "pod.key").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_secret_is_a_reference(run_yaml: Path, monkeypatch: pytest.MonkeyPatch) -> None:

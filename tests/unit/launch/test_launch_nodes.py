@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from nemorl_launch import node
 from nemorl_launch.attempts import Attempt, Outcome
+from nemorl_launch.ray_access import make_access, own_access
+from nemorl_report import authority
 
 SAVES = """
 import signal, sys, time
@@ -139,7 +141,8 @@ def test_a_node_whose_rank_0_has_gone_does_not_wait_for_ever(
             return str(number)
 
         monkeypatch.setattr(Attempt, "life", property(life))
-    words = [f"--attempt={found.folder}", "--name=n7", "--rank=1", "--nodes=2", "--join-s=0", "--", "true"]
+    words = [f"--attempt={found.folder}", "--name=n7", "--rank=1", "--nodes=2"]
+    words += ["--join-s=0", "--plaintext", "--", "true"]
     assert node.main(words) == int(not is_alive)
     assert part.is_closed
     assert (1 in found.lost()) is not is_alive
@@ -152,3 +155,29 @@ def test_rank_0_shows_life_while_its_run_runs(tmp_path: Path) -> None:
     await_file(tmp_path / "attempt-0" / "beat")
     run.terminate()
     assert run.wait(60) == 0
+
+
+def test_each_node_of_an_attempt_has_a_certificate_that_this_user_alone_can_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_USE_TLS", raising=False)
+    make_access(tmp_path, plaintext=False)
+    first = own_access(tmp_path, "node-0", "10.0.0.7", plaintext=False)
+    assert first == own_access(tmp_path, "node-0", "10.0.0.7", plaintext=False), "made once"
+    assert own_access(tmp_path, "node-1", "10.0.0.8", plaintext=False) != first
+    (own,) = authority.read(Path(first["RAY_TLS_SERVER_CERT"]))
+    assert own.names[:2] == ("node-0", "10.0.0.7")
+    assert Path(first["RAY_AUTH_TOKEN_PATH"]).stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "ray-certificates").stat().st_mode & 0o777 == 0o700
+
+
+def test_nodes_with_certificates_of_their_site_and_plain_ones_get_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_USE_TLS", raising=False)
+    make_access(tmp_path, plaintext=True)
+    assert own_access(tmp_path, "node-0", "10.0.0.7", plaintext=True).keys() == {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"}
+    monkeypatch.setenv("RAY_USE_TLS", "1")
+    make_access(tmp_path, plaintext=False)
+    assert "RAY_USE_TLS" not in own_access(tmp_path, "node-0", "10.0.0.7", plaintext=False)
+    assert not (tmp_path / "ray-certificates").exists()

@@ -14,14 +14,20 @@ from typing import Any
 import httpx
 import pytest
 from command_line import Command
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 from nemorl.config import ClusterConfig, load_config
 from nemorl.errors import ConfigError, UsageError
-from nemorl_base.encryption import is_loopback, names_loopback, require_safe_listening
+from nemorl_base.encryption import is_loopback, names_loopback, require_certificate, require_safe_listening
 from nemorl_gateway.gateway import Gateway
 from nemorl_gateway.options import GatewayOptions
+from nemorl_report import authority
 from nemorl_report.ray_check import ray_problems
 from nemorl_server_engine.connection import _verification
-from nemorl_site import authority
 from recorded_messages import Raises
 
 Policy = Callable[..., Path]
@@ -86,6 +92,17 @@ def test_a_certificate_never_outlives_its_authority(
     authority.make(tmp_path / "short", ["a"], days=300)
     found = {one.path.stem: one.expires for one in authority.read(tmp_path / "short")}
     assert found["a"] <= found["ca"] < datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=11)
+
+
+def test_ray_is_told_of_this_machines_certificate(certs: Path, nemorl: Command, tmp_path: Path) -> None:
+    own = tmp_path / "it's mine"  # a shell reads what is printed
+    own.mkdir()
+    for name in ("ca.pem", "node8.pem", "node8.key"):
+        shutil.copy(certs / name, own)
+    script = nemorl("certs", "ray", own).out + 'echo "$RAY_USE_TLS $RAY_AUTH_MODE $RAY_TLS_SERVER_KEY"'
+    said = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout
+    assert said == f"1 token {own}/node8.key\n"
+    assert nemorl("certs", "ray", certs).code == 2, "it holds two with keys, and neither under this machine's name"
 
 
 @pytest.mark.parametrize("hosts", [["../x"], ["a/b"], ["ca"], ["node7"], [""], ["a,,b"]])
@@ -216,21 +233,38 @@ def test_servers_on_other_machines_are_asked_over_https(certs: Path) -> None:
     assert problems(urls=["http://node8:8000"], plaintext=True) == []
 
 
-def test_a_ray_cluster_of_others_is_warned_of_or_refused(
-    certs: Path, policy: Policy, monkeypatch: pytest.MonkeyPatch
+def test_a_ray_cluster_beyond_this_machine_is_joined_with_a_certificate_that_holds(
+    certs: Path, tmp_path: Path, policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    for name in ("RAY_ADDRESS", "RAY_USE_TLS", "RAY_AUTH_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
 
-    def asked(**cluster: Any) -> tuple[int, int]:
+    def asked(security: dict[str, Any], address: str = "10.0.0.7:6379") -> tuple[int, int]:
         warnings: list[str] = []
-        run: Any = SimpleNamespace(cluster=ClusterConfig(**cluster))
+        cluster = ClusterConfig(launcher="ray", address=address, security={"token_auth": True, **security})
+        run: Any = SimpleNamespace(cluster=cluster)
         return len([*ray_problems(run, Path(), warnings.append)]), len(warnings)
 
-    tls = {"tls_certificate": certs / "node7.pem", "tls_key": certs / "node7.key", "tls_ca": certs / "ca.pem"}
-    assert asked(launcher="ray") == asked() == asked(address="127.0.0.1:6379") == asked(address="auto") == (0, 0)
-    assert asked(address="10.0.0.7:6379") == (0, 1)
-    assert asked(address="10.0.0.7:6379", security=tls) == (0, 0)
+    def files(folder: Path) -> dict[str, Path]:
+        names = {"tls_certificate": "node7.pem", "tls_key": "node7.key", "tls_ca": "ca.pem"}
+        return {field: folder / name for field, name in names.items()}
+
+    assert [*ray_problems(SimpleNamespace(cluster=ClusterConfig(launcher="ray")), Path(), print)] == []  # type: ignore[arg-type]
+    assert asked({}, "127.0.0.1:6379") == asked(files(certs)) == asked({"plaintext": True}) == (0, 0)
+    assert asked({}) == (1, 0)
     policy("rules: [{deny: {unlock: [plaintext]}}]")
-    assert asked(address="10.0.0.7:6379") == (1, 0)
-    monkeypatch.setenv("RAY_ADDRESS", "node7:6379")
-    assert asked(address="auto") == (1, 0)
+    assert (asked({"plaintext": True}), asked(files(certs))) == ((1, 0), (0, 0))
+    authority.make(tmp_path / "nemorl" / "certs", ["node7"], days=3)
+    assert asked({}) == (0, 1), "found by itself, and ends soon"
+    monkeypatch.setattr(authority, "EARLIER", datetime.timedelta(days=9))
+    authority.make(tmp_path / "late", ["node7"], days=-2)
+    assert asked(files(tmp_path / "late")) == (1, 0), "it has ended"
+
+
+def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked_for_it(certs: Path, tmp_path: Path) -> None:
+    key = load_pem_private_key((certs / "node7.key").read_bytes(), None)
+    locked = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret"))
+    (tmp_path / "locked.key").write_bytes(locked)
+    with pytest.raises(UsageError, match="passphrase"):
+        require_certificate("it", certs / "node7.pem", tmp_path / "locked.key")

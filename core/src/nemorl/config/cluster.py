@@ -21,17 +21,20 @@ class SecurityConfig(Config):
     """Who may talk to the Ray cluster."""
 
     token_auth: bool | None = None
-    """Ray's token authentication: clients without the token are refused. Unset: on for a private cluster, which makes
-    its own token; the environment's setting (``RAY_AUTH_MODE``) for an existing one."""
+    """Ray's token authentication: clients without the token are refused. Unset: on for a private cluster and for one
+    beyond this machine, unless the environment (``RAY_AUTH_MODE``) says otherwise."""
     token_file: Path | None = None
     """File with the token. Unset: ``RAY_AUTH_TOKEN``, else Ray's default file, else a new token (private cluster)."""
     tls_certificate: Path | None = None
     """PEM certificate of this machine. With ``tls_key`` and ``tls_ca``, all of Ray's traffic is encrypted and each
-    side must show a certificate signed by the authority."""
+    side must show a certificate signed by the authority. Unset, for a cluster beyond this machine: ``RAY_USE_TLS`` of
+    the environment, else this machine's in ``~/.config/nemorl/certs``."""
     tls_key: Path | None = None
     """PEM private key of ``tls_certificate``."""
     tls_ca: Path | None = None
     """PEM certificate of the authority that signed every node's certificate."""
+    plaintext: bool = False
+    """Let what goes to Ray on other machines be read and changed on its way, where there is no certificate."""
 
     def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
@@ -44,6 +47,8 @@ class SecurityConfig(Config):
             yield ConfigIssue(missing[0], f"TLS also needs {', '.join(missing)}", "give all three, or none")
         if self.token_file is not None and self.token_auth is False:
             yield ConfigIssue("token_file", "excludes token_auth: false", "remove one of them")
+        if self.plaintext and self.tls_certificate is not None:
+            yield ConfigIssue("plaintext", "excludes tls_certificate", "remove one of them")
 
 
 class ClusterConfig(Config):

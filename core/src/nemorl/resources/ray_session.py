@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 from contextlib import ExitStack
-from pathlib import Path
 
 from nemorl_base import process_guard
 from nemorl_base.last_words import note
 from nemorl_base.left_overs import owned_folder
+from nemorl_base.ray_security import ray_address, ray_variables
 from nemorl_base.variables import environment
 
 from nemorl.config.cluster import ClusterConfig
@@ -34,7 +33,6 @@ LOOPBACK = {
 """Environment of a private cluster: it and its workers talk over this machine's loopback only. Ray has one switch for
 that, which is on by default where it supports one node only, and named after those systems."""
 NAMESPACE = "nemorl"
-DEFAULT_PORT = 6379
 LONGEST_PARENT = 18
 """Characters of the path that a private cluster's folder is made in: Ray's sockets, 89 further down, may have 107."""
 
@@ -46,6 +44,7 @@ class RaySession:
         """
         Raises:
             ResourceError: there is no cluster at the address, it refuses us, or Ray is connected to another one.
+            UsageError: The cluster is beyond this machine, and a certificate or a token is missing.
         """
         import ray
 
@@ -53,18 +52,20 @@ class RaySession:
         if ray.is_initialized():
             _require_same_cluster(cluster.address)
             return
+        address = None if cluster.address is None else ray_address(cluster.address)
+        security = ray_variables(cluster.security, address)
         with ExitStack() as undo:
             undo.callback(self.close)
             quiet = {key: value for key, value in QUIET.items() if key not in os.environ}
             # Ray's settings last as long as this session: the next one may have another token, or none.
             self._stack.callback(_reread_environment)
-            self._stack.enter_context(environment(_settings(cluster) | quiet))
+            self._stack.enter_context(environment(security | quiet))
             _reread_environment()
             try:
-                self._connect_private() if cluster.address is None else self._connect(cluster.address)
+                self._connect_private() if address is None else self._connect(address)
             except Exception as error:  # Ray raises plain ones too, e.g. of a node that starts too slowly
-                is_private = cluster.address is None
-                where = "a private Ray cluster" if is_private else f"the Ray cluster at {cluster.address!r}"
+                is_private = address is None
+                where = "a private Ray cluster" if is_private else f"the Ray cluster at {address!r}"
                 first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
                 raise ResourceError(
                     f"cannot connect to {where}: {first_line}",
@@ -82,7 +83,7 @@ class RaySession:
     def _connect(self, address: str) -> None:
         import ray
 
-        ray.init(address=_with_port(address), namespace=NAMESPACE, configure_logging=False, log_to_driver=False)
+        ray.init(address=address, namespace=NAMESPACE, configure_logging=False, log_to_driver=False)
         self._stack.callback(ray.shutdown)
 
     def _connect_private(self) -> None:
@@ -121,17 +122,12 @@ def _require_same_cluster(address: str | None) -> None:
     import ray
 
     connected = ray.get_runtime_context().gcs_address
-    if address in (None, "auto") or _is_same(_with_port(address), connected):
+    if address in (None, "auto") or _is_same(ray_address(address), connected):
         return
     raise ResourceError(
         f"Ray is already connected to {connected}, and cluster.address asks for {address}",
         fix="call ray.shutdown() first, or leave out cluster.address to use the connection there is",
     )
-
-
-def _with_port(address: str) -> str:
-    """``host`` -> ``host:6379``, Ray's default port; ``auto`` and what has a port stay as they are."""
-    return address if address == "auto" or ":" in address else f"{address}:{DEFAULT_PORT}"
 
 
 def _is_same(address: str, connected: str) -> bool:
@@ -150,27 +146,6 @@ def _addresses(host: str) -> set[str]:
         return {host}
     own = {"127.0.0.1", "::1", ray.util.get_node_ip_address()}  # type: ignore[no-untyped-call]
     return found | own if found & own else found
-
-
-def _settings(cluster: ClusterConfig) -> dict[str, str]:
-    """Ray's security settings as the variables it reads."""
-    security = cluster.security
-    found: dict[str, str] = {}
-    is_private = cluster.address is None
-    if security.token_auth if security.token_auth is not None else is_private:
-        found["RAY_AUTH_MODE"] = "token"
-        if security.token_file is not None:
-            found["RAY_AUTH_TOKEN_PATH"] = str(security.token_file.resolve())
-        elif is_private and not os.environ.get("RAY_AUTH_TOKEN") and not os.environ.get("RAY_AUTH_TOKEN_PATH"):
-            found["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-    elif security.token_auth is False:
-        found["RAY_AUTH_MODE"] = "disabled"
-    if security.tls_certificate is not None:
-        found["RAY_USE_TLS"] = "1"
-        names = {"tls_certificate": "SERVER_CERT", "tls_key": "SERVER_KEY", "tls_ca": "CA_CERT"}
-        for field, name in names.items():
-            found[f"RAY_TLS_{name}"] = str(Path(getattr(security, field)).resolve())
-    return found
 
 
 def _reread_environment() -> None:

@@ -10,7 +10,7 @@ from typing import Self
 import uvicorn
 from nemorl.errors import UsageError
 from nemorl_base.audit.recording import record
-from nemorl_base.encryption import require_safe_listening
+from nemorl_base.encryption import require_certificate, require_safe_listening
 from nemorl_base.ports import listening_socket
 from nemorl_rl.agents.contract import EpisodePolicy
 
@@ -68,7 +68,6 @@ class Gateway:
             ssl_certfile=self._options.tls_certificate,
             ssl_keyfile=self._options.tls_key,
         )
-        _load(config)
         self._server = uvicorn.Server(config)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="nemorl-gateway", daemon=True)
@@ -168,22 +167,10 @@ def _require_safe(options: GatewayOptions, key: str | None) -> None:
     )
 
 
-def _load(config: uvicorn.Config) -> None:
-    """Read the certificate now, so that who started it hears of a wrong one."""
-    try:
-        config.load()
-    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-        raise UsageError(
-            f"the gateway cannot use {config.ssl_certfile} with {config.ssl_keyfile}: {error}",
-            fix="give a PEM certificate and its own private key (`nemorl certs make` makes both)",
-        ) from error
-
-
 def _listening(options: GatewayOptions) -> socket.socket:
     """A socket that takes connections from now on; they wait until the server runs."""
     if not options.models:
         raise UsageError("the gateway answers to no model's name", fix="give at least one in `models`, or '*'")
-    if (options.tls_certificate is None) != (options.tls_key is None):
-        raise UsageError("a certificate and its private key go together", fix="give both, or neither")
+    require_certificate("the gateway", options.tls_certificate, options.tls_key)
     _require_safe(options, None)
     return listening_socket("the gateway", options.host, options.port, waiting=2048)

@@ -42,6 +42,8 @@ class Job:
     """0: the run is on the CPU."""
     workers_per_node: int
     """Worker processes of a node: one per GPU, or ``cluster.workers_per_node``."""
+    plaintext: bool = False
+    """``cluster.security.plaintext``: Ray between the nodes encrypts nothing."""
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,9 @@ class KubernetesConfig(LauncherConfig):
     """Of the pods. Unset: the namespace's default."""
     secret: str = "nemorl"
     """The Kubernetes Secret whose keys are the names in ``secrets``."""
+    tls_secret: str = "nemorl-ca"
+    """The Kubernetes Secret with ``ca.pem`` and ``ca.key`` of an authority (``nemorl certs make FOLDER``). Each pod
+    gives itself a certificate by it. Unused with ``cluster.security.plaintext: true``."""
     storage: tuple[Storage, ...] = ()
     """Volumes of all pods. One must hold the directory of the run: what else the pods write goes with them."""
     working_dir: str = "/tmp"
@@ -132,8 +135,8 @@ class KubernetesConfig(LauncherConfig):
     """Longest time until the run begins. Unset: none."""
     keep_s: int = Field(3600, ge=0)
     """Time for which pods and their logs are kept after the end."""
-    ray_version: str | None = None
-    """Version of Ray in the image, for the operator."""
+    ray_version: str = "2.60.0"
+    """Version of Ray in the image, for the operator, which makes the cluster's token where it is 2.52 or later."""
     interactive: bool = False
     """Submit an idle RayCluster in place of the run, to attach to."""
 

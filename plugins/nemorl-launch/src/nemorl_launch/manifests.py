@@ -7,14 +7,19 @@ Plain data, from options and a job; ``kubernetes`` writes and applies it. Field 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from nemorl_base.ray_security import tls_variables
+
+from nemorl_launch import pod_certificate
 from nemorl_launch.base import CONFIG, Job
 
 if TYPE_CHECKING:
     from nemorl_launch.kubernetes import KubernetesConfig
 
 CONFIG_FOLDER = "/etc/nemorl"
+AUTHORITY_FOLDER, TLS_FOLDER = "/etc/nemorl-ca", "/etc/nemorl-tls"
 LABEL = "nemorl.launch/name"
 QUEUE = "kueue.x-k8s.io/queue-name"
 PRIORITY = "kueue.x-k8s.io/priority-class"
@@ -69,8 +74,12 @@ def cluster_spec(options: KubernetesConfig, job: Job) -> dict[str, Any]:
         "rayStartParams": {},
         "template": _pod(options, job),
     }
-    version = {} if options.ray_version is None else {"rayVersion": options.ray_version}
-    return {**version, "headGroupSpec": head, "workerGroupSpecs": [workers] if job.num_nodes > 1 else []}
+    return {
+        "rayVersion": options.ray_version,
+        "authOptions": {"mode": "token"},
+        "headGroupSpec": head,
+        "workerGroupSpecs": [workers] if job.num_nodes > 1 else [],
+    }
 
 
 def merged(base: Any, over: Any) -> Any:
@@ -102,7 +111,11 @@ def _pod(options: KubernetesConfig, job: Job) -> dict[str, Any]:
     for position, place in enumerate(options.storage):
         claim = {"claimName": place.claim, **({"readOnly": True} if place.read_only else {})}
         volumes.append({"name": f"storage-{position}", "persistentVolumeClaim": claim})
+    if not job.plaintext:
+        volumes.append({"name": "authority", "secret": {"secretName": options.tls_secret}})
+        volumes.append({"name": "tls", "emptyDir": {"medium": "Memory"}})
     spec: dict[str, Any] = {
+        **({} if job.plaintext else {"initContainers": [_certifying(options)]}),
         "containers": [_container(options, job)],
         "volumes": volumes,
         "terminationGracePeriodSeconds": int(options.grace_s) + MARGIN_S,
@@ -132,6 +145,10 @@ def _container(options: KubernetesConfig, job: Job) -> dict[str, Any]:
         mount |= {"subPath": place.sub_path} if place.sub_path else {}
         mounts.append(mount | ({"readOnly": True} if place.read_only else {}))
     values = {"RAY_JOB_STOP_WAIT_TIME_S": f"{options.grace_s:g}", **options.environment}
+    if not job.plaintext:
+        folder = PurePosixPath(TLS_FOLDER)
+        values |= tls_variables(*(folder / name for name in ("pod.pem", "pod.key", "ca.pem")))
+        mounts.append({"name": "tls", "mountPath": TLS_FOLDER, "readOnly": True})
     variables: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in values.items()]
     for name in options.secrets:
         variables.append({"name": name, "valueFrom": {"secretKeyRef": {"name": options.secret, "key": name}}})
@@ -145,4 +162,21 @@ def _container(options: KubernetesConfig, job: Job) -> dict[str, Any]:
         "resources": {"requests": dict(amounts), "limits": dict(amounts)},
         "volumeMounts": mounts,
         "lifecycle": {"preStop": {"exec": {"command": stop}}},
+    }
+
+
+def _certifying(options: KubernetesConfig) -> dict[str, Any]:
+    """The container that gives a pod its certificate before Ray starts; it alone sees the authority's key."""
+    address = {"name": pod_certificate.POD_IP, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+    return {
+        "name": "certificate",
+        "image": options.image,
+        "imagePullPolicy": options.image_pull_policy,
+        "command": ["python", "-m", pod_certificate.__name__, AUTHORITY_FOLDER, TLS_FOLDER],
+        "env": [address],
+        "resources": {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"cpu": "1", "memory": "1Gi"}},
+        "volumeMounts": [
+            {"name": "authority", "mountPath": AUTHORITY_FOLDER, "readOnly": True},
+            {"name": "tls", "mountPath": TLS_FOLDER},
+        ],
     }

@@ -23,15 +23,14 @@ from nemorl.errors import DeadlineError, NemorlError, ResourceError
 
 from nemorl_launch import topology
 from nemorl_launch.attempts import CANCELLED, Attempt, Outcome
-from nemorl_launch.ray_part import (
-    TOKEN,
-    ClusterView,
-    RayPart,
-    authentication,
+from nemorl_launch.ray_access import (
+    authority_key,
     child_environment,
-    own_address,
-    write_token,
+    make_access,
+    makes_certificates,
+    own_access,
 )
+from nemorl_launch.ray_part import ClusterView, RayPart, own_address
 
 POLL_S = 0.5
 CANARY_S = 20.0
@@ -59,6 +58,8 @@ class Node:
     interface: str | None
     join_s: float
     grace_s: float
+    plaintext: bool
+    """Ray does without certificates."""
     command: tuple[str, ...]
     """Of the run, which gets ``cluster.address=…`` where there are several nodes."""
 
@@ -78,21 +79,27 @@ class Node:
 
     def start_ray(self, head: str | None) -> RayPart:
         """This node's part of Ray, in the cluster of ``head``, or as the head."""
-        towards = head.rpartition(":")[0] if head is not None else None
+        address = self._address(head)
         log = self.attempt.folder / f"ray-{self.rank}.log"
         return RayPart(
             name=self.name,
             head=head,
-            address=own_address(towards, self.interface),
+            address=address,
             cpus=self.cpus,
             gpus=self.gpus,
             resources=topology.resources(
                 self.rank, self.gpus, os.environ, topology.fabric_of_this_machine(), self.segment_size
             ),
             object_store_gib=self.object_store_gib,
-            environment=child_environment(self.attempt.folder / TOKEN),
+            environment=child_environment(self._access(address)),
             log=log,
         )
+
+    def _address(self, head: str | None) -> str:
+        return own_address(head.rpartition(":")[0] if head is not None else None, self.interface)
+
+    def _access(self, address: str) -> dict[str, str]:
+        return own_access(self.attempt.folder, f"node-{self.rank}", address, plaintext=self.plaintext)
 
     def lead(self) -> Outcome:
         """Rank 0: start the run, watch it to its end, and tell the other nodes."""
@@ -127,7 +134,7 @@ class Node:
     def _led(self, stack: ExitStack) -> Outcome:
         if self.nodes == 1:
             return self._watch(self._start_run([]), lambda: None)
-        write_token(self.attempt.folder)
+        make_access(self.attempt.folder, plaintext=self.plaintext)
         part = self.start_ray(None)
         stack.callback(part.close)
         self.attempt.note("head", {"address": part.address, "node": self.name})
@@ -143,6 +150,9 @@ class Node:
         head = wait_for(
             lambda: self.attempt.noted("head"), self.join_s, missing, fix="see ray-0.log and node-0.log beside this"
         )
+        if makes_certificates(self.plaintext):
+            key = authority_key(self.attempt.folder)
+            wait_for(lambda: key.exists() or None, CANARY_S, f"rank 0 made an authority, and {key} is not there")
         part = self.start_ray(str(head["address"]))
         life, since = self.attempt.life, time.monotonic()
         try:
@@ -164,7 +174,7 @@ class Node:
 
     def _connected(self, part: RayPart) -> ClusterView:
         deadline = time.monotonic() + self.join_s
-        shown = authentication(self.attempt.folder / TOKEN)
+        shown = self._access(self._address(None))
         while True:
             try:
                 return ClusterView(part.address, shown)
@@ -204,8 +214,8 @@ class Node:
         return f"node {', '.join(gone)} is lost: it no longer answers Ray's head" if gone else None
 
     def _start_run(self, overrides: Sequence[str]) -> subprocess.Popen[bytes]:
-        token = self.attempt.folder / TOKEN
-        environment = child_environment(token) if overrides else dict(os.environ)
+        joins_ray = bool(overrides)
+        environment = child_environment(self._access(self._address(None))) if joins_ray else dict(os.environ)
         with (self.attempt.folder / "run.log").open("ab") as output:
             return subprocess.Popen(
                 [*self.command, *overrides], stdout=output, stderr=output, env=environment, start_new_session=True
@@ -234,7 +244,9 @@ class Node:
         return Outcome("failed", f"the run ended with code {run.returncode}, see run.log")
 
 
-def wait_for(find: Callable[[], object], limit_s: float, otherwise: str, *, fix: str) -> dict[str, object]:
+def wait_for(
+    find: Callable[[], object], limit_s: float, otherwise: str, *, fix: str | None = None
+) -> dict[str, object]:
     """What ``find`` returns once it is something.
 
     Raises:
@@ -304,6 +316,7 @@ def _read(arguments: Sequence[str] | None) -> Node:
     parser.add_argument("--interface")
     parser.add_argument("--join-s", type=float, default=600.0)
     parser.add_argument("--grace-s", type=float, default=120.0)
+    parser.add_argument("--plaintext", action="store_true", help="Ray encrypts nothing.")
     parser.add_argument("command", nargs="+", help="Of the run, after --.")
     found = vars(parser.parse_args(arguments))
     return Node(**{**found, "attempt": Attempt(found["attempt"]), "command": tuple(found["command"])})

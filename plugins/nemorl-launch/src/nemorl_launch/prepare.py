@@ -102,6 +102,7 @@ def _job(config: RunConfig, name: str | None, root: Path) -> tuple[Job, RunConfi
         num_nodes=cluster.num_nodes,
         gpus_per_node=cluster.gpus_per_node or 0,
         workers_per_node=cluster.devices_per_node,
+        plaintext=cluster.security.plaintext,
     )
     return job, config.model_copy(update={"run_dir": run_dir})
 

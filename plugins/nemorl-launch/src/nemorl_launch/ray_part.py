@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import shutil
 import signal
 import socket
@@ -23,40 +22,11 @@ from nemorl_base.left_overs import owned_folder
 from nemorl_launch import detached
 from nemorl_launch.ports import PortBlock
 
-TOKEN = "ray-token"
-SETTINGS = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_DEDUP_LOGS": "0",
-    "RAY_gcs_server_request_timeout_seconds": "120",
-}
-FOREIGN = ("PMI_", "PMIX_", "OMPI_", "MPI_", "SLURM_", "SLURMD_")
-"""Variables of a launcher of MPI, which libraries would take for their own."""
 CLOSE_POLL_S = 0.1
 PLACE, PREFIX = Path("/tmp"), "nrl-"
 """Folders of Ray's parts: its sockets are far below, and may have names of 107 characters."""
 OWNER = "owner.json"
 """File in such a folder: the process that removes it."""
-
-
-def child_environment(token_file: Path) -> dict[str, str]:
-    """The environment of Ray's processes and of the run: without Slurm's, with the token by file."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
-    return {**SETTINGS, **kept, **authentication(token_file)}
-
-
-def authentication(token_file: Path) -> dict[str, str]:
-    """The variables by which Ray's clients show the token in a file."""
-    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_file)}
-
-
-def write_token(folder: Path) -> Path:
-    """A new token that Ray demands of whoever connects, readable by this user alone."""
-    path = folder / TOKEN
-    descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(secrets.token_hex(32))
-    return path
 
 
 def own_address(towards: str | None = None, interface: str | None = None) -> str:

@@ -227,7 +227,8 @@ class SlurmConfig(LauncherConfig):
             "join-s": self.join_timeout_s,
             "grace-s": self.grace_s,
         }
-        return shlex.join([f"--{name}={value}" for name, value in options.items() if value is not None])
+        given = [f"--{name}={value}" for name, value in options.items() if value is not None]
+        return shlex.join([*given, *(["--plaintext"] if job.plaintext else [])])
 
     def _srun_options(self, job: Job) -> Sequence[str]:
         if self.container_image is None:

@@ -135,6 +135,7 @@ class SshConfig(LauncherConfig):
             "grace-s": self.grace_s,
         }
         given = [f"--{name}={value}" for name, value in options.items() if value is not None]
+        given += ["--plaintext"] if job.plaintext else []
         agent = [python, "-m", "nemorl_launch.node", *given, "--", *train_command(python, job)]
         return ["bash", "-c", f'set -e\n{self.setup}\nexec "$@"', "bash", *agent] if self.setup else agent
 

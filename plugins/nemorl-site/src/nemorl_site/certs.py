@@ -1,4 +1,4 @@
-"""``nemorl certs make | renew | show``: certificates for Ray's nodes, gateways and engines."""
+"""``nemorl certs make | renew | show | ray``: certificates for Ray's nodes, gateways and engines."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from nemorl.errors import UsageError
 from nemorl_commands.answers import AsJson, echo_json
 from nemorl_commands.plugin_app import plugin_app
 from nemorl_commands.terminal import print_table, say, styled
@@ -21,8 +22,8 @@ SOON = 14
 def make(
     folder: Folder,
     hosts: Annotated[
-        list[str], typer.Argument(help="Names or addresses; node7,10.0.0.7 is one host.", show_default=False)
-    ],
+        list[str] | None, typer.Argument(help="Names or addresses; node7,10.0.0.7 is one host.", show_default=False)
+    ] = None,
     days: Days = 90,
 ) -> None:
     """Make certificates for hosts, and an authority that signs them if the folder has none.
@@ -32,10 +33,12 @@ def make(
       nemorl certs make certs node7 node8,10.0.0.8
 
       nemorl certs make certs "$(hostname)" --days 30
-    """
-    from nemorl_site.authority import make
 
-    for path in make(folder, hosts, days=days):
+      nemorl certs make authority
+    """
+    from nemorl_report.authority import make
+
+    for path in make(folder, hosts or [], days=days):
         say(f"{path} and {path.with_suffix('.key')}")
     say(f"{folder / 'ca.pem'} is what others need to trust them; keep {folder / 'ca.key'} to yourself")
 
@@ -54,7 +57,7 @@ def renew(
 
       nemorl certs renew certs --within 14
     """
-    from nemorl_site.authority import renew
+    from nemorl_report.authority import renew
 
     found = renew(folder, days=days, within=within)
     for path in found:
@@ -77,7 +80,7 @@ def show(
 
       nemorl certs show certs/node7.pem --soon 30 --json
     """
-    from nemorl_site.authority import read
+    from nemorl_report.authority import read
 
     found = read(place)
     if as_json:
@@ -105,3 +108,30 @@ def show(
         )
     if any(one.days_left <= soon for one in found):
         raise typer.Exit(1)
+
+
+@app.command()
+def ray(
+    folder: Annotated[
+        Path | None, typer.Argument(help="Of certificates. Unset: this user's.", show_default=False)
+    ] = None,
+) -> None:
+    """Print what a shell must export before `ray start`: this machine's certificate, and that a token is demanded.
+
+    Examples:
+
+      eval "$(nemorl certs ray)" && ray start --head
+    """
+    import shlex
+
+    from nemorl_base.ray_security import MODE, certificates_folder, own_certificate
+
+    place = (folder or certificates_folder()).absolute()
+    found = own_certificate(place)
+    if not found:
+        raise UsageError(
+            f"{place} has no certificate of this machine with its key, and ca.pem",
+            fix=f"nemorl certs make {place} HOST,ADDRESS",
+        )
+    for name, value in {**found, MODE: "token"}.items():
+        say(f"export {name}={shlex.quote(value)}")

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Self
 
 import uvicorn
-from nemorl.errors import UsageError
-from nemorl_base.encryption import is_loopback, require_safe_listening
+from nemorl_base.encryption import is_loopback, require_certificate, require_safe_listening
 from nemorl_base.ports import listening_socket
 
 from nemorl_view.guard import LOOPBACK
@@ -85,11 +84,6 @@ class Viewer:
             ssl_certfile=place.tls_certificate,
             ssl_keyfile=place.tls_key,
         )
-        try:
-            config.load()
-        except OSError as error:  # also what ssl raises
-            self._socket.close()
-            raise UsageError(f"the certificate cannot be used: {error}", fix="give a PEM file and its key") from error
         self._server = uvicorn.Server(config)
         self._threads = [
             threading.Thread(target=self._serve, name="nemorl-view", daemon=True),
@@ -137,8 +131,7 @@ class Viewer:
 
 
 def _listening(place: Place) -> socket.socket:
+    require_certificate("nemorl view", place.tls_certificate, place.tls_key)
     encrypted = place.tls_certificate is not None
     require_safe_listening("nemorl view", place.host, encrypted=encrypted, key=None, plaintext=place.plaintext)
-    if encrypted != (place.tls_key is not None):
-        raise UsageError("a certificate and its key come together", fix="give both --tls-certificate and --tls-key")
     return listening_socket("nemorl view", place.host, place.port, waiting=128)

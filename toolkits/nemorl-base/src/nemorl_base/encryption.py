@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+import ssl
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from nemorl_base.errors import UsageError
@@ -64,3 +66,32 @@ def require_safe_listening(what: str, host: str, *, encrypted: bool, key: str | 
             f"{what} would listen on {host!r} with a key of {len(key)} characters",
             fix=f"take at least {SHORTEST_KEY} that nobody can guess, or leave the key out: one is made",
         )
+
+
+def require_certificate(what: str, certificate: Path | None, key: Path | None) -> None:
+    """Refuse a certificate that a server could not use, before it listens.
+
+    Args:
+        what: The server, for messages.
+        certificate: PEM; ``None``: it does without.
+        key: PEM of its private key.
+
+    Raises:
+        UsageError: One without the other, or they are not a pair, or the key has a passphrase.
+    """
+    if (certificate is None) != (key is None):
+        raise UsageError("a certificate and its private key go together", fix="give both, or neither")
+    if certificate is None:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=_no_passphrase)
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        raise UsageError(
+            f"{what} cannot use {certificate} with {key}: {error}",
+            fix="give a PEM certificate and its own private key (`nemorl certs make` makes both)",
+        ) from error
+
+
+def _no_passphrase() -> str:
+    """Asked for a key's passphrase: OpenSSL would ask at the terminal, and a server has none."""
+    raise ValueError("the private key has a passphrase")

@@ -1,4 +1,4 @@
-"""Before a run joins a Ray cluster: what goes there unencrypted is said, or refused where the site wants that."""
+"""Before a run joins a Ray cluster beyond this machine: it has a certificate that holds, and a token."""
 
 from __future__ import annotations
 
@@ -7,28 +7,38 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from nemorl.config.run import RunConfig
-from nemorl.errors import ConfigIssue
-from nemorl_base.encryption import PLAINTEXT, names_loopback
-from nemorl_base.permission import asked
+from nemorl.errors import ConfigIssue, UsageError
+from nemorl_base.ray_security import CERTIFICATE, ray_address, ray_variables
+
+SOON = 7
+"""Days before its end from which on a certificate is worth a warning."""
 
 
 def ray_problems(config: RunConfig, run_dir: Path, warn: Callable[[str], None]) -> Iterator[ConfigIssue]:
-    """A problem where plain text would reach another machine and the site does not unlock that.
+    """A problem where plain text, or who has no token, would reach another machine unless somebody said so.
 
     Args:
         config: The run.
         run_dir: Where it would write.
-        warn: Told where it may.
+        warn: Told of a certificate that ends soon.
     """
     cluster = config.cluster
-    address = os.environ.get("RAY_ADDRESS") if cluster.address == "auto" else cluster.address
-    if not cluster.uses_ray or address is None or names_loopback(f"ray://{address.rpartition('://')[2]}"):
+    if not cluster.uses_ray or cluster.address is None:
         return  # a private one listens on this machine's own address alone
-    if cluster.security.tls_certificate is not None or os.environ.get("RAY_USE_TLS") == "1":
+    try:
+        found = ray_variables(cluster.security, ray_address(cluster.address))
+    except UsageError as error:
+        yield ConfigIssue("cluster.security", error.message, error.fix, here=True)
         return
-    fix = "give cluster.security a certificate of each node (`nemorl certs make`), with which Ray encrypts"
-    found = asked("unlock", PLAINTEXT)
-    if found is not None:
-        yield ConfigIssue("cluster.security", found.message, f"{fix}, or {found.fix}")
-    else:
-        warn(f"what goes to the Ray cluster at {address} is not encrypted: {fix}")
+    certificate = found.get(CERTIFICATE) or os.environ.get(CERTIFICATE)
+    if certificate is None:
+        return
+    from nemorl_report.authority import read
+
+    (own,) = read(Path(certificate))
+    if own.days_left < SOON:
+        text = f"the certificate {certificate} ends on {own.expires:%Y-%m-%d}: `nemorl certs renew`, and Ray's restart"
+        if own.days_left >= 0:
+            warn(text)
+        else:
+            yield ConfigIssue("cluster.security", text, "renew it", here=True)
