@@ -17,7 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -42,11 +42,12 @@ with socket.socket(socket.AF_UNIX) as server:
 
 
 @contextmanager
-def python_that_forks(folder: Path) -> Iterator[Path]:
+def python_that_forks(folder: Path, inside: Sequence[str] = ()) -> Iterator[Path]:
     """The executable. Who begins a Ray cluster with it as ``sys.executable`` has workers that are forked.
 
     Args:
         folder: An empty one, of a short path.
+        inside: What the command of the forking process begins with, to put it and the workers into a namespace.
     """
     address = str(folder / "workers")
     executable = folder / "python"
@@ -55,7 +56,7 @@ def python_that_forks(folder: Path) -> Iterator[Path]:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(address)
         server.listen(64)
-        command = [sys.executable, "-I", __file__, str(server.fileno())]
+        command = [*inside, sys.executable, "-I", __file__, str(server.fileno())]
         with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[server.fileno()]) as process:
             yield executable
             process.terminate()

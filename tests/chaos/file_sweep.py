@@ -14,9 +14,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from faulty_files import Fault, build, faults_at, has_struck, operations
+from faulty_files import Fault, faults_at, has_struck, operations
+from lives import SIZES, warm
 from nemorl_testing.tiny import write_tiny_model
 from run_checks import broken_promises, differences
 from warm import HUNG, Warm
@@ -48,21 +49,14 @@ STORIES = {
 class FileSweep:
     """Runs cases in a folder; the undisturbed run is made first."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, forks: Warm) -> None:
+        self.folder, self.forks = folder, forks
         folder.mkdir(parents=True, exist_ok=True)
-        sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-        self.model = write_tiny_model(folder / "tiny", **sizes)
+        self.model = write_tiny_model(folder / "tiny", **SIZES)
         self.whole = folder / "whole"
         for left in (self.whole, *folder.glob("before *")):
             shutil.rmtree(left, ignore_errors=True)
-        self.warm = Warm("tiny_runs:train", self._arguments(self.whole), preload=build(folder))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.warm.__exit__()
+        assert self._live(self.whole, {}) == 0, self._said(self.whole)
 
     def places(self, story: str) -> list[tuple[str, int]]:
         """The operations of a story's last life."""
@@ -107,7 +101,7 @@ class FileSweep:
         for suffix in (".trace", ".outcome", ".said"):
             place.with_suffix(suffix).unlink(missing_ok=True)
         arguments = {**self._arguments(place), **changes}
-        return self.warm.run("tiny_runs:train", arguments, said=place.with_suffix(".said"), deadline_s=DEADLINE_S)
+        return self.forks.run("tiny_runs:train", arguments, said=place.with_suffix(".said"), deadline_s=DEADLINE_S)
 
     def _arguments(self, place: Path) -> dict[str, str]:
         names = {"trace": place.with_suffix(".trace"), "outcome": place.with_suffix(".outcome"), "run_dir": place}
@@ -140,7 +134,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.folder = options.folder.resolve()
     has_failed = False
     results = options.folder / "results.jsonl"
-    with FileSweep(options.folder) as sweep:
+    with warm(options.folder) as forks:
+        sweep = FileSweep(options.folder, forks)
         done = {json.loads(line)["case"] for line in results.read_text().splitlines()} if results.exists() else set()
         for story in options.story or STORIES:
             faults = list(faults_at(sweep.places(story)))

@@ -1,98 +1,113 @@
 """Runs under schedules of random blows, each from a seed, each run continued until it is finished.
 
 ``python random_blows.py FOLDER --subject NAME --seeds 0:100`` writes one line per seed to ``FOLDER/results.jsonl``, and
-goes on where it was when it is started again. A failure prints its seed, its schedule and the command that plays it
-again.
+goes on where it was when it is started again; without ``--subject`` all are played. A failure prints its seed, its
+schedule and the command that plays it again.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self
 
-from blows import BALLAST, LOCAL, ON_RAY, Blow, schedule
-from faulty_files import build
+from blows import BALLAST, Blow, schedule
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from forked_workers import python_that_forks
+from lives import SIZES, files, warm
 from nemorl_testing.tiny import write_tiny_model
 from run_checks import broken_promises, differences, metrics
-from tiny_runs import STEPS, SUBJECTS
+from stand_ins import STAND_INS, StandIn
+from subjects import SUBJECTS
+from tiny_runs import STEPS
 from warm import HUNG, Warm
 
 DEADLINE_S = 300.0
 """Of one life, however many of its processes stand still."""
 DISK = "16m"
-ENDS_DRIVER = {"kill driver": -9, "kill raylet": 1, "kill gcs_server": 1}
+INSIDE = "NEMORL_CHAOS_NETWORK"
+"""Set in a network namespace of our own, where nodes may be cut off."""
+ENDS_DRIVER = {"kill driver": -9, "kill raylet": 1, "kill gcs_server": 1, "headless node": 1}
 """How the driver may end by these: Ray itself exits drivers that have lost it (the supervisor of commands says so)."""
-SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 
 
 class RandomBlows:
     """Runs of one subject, on a small disk of their own where this machine lets us mount one."""
 
-    def __init__(self, folder: Path, subject: str) -> None:
-        self.folder, self.subject, self.is_on_ray = folder, subject, "ray" in subject
-        self.is_exact = "asynchronous" not in subject
-        """Its results are promised to the byte: an asynchronous run depends on who was first."""
+    def __init__(self, folder: Path, name: str, forks: Warm) -> None:
+        self.folder, self.name, self.subject, self.forks = folder, name, SUBJECTS[name], forks
         folder.mkdir(parents=True, exist_ok=True)
-        self.model = write_tiny_model(folder / "tiny", **SIZES)
+        self.model = write_tiny_model(folder / "tiny", **{**SIZES, **self.subject.sizes})
         self.whole, self.disk = folder / "whole", folder / "disk"
-        for left in (self.whole, folder / "first"):
-            shutil.rmtree(left, ignore_errors=True)
+        shutil.rmtree(self.whole, ignore_errors=True)
         self.disk.mkdir(exist_ok=True)
+        self.stack = ExitStack()
         mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(self.disk)]
         self.has_disk = subprocess.run(mount, capture_output=True, check=False).returncode == 0
-        self.stack = ExitStack()
+        if self.has_disk:
+            self.stack.callback(subprocess.run, ["umount", "--lazy", str(self.disk)], check=False)
         self.python = ""
-        if self.is_on_ray:
+        self.stand_in: StandIn | None = None
+        with ExitStack() as undo:
+            undo.callback(self.stack.close)
+            self._begin()
+            undo.pop_all()
+
+    def _begin(self) -> None:
+        """What the lives need, and the life in peace that they are compared with."""
+        if self.subject.stand_in:
+            self.stand_in = self.stack.enter_context(STAND_INS[self.subject.stand_in](self.model))
+            self.stand_in.fresh()
+        if self.subject.is_on_ray and not self.subject.has_nodes:
             short = Path(self.stack.enter_context(TemporaryDirectory(prefix="nemorl-fork-")))  # of a socket's address
             self.python = str(self.stack.enter_context(python_that_forks(short)))
-        arguments = self._arguments(self.whole)
-        if self.is_on_ray:  # forks of a process that had Ray would share its connection
-            arguments |= {"subject": "grpo", "run_dir": str(folder / "first")}
-        self.warm = self.stack.enter_context(Warm("tiny_runs:train", arguments, preload=build(folder)))
-        if self.is_on_ray:
-            assert self._live(self.whole, [], folder / "struck") == 0
+        end = self._live(self.whole, [], self.folder / "struck")
+        assert end == 0, (end, (self.folder / "said").read_text()[-3000:])
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stack.close()
-        if self.has_disk:
-            subprocess.run(["umount", str(self.disk)], check=False)
 
     def play(self, seed: int) -> dict[str, Any]:
         """The run of one seed: its blows that fell, how each life ended, and what is wrong."""
         place, struck = self.disk / "run", self.folder / "struck"
         shutil.rmtree(place, ignore_errors=True)
         struck.unlink(missing_ok=True)
-        kinds = [kind for kind in (ON_RAY if self.is_on_ray else LOCAL) if self.has_disk or kind != "full disk"]
+        kinds = [kind for kind in self.subject.blows if self.has_disk or kind != "full disk"]
+        if self.stand_in is not None:
+            self.stand_in.fresh()
         problems: list[str] = []
         ends: list[int | str] = []
-        lives = schedule(seed, kinds)
+        lives = schedule(seed, kinds, self.name)
         for blows in [*lives, []]:
             (self.disk / BALLAST).unlink(missing_ok=True)
+            if self.stand_in is not None:
+                self.stand_in.mend()
             ends.append(self._live(place, blows, struck))
             problems += [*self._bad_end(ends[-1], blows), *broken_promises(place)]
             if ends[-1] == 0:
                 break
-        problems += self._result(place)
         fallen = struck.read_text().splitlines() if struck.exists() else []
+        problems += self._result(place, fallen)
+        if self.stand_in is not None:
+            problems += self.stand_in.problems(place)
         return {"seed": seed, "fallen": fallen, "ends": ends, "problems": problems}
 
-    def _result(self, place: Path) -> Iterator[str]:
-        if self.is_exact:
+    def _result(self, place: Path, fallen: Sequence[str]) -> Iterator[str]:
+        if self.subject.is_exact and not any(blow.startswith(self.subject.inexact_after) for blow in fallen):
             yield from differences(self.whole, place, records_may_lack=True)
         steps = [record["step"] for record in metrics(place) if "train/loss" in record]
         if steps != list(range(1, STEPS + 1)):
@@ -103,16 +118,17 @@ class RandomBlows:
         outcome.unlink(missing_ok=True)
         said.unlink(missing_ok=True)
         arguments = {**self._arguments(place), "blows": [asdict(blow) for blow in blows], "struck": str(struck)}
-        return self.warm.run("tiny_runs:train", arguments, said=said, deadline_s=DEADLINE_S)
+        return self.forks.run("tiny_runs:train", arguments, said=said, deadline_s=DEADLINE_S)
 
     def _arguments(self, place: Path) -> dict[str, Any]:
-        files = {"trace": str(self.folder / "trace"), "outcome": str(self.folder / "outcome")}
         return {
             "model": str(self.model),
             "run_dir": str(place),
-            "subject": self.subject,
+            "subject": self.name,
             "python": self.python,
-            **files,
+            "address": self.stand_in.address if self.stand_in else "",
+            "control": self.stand_in.control if self.stand_in else "",
+            **files(self.folder),
         }
 
     def _bad_end(self, end: int | str, blows: Sequence[Blow]) -> Iterator[str]:
@@ -133,25 +149,38 @@ class RandomBlows:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--subject", choices=SUBJECTS, default="grpo")
-    parser.add_argument("--seeds", default="0:10", help="FIRST:END")
+    parser.add_argument("--subject", choices=SUBJECTS, action="append", help="unset: all")
+    parser.add_argument("--seeds", default="0:10", help="FIRST:END, of each subject")
     options = parser.parse_args(arguments)
-    options.folder = options.folder.resolve()
-    has_failed = False
+    folder, names = options.folder.resolve(), options.subject or list(SUBJECTS)
+    if any(SUBJECTS[name].has_nodes for name in names) and INSIDE not in os.environ:
+        os.execvpe("unshare", ["unshare", "--net", sys.executable, *sys.argv], {**os.environ, INSIDE: "1"})
     first, end = (int(number) for number in options.seeds.split(":"))
-    results = options.folder / "results.jsonl"
-    done = {json.loads(line)["seed"] for line in results.read_text().splitlines()} if results.exists() else set()
-    with RandomBlows(options.folder, options.subject) as runs:
-        for seed in (seed for seed in range(first, end) if seed not in done):
-            found = runs.play(seed)
-            with results.open("a") as file:
-                file.write(json.dumps(found) + "\n")
-            if found["problems"]:
-                has_failed = True
-                again = f"{sys.argv[0]} OTHER_FOLDER --subject '{options.subject}' --seeds {seed}:{seed + 1}"
-                lives = schedule(seed, ON_RAY if runs.is_on_ray else LOCAL)
-                print(f"seed {seed}: {lives}", *found["problems"], f"again: python {again}", sep="\n    ", flush=True)
+    results = folder / "results.jsonl"
+    lines = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+    done = {(line["subject"], line["seed"]) for line in lines}
+    has_failed = False
+    with ExitStack() as stack:
+        forks = stack.enter_context(warm(folder, names))
+        runs: dict[str, RandomBlows] = {}
+        for seed, name in product(range(first, end), names):
+            if (name, seed) not in done:
+                if name not in runs:
+                    runs[name] = stack.enter_context(RandomBlows(folder / name.replace(" ", "_"), name, forks))
+                has_failed |= _play(runs[name], seed, results)
     sys.exit(has_failed)
+
+
+def _play(runs: RandomBlows, seed: int, results: Path) -> bool:
+    """Play a seed, note what came of it; whether it failed."""
+    found = {"subject": runs.name, **runs.play(seed)}
+    with results.open("a") as file:
+        file.write(json.dumps(found) + "\n")
+    if found["problems"]:
+        again = f"again: python {sys.argv[0]} OTHER_FOLDER --subject '{runs.name}' --seeds {seed}:{seed + 1}"
+        lives = schedule(seed, runs.subject.blows, runs.name)
+        print(f"{runs.name}, seed {seed}: {lives}", *found["problems"], again, sep="\n    ", flush=True)
+    return bool(found["problems"])
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from nemorl.storage.checkpoints import Checkpoint
 from nemorl.storage.run_directory import BEGINNINGS, ENDINGS
 from nemorl_base.jsonl import read_jsonl
 
-TIMED = re.compile(r"^(time|timing/|performance/|system/|.*_s$|.*/mean_.*_time)")
+TIMED = re.compile(r"^(time|timing/|performance/|system/|replication/|.*_s$|.*/mean_.*_time|.*/judge_retries$)")
 """Names of metrics and columns that say how long something took, when it was, and what else the machine did."""
 PRUNABLE = re.compile(r"^checkpoints/step_\d+(/|$)|^records$")
 """Names of files that may be there."""

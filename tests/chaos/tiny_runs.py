@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -9,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import nemorl
+import odd_environments  # noqa: F401  registers them
 from blows import Blow, Strikes
 from faulty_files import Fault, arm
 from nemorl_base.errors import NemorlError
 from nemorl_rl.callbacks import Callback
+from subjects import HERE, SUBJECTS
 
 STEPS = 4
 
@@ -32,23 +35,6 @@ def digits(prompt: str, response: str) -> float:
     return float(sum(character.isdigit() for character in response))
 
 
-RAY = {"launcher": "ray", "cpus_per_worker": 0.5, "worker_timeout_s": 45.0, "max_restarts": 20}
-SUBJECTS: dict[str, dict[str, Any]] = {
-    "grpo": {},
-    "sft": {"algorithm": "sft"},
-    "saving beside the step": {"checkpoint": {"asynchronous": True}},
-    "math environment": {"environment": {"name": "math", "timeout_s": 60}},
-    "megatron": {"policy": {"backend": "megatron"}},
-    "grpo on ray": {"cluster": {**RAY, "gpus_per_node": 0}},
-    "asynchronous on ray": {
-        "cluster": {**RAY, "workers_per_node": 2, "colocated": False},
-        "rollouts": {"mode": "async", "max_staleness": 1},
-        "importance_correction": "truncated",
-    },
-}
-"""What the settings of each run say beyond those of the first."""
-UNREWARDED = frozenset({"sft", "math environment"})
-"""Subjects without a reward function."""
 SAMPLING = {
     "num_prompts_per_step": 2,
     "num_generations_per_prompt": 2,
@@ -56,8 +42,9 @@ SAMPLING = {
 }
 
 
-def settings(model: str, run_dir: str, subject: str) -> dict[str, Any]:
-    changes = SUBJECTS[subject]
+def settings(model: str, run_dir: str, subject: str, address: str) -> dict[str, Any]:
+    told = json.dumps(SUBJECTS[subject].settings).replace("{address}", address).replace("{here}", str(HERE))
+    changes = json.loads(told)
     algorithm = changes.get("algorithm", "grpo")
     shared: dict[str, Any] = {
         "algorithm": algorithm,
@@ -89,6 +76,9 @@ def train(
     blows: Sequence[Mapping[str, Any]] = (),
     struck: str = "",
     python: str = "",
+    address: str = "",
+    control: str = "",
+    imports: Sequence[str] = (),
 ) -> int:
     """One life of the run. Says in the file ``outcome`` how it ended, if it could.
 
@@ -100,11 +90,13 @@ def train(
     arm(Path(run_dir), Fault(**fault) if fault else None, Path(trace))
     sys.executable = python or sys.executable  # of Ray's workers
     callbacks: list[Callback] = [StopAfter(stop_after)] if stop_after else []
-    if blows:
-        callbacks.append(Strikes([Blow(**blow) for blow in blows], Path(struck)))
-    reward = {} if subject in UNREWARDED else {"reward_fn": digits}
+    reward = {"reward_fn": digits} if SUBJECTS[subject].has_reward else {}
     try:
-        trainer = nemorl.load_config(settings(model, run_dir, subject)).build()
+        if blows:
+            callbacks.append(Strikes([Blow(**blow) for blow in blows], Path(struck), Path(run_dir), control))
+        for name in imports:
+            importlib.import_module(name)
+        trainer = nemorl.load_config(settings(model, run_dir, subject, address)).build()
         quiet = Console(quiet=True)
         trainer.fit(resume=resume, from_step=from_step, callbacks=callbacks, console=quiet, **reward)
     except NemorlError as error:

@@ -1,0 +1,50 @@
+"""Environments of the harness: an agent that forks, and programs for the sandbox out of responses that hold none."""
+
+from __future__ import annotations
+
+import asyncio
+
+from nemorl.environment import Environment
+from nemorl.types import Prompt, Score
+from nemorl_code_env.config import CodeConfig
+from nemorl_code_env.environment import CodeEnvironment
+from nemorl_rl.agents.contract import EpisodePolicy
+from nemorl_rl.registration import register_environment
+
+
+@register_environment("drafts")
+class Drafts(Environment):
+    """Asks twice at the same time, then goes on from the first answer: a fork, three calls."""
+
+    name = "drafts"
+
+    async def rollout(self, prompt: Prompt, policy: EpisodePolicy) -> Score:
+        first, other = await asyncio.gather(policy.complete(prompt.token_ids), policy.complete(prompt.token_ids))
+        last = await policy.complete((*prompt.token_ids, *first.token_ids))
+        answers = (first, other, last)
+        return Score(sum(token for answer in answers for token in answer.token_ids) / 100.0)
+
+
+@register_environment("digit-programs")
+class ProgramsOfDigits(Environment):
+    """``code`` on a program that prints how many digits a response has; the test wants an even number."""
+
+    name = "digit-programs"
+
+    def __init__(self, timeout_s: float = 5.0) -> None:
+        self._code = CodeEnvironment(CodeConfig(timeout_s=timeout_s, workers=2))
+
+    async def score(self, prompt: Prompt, response: str) -> Score:
+        return await self._code.score(_with_tests(prompt), _program(response))
+
+    def close(self) -> None:
+        self._code.close()
+
+
+def _with_tests(prompt: Prompt) -> Prompt:
+    return Prompt(prompt.index, prompt.text, prompt.token_ids, row={"tests": [{"input": "2", "output": "0\n"}]})
+
+
+def _program(response: str) -> str:
+    count = sum(letter.isdigit() for letter in response)
+    return f"```python\nprint({count} % int(input()))\n```"
