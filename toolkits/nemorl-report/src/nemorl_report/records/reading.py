@@ -57,7 +57,8 @@ def read_table(file: RecordFile, columns: Sequence[str] | None = None) -> pa.Tab
 
     Args:
         file: To read.
-        columns: Those wanted; ones that the file lacks are null. Unset: all.
+        columns: Those wanted, or a part of one (``turns.list.element.author``); ones that the file lacks are null.
+            Unset: all.
 
     Raises:
         ValueError, OSError: It is damaged.
@@ -72,8 +73,8 @@ def read_table(file: RecordFile, columns: Sequence[str] | None = None) -> pa.Tab
         if version != VERSION:
             raise ValueError(f"its records are of version {version or '?'}, this reads version {VERSION}")
         wanted = list(columns or SCHEMA.names)
-        table = parquet.read([name for name in wanted if name in parquet.schema_arrow.names])
-    for name in wanted:
+        table = parquet.read([name for name in wanted if name.split(".")[0] in parquet.schema_arrow.names])
+    for name in dict.fromkeys(name.split(".")[0] for name in wanted):
         if name not in table.column_names:
             table = table.append_column(name, pa.nulls(len(table), SCHEMA.field(name).type))
     return table

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,12 +20,30 @@ from nemorl_report.records.tokens import Array
 if TYPE_CHECKING:
     import pyarrow as pa
 
+TURN_TIMES = tuple(f"turns.list.element.{name}" for name in ("author", "began_s", "ended_s"))
 COLUMNS = (
-    *("split", "step", "dataset", "seed", "group_id", "sample_id", "group", "prompt", "response", "answer", "given"),
+    *(
+        "began_s",
+        "ended_s",
+        "split",
+        "step",
+        "dataset",
+        "seed",
+        "group_id",
+        "sample_id",
+        "group",
+        "prompt",
+        "response",
+        "answer",
+        "given",
+    ),
     *("reward", "components", "metrics", "correct", "valid", "advantage", "kl", "filtered", "finish_reason"),
     *("prompt_tokens", "tokens", "total_tokens", "num_turns", "weight_versions", "sequences"),
+    *TURN_TIMES,
 )
 """Of the records that facts are made of."""
+DIGITS = 4
+"""After the point, of seconds."""
 BEGINNING = 240
 """Characters of prompt and response in lists."""
 Fact = dict[str, Any]
@@ -36,20 +55,25 @@ def facts_of(table: pa.Table) -> list[Fact]:
     - ``right``: the environment says so, else its reward is above a half; ``group_right`` and ``group_size``: how many
       of its group are, and how many there are;
     - ``mismatch``: largest |trainer's log-prob before the update - sampler's| of the tokens that the policy chose;
-    - ``gradient``: sum over tokens of |weight in the loss x advantage|.
+    - ``gradient``: sum over tokens of |weight in the loss x advantage|;
+    - ``seconds``: from the beginning of the episode until it was scored; ``spans``: of each turn with times whether it
+      is the policy's, and its two moments.
 
-    Both are ``None`` where what they need was not recorded. Prompt and response are cut to their beginnings.
+    They are ``None`` where what they need was not recorded. Prompt and response are cut to their beginnings.
 
     Args:
         table: ``COLUMNS`` of records.
     """
-    light: list[Fact] = table.drop_columns(["sequences"]).to_pylist()
+    light: list[Fact] = table.drop_columns(["sequences", "turns"]).to_pylist()
     mismatch, gradient = token_facts(table)
+    spans = turn_spans(table)
     groups: dict[str, list[Fact]] = defaultdict(list)
-    for row, most, weight in zip(light, mismatch, gradient, strict=True):
+    for row, most, weight, turns in zip(light, mismatch, gradient, spans, strict=True):
         for name in NAMED:
             row[name] = {pair["name"]: _finite(pair["value"]) for pair in row[name] or ()}
-        row |= {"mismatch": most, "gradient": weight, "right": is_right(row)}
+        began_s, ended_s = row["began_s"], row["ended_s"]
+        seconds = None if began_s is None or ended_s is None else ended_s - began_s
+        row |= {"mismatch": most, "gradient": weight, "right": is_right(row), "seconds": seconds, "spans": turns}
         for name in ("reward", "advantage", "kl"):
             row[name] = _finite(row[name])
         groups[row["group_id"]].append(row)
@@ -81,6 +105,26 @@ def summary_of(facts: Sequence[Mapping[str, Any]]) -> Fact:
         "tokens": _mean([fact["tokens"] for fact in facts]),
         "mismatch": max(known, default=None),
     }
+
+
+def turn_spans(table: pa.Table) -> list[list[tuple[int, float, float]] | None]:
+    """Of each record's turns with times: 1 where it is the policy's, and when it began and ended, in seconds."""
+    turns = table["turns"].combine_chunks()
+    names = [field.name for field in turns.type.value_type]
+    if "began_s" not in names:  # an older version wrote it
+        return [None] * len(table)
+    values = turns.flatten()
+    authors, began, ended = (values.field(name).to_pylist() for name in ("author", "began_s", "ended_s"))
+    stops = turns.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).cumsum().tolist()
+    return [
+        [
+            (int(authors[turn] == "policy"), round(began[turn], DIGITS), round(ended[turn], DIGITS))
+            for turn in range(start, stop)
+            if began[turn] is not None and ended[turn] is not None
+        ]
+        or None
+        for start, stop in pairwise([0, *stops])
+    ]
 
 
 def token_facts(table: pa.Table) -> tuple[list[float | None], list[float | None]]:

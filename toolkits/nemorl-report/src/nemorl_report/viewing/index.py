@@ -19,9 +19,12 @@ from typing import Any
 from nemorl_report.records.reading import FOLDER, RecordFile, read_table, record_files
 from nemorl_report.viewing.facts import COLUMNS, Fact, facts_of, shortened, summary_of
 
-VERSION = 2
+VERSION = 3
 """Of the tables below; an index of another version is made anew."""
-NUMBERS = ("reward", "advantage", "kl", "mismatch", "gradient", "tokens", "prompt_tokens", "total_tokens", "num_turns")
+NUMBERS = (
+    *("reward", "advantage", "kl", "mismatch", "gradient", "tokens", "prompt_tokens", "total_tokens", "num_turns"),
+    *("began_s", "seconds"),
+)
 """Columns that records are sorted by."""
 TABLES = """
 create table files (
@@ -31,7 +34,7 @@ create table records (
   id integer primary key autoincrement, file integer, row integer, split text, step integer, group_id text,
   sample_id text, truncated integer, filtered integer, "right" integer, group_right integer, group_size integer,
   reward real, advantage real, kl real, mismatch real, gradient real, tokens integer, prompt_tokens integer,
-  total_tokens integer, num_turns integer, numbers text);
+  total_tokens integer, num_turns integer, began_s real, seconds real, numbers text);
 create table facts (id integer primary key, fact text);
 create index records_by_step on records (split, step);
 create index records_by_file on records (file);

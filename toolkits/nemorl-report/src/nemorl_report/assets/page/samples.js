@@ -4,7 +4,7 @@ import { showTranscript } from "./transcript.js";
 import { source } from "./source.js";
 
 const SORTS = [["", "as recorded"], ["reward", "reward"], ["advantage", "advantage"], ["mismatch", "mismatch"], ["gradient", "gradient weight"],
-  ["kl", "KL to the reference"], ["tokens", "tokens"], ["num_turns", "turns"]];
+  ["kl", "KL to the reference"], ["tokens", "tokens"], ["num_turns", "turns"], ["seconds", "seconds"]];
 const FILTERS = [["all_wrong", "group all wrong"], ["all_right", "group all right"], ["mixed", "group mixed"], ["wrong", "wrong"],
   ["truncated", "truncated"], ["filtered", "trains nothing"]];
 const PAGE = 200; // rows of a list that goes over all steps

@@ -7,7 +7,7 @@
 //   differences(run, other) settings of two runs
 //   listen(from, told)     calls told({kind, run, …}) when something is added
 
-const NAMES = ["reward", "advantage", "kl", "mismatch", "gradient", "tokens", "prompt_tokens", "total_tokens", "num_turns"];
+const NAMES = ["reward", "advantage", "kl", "mismatch", "gradient", "tokens", "prompt_tokens", "total_tokens", "num_turns", "began_s", "seconds"];
 
 async function asked(path, params = {}) {
   const query = new URLSearchParams(Object.entries(params).filter(([, value]) => value !== null && value !== undefined && value !== ""));

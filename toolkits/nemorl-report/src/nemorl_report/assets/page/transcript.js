@@ -18,7 +18,7 @@ export function showTranscript(place, row, words) {
 }
 
 function factsOf(row) {
-  const facts = [["reward", row.reward], ["advantage", row.advantage], ["tokens", row.tokens], ["turns", row.num_turns], ["KL to the reference", row.kl],
+  const facts = [["reward", row.reward], ["advantage", row.advantage], ["tokens", row.tokens], ["turns", row.num_turns], ["seconds", row.seconds], ["KL to the reference", row.kl],
     ["mismatch", row.mismatch], ["gradient weight", row.gradient], ...Object.entries(row.components)];
   const verdict = row.right ? "right" : "wrong";
   return el("div", { class: "verdicts" },
@@ -42,6 +42,7 @@ function drawTurns(body, told, row, words) {
   replace(body, legend(heat, found), turns.map((turn) => el("article", { class: `turn by-${AUTHORS.includes(turn.author) ? turn.author : "environment"}` },
     el("div", { class: "author" }, turn.author, several && ` · sequence ${turn.sequence}`,
       turn.start !== undefined && turn.start !== null && ` · ${turn.stop - turn.start} tokens`,
+      turn.began_s !== null && turn.began_s !== undefined && ` · ${short(turn.ended_s - turn.began_s)} s, from ${short(turn.began_s)} s`,
       turn.reward !== null && turn.reward !== undefined && ` · earned ${short(turn.reward)}`),
     found && row.sequences[turn.sequence] ? tokensOf(row.sequences[turn.sequence], turn, found) : textOf(turn.text ?? "", words))));
   body.onmouseover = body.onclick = (event) => {
