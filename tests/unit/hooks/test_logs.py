@@ -68,8 +68,8 @@ def test_secrets_are_never_written(monkeypatch: pytest.MonkeyPatch) -> None:
     text = stream.getvalue()
     for secret in ("verysecretvalue", "abcdef123", "passw0rd"):
         assert secret not in text
-    assert "key *** in online-mode" in text
-    assert "Bearer *** for http://me:***@host/x?y=1" in text
+    assert "key <ACME_API_KEY> in online-mode" in text
+    assert "Bearer <token> for http://me:<password>@host/x?y=1" in text
 
 
 def test_what_is_carried_makes_another_process_log_alike(written: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,9 +93,9 @@ def test_the_value_of_a_secret_is_found_wherever_it_stands(
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", SECRET)
     changes = ["launch.secrets=[HF_TOKEN]", f"launch.setup=login {SECRET}"]
-    with raises(ConfigError, "HF_TOKEN", "job.sbatch", path="launch.secrets"):
+    with raises(ConfigError, "HF_TOKEN", path="launch.setup"):
         prepare(run_yaml, changes, on="slurm", name=None, root=ROOT)
-    with raises(ConfigError, "HF_TOKEN", "config.yaml", path="launch.secrets"):
+    with raises(ConfigError, "HF_TOKEN", "config.yaml", path="policy.model_name"):
         prepare(
             run_yaml, [changes[0], f"policy.model_name=org/{SECRET}", "model=null"], on="slurm", name=None, root=ROOT
         )

@@ -9,16 +9,20 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from hidden_secrets import found_in
 from nemorl.config import load_config
+from nemorl.errors import ConfigError
 from nemorl_base.audit.log import AuditLog
 from nemorl_base.jsonl import JsonlWriter
 from nemorl_base.ownership import Owner
 from nemorl_base.secrets import redacted, secret_values
+from nemorl_launch.prepare import prepare
 from nemorl_report.provenance import describe_environment
 from nemorl_report.secret_check import secret_problems
+from recorded_messages import Raises
 
 SECRET = "hf_s3cr3t/va+lue-0123456789"
 
@@ -64,6 +68,88 @@ def test_a_secret_in_a_config_is_refused_before_it_is_written(token: str) -> Non
     assert problem.path == "cluster.env_vars.ANY"
     assert token not in f"{problem.message} {problem.fix}"
     assert [*secret_problems(load_config(data), Path(), print)] == []
+
+
+# What a stranger would look for
+
+
+ODD = """pa"ss\\w'rd-é-/+&%"""
+"""Escaped differently by JSON, Python, shells and URLs."""
+
+
+@pytest.mark.parametrize("secret", [ODD, "12345678901", "/9j+abcDEF012345", "line one\nline two"])
+def test_a_secret_of_any_characters_is_kept_out(secret: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DB_PASSWORD", secret)
+    monkeypatch.setattr(sys, "argv", ["nemorl", "train", f"x={secret}"])
+    error = f"{ConnectionError(secret)!r} {secret} {json.dumps({'a': secret})} {quote(secret)}"
+    with JsonlWriter(tmp_path / "events.jsonl") as events:
+        events.write({"error": error, secret: [{"deep": secret}], "count": 12345678901})
+    AuditLog(tmp_path / "audit.jsonl").append("x", {"error": error, "bytes": 12345678901})
+    (tmp_path / "run.lock").write_text(Owner.me().command)
+    (written,) = (json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines())
+    assert written["<DB_PASSWORD>"] == [{"deep": "<DB_PASSWORD>"}]
+    assert written["count"] == 12345678901, "a number is no text"
+    if secret != "12345678901":
+        assert found_in(tmp_path, {"DB_PASSWORD": secret}) == []
+
+
+def test_the_password_of_a_url_is_kept_out_wherever_the_url_comes_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://me:pr0xy%2Fsecret@proxy:3128")
+    assert redacted("407 for pr0xy/secret") == "407 for <HTTPS_PROXY>"
+    assert redacted("at postgresql+psycopg://me:hunter2x@db/x now") == "at postgresql+psycopg://me:<password>@db/x now"
+    assert redacted("clone https://:tok3n@git.example.org/a") == "clone https://:<password>@git.example.org/a"
+    for harmless in ("https://node7:8000/a@b", "see https://example.org/@me", "at 10:30 me@example.org", "a://b c:d@e"):
+        assert redacted(harmless) == harmless
+
+
+def test_a_private_key_is_kept_out_also_where_it_is_cut() -> None:
+    begun = "x -----BEGIN EC PRIVATE KEY-----\nMHcCAQEE"
+    assert redacted(begun) == "x <private key>"
+    assert redacted(f"{begun}\n-----END EC PRIVATE KEY-----\ny") == "x <private key>\ny"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("X", "https://me:hunter2x@example.org"),
+        ("X", "-----BEGIN OPENSSH PRIVATE KEY-----\nb3Bl"),
+        ("X", f"hf_{'aB3' * 12}"),
+        ("X", f"sk-ant-{'aB3' * 12}"),
+        ("X", "AKIAIOSFODNN7EXAMPLE"),  # AWS's own example
+        ("API_KEY", "any text of some length"),
+        ("Authorization", "Basic bWU6aHVudGVyMg=="),
+        ("db.password", "correct horse"),
+    ],
+)
+def test_a_config_that_holds_a_secret_of_its_own_is_refused(name: str, value: str) -> None:
+    data: dict[str, Any] = {"algorithm": "sft", "model": "org/model", "data": "arithmetic"}
+    config = load_config({**data, "cluster": {"launcher": "ray", "env_vars": {name: value}}})
+    (problem,) = secret_problems(config, Path())
+    assert problem.path == f"cluster.env_vars.{name}"
+    assert value not in f"{problem.message} {problem.fix}"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("API_KEY", "EMPTY"), ("X", "https://node7:8000"), ("PAD_TOKEN", "<|end_of_text|>"), ("X", "me@example.org:22")],
+)
+def test_what_only_looks_like_one_is_none(name: str, value: str) -> None:
+    data: dict[str, Any] = {"algorithm": "sft", "model": "org/model", "data": "arithmetic"}
+    config = load_config({**data, "cluster": {"launcher": "ray", "env_vars": {name: value}}})
+    assert [*secret_problems(config, Path())] == []
+
+
+def test_a_launch_is_refused_before_its_files_are_written(tmp_path: Path, raises: Raises) -> None:
+    (tmp_path / "run.yaml").write_text("{algorithm: sft, model: org/model, data: arithmetic}")
+    changes = ["cluster.launcher=ray", "cluster.env_vars={DB: 'postgres://me:hunter2x@db'}", f"run_dir={tmp_path}/run"]
+    with raises(ConfigError, path="cluster.env_vars.DB"):
+        prepare(tmp_path / "run.yaml", changes, on="local", name="a", root=tmp_path)
+    with raises(ConfigError, path="launch.environment.PROXY"):
+        changes = [changes[2], "launch.environment={PROXY: 'http://me:hunter2x@proxy'}"]
+        prepare(tmp_path / "run.yaml", changes, on="local", name="a", root=tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"run.yaml"}
 
 
 # The hunter itself: were it blind, its finding nothing would mean nothing

@@ -16,6 +16,7 @@ from nemorl.errors import ConfigError, ConfigIssue, UsageError
 from nemorl_base.files import replace_text
 from nemorl_base.mappings import apply_overrides, read_source
 from nemorl_base.permission import require
+from nemorl_report.secret_check import secret_problems, secrets_in
 from nemorl_report.site_check import site_problems
 
 from nemorl_launch.base import CONFIG, Job, LauncherConfig
@@ -74,7 +75,12 @@ def prepare(source: Path, overrides: Sequence[str], *, on: str | None, name: str
         raise ConfigError([_cannot_fit(plan)], source=str(source))
     config = load_config(plan.data, for_launch=True, for_cluster=True)
     job, config = _job(config, name, root)
-    problems = [*within_section(launcher.check(job)), *site_problems(config, job.run_dir)]
+    problems = [
+        *within_section(launcher.check(job)),
+        *site_problems(config, job.run_dir),
+        *secret_problems(config, job.run_dir),
+        *secrets_in(launcher.model_dump(mode="json"), SECTION),
+    ]
     if problems:
         raise ConfigError(problems, source=str(source))
     from nemorl.storage.run_directory import to_yaml

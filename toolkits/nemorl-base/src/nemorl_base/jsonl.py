@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from nemorl_base.files import loading, replacing, storing
-from nemorl_base.secrets import redacted_bytes
+from nemorl_base.secrets import redacted_json
 
 MOST_BYTES = 1 << 20
 """Read at once by whoever follows a file."""
@@ -51,7 +51,7 @@ class JsonlWriter:
         """One line, in strict JSON: NaN and infinities become null, secrets of the environment their names. The system
         has it when this returns."""
         with storing(self.path):
-            rest = memoryview(redacted_bytes(dumps(record)) + b"\n")
+            rest = memoryview(redacted_json(dumps(record)) + b"\n")
             while rest:  # a disk that is nearly full takes a part
                 rest = rest[self._file.write(rest) :]
 

@@ -2,15 +2,13 @@
 
 Python's ``logging`` is the one interface. A run's handler knows the run and its step, so that records of all threads
 have them; what is narrower (an episode, a worker) is a context variable, set by :func:`log_ids`. :func:`carried` and
-:func:`entered` take both into another process. Values that look like secrets are masked.
+:func:`entered` take both into another process. Secrets are taken out (:mod:`nemorl_base.secrets`).
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import os
-import re
 import sys
 import threading
 import time
@@ -21,14 +19,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, TextIO
 
+from nemorl_base.secrets import Redactor
+
 Format = Literal["json", "text"]
 
-SECRET_NAME = re.compile(r"(^|_)(TOKEN|KEY|PASSWORD|PASSWD|SECRET|CREDENTIALS?)$", re.IGNORECASE)
-"""Environment variables whose values are never logged."""
-SECRET_TEXT = re.compile(r"(?P<before>\b(?:Bearer|Basic)\s+|://[^/\s:@]*:)[^\s@\"',]{4,}", re.IGNORECASE)
-"""Tokens of HTTP headers, and passwords in addresses."""
-SHORTEST_SECRET = 6
-MASK = "***"
 HOUSE = "nemorl"
 """Loggers whose names begin so are the project's; of others only warnings are kept."""
 
@@ -75,8 +69,7 @@ class RunHandler(logging.Handler):
         self._stream, self.form = stream, form
         self.ids: dict[str, Any] = dict(ids)
         """Changed as the run goes on: its step."""
-        values = {value for name, value in os.environ.items() if SECRET_NAME.search(name)}
-        self._secrets = sorted((value for value in values if len(value) >= SHORTEST_SECRET), key=len, reverse=True)
+        self._redacted = Redactor()
 
     def emit(self, record: logging.LogRecord) -> None:
         if not record.name.startswith(HOUSE) and record.levelno < logging.WARNING:
@@ -94,10 +87,10 @@ class RunHandler(logging.Handler):
     def line(self, record: logging.LogRecord) -> str:
         """A record as one line."""
         ids = {**self.ids, **_IDS.get()}
-        message = self.masked(record.getMessage())
+        message = self._redacted(record.getMessage())
         trace = ""
         if record.exc_info:
-            trace = self.masked(logging.Formatter().formatException(record.exc_info))
+            trace = self._redacted(logging.Formatter().formatException(record.exc_info))
         if self.form == "text":
             about = " ".join(f"{name}={value}" for name, value in ids.items())
             clock = time.strftime("%H:%M:%S", time.localtime(record.created))
@@ -105,12 +98,6 @@ class RunHandler(logging.Handler):
         whole = {"time": record.created, "level": record.levelname.lower(), "logger": record.name, "message": message}
         whole |= {"process": record.process, "thread": record.threadName, **ids}
         return json.dumps(whole | ({"trace": trace} if trace else {}), default=str)
-
-    def masked(self, text: str) -> str:
-        """``text`` without secrets."""
-        for secret in self._secrets:
-            text = text.replace(secret, MASK)
-        return SECRET_TEXT.sub(lambda match: match["before"] + MASK, text)
 
 
 @contextmanager

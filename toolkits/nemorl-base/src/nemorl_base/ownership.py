@@ -46,7 +46,7 @@ class Owner:
 
     @classmethod
     def me(cls) -> Owner:
-        command = redacted(shlex.join([Path(sys.argv[0]).name or "python", *sys.argv[1:]]))
+        command = shlex.join([Path(sys.argv[0]).name or "python", *map(redacted, sys.argv[1:])])
         return cls(socket.gethostname(), os.getpid(), _boot_id(), _start_of(os.getpid()) or "", time.time(), command)
 
     @classmethod

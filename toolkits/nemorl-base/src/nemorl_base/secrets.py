@@ -1,45 +1,102 @@
-"""Values of environment variables that are secrets by their names: kept out of what is written.
+"""Secrets are kept out of what is written: those of environment variables, by their names, and those that show by form.
 
 This catches a key that a library puts into an error message, or that somebody gave on a command line. It knows the
-values of this process's variables and nothing else, as they are and percent-encoded.
+values of this process's variables, as they are, percent-encoded and escaped as JSON and Python do; and wherever they
+stand, passwords of URLs, tokens of HTTP headers and private keys.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Mapping
-from urllib.parse import quote
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import quote, unquote
 
-SECRET_NAME = re.compile(r"(^|_)(TOKEN|KEY|PASSWORD|PASSWD|SECRET|CREDENTIALS?)$", re.IGNORECASE)
+SECRET_NAME = re.compile(r"(^|_)(TOKEN|KEY|PASSWORD|PASSWD|PASSPHRASE|SECRET|CREDENTIALS?|APIKEY|PAT)$", re.IGNORECASE)
 SHORTEST = 8
 """Shorter values are found in any text by chance."""
+URL_PASSWORD = re.compile(
+    r"""(?P<before>[a-z][a-z0-9+.-]*://[^\s/:@"'\\<>]*:)(?P<password>[^\s/@"'\\<>]+)(?P<after>@)""", re.IGNORECASE
+)
+PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)", re.DOTALL)
+
+
+HEADER = re.compile(r"\b(?P<scheme>Bearer|Basic)\s+(?=[\w.~+/=-]*\d)[\w.~+/=-]{8,}", re.IGNORECASE)
+"""Of HTTP. A token has a digit, and a word after "basic" has none."""
 
 
 def secret_values(variables: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The secrets among environment variables (unset: this process's), by name."""
+    """The secrets among environment variables (unset: this process's), by name. Of a URL it is the password."""
     found = os.environ if variables is None else variables
-    return {name: value for name, value in found.items() if SECRET_NAME.search(name) and _can_be_secret(value)}
+    values = {name: value for name, value in found.items() if SECRET_NAME.search(name) and _can_be_secret(value)}
+    for name, value in found.items():
+        in_url = URL_PASSWORD.search(value)
+        if in_url is not None and name not in values and len(password := unquote(in_url["password"])) >= SHORTEST:
+            values[name] = password
+    return values
 
 
 def _can_be_secret(value: str) -> bool:
-    return len(value) >= SHORTEST and not value.startswith("/")  # the path of a key is none
+    if len(value) < SHORTEST:
+        return False
+    return not (value.startswith("/") and os.path.lexists(value))  # the path of a key is none
+
+
+class Redactor:
+    """Takes secrets out of texts: those of the variables that were set when it was made."""
+
+    def __init__(self) -> None:
+        forms = [(form, f"<{name}>") for name, value in secret_values().items() for form in _forms(value)]
+        self._forms = sorted(forms, key=lambda pair: len(pair[0]), reverse=True)
+
+    def __call__(self, text: str) -> str:
+        """A text in which the name of its variable stands for each secret."""
+        for form, name in self._forms:
+            text = text.replace(form, name)
+        text = HEADER.sub(r"\g<scheme> <token>", text)
+        if "://" in text:
+            text = URL_PASSWORD.sub(_without_password, text)
+        return PRIVATE_KEY.sub("<private key>", text) if "PRIVATE KEY" in text else text
+
+    def data(self, value: Any) -> Any:
+        """Data of JSON, with what its texts are without secrets; numbers stay what they are."""
+        if isinstance(value, str):
+            return self(value)
+        if isinstance(value, list):
+            return [self.data(item) for item in value]
+        if isinstance(value, dict):
+            return {self(key): self.data(item) for key, item in value.items()}
+        return value
 
 
 def redacted(text: str) -> str:
     """A text in which the name of its variable stands for each secret.
 
-    >>> redacted("no key here")
-    'no key here'
+    >>> redacted("no key here, and none at https://me:hunter2@example.org")
+    'no key here, and none at https://me:<password>@example.org'
     """
-    for name, value in secret_values().items():
-        for form in {value, quote(value, safe="")}:
-            text = text.replace(form, f"<{name}>")
-    return text
+    return Redactor()(text)
 
 
-def redacted_bytes(text: bytes) -> bytes:
-    """As :func:`redacted`, of encoded text."""
-    for name, value in secret_values().items():
-        text = text.replace(value.encode(errors="surrogateescape"), f"<{name}>".encode())
-    return text
+def redacted_json(text: bytes) -> bytes:
+    """As :func:`redacted`, of a JSON text."""
+    redactor, decoded = Redactor(), text.decode()
+    if redactor(decoded) == decoded:  # nearly always
+        return text
+    return json.dumps(redactor.data(json.loads(text)), ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _forms(value: str) -> Iterator[str]:
+    """How a value stands in texts of programs."""
+    yield from {
+        value, quote(value, safe=""), quote(value), json.dumps(value)[1:-1],
+        json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1],
+    }  # fmt: skip
+
+
+def _without_password(found: re.Match[str]) -> str:
+    shown = found["password"]
+    is_named = shown.startswith(("<", "$")) or not shown.strip("*")  # a name stands there already
+    return found[0] if is_named else f"{found['before']}<password>{found['after']}"

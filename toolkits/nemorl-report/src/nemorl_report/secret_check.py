@@ -2,31 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from nemorl.config.run import RunConfig
 from nemorl.errors import ConfigIssue
-from nemorl_base.secrets import secret_values
+from nemorl_base.secrets import PRIVATE_KEY, URL_PASSWORD, redacted, secret_values
+
+NAMED = re.compile(
+    r"(^|[._-])(password|passwd|passphrase|api[_-]?key|access[_-]?token|auth[_-]?token|authorization|private[_-]?key"
+    r"|secret[_-]?key|client[_-]?secret|secret[_-]?access[_-]?key)$",
+    re.IGNORECASE,
+)
+"""Keys of a config whose texts are secrets, however they look."""
+ISSUED = re.compile(
+    r"\b(hf_[A-Za-z0-9]{30,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_[A-Za-z0-9_]{30,}"
+    r"|glpat-[A-Za-z0-9_-]{20,}|xox[abeprs]-[A-Za-z0-9-]{10,}|(AKIA|ASIA)[A-Z0-9]{16}|AIza[A-Za-z0-9_-]{35}"
+    r"|nvapi-[A-Za-z0-9_-]{30,})"
+)
+"""Keys as Hugging Face, OpenAI, Anthropic, GitHub, GitLab, Slack, AWS, Google and NVIDIA begin them."""
+PLACEHOLDER = 8
+"""Shorter texts under such keys are none: ``EMPTY`` is what servers without a key are told."""
+FIX = (
+    "leave it out, and put it into an environment variable: that is passed on by itself, or named by an option (…_env)"
+)
 
 
-def secret_problems(config: RunConfig, run_dir: Path, warn: Callable[[str], None]) -> Iterator[ConfigIssue]:
-    """A problem for each place of a config that holds the value of a variable that is a secret by its name.
+def secret_problems(
+    config: RunConfig, run_dir: Path, warn: Callable[[str], None] = lambda _: None
+) -> Iterator[ConfigIssue]:
+    """A problem for each place of a config that holds a secret: a variable's, or one that shows by name or form.
 
     Args:
         config: The run.
         run_dir: Where it would write.
         warn: Told of nothing.
     """
-    secrets = secret_values()
-    for path, text in _texts(config.model_dump(mode="json")) if secrets else ():
-        for name, value in secrets.items():
-            if value in text:
-                what = f"holds the value of {name}, which would stand in the run's config.yaml and report.html"
-                yield ConfigIssue(
-                    path, what, "leave it out: the variable is passed on by itself, or name it by an option"
-                )
+    yield from secrets_in(config.model_dump(mode="json"), "", "the run's config.yaml and report.html")
+
+
+def secrets_in(data: Any, path: str, written: str = "files") -> Iterator[ConfigIssue]:
+    """A problem for each place of plain data that holds a secret.
+
+    Args:
+        data: Of a config.
+        path: Of the data in the config.
+        written: Where it would stand, for messages.
+    """
+    values = secret_values()
+    for place, text in _texts(data, path):
+        if (what := _secret_in(place, text, values)) is not None:
+            yield ConfigIssue(redacted(place), f"holds {what}, which would stand in {written}", FIX)
+
+
+def _secret_in(path: str, text: str, values: Mapping[str, str]) -> str | None:
+    """Which secret a text of a config holds, in words that do not repeat it."""
+    for name, value in values.items():
+        if value in text or value in path:
+            return f"the value of {name}"
+    if (found := URL_PASSWORD.search(text)) is not None and not found["password"].startswith(("<", "$")):
+        return "the password of a URL"
+    if PRIVATE_KEY.search(text):
+        return "a private key"
+    if ISSUED.search(text):
+        return "a key of some service"
+    if NAMED.search(path) and len(text) >= PLACEHOLDER and not Path(text).exists():
+        return "what its name says to be a secret"
+    return None
 
 
 def _texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:

@@ -27,7 +27,7 @@ from nemorl_base.errors import StorageError, UsageError
 from nemorl_base.files import replace_text, storing
 from nemorl_base.jsonl import dumps
 from nemorl_base.ownership import NO_FLOCK
-from nemorl_base.secrets import redacted_bytes
+from nemorl_base.secrets import redacted_json
 
 LOCK_S = 30.0
 """Longest wait for another writer; one entry takes milliseconds."""
@@ -114,7 +114,7 @@ class AuditLog:
         debris = debris_of(left + gap) if left and not is_whole else None
         entry = Entry(
             n=count, time=round(time.time(), 3), host=socket.gethostname(), user=user_name(), uid=os.getuid(),
-            pid=os.getpid(), event=event, facts=json.loads(redacted_bytes(dumps(facts))), previous=last, debris=debris,
+            pid=os.getpid(), event=event, facts=json.loads(redacted_json(dumps(facts))), previous=last, debris=debris,
         ).chained()  # fmt: skip
         key = state.sealing_key.at(count) if state is not None and state.sealing_key is not None else None
         entry = entry if key is None else entry.sealed(key.secret)
