@@ -7,10 +7,12 @@ import json
 import logging
 import os
 import resource
+import signal
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from agent_world import Programs, Script, ScriptedPolicy, TinyGateway, play, prompt_of
 from nemorl.errors import BackendError, UsageError
@@ -387,6 +389,31 @@ def test_a_program_may_be_cancelled_at_any_moment_of_its_start(script: Script, t
 
     for turns in range(10):
         asyncio.run(cancelled_after(turns))
+
+
+def test_nothing_is_left_of_a_program_whose_watcher_was_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nemorl_agent_env.program.DRAIN_S", 0.5)
+    started = tmp_path / "started"
+    command = [sys.executable, "-S", "-c", f"import time; open({str(started)!r}, 'w'); time.sleep(600)"]
+
+    async def stop_the_watcher() -> list[int]:
+        program = Program(command, folder=tmp_path, environment=clean_environment(), output_bytes=9, limits={})
+        running = asyncio.create_task(program.run("", 600.0))
+        while not started.exists():
+            await asyncio.sleep(0.01)
+        family = [
+            child.pid for child in psutil.Process().children(recursive=True) if started.name in str(child.cmdline())
+        ]
+        os.kill(family[0], signal.SIGSTOP)
+        running.cancel()
+        await asyncio.wait({running})
+        return family
+
+    family = asyncio.run(stop_the_watcher())
+    assert len(family) == 2
+    assert not any(map(psutil.pid_exists, family))
 
 
 def test_when_we_are_killed_nothing_is_left_either(script: Script, tmp_path: Path) -> None:

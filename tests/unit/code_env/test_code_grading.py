@@ -33,7 +33,7 @@ ASSERTS = [
 
 def built(**options: Any) -> CodeEnvironment:
     try:
-        return CodeEnvironment(CodeConfig(timeout_s=20.0, memory_mib=256, **options))
+        return CodeEnvironment(CodeConfig(**{"timeout_s": 20.0, "memory_mib": 256, **options}))
     except PluginError as error:
         pytest.skip(f"this machine cannot isolate programs: {error.message}")
 
@@ -332,22 +332,23 @@ def test_programs_go_on_after_the_death_of_the_server(environment: CodeEnvironme
 
 
 class Dying(Server):
-    """Its first processes, so many of them, die with the request that they were sent unread."""
+    """Its first processes, so many of them, die or stand still with the request that they were sent unread."""
 
-    def __init__(self, deaths: int) -> None:
+    def __init__(self, deaths: int, *, stand_still: bool = False) -> None:
         super().__init__(sys.executable)
-        self.deaths = deaths
+        self.deaths, self.stand_still = deaths, stand_still
 
-    def start(self, fds: Sequence[int]) -> None:
-        if self.deaths:
-            self.deaths -= 1
-            self._process = _Process(sys.executable)
-            os.kill(self._process._process.pid, signal.SIGSTOP)
-            super().start(fds)
-            os.kill(self._process._process.pid, signal.SIGKILL)
-            self._process._process.wait()  # death takes its time; the next request must not reach this one as well
-        else:
-            super().start(fds)
+    def start(self, fds: Sequence[int]) -> _Process:
+        if not self.deaths:
+            return super().start(fds)
+        self.deaths -= 1
+        self._process = _Process(sys.executable)
+        os.kill(self._process._process.pid, signal.SIGSTOP)
+        process = super().start(fds)
+        if not self.stand_still:
+            os.kill(process._process.pid, signal.SIGKILL)
+            process._process.wait()  # death takes its time; the next request must not reach this one as well
+        return process
 
 
 @pytest.mark.parametrize("tests", [[{"input": "", "output": "5"}], ["assert add(2, 3) == 5"]], ids=["pair", "asserts"])
@@ -358,6 +359,16 @@ def test_a_program_that_was_never_begun_is_run_again(tests: Any) -> None:
     found = grade(environment, "def add(a, b): return a + b\nprint(5)", tests)
     environment.close()
     assert (found.reward, happened(found)) == (1.0, set())
+
+
+def test_a_server_that_stands_still_is_replaced_and_no_programs_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nemorl_code_env.sandbox.GRACE_S", 0.5)
+    environment = built(timeout_s=3.0)
+    environment.sandbox._server = server = Dying(1, stand_still=True)
+    found = grade(environment, "print(5)", [{"input": "", "output": "5"}])
+    assert (found.reward, happened(found)) == (1.0, set())
+    assert server.deaths == 0
+    environment.close()
 
 
 def test_a_server_that_always_dies_is_given_up(raises: Raises) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -117,8 +118,7 @@ class Program:
             finally:
                 _hang_up(ours)  # of which the keeper makes an end, whatever becomes of this task
                 await _settle(talk)
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(keeper.wait(), DRAIN_S)
+                await _end(keeper)
         return talk.result() if done else self._exit(None)
 
     async def _start(self, control: socket.socket) -> asyncio.subprocess.Process:
@@ -199,6 +199,18 @@ async def _to_the_end(start: Coroutine[Any, Any, T]) -> tuple[T, asyncio.Cancell
         return await asyncio.shield(starting), None
     except asyncio.CancelledError as error:
         return await starting, error
+
+
+async def _end(keeper: asyncio.subprocess.Process) -> None:
+    """Wait for its end. One that somebody has stopped goes on, so that it ends what it watches over."""
+    for nudge in (signal.SIGCONT, signal.SIGKILL):
+        try:
+            await asyncio.wait_for(keeper.wait(), DRAIN_S)
+        except TimeoutError:
+            with suppress(ProcessLookupError):
+                keeper.send_signal(nudge)
+        else:
+            return
 
 
 async def _settle(talk: asyncio.Task[Exit]) -> None:

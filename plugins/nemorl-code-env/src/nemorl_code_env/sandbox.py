@@ -41,7 +41,7 @@ JUDGE_CODES = (0, PEER_IS_GONE, TAMPERED)
 NO_WORD = "the sandbox ended without a word"
 STDERR_BYTES = 4096
 ATTEMPTS = 3
-"""At a run whose server dies before the program was begun, which the program then has no part in."""
+"""At a run whose server dies or stands still before the program was begun, which then has no part in it."""
 GRACE_S = 5.0
 """For the run to be set up and to end, on top of the program's and the judge's time."""
 MIB = 2**20
@@ -146,12 +146,15 @@ class Sandbox:
             mark(work)
             ours, theirs = _pipes(stack)
             try:
-                self._server.start(theirs)
+                server = self._server.start(theirs)
             finally:
                 for fd in theirs:
                     os.close(fd)
             spec = self._spec(work, files, arguments, tests)
-            return _Conversation(ours, self._limits, is_judged=tests is not None).hold(spec, stdin)
+            result = _Conversation(ours, self._limits, is_judged=tests is not None).hold(spec, stdin)
+            if not result.began:
+                self._server.replace(server)
+            return result
 
     def _spec(self, work: str, files: Mapping[str, str], arguments: Sequence[str], tests: Any) -> bytes:
         limits = self._limits
@@ -216,7 +219,7 @@ class _Conversation:
         for said in map(json.loads, lines.splitlines()):
             ends.setdefault(said["who"], {}).update(said)
         error = stderr[:STDERR_BYTES].decode("utf-8", "replace")
-        if "keeper" not in ends and outcome in ("done", "broken"):  # the server died, and nothing was run
+        if "keeper" not in ends:  # the server died or stands still, and nothing was run
             return Result("broken", stderr=NO_WORD, began=False)
         if outcome != "done":
             return Result(outcome, stdout=stdout.decode("utf-8", "replace"), stderr=error)

@@ -25,8 +25,8 @@ class Server:
         self._lock = threading.RLock()
         self._process: _Process | None = None
 
-    def start(self, fds: Sequence[int]) -> None:
-        """Begin a run that gets these descriptors.
+    def start(self, fds: Sequence[int]) -> _Process:
+        """Begin a run that gets these descriptors, in the process that is returned.
 
         Raises:
             OSError: no process can be started.
@@ -36,6 +36,13 @@ class Server:
                 self.close()
                 self._process = _Process(self._python)
             self._process.send(fds)
+            return self._process
+
+    def replace(self, process: _Process) -> None:
+        """End a process that begins no run: it stands still. The next run starts another, if none has done so."""
+        with self._lock:
+            if self._process is process:
+                self.close()
 
     def close(self) -> None:
         """End it. What it has started ends by itself, and the next run starts a new one."""
