@@ -108,7 +108,8 @@ class RandomBlows:
 
     def _result(self, place: Path, fallen: Sequence[str]) -> Iterator[str]:
         if self.subject.is_exact and not any(blow.startswith(self.subject.inexact_after) for blow in fallen):
-            yield from differences(self.whole, place, records_may_lack=True)
+            is_forked = not self.subject.has_nodes
+            yield from differences(self.whole, place, records_may_lack=True, same_generators=is_forked)
         steps = [record["step"] for record in metrics(place) if "train/loss" in record]
         if steps != list(range(1, STEPS + 1)):
             yield f"the steps are {steps}"

@@ -19,6 +19,8 @@ TIMED = re.compile(r"^(time|timing/|performance/|system/|replication/|.*_s$|.*/m
 """Names of metrics and columns that say how long something took, when it was, and what else the machine did."""
 PRUNABLE = re.compile(r"^checkpoints/step_\d+(/|$)|^records$")
 """Names of files that may be there."""
+RANDOM = re.compile(r"/rng-\d+\.")
+"""Files of the states of random generators."""
 RECORDS_LOST = "rollouts are not recorded"
 
 
@@ -37,7 +39,9 @@ def broken_promises(place: Path) -> Iterator[str]:
         yield f"the checkpoint of step {announced[-1]} was announced, there are {sound}"
 
 
-def differences(whole: Path, place: Path, *, records_may_lack: bool = False) -> Iterator[str]:
+def differences(
+    whole: Path, place: Path, *, records_may_lack: bool = False, same_generators: bool = True
+) -> Iterator[str]:
     """What the end of a run has otherwise than an undisturbed one.
 
     Older checkpoints that were not pruned are no difference: ``broken_promises`` looks at them, too.
@@ -46,8 +50,14 @@ def differences(whole: Path, place: Path, *, records_may_lack: bool = False) -> 
         whole: The undisturbed run.
         place: The other.
         records_may_lack: A kill or a full disk costs the rollout records that were being written (docs/records.md).
+        same_generators: The processes of both began with one state of torch's generator, from which nothing here draws.
+            Forks of one process do; others begin with states of their own.
     """
     pairs: dict[str, tuple[Any, Any]] = {name: (read(whole), read(place)) for name, read in CONTENT.items()}
+    for found in () if same_generators else pairs["checkpoints"]:
+        for parts in found.values():
+            for name in [name for name in parts if RANDOM.search(name)]:
+                del parts[name]
     kept = pairs["checkpoints"][0]
     pairs["checkpoints"] = kept, {name: value for name, value in pairs["checkpoints"][1].items() if name in kept}
     may_lack = records_may_lack or any(RECORDS_LOST in str(event.get("message")) for event in events(place))

@@ -64,7 +64,10 @@ def serving(answer: Callable[[dict[str, Any]], Answer]) -> Iterator[JudgeServer]
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
-            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            text = self.rfile.read(size := int(self.headers["Content-Length"]))
+            if len(text) < size:
+                return  # whoever asked has gone
+            request = json.loads(text)
             told.requests.append(request)
             told.keys.append(self.headers["Authorization"])
             with told.counted():
