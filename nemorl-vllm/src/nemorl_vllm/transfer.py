@@ -3,6 +3,9 @@
 vLLM starts, feeds and finishes an update (``vllm.distributed.weight_transfer``), on any device and in every process of
 a tensor-parallel engine; this says how the tensors of a ``WeightHandle`` become the model's. Fetching them is not part
 of it (``worker``): an update that cannot be fetched must not begin.
+
+In a server, whose trainer is another program (``nemorl-server-engine``), tensors come by broadcast. Requests to its
+``/init_weight_transfer_engine`` and ``/update_weights`` have the fields of vLLM's own backend ``nccl``.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from typing import Any
 
 import torch
 from nemorl.errors import BackendError
+from nemorl_tensors.engines.broadcast import BroadcastGroup, Meeting
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -31,14 +35,24 @@ from nemorl_vllm.engine import WEIGHT_TRANSFER
 
 Buckets = Iterable[Mapping[str, torch.Tensor]]
 
+SENDER_TIMEOUT_S = 600.0
+"""Longest wait for a sender's next tensor. It knows of lost workers by itself, and opens another group."""
+
 WRITES_PAST_LOADERS = frozenset({"gpt_oss"})
 """Architectures whose ``load_weights`` copies experts and attention sinks into place by itself: a reload, which waits
 for the loaders of each parameter, sees nothing of it."""
 
 
 @dataclass
-class Nothing(WeightTransferInitInfo):
-    """There is nothing to agree on: a handle says where its weights are."""
+class SenderAddress(WeightTransferInitInfo):
+    """Where the members of a group meet that a sender opens."""
+
+    master_address: str
+    master_port: int
+    rank_offset: int
+    """Of the first worker of the engine"""
+    world_size: int
+    """Workers and sender"""
 
 
 @dataclass
@@ -49,15 +63,31 @@ class FetchedWeights(WeightTransferUpdateInfo):
     """Tensors under their Hugging Face names"""
 
 
-class HandleTransfer(WeightTransferEngine[Nothing, FetchedWeights]):
+@dataclass
+class AnnouncedWeights(WeightTransferUpdateInfo):
+    """One whole version, whose tensors the sender is about to broadcast in this order."""
+
+    names: list[str]
+    dtype_names: list[str]
+    """torch's, without ``torch.``"""
+    shapes: list[list[int]]
+
+
+class HandleTransfer(WeightTransferEngine[SenderAddress, FetchedWeights]):
     """Loads whole versions, from tensors in the form of the checkpoint, in place."""
 
-    init_info_cls = Nothing
+    init_info_cls = SenderAddress
     update_info_cls = FetchedWeights
     supports_draft_weight_update = False
+    _group: BroadcastGroup | None = None
 
-    def init_transfer_engine(self, init_info: Nothing) -> None:
-        pass
+    def init_transfer_engine(self, init_info: SenderAddress) -> None:
+        """Join the group of a sender, in place of the one before."""
+        self.shutdown()
+        parallel = self.parallel_config
+        rank = init_info.rank_offset + parallel.data_parallel_index * parallel.world_size + parallel.rank
+        meeting = Meeting(init_info.master_address, init_info.master_port, init_info.world_size)
+        self._group = BroadcastGroup(meeting, rank, timeout_s=SENDER_TIMEOUT_S)
 
     @torch.no_grad()
     def start_weight_update(self) -> None:
@@ -76,9 +106,26 @@ class HandleTransfer(WeightTransferEngine[Nothing, FetchedWeights]):
             materialize_layer(layer, get_layerwise_info(layer))
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        self.receive_weights(self.parse_update_info(update_info))
+        if "names" in update_info:
+            self._receive_announced(AnnouncedWeights(**update_info))
+        else:
+            self.receive_weights(self.parse_update_info(update_info))
         if self.device.type == "cuda":  # vLLM's own asks for an accelerator, which a CPU is not
             torch.cuda.synchronize(self.device)
+
+    def _receive_announced(self, announced: AnnouncedWeights) -> None:
+        try:
+            self.receive_weights(FetchedWeights(self._broadcast(announced)))
+        except BaseException:
+            self.finish_weight_update()  # vLLM takes the update for closed; half-done layers would let no other begin
+            raise
+
+    def _broadcast(self, announced: AnnouncedWeights) -> Iterator[Mapping[str, torch.Tensor]]:
+        if self._group is None:
+            raise BackendError("no sender is known", fix="call /init_weight_transfer_engine first")
+        for name, dtype, shape in zip(announced.names, announced.dtype_names, announced.shapes, strict=True):
+            empty = torch.empty(shape, dtype=getattr(torch, dtype), device=self._group.device)
+            yield {name: self._group.broadcast(empty)}
 
     @torch.no_grad()
     def receive_weights(self, update_info: FetchedWeights) -> None:
@@ -131,7 +178,9 @@ class HandleTransfer(WeightTransferEngine[Nothing, FetchedWeights]):
         _repack_tied_heads(self.model)
 
     def shutdown(self) -> None:
-        pass
+        if self._group is not None:
+            self._group.close()
+            self._group = None
 
 
 WeightTransferEngineFactory.register_engine(WEIGHT_TRANSFER, HandleTransfer)

@@ -18,6 +18,8 @@ from urllib.parse import urlsplit
 import torch
 from nemorl.weights import WeightHandle, in_process_handle
 from nemorl_rl.tokenizer import Tokenizer
+from nemorl_server_engine.dialects.vllm import EXTENSION
+from nemorl_tensors.engines.broadcast import BroadcastGroup, Meeting
 from safetensors.torch import load_file
 
 Reply = tuple[int, Any]
@@ -26,8 +28,11 @@ Reply = tuple[int, Any]
 class FakeVLLM:
     """One server. Attributes may be changed while it runs."""
 
-    def __init__(self, model: Path, port: int = 0, *, weights: float = -1.0) -> None:
+    def __init__(self, model: Path, port: int = 0, *, weights: float = -1.0, takes_tensors: bool = False) -> None:
         self.model, self.weights, self.name = model, weights, "default"
+        self.takes_tensors = takes_tensors
+        """It was started with nemorl's extension and transfer."""
+        self._group: BroadcastGroup | None = None
         self.version, self.max_model_len, self.mode, self.chunked = "0.32.0", 64, "processed_logprobs", False
         self.tokenize: Callable[[str], list[int]] = Tokenizer.load(str(model)).encode_observation
         self.key: str | None = None
@@ -64,7 +69,9 @@ class FakeVLLM:
             "/health": None,
             "/version": {"version": self.version},
             "/v1/models": {"data": [model]},
-            "/server_info": {"vllm_config": {**options, "parallel_config": {"worker_extension_cls": ""}}},
+            "/server_info": {"vllm_config": {**options, **self._own_code()}},
+            "/start_weight_update": {},
+            "/finish_weight_update": {},
             "/pause": {},
             "/resume": {},
             "/reset_prefix_cache": {"success": True},
@@ -73,8 +80,16 @@ class FakeVLLM:
             return 200, plain[path]
         if path == "/tokenize":
             return 200, {"tokens": self.tokenize(body["prompt"])}
+        if path == "/init_weight_transfer_engine":
+            self._join(body["init_info"])
+            return 200, {}
+        if path == "/update_weights":
+            return self._receive(body["update_info"])
+        if path == "/collective_rpc" and body["method"] == "nemorl_install_sampler":
+            return 200, {"results": [None]}
         if path == "/collective_rpc":
-            folder = Path(body["kwargs"]["weights_path"])
+            given = body["args"][0] if self.takes_tensors else body["kwargs"]["weights_path"]
+            folder = Path(given)
             self.weights = float(load_file(folder / "model.safetensors")["w"])
             self.loads.append(folder.name)
             return 200, {"results": [None]}
@@ -84,6 +99,23 @@ class FakeVLLM:
         if path == "/inference/v1/generate":
             return self.sample(body)
         return 404, {"detail": "Not Found"}
+
+    def _own_code(self) -> dict[str, Any]:
+        extension = EXTENSION if self.takes_tensors else ""
+        transfer = {"backend": "nemorl"} if self.takes_tensors else None
+        return {"parallel_config": {"worker_extension_cls": extension}, "weight_transfer_config": transfer}
+
+    def _join(self, where: dict[str, Any]) -> None:
+        meeting = Meeting(where["master_address"], where["master_port"], where["world_size"])
+        self._group = BroadcastGroup(meeting, where["rank_offset"], timeout_s=20.0)
+
+    def _receive(self, announced: dict[str, Any]) -> Reply:
+        assert self._group is not None
+        [name], [dtype], [shape] = announced["names"], announced["dtype_names"], announced["shapes"]
+        value = self._group.broadcast(torch.empty(shape, dtype=getattr(torch, dtype)))
+        self.weights = float(value)
+        self.loads.append(name)
+        return 200, {}
 
     def sample(self, body: dict[str, Any]) -> Reply:
         with self._count:

@@ -1,56 +1,46 @@
 """What is sent to engines that cannot run here, against the request classes that their makers publish.
 
-The fields below are those of sglang 0.5.23 (``GenerateReqInput``, ``SamplingParams``, ``UpdateWeightFromDiskReqInput``,
-``PauseGenerationReqInput``, ``ContinueGenerationReqInput``, ``TokenizeRequest``) and of TensorRT-LLM's
-``CompletionRequest`` (``tensorrt_llm/serve/openai_protocol.py``), as far as they are sent. Where the wheel of sglang
-is at hand (``SGLANG_WHEEL``, e.g. of ``pip download --no-deps sglang==0.5.23``) its source is read instead.
+``sglang_classes.json`` has sglang's (``published.py`` derives it from a wheel; ``SGLANG_WHEEL`` names one to compare it
+with). TensorRT-LLM publishes no code on PyPI: the fields below are those of ``CompletionRequest`` and
+``UpdateWeightsRequest`` (``tensorrt_llm/serve/openai_protocol.py``). vLLM's classes are those of the installed package.
 """
 
 from __future__ import annotations
 
-import ast
 import asyncio
+import base64
 import os
-import zipfile
-from collections.abc import Mapping
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from nemorl.errors import BackendError
 from nemorl.types import SamplingParams
 from nemorl_server_engine.dialects import dialect
 from nemorl_server_engine.dialects.base import Ask, Facts
+from nemorl_tensors.engines.broadcast import Meeting
+from published import read_wheel, sglang_classes
 
 ASK = Ask(
     (5, 6), SamplingParams(temperature=0.7, top_p=0.9, top_k=4, min_p=0.1, stop_strings=("##",)), 2**62 + 3, 12, (2, 9)
 )
 FACTS = Facts("1", "org/model")
 
-SGLANG = {
-    "GenerateReqInput": {"input_ids", "sampling_params", "return_logprob", "logprob_start_len", "stream"},
-    "SamplingParams": {
-        *("temperature", "top_p", "top_k", "min_p", "sampling_seed", "max_new_tokens", "stop", "stop_token_ids"),
-        *("ignore_eos", "no_stop_trim", "skip_special_tokens"),
-    },
-    "UpdateWeightFromDiskReqInput": {"model_path", "weight_version", "flush_cache", "keep_pause"},
-    "PauseGenerationReqInput": {"mode"},
-    "ContinueGenerationReqInput": {"torch_empty_cache"},
-    "TokenizeRequest": {"model", "prompt", "add_special_tokens"},
-}
-SGLANG_FILES = {
-    "GenerateReqInput": "sglang/srt/managers/io_struct.py",
-    "SamplingParams": "sglang/srt/sampling/sampling_params.py",
-    "UpdateWeightFromDiskReqInput": "sglang/srt/managers/io_struct.py",
-    "PauseGenerationReqInput": "sglang/srt/managers/io_struct.py",
-    "ContinueGenerationReqInput": "sglang/srt/managers/io_struct.py",
-    "TokenizeRequest": "sglang/srt/entrypoints/openai/protocol.py",
-}
+SGLANG = sglang_classes()
 SGLANG_ROUTES = {
     "/generate": "GenerateReqInput",
     "/update_weights_from_disk": "UpdateWeightFromDiskReqInput",
     "/pause_generation": "PauseGenerationReqInput",
     "/continue_generation": "ContinueGenerationReqInput",
+    "/begin_weight_update": "BeginWeightUpdateReqInput",
+    "/end_weight_update": "EndWeightUpdateReqInput",
+    "/init_weights_update_group": "InitWeightsUpdateGroupReqInput",
+    "/update_weights_from_distributed": "UpdateWeightsFromDistributedReqInput",
+    "/update_weights_from_tensor": "UpdateWeightsFromTensorReqInput",
     "/tokenize": "TokenizeRequest",
 }
 TENSORRT_LLM = {
@@ -88,42 +78,95 @@ SGLANG_ANSWER = {
 }
 
 
-@pytest.fixture
-def fields() -> Mapping[str, set[str]]:
-    """Fields of sglang's classes."""
+MEETING = Meeting("10.0.0.1", 29500, ranks=3)
+TENSORS = {"a": torch.zeros(2, 3, dtype=torch.bfloat16), "b": torch.ones(4)}
+NAME = "nemorl-a:4"
+
+
+async def sent_already(names: Sequence[str]) -> None:
+    """A broadcast whose receivers are not there."""
+
+
+def require_sglangs(path: str, body: Mapping[str, Any]) -> None:
+    """A request has fields of its class alone, and all that it must have."""
+    known = SGLANG[SGLANG_ROUTES[path]]
+    assert body.keys() <= known.keys(), path
+    assert {field for field, is_required in known.items() if is_required} <= body.keys(), path
+
+
+def test_the_file_of_sglangs_classes_is_what_the_wheel_has() -> None:
     wheel = os.environ.get("SGLANG_WHEEL")
     if wheel is None:
-        return SGLANG
-    with zipfile.ZipFile(wheel) as files:
-        return {name: declared(files.read(file).decode(), name) for name, file in SGLANG_FILES.items()}
+        pytest.skip("SGLANG_WHEEL names no wheel: pip download --no-deps sglang==0.5.23")
+    assert read_wheel(Path(wheel)) == SGLANG
 
 
-def declared(source: str, name: str) -> set[str]:
-    """Annotated names in the body of a class."""
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.ClassDef) and node.name == name:
-            return {
-                item.target.id
-                for item in node.body
-                if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
-            }
-    raise AssertionError(f"there is no class {name}")
-
-
-def test_sglangs_classes_have_every_field_that_is_sent(fields: Mapping[str, set[str]], tmp_path: Path) -> None:
+def test_sglangs_classes_have_every_field_that_is_sent(tmp_path: Path) -> None:
     spoken, server = dialect("sglang"), Recorder({"/generate": SGLANG_ANSWER, "/tokenize": {"tokens": [5]}})
 
     async def everything() -> None:
         await spoken.sample(server, FACTS, ASK)
         await spoken.score(server, FACTS, (5, 6))
         await spoken.tokenize(server, FACTS, "a")
-        await spoken.load(server, FACTS, tmp_path, "nemorl-a:4")
+        await spoken.load(server, FACTS, tmp_path, NAME)
+        await spoken.join(server, FACTS, MEETING)
+        await spoken.receive(server, FACTS, TENSORS, sent_already, NAME)
+        await spoken.open_handles(server, FACTS, {}, NAME)
 
     asyncio.run(everything())
     assert {path for path, _ in server.sent} == SGLANG_ROUTES.keys()
     for path, body in server.sent:
-        assert body.keys() <= fields[SGLANG_ROUTES[path]], path
-        assert body.get("sampling_params", {}).keys() <= fields["SamplingParams"]
+        require_sglangs(path, body)
+        assert body.get("sampling_params", {}).keys() <= SGLANG["SamplingParams"].keys()
+
+
+def test_sglang_is_given_tensors_in_parts_of_which_the_last_names_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """12 bytes of a and 16 of b exceed one part of 20."""
+    monkeypatch.setattr("nemorl_server_engine.sending.PART_BYTES", 20)
+    server, broadcast = Recorder({}), []
+
+    async def send(names: Sequence[str]) -> None:
+        broadcast.append(names)
+
+    asyncio.run(dialect("sglang").receive(server, FACTS, TENSORS, send, NAME))
+    assert [path for path, _ in server.sent] == [
+        *("/pause_generation", "/begin_weight_update"),
+        *("/update_weights_from_distributed", "/update_weights_from_distributed"),
+        *("/end_weight_update", "/continue_generation"),
+    ]
+    parts = [body for path, body in server.sent if path == "/update_weights_from_distributed"]
+    group = {"group_name": "nemorl_weights"}
+    assert parts == [
+        {"names": ["a"], "dtypes": ["bfloat16"], "shapes": [[2, 3]], "flush_cache": False, **group},
+        {
+            **{"names": ["b"], "dtypes": ["float32"], "shapes": [[4]], "flush_cache": True},
+            "weight_version": NAME,
+            **group,
+        },
+    ]
+    assert broadcast == [("a",), ("b",)]
+
+
+def test_sglangs_workers_meet_the_run_as_rank_0() -> None:
+    server = Recorder({})
+    asyncio.run(dialect("sglang").join(server, FACTS, MEETING))
+    [(_, body)] = server.sent
+    assert body == {
+        **{"master_address": "10.0.0.1", "master_port": 29500, "rank_offset": 1, "world_size": 3},
+        **{"group_name": "nemorl_weights", "backend": "gloo"},
+    }
+
+
+def test_tensors_for_sglang_open_with_torch_alone() -> None:
+    """What its ``SafeUnpickler`` lets in of torch: functions that rebuild tensors, and plain types."""
+    server = Recorder({})
+    facts = replace(FACTS, ranks=2)
+    asyncio.run(dialect("sglang").open_handles(server, facts, {"a": torch.arange(3.0)}, NAME))
+    [body] = [body for path, body in server.sent if path == "/update_weights_from_tensor"]
+    one, other = body["serialized_named_tensors"]  # one per process
+    assert one == other
+    [(name, tensor)] = pickle.loads(base64.b64decode(one))
+    assert (name, tensor.tolist()) == ("a", [0.0, 1.0, 2.0])
 
 
 def test_sglang_is_asked_for_exactly_this() -> None:
@@ -175,6 +218,54 @@ def test_tensorrt_llms_class_has_every_field_that_is_sent() -> None:
     assert body.keys() <= TENSORRT_LLM  # it forbids others
     assert (body["prompt"], body["seed"], body["stop_token_ids"]) == ([5, 6], 2**62 + 3, [2, 9])
     assert (answer.token_ids, answer.logprobs, answer.weights) == ((7, 2), (-0.5, -0.25), None)
+
+
+def test_tensorrt_llms_weights_come_under_the_name_of_their_gpu() -> None:
+    """``UpdateWeightsRequest.weights: dict[str, str] | None``: handles by device, in base64; ``None`` once all came.
+
+    A worker opens ``(name, (function, arguments))`` (``tensorrt_llm/llmapi/rlhf_utils.py``).
+    """
+    from nemorl_server_engine.dialects.tensorrt_llm import handles_body
+
+    body = handles_body({"b": torch.ones(2)}, "1f2e")
+    [(device, text)] = body.pop("weights").items()
+    assert (device, body) == ("GPU-1f2e", {})
+    [(name, (function, arguments))] = pickle.loads(base64.b64decode(text))
+    assert (name, function(*arguments).tolist()) == ("b", [1.0, 1.0])
+
+
+def test_vllms_classes_take_what_weights_are_announced_with() -> None:
+    """Its own backends ``nccl`` and ``ipc``, which cannot run here, against their classes."""
+    pytest.importorskip("vllm")
+    from nemorl_server_engine.dialects.vllm import init_info
+    from vllm.distributed.weight_transfer.nccl_common import NCCLWeightTransferInitInfo
+    from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferUpdateInfo
+
+    found = NCCLWeightTransferInitInfo(**init_info(MEETING))
+    assert (found.master_address, found.master_port) == ("10.0.0.1", 29500)
+    assert (found.rank_offset, found.world_size, found.packed) == (1, 3, False)  # one tensor after the other
+    server = Recorder({})
+    asyncio.run(dialect("vllm").receive(server, FACTS, TENSORS, sent_already, NAME))
+    bodies = dict(server.sent)
+    update = NCCLWeightTransferUpdateInfo(**bodies["/update_weights"]["update_info"])
+    assert (update.names, update.dtype_names) == (["a", "b"], ["bfloat16", "float32"])
+    assert update.shapes == [[2, 3], [4]]
+    assert [path for path, _ in server.sent] == [
+        *("/pause", "/start_weight_update", "/update_weights", "/finish_weight_update"),
+        *("/reset_prefix_cache", "/update_weight_version", "/resume"),
+    ]
+
+
+def test_vllms_class_of_handles_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("vllm")
+    from nemorl_server_engine.dialects.vllm import ipc_info
+    from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferUpdateInfo
+
+    monkeypatch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
+    found = IPCWeightTransferUpdateInfo(**ipc_info(TENSORS, "1f2e"))
+    assert found.names == ["a", "b"]
+    assert isinstance(found.ipc_handles, list)
+    assert [list(handles) for handles in found.ipc_handles] == [["1f2e"], ["1f2e"]]
 
 
 def test_vllms_class_takes_what_is_sent() -> None:

@@ -14,8 +14,8 @@ from fake_vllm import weights_of
 from nemorl.config import PolicyConfig
 from nemorl.errors import BackendError, DeadlineError
 from nemorl.types import GenerationRequest, SamplingParams
-from nemorl_server_engine.folders import WeightFolders, place_of
 from nemorl_server_engine.roster import Roster
+from nemorl_server_engine.versions import WeightVersions, place_of
 
 pytestmark = pytest.mark.slow
 
@@ -206,5 +206,5 @@ def test_weights_that_a_killed_run_left_are_removed_by_its_next_life_alone(tiny_
         for place in (mine, other):
             for name in ("weights_000001", ".writing_weights_000002"):
                 (place / name).mkdir(parents=True)
-        WeightFolders(mine, policy)
+        WeightVersions(mine, policy)
         assert [len(list(place.iterdir())) for place in (mine, other)] == [0, 2]

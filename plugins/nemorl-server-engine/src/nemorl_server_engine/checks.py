@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nemorl.config.models import PolicyConfig
     from nemorl_rl.tokenizer import Tokenizer
 
-    from nemorl_server_engine.folders import WrittenWeights
+    from nemorl_server_engine.versions import Weights
 
 PROBE_TEXTS = ("1 + 1 = 2", "Grüße, 世界!\n\tdef f(x):", "the quick brown fox 0123456789")
 """Letters, digits, blanks and bytes beyond ASCII: tokenizers of one family differ in at least one."""
@@ -144,12 +144,12 @@ def require_sampling(facts: Facts, sampling: SamplingParams, url: str) -> None:
     raise BackendError(f"{url}: {problem}", fix=f"{fix}. {both}")
 
 
-def true_logprobs(written: WrittenWeights, token_ids: Sequence[int]) -> list[float]:
+def true_logprobs(weights: Weights, token_ids: Sequence[int]) -> list[float]:
     """Log-probs at temperature 1 of all tokens but the first, by transformers, in float32 on the CPU."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    loaded: Any = AutoModelForCausalLM.from_pretrained(written.folder, dtype=torch.float32)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(weights.folder, dtype=torch.float32)
     with torch.no_grad():
         logits = loaded.eval()(input_ids=torch.tensor([list(token_ids)]), use_cache=False).logits[0, :-1].float()
         scored = torch.log_softmax(logits, -1).gather(1, torch.tensor(list(token_ids[1:]))[:, None])

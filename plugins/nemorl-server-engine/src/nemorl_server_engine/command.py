@@ -45,7 +45,8 @@ def show(run: Run, as_json: AsJson = False) -> None:
     for url in [url for url in wanted if url.rstrip("/") not in known]:
         say(f"{url} is wanted; the run has not looked yet")
     if state["weights"] is not None:
-        say(f"weights {state['weights']}: {state['weights_bytes']:,} bytes, written in {state['write_s']} s")
+        what = f"{state['weights_bytes']:,} bytes, taken from the trainer in {state['write_s']} s"
+        say(f"weights {state['weights']}, by {state['way']}: {what}")
 
 
 @app.command()

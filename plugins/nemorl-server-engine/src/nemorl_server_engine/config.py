@@ -31,7 +31,7 @@ class ServerConfig(GenerationBackendConfig):
     summary: ClassVar[str] = "a vLLM, SGLang or TensorRT-LLM server that somebody else started, over HTTP"
     requires_modules: ClassVar[tuple[str, ...]] = ("torch", "httpx")
     install_hint: ClassVar[str] = "pip install nemorl-server-engine"
-    supports: ClassVar[frozenset[str]] = frozenset({"in_flight_updates", "prompt_logprobs", "submit"})
+    supports: ClassVar[frozenset[str]] = frozenset({"in_flight_updates", "prompt_logprobs", "remarks", "submit"})
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process", "shared_memory", "object_store")
 
     urls: Annotated[tuple[str, ...], RESUMABLE] = Field(min_length=1)
@@ -51,6 +51,9 @@ class ServerConfig(GenerationBackendConfig):
     """How long a run waits for a server when it has none. Raise it to the time that a replacement takes to start."""
     max_concurrency: Annotated[int, RESUMABLE] = Field(256, ge=1, le=100_000)
     """Most requests at one server at a time: what it can decode together (vLLM: ``--max-num-seqs``)."""
+    weights: Annotated[Literal["auto", "folder", "distributed", "tensor"], RESUMABLE] = "auto"
+    """How servers get new weights. ``folder``: as files. ``distributed``: broadcast to their processes. ``tensor``: as
+    handles of GPU memory, on one machine. ``auto``: what all servers offer, without files if possible."""
     weights_folder: Annotated[Path | None, RESUMABLE, ExpandsHome()] = None
     """A folder that the run and the servers see under the same path: new weights are handed over in it, those of
     each run in a folder of its own. Unset: in the run's directory."""
@@ -74,11 +77,18 @@ class ServerConfig(GenerationBackendConfig):
 
     def policy_problems(self, policy: PolicyConfig, *, device: str, is_attached: bool) -> Iterator[ConfigIssue]:
         from nemorl_server_engine.dialects import dialect
+        from nemorl_server_engine.ways import ORDER, way_problem
 
         yield from super().policy_problems(policy, device=device, is_attached=is_attached)
-        chosen = dialect(self.engine)
-        if not chosen.loads_folders:
-            yield ConfigIssue("generation.backend.engine", chosen.why_no_folders, "use vllm or sglang to train")
+        spoken = dialect(self.engine)
+        asked = ORDER if self.weights == "auto" else (self.weights,)
+        able = [way for way in asked if way in spoken.ways]
+        problems = [way_problem(way, spoken, self, device) for way in able]
+        if not able:
+            what = f"{spoken.name} takes no weights by {self.weights}"
+            yield ConfigIssue("generation.backend.weights", what, f"set it to {' or '.join(spoken.ways)}")
+        elif all(problems) and (found := problems[0]) is not None:
+            yield ConfigIssue("generation.backend.weights", *found)
 
     def build(
         self, generation: GenerationConfig, policy: PolicyConfig, worker: WorkerContext, weights: WeightHandle | None

@@ -25,9 +25,10 @@ from nemorl_tensors.engines.responses import Response, ResponseLimits
 
 from nemorl_server_engine.checks import Identity
 from nemorl_server_engine.dialects.base import Answer, Ask
-from nemorl_server_engine.folders import WeightFolders, WrittenWeights, place_of
+from nemorl_server_engine.first_look import look
 from nemorl_server_engine.pool import Pool
 from nemorl_server_engine.roster import Roster
+from nemorl_server_engine.versions import Weights, WeightVersions, place_of
 
 if TYPE_CHECKING:
     from nemorl.config.models import GenerationConfig, PolicyConfig
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from nemorl.weights import WeightHandle
 
     from nemorl_server_engine.config import ServerConfig
+    from nemorl_server_engine.ways import Way
 
 T = TypeVar("T")
 HIGHEST_LOGPROB = 1e-3
@@ -67,14 +69,20 @@ class ServerGeneration:
             self._tokenizer.decode,
         )
         self._scratch = Path(worker.scratch) if worker.scratch else owned_folder("nemorl-engines-")
-        self._folders = WeightFolders(place_of(self._scratch, options.weights_folder), policy)
+        self._versions = WeightVersions(place_of(self._scratch, options.weights_folder), policy)
+        self._device = worker.device
         self._loop = LoopThread("nemorl-server-engine")
         self._closed = False
         identity = Identity(policy, self._config, self._tokenizer, generation.sampling())
         roster = Roster(self._scratch / "engines")
         try:
-            self._pool = self._run(_made(options, identity, roster, worker.device))
-            self._run(self._pool.start(None if weights is None else self._written(weights, weights.version)))
+            self._way: Way = "folder"
+            self._why = ""
+            if weights is not None:
+                urls = roster.wanted(options.urls)
+                self._way, self._why = self._run(look(options, identity, urls, worker.device))
+            self._pool = self._run(_made(options, identity, roster, worker.device, self._way))
+            self._run(self._pool.start(None if weights is None else self._taken(weights, weights.version)))
         except BaseException:
             self.shutdown()
             raise
@@ -108,9 +116,13 @@ class ServerGeneration:
     def update_weights(self, handle: WeightHandle, version: int) -> int:
         """Generate from these weights from now on, also where a response is half done. Returns their bytes."""
         self._require_open()
-        written = self._written(handle, version)
-        self._run(self._pool.publish(written))
-        return written.bytes
+        taken = self._taken(handle, version)
+        self._run(self._pool.publish(taken))
+        return taken.bytes
+
+    def remarks(self) -> Sequence[str]:
+        """In which way servers get weights, and why."""
+        return [f"servers get new weights by {self._way}: {self._why}"] if self._why else []
 
     def shutdown(self) -> None:
         """Leave the servers, which go on. Calling it twice is harmless."""
@@ -121,10 +133,10 @@ class ServerGeneration:
         if pool is not None:
             self._run(pool.close())
         self._loop.stop()
-        self._folders.clear()
+        self._versions.clear()
 
-    def _written(self, handle: WeightHandle, version: int) -> WrittenWeights:
-        return self._folders.write(version, handle.buckets())
+    def _taken(self, handle: WeightHandle, version: int) -> Weights:
+        return self._versions.taken(self._way, handle, version, self._device)
 
     async def _answer(self, request: GenerationRequest) -> list[Completion]:
         self._limits.require(0, request)
@@ -208,6 +220,6 @@ class ServerGeneration:
             raise BackendError("the generator was shut down while it generated", fix=fix) from None
 
 
-async def _made(options: ServerConfig, identity: Identity, roster: Roster, device: str) -> Pool:
+async def _made(options: ServerConfig, identity: Identity, roster: Roster, device: str, way: Way) -> Pool:
     """A pool belongs to the loop that it is made on."""
-    return Pool(options, identity, roster, device)
+    return Pool(options, identity, roster, device, way)

@@ -15,20 +15,22 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nemorl.errors import BackendError, DataError, DeadlineError, NemorlError
+from nemorl.errors import BackendError, DataError, NemorlError
 from nemorl_rl.loop_thread import in_thread
 from nemorl_rl.routing import Affinity, beginnings_of
 
 from nemorl_server_engine.checks import require_weights, true_logprobs
 from nemorl_server_engine.connection import GoneError
+from nemorl_server_engine.first_look import nobody_came
 from nemorl_server_engine.server import Server
 
 if TYPE_CHECKING:
     from nemorl_server_engine.checks import Identity
     from nemorl_server_engine.config import ServerConfig
     from nemorl_server_engine.dialects.base import Answer, Ask
-    from nemorl_server_engine.folders import WrittenWeights
     from nemorl_server_engine.roster import Roster
+    from nemorl_server_engine.versions import Weights
+    from nemorl_server_engine.ways import Way
 
 POLL_S = 1.0
 """How often lost servers and the list of wanted ones are looked at."""
@@ -56,15 +58,24 @@ class Span:
 class Pool:
     """The servers. Its coroutines run on the loop that it was made for."""
 
-    def __init__(self, options: ServerConfig, identity: Identity, roster: Roster, device: str) -> None:
+    def __init__(self, options: ServerConfig, identity: Identity, roster: Roster, device: str, way: Way) -> None:
+        """
+        Args:
+            options: Of the backend.
+            identity: The model that servers must serve.
+            roster: Which ones are wanted.
+            device: Of this process.
+            way: In which servers are given weights.
+        """
         self._options, self._identity, self._roster, self._device = options, identity, roster, device
+        self._way: Way = way
         self._servers: dict[str, Server] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._affinity = Affinity[str]()
         self._waiting: deque[asyncio.Future[None]] = deque()
         """Requests that found no free server."""
         self._run = f"{MARK}{uuid.uuid4().hex[:12]}"
-        self._current: WrittenWeights | None = None
+        self._current: Weights | None = None
         self._updates = 0
         self._truth: tuple[int, list[float] | None] | None = None
         """Version, and log-probs of the probe tokens."""
@@ -74,14 +85,14 @@ class Pool:
         self._said: dict[str, Any] | None = None
         self._watcher: asyncio.Task[None] | None = None
 
-    async def start(self, written: WrittenWeights | None) -> None:
+    async def start(self, weights: Weights | None) -> None:
         """Take in all servers, with these weights; ``None``: with those that they were started with.
 
         Raises:
             BackendError: One of them does not fit.
             DeadlineError: None of them came in time.
         """
-        self._current = written
+        self._current = weights
         self._follow_roster()
         self._watcher = asyncio.create_task(self._watch())
         while any(server.state == "joining" for server in self._servers.values()):
@@ -91,13 +102,13 @@ class Pool:
                 raise server.error
         await self._free_server(())
 
-    async def publish(self, written: WrittenWeights) -> None:
+    async def publish(self, weights: Weights) -> None:
         """All servers that are there generate from these weights from now on, others from when they come.
 
         Raises:
             BackendError: No server can load them.
         """
-        self._current, self._updates = written, self._updates + 1
+        self._current, self._updates = weights, self._updates + 1
         await asyncio.gather(*(self._renew(server) for server in self._servers.values() if server.state == "ready"))
         self._require_hope()
 
@@ -174,11 +185,7 @@ class Pool:
                 begin = time.monotonic()  # it is busy, for as long as its own time limits allow
             left = begin + self._options.reconnect_timeout_s - time.monotonic()
             if left <= 0:
-                raise DeadlineError(
-                    f"generation waited {self._options.reconnect_timeout_s:g} s for a server: {self._account()}",
-                    fix="start one (`nemorl engines add RUN URL` names another address), or raise "
-                    f"generation.backend.reconnect_timeout_s. {self._command()}",
-                )
+                raise nobody_came(self._options, self._account(), self._command())
             await self._wait(left)
 
     async def _wait(self, seconds: float) -> None:
@@ -219,7 +226,7 @@ class Pool:
             server.rests_until = time.monotonic() + rest_s
             server.state, server.trouble = "lost", trouble
             server.lost += 1
-            server.weights = None
+            server.forget()
             self._affinity.forget(server.url)
             self._wake()
 
@@ -267,23 +274,23 @@ class Pool:
     async def _give_weights(self, server: Server, *, check: bool) -> None:
         """Until it has the newest, which may change meanwhile."""
         while self._current is not None and server.weights != self._name(self._current):
-            begin, written = time.monotonic(), self._current
-            await server.load(written, self._name(written))
+            begin, weights = time.monotonic(), self._current
+            await server.load(weights, self._way, self._name(weights))
             server.load_s = time.monotonic() - begin
-            true = await self._true_logprobs(written) if check else None
+            true = await self._true_logprobs(weights) if check and server.spoken.scores else None
             if true is not None:
                 assert server.facts is not None, "it was checked before"
                 require_weights(await server.score(), true, server.facts.dtype, server.url)
 
-    def _name(self, written: WrittenWeights) -> str:
-        return f"{self._run}:{written.version}"
+    def _name(self, weights: Weights) -> str:
+        return f"{self._run}:{weights.version}"
 
-    async def _true_logprobs(self, written: WrittenWeights) -> list[float] | None:
-        if written.bytes > self._options.check_weights_gib * GIB:
+    async def _true_logprobs(self, weights: Weights) -> list[float] | None:
+        if weights.bytes > self._options.check_weights_gib * GIB:
             return None
         async with self._measuring:
-            if self._truth is None or self._truth[0] != written.version:
-                self._truth = written.version, await in_thread(true_logprobs, written, self._identity.probe)
+            if self._truth is None or self._truth[0] != weights.version:
+                self._truth = weights.version, await in_thread(true_logprobs, weights, self._identity.probe)
         return self._truth[1]
 
     async def _watch(self) -> None:
@@ -319,6 +326,7 @@ class Pool:
             "trouble": self._trouble,
             "configured": list(self._options.urls),
             "weights": None if current is None else current.version,
+            "way": self._way,
             "weights_bytes": 0 if current is None else current.bytes,
             "write_s": 0.0 if current is None else round(current.seconds, 3),
             "servers": [server.as_json() for server in self._servers.values()],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
@@ -13,15 +13,24 @@ from nemorl_server_engine.checks import require_sampling
 from nemorl_server_engine.connection import Connection, GoneError
 from nemorl_server_engine.dialects import dialect
 from nemorl_server_engine.dialects.base import Answer, Ask, Facts, Wanted
+from nemorl_server_engine.sending import Link
+from nemorl_server_engine.ways import Way, require_way
 
 if TYPE_CHECKING:
     from nemorl_server_engine.checks import Identity
     from nemorl_server_engine.config import ServerConfig
-    from nemorl_server_engine.folders import WrittenWeights
+    from nemorl_server_engine.versions import Weights
 
 State = Literal["joining", "ready", "loading", "lost", "refused", "leaving"]
 """``joining``: being checked and given the weights. ``loading``: ready, and being given new ones. ``lost``: away, and
 looked after. ``refused``: there, and not fit; looked at again when it was away. ``leaving``: gets no more requests."""
+
+
+NEEDS: Mapping[Way, str] = {
+    "folder": "generation.backend.weights_folder must be seen by the run and by the server under one path",
+    "distributed": "the server's processes must reach the run's address, else set generation.backend.weights: folder",
+    "tensor": "the server must see the run's GPU, else set generation.backend.weights: distributed",
+}
 
 
 @contextmanager
@@ -64,6 +73,8 @@ class Server:
         self.load_s = 0.0
         """Seconds that its last load took"""
         self._identity = identity
+        self._link = Link(self.url, options.timeout_s)
+        self._device = device
 
     async def check(self) -> None:
         """Find out what it is.
@@ -78,25 +89,57 @@ class Server:
                 self.connection, self.spoken, self.facts, url=self.url, command=self.command
             )
 
-    async def load(self, written: WrittenWeights, name: str) -> None:
+    async def load(self, weights: Weights, way: Way, name: str) -> None:
         """Give it weights.
 
         Raises:
             GoneError: It is not there, or went away.
-            BackendError: It cannot load them.
+            BackendError: It cannot load them, or takes none in this way.
         """
         assert self.facts is not None, "it is checked before it is given weights"
+        require_way(way, self.spoken, self.facts, self.url, self.command)
         try:
-            await self.spoken.load(self.connection, self.facts, written.folder, name)
+            await {"folder": self._read, "distributed": self._receive, "tensor": self._open}[way](weights, name)
         except GoneError as error:
+            self._link.close()
             if not await self.is_healthy():
                 raise
             raise BackendError(
-                f"{self.url} cannot load weights {written.version} from {written.folder}: {error}",
-                fix="generation.backend.weights_folder must be seen by the run and by the server under one path; then "
-                f"start the server anew: {self.command}",
+                f"{self.url} cannot load weights {weights.version} by {way}: {error}",
+                fix=f"{NEEDS[way]}; then start the server anew: {self.command}",
             ) from None
+        except BackendError:
+            self._link.close()
+            raise
         self.weights = name
+
+    def forget(self) -> None:
+        """It went away: whoever answers next is another process."""
+        self.weights = None
+        self._link.close()
+
+    async def _read(self, weights: Weights, name: str) -> None:
+        assert self.facts is not None
+        await self.spoken.load(self.connection, self.facts, weights.folder, name)
+
+    async def _receive(self, weights: Weights, name: str) -> None:
+        spoken, connection, facts, tensors = self.spoken, self.connection, self.facts, weights.tensors
+        assert facts is not None
+
+        async def send(names: Sequence[str]) -> None:
+            await self._link.send([tensors[each] for each in names])
+
+        if not self._link.is_open:
+            carrier, opener = spoken.carrier(facts, self._device)
+            await self._link.open(facts.ranks, opener, carrier, lambda meeting: spoken.join(connection, facts, meeting))
+        try:
+            await spoken.receive(connection, facts, tensors, send, name)
+        except RuntimeError as error:  # torch's, of a broadcast
+            raise GoneError(f"{self.url} went away while it was sent weights: {str(error).splitlines()[0]}") from None
+
+    async def _open(self, weights: Weights, name: str) -> None:
+        assert self.facts is not None
+        await self.spoken.open_handles(self.connection, self.facts, weights.tensors, name)
 
     async def score(self) -> list[float]:
         """Log-probs of the probe tokens."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -69,6 +69,7 @@ class RolloutResources(TenantResources):
         self._version = 0
         self._shares_weights, self._spreads_weights = config.shares_weights, config.spreads_weights
         self._sampler, self._form = config.sampler, config.weight_form  # they ask the registry, once for all updates
+        self._engine_remarks: list[str] = []
         super().__init__(config, run_dir, on_restart=on_restart)
         tenancy = self._tenancy
         self._gate = PhaseGate(config.cluster.worker_timeout_s) if tenancy is None else tenancy.gate
@@ -129,6 +130,8 @@ class RolloutResources(TenantResources):
             self._withdraw()
 
         able = generation.backend.supports
+        if "remarks" in able:
+            self._engine_remarks += group.call("remarks")[0]
         return GenerationPolicy(
             group,
             revive,
@@ -138,6 +141,10 @@ class RolloutResources(TenantResources):
             reports=REPORTS in able,
             takes_versions=SNAPSHOTS in able,
         )
+
+    def new_remarks(self) -> Sequence[str]:
+        found, self._engine_remarks = self._engine_remarks, []
+        return [*found, *super().new_remarks()]
 
     def weight_handle(self, version: int) -> WeightHandle:
         """The training policy's current weights, over the transport that both sides declare."""

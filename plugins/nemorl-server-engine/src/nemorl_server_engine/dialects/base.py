@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from nemorl.errors import BackendError
 from nemorl.types import SamplingParams
+
+from nemorl_server_engine.ways import Way
+
+if TYPE_CHECKING:
+    from nemorl_tensors.engines.broadcast import Meeting
+    from torch import Tensor
+
+    from nemorl_server_engine.sending import Announced, Opener
 
 Logprobs = Literal["scaled", "raw", "processed"]
 """The distribution that a server's log-probs are of. ``scaled``: ``softmax(logits / temperature)`` over the whole
@@ -37,6 +46,12 @@ class Facts:
     """transformers' ``model_type``, if it says"""
     extension: bool = False
     """nemorl's own code runs in its workers"""
+    ways: frozenset[Way] = frozenset()
+    """In which it can be given weights, as it was started"""
+    ranks: int = 1
+    """Processes that hold its model"""
+    transfer: str = ""
+    """vLLM's name of the backend by which it takes tensors"""
     problems: tuple[tuple[str, str], ...] = ()
     """Why it cannot be used as it was started: message and fix"""
 
@@ -86,6 +101,10 @@ class Answer:
     """Where they were asked for: of each token of the prompt at temperature 1, 0.0 for the first"""
 
 
+Send = Callable[[Sequence[str]], Awaitable[None]]
+"""Broadcasts the tensors of these names."""
+
+
 class Caller(Protocol):
     """Sends requests to one server and returns its JSON (``connection.Connection``)."""
 
@@ -101,10 +120,10 @@ class Dialect(Protocol):
     """For messages"""
     versions: str
     """Those it is written for, as a version specifier"""
-    loads_folders: bool
-    """It can be given weights while it runs"""
-    why_no_folders: str
-    """Why not, for a message"""
+    ways: Mapping[Way, str]
+    """In which its servers can be given weights while they run, and what one is started with for that"""
+    scores: bool = True
+    """It returns log-probs of prompts"""
     health: str
     """Path that answers 200 while requests can be served"""
 
@@ -131,7 +150,26 @@ class Dialect(Protocol):
     async def load(self, server: Caller, facts: Facts, folder: Path, name: str) -> None:
         """Replace the weights by those of a Hugging Face folder, drop what was computed with older ones, and call them
         ``name``. Requests in progress go on with the new ones."""
-        ...
+        raise self._cannot("folder")
+
+    def carrier(self, facts: Facts, device: str) -> tuple[str, Opener]:
+        """What carries a broadcast from this process to the server's, and what opens this process's end."""
+        raise self._cannot("distributed")
+
+    async def join(self, server: Caller, facts: Facts, meeting: Meeting) -> None:
+        """Have all processes of the server join a group."""
+        raise self._cannot("distributed")
+
+    async def receive(self, server: Caller, facts: Facts, tensors: Mapping[str, Tensor], send: Send, name: str) -> None:
+        """As ``load``, of tensors that ``send`` broadcasts while the server waits for them."""
+        raise self._cannot("distributed")
+
+    async def open_handles(self, server: Caller, facts: Facts, tensors: Mapping[str, Tensor], name: str) -> None:
+        """As ``load``, of tensors in the memory of a GPU that the server's processes see."""
+        raise self._cannot("tensor")
+
+    def _cannot(self, way: Way) -> BackendError:
+        return BackendError(f"{self.name} takes no weights by {way}", fix=f"weights: {' or '.join(self.ways)}")
 
 
 async def tokens_of(server: Caller, facts: Facts, text: str) -> list[int]:
@@ -174,3 +212,14 @@ def field(payload: Any, *path: str | int) -> Any:
             where = ".".join(map(str, path))
             raise ValueError(f"there is no {where} in {str(payload)[:200]}") from None
     return found
+
+
+def announcement(announced: Announced, dtypes: str) -> dict[str, Any]:
+    """Tensors to come, for a request.
+
+    Args:
+        announced: They, in order.
+        dtypes: What the engine calls their dtypes.
+    """
+    shapes = [list(shape) for shape in announced.shapes]
+    return {"names": list(announced.names), dtypes: list(announced.dtypes), "shapes": shapes}

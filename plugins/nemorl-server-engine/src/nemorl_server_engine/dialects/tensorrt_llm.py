@@ -1,22 +1,23 @@
-"""TensorRT-LLM's server (``trtllm-serve``): ``/v1/completions`` with token ids. It samples; it cannot follow a trainer.
+"""TensorRT-LLM's server (``trtllm-serve``): ``/v1/completions`` with token ids, ``/update_weights`` with handles.
 
-Not run: its requests are compared with the published request class (``tests/unit/server_engine``).
+Not run: its requests are compared with the published request classes (``tests/unit/server_engine``). It answers neither
+log-probs of prompts nor which weights drew a token, so that weights are compared by ``rollouts.mismatch_limit`` alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from nemorl.errors import BackendError
 
 from nemorl_server_engine.dialects.base import Answer, Ask, Caller, Dialect, Facts, Wanted, field, sampling_fields
+from nemorl_server_engine.handles import device_name, handles, pickled
+from nemorl_server_engine.sending import parts
+from nemorl_server_engine.ways import Way
 
-NO_FOLDERS = (
-    "TensorRT-LLM's server loads no folder while it runs: /update_weights takes CUDA memory handles of processes on "
-    "its own node, which nemorl does not send"
-)
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class TensorRTLLMDialect(Dialect):
@@ -24,8 +25,8 @@ class TensorRTLLMDialect(Dialect):
 
     name = "TensorRT-LLM"
     versions = ">=1.2,<2"
-    loads_folders = False
-    why_no_folders = NO_FOLDERS
+    ways: Mapping[Way, str] = {"tensor": "on the GPU of the run, with orchestrator_type: ray in its options"}
+    scores = False
     health = "/health"
 
     def command(self, wanted: Wanted) -> str:
@@ -33,7 +34,8 @@ class TensorRTLLMDialect(Dialect):
 
     async def facts(self, server: Caller) -> Facts:
         version = str(field(await server.get("/version"), "version"))
-        return Facts(version, str(field(await server.get("/v1/models"), "data", 0, "id")), logprobs="raw", dtype="")
+        model = str(field(await server.get("/v1/models"), "data", 0, "id"))
+        return Facts(version, model, logprobs="raw", dtype="", ways=frozenset({"tensor"}))
 
     async def tokenize(self, server: Caller, facts: Facts, text: str) -> list[int]:
         return list(field(await server.post("/_internal/tokenize", {"prompt": text}), "tokens"))
@@ -47,8 +49,17 @@ class TensorRTLLMDialect(Dialect):
         choice = field(await server.post("/v1/completions", sample_body(facts, ask)), "choices", 0)
         return Answer(tuple(field(choice, "token_ids")), tuple(field(choice, "logprobs", "token_logprobs")), None)
 
-    async def load(self, server: Caller, facts: Facts, folder: Path, name: str) -> None:
-        raise BackendError(NO_FOLDERS, fix="use vllm or sglang to train")
+    async def open_handles(self, server: Caller, facts: Facts, tensors: Mapping[str, Tensor], name: str) -> None:
+        device = device_name(tensors)
+        for names, _ in parts(tensors):
+            await server.post("/update_weights", handles_body({each: tensors[each] for each in names}, device))
+        await server.post("/update_weights", {"weights": None})  # all have come; it drops its cache
+
+
+def handles_body(tensors: Mapping[str, Tensor], device: str) -> dict[str, Any]:
+    """Handles of some tensors, under the name of their GPU. The server waits for its requests to end first."""
+    opened = list(zip(tensors, handles(tensors), strict=True))
+    return {"weights": {f"GPU-{device}": pickled(opened)}}
 
 
 def sample_body(facts: Facts, ask: Ask) -> dict[str, Any]:

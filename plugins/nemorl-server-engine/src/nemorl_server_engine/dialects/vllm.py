@@ -2,14 +2,19 @@
 
 Checked against a running server of version 0.32. Where the server's workers run nemorl-vllm's extension
 (``--worker-extension-cls``), log-probs are taken before truncation and weights are loaded by nemorl's own code.
+
+Weights without files go by vLLM's weight transfer (``/init_weight_transfer_engine`` and so on) with the backend that
+the server was started with: ``nemorl`` of the extension, over gloo, or vLLM's own ``nccl`` and ``ipc``, which were not
+run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nemorl.errors import BackendError
 
@@ -20,11 +25,20 @@ from nemorl_server_engine.dialects.base import (
     Dialect,
     Facts,
     Logprobs,
+    Send,
     Wanted,
+    announcement,
     field,
     sampling_fields,
     tokens_of,
 )
+from nemorl_server_engine.handles import device_name, handles, pickled
+from nemorl_server_engine.sending import Announced, Opener, VLLMGroup, both, torch_group
+from nemorl_server_engine.ways import Way
+
+if TYPE_CHECKING:
+    from nemorl_tensors.engines.broadcast import Meeting
+    from torch import Tensor
 
 EXTENSION = "nemorl_vllm.worker.WorkerExtension"
 """Of nemorl-vllm, which the server's environment then has."""
@@ -34,6 +48,9 @@ TEMPERATURES = (0.01, 2.0)
 """vLLM refuses a higher one, and silently raises a lower one: log-probs would not be those of the temperature."""
 DEVELOPMENT = "start the server with VLLM_SERVER_DEV_MODE=1 in its environment"
 MODE = ("--logprobs-mode processed_logprobs", "--logprobs-mode raw_logprobs")
+TRANSFER = 'with --weight-transfer-config \'{{"backend": "{}"}}\''
+TRANSFERS: dict[str, Way] = {"nemorl": "distributed", "nccl": "distributed", "ipc": "tensor"}
+"""vLLM's name of each backend of its weight transfer."""
 
 
 class VLLMDialect(Dialect):
@@ -41,8 +58,12 @@ class VLLMDialect(Dialect):
 
     name = "vLLM"
     versions = ">=0.32,<0.33"
-    loads_folders = True
-    why_no_folders = ""
+    ways: Mapping[Way, str] = {
+        "folder": "with VLLM_SERVER_DEV_MODE=1",
+        "distributed": f"with --worker-extension-cls {EXTENSION} {TRANSFER.format('nemorl')}, or between GPUs "
+        f"{TRANSFER.format('nccl')}",
+        "tensor": f"on the GPU of the run {TRANSFER.format('ipc')} and VLLM_ALLOW_INSECURE_SERIALIZATION=1",
+    }
     health = "/health"
 
     def command(self, wanted: Wanted) -> str:
@@ -64,7 +85,14 @@ class VLLMDialect(Dialect):
         options = field(info, "vllm_config", "model_config")
         mode = str(field(options, "logprobs_mode"))
         found = replace(found, dtype=str(options.get("dtype", "")).removeprefix("torch."))
-        has_extension = info["vllm_config"].get("parallel_config", {}).get("worker_extension_cls") == EXTENSION
+        parallel = info["vllm_config"].get("parallel_config", {})
+        transfer = str((info["vllm_config"].get("weight_transfer_config") or {}).get("backend", ""))
+        has_extension = parallel.get("worker_extension_cls") == EXTENSION
+        if transfer == "nemorl" and not has_extension:
+            transfer = ""
+        ways = frozenset[Way]({"folder", *([TRANSFERS[transfer]] if transfer in TRANSFERS else [])})
+        ranks = int(parallel.get("world_size", 1)) * int(parallel.get("data_parallel_size", 1))
+        found = replace(found, ways=ways, ranks=ranks, transfer=transfer)
         if has_extension:
             await server.post("/collective_rpc", {"method": "nemorl_install_sampler"})
             return replace(found, extension=True)
@@ -93,19 +121,65 @@ class VLLMDialect(Dialect):
         )
 
     async def load(self, server: Caller, facts: Facts, folder: Path, name: str) -> None:
-        await server.post("/pause", mode="keep")
-        try:
+        async with _renewing(server, name):
             if facts.extension:
                 await server.post("/collective_rpc", {"method": "nemorl_load_folder", "args": [str(folder)]})
             else:
                 await server.post(
                     "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
                 )
-            # Keys and values of running requests are computed again, from the new weights.
-            await server.post("/reset_prefix_cache", reset_running_requests="true")
-            await server.post("/update_weight_version", {"new_version": name})
-        finally:
-            await server.post("/resume")
+
+    def carrier(self, facts: Facts, device: str) -> tuple[str, Opener]:
+        return ("nccl", VLLMGroup) if facts.transfer == "nccl" else ("gloo", torch_group)
+
+    async def join(self, server: Caller, facts: Facts, meeting: Meeting) -> None:
+        await server.post("/init_weight_transfer_engine", {"init_info": init_info(meeting)})
+
+    async def receive(self, server: Caller, facts: Facts, tensors: Mapping[str, Tensor], send: Send, name: str) -> None:
+        body = {"update_info": announcement(Announced.of(tensors.items()), "dtype_names")}
+        async with _renewing(server, name):
+            await server.post("/start_weight_update")
+            await both(server.post("/update_weights", body), send(tuple(tensors)))
+            await server.post("/finish_weight_update", {})
+
+    async def open_handles(self, server: Caller, facts: Facts, tensors: Mapping[str, Tensor], name: str) -> None:
+        body = {"update_info": ipc_info(tensors, device_name(tensors))}
+        async with _renewing(server, name):
+            await server.post("/start_weight_update")
+            await server.post("/update_weights", body)
+            await server.post("/finish_weight_update", {})
+
+
+@asynccontextmanager
+async def _renewing(server: Caller, name: str) -> AsyncIterator[None]:
+    """Requests stand still within, and go on with the new weights, under their name."""
+    await server.post("/pause", mode="keep")
+    try:
+        yield
+        # Keys and values of running requests are computed again, from the new weights.
+        await server.post("/reset_prefix_cache", reset_running_requests="true")
+        await server.post("/update_weight_version", {"new_version": name})
+    finally:
+        await server.post("/resume")
+
+
+def init_info(meeting: Meeting) -> dict[str, Any]:
+    """Where workers meet the run. The run is rank 0."""
+    return {
+        "master_address": meeting.address,
+        "master_port": meeting.port,
+        "rank_offset": 1,
+        "world_size": meeting.ranks,
+    }
+
+
+def ipc_info(tensors: Mapping[str, Tensor], device: str) -> dict[str, Any]:
+    """Handles of tensors, under the name of their GPU."""
+    by_tensor = [{device: arguments} for _, arguments in handles(tensors)]
+    return {
+        **announcement(Announced.of(tensors.items()), "dtype_names"),
+        "ipc_handles_pickled": pickled(by_tensor),
+    }
 
 
 def sample_body(facts: Facts, ask: Ask) -> dict[str, Any]:

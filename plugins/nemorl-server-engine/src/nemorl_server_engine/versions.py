@@ -1,13 +1,14 @@
-"""Versions of the policy's weights as Hugging Face folders that servers read."""
+"""Versions of the policy's weights, in the form that servers are given them: Hugging Face folders, or tensors."""
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from nemorl_base.files import listed, remove, replacing_folder
 from nemorl_tensors.engines.model_config import read_model_config
@@ -15,10 +16,38 @@ from nemorl_tensors.engines.model_folder import write_weights
 
 if TYPE_CHECKING:
     from nemorl.config.models import PolicyConfig
+    from nemorl.weights import WeightHandle
     from torch import Tensor
+
+    from nemorl_server_engine.ways import Way
 
 KEPT = 2
 """Newest folders that stay: a server may still be reading the one before."""
+
+
+class Weights(Protocol):
+    """One version, which stays as it is while the trainer goes on."""
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+    @property
+    def seconds(self) -> float:
+        """To write or copy it."""
+        ...
+
+    @property
+    def folder(self) -> Path:
+        """Its Hugging Face folder."""
+        ...
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """By Hugging Face names, in the order in which they are sent. Of folders there are none."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -29,7 +58,29 @@ class WrittenWeights:
     folder: Path
     bytes: int
     seconds: float
-    """To write it"""
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        return {}
+
+
+@dataclass(frozen=True)
+class HeldWeights:
+    """One version in this process's memory."""
+
+    version: int
+    tensors: Mapping[str, Tensor]
+    seconds: float
+    write: Callable[[int, Iterable[Mapping[str, Tensor]]], WrittenWeights]
+
+    @property
+    def bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    @cached_property
+    def folder(self) -> Path:
+        """Written when somebody asks for it."""
+        return self.write(self.version, [self.tensors]).folder
 
 
 def place_of(scratch: Path, shared: Path | None) -> Path:
@@ -43,8 +94,8 @@ def place_of(scratch: Path, shared: Path | None) -> Path:
     return shared / f"{run.parent.name}-{hashlib.sha256(str(run).encode()).hexdigest()[:12]}"
 
 
-class WeightFolders:
-    """Writes each version into a folder of its own, whole or not at all, and removes old ones."""
+class WeightVersions:
+    """Makes versions of what a trainer publishes."""
 
     def __init__(self, parent: Path, policy: PolicyConfig) -> None:
         """
@@ -58,8 +109,26 @@ class WeightFolders:
         self._config = read_model_config(policy)
         self._written: list[Path] = []
 
-    def write(self, version: int, buckets: Iterable[Mapping[str, Tensor]]) -> WrittenWeights:
+    def taken(self, way: Way, handle: WeightHandle, version: int, device: str) -> Weights:
+        """A version for servers that are given weights in this way.
+
+        Raises:
+            StorageError: The disk refuses; names the folder and why.
         """
+        if way == "folder":
+            return self.write(version, handle.buckets())
+        begin = time.monotonic()
+        place = device if way == "tensor" else "cpu"
+        held = {
+            name: tensor.detach().to(place, copy=True).contiguous()
+            for bucket in handle.buckets()
+            for name, tensor in bucket.items()
+        }
+        return HeldWeights(version, held, time.monotonic() - begin, self.write)
+
+    def write(self, version: int, buckets: Iterable[Mapping[str, Tensor]]) -> WrittenWeights:
+        """A folder of its own, whole or not at all. Old ones are removed.
+
         Raises:
             StorageError: The disk refuses; names the folder and why.
         """
