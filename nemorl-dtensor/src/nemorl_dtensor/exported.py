@@ -111,10 +111,13 @@ class _Cut:
     shape: tuple[int, ...]
     offsets: Offsets
     place: ViewBox
-    held: tuple[slice, ...]
+    held: tuple[slice, ...] | None
+    """``None``: all of it"""
 
     def of(self, tensor: Tensor) -> Piece:
-        return Piece(self.name, self.shape, self.offsets, self.place.as_view(local(tensor).detach()[self.held]))
+        part = local(tensor).detach()
+        values = part if self.held is None else part[self.held]
+        return Piece(self.name, self.shape, self.offsets, self.place.as_view(values))
 
 
 def _cuts(tensor: Tensor, views: list[tuple[str, tuple[int, ...], ViewBox]]) -> Iterator[_Cut]:
@@ -122,4 +125,5 @@ def _cuts(tensor: Tensor, views: list[tuple[str, tuple[int, ...], ViewBox]]) -> 
     for name, shape, place in views:
         common = held.common(place.box)
         if common is not None:
-            yield _Cut(name, shape, place.in_view(common).starts, place, common.slices(held.starts))
+            cut = None if common == held else common.slices(held.starts)
+            yield _Cut(name, shape, place.in_view(common).starts, place, cut)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from nemorl.errors import BackendError
 from nemorl.weights import IN_PROCESS
 from nemorl_tensors.engines.boxes import Box, view_box
-from nemorl_tensors.engines.pieces import LazyWeight, Piece, PieceSender, SpreadHandle, lazy_weight
+from nemorl_tensors.engines.pieces import LazyWeight, Piece, PieceSender, Place, SpreadHandle, lazy_weight
 from recorded_messages import Raises
 from torch import Tensor
 
+SHARED_MEMORY = "nemorl-transports:shared_memory"
 WHOLE = torch.arange(24.0).reshape(4, 6)
 PIECES = [
     Piece("w", (4, 6), (0, 0), WHOLE[:2, :3]),
@@ -85,13 +87,59 @@ def test_a_handle_joins_what_ranks_sent() -> None:
         "w": WHOLE.tolist(),
         "bias": bias.tolist(),
     }
-    assert not SpreadHandle("nemorl-transports:shared_memory", 3, []).is_in_process
+    assert not SpreadHandle(SHARED_MEMORY, 3, []).is_in_process
 
 
-def test_places_are_plain_data() -> None:
-    sent = PieceSender().publish(IN_PROCESS, lambda: PIECES)
-    list(SpreadHandle(IN_PROCESS, 1, [sent]).buckets())  # in one process pieces are cut when they are asked for
-    assert pickle.loads(pickle.dumps(sent.places)) == sent.places
+def test_what_ranks_send_crosses_process_boundaries_as_text() -> None:
+    text = Place.text("w", (4, 6), (2, 0))
+    assert text == '["w", [4, 6], [2, 0]]'
+    assert Place.parse(text) == Place("w", (4, 6), (2, 0))
+
+
+@pytest.fixture
+def ranks() -> Iterator[list[PieceSender]]:
+    made = [PieceSender(), PieceSender()]
+    yield made
+    for sender in made:
+        sender.close()
+
+
+def joined(ranks: list[PieceSender], version: int, scale: float) -> Mapping[str, Tensor]:
+    """The weights as a reader in another process has them: their handle has been pickled."""
+    parts = [[replace(piece, values=scale * piece.values) for piece in some] for some in (PIECES[:1], PIECES[1:])]
+    sent = [rank.publish(SHARED_MEMORY, lambda part=part: part) for rank, part in zip(ranks, parts, strict=True)]
+    handle = pickle.loads(pickle.dumps(SpreadHandle(SHARED_MEMORY, version, sent)))
+    (bucket,) = handle.buckets()
+    return bucket
+
+
+def test_versions_that_lie_in_the_same_places_are_joined_once(ranks: list[PieceSender]) -> None:
+    found = [joined(ranks, version, scale=version) for version in (1, 2, 3, 4)]
+    assert found[2] is found[0]
+    assert found[3] is found[1]
+    target = torch.empty(2, 6)
+    for version in (3, 4):  # the memory of 1 and 2 now holds them
+        target.copy_(found[version - 1]["w"].chunk(2)[1])
+        assert torch.equal(target, version * WHOLE[2:])
+
+
+def test_pieces_of_a_rank_that_was_replaced_are_joined_anew(ranks: list[PieceSender]) -> None:
+    for version in (1, 2):
+        joined(ranks, version, scale=version)
+    ranks[1].close()
+    assert torch.equal(joined(ranks, 3, scale=3.0)["w"].clone(), 3 * WHOLE)
+
+
+def test_memory_of_ranks_that_ended_is_released_by_the_next_fetch(ranks: list[PieceSender]) -> None:
+    joined(ranks, 1, scale=1.0)
+    for rank in ranks:
+        rank.close()
+    other = [PieceSender(), PieceSender()]
+    joined(other, 1, scale=1.0)
+    count = sum("nemorl-weights" in line for line in Path("/proc/self/maps").read_text().splitlines())
+    assert count == 4  # of two senders: each maps its file, and so does their reader
+    for rank in other:
+        rank.close()
 
 
 def test_a_view_box_is_found_for_boxes_alone() -> None:

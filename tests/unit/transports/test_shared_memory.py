@@ -47,6 +47,26 @@ def test_a_receiver_that_copies_maps_once(sender: SharedMemory) -> None:
     assert mappings() == before
 
 
+def test_versions_that_lie_as_the_one_before_are_the_same_tensors(sender: SharedMemory) -> None:
+    found = [fetch(publish(sender, torch.full((3,), value), torch.zeros(2)))[0] for value in (1.0, 2.0, 3.0, 4.0)]
+    assert found[2] is found[0]
+    assert found[3] is found[1]
+    assert found[0].tolist() == [3.0] * 3
+    for other in (torch.ones(4), torch.ones(4, dtype=torch.int32)):  # lies elsewhere, then has other elements
+        publish(sender, torch.zeros(1))
+        got = fetch(publish(sender, other, torch.full((2,), 5.0)))
+        assert got[0].dtype == other.dtype
+        assert [tensor.tolist() for tensor in got] == [[1.0] * 4, [5.0] * 2]
+
+
+def test_tensors_in_another_order_are_not_confused(sender: SharedMemory) -> None:
+    one, two = torch.full((3,), 1.0), torch.full((3,), 2.0)
+    for bucket in ({"a": one, "b": two}, {"a": one, "b": two}, {"b": two, "a": one}, {"b": two}):
+        payload = sender.publish(lambda bucket=bucket: iter([bucket]))
+        [found] = SharedMemory().fetch(payload)
+        assert {name: t.tolist() for name, t in found.items()} == {name: t.tolist() for name, t in bucket.items()}
+
+
 def test_a_mapping_leaves_when_neither_its_sender_nor_a_tensor_is_left(sender: SharedMemory) -> None:
     fetch(publish(sender, torch.ones(1)))
     before = len(mappings())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import mmap
+import operator
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,9 +13,10 @@ from typing import TYPE_CHECKING
 from nemorl.errors import BackendError, WeightsLostError
 from nemorl.weights import Export
 
-from nemorl_transports.layout import Slot, Slots, aligned, slot_of
+from nemorl_transports.layout import Slot, aligned, slot_of
 
 if TYPE_CHECKING:
+    from nemorl_tensors.engines.buckets import KeptBucket
     from torch import Tensor
 
 HALF_BYTES = 2**42
@@ -22,7 +25,7 @@ HALF_BYTES = 2**42
 Identity = tuple[int, int] | None
 """Device and inode of a file; ``None``: it is gone."""
 
-_mapped: dict[str, tuple[Identity, mmap.mmap]] = {}
+_mapped: dict[str, _Mapping] = {}
 """Files that this process has fetched weights from, by path. Each stays mapped until its sender is gone."""
 
 
@@ -31,7 +34,11 @@ class SharedPayload:
     """A memory file of the publishing process, by the path under which others on this node can open it."""
 
     path: str
-    slots: Slots
+    half: int
+    """Of the file, 0 or 1"""
+    layout: bytes
+    """JSON of :data:`nemorl_transports.layout.Slots`. Bytes cost nothing to send, and those of the version before need
+    no reading"""
 
 
 class SharedMemory:
@@ -44,23 +51,19 @@ class SharedMemory:
 
     def __init__(self) -> None:
         self._file: int | None = None
-        self._memory: mmap.mmap
         self._version = 0
+        self._halves: list[_Half]
 
     def publish(self, export: Export) -> SharedPayload:
         if self._file is None:
             self._file = os.memfd_create("nemorl-weights", os.MFD_CLOEXEC)
             os.ftruncate(self._file, 2 * HALF_BYTES)
-            self._memory = _map(self._file)
-        slots: dict[str, Slot] = {}
-        end = HALF_BYTES * (self._version % 2)
+            memory = _map(self._file)
+            self._halves = [_Half(memory, 0), _Half(memory, HALF_BYTES)]
+        number = self._version % 2
         self._version += 1
-        for bucket in export():
-            for name, tensor in bucket.items():
-                slots[name] = slot_of(tensor, aligned(end))
-                end = slots[name].offset + tensor.nbytes
-                slots[name].view(self._memory).copy_(tensor.detach())
-        return SharedPayload(f"/proc/{os.getpid()}/fd/{self._file}", slots)
+        layout = self._halves[number].write(export)
+        return SharedPayload(f"/proc/{os.getpid()}/fd/{self._file}", number, layout)
 
     def fetch(self, payload: SharedPayload) -> Iterator[Mapping[str, Tensor]]:
         try:
@@ -71,26 +74,86 @@ class SharedMemory:
                 fix="the trainer has ended, or runs in another container, where only object_store reaches it",
             ) from error
         try:
-            memory = _kept(payload.path, file)
+            mapping = _kept(payload.path, file)
         finally:
             os.close(file)
-        yield {name: slot.view(memory) for name, slot in payload.slots.items()}
+        yield mapping.bucket(payload)
 
     def close(self) -> None:
         if self._file is not None:
             os.close(self._file)
             self._file = None
-            del self._memory
+            del self._halves
 
 
-def _kept(path: str, file: int) -> mmap.mmap:
+class _Half:
+    """The sender's side of one half. A version that lies as the one before it did is copied and nothing else."""
+
+    def __init__(self, memory: mmap.mmap, start: int) -> None:
+        self._memory, self._start = memory, start
+        self._places: dict[str, tuple[Slot, Tensor]] = {}
+        self._layout = b"{}"
+
+    def write(self, export: Export) -> bytes:
+        """Copy a version into this half.
+
+        Returns:
+            Its layout.
+        """
+        import torch
+
+        places: dict[str, tuple[Slot, Tensor]] = {}
+        end = self._start
+        with torch.no_grad():
+            for bucket in export():
+                for name, tensor in bucket.items():
+                    slot, view = places[name] = self._place(name, tensor, aligned(end))
+                    end = slot.offset + tensor.nbytes
+                    view.copy_(tensor)
+        if any(map(operator.is_not, places.values(), self._places.values())) or len(places) != len(self._places):
+            self._layout = json.dumps({name: slot for name, (slot, _) in places.items()}).encode()
+        self._places = places
+        return self._layout
+
+    def _place(self, name: str, tensor: Tensor, offset: int) -> tuple[Slot, Tensor]:
+        """Where a tensor goes, which is where it went before if it can."""
+        known = self._places.get(name)
+        if known is not None:
+            slot, view = known
+            if slot.offset == offset and view.dtype == tensor.dtype and view.shape == tensor.shape:
+                return known
+        slot = slot_of(tensor, offset)
+        return slot, slot.view(self._memory)
+
+
+class _Mapping:
+    """A receiver's side of a file."""
+
+    def __init__(self, file: int) -> None:
+        self.identity = _identity(file)
+        self._memory = _map(file)
+        self._buckets: dict[int, tuple[bytes, KeptBucket]] = {}
+
+    def bucket(self, payload: SharedPayload) -> KeptBucket:
+        """The tensors of one half, as views; those of the version before it if they lie in the same places."""
+        from nemorl_tensors.engines.buckets import KeptBucket
+
+        layout, bucket = self._buckets.get(payload.half, (b"", None))
+        if bucket is None or layout != payload.layout:
+            slots = {name: Slot(*facts) for name, facts in json.loads(payload.layout).items()}
+            bucket = KeptBucket({name: slot.view(self._memory) for name, slot in slots.items()})
+            self._buckets[payload.half] = payload.layout, bucket
+        return bucket
+
+
+def _kept(path: str, file: int) -> _Mapping:
     """The mapping of a file that is open; those of senders that are gone are dropped."""
-    for other, (known, _) in list(_mapped.items()):
-        if _identity(other) != known:
+    for other, mapping in list(_mapped.items()):
+        if _identity(other) != mapping.identity:
             _mapped.pop(other, None)
     if path not in _mapped:
-        _mapped[path] = (_identity(file), _map(file))
-    return _mapped[path][1]
+        _mapped[path] = _Mapping(file)
+    return _mapped[path]
 
 
 def _identity(file: int | str) -> Identity:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -29,6 +30,15 @@ def in_buckets(
             bucket, size = {}, 0
     if size:
         yield bucket
+
+
+class KeptBucket(dict[str, Tensor]):
+    """A bucket that a transport hands out again for each version whose tensors lie in the same places.
+
+    What a reader made of its tensors can stay with it, and goes when the transport drops the bucket.
+    """
+
+    made: Any = None
 
 
 class CountedBuckets:

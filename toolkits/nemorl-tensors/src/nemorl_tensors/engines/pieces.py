@@ -8,8 +8,11 @@ several devices loads on each what belongs there, and no process ever holds the 
 
 from __future__ import annotations
 
+import json
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -18,8 +21,8 @@ from nemorl.weights import WeightHandle, transport
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from nemorl_tensors.engines.boxes import Offsets, overlap, view_box
-from nemorl_tensors.engines.buckets import in_buckets
+from nemorl_tensors.engines.boxes import KEPT_ANSWERS, Offsets, overlap, view_box
+from nemorl_tensors.engines.buckets import KeptBucket, in_buckets
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +45,28 @@ class Piece:
 
 
 class Place(NamedTuple):
-    """Where a published piece belongs. A tuple, for thousands are pickled with each version."""
+    """Where a piece belongs. Its text is the name under which a transport carries the piece."""
 
     name: str
     shape: tuple[int, ...]
     offsets: Offsets
+
+    @staticmethod
+    @lru_cache(maxsize=KEPT_ANSWERS)
+    def text(name: str, shape: tuple[int, ...], offsets: Offsets) -> str:
+        """A place in one line.
+
+        >>> Place.text("lm_head.weight", (4, 6), (2, 0))
+        '["lm_head.weight", [4, 6], [2, 0]]'
+        """
+        return json.dumps([name, shape, offsets])
+
+    @staticmethod
+    @lru_cache(maxsize=KEPT_ANSWERS)
+    def parse(text: str) -> Place:
+        """The place that ``text`` was made of."""
+        name, shape, offsets = json.loads(text)
+        return Place(name, tuple(shape), tuple(offsets))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +74,7 @@ class RankPieces:
     """What one rank has published: plain data."""
 
     payload: Any
-    """Of the transport"""
-    places: Mapping[str, Place]
-    """By the name under which the transport carries each piece"""
+    """Of the transport, which carries each piece under the text of its :class:`Place`"""
 
 
 @runtime_checkable
@@ -93,15 +111,12 @@ class PieceSender:
         """
         if name not in self._transports:
             self._transports[name] = transport(name)
-        places: dict[str, Place] = {}
 
         def named() -> Iterator[tuple[dict[str, Tensor], int]]:
             for piece in pieces():
-                key = str(len(places))
-                places[key] = Place(piece.name, piece.shape, piece.offsets)
-                yield {key: piece.values}, piece.values.nbytes
+                yield {Place.text(piece.name, piece.shape, piece.offsets): piece.values}, piece.values.nbytes
 
-        return RankPieces(self._transports[name].publish(lambda: in_buckets(named())), places)
+        return RankPieces(self._transports[name].publish(lambda: in_buckets(named())))
 
     def close(self) -> None:
         """Release what was published."""
@@ -121,13 +136,25 @@ class SpreadHandle(WeightHandle):
             BackendError: the pieces do not make whole tensors.
         """
         receiver = transport(self.transport)
-        found: dict[str, list[Piece]] = {}
-        for rank in self.payload:
-            for bucket in receiver.fetch(rank.payload):
-                for key, values in bucket.items():
-                    place = rank.places[key]
-                    found.setdefault(place.name, []).append(Piece(place.name, place.shape, place.offsets, values))
-        yield {name: lazy_weight(pieces) for name, pieces in found.items()}
+        yield _joined([bucket for rank in self.payload for bucket in receiver.fetch(rank.payload)])
+
+
+def _joined(buckets: Sequence[Mapping[str, Tensor]]) -> Mapping[str, LazyWeight]:
+    """The tensors that all pieces make together. Of buckets that a transport hands out again they are made once."""
+    first, others = next(iter(buckets), {}), buckets[1:]
+    if isinstance(first, KeptBucket) and first.made is not None:
+        made: tuple[Sequence[Mapping[str, Tensor]], dict[str, LazyWeight]] = first.made
+        if len(made[0]) == len(others) and all(map(operator.is_, made[0], others)):
+            return made[1]
+    found: dict[str, list[Piece]] = {}
+    for bucket in buckets:
+        for text, values in bucket.items():
+            place = Place.parse(text)
+            found.setdefault(place.name, []).append(Piece(*place, values))
+    joined = {name: lazy_weight(pieces) for name, pieces in found.items()}
+    if isinstance(first, KeptBucket):
+        first.made = (others, joined)  # not itself among them: it is to be gone with its last holder
+    return joined
 
 
 def lazy_weight(pieces: Sequence[Piece]) -> LazyWeight:
@@ -143,7 +170,43 @@ def lazy_weight(pieces: Sequence[Piece]) -> LazyWeight:
             f"the ranks of the trainer published {held} elements of {first.name!r}, which has {whole}",
             fix="each element must be published by one rank: `export_pieces` of the training backend is wrong",
         )
-    return LazyWeight(torch.empty(first.shape, dtype=first.values.dtype, device="meta"), tuple(pieces))
+    return LazyWeight(_View(torch.empty(first.shape, dtype=first.values.dtype, device="meta"), tuple(pieces)))
+
+
+class _View:
+    """Where a tensor, or a view of one, lies in pieces. Found out once: of the next version the same is read."""
+
+    def __init__(self, meta: Tensor, pieces: tuple[Piece, ...]) -> None:
+        """
+        Args:
+            meta: On the meta device, a view of a contiguous tensor of the whole shape.
+            pieces: Of that tensor.
+        """
+        self.meta, self.pieces = meta, pieces
+        self._views: dict[tuple[Any, str, str], _View | list[_View]] = {}
+
+    @cached_property
+    def parts(self) -> list[tuple[tuple[slice, ...] | None, Tensor]] | None:
+        """Places in this view (``None``: all of it) and what lies there; ``None``: it is no box of its tensor."""
+        place = view_box(self.meta, self.pieces[0].shape)
+        if place is None:
+            return None
+        parts = []
+        for piece in self.pieces:
+            found = overlap(place, piece.offsets, tuple(piece.values.shape))
+            if found is not None:
+                values = piece.values if found.in_box is None else piece.values[found.in_box]
+                parts.append((found.in_view, place.as_view(values)))
+        return parts
+
+    def view(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _View | list[_View]:
+        """What an operation that makes views makes of this one."""
+        key = func, str(args), str(kwargs)
+        if key not in self._views:
+            made = func(self.meta, *args, **kwargs)
+            one = isinstance(made, Tensor)
+            self._views[key] = _View(made, self.pieces) if one else [_View(meta, self.pieces) for meta in made]
+        return self._views[key]
 
 
 class LazyWeight(Tensor):
@@ -152,28 +215,28 @@ class LazyWeight(Tensor):
     Views of it are lazy too. Any other operation first reads all that it was given.
     """
 
-    _view: Tensor
-    """On the meta device, a view of a contiguous tensor of the whole shape"""
-    _pieces: tuple[Piece, ...]
+    _view: _View
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
-    def __new__(cls, view: Tensor, pieces: tuple[Piece, ...]) -> LazyWeight:
+    def __new__(cls, view: _View) -> LazyWeight:
+        meta = view.meta
         lazy: LazyWeight = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls,
-            view.shape,
-            strides=view.stride(),
-            storage_offset=view.storage_offset(),
-            dtype=view.dtype,
-            device=pieces[0].values.device,
+            meta.shape,
+            strides=meta.stride(),
+            storage_offset=meta.storage_offset(),
+            dtype=meta.dtype,
+            device=view.pieces[0].values.device,
         )
         return lazy
 
-    def __init__(self, view: Tensor, pieces: tuple[Piece, ...]) -> None:
-        self._view, self._pieces = view, pieces
+    def __init__(self, view: _View) -> None:
+        self._view = view
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
-        return f"LazyWeight({self._pieces[0].name!r}, shape={tuple(self.shape)}, in {len(self._pieces)} pieces)"
+        pieces = self._view.pieces
+        return f"LazyWeight({pieces[0].name!r}, shape={tuple(self.shape)}, in {len(pieces)} pieces)"
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -181,37 +244,33 @@ class LazyWeight(Tensor):
     ) -> Any:
         kwargs = kwargs or {}
         if func is torch.ops.aten.copy_.default and isinstance(args[1], cls) and not isinstance(args[0], cls):
-            args[1].read_into(args[0])
+            args[1]._read_into(args[0])
             return args[0]
         if func.is_view and isinstance(args[0], cls):
-            pieces, made = args[0]._pieces, func(args[0]._view, *args[1:], **kwargs)
-            return cls(made, pieces) if isinstance(made, Tensor) else [cls(view, pieces) for view in made]
+            made = args[0]._view.view(func, args[1:], kwargs)
+            return cls(made) if isinstance(made, _View) else [cls(view) for view in made]
         args, kwargs = tree_map_only(cls, cls.read, (args, dict(kwargs)))
         return func(*args, **kwargs)
 
     def read(self) -> Tensor:
         """A tensor of its own with the values."""
         values = torch.empty(self.shape, dtype=self.dtype, device=self.device)
-        self.read_into(values)
+        self._read_into(values)
         return values
 
-    @torch.no_grad()
-    def read_into(self, target: Tensor) -> None:
+    def _read_into(self, target: Tensor) -> None:
         """Copy the values into a tensor that this one's shape broadcasts to, of any dtype, on any device."""
-        place = view_box(self._view, self._pieces[0].shape)
-        if place is None:
-            target.copy_(self._whole().as_strided(self._view.shape, self._view.stride(), self._view.storage_offset()))
-            return
-        if target.shape != self.shape:
+        parts = self._view.parts
+        if parts is None:
+            meta = self._view.meta
+            target.copy_(self._whole().as_strided(meta.shape, meta.stride(), meta.storage_offset()))
+        elif target.shape != self.shape:
             target.copy_(self.read())
-            return
-        for piece in self._pieces:
-            found = overlap(place, piece.offsets, tuple(piece.values.shape))
-            if found is not None:
-                values = piece.values if found.in_box is None else piece.values[found.in_box]
-                (target if found.in_view is None else target[found.in_view]).copy_(place.as_view(values))
+        else:
+            for place, values in parts:
+                (target if place is None else target[place]).copy_(values)
 
     def _whole(self) -> Tensor:
         """All of the tensor that this is a view of."""
-        shape = self._pieces[0].shape
-        return LazyWeight(torch.empty(shape, dtype=self.dtype, device="meta"), self._pieces).read()
+        pieces = self._view.pieces
+        return LazyWeight(_View(torch.empty(pieces[0].shape, dtype=self.dtype, device="meta"), pieces)).read()
