@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sized
 from typing import Any, TypeVar
 
 import pytest
+from tiers import only
 
 T = TypeVar("T", bound=Sized)
 
@@ -28,6 +29,6 @@ def in_full(cases: T) -> T:
     return cases if is_full else type(cases)()
 
 
-def only(*kept: str, of: Iterable[str]) -> list[Any]:
+def only(*kept: object, of: Iterable[object]) -> list[Any]:
     """The values of a parameter, of which those not ``kept`` wait for ``make test-full``."""
     return [pytest.param(value, marks=[] if value in kept else pytest.mark.full) for value in of]

@@ -45,7 +45,7 @@ test_dtensor_lora = conformance(
     ],
 )
 test_hf = conformance("generation_backends", "hf")
-test_hf_in_small_batches = pytest.mark.slow(conformance("generation_backends", {"name": "hf", "max_batch_rows": 2}))
+test_hf_in_small_batches = pytest.mark.full(conformance("generation_backends", {"name": "hf", "max_batch_rows": 2}))
 test_dapo_math = conformance(
     "environments",
     "dapo_math",

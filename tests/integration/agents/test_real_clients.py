@@ -24,6 +24,7 @@ from nemorl_rl.requests import NamedRequests
 from nemorl_rl.rollouts import RolloutEngine, RolloutPlan
 from nemorl_rl.tokenizer import Tokenizer
 from nemorl_tensors import TokenBatch
+from tiers import only
 
 pytestmark = pytest.mark.slow
 
@@ -99,7 +100,9 @@ def episodes(program: str, tokenizer: Tokenizer, count: int) -> tuple[list[Sampl
         pool.close()
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize(
+    "program", only("openai_sse", "agents_responses", "langgraph_agent", "anthropic_agent", of=PROGRAMS)
+)
 def test_trained_are_exactly_the_tokens_that_were_sampled(program: str, tokenizer: Tokenizer) -> None:
     if importlib.util.find_spec(PROGRAMS[program]) is None:
         pytest.skip(f"{PROGRAMS[program]} is not installed")

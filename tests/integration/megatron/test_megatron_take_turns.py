@@ -12,6 +12,7 @@ import torch
 from nemorl.config.load import load_config
 from nemorl_commands.console import Console
 from nemorl_testing.tiny import write_tiny_model
+from tiers import only
 from transformers import AutoConfig, AutoModelForCausalLM
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install nemorl-megatron")
@@ -23,7 +24,11 @@ CLOCK = ("time", "timing", "performance", "system")
 VLLM = pytest.param(
     {"name": "vllm", "kv_cache_gib": 0.1},
     id="vllm",
-    marks=[pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")],
+    marks=[
+        pytest.mark.full,
+        pytest.mark.vllm,
+        pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed"),
+    ],
 )
 
 
@@ -63,7 +68,7 @@ def measured(model: Path, run_dir: Path, engine: Any, **cluster: Any) -> list[di
     return [{name: value for name, value in r.items() if not name.startswith(CLOCK)} for r in records]
 
 
-@pytest.mark.parametrize("engine", ["megatron", "hf", VLLM])
+@pytest.mark.parametrize("engine", [*only("megatron", of=("megatron", "hf")), VLLM])
 def test_taking_turns_changes_no_number(engine: Any, model: Path, tmp_path: Path) -> None:
     staying = measured(model, tmp_path / "staying", engine)
     moving = measured(model, tmp_path / "moving", engine, take_turns=True)

@@ -45,8 +45,13 @@ def deviation(case: Case, peak: Tracked) -> float:
     "case",
     [
         Case("llama"),
-        Case("mixtral", ranks=8),
-        *in_full([Case("qwen3", ranks=8, checkpointing=True), Case("gemma", dtype="float32", tied=True)]),
+        *in_full(
+            [
+                Case("mixtral", ranks=8),
+                Case("qwen3", ranks=8, checkpointing=True),
+                Case("gemma", dtype="float32", tied=True),
+            ]
+        ),
     ],
     ids=lambda case: f"{case.kind}-{case.ranks}",
 )

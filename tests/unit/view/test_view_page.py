@@ -11,6 +11,7 @@ import pytest
 from nemorl_report.report import write_report
 from nemorl_view.serving import Viewer
 from record_files import write_records
+from tiers import only
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = sync_api.expect
@@ -125,7 +126,7 @@ def go(page: Any, url: str, view: str) -> None:
     page.wait_for_selector(f"body[data-ready={view.partition('?')[0]}]")
 
 
-@pytest.mark.parametrize("looks", LOOKS)
+@pytest.mark.parametrize("looks", only("phone", of=LOOKS))
 def test_every_view_fits_and_shows_hostile_text_as_text(looks: str, run: Path, viewer: Viewer, page_of: Open) -> None:
     page = page_of(looks)
     for url in (viewer.url, write_report(run).as_uri()):
@@ -220,6 +221,7 @@ def test_what_the_run_adds_appears(run: Path, viewer: Viewer, page_of: Open) -> 
     expect(page.locator(".u-legend .u-value").first).to_have_text("4")
 
 
+@pytest.mark.full
 def test_runs_over_each_other(run: Path, tmp_path: Path, page_of: Open) -> None:
     page = page_of("light")
     with Viewer([run, run], tmp_path / "cache") as viewer:
