@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sized
 from typing import Any, TypeVar
 
 import pytest
-from tiers import only
 
 T = TypeVar("T", bound=Sized)
 
