@@ -83,6 +83,17 @@ def test_a_run_whose_folder_is_gone_continues_from_the_replica(tiny_model: Path,
 
 
 @pytest.mark.slow
+def test_what_was_saved_and_not_sent_before_a_kill_is_sent_by_the_next_life(tiny_model: Path, tmp_path: Path) -> None:
+    settings = config(tiny_model, tmp_path / "run", f"file://{tmp_path}/replicas", steps=2)
+    fit(settings)
+    unsent = tmp_path / "replicas/run/checkpoints/step_000002"
+    shutil.rmtree(unsent)
+    fit(settings, resume=True)  # nothing is left to train, hence to save
+    Checkpoint.read(unsent).verify()
+    assert [event["step"] for event in events(tmp_path / "run", "replicated")] == [1, 2, 2]
+
+
+@pytest.mark.slow
 def test_a_damaged_replica_is_passed_over(tiny_model: Path, tmp_path: Path) -> None:
     to = f"file://{tmp_path}/replicas"
     fit(config(tiny_model, tmp_path / "run", to))

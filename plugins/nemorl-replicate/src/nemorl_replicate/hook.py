@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemorl.errors import CheckpointError, ConfigError, ConfigIssue, StorageError, UsageError
+from nemorl_base.sealed_folders import read_manifest
 
 from nemorl_replicate.place import Place
 from nemorl_replicate.sender import Retention, Sender
@@ -28,6 +29,8 @@ class Replication:
         self._config = config
         self._sender: Sender | None = None
         self._newest = 0
+        self._found: dict[str, dict[str, Any]] = {}
+        """Manifests of the replicas that were there when the run began, by name."""
 
     def on_build_end(self, trainer: Any) -> None:
         """Look at what is there, begin from it if asked to, and start to send.
@@ -52,8 +55,18 @@ class Replication:
                 fix = "continue it with resume: true at the hook, or give this run another run_dir or `to`"
                 raise UsageError(f"{url} already holds a run, and {directory.path} has no checkpoint of it", fix=fix)
             self._begin_from(trainer, place, found)
+        self._found = found
         retention = Retention(checkpoints.config, checkpoints.metric, checkpoints.sign)
         self._sender = Sender(config, directory.path, place, retention)
+
+    def on_fit_begin(self, trainer: Any) -> None:
+        """Send what has no copy: the process that saved it was killed before it was sent."""
+        for checkpoint in trainer.directory.checkpoints.all():
+            self._newest = checkpoint.step
+            if read_manifest(checkpoint.path) == self._found.get(checkpoint.path.name):
+                self._sending.newest = checkpoint.step
+            else:
+                self._sending.send(checkpoint.step, checkpoint.path)
 
     def on_checkpoint_saved(self, step: int, path: Path) -> None:
         self._newest = step
