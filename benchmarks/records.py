@@ -37,6 +37,8 @@ class Cost:
     """CPU seconds of each step."""
     record_s: list[float]
     """CPU seconds of its record."""
+    trainer_s: list[float]
+    """Of that, in the thread that trains; the rest is written beside the step."""
     record_bytes: float
     tokens: float
     """Mean per step, prompts included."""
@@ -53,6 +55,7 @@ class Pairs:
         self.folder = folder
         self.step_s: list[float] = []
         self.record_s: list[float] = []
+        self.trainer_s: list[float] = []
         self.tokens: list[int] = []
         self._kept: tuple[Any, Any] | None = None
 
@@ -71,12 +74,15 @@ class Pairs:
         assert self._kept is not None
         step_s, began = time.process_time() - self._began, time.process_time()
         samples, minibatches = self._kept
+        own_began = time.thread_time()
         self._recorder.rollout(samples, "train", step)
         self._recorder.batch(samples, minibatches)
+        own_s = time.thread_time() - own_began
         self._recorder.truncate_after(step)  # waits until it is written
         if step > WARMUP_STEPS:
             self.step_s.append(step_s)
             self.record_s.append(time.process_time() - began)
+            self.trainer_s.append(own_s)
             self.tokens.append(sum(sample.total_tokens for sample in samples))
 
     def on_fit_end(self) -> None:
@@ -128,7 +134,7 @@ def measure(model: Path, shape: tuple[int, int, int]) -> Cost:
             rows, lambda prompt, response: float(len(set(response))), callbacks=[pairs], console=Console(quiet=True)
         )
         size = statistics.mean(file.path.stat().st_size for file in record_files(Path(folder) / FOLDER))
-    return Cost(*shape, pairs.step_s, pairs.record_s, size, statistics.mean(pairs.tokens))
+    return Cost(*shape, pairs.step_s, pairs.record_s, pairs.trainer_s, size, statistics.mean(pairs.tokens))
 
 
 def main() -> None:
@@ -143,13 +149,14 @@ def main() -> None:
         costs = [measure(model, shape) for shape in SHAPES]
     print_table(
         f"Records of all groups beside their steps ({machine(arguments.threads)})",
-        ["responses", "tokens", "step s", "record s", "record / step", "us / token", "bytes / token"],
+        ["responses", "tokens", "step s", "record s", "trainer's s", "record / step", "us / token", "bytes / token"],
         [
             [
                 f"{cost.prompts} x {cost.responses}",
                 f"{cost.tokens:,.0f}",
                 f"{statistics.median(cost.step_s):.2f}",
                 f"{statistics.median(cost.record_s):.4f}",
+                f"{statistics.median(cost.trainer_s):.4f}",
                 f"{cost.share:.2%}",
                 f"{1e6 * statistics.median(cost.record_s) / cost.tokens:.2f}",
                 f"{cost.record_bytes / cost.tokens:.1f}",

@@ -55,6 +55,7 @@ def run(tmp_path: Path) -> Path:
     rewards = {(1, 0): (1.0, 0.0), (1, 1): (1.0, 1.0), (2, 0): (0.75, 0.25), (2, 1): (0.0, -1.0)}
     rows = [row(*place, i, reward) for place, pair in rewards.items() for i, reward in enumerate(pair)]
     rows[1] |= {"finish_reason": "length", "response": "it never ends", "filtered": "overlong"}
+    rows[1] |= {"began_s": -0.5, "ended_s": 2.0}
     write_records(tmp_path / "run", rows)
     return tmp_path / "run"
 
@@ -87,7 +88,7 @@ def test_the_samples_asked_for_come_in_the_order_asked_for(
 def test_a_sample_is_shown_with_what_became_of_it(run: Path, nemorl: Command) -> None:
     done = nemorl("samples", run, "--step", 1, "--truncated")
     assert [line.rstrip() for line in done.out.splitlines()] == [
-        "train-1-0-1 · reward 0 · wrong · advantage -0.500 · 2 tokens · 2 turns · cut off · not trained on: overlong",
+        "train-1-0-1 · reward 0 · wrong · advantage -0.500 · 2 tokens · 2 turns · 2.5 s · cut off · not trained on: overlong",
         "  prompt    sum 0",
         "  response  it never ends",
         "  answer    4",

@@ -141,6 +141,21 @@ def test_the_parts_that_rewards_have_are_listed(index: RecordIndex) -> None:
     assert queries.parts(index) == ["format", "odd"]
 
 
+def test_turns_with_times_are_spans_and_episodes_are_sorted_by_their_seconds(tmp_path: Path) -> None:
+    def turn(author: str, began_s: float | None, ended_s: float | None) -> dict[str, Any]:
+        return {"author": author, "text": "t", "began_s": began_s, "ended_s": ended_s}
+
+    turns = [turn("prompt", None, None), turn("policy", -0.5, 1.0), turn("environment", 1.0, 1.25)]
+    rows = [record(1, 0, place, 1.0, began_s=float(-place), ended_s=2.0, turns=turns) for place in range(2)]
+    write_records(tmp_path / "run", [*rows, record(1, 0, 2, 1.0)])
+    index = RecordIndex(tmp_path / "run", tmp_path / "run.sqlite")
+    index.update()
+    found = queries.responses(index, Wanted(sort="seconds"))["rows"]
+    assert [row["seconds"] for row in found] == [3.0, 2.0, None]
+    assert [row["spans"] for row in found] == [[[1, -0.5, 1.0], [0, 1.0, 1.25]]] * 2 + [None]
+    assert "turns" not in found[0]
+
+
 def test_all_turns_are_searched(tmp_path: Path) -> None:
     turns = [{"author": "environment", "text": "a hidden xylophone"}, {"author": "policy", "text": "fin"}]
     write_records(tmp_path / "run", [record(1, 0, 0, 1.0, num_turns=2, turns=turns), record(1, 0, 1, 1.0)])

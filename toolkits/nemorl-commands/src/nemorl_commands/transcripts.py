@@ -46,6 +46,8 @@ def facts(record: Record) -> Iterator[tuple[str, str]]:
     yield f"{record.get('tokens')} tokens", ""
     if (record.get("num_turns") or 1) > 1:
         yield f"{record['num_turns']} turns", ""
+    if record.get("began_s") is not None and record.get("ended_s") is not None:
+        yield f"{record['ended_s'] - record['began_s']:.1f} s", ""
     if record.get("finish_reason") == "length":
         yield "cut off", "yellow"
     if record.get("filtered") is not None:
