@@ -88,7 +88,8 @@ def test_the_samples_asked_for_come_in_the_order_asked_for(
 def test_a_sample_is_shown_with_what_became_of_it(run: Path, nemorl: Command) -> None:
     done = nemorl("samples", run, "--step", 1, "--truncated")
     assert [line.rstrip() for line in done.out.splitlines()] == [
-        "train-1-0-1 · reward 0 · wrong · advantage -0.500 · 2 tokens · 2 turns · 2.5 s · cut off · not trained on: overlong",
+        "train-1-0-1 · reward 0 · wrong · advantage -0.500 · 2 tokens · 2 turns · 2.5 s · cut off"
+        " · not trained on: overlong",
         "  prompt    sum 0",
         "  response  it never ends",
         "  answer    4",

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
+
+from nemorl_base.errors import StorageError
 
 from nemorl_report.records.reading import RecordFile, record_files
 
@@ -45,8 +48,10 @@ class Selection:
             validation_every: Steps between validations; 0: there are none.
         """
         self._every, self._groups, self._around = amounts.every, amounts.groups, amounts.around
-        self._validation_every, self._max_bytes = validation_every, amounts.max_gib * GIB
-        self._files = {file.path: file.path.stat().st_size for file in record_files(folder)}
+        self._folder, self._validation_every, self._max_bytes = folder, validation_every, amounts.max_gib * GIB
+        self._files: dict[Path, int] = {}
+        with suppress(StorageError):  # what is written there fails too, and is warned of
+            self._files = {file.path: file.path.stat().st_size for file in record_files(folder)}
 
     @property
     def is_full(self) -> bool:
@@ -80,6 +85,13 @@ class Selection:
             self._every *= 2
             for file in before:
                 if file.step % self._every:
+                    self.removed(file.path)
+
+    def removed_after(self, step: int) -> None:
+        """Remove the files of later steps."""
+        with suppress(StorageError):
+            for file in record_files(self._folder):
+                if file.step > step:
                     self.removed(file.path)
 
     def removed(self, path: Path) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 from nemorl.types import Sample, Samples
 from nemorl_base.files import replacing
 
-from nemorl_report.records.reading import FOLDER, record_files
+from nemorl_report.records.reading import FOLDER
 from nemorl_report.records.schema import WRITING
 from nemorl_report.records.selecting import Amounts, Selection
 from nemorl_report.records.table import Group, Rollout, groups_of, table_of
@@ -146,9 +146,7 @@ class Recorder:
     def truncate_after(self, step: int) -> None:
         """Drop what is recorded of later steps: the run makes them again."""
         self.flush()
-        for file in record_files(self.path):
-            if file.step > step:
-                self._selection.removed(file.path)
+        self._selection.removed_after(step)
         self._parts.clear()
         with self._lock:
             self._rejected.clear()
