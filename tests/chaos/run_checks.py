@@ -15,7 +15,9 @@ from nemorl.storage.checkpoints import Checkpoint
 from nemorl.storage.run_directory import BEGINNINGS, ENDINGS
 from nemorl_base.jsonl import read_jsonl
 
-TIMED = re.compile(r"^(time|timing/|performance/|system/|replication/|.*_s$|.*/mean_.*_time|.*/judge_retries$)")
+TIMED = re.compile(
+    r"^(time|step_time|timing/|performance/|system/|replication/|.*_s$|.*/mean_.*_time|.*/judge_retries$)"
+)
 """Names of metrics and columns that say how long something took, when it was, and what else the machine did."""
 PRUNABLE = re.compile(r"^checkpoints/step_\d+(/|$)|^records$")
 """Names of files that may be there."""
@@ -112,8 +114,13 @@ def records(place: Path) -> dict[str, Any]:
     for path in sorted((place / "records").rglob("*.parquet")):
         table = pq.read_table(path)
         columns = [name for name in table.column_names if name != "run" and not TIMED.match(name)]
-        found[str(path.relative_to(place))] = table.select(columns).to_pylist()
+        rows = table.select(columns).to_pylist()
+        found[str(path.relative_to(place))] = [{**row, "turns": list(map(_untimed, row["turns"]))} for row in rows]
     return found
+
+
+def _untimed(turn: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in turn.items() if not TIMED.match(name)}
 
 
 def files(place: Path) -> set[str]:
