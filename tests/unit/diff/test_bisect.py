@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from command_line import Command
 from installed_plugins import write_distribution
 from made_runs import CONFIG, LOCK, changed, make_run, with_config, with_version
+from nemorl_base.ownership import Ownership
 from nemorl_diff.bisecting import BudgetSpent, Judge, guilty_checkpoint, guilty_settings
 from nemorl_diff.deltas import Delta, config_deltas, folders_in_front, plugin_deltas
 from nemorl_diff.journal import Journal
@@ -22,7 +24,6 @@ from nemorl_diff.probing import Evaluations, Measured, ShortRuns
 from nemorl_diff.run_files import RunFiles
 from nemorl_diff.searching import Outcome, first_bad, minimal
 from nemorl_report.comparing.numbers import Estimate
-from real_runs import real_run
 from recorded_messages import Raises
 
 
@@ -149,6 +150,7 @@ def pretended(tmp_path: Path) -> Pretended:
     changes = with_config(policy=policy, kl_penalty=0.5, normalize_std=False, clip_low=0.1, num_minibatches=2)
     bad = changed(good, tmp_path / "bad", changes)
     deltas: list[Delta] = [*config_deltas(RunFiles.of(good), RunFiles.of(bad))]
+    (tmp_path / "found").mkdir()
     return Pretended(RunFiles.of(good), deltas, "train/reward", 20, 1, 0, tmp_path / "found")
 
 
@@ -174,6 +176,79 @@ def test_a_search_goes_on_where_its_budget_ended(pretended: Pretended, raises: R
         Journal(pretended.folder, {"metric": "train/accuracy"})
 
 
+def test_a_probe_that_was_cut_off_is_made_again_and_no_other(
+    pretended: Pretended, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    whole = Pretended.measure
+
+    def measure(runs: Pretended, name: str, chosen: Sequence[int]) -> Measured:
+        made.append(name)
+        if made == ["probe_001", "probe_002", "probe_003"]:
+            raise KeyboardInterrupt  # as SIGKILL, it leaves what was written before
+        return whole(runs, name, chosen)
+
+    def search() -> Judge:
+        judge = Judge(Journal(pretended.folder, {}), "train/reward", 50, lambda _: None)
+        assert [delta.text for delta in guilty_settings(pretended, judge, lower_is_better=False)] == [
+            "policy.optimizer.lr: 1e-05 -> 0.01"
+        ]
+        return judge
+
+    monkeypatch.setattr(Pretended, "measure", measure)
+    with pytest.raises(KeyboardInterrupt):
+        search()
+    names = [probe.name for probe in search().journal.probes]
+    assert made == [*names[:3], *names[2:]]
+    assert len(set(names)) == len(names)
+
+
+def test_a_probe_whose_run_still_goes_on_is_not_judged(pretended: Pretended, raises: Raises) -> None:
+    left = pretended.folder / "probe_001/seed_0"
+    left.mkdir(parents=True)
+    judge = Judge(Journal(pretended.folder, {}), "train/reward", 50, lambda _: None)
+    runs = ShortRuns(pretended.good, pretended.deltas, "train/reward", 20, 1, 0, pretended.folder)
+    with closing(Ownership(left)), raises(RuntimeError, left):
+        guilty_settings(runs, judge, lower_is_better=False)
+    assert judge.journal.probes == []
+
+
+def test_an_export_that_was_cut_off_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def command(arguments: Sequence[str], log: Path, in_front: Sequence[Path], answer: Path | None = None) -> str:
+        if arguments[0] == "export":
+            exported = Path(arguments[2])
+            assert not exported.exists()
+            exported.mkdir()
+            (exported / "config.json").write_text("{}")
+            if not cut_off:
+                cut_off.append(True)
+                raise KeyboardInterrupt
+        elif answer is not None:
+            assert [path.name for path in Path(arguments[3]).iterdir()] == ["config.json"]
+            answer.write_text('{"accuracy": 0.5}')
+        return ""
+
+    cut_off: list[bool] = []
+    monkeypatch.setattr("nemorl_diff.probing.run_command", command)
+    runs = Evaluations(RunFiles.of(make_run(tmp_path / "a")), "validation/accuracy", 1, tmp_path / "found")
+    with pytest.raises(KeyboardInterrupt):
+        runs.measure("probe_001", 2)
+    found = runs.measure("probe_001", 2).estimate
+    assert found is not None
+    assert found.mean == 0.5
+
+
+def test_two_searches_do_not_share_a_folder(tmp_path: Path, nemorl: Command) -> None:
+    good = make_run(tmp_path / "good")
+    bad = changed(good, tmp_path / "bad", with_config(kl_penalty=0.5))
+    folder = tmp_path / "bisect-good-bad"
+    folder.mkdir()
+    with closing(Ownership(folder)):
+        done = nemorl("bisect", good, bad, "--metric", "train/reward")
+    assert (done.code, done.out) == (2, "")
+    assert "is in use by process" in done.err
+
+
 def test_ends_that_are_alike_are_refused(pretended: Pretended, raises: Raises) -> None:
     judge = Judge(Journal(pretended.folder, {}), "train/reward", 9, lambda _: None)
     with raises(ValueError, "train/reward", 0.9):
@@ -186,20 +261,7 @@ def test_checkpoints_are_judged_by_their_evaluation(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(Evaluations, "measure", measure)
     runs = Evaluations(RunFiles.of(make_run(tmp_path / "a")), "validation/accuracy", 1, tmp_path / "found")
+    runs.folder.mkdir()
     judge = Judge(Journal(tmp_path / "found", {}), "validation/accuracy", 9, lambda _: None)
     assert guilty_checkpoint(runs, range(10, 101, 10), judge, lower_is_better=False) == (50, 60)
     assert len(judge.journal.probes) <= 2 + math.ceil(math.log2(9))
-
-
-@pytest.mark.full
-def test_a_planted_learning_rate_is_found_by_real_runs(tiny_model: Path, tmp_path: Path, nemorl: Command) -> None:
-    options: dict[str, Any] = {"max_steps": 15, "records": {"groups": 1}, "checkpoint": {"every": 0}}
-    good = real_run(tiny_model, tmp_path / "good", **options)
-    policy = {"optimizer": {"lr": 1e-6}, "max_grad_norm": 0.5}
-    bad = real_run(tiny_model, tmp_path / "bad", policy=policy, clip_low=0.1, std_epsilon=1e-5, **options)
-    done = nemorl("bisect", good, bad, "--metric", "train/reward", "--steps", "15", "--json")
-    assert done.code == 0, done.err + done.out
-    assert done.json["found"] == ["policy.optimizer.lr: 0.005 -> 1e-06"]
-    assert len(done.json["probes"]) <= 2 + 2 * math.log2(4)
-    again = nemorl("bisect", good, bad, "--metric", "train/reward", "--steps", "15", "--json")
-    assert again.json["probes"] == done.json["probes"]

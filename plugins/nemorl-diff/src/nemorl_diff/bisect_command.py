@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +19,6 @@ from nemorl_commands.terminal import console, styled
 if TYPE_CHECKING:
     from nemorl_diff.bisecting import Judge
     from nemorl_diff.deltas import Delta
-    from nemorl_diff.journal import Journal
     from nemorl_diff.run_files import RunFiles
 
 NOT_FOUND = 1
@@ -64,15 +65,17 @@ def bisect(
       nemorl bisect runs/mine@100 runs/mine@900 --metric validation/accuracy
     """
     from nemorl_diff.bisecting import Judge
+    from nemorl_diff.journal import Journal
 
     sides = [_side(text) for text in (good, bad)]
     question = {"good": good, "bad": bad, "metric": metric, "seeds": seeds, "lower_is_better": lower_is_better}
     question |= {"steps": steps, "from_step": from_step, "plugin_folders": [str(path) for path in plugin_folder or []]}
     for run, step in sides:
         _require_metric(run, metric, is_evaluated=step is not None)
-    journal = _journal(output, sides, question)
-    judge = Judge(journal, metric, budget, (lambda _: None) if as_json else _tell)
-    answer = _searched(sides, judge, question, plugin_folder or [])
+    with _owned(output, sides) as folder:
+        journal = Journal(folder, question)
+        judge = Judge(journal, metric, budget, (lambda _: None) if as_json else _tell)
+        answer = _searched(sides, judge, question, plugin_folder or [])
     if as_json:
         probes = [
             {"name": one.name, "tried": one.tried, "outcome": one.outcome, "text": one.text} for one in journal.probes
@@ -117,13 +120,19 @@ def _require_metric(run: RunFiles, metric: str, *, is_evaluated: bool) -> None:
         raise UsageError(f"{run.path} logged no {metric}", fix=did_you_mean(metric, names) or "give one that both have")
 
 
-def _journal(output: Path | None, sides: list[tuple[RunFiles, int | None]], question: dict[str, Any]) -> Journal:
-    from nemorl_diff.journal import Journal
+@contextmanager
+def _owned(output: Path | None, sides: list[tuple[RunFiles, int | None]]) -> Iterator[Path]:
+    """The folder of the search, where no other process searches meanwhile."""
+    from nemorl_base.files import storing
+    from nemorl_base.ownership import Ownership
 
     if output is None:
         names = [f"{run.path.resolve().name}{'' if step is None else f'@{step}'}" for run, step in sides]
         output = sides[0][0].path.parent / f"bisect-{names[0]}-{names[1]}"
-    return Journal(output, question)
+    with storing(output):
+        output.mkdir(parents=True, exist_ok=True)
+    with closing(Ownership(output)):
+        yield output
 
 
 def _of_settings(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nemorl.errors import UsageError
-from nemorl_base.files import replace_text, storing
+from nemorl_base.files import replace_text
 from nemorl_base.reading import parse_json
 from nemorl_report.comparing.numbers import Estimate
 
@@ -39,7 +39,7 @@ class Journal:
     def __init__(self, folder: Path, question: Mapping[str, Any]) -> None:
         """
         Args:
-            folder: Made where there is none.
+            folder: Of the search.
             question: What is being asked.
 
         Raises:
@@ -47,8 +47,6 @@ class Journal:
         """
         self.folder, self._question = folder, dict(question)
         self.probes: list[Probe] = []
-        with storing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
         file = folder / FILE
         if file.is_file():
             data = parse_json(file.read_text(encoding="utf-8"))

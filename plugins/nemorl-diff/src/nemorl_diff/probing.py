@@ -19,7 +19,9 @@ from nemorl.errors import NemorlError
 from nemorl.storage.run_directory import to_yaml
 from nemorl_base.files import replace_text
 from nemorl_base.jsonl import read_jsonl
+from nemorl_base.ownership import Ownership
 from nemorl_base.reading import parse_json
+from nemorl_base.sealed_folders import discard
 from nemorl_report.comparing.numbers import Estimate
 from nemorl_report.comparing.variants import Variant
 from nemorl_report.run_data import RunData
@@ -52,10 +54,16 @@ class ShortRuns:
     folder: Path
 
     def measure(self, name: str, chosen: Sequence[int]) -> Measured:
-        """The metric with these deltas on, over all seeds."""
+        """The metric with these deltas on, over all seeds.
+
+        Raises:
+            RunInUseError: a search that was killed has left the run of this probe behind, and it still goes on.
+        """
         runs = []
         for number in range(self.seeds):
             run_dir = self.folder / name / f"seed_{number}"
+            if run_dir.is_dir():
+                Ownership(run_dir).close()
             try:
                 problem = self._run(run_dir, chosen, number)
             except NemorlError as error:  # settings that do not go together
@@ -110,11 +118,13 @@ class Evaluations:
         model, answer = place / "model", place / "eval.json"
         place.mkdir(parents=True, exist_ok=True)
         if not model.exists():
-            problem = run_command(
-                ["export", str(self.run.path), str(model), "--step", str(step)], place / "export.log", ()
-            )
+            draft = place / "model-draft"
+            discard(draft)
+            command = ["export", str(self.run.path), str(draft), "--step", str(step)]
+            problem = run_command(command, place / "export.log", ())
             if problem:
                 return Measured(None, problem)
+            draft.rename(model)
         if not answer.exists():
             command = ["eval", str(self.run.path), "--model", str(model), "--seeds", str(self.seeds), "--json"]
             problem = run_command(command, place / "eval.log", (), answer)
