@@ -58,6 +58,16 @@ def test_levels_and_traces(written: io.StringIO) -> None:
     assert "ValueError: why" in found[1]["trace"]
 
 
+def test_what_the_console_says_by_itself_goes_to_the_file_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    stream = io.StringIO()
+    handler = RunHandler(stream, logging.INFO, "json", {"run": "r1"})
+    record = log.makeRecord(log.name, logging.WARNING, __file__, 0, "alert: kl_high", (), None)
+    with installed(handler):
+        handler.write(record)
+    assert lines(stream)[0]["message"] == "alert: kl_high"
+    assert capsys.readouterr().err == ""
+
+
 def test_secrets_are_never_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACME_API_KEY", "verysecretvalue")
     monkeypatch.setenv("ACME_MODE", "online-mode")

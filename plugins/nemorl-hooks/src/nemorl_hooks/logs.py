@@ -68,5 +68,11 @@ class Logs:
         for event in events[self._told :]:
             name = str(event.get("event"))
             facts = ", ".join(f"{key} {value}" for key, value in event.items() if key not in ("time", "event"))
-            log.log(LEVELS.get(name, logging.INFO), "%s: %s", name, facts)
+            said = f"{event.get('rule')}: {event['text']}" if name == "alert" and "text" in event else facts
+            self._write(LEVELS.get(name, logging.INFO), f"{name}: {said}")
         self._told = len(events)
+
+    def _write(self, level: int, message: str) -> None:
+        """To the file alone: the run's console says its events by itself."""
+        if self._handler is not None and level >= self._handler.level:
+            self._handler.write(log.makeRecord(log.name, level, __file__, 0, message, (), None))

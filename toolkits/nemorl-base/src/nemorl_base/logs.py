@@ -74,15 +74,19 @@ class RunHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if not record.name.startswith(HOUSE) and record.levelno < logging.WARNING:
             return
+        self.write(record)
+        shown = logging.lastResort
+        alone = self._stream is not sys.stderr and logging.getLogger().handlers == [self]
+        if alone and shown is not None and record.levelno >= shown.level:
+            shown.handle(record)  # a terminal shows what it would without this handler
+
+    def write(self, record: logging.LogRecord) -> None:
+        """A record to the stream alone: no terminal shows it."""
         try:
             self._stream.write(self.line(record) + "\n")
             self._stream.flush()
         except Exception:
             self.handleError(record)
-        shown = logging.lastResort
-        alone = self._stream is not sys.stderr and logging.getLogger().handlers == [self]
-        if alone and shown is not None and record.levelno >= shown.level:
-            shown.handle(record)  # a terminal shows what it would without this handler
 
     def line(self, record: logging.LogRecord) -> str:
         """A record as one line."""
