@@ -13,7 +13,7 @@ from command_line import Command
 from made_runs import changed, make_run, with_config, with_record, with_weight
 from nemorl.types import Branch, Completion, GenerationRequest, Prompt, Sample, Samples, Score
 from nemorl_diff.recorded import _sample, rescored
-from nemorl_diff.replaying import Replay
+from nemorl_diff.replaying import OF_REPLAY, OF_SAMPLER, OF_TRAINER, Replay
 from nemorl_diff.run_files import RunFiles
 from nemorl_report.records.table import Group, Rollout, table_of
 from real_runs import fingerprint, real_run
@@ -73,13 +73,36 @@ def test_a_run_that_was_given_its_data_in_python_cannot_be_replayed(tmp_path: Pa
         Replay(RunFiles.of(run), 1, tmp_path / "c").config()
 
 
+@pytest.mark.parametrize(
+    ("step", "changes", "only", "parts"),
+    [
+        (1, ["policy.backend=megatron"], None, OF_REPLAY),  # both begin at the model: nothing has to come over
+        (2, ["policy.backend=megatron"], None, OF_REPLAY[:-1]),  # the optimizer's state does not: no update
+        (2, ["policy.backend=megatron"], "trainer", OF_TRAINER[:-1]),
+        (2, ["policy.backend={name: dtensor, layout: padded}"], None, OF_REPLAY),  # the same backend
+        (2, ["generation.backend=vllm"], None, OF_REPLAY),  # it samples anew
+        (2, ["generation.backend=vllm"], "sampler", ("tokens",)),  # it scores the recorded tokens
+        (2, ["generation.temperature=0.5"], "sampler", OF_SAMPLER),
+    ],
+)
+def test_what_another_setting_can_be_compared_in(
+    tmp_path: Path, step: int, changes: list[str], only: Any, parts: tuple[str, ...]
+) -> None:
+    backends = with_config(policy={"backend": "dtensor"}, generation={"backend": "hf", "max_new_tokens": 4})
+    run = changed(make_run(tmp_path / "a"), tmp_path / "b", backends)
+    assert Replay(RunFiles.of(run), step, tmp_path / "c", changes, only).parts == parts
+
+
 @pytest.fixture(scope="module")
 def run(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return real_run(tiny_model, tmp_path_factory.mktemp("runs") / "a")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [["--step", "1"], ["--step", "3"], ["--step", "3", "--only", "trainer"]])
+@pytest.mark.parametrize(
+    "options",
+    [["--step", "1"], ["--step", "3"], ["--step", "3", "--only", "trainer"], ["--step", "2", "--only", "sampler"]],
+)
 def test_a_step_is_made_again_bit_for_bit_and_the_run_stays_as_it_is(
     run: Path, nemorl: Command, options: list[str]
 ) -> None:
@@ -88,10 +111,11 @@ def test_a_step_is_made_again_bit_for_bit_and_the_run_stays_as_it_is(
     assert done.code == 0, done.err + done.out
     assert done.json["parting"] is None
     known = {finding["part"]: finding["known_by"] for finding in done.json["steps"]}
-    wanted = {"advantages": "records", "logprobs": "records", "loss": "metrics", "gradient": "metrics"}
-    wanted |= {"weights": "checkpoint"}
-    of_sampler = {} if "--only" in options else {"data": "records", "tokens": "records", "rewards": "records"}
-    assert known == {**wanted, **of_sampler}
+    of_sampler = {"data": "records", "tokens": "records", "rewards": "records"}
+    of_trainer = {"advantages": "records", "logprobs": "records", "loss": "metrics", "gradient": "metrics"}
+    of_trainer |= {"weights": "checkpoint"}
+    halves = {"sampler": of_sampler, "trainer": of_trainer}
+    assert known == halves.get(options[-1], {**of_sampler, **of_trainer})
     assert fingerprint(run) == before
 
 
