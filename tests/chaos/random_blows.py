@@ -73,7 +73,7 @@ class RandomBlows:
             short = Path(self.stack.enter_context(TemporaryDirectory(prefix="nemorl-fork-")))  # of a socket's address
             self.python = str(self.stack.enter_context(python_that_forks(short)))
         end = self._live(self.whole, [], self.folder / "struck")
-        assert end == 0, (end, (self.folder / "said").read_text()[-3000:])
+        assert end == 0, [end, *((self.folder / name).read_text()[-3000:] for name in ("outcome", "said"))]
 
     def __enter__(self) -> Self:
         return self
