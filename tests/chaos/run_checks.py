@@ -114,13 +114,14 @@ def records(place: Path) -> dict[str, Any]:
     for path in sorted((place / "records").rglob("*.parquet")):
         table = pq.read_table(path)
         columns = [name for name in table.column_names if name != "run" and not TIMED.match(name)]
-        rows = table.select(columns).to_pylist()
-        found[str(path.relative_to(place))] = [{**row, "turns": list(map(_untimed, row["turns"]))} for row in rows]
+        found[str(path.relative_to(place))] = _without_times(table.select(columns).to_pylist())
     return found
 
 
-def _untimed(turn: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in turn.items() if not TIMED.match(name)}
+def _without_times(found: Any) -> Any:
+    if isinstance(found, dict):
+        return {name: _without_times(value) for name, value in found.items() if not TIMED.match(name)}
+    return [_without_times(value) for value in found] if isinstance(found, list) else found
 
 
 def files(place: Path) -> set[str]:
