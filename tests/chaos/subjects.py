@@ -44,7 +44,7 @@ class Subject:
 RAY = {"launcher": "ray", "cpus_per_worker": 0.5, "worker_timeout_s": 45.0, "max_restarts": 20}
 ASYNC = {"rollouts": {"mode": "async", "max_staleness": 1}, "importance_correction": "truncated"}
 NODES = {
-    **{**RAY, "address": "{address}", "security": {"plaintext": True}},
+    **{**RAY, "address": "{address}", "security": {"plaintext": True, "token_auth": False}},
     **{"num_nodes": 2, "workers_per_node": 1, "colocated": False},
 }
 ON_NODES = (
