@@ -11,11 +11,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from nemorl_launch import launchers
+from nemorl_launch.base import Launch, Status
 from slurm_cluster import await_true
 
 LONG = 100_000
 """Steps of a run that does not end by itself while a test looks."""
-START_S = 240
+START_S, END_S = 900, 600
+"""How long a run may take to start, and to end, on a machine that does ten other things: whoever waits longer fails."""
 
 
 def write_run(folder: Path, model: Path, **launcher: Any) -> None:
@@ -55,11 +58,13 @@ class Launches:
             command, cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False
         )
 
-    def status(self, name: str) -> Any:
-        return self.launch("status", name)
+    def status(self, name: str) -> Status:
+        """What `nemorl launch status` says, without a process of its own for each question."""
+        launch = Launch.read(self.folder / "launches" / name)
+        return launchers.recorded(launch.launcher, launch.options).status(launch)
 
-    def await_state(self, name: str, state: str, limit_s: float) -> Any:
-        await_true(lambda: self.status(name)["state"] == state, limit_s, lambda: self.explain(name))
+    def await_state(self, name: str, state: str, limit_s: float = END_S) -> Status:
+        await_true(lambda: self.status(name).state == state, limit_s, lambda: self.explain(name))
         return self.status(name)
 
     def steps(self, name: str) -> list[int]:

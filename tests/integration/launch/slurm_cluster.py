@@ -13,7 +13,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from nemorl_base.ports import free_port
@@ -48,8 +48,10 @@ JobAcctGatherType=jobacct_gather/none
 JobCompType=jobcomp/none
 ReturnToService=2
 SlurmdParameters=config_overrides
-KillWait=5
+KillWait=2
 OverTimeLimit=0
+SchedulerType=sched/backfill
+SchedulerParameters=bf_interval=1,sched_interval=1,sched_min_interval=0,batch_sched_delay=0
 JobRequeue=1
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
@@ -132,19 +134,23 @@ def _await_idle(conf: Path) -> None:
 
 
 def _stop(folder: Path, conf: Path) -> None:
-    ids = [
-        int(path.read_text()) for path in (*folder.glob("run/*.pid"), folder / "munge" / "munged.pid") if path.is_file()
-    ]
+    files = (*folder.glob("run/*.pid"), folder / "munge" / "munged.pid")
+    ids = [int(path.read_text()) for path in files if path.is_file()]
     environment = {**os.environ, "SLURM_CONF": str(conf)}
     subprocess.run(["scancel", "--user=root"], env=environment, capture_output=True, check=False)
-    time.sleep(2)
+    asked = ["squeue", "--noheader"]
+
+    def is_empty() -> bool:
+        return not subprocess.run(asked, env=environment, capture_output=True, check=False).stdout
+
+    with suppress(AssertionError):
+        await_true(is_empty, 30)
     for number in (signal.SIGTERM, signal.SIGKILL):
         for pid in ids:
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(pid, number)
-            except ProcessLookupError:
-                continue
-        time.sleep(1)
+        with suppress(AssertionError):
+            await_true(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ids), 5)
 
 
 def await_true(check: Callable[[], object], limit_s: float, explain: Callable[[], str] = str) -> None:

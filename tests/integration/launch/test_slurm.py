@@ -7,17 +7,17 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import LONG, START_S, Launches, command_lines, write_run
+from launching import END_S, LONG, START_S, Launches, command_lines, write_run
 from slurm_cluster import await_true, missing, slurm
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 PLANTED = "hf_planted-value-0123456789"
-END_S = 180
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     reason = missing()
     if reason is not None:
         pytest.skip(reason)
-    with slurm(tmp_path_factory.mktemp("slurm")) as conf:
+    with slurm(tmp_path_factory.mktemp("slurm")) as conf, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", str(conf))
         yield conf
 
 
@@ -49,8 +50,14 @@ class Site(Launches):
 
     def hurry(self, job_id: str) -> None:
         """Slurm starts a requeued job again after two minutes, unless told otherwise."""
-        await_true(lambda: "JobState=PENDING" in self.slurm("scontrol", "show", "job", job_id), END_S)
-        self.slurm("scontrol", "update", f"job={job_id}", "StartTime=now")
+
+        def is_running_again() -> bool:
+            shown = self.slurm("scontrol", "show", "job", job_id)
+            if "JobState=PENDING" in shown:
+                self.slurm("scontrol", "update", f"job={job_id}", "StartTime=now")
+            return "JobState=RUNNING" in shown and "Restarts=0" not in shown
+
+        await_true(is_running_again, END_S, lambda: self.slurm("scontrol", "show", "job", job_id))
 
     def explain(self, name: str) -> str:
         return self.slurm("squeue") + super().explain(name)
@@ -91,7 +98,7 @@ def test_a_lost_node_is_named_and_the_run_continues(site: Site) -> None:
     site.hurry(job_id)
     _assert_continues(site, "lost", 1)
     site.launch("cancel", "lost")
-    assert site.await_state("lost", "cancelled", END_S)["attempt"] == 1
+    assert site.await_state("lost", "cancelled").attempt == 1
     assert site.outcome("lost", 1) == "cancelled cancelled"
 
 
@@ -101,7 +108,7 @@ def test_before_the_time_limit_it_saves_and_goes_back_into_the_queue(site: Site)
     job_id = site.submit("limit", 'launch.time_limit="00:02:00"', "launch.nodes=1", f"max_steps={LONG}")["handle"][
         "job_id"
     ]
-    await_true((site.attempt("limit", 0) / "outcome").is_file, 300, lambda: site.explain("limit"))
+    await_true((site.attempt("limit", 0) / "outcome").is_file, END_S, lambda: site.explain("limit"))
     assert site.outcome("limit", 0).startswith("continue the time limit is near")
     saved = max(site.steps("limit"))
     assert (site.folder / "runs" / "limit" / "checkpoints").exists()
@@ -110,7 +117,7 @@ def test_before_the_time_limit_it_saves_and_goes_back_into_the_queue(site: Site)
     steps = site.steps("limit")  # once: the run goes on
     assert steps == list(range(1, len(steps) + 1))
     site.launch("cancel", "limit", "--now")
-    site.await_state("limit", "cancelled", END_S)
+    site.await_state("limit", "cancelled")
 
 
 @pytest.mark.full
@@ -121,7 +128,7 @@ def test_a_requeued_job_continues_from_its_newest_checkpoint(site: Site) -> None
     site.hurry(job_id)
     _assert_continues(site, "again", 1)
     site.launch("cancel", "again", "--now")
-    site.await_state("again", "cancelled", END_S)
+    site.await_state("again", "cancelled")
 
 
 @pytest.mark.full
@@ -137,7 +144,27 @@ def test_a_preempted_job_saves_and_continues_afterwards(site: Site) -> None:
     site.hurry(job_id)
     _assert_continues(site, "yield", 1)
     site.launch("cancel", "yield", "--now")
-    site.await_state("yield", "cancelled", END_S)
+    site.await_state("yield", "cancelled")
+
+
+@pytest.mark.full
+def test_a_heterogeneous_job_trains_on_one_kind_of_node_and_generates_on_the_other(site: Site) -> None:
+    apart = ["cluster.colocated=false", "cluster.generation_workers=1"]
+    parts = ["launch.nodes=2", "launch.generation={nodes: 1, sbatch_options: [--nodelist=n2]}"]
+    job_id = site.submit("parts", *parts, *apart, f"max_steps={LONG}")["handle"]["job_id"]
+    site.await_step("parts", 6)
+    assert len(set(site.status("parts").nodes)) == 2
+    logs = site.folder / "runs" / "parts" / "logs"
+    assert _node_of(next(logs.glob("generation-*.log"))) == "n2"
+    assert _node_of(next(logs.glob("training-*.log"))) != "n2"
+    # Both parts go back into the queue together, and the run continues.
+    _kill_node(site, "parts", 1)
+    await_true((site.attempt("parts", 0) / "outcome").is_file, END_S, lambda: site.explain("parts"))
+    assert site.outcome("parts", 0).startswith("continue node n2 is lost")
+    site.hurry(job_id)
+    _assert_continues(site, "parts", 1)
+    site.launch("cancel", "parts")
+    assert site.await_state("parts", "cancelled").attempt == 1
 
 
 def test_slurm_takes_every_option(site: Site) -> None:
@@ -161,7 +188,7 @@ def test_an_array_has_one_run_per_seed(site: Site) -> None:
 @pytest.mark.full
 def test_a_mistake_of_the_run_is_not_started_again(site: Site) -> None:
     site.submit("wrong", "launch.nodes=1", "max_steps=2", "launch.setup=cd /nowhere")
-    assert site.await_state("wrong", "failed", END_S)["attempt"] == 0
+    assert site.await_state("wrong", "failed").attempt == 0
     assert "/nowhere" in (site.attempt("wrong", 0) / "node-0.log").read_text()
 
 
@@ -178,6 +205,25 @@ def _assert_continues(site: Site, name: str, attempt: int) -> None:
     await_true(lambda: max(site.steps(name), default=0) > before + 1, START_S, lambda: site.explain(name))
     steps = site.steps(name)
     assert steps == list(range(1, len(steps) + 1))
+
+
+def _node_of(log: Path) -> str:
+    """Name of the node whose Ray started the worker that writes this log."""
+    for path in Path("/proc").glob("[0-9]*/fd/1"):
+        with suppress(OSError):
+            if path.readlink() != log:
+                continue
+            raylet = _parent(int(path.parts[2]))
+            return _command(raylet).partition("--node-name=")[2].split()[0]
+    raise AssertionError(f"no worker writes {log}")
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def _command(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
 
 
 def _kill_node(site: Site, name: str, rank: int) -> None:

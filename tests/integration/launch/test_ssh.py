@@ -11,14 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launching import LONG, START_S, Launches, command_lines, write_run
+from launching import END_S, LONG, START_S, Launches, command_lines, write_run
 from nemorl_base.ports import free_port
 from slurm_cluster import await_true
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 PLANTED = "hf_planted-value-9876543210"
-END_S = 120
 SERVER = """
 Port {port}
 ListenAddress 127.0.0.1
@@ -90,11 +89,11 @@ def test_on_this_machine_a_cancelled_run_is_saved_and_continues_when_launched_ag
     here.launch(*same)
     await_true(lambda: max(here.steps("here"), default=0) >= 2, START_S)
     here.launch("cancel", "here")
-    here.await_state("here", "cancelled", END_S)
+    here.await_state("here", "cancelled")
     saved = max(here.steps("here"))
     here.launch(*same)
     await_true(lambda: max(here.steps("here")) > saved, START_S)
     here.launch("cancel", "here", "--now")
-    await_true(lambda: here.launch("status", "here")["state"] != "running", END_S)
+    await_true(lambda: here.status("here").state != "running", END_S)
     steps = here.steps("here")  # once: the run goes on
     assert steps == list(range(1, len(steps) + 1))

@@ -47,7 +47,10 @@ def load_config(
     10
     """
     name = str(source) if isinstance(source, (str, Path)) else "config"
-    data, wrong = _without_sections(apply_overrides(read_source(source), overrides, name))
+    data, wrong = apply_overrides(read_source(source), overrides, name), list[ConfigIssue]()
+    for read in filter(None, [offered(f"section_{key}") for key in data]):
+        data, mistakes = read(data)  # without a section such as `launch`, which is no part of the run itself
+        wrong += mistakes
     plugins = registry().restricted(policy_in(data))
     found = _Reading(_algorithm_class(data, name, plugins), data, plugins, elsewhere=for_cluster)
     if found.config is not None and for_launch:
@@ -122,15 +125,6 @@ class _Reading(Generic[AnyConfig]):
             return self._class.model_validate(rest, context=self._context)
         except ValidationError:
             return None
-
-
-def _without_sections(data: dict[str, Any]) -> tuple[dict[str, Any], list[ConfigIssue]]:
-    """The run itself, without sections (``launch``) that ``nemorl.section_<key>`` reads, and what is wrong in these."""
-    issues: list[ConfigIssue] = []
-    for read in filter(None, [offered(f"section_{key}") for key in data]):
-        data, wrong = read(data)
-        issues += wrong
-    return data, issues
 
 
 def _algorithm_class(data: Mapping[str, Any], source: str, plugins: Registry) -> type[RunConfig]:

@@ -45,13 +45,19 @@ class RayVirtualCluster:
     """
 
     def __init__(
-        self, workers_per_node: Sequence[int], config: ClusterConfig | None = None, *, devices_per_worker: int = 1
+        self,
+        workers_per_node: Sequence[int],
+        config: ClusterConfig | None = None,
+        *,
+        devices_per_worker: int = 1,
+        role: str = "",
     ) -> None:
         """
         Args:
             workers_per_node: Places on each node.
             config: Devices of a place, deadlines, address. Unset: this machine's.
             devices_per_worker: Devices of one place.
+            role: Its places are on nodes with the resource ``nemorl_<role>``, where the cluster has any.
 
         Raises:
             ResourceError: the cluster is too small, whoever else uses it.
@@ -64,6 +70,8 @@ class RayVirtualCluster:
         """Resources of one place."""
         if self.config.uses_gpus:
             self.bundle["GPU"] = float(devices_per_worker)
+        if any(f"nemorl_{role}" in node["Resources"] for node in _alive()):
+            self.bundle[f"nemorl_{role}"] = 0.001
         try:
             self._require_capacity(workers_per_node)
             self._reserve(workers_per_node)

@@ -39,12 +39,12 @@ class RayLauncher:
             self._stack.callback(RaySession(cluster).close)
             apart = 0 if cluster.colocated or sampler is None else cluster.generation_replicas(width) * width
             training, generation = split_devices(cluster.num_nodes, cluster.devices_per_node, apart)
-            self._training = RayVirtualCluster([count for count in training if count], cluster)
+            self._training = RayVirtualCluster([count for count in training if count], cluster, role="training")
             self._stack.callback(self._training.shutdown)
             self._generation = self._training
             if apart:
                 replicas = [count // width for count in generation if count]
-                self._generation = RayVirtualCluster(replicas, cluster, devices_per_worker=width)
+                self._generation = RayVirtualCluster(replicas, cluster, devices_per_worker=width, role="generation")
                 self._stack.callback(self._generation.shutdown)
             undo.pop_all()
 

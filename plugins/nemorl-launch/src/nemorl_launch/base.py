@@ -18,6 +18,7 @@ from nemorl.plugins.kinds import PluginConfig
 from nemorl_base.files import replace_text
 from nemorl_base.scalars import ExpandsHome
 from nemorl_base.secrets import SECRET_NAME
+from nemorl_base.suggest import did_you_mean
 from pydantic import Field
 
 RECORD = "launch.json"
@@ -44,6 +45,10 @@ class Job:
     """Worker processes of a node: one per GPU, or ``cluster.workers_per_node``."""
     plaintext: bool = False
     """``cluster.security.plaintext``: Ray between the nodes encrypts nothing."""
+    generation_devices: int = 0
+    """Devices that generation has to itself; 0: it shares those of training, or nothing samples."""
+    engine_devices: int = 1
+    """Devices that one engine spreads over."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,8 @@ class Launch:
     options: dict[str, Any]
     """The launcher's, as they were."""
     handle: dict[str, Any]
-    """How the launcher finds the job again, e.g. ``{"job_id": "4711"}``."""
+    """How the launcher finds the job again, e.g. ``{"job_id": "4711"}``. Empty: it was being submitted when this was
+    written, and whoever submitted it did not live to say."""
     submitted: float
     """Epoch seconds."""
 
@@ -78,7 +84,9 @@ class Launch:
             known = sorted(path.parent.name for path in folder.parent.glob(f"*/{RECORD}"))
             raise UsageError(
                 f"nothing was launched as {folder.name!r} from {folder.parent}",
-                fix=f"launched are: {', '.join(known)}" if known else "`nemorl launch CONFIG --on LAUNCHER` starts one",
+                fix=did_you_mean(folder.name, known) or f"launched are: {', '.join(known)}"
+                if known
+                else "`nemorl launch CONFIG --on LAUNCHER` starts one",
             ) from None
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise UsageError(f"{folder / RECORD} cannot be read: {error}", fix="launch the run again") from error
@@ -146,6 +154,11 @@ class LauncherConfig(PluginConfig):
         if self.template is not None and not self.template.is_file():
             yield ConfigIssue("template", f"no file {str(self.template)!r}", "give the path of a file", here=True)
 
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all nodes are of one kind."""
+        return True
+
     def check(self, job: Job) -> Iterator[ConfigIssue]:
         """What cannot be for this job. Paths begin at the ``launch`` section."""
         yield from ()
@@ -173,6 +186,10 @@ class LauncherConfig(PluginConfig):
             ResourceError: it was refused; says why.
         """
         raise NotImplementedError(f"{type(self).__name__} must define submit()")
+
+    def recover(self, job: Job) -> dict[str, Any] | None:
+        """What ``submit`` would have returned of a job whose submission was cut off; ``None``: there is no such job."""
+        raise NotImplementedError(f"{type(self).__name__} must define recover()")
 
     def status(self, launch: Launch) -> Status:
         """How a job of this launcher is now."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from nemorl.errors import UsageError
+from nemorl.errors import Interrupted, UsageError
+from nemorl_base.stopping import GracefulStop
+from nemorl_base.suggest import did_you_mean
 from nemorl_commands.answers import AsJson, echo_json
 from nemorl_commands.plugin_app import plugin_app
 from nemorl_commands.runs import Overrides
@@ -51,6 +53,7 @@ app = plugin_app(
 
 Name = Annotated[str, typer.Argument(help="Name of the launch.", show_default=False)]
 Folder = Annotated[Path, typer.Option(help="Folder of all launches, which all nodes see.")]
+CommandAsJson = Annotated[bool, typer.Option("--json", help="Print the command that does it, and run nothing.")]
 LAUNCHES = Path("launches")
 
 
@@ -81,19 +84,17 @@ def submit(
 
       nemorl launch grpo.yaml --on local --name try-1
     """
-    from nemorl_launch.base import Launch
     from nemorl_launch.prepare import prepare, secret_values
+    from nemorl_launch.records import submitted
 
+    _refuse_misspelt(config)
     prepared = prepare(config, overrides or [], on=on, name=name, root=folder)
     job, launcher = prepared.job, prepared.launcher
-    if not dry_run:
-        secret_values(launcher)
-        _refuse_second(folder, job.name)
-    prepared.write()
     found: dict[str, Any] = {"name": job.name, "folder": str(job.folder), "run_dir": str(job.run_dir)}
     found |= {"launcher": prepared.launcher_name, "command": prepared.submission}
     found |= {"plan": prepared.plan.words, "chosen": dict(prepared.plan.chosen)}
     if dry_run:
+        prepared.write()
         if as_json:
             echo_json({**found, "files": prepared.files}, indent=2)
             return
@@ -103,9 +104,8 @@ def submit(
             say(text)
         say(f"# would run\n{prepared.submission}")
         return
-    handle = launcher.submit(job)
-    options = launcher.model_dump(mode="json")
-    Launch(job, prepared.launcher_name, options, handle, time.time()).write()
+    secret_values(launcher)
+    handle = submitted(prepared)
     if as_json:
         echo_json({**found, "handle": handle}, indent=2)
         return
@@ -121,15 +121,14 @@ def _devices(job: Job) -> str:
     return f"no GPUs, {job.workers_per_node} worker{'s' * (job.workers_per_node > 1)} each"
 
 
-def _refuse_second(folder: Path, name: str) -> None:
-    from nemorl_launch.base import RECORD
-
-    if not (folder / name / RECORD).is_file():
-        return
-    launch, launcher = _found(folder, name)
-    state = launcher.status(launch).state
-    if state in ("pending", "running"):
-        raise UsageError(f"{name} is {state} on {launch.launcher}", fix=f"nemorl launch cancel {name}, or --name OTHER")
+def _refuse_misspelt(config: Path) -> None:
+    """`nemorl launch stauts` is a command, misspelt, rather than a config that is not there."""
+    if not config.exists() and not config.suffix:
+        commands = [
+            command.name or command.callback.__name__ for command in app.registered_commands if command.callback
+        ]
+        if fix := did_you_mean(str(config), commands):
+            raise UsageError(f"there is no config and no command {str(config)!r}", fix=fix)
 
 
 @app.command()
@@ -146,13 +145,9 @@ def status(
 
       nemorl launch status grpo-1a2b3c4d --json
     """
-    from nemorl_launch.base import RECORD
+    from nemorl_launch.records import all_facts, facts
 
-    names = [name] if name is not None else sorted(path.parent.name for path in folder.glob(f"*/{RECORD}"))
-    found = []
-    for each in names:
-        launch, launcher = _found(folder, each)
-        found.append(_facts(launch, launcher.status(launch)))
+    found = all_facts(folder) if name is None else [facts(folder, name)]
     if as_json:
         echo_json(found[0] if name is not None else found, indent=2)
         return
@@ -162,25 +157,12 @@ def status(
         say(f"nothing was launched from {folder} yet: nemorl launch CONFIG --on LAUNCHER")
 
 
-def _facts(launch: Launch, status: Status) -> dict[str, Any]:
-    return {
-        "name": launch.job.name,
-        "launcher": launch.launcher,
-        "state": status.state,
-        "detail": status.detail,
-        "attempt": status.attempt,
-        "nodes": list(status.nodes),
-        "run_dir": str(launch.job.run_dir),
-        "folder": str(launch.job.folder),
-        "handle": launch.handle,
-    }
-
-
 @app.command()
 def logs(
     name: Name,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written.")] = False,
     folder: Folder = LAUNCHES,
+    as_json: CommandAsJson = False,
 ) -> None:
     """Print the output of a launch's newest attempt.
 
@@ -188,8 +170,8 @@ def logs(
 
       nemorl launch logs grpo-1a2b3c4d -f
     """
-    launch, launcher = _found(folder, name)
-    _become(launcher.logs(launch, follow=follow))
+    launch, launcher, _ = found_job(folder, name)
+    _become(name, launcher.logs(launch, follow=follow), as_json=as_json)
 
 
 @app.command()
@@ -207,8 +189,8 @@ def cancel(
 
       nemorl launch cancel grpo-1a2b3c4d --now
     """
-    launch, launcher = _found(folder, name)
-    before = launcher.status(launch).state
+    launch, launcher, now_is = found_job(folder, name)
+    before = now_is.state
     if before not in ("pending", "running", "unknown"):
         raise UsageError(f"{name} is {before} already", fix="there is nothing to cancel")
     launcher.cancel(launch, now=now)
@@ -224,6 +206,7 @@ def attach(
     name: Name,
     node: Annotated[int, typer.Option(min=0, help="Rank of the node, from 0.")] = 0,
     folder: Folder = LAUNCHES,
+    as_json: CommandAsJson = False,
 ) -> None:
     """Open a shell on a node of a running launch.
 
@@ -231,27 +214,43 @@ def attach(
 
       nemorl launch attach grpo-1a2b3c4d --node 1
     """
-    launch, launcher = _found(folder, name)
-    state = launcher.status(launch).state
-    if state != "running":
-        raise UsageError(f"{name} is {state}: there is no node to attach to", fix=f"nemorl launch status {name}")
+    launch, launcher, now_is = found_job(folder, name)
+    if now_is.state != "running":
+        raise UsageError(f"{name} is {now_is.state}: there is no node to attach to", fix=f"nemorl launch status {name}")
     if node >= launch.job.num_nodes:
         raise UsageError(f"{name} has nodes 0 to {launch.job.num_nodes - 1}", fix="--node 0")
-    _become(launcher.attach(launch, node))
+    _become(name, launcher.attach(launch, node), as_json=as_json)
 
 
-def _found(folder: Path, name: str) -> tuple[Launch, LauncherConfig]:
-    from nemorl_launch import launchers
-    from nemorl_launch.base import Launch
+def found_job(folder: Path, name: str) -> tuple[Launch, LauncherConfig, Status]:
+    """A launch that a job belongs to, and how that is.
 
-    launch = Launch.read(folder.absolute() / name)
-    return launch, launchers.recorded(launch.launcher, launch.options)
+    Raises:
+        UsageError: there is none.
+    """
+    from nemorl_launch.records import find
+
+    launch, launcher, status = find(folder, name)
+    if not launch.handle:
+        raise UsageError(f"{name} has no job: {status.detail}", fix=f"nemorl launch CONFIG --name {name}")
+    return launch, launcher, status
 
 
-def _become(command: list[str]) -> None:
-    """Run a program on this terminal, and end as it does."""
+def _become(name: str, command: list[str], *, as_json: bool) -> None:
+    """Run a program on this terminal, and end as it does; Ctrl-C is the program's, and ends it well."""
+    if as_json:
+        echo_json({"name": name, "command": command})
+        return
     try:
-        done = subprocess.run(command, check=False)
+        with GracefulStop(_unless_ctrl_c):
+            done = subprocess.run(command, check=False)
     except OSError as error:
         raise UsageError(f"{command[0]} cannot be run: {error.strerror}", fix="check that it is installed") from error
+    if done.returncode == -signal.SIGINT:
+        return
     raise typer.Exit(done.returncode if done.returncode >= 0 else 128 - done.returncode)
+
+
+def _unless_ctrl_c(name: str) -> None:
+    if name != signal.SIGINT.name:
+        raise Interrupted(f"received {name}")

@@ -36,6 +36,18 @@ def start(command: list[str], log: Path, directory: Path, environment: dict[str,
     return {"pid": process.pid, "identity": identity(process.pid)}
 
 
+def find(words: str) -> dict[str, Any] | None:
+    """The process that ``start`` has started with these words in its arguments; ``None`` where none lives."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        pid = int(path.parent.name)
+        try:
+            if words.encode() in path.read_bytes() and os.getsid(pid) == pid:
+                return {"pid": pid, "identity": identity(pid)}
+        except OSError:
+            continue
+    return None
+
+
 def identity(pid: int) -> str:
     """Of a process: the machine's boot and the process's start; empty where there is none."""
     try:
@@ -87,6 +99,8 @@ def main() -> None:
         )
     elif verb == "alive":
         answer = is_alive(request["handle"])
+    elif verb == "find":
+        answer = find(request["words"])
     else:
         kill(request["handle"])
         answer = None

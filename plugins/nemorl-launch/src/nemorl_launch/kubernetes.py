@@ -186,14 +186,22 @@ class KubernetesConfig(LauncherConfig):
         return self._kubectl("apply", "-f", str(job.folder / (CLUSTER_MANIFEST if self.interactive else MANIFEST)))
 
     def submit(self, job: Job) -> dict[str, Any]:
-        kind = "raycluster" if self.interactive else "rayjob"
+        kind = self._kind
         # What is left of an earlier launch with this name: the spec of a RayJob cannot be changed.
         _called(self._kubectl("delete", kind, job.name, "--ignore-not-found", "--wait"))
         _called(self.submission(job))
         return {"kind": kind, "namespace": self.namespace}
 
+    def recover(self, job: Job) -> dict[str, Any] | None:
+        handle = {"kind": self._kind, "namespace": self.namespace}
+        return handle if self._object(handle["kind"], job.name) is not None else None
+
+    @property
+    def _kind(self) -> str:
+        return "raycluster" if self.interactive else "rayjob"
+
     def status(self, launch: Launch) -> Status:
-        found = self._object(launch)
+        found = self._object(launch.handle["kind"], launch.job.name)
         if found is None:
             return Status("cancelled", "the cluster has no such object any more")
         status = found.get("status") or {}
@@ -209,7 +217,7 @@ class KubernetesConfig(LauncherConfig):
         return Status(state, detail, int(status.get("failed", 0)), tuple(self._pods(launch)))
 
     def cancel(self, launch: Launch, *, now: bool) -> None:
-        found = self._object(launch) or {}
+        found = self._object(launch.handle["kind"], launch.job.name) or {}
         job_id = (found.get("status") or {}).get("jobId")
         pods = self._pods(launch)
         if now or launch.handle["kind"] == "raycluster" or not job_id or not pods:
@@ -232,8 +240,8 @@ class KubernetesConfig(LauncherConfig):
         context = [] if self.context is None else ["--context", self.context]
         return ["kubectl", *context, "--namespace", self.namespace, *arguments]
 
-    def _object(self, launch: Launch) -> dict[str, Any] | None:
-        asked = self._kubectl("get", launch.handle["kind"], launch.job.name, "--ignore-not-found", "--output", "json")
+    def _object(self, kind: str, name: str) -> dict[str, Any] | None:
+        asked = self._kubectl("get", kind, name, "--ignore-not-found", "--output", "json")
         text = _called(asked)
         found: dict[str, Any] | None = json.loads(text) if text.strip() else None
         return found

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
-from nemorl.errors import ConfigIssue
+from nemorl.errors import ConfigIssue, UsageError
 
 from nemorl_launch import detached
 from nemorl_launch.attempts import CANCELLED, Attempt
@@ -29,10 +29,20 @@ def train_command(python: str, job: Job) -> list[str]:
 
 
 def tail(launch: Launch, *, follow: bool, part: str = "") -> list[str]:
-    """The command that prints the run's output of the newest attempt."""
-    attempt = Attempt.latest(launch.job.folder / part)
-    log = launch.job.folder / "output.log" if attempt is None else attempt.folder / "run.log"
-    return ["tail", "-n", "+1", *(["-F"] if follow else []), str(log)]
+    """The command that prints the run's output of the newest attempt, or what there is before the run begins.
+
+    Raises:
+        UsageError: there is nothing yet, and nobody waits for it.
+    """
+    folder = launch.job.folder
+    attempt = Attempt.latest(folder / part)
+    run = folder / "output.log" if attempt is None else attempt.folder / "run.log"
+    before = [] if attempt is None else sorted(attempt.folder.glob("node-*.log"))
+    found = [run] if run.is_file() else before or sorted(folder.glob("slurm-*.log"))
+    if not follow and not found:
+        name = launch.job.name
+        raise UsageError(f"{name} has no output yet", fix=f"nemorl launch logs {name} -f waits for it")
+    return ["tail", "-n", "+1", *(["-F"] if follow else []), *map(str, found or [run])]
 
 
 class LocalConfig(LauncherConfig):
@@ -66,6 +76,9 @@ class LocalConfig(LauncherConfig):
     def submit(self, job: Job) -> dict[str, Any]:
         log = job.folder / "output.log"
         return detached.start(self.submission(job), log, job.working_directory, dict(self.environment))
+
+    def recover(self, job: Job) -> dict[str, Any] | None:
+        return detached.find(f"{job.folder}/attempt-")
 
     def status(self, launch: Launch) -> Status:
         attempt = Attempt.latest(launch.job.folder)

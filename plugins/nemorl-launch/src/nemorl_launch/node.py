@@ -54,6 +54,8 @@ class Node:
     cpus: int | None
     gpus: int
     segment_size: int | None
+    generation_nodes: int
+    """The last so many nodes are for generation alone, and the others for training; 0: all are for both."""
     object_store_gib: float | None
     interface: str | None
     join_s: float
@@ -88,7 +90,7 @@ class Node:
             cpus=self.cpus,
             gpus=self.gpus,
             resources=topology.resources(
-                self.rank, self.gpus, os.environ, topology.fabric_of_this_machine(), self.segment_size
+                self.rank, self.gpus, os.environ, topology.fabric_of_this_machine(), self.segment_size, self.role
             ),
             object_store_gib=self.object_store_gib,
             environment=child_environment(self._access(address)),
@@ -100,6 +102,13 @@ class Node:
 
     def _access(self, address: str) -> dict[str, str]:
         return own_access(self.attempt.folder, f"node-{self.rank}", address, plaintext=self.plaintext)
+
+    @property
+    def role(self) -> str | None:
+        """What the node is for; ``None``: for both training and generation."""
+        if not self.generation_nodes:
+            return None
+        return "generation" if self.rank >= self.nodes - self.generation_nodes else "training"
 
     def lead(self) -> Outcome:
         """Rank 0: start the run, watch it to its end, and tell the other nodes."""
@@ -312,6 +321,7 @@ def _read(arguments: Sequence[str] | None) -> Node:
     parser.add_argument("--cpus", type=int)
     parser.add_argument("--gpus", type=int, default=0)
     parser.add_argument("--segment-size", type=int)
+    parser.add_argument("--generation-nodes", type=int, default=0)
     parser.add_argument("--object-store-gib", type=float)
     parser.add_argument("--interface")
     parser.add_argument("--join-s", type=float, default=600.0)

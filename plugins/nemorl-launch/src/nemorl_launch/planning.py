@@ -50,6 +50,8 @@ def planned(data: Mapping[str, Any], launcher: LauncherConfig) -> Planned:
     plan_run, kind = offered("plan_run"), launcher.gpu_type
     if not launcher.plan or launcher.gpus_per_node == 0:
         return Planned(dict(data), "not asked", {})
+    if not launcher.is_uniform:
+        return Planned(dict(data), "not asked: the nodes are of two kinds", {})
     if plan_run is None or kind is None:
         missing = "launch.gpu_type, e.g. h100" if plan_run is not None else "pip install nemorl-plan"
         return Planned(dict(data), f"not asked, for want of: {missing}", {})

@@ -99,7 +99,9 @@ def _job(config: RunConfig, name: str | None, root: Path) -> tuple[Job, RunConfi
     name = name or run_dir.name
     if not _NAME.fullmatch(name):
         raise UsageError(f"{name!r} cannot be the name of a job", fix="letters, digits, '.', '_' and '-': --name NAME")
-    cluster = config.cluster
+    cluster, sampler = config.cluster, config.sampler
+    width = 1 if sampler is None else sampler.devices
+    apart = 0 if cluster.colocated or sampler is None else cluster.generation_replicas(width) * width
     job = Job(
         name=name,
         folder=root.absolute() / name,
@@ -109,6 +111,8 @@ def _job(config: RunConfig, name: str | None, root: Path) -> tuple[Job, RunConfi
         gpus_per_node=cluster.gpus_per_node or 0,
         workers_per_node=cluster.devices_per_node,
         plaintext=cluster.security.plaintext,
+        generation_devices=apart,
+        engine_devices=width,
     )
     return job, config.model_copy(update={"run_dir": run_dir})
 

@@ -14,22 +14,23 @@ from typing import Any, ClassVar
 from nemorl.errors import ConfigIssue, ResourceError
 from pydantic import Field
 
+from nemorl_launch import sbatch
 from nemorl_launch.attempts import CANCELLED, Attempt
 from nemorl_launch.base import Job, Launch, LauncherConfig, State, Status
 from nemorl_launch.local import STATES, tail, train_command
+from nemorl_launch.sbatch import LATE_S, GenerationNodes
 from nemorl_launch.templates import rendered
 
 SCRIPT = "job.sbatch"
+UNKNOWN_JOB = "Invalid job id specified"
+"""What squeue says of a job that it has forgotten."""
 CANCEL_MARK = "cancelled"
 """File in the folder of a launch that no attempt shall follow on."""
 KEPT = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG")
 """Variables of the submitting shell that a job gets, beside its secrets."""
 RUNNING = ("RUNNING", "COMPLETING", "STOPPED", "SUSPENDED", "SIGNALING", "STAGE_OUT")
 WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
-LATE_S = 30
-"""How long the step may take to end once the first node has said how the attempt ended."""
 _TIME = re.compile(r"\d+|\d+:\d\d(:\d\d)?|\d+-\d+(:\d\d){0,2}")
-_FLAGS = re.compile(r"--?[A-Za-z][A-Za-z0-9-]*(=.*)?")
 
 
 class SlurmConfig(LauncherConfig):
@@ -79,26 +80,37 @@ class SlurmConfig(LauncherConfig):
     """Longest wait for all nodes to join Ray."""
     sbatch_options: tuple[str, ...] = ()
     """Further options of sbatch, each as ``--name=value``."""
+    generation: GenerationNodes | None = None
+    """Nodes of another kind, for generation: the last ones of ``nodes``, as the second part of a heterogeneous job. The
+    run must generate apart from training, on all of their devices: ``cluster.colocated: false``."""
 
     def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         if self.time_limit is not None and not _TIME.fullmatch(self.time_limit):
             yield ConfigIssue("time_limit", f"{self.time_limit!r} is no time", 'in quotes: "04:00:00", or "2-00:00:00"')
-        for name in ("partition", "account", "qos", "reservation", "constraint", "gpu_type"):
-            value = getattr(self, name)
-            if value is not None and not re.fullmatch(r"[^\s;'\"$`\\]+", value):
-                yield ConfigIssue(name, f"{value!r} has blanks or quotes", "give the name alone")
+        yield from sbatch.problems(self, "", ("partition", "account", "qos", "reservation", "constraint", "gpu_type"))
+        if self.generation is not None:
+            yield from sbatch.problems(
+                self.generation, "generation.", ("partition", "reservation", "constraint", "gpu_type")
+            )
+            if self.seeds:
+                yield ConfigIssue("seeds", "Slurm has no arrays of heterogeneous jobs", "launch each seed by itself")
         if len(set(self.seeds)) < len(self.seeds):
             yield ConfigIssue("seeds", "one is there twice", "give each once")
         if self.container_mounts and self.container_image is None:
             yield ConfigIssue("container_mounts", "without a container nothing is mounted", "set container_image")
-        for option in self.sbatch_options:
-            if not _FLAGS.fullmatch(option) or '"' in option:
-                yield ConfigIssue("sbatch_options", f"{option!r} is no option", "write e.g. --comment=mine")
+
+    @property
+    def is_uniform(self) -> bool:
+        return self.generation is None
 
     def check(self, job: Job) -> Iterator[ConfigIssue]:
-        if self.segment_size is not None and job.num_nodes % self.segment_size:
-            message = f"{job.num_nodes} nodes are no multiple of {self.segment_size}"
+        count = job.num_nodes
+        if self.generation is not None:
+            count -= self.generation.nodes
+            yield from sbatch.generation_problems(self.generation, job)
+        if self.segment_size is not None and count % self.segment_size:
+            message = f"{count} nodes are no multiple of {self.segment_size}"
             yield ConfigIssue("segment_size", message, "choose a divisor of the number of nodes")
 
     def files(self, job: Job, config: str) -> Mapping[str, str]:
@@ -111,7 +123,8 @@ class SlurmConfig(LauncherConfig):
             "job": job,
             "launch": self,
             "folder": shlex.quote(str(job.folder)),
-            "directives": self.directives(job),
+            "directives": sbatch.directives(self, job),
+            "groups": "" if self.is_uniform else "--het-group=0,1 ",
             "seeds": self.seeds,
             "environment": [(name, shlex.quote(value)) for name, value in self.environment.items()],
             "srun_options": "".join(f"{shlex.quote(option)} " for option in self._srun_options(job)),
@@ -123,38 +136,6 @@ class SlurmConfig(LauncherConfig):
         }
         return {SCRIPT: rendered("job.sbatch.j2", self.template, **facts)}
 
-    def directives(self, job: Job) -> list[str]:
-        """Options of sbatch, one a line of the script."""
-        gpu = f"gpu:{self.gpu_type}" if self.gpu_type else "gpu"
-        cpus = self.cpus_per_node or (None if self.exclusive else job.workers_per_node)
-        memory = self.memory_gib_per_node
-        options: dict[str, object] = {
-            "job-name": job.name,
-            "nodes": job.num_nodes,
-            "ntasks-per-node": 1,
-            "cpus-per-task": cpus,
-            "gres": f"{gpu}:{job.gpus_per_node}" if job.gpus_per_node else None,
-            "mem": f"{int(memory * 1024)}M" if memory is not None else None,
-            "partition": self.partition,
-            "account": self.account,
-            "qos": self.qos,
-            "reservation": self.reservation,
-            "constraint": self.constraint,
-            "time": self.time_limit,
-            "segment": self.segment_size,
-            "array": f"0-{len(self.seeds) - 1}" if self.seeds else None,
-            "output": job.folder / ("slurm-%A_%a.log" if self.seeds else "slurm-%j.log"),
-            "open-mode": "append",
-            "chdir": job.working_directory,
-            "signal": f"B:USR1@{int(self.grace_s) + LATE_S}",
-        }
-        found = [f"--{name}={_quoted(str(value))}" for name, value in options.items() if value is not None]
-        others = [
-            f"{name}{equals}{_quoted(value)}"
-            for name, equals, value in (option.partition("=") for option in self.sbatch_options)
-        ]
-        return [*found, "--requeue", *(["--exclusive"] if self.exclusive else []), *others]
-
     def submission(self, job: Job) -> list[str]:
         exported = ",".join([*KEPT, *self.secrets])
         return ["sbatch", "--parsable", f"--export={exported}", str(job.folder / SCRIPT)]
@@ -164,14 +145,18 @@ class SlurmConfig(LauncherConfig):
         answer = _called(self.submission(job))
         return {"job_id": answer.strip().partition(";")[0]}
 
+    def recover(self, job: Job) -> dict[str, Any] | None:
+        lines = _called(["squeue", "--noheader", "--me", "--format=%F|%o"]).splitlines()
+        found = [line.partition("|")[0] for line in lines if line.partition("|")[2] == str(job.folder / SCRIPT)]
+        return {"job_id": min(found, key=int)} if found else None
+
     def status(self, launch: Launch) -> Status:
         job_id = str(launch.handle["job_id"])
         attempts = [Attempt.latest(part) for part in self._parts(launch.job)]
         newest = next((attempt for attempt in reversed(attempts) if attempt is not None), None)
         number = 0 if newest is None else newest.number
         asked = ["squeue", "--noheader", "--jobs", job_id, "--states=all", "--format=%T|%r|%N"]
-        done = subprocess.run(asked, capture_output=True, text=True, check=False)
-        lines = [line.split("|") for line in done.stdout.splitlines()]
+        lines = [line.split("|") for line in _called(asked, otherwise=(UNKNOWN_JOB, "")).splitlines()]
         live = [line for line in lines if line[0] in (*RUNNING, *WAITING)]
         if live:
             state: State = "running" if any(line[0] in RUNNING for line in live) else "pending"
@@ -185,9 +170,7 @@ class SlurmConfig(LauncherConfig):
             worst = next((each for each in outcomes if each.result != "finished"), outcomes[0])
             return Status(STATES[worst.result], worst.reason, number)
         said = f"Slurm says {lines[0][0]}" if lines else "Slurm does not know it any more"
-        return Status(
-            "failed" if lines or newest else "unknown", f"job {job_id}: {said}, see {launch.job.folder}", number
-        )
+        return Status("failed", f"job {job_id}: {said}, see {launch.job.folder}", number)
 
     def cancel(self, launch: Launch, *, now: bool) -> None:
         job_id = str(launch.handle["job_id"])
@@ -201,19 +184,20 @@ class SlurmConfig(LauncherConfig):
             _called(["scancel", job_id])
 
     def logs(self, launch: Launch, *, follow: bool) -> list[str]:
-        attempts = [part for part in self._parts(launch.job) if Attempt.latest(part) is not None]
-        if not attempts:
-            pattern = f"slurm-{launch.handle['job_id']}*.log"
-            files = [str(path) for path in sorted(launch.job.folder.glob(pattern))]
-            return ["tail", "-n", "+1", *(["-F"] if follow else []), *(files or [str(launch.job.folder / SCRIPT)])]
-        return tail(launch, follow=follow, part=str(attempts[-1].relative_to(launch.job.folder)))
+        parts = self._parts(launch.job)
+        begun = [part for part in parts if Attempt.latest(part) is not None]
+        return tail(launch, follow=follow, part=str((begun or parts)[-1].relative_to(launch.job.folder)))
 
     def attach(self, launch: Launch, node: int) -> list[str]:
         attempt = Attempt.latest(self._parts(launch.job)[0])
-        name = attempt.node_name(node) if attempt is not None else ""
+        noted = attempt.noted(f"node-{node}") if attempt is not None else None
+        if noted is None:
+            raise ResourceError(f"node {node} of {launch.job.name} has not come up yet", fix="wait, and try again")
         container = ["--container-image=" + self.container_image] if self.container_image else []
-        where = ["srun", f"--jobid={launch.handle['job_id']}", "--overlap", "--nodes=1", "--ntasks=1"]
-        return [*where, f"--nodelist={name}", *container, "--pty", "bash", "-l"]
+        trains = launch.job.num_nodes - (self.generation.nodes if self.generation is not None else 0)
+        part = [] if self.is_uniform else [f"--het-group={int(node >= trains)}"]
+        where = ["srun", *part, f"--jobid={launch.handle['job_id']}", "--overlap", "--nodes=1", "--ntasks=1"]
+        return [*where, f"--nodelist={noted['name']}", *container, "--pty", "bash", "-l"]
 
     def _parts(self, job: Job) -> list[Path]:
         return [job.folder / f"seed-{seed}" for seed in self.seeds] or [job.folder]
@@ -222,6 +206,7 @@ class SlurmConfig(LauncherConfig):
         options: dict[str, object] = {
             "gpus": job.gpus_per_node,
             "segment-size": self.segment_size,
+            "generation-nodes": self.generation.nodes if self.generation is not None else None,
             "object-store-gib": self.object_store_gib,
             "interface": self.interface,
             "join-s": self.join_timeout_s,
@@ -239,13 +224,12 @@ class SlurmConfig(LauncherConfig):
         return [f"--container-image={self.container_image}", f"--container-mounts={mounts}", workdir]
 
 
-def _quoted(value: str) -> str:
-    """A value of a ``#SBATCH`` line, which sbatch splits at blanks unless quoted."""
-    return '"' + value + '"' if re.search(r"\s", value) else value
-
-
-def _called(command: list[str]) -> str:
+def _called(command: list[str], otherwise: tuple[str, str] | None = None) -> str:
     """The output of one of Slurm's programs.
+
+    Args:
+        command: Program and arguments.
+        otherwise: Words of a refusal that is an answer as well, and that answer.
 
     Raises:
         ResourceError: it is not installed, or refuses; with its words.
@@ -256,6 +240,8 @@ def _called(command: list[str]) -> str:
         raise ResourceError(
             f"{command[0]} cannot be run: {error.strerror}", fix="launch from a login node of a Slurm cluster"
         ) from error
+    if otherwise is not None and otherwise[0] in done.stderr:
+        return otherwise[1]
     if done.returncode != 0:
         words = " ".join(line.removeprefix(f"{command[0]}: error: ") for line in done.stderr.strip().splitlines())
         raise ResourceError(f"{command[0]} refused: {words}", fix="see `sinfo` for partitions and their limits")

@@ -90,6 +90,12 @@ class SshConfig(LauncherConfig):
             raise
         return {"nodes": nodes}
 
+    def recover(self, job: Job) -> dict[str, Any] | None:
+        words = f"{job.folder}/attempt-"
+        asked = [(host, self._ask(host, {"verb": "find", "words": words})) for host in dict.fromkeys(self.hosts)]
+        nodes = [{"host": host, **found} for host, found in asked if found is not None]
+        return {"nodes": nodes} if nodes else None
+
     def status(self, launch: Launch) -> Status:
         attempt = Attempt.latest(launch.job.folder)
         number = 0 if attempt is None else attempt.number

@@ -18,7 +18,12 @@ LONGEST_PROBE_S = 60
 
 
 def resources(
-    rank: int, gpus: int, variables: Mapping[str, str], fabric: str, segment_size: int | None
+    rank: int,
+    gpus: int,
+    variables: Mapping[str, str],
+    fabric: str,
+    segment_size: int | None,
+    role: str | None = None,
 ) -> dict[str, float]:
     """Custom resources of a node.
 
@@ -28,6 +33,7 @@ def resources(
         variables: Its environment, where Slurm says which switches are above it.
         fabric: What ``nvidia-smi -q`` prints there.
         segment_size: Nodes of a segment of the job; ``None``: it has none.
+        role: ``training`` or ``generation``, where nodes are for one of them.
 
     Returns:
         Resource names with amounts: one per GPU of an NVLink domain, one per node of a switch or segment.
@@ -48,6 +54,8 @@ def resources(
             found[f"switch_{name}"] = 1.0
     if segment_size is not None:
         found[f"segment_{rank // segment_size}"] = 1.0
+    if role is not None:
+        found[f"nemorl_{role}"] = 1.0
     return found
 
 

@@ -1,0 +1,134 @@
+"""The ``#SBATCH`` lines of a job: one part of like nodes, or two, of which the second generates."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from nemorl.config.base import Config
+from nemorl.errors import ConfigIssue
+from pydantic import Field
+
+from nemorl_launch.base import Job
+
+if TYPE_CHECKING:
+    from nemorl_launch.slurm import SlurmConfig
+
+LATE_S = 30
+"""How long the step may take to end once the first node has said how the attempt ended."""
+NEXT_PART = "hetjob"
+"""Line between the parts of a heterogeneous job."""
+_FLAGS = re.compile(r"--?[A-Za-z][A-Za-z0-9-]*(=.*)?")
+
+
+class GenerationNodes(Config):
+    """Machines of another kind, on which a run generates: the second part of a heterogeneous job.
+
+    >>> GenerationNodes(nodes=2, partition="l40s", gpu_type="l40s").nodes
+    2
+    """
+
+    nodes: int = Field(ge=1, le=100_000)
+    """How many of the job's nodes they are; the others train."""
+    partition: str | None = None
+    """Partitions that may take them. Unset: the site's default."""
+    constraint: str | None = None
+    """Features of these nodes."""
+    reservation: str | None = None
+    """Reservation to use for them."""
+    gpu_type: str | None = None
+    """Kind of their GPUs. Each has as many as a node that trains."""
+    cpus_per_node: int | None = Field(None, ge=1)
+    """Cores of each. Unset: one per worker."""
+    memory_gib_per_node: float | None = Field(None, gt=0)
+    """Memory of each. Unset: the site's default."""
+    sbatch_options: tuple[str, ...] = ()
+    """Further options of sbatch for them, each as ``--name=value``."""
+
+
+def problems(part: SlurmConfig | GenerationNodes, prefix: str, names: Sequence[str]) -> Iterator[ConfigIssue]:
+    """Values of a part that no line can hold.
+
+    Args:
+        part: The options.
+        prefix: Of their paths.
+        names: Options that are one word.
+    """
+    for name in names:
+        value = getattr(part, name)
+        if value is not None and not re.fullmatch(r"[^\s;'\"$`\\]+", value):
+            yield ConfigIssue(prefix + name, f"{value!r} has blanks or quotes", "give the name alone")
+    for option in part.sbatch_options:
+        if not _FLAGS.fullmatch(option) or '"' in option:
+            message = f"{option!r} is no option"
+            yield ConfigIssue(f"{prefix}sbatch_options", message, "write e.g. --comment=mine")
+
+
+def generation_problems(generation: GenerationNodes, job: Job) -> Iterator[ConfigIssue]:
+    """What of a run does not go with nodes that only generate. Paths begin at the section."""
+    if generation.nodes >= job.num_nodes:
+        message = f"all {job.num_nodes} nodes would generate, and none train"
+        yield ConfigIssue("generation.nodes", message, "raise launch.nodes, which counts these as well")
+        return
+    devices = generation.nodes * job.workers_per_node
+    if job.generation_devices == devices:
+        return
+    has = f"{job.generation_devices} of its own" if job.generation_devices else "none of its own"
+    engines = devices // job.engine_devices
+    yield ConfigIssue(
+        "generation",
+        f"these nodes have {devices} devices, and the run's generation has {has}",
+        f"cluster.colocated=false cluster.generation_workers={engines}"
+        if engines * job.engine_devices == devices
+        else f"choose a number of nodes that engines of {job.engine_devices} devices fill",
+    )
+
+
+def directives(launch: SlurmConfig, job: Job) -> list[str]:
+    """Options of sbatch, one a line of the script; ``hetjob`` between two parts."""
+    generation = launch.generation
+    count = job.num_nodes - (generation.nodes if generation is not None else 0)
+    whole: dict[str, object] = {
+        "job-name": job.name,
+        "array": f"0-{len(launch.seeds) - 1}" if launch.seeds else None,
+        "output": job.folder / ("slurm-%A_%a.log" if launch.seeds else "slurm-%j.log"),
+        "open-mode": "append",
+        "chdir": job.working_directory,
+        "signal": f"B:USR1@{int(launch.grace_s) + LATE_S}",
+        "segment": launch.segment_size,
+    }
+    found = [*_lines(whole), *_part(launch, launch, job, count)]
+    if generation is not None:
+        found += [NEXT_PART, *_part(launch, generation, job, generation.nodes)]
+    return found
+
+
+def _part(launch: SlurmConfig, part: SlurmConfig | GenerationNodes, job: Job, nodes: int) -> list[str]:
+    gpu = f"gpu:{part.gpu_type}" if part.gpu_type else "gpu"
+    memory = part.memory_gib_per_node
+    options: dict[str, object] = {
+        "nodes": nodes,
+        "ntasks-per-node": 1,
+        "cpus-per-task": part.cpus_per_node or (None if launch.exclusive else job.workers_per_node),
+        "gres": f"{gpu}:{job.gpus_per_node}" if job.gpus_per_node else None,
+        "mem": f"{int(memory * 1024)}M" if memory is not None else None,
+        "partition": part.partition,
+        "account": launch.account,
+        "qos": launch.qos,
+        "reservation": part.reservation,
+        "constraint": part.constraint,
+        "time": launch.time_limit,
+    }
+    others = (option.partition("=") for option in part.sbatch_options)
+    given = [f"{name}{equals}{_quoted(value)}" for name, equals, value in others]
+    return [*_lines(options), "--requeue", *(["--exclusive"] if launch.exclusive else []), *given]
+
+
+def _lines(options: dict[str, object]) -> list[str]:
+    return [f"--{name}={_quoted(str(value))}" for name, value in options.items() if value is not None]
+
+
+def _quoted(value: str) -> str:
+    """A value that sbatch would split at blanks."""
+    return '"' + value + '"' if re.search(r"\s", value) else value
