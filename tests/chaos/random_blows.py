@@ -160,15 +160,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     results = folder / "results.jsonl"
     lines = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
     done = {(line["subject"], line["seed"]) for line in lines}
+    alone = [name for name in names if SUBJECTS[name].is_on_ray]  # no cluster is to find another's processes
+    groups = [[name for name in names if name not in alone], *([name] for name in alone)]
     has_failed = False
-    with ExitStack() as stack:
-        forks = stack.enter_context(warm(folder, names))
-        runs: dict[str, RandomBlows] = {}
-        for seed, name in product(range(first, end), names):
-            if (name, seed) not in done:
-                if name not in runs:
-                    runs[name] = stack.enter_context(RandomBlows(folder / name.replace(" ", "_"), name, forks))
-                has_failed |= _play(runs[name], seed, results)
+    with warm(folder, names) as forks:
+        for group in groups:
+            with ExitStack() as stack:
+                runs: dict[str, RandomBlows] = {}
+                for seed, name in product(range(first, end), group):
+                    if (name, seed) not in done:
+                        if name not in runs:
+                            runs[name] = stack.enter_context(RandomBlows(folder / name.replace(" ", "_"), name, forks))
+                        has_failed |= _play(runs[name], seed, results)
     sys.exit(has_failed)
 
 

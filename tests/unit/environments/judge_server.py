@@ -9,7 +9,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -87,8 +87,9 @@ def serving(answer: Callable[[dict[str, Any]], Answer]) -> Iterator[JudgeServer]
             self.send_response(status)
             for name, value in {"Content-Type": "application/json", "Content-Length": len(text), **headers}.items():
                 self.send_header(name, str(value))
-            self.end_headers()
-            self.wfile.write(text)
+            with suppress(OSError):  # whoever asked has gone
+                self.end_headers()
+                self.wfile.write(text)
 
         def log_message(self, *_: Any) -> None:
             pass
