@@ -155,7 +155,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     folder, names = options.folder.resolve(), options.subject or list(SUBJECTS)
     if any(SUBJECTS[name].has_nodes for name in names) and INSIDE not in os.environ:
-        os.execvpe("unshare", ["unshare", "--net", sys.executable, *sys.argv], {**os.environ, INSIDE: "1"})
+        begin = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$0" "$@"', sys.executable, *sys.argv]
+        os.execvpe("unshare", begin, {**os.environ, INSIDE: "1"})
     first, end = (int(number) for number in options.seeds.split(":"))
     results = folder / "results.jsonl"
     lines = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []

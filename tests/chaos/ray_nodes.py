@@ -1,6 +1,6 @@
 """A Ray cluster whose nodes are network namespaces of this machine: they can be cut off, stopped, drained and lost.
 
-Run everything under ``unshare --net``: the head and whoever uses it are in that namespace, each further node in one of
+Run everything under ``unshare --net``, the loopback interface up: the head and whoever uses it are in that namespace, each further node in one of
 its own, behind a pair of virtual interfaces. Nothing outside sees any of it. Nodes that have gone are started again, as
 an operator of a cluster does; the head too.
 """
@@ -64,7 +64,6 @@ class Nodes:
         self._holders: list[int] = []
         self._pythons: list[str] = []
         self._told = self._stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
-        _run("ip", "link", "set", "lo", "up")
         _run("ip", "link", "add", "nodes", "type", "bridge")
         _run("ip", "addr", "add", f"{NETWORK}1/24", "dev", "nodes")
         _run("ip", "link", "set", "nodes", "up")
