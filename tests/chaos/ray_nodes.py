@@ -1,8 +1,8 @@
 """A Ray cluster whose nodes are network namespaces of this machine: they can be cut off, stopped, drained and lost.
 
-Run everything under ``unshare --net``, the loopback interface up: the head and whoever uses it are in that namespace, each further node in one of
-its own, behind a pair of virtual interfaces. Nothing outside sees any of it. Nodes that have gone are started again, as
-an operator of a cluster does; the head too.
+Run everything under ``unshare --net``, the loopback interface up: the head and whoever uses it are in that namespace,
+each further node in one of its own, behind a pair of virtual interfaces. Nothing outside sees any of it. Nodes that
+have gone are started again, as an operator of a cluster does; the head too.
 """
 
 from __future__ import annotations
