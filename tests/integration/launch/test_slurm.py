@@ -7,12 +7,17 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import chdir, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from launching import END_S, LONG, START_S, Launches, command_lines, write_run
+from nemorl.errors import ResourceError
+from nemorl_launch import records
+from nemorl_launch.base import Launch
+from nemorl_launch.prepare import Prepared, prepare
 from slurm_cluster import await_true, missing, slurm
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -27,6 +32,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         pytest.skip(reason)
     with slurm(tmp_path_factory.mktemp("slurm")) as conf, pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLURM_CONF", str(conf))
+        patch.setenv("HF_TOKEN", PLANTED)
         yield conf
 
 
@@ -44,6 +50,11 @@ class Site(Launches):
     def slurm(self, *command: str) -> str:
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
         return done.stdout + done.stderr
+
+    def prepared(self, name: str, *overrides: str) -> Prepared:
+        """What would be submitted, prepared in this process."""
+        with chdir(self.folder):
+            return prepare(Path("run.json"), list(overrides), on=None, name=name, root=Path("launches"))
 
     def outcome(self, name: str, number: int) -> str:
         return (self.attempt(name, number) / "outcome").read_text().strip()
@@ -68,14 +79,23 @@ def site(tmp_path_factory: pytest.TempPathFactory, cluster: Path, model: Path) -
     return Site(tmp_path_factory.mktemp("site"), cluster, model)
 
 
-def test_a_run_over_two_nodes_finishes_and_no_secret_is_written_down(site: Site) -> None:
-    submitted = site.submit("two", "launch.nodes=2", "max_steps=3")
+def test_a_run_finishes_and_no_secret_is_written_down(site: Site) -> None:
+    submitted = site.submit("one", "launch.nodes=1", "max_steps=2")
     assert PLANTED not in command_lines()
+    site.await_state("one", "finished", START_S)
+    assert site.steps("one") == [1, 2]
+    assert PLANTED not in json.dumps(submitted)
+    assert site.holders(PLANTED) == []
+
+
+@pytest.mark.full
+def test_a_run_over_two_nodes_finishes_and_no_secret_is_written_down(site: Site) -> None:
+    site.submit("two", "launch.nodes=2", "max_steps=3")
     site.await_state("two", "finished", START_S)
+    assert site.launch("status", "two")["state"] == "finished"
     assert site.steps("two") == [1, 2, 3]
     names = {json.loads((site.attempt("two", 0) / f"node-{rank}.json").read_text())["name"] for rank in (0, 1)}
-    assert names == {"n0", "n1"}
-    assert PLANTED not in json.dumps(submitted)
+    assert len(names) == 2
     assert site.holders(PLANTED) == []
 
 
@@ -167,13 +187,20 @@ def test_a_heterogeneous_job_trains_on_one_kind_of_node_and_generates_on_the_oth
     assert site.await_state("parts", "cancelled").attempt == 1
 
 
-def test_slurm_takes_every_option(site: Site) -> None:
+@pytest.mark.parametrize("kinds", [1, 2], ids=["like nodes", "two kinds of nodes"])
+def test_slurm_takes_every_option(site: Site, kinds: int) -> None:
     options = ["launch.nodes=2", "launch.gpus_per_node=2", "launch.exclusive=true", "launch.memory_gib_per_node=2"]
-    options += ["launch.partition=debug", 'launch.time_limit="1-00:00:00"', "launch.seeds=[1,2]", "cluster={}"]
-    options += ['launch.sbatch_options=["--comment=a b", "--nice=10"]', "policy.backend=dtensor"]
-    written = site.launch("run.json", *options, "--name", "options", "--dry-run")
-    said = site.slurm("sbatch", "--test-only", f"{written['folder']}/job.sbatch")
+    options += ["launch.partition=debug", 'launch.time_limit="1-00:00:00"', "cluster={colocated: false}"]
+    options += ['launch.sbatch_options=["--comment=a b", "--nice=10"]', "policy.backend=dtensor", "launch.plan=false"]
+    if kinds == 1:
+        options += ["launch.seeds=[1,2]", "cluster.generation_workers=1"]
+    else:
+        options += ["launch.generation={nodes: 1, partition: urgent, memory_gib_per_node: 1, cpus_per_node: 2}"]
+        options += ["cluster.generation_workers=2"]
+    site.prepared(f"options-{kinds}", *options).write()
+    said = site.slurm("sbatch", "--test-only", f"{site.folder}/launches/options-{kinds}/job.sbatch")
     assert "to start at" in said, said
+    assert "error" not in said, said
 
 
 @pytest.mark.full
@@ -193,9 +220,20 @@ def test_a_mistake_of_the_run_is_not_started_again(site: Site) -> None:
 
 
 def test_what_slurm_refuses_is_said_in_its_words(site: Site) -> None:
-    done = site.nemorl("launch", "run.json", "launch.partition=gpus", "max_steps=2")
-    assert done.returncode == 2
-    assert "invalid partition specified: gpus" in done.stderr
+    ready = site.prepared("refused", "launch.partition=gpus", "max_steps=2")
+    with pytest.raises(ResourceError, match="invalid partition specified: gpus"):
+        records.submitted(ready)
+    assert not (ready.job.folder / "launch.json").exists()
+
+
+def test_a_job_whose_submitter_was_killed_is_found_by_its_script(site: Site) -> None:
+    ready = site.prepared("orphan", "max_steps=2", 'launch.sbatch_options=["--begin=now+1hour"]')
+    records.submitted(ready)
+    launch = Launch.read(ready.job.folder)
+    replace(launch, handle={}).write()
+    found, _, status = records.find(site.folder / "launches", "orphan")
+    assert (found.handle, status.state) == (launch.handle, "pending")
+    site.slurm("scancel", launch.handle["job_id"])
 
 
 def _assert_continues(site: Site, name: str, attempt: int) -> None:
