@@ -227,6 +227,25 @@ def test_kubectl_is_asked_and_told(run_yaml: Path, nemorl: Command, monkeypatch:
 
 
 @pytest.mark.slow
+def test_a_cluster_that_does_not_answer_is_said_once_and_leaves_no_launch(
+    run_yaml: Path, nemorl: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = run_yaml.parent
+    (folder / "bin").mkdir()
+    program = folder / "bin" / "kubectl"
+    log = 'E1123 04:32:16.589147 22668 memcache.go:265] "Unhandled Error" err="connection refused"'
+    program.write_text(
+        f"#!/bin/bash\necho '{log}' >&2\necho '{log}' >&2\necho 'The connection was refused' >&2\nexit 1\n"
+    )
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    done = nemorl("launch", "run.yaml", *LEAST, "--on", "kubernetes", "--name", "a")
+    assert done.code == 2
+    assert "kubectl refused: The connection was refused\n" in done.err
+    assert "memcache" not in done.err
+    assert nemorl("launch", "status", "--json").json == []
+
+
 def test_in_a_pod_a_run_that_was_asked_to_stop_wants_another_try(tmp_path: Path) -> None:
     program = (
         "import signal, sys, time\n"

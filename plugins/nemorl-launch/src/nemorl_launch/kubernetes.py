@@ -21,6 +21,8 @@ CLUSTER_MANIFEST = "raycluster.yaml"
 LONGEST_NAME = 47
 """Of a RayJob: KubeRay makes names of it that may have 63 characters."""
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_LOG_LINE = re.compile(r"[EFIW]\d{4} \d\d:")
+"""How lines of kubectl's log begin; it says the same again in words."""
 STATES: dict[str, State] = {
     "": "pending",
     "New": "pending",
@@ -270,8 +272,9 @@ def _called(command: list[str]) -> str:
             f"{command[0]} cannot be run: {error.strerror}", fix="install kubectl, and check `kubectl get nodes`"
         ) from error
     if done.returncode != 0:
+        words = [line.strip() for line in done.stderr.splitlines() if not _LOG_LINE.match(line)]
         raise ResourceError(
-            f"kubectl refused: {' '.join(done.stderr.split())}",
+            f"kubectl refused: {' '.join(words) or done.stderr.strip()}",
             fix="check `kubectl config current-context`, and that KubeRay is there: `kubectl get crd rayjobs.ray.io`",
         )
     return done.stdout
