@@ -297,7 +297,7 @@ def test_a_column_that_rows_lack_is_named(raises: Raises) -> None:
     [
         ({"lowest": 3, "highest": 3}, "highest"),
         ({"correct_from": 11}, "correct_from"),
-        ({"url": "http://h/v1/chat/completions"}, "url"),
+        ({"url": "https://h/v1/chat/completions"}, "url"),
         ({"url": "localhost:8000"}, "url"),
         ({"options": {"stream": True}}, "options.stream"),
         ({"api_key_env": "sk-123"}, "api_key_env"),
@@ -306,11 +306,11 @@ def test_a_column_that_rows_lack_is_named(raises: Raises) -> None:
 )
 def test_wrong_options_are_refused(options: dict[str, Any], path: str, raises: Raises) -> None:
     with raises(ConfigError, path=path):
-        validate(JudgeConfig, {"url": "http://h/v1", "model": "m", **options}, source="test")
+        validate(JudgeConfig, {"url": "https://h/v1", "model": "m", **options}, source="test")
 
 
 def test_the_schema_of_a_verdict_has_the_scale() -> None:
-    question = question_of(JudgeConfig(url="http://h/v1", model="m", verdict="json", highest=5), PARIS, "x")
+    question = question_of(JudgeConfig(url="https://h/v1", model="m", verdict="json", highest=5), PARIS, "x")
     schema = json.loads(json.dumps(question.parameters()))["response_format"]["json_schema"]["schema"]
     assert schema["properties"]["score"] == {"type": "number", "minimum": 0.0, "maximum": 5.0}
 

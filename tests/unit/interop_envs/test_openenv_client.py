@@ -142,8 +142,8 @@ def test_a_server_that_is_not_there_is_an_error() -> None:
 def test_mistakes_in_the_options_are_told() -> None:
     for options, field in (
         ({"url": "localhost"}, "url"),
-        ({"url": "http://x", "action": {"a": "b"}}, "action"),
-        ({"url": "http://x", "turn_template": "b"}, "turn_template"),
+        ({"url": "https://x", "action": {"a": "b"}}, "action"),
+        ({"url": "https://x", "turn_template": "b"}, "turn_template"),
     ):
         with pytest.raises(ValidationError) as caught:
             OpenEnvConfig(**options)  # type: ignore[arg-type]

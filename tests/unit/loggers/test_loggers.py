@@ -190,10 +190,10 @@ def test_swanlab_itself_takes_what_it_is_given(run_dir: Path) -> None:
 
 
 def test_mlflow_gets_the_run_and_its_metrics(run_dir: Path, mlflow_calls: list[tuple[str, Any]]) -> None:
-    log_twice_and_close(MLflowConfig(experiment="e", tracking_uri="http://host:5000").build(run_dir))
+    log_twice_and_close(MLflowConfig(experiment="e", tracking_uri="https://host:5000").build(run_dir))
     # MLflow allows no "@" in names.
     batch = [("train/reward", 0.5, 2), ("validation/pass_4", 0.25, 2)]
-    assert mlflow_calls[0] == ("client", "http://host:5000")
+    assert mlflow_calls[0] == ("client", "https://host:5000")
     assert ("create_experiment", "e") in mlflow_calls
     assert ("create_run", ("7", "my-run")) in mlflow_calls
     assert mlflow_calls[-2:] == [("log_batch", ("run-1", batch)), ("set_terminated", "run-1")]

@@ -236,6 +236,60 @@ def test_addresses_of_servers_are_engines(policy: Policy) -> None:
         assert len(problems(**run, generation={"backend": {"name": "server", "urls": [url]}})) == count
 
 
+@pytest.mark.parametrize(
+    ("url", "is_allowed"),
+    [
+        ("https://node7.example.org:8000", True),
+        ("https://NODE7.Example.org:8000", True),
+        ("https://node7.example.org.:8000/v1", True),
+        ("https://evil.test:8000/x.example.org:8000", False),
+        ("https://evil.test:443/.example.org:", False),
+        ("https://node7.example.org.evil.test:8000", False),
+    ],
+)
+def test_an_address_is_allowed_by_its_host_and_not_by_what_follows(policy: Policy, url: str, is_allowed: bool) -> None:
+    policy("rules: [{allow: {engines: [server, dtensor, 'https://*.example.org:*']}}]")
+    run = {"algorithm": "grpo", "data": "arithmetic", "environment": "math"}
+    found = problems(**run, generation={"backend": {"name": "server", "urls": [url]}})
+    assert (found == []) is is_allowed
+
+
+@pytest.mark.parametrize("url", ["https://BAD", "https://bad.", "https://bad:443/v1", "HTTPS://Bad:8000"])
+def test_another_spelling_leads_round_no_denial_of_a_host(policy: Policy, url: str) -> None:
+    policy("rules: [{deny: {engines: ['https://bad:*'], clusters: ['bad:*']}}]")
+    run = {"algorithm": "grpo", "data": "arithmetic", "environment": "math"}
+    assert len(problems(**run, generation={"backend": {"name": "server", "urls": [url]}})) == 1
+    address = {"address": url.partition("://")[2].partition("/")[0], "security": {"plaintext": True}}
+    assert len(problems(**run, cluster=address)) == 1
+
+
+def test_judges_and_their_like_are_engines(policy: Policy, raises: Raises) -> None:
+    judge = {"name": "judge", "url": "https://elsewhere.test/v1", "model": "m", "rubric": "see https://paper.test"}
+    run = {"algorithm": "grpo", "data": "arithmetic", "environment": judge}
+    policy("rules: [{deny: {engines: ['https://elsewhere.test:*', '*paper*']}}]")
+    assert len(problems(**run)) == 1, "of the rubric no rule is asked"
+    policy("rules: [{deny: {unlock: [plaintext]}}]")
+    plain = {**judge, "url": "http://elsewhere.test/v1", "plaintext": True}
+    assert [*map(len, (problems(**run), problems(**{**run, "environment": plain})))] == [0, 1]
+    with raises(ConfigError, path="environment.url"):
+        load_config({**run, "model": "org/model", "environment": {**plain, "plaintext": False}})
+
+
+def test_names_on_the_hub_and_files_that_are_elsewhere_are_denied_in_any_spelling(policy: Policy) -> None:
+    policy("rules: [{deny: {models: [org/secret-*], datasets: [/data/pii/*]}}]")
+    assert refusal("models", *names_of_path("Org/Secret-7B")) is not None
+    for spelling in ("/data/open/../pii/a.jsonl", "/data//pii/a.jsonl", "/data/./pii/a.jsonl", "/DATA/pii/a.jsonl"):
+        assert refusal("datasets", *names_of_path(spelling)) is not None
+
+
+def test_a_server_that_joins_a_run_later_is_asked_about(tmp_path: Path, policy: Policy, nemorl: Command) -> None:
+    policy("rules: [{deny: {engines: ['https://bad:*'], unlock: [plaintext]}}]")
+    for options in (["https://BAD:8000"], ["http://good:8000", "--plaintext"]):
+        done = nemorl("engines", "add", tmp_path, *options)
+        assert done.code == 2
+        assert "may not" in done.err
+
+
 def test_parts_inside_parts_are_asked_about(policy: Policy) -> None:
     policy("rules: [{deny: {datasets: [org/pii-*]}}]")
     parts = [{"data": "arithmetic", "weight": 1}, {"data": SFT["data"], "weight": 1}]

@@ -15,6 +15,7 @@ from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
 from nemorl.plugins import Registry
 from nemorl.plugins.kinds import EnvironmentConfig
+from nemorl_base.encryption import plaintext_problem
 from nemorl_base.suggest import did_you_mean
 from nemorl_rl.agents.gateways import gateway_is_installed
 from nemorl_rl.agents.outcomes import OUTCOME_METRICS, Fate, outcome_problems
@@ -79,12 +80,16 @@ class MCPServerConfig(Config):
     """Variables of the command, beside a few harmless ones of nemorl's process."""
     url: str | None = Field(None, pattern=r"^https?://")
     """Of a server that runs already (streamable HTTP). All episodes share it."""
+    plaintext: bool = False
+    """Let calls go to another machine over ``http`` all the same."""
 
     def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         if bool(self.command) == (self.url is not None):
             seen = "both are set" if self.command else "neither is set"
             yield ConfigIssue("", f"a server is given by command or by url, and {seen}", "set one of them")
+        if self.url is not None and not self.plaintext and (problem := plaintext_problem(self.url)) is not None:
+            yield ConfigIssue("url", *problem)
 
 
 class ToolsConfig(Config):

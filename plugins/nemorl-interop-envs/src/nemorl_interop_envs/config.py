@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import DatasetConfig, EnvironmentConfig
+from nemorl_base.encryption import plaintext_problem
 from pydantic import Field
 
 if TYPE_CHECKING:
@@ -116,6 +117,8 @@ class OpenEnvConfig(EnvironmentConfig):
 
     url: str = Field(pattern=r"^(https?|wss?)://")
     """Address of the server."""
+    plaintext: bool = False
+    """Let responses go to another machine over ``http`` or ``ws`` all the same."""
     action: dict[str, Any] = Field(default_factory=lambda: {"message": "{response}"})
     """The action that a response becomes. ``{response}`` in its texts stands for the response."""
     text_field: str = "message"
@@ -130,6 +133,8 @@ class OpenEnvConfig(EnvironmentConfig):
 
     def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
+        if not self.plaintext and (problem := plaintext_problem(self.url)) is not None:
+            yield ConfigIssue("url", *problem)
         if "{response}" not in str(self.action):
             yield ConfigIssue("action", "no text contains {response}", "write {response} where the response goes")
         if "{text}" not in self.turn_template:

@@ -11,6 +11,7 @@ from nemorl.config.base import RESUMABLE, Config
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import DatasetConfig, EnvironmentConfig
+from nemorl_base.encryption import plaintext_problem
 from nemorl_rl.agents.gateways import gateway_is_installed
 from nemorl_rl.agents.outcomes import OUTCOME_METRICS, Fate, outcome_problems
 from pydantic import Field
@@ -142,6 +143,8 @@ class NemoGymConfig(PlayedConfig):
 
     head_url: str = Field("http://127.0.0.1:11000", pattern=r"^https?://")
     """Gym's head server, which tells where its agents are."""
+    plaintext: bool = False
+    """Let these be other machines: Gym speaks ``http``, so what passes can be read and changed on its way."""
     agents: dict[str, Annotated[str, Field(pattern=r"^https?://")]] = Field({})
     """Addresses of agent servers by name, where no head server tells them."""
     agent: str | None = None
@@ -159,6 +162,10 @@ class NemoGymConfig(PlayedConfig):
             yield ConfigIssue(
                 "model_port", what, "set it, and start Gym with +policy_base_url=http://127.0.0.1:PORT/v1"
             )
+        addresses = {"head_url": self.head_url, **{f"agents.{name}": url for name, url in self.agents.items()}}
+        for path, url in addresses.items():
+            if not self.plaintext and (problem := plaintext_problem(url)) is not None:
+                yield ConfigIssue(path, *problem)
         if self.start is not None and self.agents:
             yield ConfigIssue("agents", "Gym is started here and tells them itself", "set agents or start")
 

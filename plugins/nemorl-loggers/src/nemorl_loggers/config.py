@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from nemorl.errors import ConfigIssue
 from nemorl.plugins.kinds import LoggerConfig
+from nemorl_base.encryption import plaintext_problem
 from pydantic import Field
 
 if TYPE_CHECKING:
@@ -92,11 +95,19 @@ class MLflowConfig(LoggerConfig):
     experiment: str = "nemorl"
     """Experiment that the run belongs to; created if there is none of that name."""
     tracking_uri: str | None = None
-    """Server or store, e.g. ``http://host:5000``. Unset: ``MLFLOW_TRACKING_URI``, or MLflow's local default."""
+    """Server or store, e.g. ``https://host:5000``. Unset: ``MLFLOW_TRACKING_URI``, or MLflow's local default."""
+    plaintext: bool = False
+    """Let metrics and samples go to another machine over ``http`` all the same."""
     run_name: str | None = None
     """Name shown for the run. Unset: the name of the run directory."""
     samples: int = Field(0, ge=0, le=1000)
     """Prompts and responses stored as tables, of each step that the run records (``records``); 0: none."""
+
+    def problems(self) -> Iterator[ConfigIssue]:
+        yield from super().problems()
+        uri = self.tracking_uri
+        if uri is not None and not self.plaintext and (problem := plaintext_problem(uri)) is not None:
+            yield ConfigIssue("tracking_uri", *problem)
 
     def build(self, run_dir: Path) -> Logger:
         from nemorl_loggers.mlflow import MLflowLogger

@@ -7,11 +7,13 @@ from typing import Annotated, Any
 
 import typer
 from nemorl.errors import UsageError
+from nemorl_base.encryption import PLAINTEXT, origin, plaintext_problem
+from nemorl_base.permission import require
 from nemorl_commands.answers import AsJson, echo_json
 from nemorl_commands.plugin_app import plugin_app
 from nemorl_commands.terminal import print_list, say
 
-from nemorl_server_engine.config import plaintext_problem, url_problem
+from nemorl_server_engine.config import url_problem
 from nemorl_server_engine.roster import FOLDER, Roster
 
 app = plugin_app(
@@ -64,6 +66,9 @@ def add(
     problem = url_problem(url) or (None if plaintext else plaintext_problem(url))
     if problem is not None:
         raise UsageError(problem[0], fix=problem[1])
+    require("engines", origin(url), url)
+    if plaintext_problem(url) is not None:
+        require("unlock", PLAINTEXT)
     _change(run, [url.rstrip("/")], [])
     say(f"{url} is wanted; `nemorl engines list {run}` says when it is ready")
 

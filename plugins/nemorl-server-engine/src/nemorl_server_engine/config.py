@@ -12,7 +12,7 @@ from nemorl.config.base import RESUMABLE
 from nemorl.config.cluster import LONGEST_WAIT_S
 from nemorl.errors import ConfigIssue
 from nemorl.plugins.kinds import GenerationBackendConfig
-from nemorl_base.encryption import names_loopback
+from nemorl_base.encryption import plaintext_problem
 from nemorl_base.scalars import ExpandsHome
 from pydantic import Field
 
@@ -96,14 +96,6 @@ class ServerConfig(GenerationBackendConfig):
         from nemorl_server_engine.generation import ServerGeneration
 
         return ServerGeneration(generation, policy, worker, weights, self)
-
-
-def plaintext_problem(url: str) -> tuple[str, str] | None:
-    """Why nothing should be sent there unencrypted, and what to do; ``None`` where it is not."""
-    if urlsplit(url).scheme != "http" or names_loopback(url):
-        return None
-    what = f"{url} is another machine, and http sends prompts, responses and the key unencrypted"
-    return what, "use https (`nemorl certs` makes certificates), or set plaintext: true if the network can be trusted"
 
 
 def url_problem(url: str) -> tuple[str, str] | None:

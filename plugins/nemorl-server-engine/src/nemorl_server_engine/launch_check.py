@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nemorl.errors import ConfigIssue, NemorlError
-from nemorl_base.encryption import PLAINTEXT
-from nemorl_base.permission import asked
 from nemorl_rl.config import RolloutRunConfig
 
-from nemorl_server_engine.config import ServerConfig, plaintext_problem
+from nemorl_server_engine.config import ServerConfig
 
 if TYPE_CHECKING:
     from nemorl.config.run import RunConfig
@@ -29,10 +27,6 @@ def server_problems(config: RunConfig, run_dir: Path, warn: Callable[[str], None
         warn: Told of servers that do not answer.
     """
     if not isinstance(config, RolloutRunConfig) or not isinstance(config.generation.backend, ServerConfig):
-        return
-    options = config.generation.backend
-    if any(plaintext_problem(url) for url in options.urls) and (found := asked("unlock", PLAINTEXT)) is not None:
-        yield ConfigIssue("generation.backend.plaintext", found.message, found.fix)
         return
     workers = config.cluster.generation_replicas() if config.cluster.uses_ray else 1
     if workers > 1:

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-import ssl
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from nemorl_base.errors import UsageError
 from nemorl_base.permission import require
+from nemorl_base.secrets import redacted
 
 SHORTEST_KEY = 16
 """Characters of a key that keeps other machines out."""
 PLAINTEXT = "plaintext"
+ENCRYPTED = {"http": "https", "ws": "wss"}
+"""Schemes of URLs that encrypt nothing, and what to use."""
+PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}
 
 
 def is_loopback(host: str) -> bool:
@@ -37,6 +40,31 @@ def names_loopback(url: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def plaintext_problem(url: str) -> tuple[str, str] | None:
+    """Why nothing should be sent to a URL unencrypted, and what to do; ``None`` where it is not."""
+    scheme = urlsplit(url).scheme.lower()
+    if scheme not in ENCRYPTED or names_loopback(url):
+        return None
+    what = f"{redacted(url)} is another machine, and {scheme} sends prompts, responses and keys unencrypted"
+    return (
+        what,
+        f"use {ENCRYPTED[scheme]} (`nemorl certs` makes certificates), or allow it: plaintext",
+    )
+
+
+def origin(url: str) -> str:
+    """Scheme, host and port of a URL, as they are compared: ``HTTPS://Node7./v1`` is ``https://node7:443``."""
+    parts = urlsplit(url)
+    try:
+        given = parts.port
+    except ValueError:  # no number
+        return url
+    port = given or PORTS.get(parts.scheme.lower())
+    host = (parts.hostname or "").rstrip(".")
+    host = f"[{host}]" if ":" in host else host
+    return f"{parts.scheme.lower()}://{host}" + (f":{port}" if port else "")
 
 
 def require_safe_listening(what: str, host: str, *, encrypted: bool, key: str | None, plaintext: bool) -> None:
@@ -83,6 +111,8 @@ def require_certificate(what: str, certificate: Path | None, key: Path | None) -
         raise UsageError("a certificate and its private key go together", fix="give both, or neither")
     if certificate is None:
         return
+    import ssl
+
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=_no_passphrase)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError

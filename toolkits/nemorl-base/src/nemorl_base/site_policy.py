@@ -119,7 +119,7 @@ class SitePolicy:
             )
         mine = [rule for rule in self.rules if rule.holds_for(person)]
         for rule in mine:
-            if any(_fits(each, rule.deny.get(kind, ())) for each in (name, *aliases)):
+            if any(_is_denied(each, rule.deny.get(kind, ())) for each in (name, *aliases)):
                 return self._refused(person, kind, name, rule.name, f"rule {rule.name!r} in {self.path} denies it")
         allowing = [rule for rule in self.rules if kind in rule.allow]
         if not allowing or any(_fits(name, rule.allow[kind]) for rule in allowing if rule in mine):
@@ -246,6 +246,11 @@ def _texts(data: Any, where: str) -> tuple[str, ...]:
     return tuple(data)
 
 
+def _is_denied(name: str, patterns: Sequence[str]) -> bool:
+    # Hosts and names on the hub mean the same in any case. A file that differs in its case alone is denied as well.
+    return _fits(name.casefold(), [pattern.casefold() for pattern in patterns])
+
+
 def _fits(name: str, patterns: Sequence[str]) -> bool:
     # A folder fits the pattern of what is in it: who reads all of /data/x reads /data/x/*.
     return any(fnmatchcase(name, pattern) or fnmatchcase(f"{name}/", pattern) for pattern in patterns)
@@ -265,3 +270,5 @@ def names_of_path(text: str) -> Iterator[str]:
         yield os.path.realpath(path)
         yield os.path.abspath(path)
     yield text
+    if not path.exists() and path.is_absolute():  # it may be there on another machine
+        yield os.path.normpath(path)

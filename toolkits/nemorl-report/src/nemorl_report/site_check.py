@@ -6,7 +6,7 @@ Plugins are not asked about here: the policy keeps those that it refuses from be
 
 from __future__ import annotations
 
-import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,11 +15,20 @@ from nemorl.config.cluster import ClusterConfig
 from nemorl.config.run import RunConfig
 from nemorl.errors import ConfigError, ConfigIssue, PluginError, StorageError, UsageError
 from nemorl.plugins import registry
-from nemorl.plugins.kinds import DatasetConfig, GenerationBackendConfig, PluginConfig, TrainingBackendConfig
+from nemorl.plugins.kinds import (
+    DatasetConfig,
+    EnvironmentConfig,
+    GenerationBackendConfig,
+    LoggerConfig,
+    PluginConfig,
+    TrainingBackendConfig,
+)
 from nemorl.plugins.registry import config_bases
 from nemorl_base.audit.recording import audit_log, demanded_folder
+from nemorl_base.encryption import PLAINTEXT, origin, plaintext_problem
 from nemorl_base.permission import asked, require
 from nemorl_base.plugin_policy import HOUSE
+from nemorl_base.ray_security import ray_address
 from nemorl_base.site_policy import SitePolicy, names_of_path, site_policies
 from pydantic import BaseModel
 
@@ -27,6 +36,10 @@ from nemorl_report.lock import entries_by_distribution, parts_of, plugins_of
 from nemorl_report.signatures import signature_problems
 
 ENGINES = (TrainingBackendConfig, GenerationBackendConfig)
+
+
+URL = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/\[\]]+(:\d+)?\S*|[a-z][a-z0-9+.-]*://\[[0-9a-f:.]+\]\S*", re.IGNORECASE)
+"""A text that is the address of a server and nothing else."""
 
 
 class Use(NamedTuple):
@@ -96,21 +109,28 @@ def uses_of(config: RunConfig) -> Iterator[Use]:
     policies = [auxiliary.policy for auxiliary in config.auxiliary_models.values()]
     for policy in (config.policy, *policies):
         yield Use("policy.model_name", "models", tuple(names_of_path(policy.model_name)))
-    yield Use("cluster", "clusters", (_cluster(config.cluster),))
+    yield Use("cluster", "clusters", _cluster(config.cluster))
     for part in (*parts_of(config), *parts_of(policies)):
         if isinstance(part, DatasetConfig):
             yield from _of_dataset(part)
         elif isinstance(part, ENGINES):
             yield from _of_engine(part)
+        elif isinstance(part, EnvironmentConfig):
+            yield from _of_addresses("environment", part)
+        elif isinstance(part, LoggerConfig):
+            yield from (use for use in _of_addresses("loggers", part) if use.kind == "unlock")
 
 
-def _cluster(cluster: ClusterConfig) -> str:
-    """``local``, ``private`` (a Ray of the run's own) or the address."""
-    if not cluster.uses_ray:
-        return "local"
-    if cluster.address == "auto":
-        return os.environ.get("RAY_ADDRESS", "auto")
-    return cluster.address or "private"
+def _cluster(cluster: ClusterConfig) -> tuple[str, ...]:
+    """``local``, ``private`` (a Ray of the run's own), or the address with its port, and as it was written."""
+    if not cluster.uses_ray or cluster.address is None:
+        return ("private" if cluster.uses_ray else "local",)
+    try:
+        address = ray_address(cluster.address)
+    except UsageError:  # none is there
+        return (cluster.address,)
+    host, _, port = address.rpartition(":")
+    return f"{host.rstrip('.').lower()}:{port}", host, cluster.address
 
 
 def _of_dataset(part: DatasetConfig) -> Iterator[Use]:
@@ -124,8 +144,18 @@ def _of_dataset(part: DatasetConfig) -> Iterator[Use]:
 def _of_engine(part: PluginConfig) -> Iterator[Use]:
     """Its name, and the addresses of servers that it uses, each by itself."""
     path = "generation.backend" if isinstance(part, GenerationBackendConfig) else "policy.backend"
-    for name in (_name(part), *(text for _, text in _texts(part) if "://" in text)):
-        yield Use(path, "engines", (name,))
+    yield Use(path, "engines", (_name(part),))
+    yield from _of_addresses(path, part)
+
+
+def _of_addresses(path: str, part: PluginConfig) -> Iterator[Use]:
+    """The servers that a part uses, each by scheme, host and port, which a path within it cannot imitate."""
+    for _, text in _texts(part):
+        if URL.fullmatch(text) is None:
+            continue
+        yield Use(path, "engines", (origin(text), text))
+        if plaintext_problem(text) is not None:
+            yield Use(f"{path}.plaintext", "unlock", (PLAINTEXT,))
 
 
 def _name(part: PluginConfig) -> str:

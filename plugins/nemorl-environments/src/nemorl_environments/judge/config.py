@@ -11,6 +11,7 @@ from nemorl.config.cluster import LONGEST_WAIT_S
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import EnvironmentConfig
+from nemorl_base.encryption import plaintext_problem
 from nemorl_base.scalars import ExpandsHome
 from pydantic import Field
 
@@ -68,6 +69,8 @@ class JudgeConfig(EnvironmentConfig):
 
     url: str = Field(pattern=r"^https?://")
     """Address of the server up to the version, e.g. ``http://localhost:8000/v1``."""
+    plaintext: Annotated[bool, RESUMABLE] = False
+    """Let tasks, responses and the key go to another machine over ``http`` all the same."""
     model: str = Field(min_length=1)
     """The judge's name on that server."""
     rubric: str = DEFAULT_RUBRIC
@@ -127,6 +130,8 @@ class JudgeConfig(EnvironmentConfig):
             )
         if not self.rubric.strip():
             yield ConfigIssue("rubric", "is empty", "say what makes a response good, or leave it out")
+        if not self.plaintext and (problem := plaintext_problem(self.url)) is not None:
+            yield ConfigIssue("url", *problem)
         if self.url.rstrip("/").endswith("/chat/completions"):
             yield ConfigIssue("url", "names one method of the server", "leave out /chat/completions")
         for name in sorted(self.options.keys() & set(RESERVED)):
