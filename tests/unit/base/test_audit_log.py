@@ -9,9 +9,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from nemorl.errors import StorageError, UsageError
@@ -23,7 +26,10 @@ from recorded_messages import Raises
 
 WRITER = """
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from nemorl_base.audit.log import AuditLog
 log = AuditLog(Path(sys.argv[1]))
 for number in range(int(sys.argv[2])):
@@ -327,3 +333,27 @@ def test_exported_folders_are_counted(tmp_path: Path) -> None:
     (tmp_path / "a" / "x").write_bytes(b"12345")
     (tmp_path / "y").write_bytes(b"1")
     assert exported(tmp_path) == {"to": str(tmp_path.resolve()), "files": 2, "bytes": 6}
+
+
+def test_a_clock_that_was_set_back_is_remarked_upon(log: AuditLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.time()
+    monkeypatch.setattr("nemorl_base.audit.log.time.time", lambda: now - 3600)
+    log.append("run_started", {"run": "hidden"})
+    found = verify(log.path)
+    assert found.ok, "clocks are set back by honest people too"
+    (remark,) = found.remarks
+    assert remark.line == 6
+    assert "entry 5 is dated 3600 s before an earlier one" in remark.what
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"time": "today"}, {"time": None}, {"event": 7}, {"user": ["a"]}, {"facts": "x"}, {"n": True}, {"seal": 1}],
+    ids=str,
+)
+def test_a_line_with_a_right_hash_and_fields_of_another_kind_is_no_entry(log: AuditLog, change: dict[str, Any]) -> None:
+    (*_, last) = entries_of(log.path)
+    forged = replace(last, **change).chained()
+    write_lines(log, [*lines(log)[:-1], forged.line()])
+    assert not verify(log.path).ok
+    assert len([*entries_of(log.path)]) == 4, "readers do not meet it"

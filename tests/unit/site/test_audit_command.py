@@ -126,3 +126,17 @@ def test_mistakes_are_said(folder: Path, nemorl: Command, arguments: tuple[str, 
 def test_a_log_that_is_off_says_so(monkeypatch: pytest.MonkeyPatch, nemorl: Command) -> None:
     monkeypatch.setenv("NEMORL_AUDIT", "off")
     assert "off" in nemorl("audit", "verify").err
+
+
+def test_a_clock_that_is_set_hides_no_entry(tmp_path: Path, nemorl: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, now = AuditLog(tmp_path / "alice.jsonl"), time.time()
+    for name, shift_s in (("before", -7200), ("first", 0), ("dated back", -9e8), ("dated ahead", 9e8), ("last", 0)):
+        monkeypatch.setattr("nemorl_base.audit.log.time.time", lambda shift_s=shift_s: now + shift_s)
+        log.append(name, {})
+    monkeypatch.undo()
+
+    def events(*options: str) -> list[str]:
+        return sorted(entry["event"] for entry in nemorl("audit", "show", log.path, "--json", *options).json)
+
+    assert events("--since", "1h") == ["dated ahead", "dated back", "first", "last"]
+    assert events("--until", "1h") == ["before", "dated back", "first"], "what stands before one of then"

@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -95,12 +96,10 @@ def show(
     begin, end = moment(since), moment(until)
     found = [
         entry
-        for entry in _merged(logs_in(logs))
+        for entry in _merged([_between(path, begin, end) for path in logs_in(logs)])
         if (user is None or entry.user == user)
         and (event is None or entry.event == event)
         and (run is None or run in str(entry.facts.get("run", "")))
-        and (begin is None or entry.time >= begin)
-        and (end is None or entry.time < end)
     ]
     if as_json:
         echo_json([_as_dict(entry) for entry in found], indent=2)
@@ -197,8 +196,21 @@ def _head(text: str | None) -> tuple[int, str] | None:
     return None if match is None else (int(match[1]), match[2])
 
 
-def _merged(paths: list[Path]) -> Iterator[Entry]:
-    return heapq.merge(*map(entries_of, paths), key=lambda entry: entry.time)
+def _between(path: Path, begin: float | None, end: float | None) -> list[Entry]:
+    """The entries of a log from then to then. An entry came after all before it and before all after it, whatever
+    clock it was dated by: one that is dated wrongly is shown rather than left out."""
+    entries = [*entries_of(path)]
+    latest = [*accumulate((entry.time for entry in entries), max)]
+    earliest = [*accumulate((entry.time for entry in reversed(entries)), min)][::-1]
+    return [
+        entry
+        for entry, after, before in zip(entries, latest, earliest, strict=True)
+        if (begin is None or after >= begin) and (end is None or before < end)
+    ]
+
+
+def _merged(logs: list[list[Entry]]) -> Iterator[Entry]:
+    return heapq.merge(*logs, key=lambda entry: entry.time)
 
 
 def _show(verdict: Verdict) -> None:
@@ -206,7 +218,7 @@ def _show(verdict: Verdict) -> None:
     seals = f", {verdict.sealed} sealed" if verdict.sealed else ""
     seals += f", {verdict.checked} seals verified" if verdict.checked else ""
     say(f" {verdict.path}: {verdict.entries} entries{seals}", lead=lead)
-    for problem in verdict.problems:
+    for problem in (*verdict.problems, *verdict.remarks):
         where = f"line {problem.line} " if problem.line else ""
         say(f"  {where}{problem.what}")
     if verdict.head:

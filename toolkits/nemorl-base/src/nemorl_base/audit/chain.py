@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -65,10 +66,22 @@ class Entry:
         """The entry of a line whose hash is right; ``None`` for any other text, also where only its layout differs."""
         try:
             entry = cls(**json.loads(line))
-            is_own = entry.line() == line and entry.chained().hash == entry.hash and type(entry.n) is int
+            is_own = entry._is_sound() and entry.line() == line and entry.chained().hash == entry.hash
         except (ValueError, TypeError, RecursionError):
             return None
         return entry if is_own else None
+
+    def _is_sound(self) -> bool:
+        """Each field is of its kind: who makes lines by hand may write anything."""
+        texts = (self.host, self.user, self.event, self.previous, self.hash, self.seal or "")
+        return (
+            all(type(number) is int for number in (self.n, self.uid, self.pid))
+            and type(self.time) in (int, float)
+            and math.isfinite(self.time)
+            and all(isinstance(text, str) for text in texts)
+            and isinstance(self.facts, dict)
+            and isinstance(self.debris, dict | None)
+        )
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hmac
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from nemorl_base.audit.chain import GENESIS, Entry, SealingKey, debris_of, seal_of
 from nemorl_base.audit.log import AuditLog, State
 
+SET_BACK_S = 60.0
+"""By which an entry may be dated before an earlier one without a remark: clocks are corrected."""
 MOST_MISSING = 1_000_000
 """Entries that may be missing in one place for the seals after them to be checked: each is one hash to compute."""
 
@@ -35,6 +38,8 @@ class Verdict:
     checked: int = 0
     """Seals that were verified with a key."""
     problems: list[Problem] = field(default_factory=list)
+    remarks: list[Problem] = field(default_factory=list)
+    """Of what an honest writer can leave as well: entries dated before earlier ones."""
     head: str = ""
     """``NUMBER:HASH`` of the last entry: kept elsewhere, it proves later that nothing up to it was changed."""
 
@@ -43,10 +48,11 @@ class Verdict:
         return not self.problems
 
     def as_dict(self) -> dict[str, Any]:
-        problems = [{"line": problem.line, "what": problem.what} for problem in self.problems]
+        problems, remarks = ([asdict(each) for each in found] for found in (self.problems, self.remarks))
         return {
             "log": str(self.path), "ok": self.ok, "entries": self.entries, "sealed": self.sealed,
             "seals_checked": self.checked, "head": self.head, "problems": problems,
+            "remarks": remarks,
         }  # fmt: skip
 
 
@@ -80,6 +86,8 @@ class _Walk:
         """Hash of the entry before the last one"""
         self._debris = b""
         self._debris_line = 0
+        self._latest = -math.inf
+        """Time of the entry that is dated latest so far"""
 
     def verdict(self) -> Verdict:
         number = 0
@@ -110,6 +118,12 @@ class _Walk:
         self._seal(number, entry)
         if self._head is not None and entry.n == self._head[0] and entry.hash != self._head[1]:
             self._say(number, f"entry {entry.n} is not the one that was there when its hash was noted")
+        if entry.time < self._latest - SET_BACK_S:
+            what = (
+                f"entry {entry.n} is dated {self._latest - entry.time:.0f} s before an earlier one: a clock was wrong"
+            )
+            found.remarks.append(Problem(number, what))
+        self._latest = max(self._latest, entry.time)
         found.entries += 1
         self._next, self._before, self._previous = entry.n + 1, entry.previous, entry.hash
 
