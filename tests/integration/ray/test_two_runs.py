@@ -16,7 +16,7 @@ import pytest
 from nemorl_base import process_guard
 from nemorl_base.left_overs import left_overs, usual_places
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.full]
 
 RUN = """
 import json, sys
