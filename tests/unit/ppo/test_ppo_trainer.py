@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,10 @@ import pytest
 import torch
 from nemorl.environment import Environment
 from nemorl.errors import BackendError
-from nemorl.types import Prompt, Score, Step
+from nemorl.types import FinishReason, Prompt, Sample, Samples, Score, Step
 from nemorl_commands.console import Console
 from nemorl_ppo.config import PPOConfig
-from nemorl_ppo.trainer import require_same_tokens
+from nemorl_ppo.trainer import PPOTrainer, require_same_tokens
 from nemorl_rl.callbacks import Callback
 from nemorl_rl.tokenizer import Tokenizer
 from nemorl_tensors import TokenBatch
@@ -155,3 +156,34 @@ def test_a_critic_that_reads_other_tokens_is_refused(tiny_model: Path, tmp_path:
     stranger = write_tiny_model(tmp_path / "stranger", alphabet="9876543210+=")
     with raises(BackendError):
         require_same_tokens(tokenizer, str(stranger))
+
+
+def test_rewards_are_shaped_and_cut_responses_left_out_before_anybody_learns() -> None:
+    """Scaled from [0, 1] to [-1, 1]; then 3 tokens, with a buffer of 2 before 4, cost half of the penalty of 1."""
+    config = PPOConfig(
+        model="org/model",
+        reward_scaling={"target_min": -1.0},
+        overlong_penalty={"max_response_tokens": 4, "buffer_tokens": 2},
+        overlong_filtering=True,
+    )
+
+    def response(ids: tuple[int, ...], reward: float, end: FinishReason) -> Sample:
+        mask = (False, *[True] * len(ids))
+        return Sample(Prompt(0, "1+1=", (5,)), (5, *ids), mask, (0.0, *[-1.0] * len(ids)), Score(reward), "2", end)
+
+    samples = [response((6, 7, 8), 1.0, "stop"), response((6, 7, 8, 9), 0.0, "length")]
+    batch = PPOTrainer(config).to_batch(Samples(samples))
+    assert batch["episode_rewards"].tolist() == [0.5, -2.0]  # 1 - 1/2; -1 - 2/2
+    assert batch.mask.tolist() == [False, True, True, True, *[False] * 5]
+    assert batch.loss_weights.tolist() == pytest.approx([0, 1 / 3, 1 / 3, 1 / 3, *[0] * 5])
+
+
+@pytest.mark.slow
+def test_a_step_whose_responses_were_all_cut_changes_nothing_and_ends_no_run(tiny_model: Path, tmp_path: Path) -> None:
+    opinions = Opinions()
+    generation = {"max_new_tokens": 1}
+    [step, _] = train(
+        tiny_model, tmp_path / "run", callbacks=[opinions], overlong_filtering=True, generation=generation, max_steps=2
+    )
+    assert opinions.logprobs[0] == opinions.logprobs[1]
+    assert all(math.isfinite(value) for value in step.values())

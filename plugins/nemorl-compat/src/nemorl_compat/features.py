@@ -18,7 +18,11 @@ ENVIRONMENTS: Mapping[str, str] = {
         ("vlm", "clevr-cogent", "geometry3k", "refcoco", "avqa", "daily-omni", "audiomcq", "mmpr-tiny"), MEDIA
     ),
 }
-ENGINES: Mapping[str, str] = {"sglang": "SGLang", "trtllm": "TensorRT-LLM", "dynamo": "Dynamo"}
+ENGINES: Mapping[str, str] = {
+    "sglang": "SGLang inside the run (backend `server` samples with one that you start)",
+    "trtllm": "TensorRT-LLM inside the run (backend `server` samples with one that you start)",
+    "dynamo": "Dynamo",
+}
 PROCESSORS: Mapping[str, str] = {
     "nemo_gym_data_processor": GYM,
     "vlm_hf_data_processor": MEDIA,

@@ -12,7 +12,7 @@ from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import TrainingBackendConfig
 from nemorl_rl.config import RolloutRunConfig
 from nemorl_rl.kl import KLPenalty
-from nemorl_rl.policy_gradient.config import ClippedRatio
+from nemorl_rl.policy_gradient.config import ClippedRatio, RewardShaping
 from pydantic import Field
 
 from nemorl_ppo.declared_metrics import PPO_METRICS
@@ -50,7 +50,7 @@ class CriticConfig(Config):
         return policy.model_copy(update={**own, "lora": None})
 
 
-class PPOConfig(ClippedRatio, KLPenalty, RolloutRunConfig):
+class PPOConfig(RewardShaping, ClippedRatio, KLPenalty, RolloutRunConfig):
     """Proximal policy optimisation with a critic (arXiv:1707.06347), VAPO's refinements (arXiv:2504.05118) included."""
 
     summary: ClassVar[str] = "Proximal policy optimisation: a critic says what each token was worth"
@@ -70,6 +70,8 @@ class PPOConfig(ClippedRatio, KLPenalty, RolloutRunConfig):
     """Optimizer steps per pass over the batch, of the critic and of the policy."""
     num_epochs_per_rollout: int = Field(4, ge=1)
     """Passes over each batch, of the critic and then of the policy."""
+    overlong_filtering: bool = False
+    """Responses cut by the token limit train neither the critic nor the policy."""
 
     critic: CriticConfig = CriticConfig()
     """The model that predicts rewards."""

@@ -11,6 +11,7 @@ from nemorl.metrics import Mean, Metric, Metrics
 from nemorl.types import Row, Samples
 from nemorl_rl.policy_gradient.kl_charge import with_kl
 from nemorl_rl.policy_gradient.metrics import kl_metrics
+from nemorl_rl.policy_gradient.rewards import shaped_rewards
 from nemorl_rl.policy_gradient.updates import of_role, run_updates
 from nemorl_rl.rollouts import RolloutPlan, accuracy_of, rollout_metrics
 from nemorl_rl.tokenizer import Tokenizer
@@ -112,12 +113,15 @@ class PPOTrainer(RolloutTrainer[PPOConfig]):
         """
         config = self.config
         batch = TokenBatch.from_samples(
-            samples, loss_aggregation=config.loss_aggregation, temperature=config.generation.temperature
+            samples,
+            loss_aggregation=config.loss_aggregation,
+            temperature=config.generation.temperature,
+            drop=[config.overlong_filtering and sample.truncated for sample in samples],
         )
         by_turn = turn_rewards(samples, batch.mask)
         batch = batch.with_tokens(turn_rewards=by_turn if config.credit == "turn" else torch.zeros_like(by_turn))
         return batch.with_sequences(
-            episode_rewards=torch.tensor(samples.rewards, dtype=torch.float32)[batch.episodes],
+            episode_rewards=torch.tensor(shaped_rewards(samples, config), dtype=torch.float32)[batch.episodes],
             is_right=torch.tensor([accuracy_of(sample) > 0 for sample in samples])[batch.episodes],
         )
 

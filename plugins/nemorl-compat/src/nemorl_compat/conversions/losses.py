@@ -136,14 +136,12 @@ def rewards(old: OldConfig, new: Pieces) -> None:
     if old.get(f"{late}.enabled"):
         new.put("rollouts.mode", "async")
         new.put("rollouts.max_staleness", old.get(f"{late}.max_trajectory_age_steps", 1))
-    if old.family == "ppo":
-        return
-    if old.get("grpo.reward_shaping.enabled"):
-        _shaping(old, new, "grpo.reward_shaping")
-    if old.get("grpo.reward_scaling.enabled"):
+    if old.own("reward_shaping.enabled"):
+        _shaping(old, new, f"{old.section}.reward_shaping")
+    if old.own("reward_scaling.enabled"):
         ranges = {"source_min": 0.0, "source_max": 1.0, "target_min": 0.0, "target_max": 1.0}
         for name, default in ranges.items():
-            new.put(f"reward_scaling.{name}", old.get(f"grpo.reward_scaling.{name}", default))
+            new.put(f"reward_scaling.{name}", old.own(f"reward_scaling.{name}", default))
 
 
 def _shaping(old: OldConfig, new: Pieces, path: str) -> None:
