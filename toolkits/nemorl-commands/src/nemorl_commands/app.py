@@ -20,6 +20,7 @@ from rich.markup import escape
 
 from nemorl_commands import compare, configs, evals, plugin_installs, plugins, runs, samples, watch
 from nemorl_commands.forwarding import forward
+from nemorl_commands.help_texts import App
 from nemorl_commands.streams import SteadyStream
 from nemorl_commands.terminal import plain, say
 
@@ -37,7 +38,7 @@ FIX_OUTPUT = "what the command did is done; where its output matters, keep the p
 FIX_SIGNAL = "the same command continues a run from its last checkpoint"
 
 
-app = typer.Typer(
+app = App(
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,

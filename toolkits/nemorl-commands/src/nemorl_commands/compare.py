@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from nemorl.errors import UsageError
+from nemorl_base.suggest import did_you_mean
 from rich.table import Table
 
 from nemorl_commands.answers import AsJson, echo_json
@@ -77,7 +78,9 @@ def _compared(first: Variant, second: Variant, wanted: Sequence[str], prompts: i
     names = metric_names([first, second])
     chosen = [name for name in names if not wanted or any(part in name for part in wanted)]
     if not chosen:
-        raise UsageError(f"no metric has {' or '.join(map(repr, wanted))} in its name", fix="--all shows all of them")
+        guess = did_you_mean(wanted[0], {*names, *(name.rpartition("/")[2] for name in names)})
+        fix = guess or "--all shows all of them"
+        raise UsageError(f"no metric has {' or '.join(map(repr, wanted))} in its name", fix=fix)
     found = [*config_differences(first, second), *surrounding_differences(first, second)]
     pairs = pairs_of(first.folders[0], second.folders[0]) if prompts else None
     return second, list(contrasts(first, second, chosen)), found, causes(first, second, found), pairs

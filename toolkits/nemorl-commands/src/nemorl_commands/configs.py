@@ -21,12 +21,13 @@ from nemorl_report.source import template_text
 
 from nemorl_commands.answers import AsJson, echo_json, reserved_stdout
 from nemorl_commands.forwarding import is_launched
+from nemorl_commands.help_texts import App
 from nemorl_commands.plugins import as_dict
 from nemorl_commands.runs import ConfigPath, Overrides
 from nemorl_commands.template_choice import Match, TemplateFacts, choose, facts_of, unknown_words
 from nemorl_commands.terminal import print_table, say
 
-app = typer.Typer(no_args_is_help=True, help="Check, show and describe configs.")
+app = App(no_args_is_help=True, help="Check, show and describe configs.")
 
 SECTION_SCHEMA = "section_schema_"
 """How plugins name the function that gives the schema of their section of a config."""

@@ -6,6 +6,8 @@ from typing import Any
 
 import typer
 
+from nemorl_commands.help_texts import App
+
 
 def plugin_app(**options: Any) -> typer.Typer:
     """An app whose commands behave as nemorl's own: ``-h``, and errors as ``nemorl`` reports them.
@@ -18,7 +20,7 @@ def plugin_app(**options: Any) -> typer.Typer:
         >>> @app.command()
         ... def summarise(run: str) -> None: ...
     """
-    return typer.Typer(
+    return App(
         add_completion=False,
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,

@@ -28,12 +28,13 @@ from nemorl_report.source import read_source, template_text
 from rich.table import Table
 
 from nemorl_commands.answers import AsJson, echo_json
+from nemorl_commands.help_texts import App
 from nemorl_commands.terminal import console, plain, print_table, say, styled
 
 if TYPE_CHECKING:
     from nemorl_isolation.venvs import PluginVenv
 
-app = typer.Typer(no_args_is_help=True, help="See which plugins are installed and whether they work; get more.")
+app = App(no_args_is_help=True, help="See which plugins are installed and whether they work; get more.")
 COLUMN_GAP = 2
 SUMMARY_CHARACTERS = 20
 """Fewer say nothing: the column is left out."""

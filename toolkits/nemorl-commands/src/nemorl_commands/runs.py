@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 from nemorl_commands.answers import AsJson, echo_json
 from nemorl_commands.console import Console
 from nemorl_commands.forwarding import is_launched, launch
+from nemorl_commands.help_texts import App
 from nemorl_commands.pruning import prune
 from nemorl_commands.terminal import plain, print_list, say
 
@@ -254,7 +255,7 @@ class _ListByDefault(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-app = typer.Typer(cls=_ListByDefault, help="List runs (the default), and look after them.")
+app = App(cls=_ListByDefault, help="List runs (the default), and look after them.")
 app.command()(prune)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from nemorl.errors import UsageError
+from nemorl_base.suggest import did_you_mean
 
 from nemorl_commands.answers import AsJson, echo_json
 from nemorl_commands.terminal import console, print_table, say
@@ -92,7 +93,7 @@ def _choice(
     if worst is not None and best is not None:
         raise UsageError("--worst and --best ask for opposite ends", fix="give one of them, or call it twice")
     if split not in (None, *SPLITS):
-        raise UsageError(f"no split {split!r}", fix=f"one of {', '.join(SPLITS)}")
+        raise UsageError(f"no split {split!r}", fix=did_you_mean(split, SPLITS) or f"one of {', '.join(SPLITS)}")
     order = "worst" if worst is not None else "best" if best is not None else None
     most = limit or worst or best or (None if group is not None else SHOWN)
     return Choice(split, step, group, order, all_wrong, truncated, filtered, search, most)  # type: ignore[arg-type]
