@@ -145,7 +145,9 @@ def _details(event: Mapping[str, Any]) -> str:
     """Of an alert what it says, of another event its facts."""
     if event.get("event") == EVENT:
         return f"{event.get('rule')}: {event.get('text')}"
-    return "  ".join(f"{key}={value}" for key, value in event.items() if key not in ("time", "event"))
+    return "  ".join(
+        f"{key}={value}" for key, value in event.items() if key not in ("time", "event") and value is not None
+    )
 
 
 def _mean(values: Sequence[Any]) -> float | None:

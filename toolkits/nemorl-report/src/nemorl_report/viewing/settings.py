@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +23,14 @@ NO_DEFAULT = "–"
 def settings_of(run: RunData) -> dict[str, Any]:
     """``{"rows": [{"key", "value", "default"}], "problem": why defaults are not known}``: what the run was told that
     is not the default."""
-    with suppress(NemorlError), boundary("defaults of the config"):
-        config = load_config(dict(run.config))
-        rows = [
-            {"key": key, "value": _shown(value), "default": _shown(default)}
-            for key, value, default in _told(config, None, "")
-        ]
-        return {"rows": rows, "problem": ""}
-    return {"rows": [], "problem": "its plugins are not installed here, or it no longer loads"}
+    try:
+        with boundary("defaults of the config"):
+            config = load_config(dict(run.config), for_cluster=True)  # its model may be elsewhere, or gone
+            told = list(_told(config, None, ""))
+    except NemorlError as error:
+        return {"rows": [], "problem": f"the config does not load here ({' '.join(error.message.split())})"}
+    rows = [{"key": key, "value": _shown(value), "default": _shown(default)} for key, value, default in told]
+    return {"rows": rows, "problem": ""}
 
 
 def differences_between(first: Path, second: Path) -> list[dict[str, Any]]:

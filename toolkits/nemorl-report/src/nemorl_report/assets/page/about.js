@@ -113,5 +113,5 @@ export async function showEvents(place, state) {
 
 function reason(rows) {
   const last = rows.findLast((row) => /stop|fail|finish|error/.test(row.event));
-  return last ? `: ${last.event} ${last.details}` : "";
+  return last ? [": ", last.event, last.details && ` (${last.details})`] : "";
 }

@@ -42,7 +42,7 @@ function drawTurns(body, told, row, words) {
   replace(body, legend(heat, found), turns.map((turn) => el("article", { class: `turn by-${AUTHORS.includes(turn.author) ? turn.author : "environment"}` },
     el("div", { class: "author" }, turn.author, several && ` · sequence ${turn.sequence}`,
       turn.start !== undefined && turn.start !== null && ` · ${turn.stop - turn.start} tokens`,
-      turn.began_s !== null && turn.began_s !== undefined && ` · ${short(turn.ended_s - turn.began_s)} s, from ${short(turn.began_s)} s`,
+      turn.began_s !== null && turn.began_s !== undefined && ` · ${(turn.ended_s - turn.began_s).toFixed(2)} s, from ${turn.began_s.toFixed(2)} s`,
       turn.reward !== null && turn.reward !== undefined && ` · earned ${short(turn.reward)}`),
     found && row.sequences[turn.sequence] ? tokensOf(row.sequences[turn.sequence], turn, found) : textOf(turn.text ?? "", words))));
   body.onmouseover = body.onclick = (event) => {
