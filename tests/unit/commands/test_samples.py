@@ -158,7 +158,7 @@ def test_what_is_not_there_is_said(run: Path, nemorl: Command, tmp_path: Path) -
     assert "the closest are of step 2" in done.err
     done = nemorl("samples", tmp_path / "nowhere")
     assert done.code == 2
-    assert "has no records" in done.err
+    assert "is not a run directory" in done.err
     assert nemorl("samples", run, "--worst", 1, "--best", 1).code == 2
     assert nemorl("samples", run, "--split", "test").code == 2
 

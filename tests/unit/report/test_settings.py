@@ -1,11 +1,11 @@
-"""The settings of a run as the page shows them."""
+"""The settings of a run as the page shows them, and folders that are no run."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from nemorl_report.run_data import RunData
+from nemorl_report.run_data import RunData, no_run
 from nemorl_report.viewing.settings import settings_of
 
 
@@ -27,3 +27,10 @@ def test_a_config_that_no_longer_loads_says_what_is_wrong_with_it(tmp_path: Path
     found = settings(tmp_path, "algorithm: grpo\nmodel: org/model\nnum_minibatchs: 2\n")
     assert found["rows"] == []
     assert "num_minibatchs" in found["problem"]
+
+
+def test_a_folder_of_runs_is_no_run_and_they_are_named(tmp_path: Path) -> None:
+    for name in ("sft", "grpo"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").touch()
+    assert f"fix: give one of the runs in it: {tmp_path}/grpo, {tmp_path}/sft" in str(no_run(tmp_path))

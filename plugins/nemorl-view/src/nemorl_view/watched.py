@@ -17,7 +17,7 @@ from nemorl.errors import NemorlError, UsageError
 from nemorl_report.declared import admitted
 from nemorl_report.records.reading import FOLDER
 from nemorl_report.records.vocabulary import token_texts
-from nemorl_report.run_data import RunData
+from nemorl_report.run_data import RunData, no_run
 from nemorl_report.sections import TranscriptSection, transcripts_of
 from nemorl_report.viewing import queries
 from nemorl_report.viewing.details import detail_at
@@ -72,9 +72,7 @@ class WatchedRun:
         """
         self.path = Path(run_dir)
         if not (self.path / "config.yaml").is_file() and not (self.path / FOLDER).is_dir():
-            raise UsageError(
-                f"{run_dir} is not a run directory (no config.yaml, no records)", fix="give the path of a run"
-            )
+            raise no_run(self.path, "config.yaml, no records")
         self.name = self.path.resolve().name
         key = hashlib.sha256(str(self.path.resolve()).encode()).hexdigest()[:24]
         self.index = RecordIndex(self.path, cache / f"{key}.sqlite")

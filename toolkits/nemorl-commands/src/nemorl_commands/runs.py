@@ -240,9 +240,10 @@ def report(
       nemorl report runs/grpo-1a2b3c4d
     """
     from nemorl_report.report import write_report
+    from nemorl_report.run_data import no_run
 
     if not (run_dir / "metrics.jsonl").is_file():
-        raise UsageError(f"{run_dir} is not a run directory (no metrics.jsonl)", fix="give the path of a run")
+        raise no_run(run_dir, "metrics.jsonl")
     say(write_report(run_dir, output))
 
 

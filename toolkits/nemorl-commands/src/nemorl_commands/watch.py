@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from nemorl.errors import UsageError
 
 from nemorl_commands.answers import AsJson, echo_json
 from nemorl_commands.console import RECENT_STEPS, Console
@@ -40,8 +39,10 @@ def watch(
 
       nemorl watch runs/grpo-1a2b3c4d --json | jq .metrics
     """
+    from nemorl_report.run_data import no_run
+
     if not (run_dir / "config.yaml").is_file():
-        raise UsageError(f"{run_dir} is not a run directory (no config.yaml)", fix="give the path of a run")
+        raise no_run(run_dir)
     status = _print_lines(run_dir, samples) if as_json else _display(run_dir, samples)
     if status in ("failed", "lost"):
         raise typer.Exit(1)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nemorl.errors import UsageError
 from nemorl_base.files import loading
 from nemorl_base.jsonl import read_jsonl
 from nemorl_base.reading import parse_json
@@ -29,6 +30,8 @@ STATUS_OF_WORD = {
 """What an event such as ``run_finished``, ``train_end`` or ``stopped`` says about the run. ``incomplete``: it runs
 still, or died without a word."""
 WARNING_EVENT = re.compile(r"warn|error|fail|skip|timeout|crash|disabled|non_?finite|truncat|alert$", re.IGNORECASE)
+MOST_NAMED = 5
+"""Runs in the message about a folder that is none."""
 VERSION_KEYS = ("nemorl", "nemorl-core", "python", "torch", "transformers", "vllm", "ray")
 
 
@@ -194,3 +197,15 @@ def _mapping(text: str, parse: Any) -> Mapping[str, Any]:
     except ValueError:
         return {}
     return parsed if isinstance(parsed, Mapping) else {}
+
+
+def no_run(folder: Path, lacks: str = "config.yaml") -> UsageError:
+    """The error of a command that was given a folder which is no run; names the runs in it, as those of the quickstart.
+
+    Args:
+        folder: As it was given.
+        lacks: What a run has.
+    """
+    inside = sorted(path.parent for path in folder.glob("*/config.yaml"))[:MOST_NAMED]
+    fix = f"give one of the runs in it: {', '.join(map(str, inside))}" if inside else "give the path of a run"
+    return UsageError(f"{folder} is not a run directory (no {lacks})", fix=fix)

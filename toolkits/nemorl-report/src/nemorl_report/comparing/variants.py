@@ -16,7 +16,7 @@ from nemorl_base.mappings import differences
 
 from nemorl_report.lock import FILE, LockedPlugin, read_lock
 from nemorl_report.lock import differences as plugin_differences
-from nemorl_report.run_data import RunData
+from nemorl_report.run_data import RunData, no_run
 
 OF_ONE_RUN = ("seed", "run_dir")
 """Keys by which repetitions of a run differ."""
@@ -79,7 +79,7 @@ def variants_of(folders: Sequence[Path]) -> list[Variant]:
     found: dict[str, tuple[list[RunData], list[Path]]] = {}
     for folder in folders:
         if not (folder / "config.yaml").is_file():
-            raise UsageError(f"{folder} is not a run directory (no config.yaml)", fix="give the paths of runs")
+            raise no_run(folder)
         run = RunData.load(folder)
         runs, places = found.setdefault(json.dumps(_settings(run), sort_keys=True, default=str), ([], []))
         if folder.resolve() not in [place.resolve() for place in places]:

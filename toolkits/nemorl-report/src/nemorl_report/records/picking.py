@@ -10,7 +10,7 @@ from typing import Any, Literal
 from nemorl.errors import UsageError
 
 from nemorl_report.records.reading import FOLDER, read_records, record_files
-from nemorl_report.run_data import is_number
+from nemorl_report.run_data import is_number, no_run
 
 Record = Mapping[str, Any]
 
@@ -73,10 +73,10 @@ class Choice:
         files = record_files(run_dir / FOLDER, split=self.split)
         steps = sorted({file.step for file in files})
         if not steps:
+            if not (run_dir / "config.yaml").is_file() and not record_files(run_dir / FOLDER):
+                raise no_run(run_dir)
             kind = f"{self.split} records" if self.split else "records"
-            where = "it must have sampled something: SFT and DPO do not" if (run_dir / "config.yaml").is_file() else ""
-            fix = where or "give the directory of a run"
-            raise UsageError(f"{run_dir} has no {kind}", fix=fix)
+            raise UsageError(f"{run_dir} has no {kind}", fix="it must have sampled something: SFT and DPO do not")
         if self.step is None:
             return None if self.search is not None else steps[-1]
         if self.step not in steps:

@@ -84,5 +84,6 @@ def _shown(value: Any) -> str:
         return value
     if isinstance(value, BaseModel):
         return type(value).__name__
-    plain: Any = value if isinstance(value, Mapping | list | tuple | int | float | None) else str(value)
-    return json.dumps(plain, ensure_ascii=False, default=str)
+    if not isinstance(value, Mapping | list | tuple | int | float | None):
+        return str(value)
+    return json.dumps(value, ensure_ascii=False, default=str)

@@ -5,7 +5,7 @@ import { source } from "./source.js";
 
 export async function showConfig(place, state) {
   const { settings, config, environment } = await state.overview(state.run);
-  const git = environment.filter(([path]) => path.startsWith("git"));
+  const git = environment.filter(([path]) => path.startsWith("git."));
   const others = state.names.map((name, run) => [String(run), name]).filter(([run]) => Number(run) !== state.run);
   const between = el("div", {});
   const compare = async (other) => {
