@@ -114,6 +114,8 @@ def turn_spans(table: pa.Table) -> list[list[tuple[int, float, float]] | None]:
     if "began_s" not in names:  # an older version wrote it
         return [None] * len(table)
     values = turns.flatten()
+    if values.field("began_s").null_count == len(values):
+        return [None] * len(table)
     authors, began, ended = (values.field(name).to_pylist() for name in ("author", "began_s", "ended_s"))
     stops = turns.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).cumsum().tolist()
     return [
