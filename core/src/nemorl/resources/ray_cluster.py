@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -104,8 +106,8 @@ class RayVirtualCluster:
 
     def shutdown(self) -> None:
         """Give the places back, and end the private cluster if this one began it."""
-        if ray.is_initialized():
-            for group in self._groups:
+        for group in self._groups if ray.is_initialized() else ():
+            with suppress(RayError):  # the cluster itself is lost
                 remove_placement_group(group)
         self._groups = []
         self._session.close()

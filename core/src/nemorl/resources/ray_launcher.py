@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
+from nemorl_base.ray_errors import lost_cluster_named
+
 from nemorl.config.run import RunConfig
 from nemorl.contracts import WorkerGroup
 from nemorl.resources.factories import TrainingFactory
@@ -91,7 +93,8 @@ class RayLauncher:
 
     def restart(self, group: WorkerGroup, factory: WorkerFactory | None = None) -> None:
         assert isinstance(group, RayWorkerGroup), "the group was made by another launcher"
-        group.restart(factory)
+        with lost_cluster_named():
+            group.restart(factory)
 
     def close(self) -> None:
         self._stack.close()

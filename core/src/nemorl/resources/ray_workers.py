@@ -23,7 +23,7 @@ from typing import Any
 import ray
 from nemorl_base.interpreters import require_interpreter
 from nemorl_base.logs import carried
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from nemorl.config.cluster import ClusterConfig
 from nemorl.errors import BackendError, ForeignError, NemorlError, WorkerHungError, WorkerLostError
@@ -212,15 +212,16 @@ class RayWorkerGroup:
 
     def shutdown(self) -> None:
         """Ask every worker to shut down, then end the processes. Never raises, never hangs."""
-        if self._ranks and ray.is_initialized():
-            alive = [rank for rank in self._ranks if not rank.is_lost]
-            ray.wait([rank.actor.shutdown.remote() for rank in alive], num_returns=len(alive), timeout=SHUTDOWN_S)
+        with suppress(RayError):  # the cluster itself is lost
+            asked = [rank.actor.shutdown.remote() for rank in self._ranks if ray.is_initialized() and not rank.is_lost]
+            if asked:
+                ray.wait(asked, num_returns=len(asked), timeout=SHUTDOWN_S)
         self.kill()
 
     def kill(self) -> None:
         """End the processes at once."""
-        if ray.is_initialized():
-            for rank in self._ranks:
+        for rank in self._ranks if ray.is_initialized() else ():
+            with suppress(RayError):
                 ray.kill(rank.actor)
         self._ranks = []
 
@@ -231,9 +232,8 @@ class RayWorkerGroup:
         unknown = WorkerFacts("a node yet to be chosen", "", 0)
         width = self.settings.places_per_worker
         started = [_Rank(n, self._actor(n, self._cluster.places[n * width]), unknown) for n in numbers]
-        ranks = sorted(
-            [*(rank for rank in self._ranks if rank.number not in numbers), *started], key=attrgetter("number")
-        )
+        others = [rank for rank in self._ranks if rank.number not in numbers]
+        ranks = sorted([*others, *started], key=attrgetter("number"))
         try:
             facts = self._gather("start", {rank: rank.actor.facts.remote() for rank in started})
             for rank in started:
