@@ -151,13 +151,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--subject", choices=SUBJECTS, action="append", help="unset: all")
-    parser.add_argument("--seeds", default="0:10", help="FIRST:END, of each subject")
+    parser.add_argument("--seeds", default="0:10", help="FIRST:END,… of each subject")
     options = parser.parse_args(arguments)
     folder, names = options.folder.resolve(), options.subject or list(SUBJECTS)
     if any(SUBJECTS[name].has_nodes for name in names) and INSIDE not in os.environ:
         begin = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$0" "$@"', sys.executable, *sys.argv]
         os.execvpe("unshare", begin, {**os.environ, INSIDE: "1"})
-    first, end = (int(number) for number in options.seeds.split(":"))
+    parts = [[int(number) for number in part.split(":")] for part in options.seeds.split(",")]
+    seeds = [seed for first, end in parts for seed in range(first, end)]
     results = folder / "results.jsonl"
     lines = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
     done = {(line["subject"], line["seed"]) for line in lines}
@@ -168,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for group in groups:
             with ExitStack() as stack:
                 runs: dict[str, RandomBlows] = {}
-                for seed, name in product(range(first, end), group):
+                for seed, name in product(seeds, group):
                     if (name, seed) not in done:
                         if name not in runs:
                             runs[name] = stack.enter_context(RandomBlows(folder / name.replace(" ", "_"), name, forks))
