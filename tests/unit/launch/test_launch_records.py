@@ -225,11 +225,19 @@ def test_ctrl_c_ends_logs_that_are_followed_and_nothing_else(run_yaml: Path, sit
     assert (process.returncode, said) == (0, "")
 
 
+def started(words: str, folder: Path) -> dict[str, Any]:
+    """A detached process with these words in its arguments, which Linux shows a moment after it has begun."""
+    handle = detached.start(["bash", "-c", "sleep 99; true", words], folder / "log", folder, {})
+    while words.encode() not in Path(f"/proc/{handle['pid']}/cmdline").read_bytes():
+        assert detached.is_alive(handle)
+    return handle
+
+
 def test_a_detached_process_is_found_by_its_words(tmp_path: Path) -> None:
     words = f"{tmp_path}/attempt-"
     assert detached.find(words) is None
-    handle = detached.start(["sleep", "99"], tmp_path / "log", tmp_path, {})
-    other = detached.start(["bash", "-c", "sleep 99; true", f"{words}0"], tmp_path / "log", tmp_path, {})
+    handle = started("elsewhere", tmp_path)
+    other = started(f"{words}0", tmp_path)
     assert detached.find(words) == other
     for each in (handle, other):
         detached.kill(each)
@@ -237,13 +245,14 @@ def test_a_detached_process_is_found_by_its_words(tmp_path: Path) -> None:
     assert detached.find(words) is None
 
 
-def test_a_local_run_whose_submitter_was_killed_is_found(run_yaml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_local_run_whose_submitter_was_killed_is_found_and_cancelled(run_yaml: Path, nemorl: Command) -> None:
     ready = prepared(run_yaml, on="local")
     ready.write()
     Launch(ready.job, "local", ready.launcher.model_dump(mode="json"), {}, time.time()).write()
-    agent = ["bash", "-c", "sleep 99; true", f"{ready.job.folder}/attempt-0"]
-    handle = detached.start(agent, ready.job.folder / "output.log", run_yaml.parent, {})
+    handle = started(f"{ready.job.folder}/attempt-0", run_yaml.parent)
     launch, _, status = records.find(ROOT, "a")
     assert (launch.handle, status.state) == (handle, "running")
-    detached.kill(handle)
+    assert nemorl("launch", "cancel", "a", "--now").code == 0
     os.waitpid(handle["pid"], 0)
+    assert nemorl("launch", "status", "a", "--json").json["state"] == "cancelled"
+    assert "a is cancelled already" in nemorl("launch", "cancel", "a").err

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from nemorl.errors import ConfigIssue, UsageError
 
 from nemorl_launch import detached
-from nemorl_launch.attempts import CANCELLED, Attempt
+from nemorl_launch.attempts import CANCELLED, Attempt, Outcome
 from nemorl_launch.base import CONFIG, Job, Launch, LauncherConfig, State, Status
 
 STATES: dict[str, State] = {
@@ -95,6 +95,7 @@ class LocalConfig(LauncherConfig):
             attempt.request_stop(CANCELLED)
         if now or attempt is None:
             detached.kill(launch.handle)
+            conclude_cancelled(launch.job)
 
     def logs(self, launch: Launch, *, follow: bool) -> list[str]:
         return tail(launch, follow=follow)
@@ -107,3 +108,11 @@ def next_attempt(job: Job) -> Path:
     """Folder of the attempt that comes after those there are."""
     latest = Attempt.latest(job.folder)
     return job.folder / f"attempt-{0 if latest is None else latest.number + 1}"
+
+
+def conclude_cancelled(job: Job) -> None:
+    """Say of the newest attempt, whose processes were killed, that it was cancelled."""
+    attempt = Attempt.latest(job.folder) or Attempt(next_attempt(job))
+    attempt.folder.mkdir(exist_ok=True)
+    if attempt.outcome is None:
+        attempt.conclude(Outcome("cancelled", "killed"))

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from nemorl_launch.attempts import CANCELLED, Attempt
 from nemorl_launch.base import Job, Launch, LauncherConfig, Status
-from nemorl_launch.local import STATES, next_attempt, tail, train_command
+from nemorl_launch.local import STATES, conclude_cancelled, next_attempt, tail, train_command
 
 UNREACHABLE = 255
 """Exit code of ssh for its own failures."""
@@ -118,6 +118,7 @@ class SshConfig(LauncherConfig):
         if now:
             for node in launch.handle["nodes"]:
                 self._ask(node["host"], {"verb": "kill", "handle": node})
+            conclude_cancelled(launch.job)
 
     def logs(self, launch: Launch, *, follow: bool) -> list[str]:
         return tail(launch, follow=follow)
