@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -131,17 +129,3 @@ def test_all_launchers_are_launchers_with_described_options() -> None:
         assert issubclass(found, LauncherConfig)
         assert found.summary
         assert all(option["description"] for option in found.describe_options())
-
-
-@pytest.mark.slow
-def test_a_login_node_needs_neither_torch_nor_ray(run_yaml: Path) -> None:
-    program = (
-        "import sys\n"
-        "for name in ('torch', 'ray', 'transformers', 'vllm'): sys.modules[name] = None\n"
-        "sys.argv = ['nemorl', 'launch', 'run.yaml', '--on', 'slurm', 'launch.nodes=2', '--dry-run', '--json']\n"
-        "from nemorl_commands import main\n"
-        "main()\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "job.sbatch" in json.loads(done.stdout)["files"]

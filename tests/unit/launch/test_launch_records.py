@@ -22,7 +22,7 @@ from nemorl_launch.prepare import Prepared, prepare
 from nemorl_launch.slurm import SlurmConfig
 
 ROOT = Path("launches")
-SLURM = """#!{python}
+SLURM = """#!{python} -IS
 import sys
 from pathlib import Path
 place, (program, *words) = Path({folder!r}), [Path(sys.argv[0]).name, *sys.argv[1:]]
@@ -211,6 +211,7 @@ def test_attach_says_what_it_would_run_and_refuses_what_is_not_there(
     assert "nodes 0 to 0" in nemorl("launch", "attach", "a", "--node", "1").err
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_logs_that_are_followed_and_nothing_else(run_yaml: Path, site: Site) -> None:
     records.submitted(prepared(run_yaml))
     (ROOT / "a" / "slurm-4711.log").write_text("waiting for resources\n")
