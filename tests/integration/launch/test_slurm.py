@@ -124,8 +124,8 @@ def test_a_lost_node_is_named_and_the_run_continues(site: Site) -> None:
 
 @pytest.mark.full
 def test_before_the_time_limit_it_saves_and_goes_back_into_the_queue(site: Site) -> None:
-    # Slurm sends the signal 60 + 30 s before the limit of 2 minutes, to within a minute early.
-    job_id = site.submit("limit", 'launch.time_limit="00:02:00"', "launch.nodes=1", f"max_steps={LONG}")["handle"][
+    # Slurm sends the signal 60 + 30 s before the limit, to within a minute early: the run has two and a half of five.
+    job_id = site.submit("limit", 'launch.time_limit="00:05:00"', "launch.nodes=1", f"max_steps={LONG}")["handle"][
         "job_id"
     ]
     await_true((site.attempt("limit", 0) / "outcome").is_file, END_S, lambda: site.explain("limit"))

@@ -63,6 +63,7 @@ def test_nodes_are_those_of_the_cluster_unless_given(run_yaml: Path, raises: Rai
     ("override", "fact", "path"),
     [
         ("launch.partitoin=gpu", "partition", "launch.partitoin"),
+        ("launch.time_limit='00:03:00'", 210, "launch.time_limit"),  # 180 s, told 120 + 30 + 60 s before
         ("launch.time_limit=4h", "4h", "launch.time_limit"),
         ("launch.partition='a; b'", "a; b", "launch.partition"),
         ("launch.environment={HF_TOKEN: abc}", "secrets: [HF_TOKEN]", "launch.environment.HF_TOKEN"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from nemorl.errors import ConfigError
-from nemorl_launch import topology
+from nemorl_launch import sbatch, topology
 from nemorl_launch.node import _read
 from nemorl_launch.prepare import Prepared, prepare
 from recorded_messages import Raises
@@ -78,3 +78,12 @@ def test_the_last_nodes_are_for_generation(tmp_path: Path) -> None:
     assert roles == ["training", "training", "training", "generation"]
     assert _read([*words[:3], "--rank=3", "--", "true"]).role is None
     assert topology.resources(3, 8, {}, "", None, "generation") == {"nemorl_generation": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("time", "seconds"),
+    # The forms of sbatch(1), --time: minutes, minutes:seconds, hours:minutes:seconds, days-hours, ….
+    [("90", 5400), ("90:30", 5430), ("1:30:00", 5400), ("2-12", 216_000), ("2-12:30", 217_800), ("2-0:0:15", None)],
+)
+def test_times_are_read_as_sbatch_reads_them(time: str, seconds: int | None) -> None:
+    assert sbatch.seconds_of(time) == seconds

@@ -19,6 +19,9 @@ LATE_S = 30
 """How long the step may take to end once the first node has said how the attempt ended."""
 NEXT_PART = "hetjob"
 """Line between the parts of a heterogeneous job."""
+EARLY_S = 60
+"""How much before its time Slurm may send a signal."""
+_TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d\d))?(?::(?P<third>\d\d))?")
 _FLAGS = re.compile(r"--?[A-Za-z][A-Za-z0-9-]*(=.*)?")
 
 
@@ -45,6 +48,35 @@ class GenerationNodes(Config):
     """Memory of each. Unset: the site's default."""
     sbatch_options: tuple[str, ...] = ()
     """Further options of sbatch for them, each as ``--name=value``."""
+
+
+def seconds_of(time: str) -> int | None:
+    """A time as Slurm writes it, in seconds; ``None`` for what is none.
+
+    >>> [seconds_of(time) for time in ("90", "90:30", "1:30:00", "2-12", "2-12:30", "2-12:30:15", "4h")]
+    [5400, 5430, 5400, 216000, 217800, 217815, None]
+    """
+    found = _TIME.fullmatch(time)
+    if found is None:
+        return None
+    days, parts = found["days"], [int(found[name]) for name in ("first", "second", "third") if found[name]]
+    if days is not None or len(parts) == 3:  # hours come first
+        hours, minutes, seconds = (*parts, 0, 0)[:3]
+    else:
+        hours, minutes, seconds = (0, *parts, 0)[:3]
+    return int(days or 0) * 86_400 + hours * 3600 + minutes * 60 + seconds
+
+
+def time_problems(time_limit: str, grace_s: float) -> Iterator[ConfigIssue]:
+    """What is wrong with a time limit: it is none, or ends a run before that has trained."""
+    limit = seconds_of(time_limit)
+    if limit is None:
+        yield ConfigIssue("time_limit", f"{time_limit!r} is no time", 'in quotes: "04:00:00", or "2-00:00:00"')
+        return
+    told = int(grace_s) + LATE_S + EARLY_S
+    if 0 < limit <= told:
+        message = f"{time_limit} is {limit} s, and the run is told to stop up to {told} s before: it would never train"
+        yield ConfigIssue("time_limit", message, "raise it, or lower grace_s")
 
 
 def problems(part: SlurmConfig | GenerationNodes, prefix: str, names: Sequence[str]) -> Iterator[ConfigIssue]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -30,7 +29,6 @@ KEPT = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG")
 """Variables of the submitting shell that a job gets, beside its secrets."""
 RUNNING = ("RUNNING", "COMPLETING", "STOPPED", "SUSPENDED", "SIGNALING", "STAGE_OUT")
 WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
-_TIME = re.compile(r"\d+|\d+:\d\d(:\d\d)?|\d+-\d+(:\d\d){0,2}")
 
 
 class SlurmConfig(LauncherConfig):
@@ -86,8 +84,8 @@ class SlurmConfig(LauncherConfig):
 
     def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
-        if self.time_limit is not None and not _TIME.fullmatch(self.time_limit):
-            yield ConfigIssue("time_limit", f"{self.time_limit!r} is no time", 'in quotes: "04:00:00", or "2-00:00:00"')
+        if self.time_limit is not None:
+            yield from sbatch.time_problems(self.time_limit, self.grace_s)
         yield from sbatch.problems(self, "", ("partition", "account", "qos", "reservation", "constraint", "gpu_type"))
         if self.generation is not None:
             yield from sbatch.problems(
