@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ import pytest
 from nemorl.config.run import CheckpointConfig
 from nemorl.errors import CheckpointError, StorageError, UsageError
 from nemorl.storage.checkpoints import CheckpointManager
+from nemorl_base.audit.verifying import entries_of
 from nemorl_base.checkpoints import Checkpoint
 from nemorl_commands.pruning import prune
 from nemorl_replicate import place as places
 from nemorl_replicate.command import app
+from nemorl_replicate.config import ReplicateConfig
 from nemorl_replicate.place import Place
 from nemorl_replicate.transfer import Copied, checkpoints_in, copy_checkpoint
 from recorded_messages import Raises
@@ -134,6 +137,46 @@ def test_what_cannot_be_copied_is_said(arguments: tuple[str, ...], run: Path, mo
     monkeypatch.chdir(run.parent)
     with raises(UsageError):
         copy(*arguments)
+
+
+# What somebody may have put into a bucket
+
+
+@pytest.mark.parametrize("name", ["../../stolen", "/stolen", "a/../../../stolen", "./a", "a//b"])
+def test_a_manifest_leads_to_no_file_outside(run: Path, tmp_path: Path, name: str, raises: Raises) -> None:
+    path = run / "checkpoints/step_000003/manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["files"][name] = hashlib.sha256(b"evil").hexdigest()
+    content = {key: value for key, value in manifest.items() if key != "sha256"}  # sealed anew: it is no signature
+    content["sha256"] = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    path.write_text(json.dumps(content))
+    code, facts = copy(run, tmp_path / "copy")
+    assert (code, facts["checkpoints"]) == (0, [1, 2]), "it is no checkpoint"
+    with raises(CheckpointError):
+        copy(path.parent, tmp_path / "alone")
+    assert {each.name for each in tmp_path.iterdir()} <= {"run", "copy", "alone"}
+
+
+def test_a_key_of_a_store_leads_to_no_file_outside(tmp_path: Path, raises: Raises) -> None:
+    for name in ("../stolen", "checkpoints/../../stolen", "/etc/stolen"):
+        with raises(StorageError, name, varies=r"/\S+(?= names)"):
+            Place(str(tmp_path / "here")).write(name, iter([b"evil"]), print)
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_copy_is_in_the_audit_log(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEMORL_AUDIT", str(tmp_path / "audit"))
+    copy(run, tmp_path / "copy", "--checkpoints", "latest")
+    (log,) = (tmp_path / "audit").glob("*.jsonl")
+    (entry,) = entries_of(log)
+    assert (entry.event, entry.facts["to"], entry.facts["checkpoints"]) == ("weights_copied", f"{tmp_path}/copy", [3])
+
+
+def test_weights_go_to_no_other_machine_in_plain_text(run: Path, raises: Raises) -> None:
+    with raises(UsageError, "http://node7:9000"):
+        copy(run, "s3://bucket/run", "--endpoint", "http://node7:9000")
+    with raises(ValueError, path="options.client_kwargs.endpoint_url"):
+        ReplicateConfig(to="s3://bucket", options={"client_kwargs": {"endpoint_url": "http://node7:9000"}})
 
 
 # nemorl runs prune

@@ -9,6 +9,9 @@ from typing import Annotated
 
 import typer
 from nemorl.errors import UsageError
+from nemorl_base.audit.recording import record
+from nemorl_base.encryption import PLAINTEXT, plaintext_problem
+from nemorl_base.permission import require
 from nemorl_base.sealed_folders import MANIFEST
 from nemorl_commands.answers import AsJson, echo_json
 from nemorl_commands.console import Console
@@ -34,6 +37,7 @@ def copy(
     endpoint: Annotated[
         str | None, typer.Option(help="Address of an S3-compatible store that is not Amazon's.", show_default=False)
     ] = None,
+    plaintext: Annotated[bool, typer.Option("--plaintext", help="Let http to another machine pass.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Copy a run or a checkpoint to another place. Every file is read back and compared with its checksum.
@@ -49,12 +53,17 @@ def copy(
 
       nemorl runs copy runs/grpo-1a2b3c4d/checkpoints/step_000100 /mnt/archive/step_000100
     """
+    if endpoint is not None and (problem := plaintext_problem(endpoint)) is not None:
+        if not plaintext:
+            raise UsageError(problem[0], fix=problem[1])
+        require("unlock", PLAINTEXT)
     here, there = (Place(_absolute(url), _options(url, endpoint)) for url in (source, target))
     copied = Copied()
     with Console(quiet=as_json) as console:
         copied.progress = _progress(console)
         steps = _copy(here, there, copied, checkpoints)
     facts = {"source": source, "target": target, "checkpoints": steps}
+    record("weights_copied", {"run": here.url, "to": there.url, "checkpoints": steps, "bytes": copied.bytes})
     sums = {"files": copied.files, "bytes": copied.bytes, "already_there": copied.same}
     if as_json:
         echo_json({**facts, **sums})

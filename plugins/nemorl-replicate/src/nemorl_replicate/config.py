@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from nemorl.errors import ConfigIssue
 from nemorl.plugins.kinds import HookConfig
+from nemorl_base.encryption import plaintext_problem
 from nemorl_base.metric_info import MetricInfo
 from pydantic import Field
 
@@ -39,6 +40,8 @@ class ReplicateConfig(HookConfig):
     options: dict[str, Any] = Field(default_factory=dict)
     """For fsspec's file system, e.g. ``{client_kwargs: {endpoint_url: "https://…"}}``. No secrets: those are looked for
     where the provider's tools look for them, such as ``AWS_ACCESS_KEY_ID``."""
+    plaintext: bool = False
+    """Let weights go to a store on another machine over ``http`` all the same (``endpoint_url``)."""
     resume: bool = False
     """Begin from the newest whole replica when the run directory has no checkpoint."""
     verify: bool = True
@@ -59,15 +62,23 @@ class ReplicateConfig(HookConfig):
             fix = "leave it out: the environment (AWS_ACCESS_KEY_ID, …) or the provider's own file has it"
             yield ConfigIssue(f"options.{path}", "a secret would be written into config.yaml", fix)
 
+        for path, url in _texts({"to": self.to, "options": self.options}):
+            if not self.plaintext and (problem := plaintext_problem(url)) is not None:
+                yield ConfigIssue(path, *problem)
+
     def build(self) -> object:
         from nemorl_replicate.hook import Replication
 
         return Replication(self)
 
 
-def _secrets(options: Mapping[str, Any], above: str = "") -> Iterator[str]:
+def _texts(options: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
     for name, value in options.items():
         if isinstance(value, Mapping):
-            yield from _secrets(value, f"{above}{name}.")
-        elif isinstance(value, str) and SECRET.search(name):
-            yield f"{above}{name}"
+            yield from _texts(value, f"{above}{name}.")
+        elif isinstance(value, str):
+            yield f"{above}{name}", value
+
+
+def _secrets(options: Mapping[str, Any]) -> Iterator[str]:
+    yield from (path for path, _ in _texts(options) if SECRET.search(path.rpartition(".")[2]))

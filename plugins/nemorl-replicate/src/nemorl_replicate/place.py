@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from nemorl.errors import StorageError, UsageError
+from nemorl_base.sealed_folders import stays_inside
 
 PIECE = 8 * 2**20
 """Bytes read at a time."""
@@ -50,6 +51,7 @@ class Place:
 
     def sub(self, name: str) -> Place:
         """A folder in it."""
+        self._path(name)
         found = object.__new__(Place)
         found.url, found._files, found._root = f"{self.url}/{name}", self._files, f"{self._root.rstrip('/')}/{name}"
         found._has_folders = self._has_folders
@@ -114,6 +116,8 @@ class Place:
             self._files.rm(self._path(name), recursive=True)
 
     def _path(self, name: str) -> str:
+        if name and not stays_inside(name):
+            raise StorageError(f"{self.url} names {name!r}, a file outside of it", fix="ask who wrote it")
         return f"{self._root.rstrip('/')}/{name}"
 
     @contextmanager

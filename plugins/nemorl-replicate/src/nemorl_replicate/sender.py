@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from nemorl.config.run import CheckpointConfig
 from nemorl.errors import CheckpointError, StorageError
+from nemorl_base.audit.recording import record
 from nemorl_base.saving import kept_steps
 
 from nemorl_replicate.place import Place
@@ -123,5 +124,6 @@ class Sender:
                 self.copied.copy_now(source, self.place, name)
         name = f"{CHECKPOINTS}/{path.name}"
         copy_checkpoint(source.sub(name), self.place.sub(name), self.copied, verify=self._config.verify)
+        record("weights_copied", {"run": source.url, "to": self.place.url, "checkpoints": [path.name]})
         for other in self._retention.surplus(checkpoints_in(self.place)):
             remove_checkpoint(self.place.sub(f"{CHECKPOINTS}/{other}"))

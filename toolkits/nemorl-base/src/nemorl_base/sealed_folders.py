@@ -116,10 +116,17 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def is_intact(manifest: Mapping[str, Any]) -> bool:
-    """It lists files, and nothing in it was changed since it was sealed."""
+    """It lists files of its folder, and nothing in it was changed since it was sealed."""
     files = manifest.get("files")
-    lists_files = isinstance(files, dict) and all(isinstance(digest, str) for digest in files.values())
+    lists_files = isinstance(files, dict) and all(
+        isinstance(digest, str) and stays_inside(name) for name, digest in files.items()
+    )
     return lists_files and manifest.get(SEAL, _sealed(manifest)[SEAL]) == _sealed(manifest)[SEAL]
+
+
+def stays_inside(name: str) -> bool:
+    """A name, with slashes, of a file in a folder: whoever wrote it may want another one to be read or written."""
+    return not name.startswith("/") and not {"", ".", ".."} & set(name.split("/")) and "\0" not in name
 
 
 def verify(folder: Path, files: Mapping[str, str]) -> None:

@@ -19,6 +19,7 @@ from nemorl.plugins.kinds import (
     DatasetConfig,
     EnvironmentConfig,
     GenerationBackendConfig,
+    HookConfig,
     LoggerConfig,
     PluginConfig,
     TrainingBackendConfig,
@@ -117,8 +118,8 @@ def uses_of(config: RunConfig) -> Iterator[Use]:
             yield from _of_engine(part)
         elif isinstance(part, EnvironmentConfig):
             yield from _of_addresses("environment", part)
-        elif isinstance(part, LoggerConfig):
-            yield from (use for use in _of_addresses("loggers", part) if use.kind == "unlock")
+        elif isinstance(part, (LoggerConfig, HookConfig)):
+            yield from (use for use in _of_addresses("plugins", part) if use.kind == "unlock")
 
 
 def _cluster(cluster: ClusterConfig) -> tuple[str, ...]:
