@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.error
+import urllib.parse
 import urllib.request
 from pathlib import Path
 
@@ -34,7 +36,11 @@ def test_it_serves_until_ctrl_c(tmp_path: Path) -> None:
     ) as process:
         assert process.stdout is not None
         url = json.loads(process.stdout.readline())["url"]
-        with urllib.request.urlopen(f"{url}api/info") as answer:
+        address, token = url.split("?token=")
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(f"{address}api/info")
+        cookie = f"nemorl-view-{urllib.parse.urlsplit(url).port}={token}"
+        with urllib.request.urlopen(urllib.request.Request(f"{address}api/info", headers={"cookie": cookie})) as answer:
             assert json.load(answer)["title"] == "run"
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
@@ -50,7 +56,7 @@ def test_what_cannot_be_served_is_said(tmp_path: Path, nemorl: Command, monkeypa
     assert (done.code, "is not a run directory" in done.err) == (2, True)
     run = make_run(tmp_path / "run")
     with Viewer([run], tmp_path / "cache") as viewer:
-        port = viewer.url.rstrip("/").rpartition(":")[2]
+        port = str(urllib.parse.urlsplit(viewer.url).port)
         done = nemorl("view", run, "--no-browser", "--port", port)
         assert "cannot listen on 127.0.0.1" in done.err
     with Viewer([run], tmp_path / "cache", Place("0.0.0.0", plaintext=True)) as viewer:

@@ -105,6 +105,27 @@ def test_beyond_this_machine_a_token_is_needed(run: WatchedRun) -> None:
     assert client.get("/api/info", headers={"cookie": "nemorl-view=other"}).status_code == 403
 
 
+def test_an_address_on_a_command_line_lets_one_browser_in(run: WatchedRun) -> None:
+    once = {"seen-by-all"}
+    app = Server([run], hosts=["127.0.0.1"], token="sesame", once=once).app
+    first, second = (TestClient(app, base_url="http://127.0.0.1:8000") for _ in range(2))
+    assert first.get("/?token=seen-by-all").status_code == 200
+    assert first.get("/api/info").status_code == 200
+    assert second.get("/?token=seen-by-all").status_code == 403, "a neighbour who read it comes too late"
+    assert second.get("/api/info").status_code == 403
+    assert second.get("/?token=sesame").status_code == 200
+
+
+def test_two_servers_of_one_machine_do_not_take_each_others_cookies(run: WatchedRun) -> None:
+    one, two = (
+        TestClient(Server([run], hosts=["127.0.0.1"], token=token).app, base_url=f"http://127.0.0.1:{port}")
+        for token, port in (("first", 8001), ("second", 8002))
+    )
+    two.cookies = one.cookies  # a browser keeps cookies by host, not by port
+    assert one.get("/?token=first").status_code == two.get("/?token=second").status_code == 200
+    assert one.get("/api/info").status_code == two.get("/api/info").status_code == 200
+
+
 def test_responses_are_asked_for(client: TestClient) -> None:
     steps = client.get("/api/runs/0/steps").json()
     assert [(step["step"], step["records"], step["reward"]) for step in steps["steps"]] == [(1, 2, 0.25), (2, 2, 0.5)]

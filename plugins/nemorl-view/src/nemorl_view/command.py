@@ -61,5 +61,5 @@ def view(
         if browser and not as_json:
             import webbrowser
 
-            webbrowser.open(viewer.url)
+            webbrowser.open(viewer.url_for_one_browser())
         stop.wait()

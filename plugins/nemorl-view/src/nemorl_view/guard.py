@@ -31,15 +31,19 @@ HEADERS = {
 class Guard:
     """ASGI middleware: checks of each request, and headers of each answer."""
 
-    def __init__(self, app: ASGIApp, *, hosts: Collection[str] | None, token: str | None) -> None:
+    def __init__(
+        self, app: ASGIApp, *, hosts: Collection[str] | None, token: str | None, once: set[str] | None = None
+    ) -> None:
         """
         Args:
             app: What is guarded.
             hosts: Names by which requests may call this machine. ``None``: any; then there is a token.
             token: What a browser must bring, first as ``?token=``, then as a cookie. ``None``: nothing.
+            once: Tokens that do as well, each for one browser; taken out when it has come.
         """
         assert hosts is not None or token is not None, "something must keep others out"
         self._app, self._hosts, self._token = app, hosts, token
+        self._once = set() if once is None else once
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -67,11 +71,13 @@ class Guard:
 
     def _welcome(self, scope: Scope) -> RedirectResponse | None:
         """Who comes with the token in the address keeps it as a cookie, and an address without it."""
-        if self._token is None or _token_in(scope) is None:
+        given = _token_in(scope)
+        if self._token is None or given is None:
             return None
+        self._once.discard(given)
         answer = RedirectResponse(quote(scope["path"]), 303)
         is_https = scope["scheme"] == "https"
-        answer.set_cookie(COOKIE, self._token, secure=is_https, httponly=True, samesite="strict")
+        answer.set_cookie(cookie_name(scope), self._token, secure=is_https, httponly=True, samesite="strict")
         return answer
 
     def _has_token(self, scope: Scope, headers: Headers) -> bool:
@@ -81,8 +87,17 @@ class Guard:
             cookies.load(headers.get("cookie", ""))
         except CookieError:
             return False
-        given = _token_in(scope) or (cookies[COOKIE].value if COOKIE in cookies else "")
-        return hmac.compare_digest(given.encode(), self._token.encode())
+        name = cookie_name(scope)
+        given = _token_in(scope)
+        kept = cookies[name].value if name in cookies else ""
+        right = (self._token,) if given is None else (self._token, *self._once)
+        return any(hmac.compare_digest((given or kept).encode(), each.encode()) for each in right)
+
+
+def cookie_name(scope: Scope) -> str:
+    """Of this server: a browser sends the cookies of a host to each of its ports."""
+    server = scope.get("server")
+    return f"{COOKIE}-{server[1]}" if server else COOKIE
 
 
 def host_name(host: str) -> str:

@@ -35,6 +35,7 @@ class Server:
         *,
         hosts: Collection[str] | None,
         token: str | None = None,
+        once: set[str] | None = None,
         is_over: Callable[[], bool] = lambda: False,
     ) -> None:
         """
@@ -42,6 +43,7 @@ class Server:
             runs: In the order given by the user.
             hosts: See :class:`nemorl_view.guard.Guard`.
             token: Likewise.
+            once: Likewise.
             is_over: The server ends: streams end too.
         """
         self._runs, self._is_over = runs, is_over
@@ -55,7 +57,7 @@ class Server:
             Route("/api/stream", self._stream),
             *(Route(f"/api/runs/{{run:int}}/{name}", _json(answer)) for name, answer in answers.items()),
         ]
-        guard = Middleware(Guard, hosts=hosts, token=token)
+        guard = Middleware(Guard, hosts=hosts, token=token, once=once)
         self.app = Starlette(routes=routes, middleware=[guard, Middleware(GZipMiddleware, minimum_size=4096)])
 
     def _info(self, request: Request) -> Any:

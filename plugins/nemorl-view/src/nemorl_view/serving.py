@@ -30,7 +30,7 @@ class Place:
     """Where a viewer listens."""
 
     host: str = "127.0.0.1"
-    """Beyond this machine, its page's address has a token, without which nothing is shown."""
+    """The page's address has a token, without which nothing is shown: others may be on this machine, too."""
     port: int = 0
     """0: a free one."""
     tls_certificate: Path | None = None
@@ -66,9 +66,10 @@ class Viewer:
         self._place = place
         self._socket = _listening(place)
         self._is_over = threading.Event()
-        self._token = None if is_loopback(place.host) else secrets.token_urlsafe(24)
-        hosts = (*LOOPBACK, place.host.lower()) if self._token is None else None
-        app = Server(self._runs, hosts=hosts, token=self._token, is_over=self._is_over.is_set).app
+        self._token = secrets.token_urlsafe(24)
+        self._once: set[str] = set()
+        hosts = (*LOOPBACK, place.host.lower()) if is_loopback(place.host) else None
+        app = Server(self._runs, hosts=hosts, token=self._token, once=self._once, is_over=self._is_over.is_set).app
         config = uvicorn.Config(
             app,
             http="h11",
@@ -94,13 +95,22 @@ class Viewer:
 
     @property
     def url(self) -> str:
-        """The address of the page, with the token where there is one."""
+        """The address of the page, with the token."""
+        return self._url(self._token)
+
+    def url_for_one_browser(self) -> str:
+        """An address that lets one browser in: for a command line, which other users of the machine see."""
+        token = secrets.token_urlsafe(24)
+        self._once.add(token)
+        return self._url(token)
+
+    def _url(self, token: str) -> str:
         host, port = self._socket.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         if host in ("0.0.0.0", "::"):  # every address of this machine
             shown = socket.gethostname()
         scheme = "http" if self._place.tls_certificate is None else "https"
-        return f"{scheme}://{shown}:{port}/" + (f"?token={self._token}" if self._token else "")
+        return f"{scheme}://{shown}:{port}/?token={token}"
 
     def shutdown(self) -> None:
         """Stop. Calling it twice is harmless."""
