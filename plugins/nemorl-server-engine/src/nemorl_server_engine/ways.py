@@ -23,14 +23,14 @@ def way_problem(way: Way, spoken: Dialect, options: ServerConfig, device: str) -
     """Why this run cannot give weights in that way, whatever its servers offer: message and fix."""
     far = [url for url in options.urls if not names_loopback(url)]
     others = [other for other in spoken.ways if other != way]
-    fix = f"set generation.backend.weights: {' or '.join(others)}" if others else f"{spoken.name} knows no other way"
+    fix = f"set generation.backend.weights: {' or '.join(others)}" if others else f"sample with vllm or sglang: {spoken.name} knows no other way"
     if way == "distributed" and far and not options.plaintext:
-        message = f"weights: distributed sends the weights to {far[0]} unencrypted"
+        message = f"distributed sends the weights to {far[0]} unencrypted"
         return message, f"set plaintext: true if the network can be trusted, or {fix}"
     if way == "tensor" and far:
-        return f"weights: tensor hands over memory of this machine's GPU, and {far[0]} is another machine", fix
+        return f"tensor hands over memory of this machine's GPU, and {far[0]} is another machine", fix
     if way == "tensor" and not device.startswith("cuda"):
-        return f"weights: tensor hands over memory of a GPU, and the run is on {device}", fix
+        return f"tensor hands over memory of a GPU, and the run is on {device}", fix
     return None
 
 
