@@ -10,6 +10,7 @@ import torch
 from nemorl.config import PolicyConfig
 from nemorl.resources.worker import WorkerContext
 from nemorl.run import TrainResult
+from nemorl_base.jsonl import read_jsonl
 from nemorl_commands.console import Console
 from nemorl_grpo.config import GRPOConfig
 from nemorl_rl.exporting import export_model
@@ -108,6 +109,15 @@ def test_a_run_learns(model: Path, tmp_path: Path) -> None:
     result = train(model, tmp_path / "run", "megatron", LOCAL, {"optimizer": {"lr": 5e-3}}, max_steps=40)
     rewards = [record["train/reward"] for record in history(result)]
     assert sum(rewards[-4:]) > 2 * sum(rewards[:4])
+
+
+@pytest.mark.full  # the verb itself: the check `a_scaled_rate_scales_the_update` of the conformance kit
+def test_an_alert_lowers_the_rate(model: Path, tmp_path: Path) -> None:
+    always = {"metric": "train/grad_norm", "above": 0.0, "patience": 2, "action": "lower_rate", "rate_factor": 0.25}
+    hooks = [{"name": "alerts", "rules": {"always": always}}]
+    train(model, tmp_path / "run", "megatron", LOCAL, plugins={"hooks": hooks}, max_steps=3)
+    rates = [line["train/lr"] for line in read_jsonl(tmp_path / "run/metrics.jsonl") if "train/lr" in line]
+    assert rates == [1e-3, 1e-3, 2.5e-4]
 
 
 @pytest.mark.ray

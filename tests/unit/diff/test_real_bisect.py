@@ -38,15 +38,6 @@ def ends(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ends:
     return good, real_run(tiny_model, folder / "bad", policy=SLOW, clip_low=0.1, std_epsilon=1e-5, **SHORT)
 
 
-def test_a_planted_learning_rate_is_found(ends: Ends, nemorl: Command, tmp_path: Path) -> None:
-    asked = ["bisect", *ends, "--metric", "train/reward", "--steps", "15", "--output", tmp_path / "found", "--json"]
-    done = nemorl(*asked)
-    assert done.code == 0, done.err + done.out
-    assert done.json["found"] == [CAUSE]
-    assert len(done.json["probes"]) <= 2 + 2 * math.log2(4)
-    assert nemorl(*asked).json["probes"] == done.json["probes"]
-
-
 def test_probes_from_a_step_are_the_good_run_from_there(ends: Ends, nemorl: Command, tmp_path: Path) -> None:
     found = tmp_path / "found"
     asked = ["bisect", *ends, "--metric", "train/reward", "--from-step", "5", "--steps", "10", "--output", found]
@@ -63,7 +54,9 @@ def test_probes_from_a_step_are_the_good_run_from_there(ends: Ends, nemorl: Comm
     assert "there are: 5, 10, 15" in missing.err
 
 
-def test_a_search_that_is_killed_in_a_probe_goes_on_there(ends: Ends, nemorl: Command, tmp_path: Path) -> None:
+def test_a_search_that_is_killed_in_a_probe_goes_on_there_and_finds_the_cause(
+    ends: Ends, nemorl: Command, tmp_path: Path
+) -> None:
     folder = tmp_path / "found"
     asked = ["bisect", *map(str, ends), "--metric", "train/reward", "--steps", "15", "--output", str(folder), "--json"]
     killed = subprocess.Popen(
@@ -82,7 +75,9 @@ def test_a_search_that_is_killed_in_a_probe_goes_on_there(ends: Ends, nemorl: Co
     done = nemorl(*asked)
     assert done.code == 0, done.err + done.out
     assert done.json["found"] == [CAUSE]
+    assert len(done.json["probes"]) <= 2 + 2 * math.log2(4)
     assert done.json["probes"][0]["text"] == journal["probes"][0]["text"]
+    assert nemorl(*asked).json["probes"] == done.json["probes"]
     assert [probe["name"] for probe in done.json["probes"]] == [
         f"probe_{n:03}" for n in range(1, len(done.json["probes"]) + 1)
     ]
