@@ -253,6 +253,12 @@ def test_what_the_run_adds_appears(run: Path, viewer: Viewer, page_of: Open) -> 
     page.wait_for_selector(".u-legend")
     add_step(run, 4)
     expect(page.locator(".u-legend .u-value").first).to_have_text("4")
+    go(page, viewer.url, "overview")
+    expect(page.locator(".alert")).to_have_count(1)
+    raised = {"time": 104.0, "event": "alert", "rule": "rises", "metric": "train/reward", "step": 4, "value": 0.5}
+    with (run / "events.jsonl").open("a") as file:
+        file.write(json.dumps(raised) + "\n")
+    expect(page.locator(".alert b").filter(has_text="rises")).to_have_count(1)
 
 
 @pytest.mark.full
@@ -263,6 +269,7 @@ def test_runs_over_each_other(run: Path, tmp_path: Path, page_of: Open) -> None:
         page.wait_for_selector(".u-legend")
         card = page.locator("figure.card", has_text="mean reward, as the environment gave it").first
         expect(card.locator(".u-series:not(.faint)")).to_have_count(3)  # steps, and one curve of each run
+        expect(card.locator(".raised")).to_have_count(2)
         plots = "[...document.querySelectorAll('.plot')].map((place) => place.chart.plot).filter(Boolean)"
         page.evaluate(f"{plots}[0].setScale('x', {{min: 1, max: 1.5}})")
         ends = f"{plots}.map((plot) => [plot.scales.x.min, plot.scales.x.max])"
