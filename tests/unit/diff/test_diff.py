@@ -184,6 +184,21 @@ def test_what_was_not_kept_is_said_to_be_not_known(run: Path, tmp_path: Path) ->
     assert "checkpoint: {every: 1" in last
 
 
+def test_runs_that_sample_nothing_lack_no_records(run: Path, tmp_path: Path) -> None:
+    """As SFT: there are no responses that a setting could have kept."""
+    plain = with_config(generation=None)
+    first, second = (changed(run, tmp_path / name, plain) for name in ("first", "second"))
+    for folder in (first, second):
+        shutil.rmtree(folder / "records")
+    found = walk(RunFiles.of(first), RunFiles.of(second))
+    assert {finding.stage for finding in found.findings} == {"loss", "gradient", "weights"}
+    assert all(finding.is_exact for finding in found.findings)
+    longer = changed(second, tmp_path / "longer", plain, with_metric("train/total_num_tokens", 21.0, 2))
+    parting = walk(RunFiles.of(first), RunFiles.of(longer)).parting
+    assert parting is not None
+    assert (parting.step, parting.stage, parting.known_by) == (2, "tokens", "metrics")
+
+
 def test_a_mean_shows_what_the_records_kept_do_not(run: Path, tmp_path: Path) -> None:
     found = walked(run, changed(run, tmp_path / "b", with_metric("train/reward", 0.75, 2)))
     assert found.parting is not None

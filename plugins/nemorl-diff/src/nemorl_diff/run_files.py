@@ -66,6 +66,12 @@ class RunFiles:
         return frozenset(steps_of(self.path, "train"))
 
     @property
+    def samples(self) -> bool:
+        """It trains on responses of its policy, which may have been recorded. True where its config cannot be read."""
+        config = self.data.config
+        return not config or bool(config.get("generation"))
+
+    @property
     def last_step(self) -> int:
         return max((*self.metrics, *self.checkpoints, *self.record_steps), default=0)
 

@@ -112,6 +112,9 @@ def findings_of(first: RunFiles, second: RunFiles, step: int, tolerance: float) 
         elif stage == "validation":
             if logged:
                 yield Finding(step, stage, "metrics", _first(of_metrics))
+        elif not (first.samples or second.samples) and stage in (*OF_ROLLOUTS, "logprobs"):
+            if (point := _first(of_metrics)) is not None:
+                yield Finding(step, stage, "metrics", point)
         elif stage in ("loss", "gradient"):
             lacking = None if logged else NOT_LOGGED
             yield Finding(step, stage, "metrics" if logged else "nothing", _first(of_metrics), lacking)
