@@ -117,3 +117,9 @@ def test_every_64_bit_seed_is_taken(generator: Any) -> None:
     seeds = (0, 1, 2**63 - 1, 2**63, 2**64 - 1)
     found = generator.generate([GenerationRequest(PROMPT, SamplingParams(max_new_tokens=12), seeds)])[0]
     assert len({completion.token_ids for completion in found}) == len(seeds)
+
+
+def test_a_response_of_more_tokens_ends_later_than_one_that_was_asked_for_with_it(generator: Any) -> None:
+    requests = [GenerationRequest(PROMPT, SamplingParams(max_new_tokens=count, ignore_eos=True)) for count in (2, 40)]
+    short, long = (group[0].span for group in generator.generate(requests))
+    assert 0.0 == short.began_s < short.ended_s < long.ended_s
