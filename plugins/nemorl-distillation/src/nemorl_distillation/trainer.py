@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -82,9 +83,10 @@ class TaughtTrainer(RolloutTrainer[T]):
         The k3 estimate from the sampled tokens. Where there is an environment, its metrics too.
         """
         scored = super().validate(rows) if self.has_rewards else {}
+        began_s = time.monotonic()
         samples = self.held_out(rows)
         if not self.has_rewards:
-            self.recorder.rollout(samples, "validation", self.step)
+            self.recorder.rollout(samples, "validation", self.step, began_s)
         batch = self.to_batch(samples)
         found = {name: metric.value for name, metric in rollout_metrics(samples).items()}
         return {
