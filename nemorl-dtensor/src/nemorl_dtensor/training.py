@@ -201,7 +201,7 @@ class DTensorBackend(CheckpointWriter):
             raise BackendError("activations of a model that is spread over ranks are in parts", fix="use one worker")
         self._residency.require("weights")
         batch = TokenBatch.from_sequences([token_ids], [[False] + [True] * (len(token_ids) - 1)])
-        return observe_scoring(self._model, self._scorer, self._rows(batch.to(self._device)))
+        return observe_scoring(self._model, self._scorer, self._layout.rows(batch.to(self._device), width_multiple=1))
 
     def export_weights(self) -> Iterator[Mapping[str, Tensor]]:
         self._residency.require("weights")
@@ -257,16 +257,8 @@ class DTensorBackend(CheckpointWriter):
     def shutdown(self) -> None:
         self.end_writing()
         self._sender.close()
-        for name in (
-            "_residency",
-            "_exported",
-            "_model",
-            "_scorer",
-            "_reference",
-            "_adapters",
-            "_trainable",
-            "_optimizer",
-        ):
+        held = ("_residency", "_exported", "_model", "_scorer", "_reference", "_adapters", "_trainable", "_optimizer")
+        for name in held:
             self.__dict__.pop(name, None)
         if self._ranks is not None:
             self._ranks.leave()
@@ -337,7 +329,8 @@ class DTensorBackend(CheckpointWriter):
 
     def _rows(self, microbatch: TokenBatch, *, candidates: bool = False) -> Rows:
         multiple = self._scorer.width_multiple if isinstance(self._scorer, ShardedScorer) else 1
-        return self._layout.rows(microbatch, width_multiple=multiple, candidates=candidates)
+        on_cpu = self._device == "cpu"
+        return self._layout.rows(microbatch, width_multiple=multiple, candidates=candidates, repeat_widths=on_cpu)
 
     def _require_head(self, head: Head, what: str) -> None:
         if self._head != head:

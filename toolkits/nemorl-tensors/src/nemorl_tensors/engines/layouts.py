@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import lcm
 
 from nemorl.metrics import Mean, Metrics
 
@@ -15,6 +16,12 @@ EACH_FOR_ITSELF = "tokens that sequences have in common are computed for each of
 """Remark of a layout that does not share, before the reason."""
 MAX_PADDING = 2.0
 """Padded tokens per token from which rows of their own are given up for a row without padding."""
+REPEATED_ROW, REPEATED_ROWS = 32, 4
+"""Widths are rounded up to multiples of these so that they repeat: that of one row alone, and those of several rows.
+
+For each number of tokens that a product has not had before, oneDNN compiles its kernel anew, in 0.2 to 1 ms."""
+MIN_REPEATED = 16
+"""Widths of fewer multiples stay as they are: rounding may add a sixteenth to what is computed, and no more."""
 PROBE_TREE = ((0, 1, 2, 3, 4, 5), (0, 1, 2, 3, 6), (0, 1, 7, 8, 9, 10, 11), (0, 1, 2), (12, 13))
 """Sequences of a check, as indices of distinct tokens: branches at two depths, a prefix of another, a stranger."""
 
@@ -52,12 +59,35 @@ class Layout:
         forest = PrefixForest.of_batch(batch)
         return forest.tokens if forest.ratio > self._min_ratio else forest.sequence_tokens
 
-    def rows(self, microbatch: TokenBatch, *, width_multiple: int, candidates: bool = False) -> Rows:
-        """A microbatch of the plan, laid out for the model."""
+    def rows(
+        self, microbatch: TokenBatch, *, width_multiple: int, candidates: bool = False, repeat_widths: bool = False
+    ) -> Rows:
+        """A microbatch of the plan, laid out for the model.
+
+        Args:
+            microbatch: The sequences.
+            width_multiple: Of the rows' width.
+            candidates: That of ``to_rows``.
+            repeat_widths: Round wide rows up, so that fewer widths occur.
+        """
         forest = self._shared(microbatch)
+        if repeat_widths:
+            width_multiple = self._repeated_multiple(microbatch, forest, width_multiple)
         if forest is not None:
             return to_tree_rows(microbatch, width_multiple=width_multiple, candidates=candidates, forest=forest)
         return to_rows(microbatch, packed=self.is_packed, width_multiple=width_multiple, candidates=candidates)
+
+    def _repeated_multiple(self, microbatch: TokenBatch, forest: PrefixForest | None, required: int) -> int:
+        """A multiple of ``required`` to round the width to so that it repeats, where that adds little."""
+        fed = fed_lengths(microbatch)
+        if forest is not None:
+            width, wanted = forest.tokens, REPEATED_ROW
+        elif self.is_packed:
+            width, wanted = int(fed.sum()), REPEATED_ROW
+        else:
+            width, wanted = max(fed.tolist(), default=0), REPEATED_ROWS
+        multiple = lcm(required, wanted)
+        return multiple if width >= MIN_REPEATED * multiple else required
 
     def metrics(self, laid_out: Iterable[Rows]) -> Metrics:
         """``tree_ratio``: tokens of the sequences per computed one, padding not counted."""
