@@ -112,7 +112,7 @@ class RayPart:
         while _killed(self._folder):
             self._process.poll()
             time.sleep(CLOSE_POLL_S)
-        self._guard.terminate()
+        self._guard.kill()  # it ignores SIGTERM where this node does: ranks that stay while rank 0 saves
         self._guard.wait()
         self._ports.release()
         shutil.rmtree(self._folder, ignore_errors=True)
