@@ -1,13 +1,13 @@
 """Handles of device memory, as engines on the same machine take them: what torch pickles for its own processes.
 
-Not run: they take GPUs. Whoever opens a handle copies from it while this process holds the tensor.
+Not run: they take GPUs. Whoever opens a handle copies from it while this process holds the tensor. Engines want
+pickles; they are written here, and never read.
 """
 
 from __future__ import annotations
 
 import base64
 import io
-import pickle
 from collections.abc import Mapping
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 def shared_tensors(tensors: Mapping[str, Tensor]) -> str:
     """Names and tensors, pickled by handle, in base64 (SGLang)."""
-    buffer = io.BytesIO()
-    ForkingPickler(buffer).dump(list(tensors.items()))
-    return base64.b64encode(buffer.getvalue()).decode()
+    return pickled(list(tensors.items()))
 
 
 def handles(tensors: Mapping[str, Tensor]) -> list[tuple[Any, tuple[Any, ...]]]:
@@ -32,7 +30,9 @@ def handles(tensors: Mapping[str, Tensor]) -> list[tuple[Any, tuple[Any, ...]]]:
 
 def pickled(content: Any) -> str:
     """In base64."""
-    return base64.b64encode(pickle.dumps(content)).decode()
+    buffer = io.BytesIO()
+    ForkingPickler(buffer).dump(content)
+    return base64.b64encode(buffer.getvalue()).decode()
 
 
 def device_name(tensors: Mapping[str, Tensor]) -> str:

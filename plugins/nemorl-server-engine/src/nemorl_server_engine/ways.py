@@ -23,7 +23,8 @@ def way_problem(way: Way, spoken: Dialect, options: ServerConfig, device: str) -
     """Why this run cannot give weights in that way, whatever its servers offer: message and fix."""
     far = [url for url in options.urls if not names_loopback(url)]
     others = [other for other in spoken.ways if other != way]
-    fix = f"set generation.backend.weights: {' or '.join(others)}" if others else f"sample with vllm or sglang: {spoken.name} knows no other way"
+    instead = f"set generation.backend.weights: {' or '.join(others)}"
+    fix = instead if others else f"sample with vllm or sglang: {spoken.name} knows no other way"
     if way == "distributed" and far and not options.plaintext:
         message = f"distributed sends the weights to {far[0]} unencrypted"
         return message, f"set plaintext: true if the network can be trusted, or {fix}"
