@@ -28,22 +28,20 @@ def widths(layout: Layout, batch: TokenBatch, multiple: int = 1) -> tuple[int, i
     return plain, rounded
 
 
-def test_wide_rows_are_rounded_up() -> None:
-    assert widths(PADDED, batch_of(70, 66)) == (69, 72)  # a last token predicts nothing: 69, to a multiple of 4
-    assert widths(PACKED, batch_of(300, 302)) == (600, 608)  # 19 * 32
+def test_one_long_row_is_rounded_up() -> None:
+    assert widths(PACKED, batch_of(300, 302)) == (600, 608)  # 299 + 301: last tokens predict nothing; 19 * 32
     assert widths(SHARED, batch_of(400, 402, prompt=200)) == (600, 608)  # 200 + 199 + 201
 
 
-def test_narrow_rows_stay_as_they_are() -> None:
-    """16 multiples at least, or rounding could add more than a sixteenth."""
-    assert widths(PADDED, batch_of(64, 10)) == (63, 63)
-    assert widths(PACKED, batch_of(256, 256)) == (510, 510)
+def test_other_rows_stay_as_they_are() -> None:
+    assert widths(PADDED, batch_of(602, 66)) == (601, 601)
+    assert widths(PACKED, batch_of(256, 256)) == (510, 510)  # fewer than 16 * 32: rounding adds a sixteenth at most
     assert widths(PADDED, batch_of(1)) == (0, 0)
 
 
 def test_the_multiple_that_a_model_needs_is_kept() -> None:
-    assert widths(PADDED, batch_of(200, 66), multiple=3) == (201, 204)  # 12
-    assert widths(PADDED, batch_of(101, 66), multiple=3) == (102, 102)  # 16 * 12 is more than 100
+    assert widths(PACKED, batch_of(801, 801), multiple=3) == (1602, 1632)  # 17 * 96
+    assert widths(PACKED, batch_of(301, 301), multiple=3) == (600, 600)  # 16 * 96 is more
 
 
 def test_scored_tokens_are_the_same_ones() -> None:

@@ -16,10 +16,12 @@ EACH_FOR_ITSELF = "tokens that sequences have in common are computed for each of
 """Remark of a layout that does not share, before the reason."""
 MAX_PADDING = 2.0
 """Padded tokens per token from which rows of their own are given up for a row without padding."""
-REPEATED_ROW, REPEATED_ROWS = 32, 4
-"""Widths are rounded up to multiples of these so that they repeat: that of one row alone, and those of several rows.
+REPEATED_ROW = 32
+"""The width of one row alone is rounded up to a multiple of this, so that it repeats.
 
-For each number of tokens that a product has not had before, oneDNN compiles its kernel anew, in 0.2 to 1 ms."""
+For each number of tokens that a product has not had before, oneDNN compiles its kernel anew, in 0.2 to 1 ms. Of several
+rows widths repeat without it: on responses of at most 64 tokens multiples of 4 gained nothing.
+"""
 MIN_REPEATED = 16
 """Widths of fewer multiples stay as they are: rounding may add a sixteenth to what is computed, and no more."""
 PROBE_TREE = ((0, 1, 2, 3, 4, 5), (0, 1, 2, 3, 6), (0, 1, 7, 8, 9, 10, 11), (0, 1, 2), (12, 13))
@@ -68,7 +70,7 @@ class Layout:
             microbatch: The sequences.
             width_multiple: Of the rows' width.
             candidates: That of ``to_rows``.
-            repeat_widths: Round wide rows up, so that fewer widths occur.
+            repeat_widths: Round the width of one long row up, so that fewer widths occur.
         """
         forest = self._shared(microbatch)
         if repeat_widths:
@@ -78,15 +80,11 @@ class Layout:
         return to_rows(microbatch, packed=self.is_packed, width_multiple=width_multiple, candidates=candidates)
 
     def _repeated_multiple(self, microbatch: TokenBatch, forest: PrefixForest | None, required: int) -> int:
-        """A multiple of ``required`` to round the width to so that it repeats, where that adds little."""
-        fed = fed_lengths(microbatch)
-        if forest is not None:
-            width, wanted = forest.tokens, REPEATED_ROW
-        elif self.is_packed:
-            width, wanted = int(fed.sum()), REPEATED_ROW
-        else:
-            width, wanted = max(fed.tolist(), default=0), REPEATED_ROWS
-        multiple = lcm(required, wanted)
+        """A multiple of ``required`` to round the width of one row to so that it repeats, where that adds little."""
+        if forest is None and not self.is_packed:
+            return required
+        width = int(fed_lengths(microbatch).sum()) if forest is None else forest.tokens
+        multiple = lcm(required, REPEATED_ROW)
         return multiple if width >= MIN_REPEATED * multiple else required
 
     def metrics(self, laid_out: Iterable[Rows]) -> Metrics:
