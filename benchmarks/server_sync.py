@@ -1,10 +1,11 @@
-"""Seconds and bytes of one update of weights to a vLLM server by a folder, and tokens per second through HTTP.
+"""Seconds and bytes of one update of weights to a vLLM server, by each way that it offers, and tokens per second.
 
     python benchmarks/server_sync.py [--size 135m] [--updates 3] [--extension]
 
 Starts the server, on loopback, with a model of random weights: ``tiny`` (0.1 M parameters) or ``135m``, the sizes
-of SmolLM2-135M. ``write``: the folder, on this machine's disk. ``load``: from the first call to the server to the last,
-in which it reads the folder and exchanges its weights. Each line is the median over updates after the first.
+of SmolLM2-135M. ``write``: the folder, on this machine's disk, or the copy in memory. ``load``: from the first call to
+the server to the last, in which it reads the folder, or is sent the tensors, and exchanges its weights. Each line is
+the median over updates after the first.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ def main() -> None:
         server = VLLMServer(model, Path(place) / "log", options=options)
         try:
             server.wait()
-            print(json.dumps(measure(Path(place), model, server.url, arguments.updates)))
+            for way in ("folder", "distributed") if arguments.extension else ("folder",):
+                print(json.dumps({"way": way, **measure(Path(place), model, server.url, arguments.updates, way)}))
         finally:
             server.kill()
 
@@ -59,7 +61,7 @@ def write_model(folder: Path, size: str, *, tied: bool) -> Path:
     return folder
 
 
-def measure(place: Path, model: Path, url: str, updates: int) -> dict[str, float]:
+def measure(place: Path, model: Path, url: str, updates: int, way: str) -> dict[str, float]:
     from nemorl.config import GenerationConfig, PolicyConfig
     from nemorl.resources.worker import WorkerContext
     from nemorl.types import GenerationRequest, SamplingParams
@@ -72,7 +74,7 @@ def measure(place: Path, model: Path, url: str, updates: int) -> dict[str, float
     def handle(version: int) -> Any:
         return in_process_handle(lambda: iter([dict(weights.named_parameters())]), version)
 
-    backend = ServerConfig(urls=(url,), check_weights_gib=0.0)
+    backend = ServerConfig.model_validate({"urls": [url], "check_weights_gib": 0.0, "weights": way})
     policy = PolicyConfig(model_name=str(model), max_sequence_tokens=128)
     context = WorkerContext(scratch=place / "scratch")
     engine: Any = backend.build(GenerationConfig(backend=backend), policy, context, handle(0))
