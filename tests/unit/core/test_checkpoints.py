@@ -427,5 +427,5 @@ def test_a_disk_that_does_not_list_checkpoints_starts_no_run_anew(
 
     monkeypatch.setattr(os, "listdir", fails)
     for ask in (saver.all, saver.best, saver.damaged, saver.prune, saver.repair, partial(has_progress, tmp_path)):
-        with pytest.raises(StorageError, match="checkpoints: Input/output error"):
+        with pytest.raises(StorageError, match="checkpoints:"):
             ask()

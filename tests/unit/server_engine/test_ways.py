@@ -69,7 +69,7 @@ def test_a_server_that_refuses_the_tensors_is_named_and_nobody_waits(serve: Any,
     server.reply = lambda path, body: (
         (400, {"error": "no such tensor"}) if path == "/update_weights" else answer(path, body)
     )
-    with raises(BackendError, "no such tensor", varies=r"127\.0\.0\.1:\d+|--port \d+"):
+    with raises(BackendError, "distributed", varies=r"127\.0\.0\.1:\d+|--port \d+"):
         build(server)
     assert server.calls[server.calls.index("/update_weights") + 1] == "/resume"  # it goes on
 
@@ -115,5 +115,5 @@ def test_the_way_follows_from_what_servers_offer(
 
 def test_without_any_way_the_reasons_are_listed(raises: Any) -> None:
     config = ServerConfig(urls=(HERE,), engine="tensorrt-llm")
-    with raises(BackendError, "memory of a GPU"):
+    with raises(BackendError, "GPU"):
         chosen_way(config, dialect("tensorrt-llm"), {HERE: Facts("1", "model", ways=frozenset({"tensor"}))}, "cpu")
