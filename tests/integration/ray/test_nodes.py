@@ -90,7 +90,7 @@ def test_training_and_generation_on_two_nodes_give_the_numbers_of_one_process(
         "workers_per_node": 1,
         "colocated": False,
     }
-    one, two = train("one"), train("two", colocated=False, **apart)
+    one, two = train("one"), train("two", **apart)
     assert [record["train/loss"] for record in one.history] == [record["train/loss"] for record in two.history]
     assert (tmp_path / "one/model/model.safetensors").read_bytes() == (
         tmp_path / "two/model/model.safetensors"
