@@ -1,7 +1,7 @@
 """What is sent to engines that cannot run here, against the request classes that their makers publish.
 
-``sglang_classes.json`` has sglang's (``published.py`` derives it from a wheel; ``SGLANG_WHEEL`` names one to compare it
-with). TensorRT-LLM publishes no code on PyPI: the fields below are those of ``CompletionRequest`` and
+``sglang_classes.json`` has sglang's (``published_engines.py`` derives it from a wheel; ``SGLANG_WHEEL`` names one to
+compare it with). TensorRT-LLM publishes no code on PyPI: the fields below are those of ``CompletionRequest`` and
 ``UpdateWeightsRequest`` (``tensorrt_llm/serve/openai_protocol.py``). vLLM's classes are those of the installed package.
 """
 
@@ -23,7 +23,7 @@ from nemorl.types import SamplingParams
 from nemorl_server_engine.dialects import dialect
 from nemorl_server_engine.dialects.base import Ask, Facts
 from nemorl_tensors.engines.broadcast import Meeting
-from published import read_wheel, sglang_classes
+from published_engines import read_wheel, sglang_classes
 
 ASK = Ask(
     (5, 6), SamplingParams(temperature=0.7, top_p=0.9, top_k=4, min_p=0.1, stop_strings=("##",)), 2**62 + 3, 12, (2, 9)

@@ -1,7 +1,7 @@
 """The request classes that SGLang publishes: field names, and which of them a request must have.
 
-``python published.py sglang-0.5.23-….whl > sglang_classes.json`` reads them from a wheel (``pip download --no-deps
-sglang==0.5.23``), without importing it: it takes GPUs. The file is what tests compare requests with.
+``python published_engines.py sglang-0.5.23-….whl > sglang_classes.json`` reads them from a wheel (``pip download
+--no-deps sglang==0.5.23``), without importing it: it takes GPUs. The file is what tests compare requests with.
 """
 
 from __future__ import annotations
