@@ -42,7 +42,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServer]:
 test_server = conformance(
     "generation_backends",
     {"name": "server", "urls": [f"http://127.0.0.1:{PORT}"]},
-    skip={"weights_in_process_are_shared": "the engine is another process: it has a copy by nature"},
+    skip={
+        "weights_in_process_are_shared": "the engine is another process: it has a copy by nature",
+        "running_requests_go_on_with_new_weights": "one row is answered before a busy machine pauses the server: below",
+    },
 )
 
 
