@@ -52,7 +52,7 @@ def refusal(backend: TrainingBackend, folder: Path) -> str:
 
 
 def test_a_file_holds_masters_and_moments_in_float32_under_the_names_of_weights(saved: Path) -> None:
-    assert json.loads((saved / "common.json").read_text()) == {"steps": 1, "updates": 1}
+    assert json.loads((saved / "common.json").read_text()) == {"steps": 1, "updates": 1, "rate_scale": 1.0}
     assert json.loads((saved / "metadata.json").read_text())["sharded_backend"] == "nemorl_safetensors"
     tensors = load_file(saved / "state-00000.safetensors")
     gate = "decoder.layers.1.mlp.linear_fc1.weight_w"
@@ -65,7 +65,7 @@ def test_a_file_holds_masters_and_moments_in_float32_under_the_names_of_weights(
 
 def test_megatron_core_itself_reads_a_checkpoint(saved: Path) -> None:
     found = load_plain_tensors(str(saved))
-    assert (found.pop("steps"), found.pop("updates")) == (1, 1)
+    assert [found.pop(name) for name in ("steps", "updates", "rate_scale")] == [1, 1, 1.0]
     stored = load_file(saved / "state-00000.safetensors")
     assert {key: tensor.shape for key, tensor in found.items()} == {
         name.rsplit(".", tensor.ndim)[0]: tensor.shape for name, tensor in stored.items()
