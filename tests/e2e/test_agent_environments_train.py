@@ -83,6 +83,7 @@ def train(config: Any) -> list[dict[str, float]]:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_a_coroutine_of_a_file_teaches_digits(agents: Path, tmp_path: Path) -> None:
     config = config_of(tiny_model(), tmp_path, {"rollout": f"{agents}:digits"}, max_steps=40)
     history = train(config)

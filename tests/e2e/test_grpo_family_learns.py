@@ -27,8 +27,8 @@ FAMILY: dict[str, dict[str, Any]] = {
     "maxrl": {},
 }
 
-OF_EACH_KIND = ("grpo", "gspo", "reinforce_plus_plus")
-"""By token, by sequence, no groups."""
+OF_EACH_KIND = ("grpo", "gspo")
+"""By token, by sequence."""
 
 
 def share_of_digits(prompt: str, response: str) -> Score:

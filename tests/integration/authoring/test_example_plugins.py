@@ -51,7 +51,7 @@ def test_the_tests_of_an_example_pass(name: str, site: Path) -> None:
     assert " passed" in run(site, EXAMPLES / name, "pytest", "-q", "-p", "no:cacheprovider")
 
 
-@pytest.mark.parametrize("name", only("nemorl-raft", of=NAMES))
+@pytest.mark.parametrize("name", only(of=NAMES))
 def test_an_example_has_types_that_mypy_accepts(name: str, site: Path) -> None:
     assert "no issues found" in run(site, EXAMPLES / name, "mypy", "--cache-dir", MYPY_CACHE)
 
@@ -68,6 +68,7 @@ def test_examples_state_a_licence_and_are_no_part_of_the_workspace() -> None:
         assert name not in (EXAMPLES.parents[1] / "pyproject.toml").read_text()
 
 
+@pytest.mark.full
 def test_a_run_trains_on_a_mixture_of_gym_tasks(site: Path, tiny_model: Path, tmp_path: Path) -> None:
     pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed (requirements-dev.txt)")
     sums = {"weight": 3, "options": {"max_terms": 2, "max_digits": 1}}
