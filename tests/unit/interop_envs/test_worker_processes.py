@@ -56,7 +56,8 @@ def test_errors_are_the_workers(worker: WorkerProcess, raises: Raises) -> None:
 def test_a_cancelled_question_is_cancelled_over_there(worker: WorkerProcess) -> None:
     async def cancelled() -> str:
         waiting = asyncio.ensure_future(worker.ask("wait"))
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0)  # until it is asked
+        await worker.ask("echo", text="asked later, so the first is under way")
         waiting.cancel()
         await asyncio.wait([waiting])
         return await worker.ask("echo", text="still here")
