@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import command
 from nemorl.plugins import Index, Registry, registry
-from nemorl_commands import main
 from nemorl_dtensor import HFGenerationConfig
 from nemorl_rl.mismatch import CAUSES
 from nemorl_testing import models
@@ -25,14 +25,8 @@ def doctor(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -
     """Run ``nemorl doctor …`` in this process -> (exit code, stdout, stderr)."""
 
     def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["nemorl", "doctor", *map(str, arguments)])
-        capfd.readouterr()
-        try:
-            main()
-            code: Any = 0
-        except SystemExit as exit_:
-            code = exit_.code or 0
-        return code, *capfd.readouterr()
+        done = command(monkeypatch, capfd)("doctor", *arguments)
+        return done.code, done.out, done.err
 
     return run
 

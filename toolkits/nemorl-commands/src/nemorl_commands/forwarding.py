@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -43,22 +44,32 @@ def is_launched(config: Path, overrides: Sequence[str]) -> bool:
     return apply_overrides(read_source(config), overrides, str(config)).get(LAUNCH) is not None
 
 
-def launch(config: Path, overrides: Sequence[str], *, here_only: Sequence[str], options: Sequence[str]) -> None:
+def launch(
+    config: Path,
+    overrides: Sequence[str],
+    *,
+    run_dir: Path | None,
+    here_only: Mapping[str, bool | None],
+    options: Sequence[str],
+) -> None:
     """Submit a run as its section ``launch`` says.
 
     Args:
         config: The run.
         overrides: ``path=value``.
-        here_only: Options that were given and that a run on this machine alone can have.
+        run_dir: Where the run keeps its files. Unset: as the config says.
+        here_only: Options that a run on this machine alone can have, and whether each was given.
         options: For ``nemorl launch``.
 
     Raises:
-        UsageError: there are options of the first kind.
+        UsageError: one of these was given.
     """
-    if here_only:
+    given = [name for name, is_given in here_only.items() if is_given]
+    if given:
         raise UsageError(
-            f"{', '.join(here_only)} with a section launch: the run is started elsewhere, and continues by itself",
+            f"{', '.join(given)} with a section launch: the run is started elsewhere, and continues by itself",
             fix="drop the option, or add launch=null to train on this machine",
         )
     entry = registry().index.find("commands", LAUNCH)
-    forward(entry, ["submit", str(config), *overrides, *options])
+    where = [] if run_dir is None else [f"run_dir={json.dumps(str(run_dir))}"]
+    forward(entry, ["submit", str(config), *overrides, *where, *options])

@@ -70,15 +70,10 @@ def train(
       nemorl train grpo.yaml --lock-file ../paper/plugins.lock.json
     """
     if is_launched(config, overrides or []):
-        given = {"--resume": resume, "--fresh": resume is False, "--from-step": from_step is not None}
-        given |= {"--locked": locked, "--lock-file": lock_file is not None}
-        where = [] if run_dir is None else [f"run_dir={json.dumps(str(run_dir))}"]
-        launch(
-            config,
-            [*(overrides or []), *where],
-            here_only=[name for name, is_given in given.items() if is_given],
-            options=["--dry-run"] * dry_run + ["--json"] * as_json,
-        )
+        here_only = {"--resume": resume, "--fresh": resume is False, "--from-step": from_step is not None}
+        here_only |= {"--locked": locked, "--lock-file": lock_file is not None}
+        options = ["--dry-run"] * dry_run + ["--json"] * as_json
+        launch(config, overrides or [], run_dir=run_dir, here_only=here_only, options=options)
         return
     console = Console(quiet=as_json)
     console.announce(f"reading {config}")
