@@ -117,7 +117,7 @@ class TinyGateway:
             def log_message(self, *_: Any) -> None: ...
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
     def open(self, policy: EpisodePolicy) -> Access:
         key = secrets.token_hex(8)

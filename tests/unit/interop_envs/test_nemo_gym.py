@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -188,6 +189,15 @@ def test_mistakes_are_told_before_the_first_episode(
         NemoGymConfig()
 
 
+@pytest.fixture
+def ignored_interrupts() -> Iterator[None]:
+    """As a shell's background jobs have it."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ignored_interrupts")
 def test_gym_is_started_and_ended() -> None:
     start = {"config_paths": ["toy.yaml"], "command": [sys.executable, STAND_IN], "ready_s": 60}
     environment = NemoGym(NemoGymConfig.model_validate({"start": start}))
@@ -196,7 +206,7 @@ def test_gym_is_started_and_ended() -> None:
     process = environment._servers._process  # type: ignore[union-attr]
     environment.close()
     environment.close()
-    assert process.poll() is not None
+    assert process.poll() == 256 - signal.SIGINT, "as by Ctrl-C, and not killed after a long wait"
 
 
 def test_a_gym_that_dies_ends_the_run() -> None:

@@ -17,6 +17,7 @@ ENDING_S = 20.0
 
 
 def main() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a background job ignores it, and so would what it starts
     child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True)
     threading.Thread(target=end_with_stdin, args=(child,), daemon=True).start()
     return child.wait()
