@@ -24,7 +24,7 @@ from wires import tell
 BALLAST = "ballast"
 """The file that fills the disk, beside the run."""
 LONGEST_DELAY_S = 0.15
-SEARCH_S = 1.0
+SEARCH_S = 5.0
 """How long a process that is to be struck is looked for."""
 LOCAL = ("kill driver", "kill driver", "kill driver", "clock jump", "slow disk", "full disk")
 ON_RAY = (
@@ -86,24 +86,33 @@ class Strikes(Callback):
             control: Of the wire between the run and its server, if it has one.
         """
         self.blows, self.noted, self.place, self.control, self.begun = blows, noted, place, control, 0
+        self.timers: list[threading.Timer] = []
         self._begin(None)
 
     def on_step_begin(self, trainer: Any, step: int) -> None:
         self.begun += 1
-        self._begin(trainer)
+        self._begin(trainer, is_last=step == trainer.config.max_steps)
 
-    def _begin(self, trainer: Any) -> None:
+    def on_fit_end(self) -> None:
+        """A run is not over before its blows have fallen."""
+        for timer in self.timers:
+            timer.join()
+
+    def _begin(self, trainer: Any, *, is_last: bool = False) -> None:
+        """A life that goes on late has fewer steps than were drawn from: what is left falls in its last."""
         for blow in self.blows:
-            if blow.step == self.begun:
+            if blow.step == self.begun or (is_last and blow.step > self.begun):
                 timer = threading.Timer(blow.delay_s, self._strike, (blow, trainer))
                 timer.daemon = True
+                self.timers.append(timer)
                 timer.start()
 
     def _strike(self, blow: Blow, trainer: Any) -> None:
         verb, _, role = blow.what.partition(" ")
         if verb in ("kill", "freeze") and role != "node":
             pids = _pids(trainer, role, blow.pick)
-            self._note(blow if pids else None)
+            if pids:
+                self._note(blow, _words_of(pids[0]) if role == "child" else "")
             for pid in pids:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL if verb == "kill" else signal.SIGSTOP)
@@ -120,10 +129,16 @@ class Strikes(Callback):
         else:
             fill_disk(self.place.parent)
 
-    def _note(self, blow: Blow | None) -> None:
-        if blow is not None:
-            with self.noted.open("a") as file:
-                file.write(f"{blow.what}{f' {blow.amount:g}' if blow.amount else ''}\n")
+    def _note(self, blow: Blow, whom: str = "") -> None:
+        with self.noted.open("a") as file:
+            file.write(f"{blow.what}{f' {blow.amount:g}' if blow.amount else ''}{whom}\n")
+
+
+def _words_of(pid: int) -> str:
+    """The end of a command, to see later who it was."""
+    with suppress(psutil.Error):
+        return f": {' '.join(psutil.Process(pid).cmdline()[-3:])[-60:]}"
+    return ""
 
 
 def _pids(trainer: Any, role: str, pick: float) -> list[int]:

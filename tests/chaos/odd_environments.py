@@ -1,13 +1,16 @@
-"""Environments of the harness: an agent that forks, and programs for the sandbox out of responses that hold none."""
+"""Environments of the harness: an agent that forks; programs and formulas out of responses that hold none."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from nemorl.environment import Environment
 from nemorl.types import Prompt, Score
 from nemorl_code_env.config import CodeConfig
 from nemorl_code_env.environment import CodeEnvironment
+from nemorl_math_env.config import MathConfig
+from nemorl_math_env.environment import MathEnvironment
 from nemorl_rl.agents.contract import EpisodePolicy
 from nemorl_rl.registration import register_environment
 
@@ -41,10 +44,30 @@ class ProgramsOfDigits(Environment):
         self._code.close()
 
 
+@register_environment("formulas")
+class Formulas(Environment):
+    """``math`` on a formula that is right for an even number of digits; every answer needs a grader's algebra."""
+
+    name = "formulas"
+
+    def __init__(self, timeout_s: float = 5.0) -> None:
+        self._math = MathEnvironment(MathConfig(timeout_s=timeout_s, workers=2))
+
+    def score(self, prompt: Prompt, response: str) -> Score:
+        answer = rf"\boxed{{(x - 1)(x + 1) + {_digits(response) % 2}}}"
+        return self._math.score(replace(prompt, answer="x^2 - 1"), answer)
+
+    def close(self) -> None:
+        self._math.close()
+
+
 def _with_tests(prompt: Prompt) -> Prompt:
     return Prompt(prompt.index, prompt.text, prompt.token_ids, row={"tests": [{"input": "2", "output": "0\n"}]})
 
 
 def _program(response: str) -> str:
-    count = sum(letter.isdigit() for letter in response)
-    return f"```python\nprint({count} % int(input()))\n```"
+    return f"```python\nprint({_digits(response)} % int(input()))\n```"
+
+
+def _digits(response: str) -> int:
+    return sum(letter.isdigit() for letter in response)

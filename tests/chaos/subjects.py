@@ -56,6 +56,10 @@ ON_NODES = (
     "kill node",
     "drain node",
     "headless node",
+    "kill trainer",
+    "kill trainer",
+    "kill generator",
+    "kill generator",
 )
 LATE = {"timeout_s": 8}
 """Of graders and programs: short, for they are frozen."""
@@ -77,7 +81,7 @@ SUBJECTS: dict[str, Subject] = {
     "saving beside the step": Subject({"checkpoint": {"asynchronous": True}}),
     "megatron": Subject({"policy": {"backend": "megatron"}}),
     "math environment": Subject(
-        {"environment": {"name": "math", **LATE}},
+        {"environment": {"name": "formulas", **LATE}},
         (*LOCAL, *CHILDREN),
         has_reward=False,
         inexact_after=("freeze child",),

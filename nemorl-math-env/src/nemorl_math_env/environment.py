@@ -13,7 +13,7 @@ from nemorl_rl.prompts import required_answer
 
 from nemorl_math_env import worker
 from nemorl_math_env.answers import canonical, decide, final_answer, is_number, reference_answer, without_nouns
-from nemorl_math_env.grader import Grader, GraderPool, Outcome
+from nemorl_math_env.grader import Grade, GraderPool, Outcome
 
 if TYPE_CHECKING:
     from nemorl_math_env.config import MathConfig
@@ -24,7 +24,7 @@ class MathEnvironment(Environment):
 
     name = "math"
 
-    def __init__(self, config: MathConfig, *, grader: Grader | None = None) -> None:
+    def __init__(self, config: MathConfig, *, grader: Grade | None = None) -> None:
         self._config = config
         if grader is None:
             grader = worker.grade_unevaluated if config.accept_unevaluated else worker.grade

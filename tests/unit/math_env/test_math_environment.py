@@ -1,3 +1,4 @@
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -108,6 +109,18 @@ def test_a_crashing_grader_scores_zero_is_counted_and_the_next_answer_is_graded(
 
 def test_a_raising_grader_counts_as_a_crash(moody):
     assert moody.outcome("a", RAISE) == "crash"
+
+
+@pytest.mark.slow
+def test_a_grader_killed_as_it_starts_costs_no_verdict():
+    environment = MathConfig(workers=1).build()
+    with ThreadPoolExecutor(1) as threads:
+        verdict = threads.submit(environment.outcome, "x+1", "1+x")
+        while not (killed := multiprocessing.active_children()):
+            time.sleep(0.01)
+        killed[0].kill()
+        assert verdict.result(timeout=60) == "right"
+    environment.close()
 
 
 @pytest.mark.slow
