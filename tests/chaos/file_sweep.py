@@ -1,7 +1,8 @@
 """Every file operation of a run fails once, in every way it can, and the run is continued (as SQLite tests itself).
 
 ``python file_sweep.py FOLDER`` sweeps all of them and writes one line per case to ``FOLDER/results.jsonl``; begun again
-it goes on where it was. ``--only 'TEXT'`` takes the cases whose description contains a text.
+it goes on where it was. ``--only 'TEXT'`` takes the cases whose description contains a text, ``--share 0/2`` every
+second one: another process, with a folder of its own, takes the others.
 """
 
 from __future__ import annotations
@@ -129,9 +130,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--story", choices=STORIES, action="append")
     parser.add_argument("--only", default="", help="cases whose description contains this text")
+    parser.add_argument("--share", default="0/1", metavar="K/N", help="each N-th case, from the K-th on")
     parser.add_argument("--most", type=int, default=10**9, help="cases at most")
     options = parser.parse_args(arguments)
     options.folder = options.folder.resolve()
+    first, every = map(int, options.share.split("/"))
     has_failed = False
     results = options.folder / "results.jsonl"
     with warm(options.folder) as forks:
@@ -140,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for story in options.story or STORIES:
             faults = list(faults_at(sweep.places(story)))
             random.Random(0).shuffle(faults)
-            for fault in faults:
+            for fault in faults[first::every]:
                 case = f"{story}: {fault}"
                 if case in done or options.only not in case or options.most <= 0:
                     continue

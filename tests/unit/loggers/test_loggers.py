@@ -48,7 +48,7 @@ def wandb_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
         return Run()
 
     stub = ModuleType("wandb")
-    stub.init = init  # type: ignore[attr-defined]
+    stub.init, stub.Settings = init, dict  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "wandb", stub)
     _import_anew(monkeypatch, "nemorl_loggers.wandb")
     return calls

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import secrets
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hidden_secrets import found_in
 from nemorl_loggers import MLflowConfig, WandbConfig
 from nemorl_loggers.samples import COLUMNS, NewSamples
 from nemorl_report.alerts.alert import Alert
@@ -53,10 +58,39 @@ def test_wandb_itself_takes_tables_alerts_and_the_config(tmp_path: Path) -> None
     assert [table["columns"] for table in tables] == [list(COLUMNS)] * 2
     found = sorted((row[0], row[2], row[3], row[5]) for table in tables for row in table["data"])
     assert found == [(1, "0+1=", "1", 0.0), (1, "2+1=", "3", 0.5), (2, "0+1=", "1", 0.0), (2, "2+1=", "3", 0.5)]
-    (file,) = run_dir.rglob("*.wandb")
+    file = _finished(run_dir)
     alerts, configs = _recorded(file, "alert"), _recorded(file, "config")
     assert [(alert.title, alert.text, alert.level) for alert in alerts] == [("kl_high", ALERT.text, "ERROR")]
     assert ("seed", "7") in {(item.key, item.value_json) for config in configs for item in config.update}
+
+
+@pytest.mark.slow
+def test_what_wandb_keeps_holds_no_secret_of_the_environment_of_what_is_printed_or_of_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wandb")
+    planted = {name: secrets.token_hex(20) for name in ("WANDB_API_KEY", "HF_TOKEN", "DB_PASSWORD", "ACME_SECRET")}
+    for name, secret in planted.items():
+        monkeypatch.setenv(name, secret)
+    monkeypatch.setattr(sys, "argv", ["train.py", "--db", f"postgres://me:{planted['DB_PASSWORD']}@host/runs"])
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    logger: Any = WandbConfig(mode="offline").build(run_dir)
+    print("401 for", os.environ["HF_TOKEN"])
+    print("401 for", os.environ["ACME_SECRET"], file=sys.stderr)
+    logger.log({"train/reward": 0.5}, 1)
+    logger.close()
+    _finished(run_dir)
+    assert found_in(tmp_path, planted) == []
+
+
+def _finished(run_dir: Path) -> Path:
+    """What wandb wrote, once it is whole: its own process writes on after ``finish``."""
+    (file,) = run_dir.rglob("*.wandb")
+    end = time.monotonic() + 60
+    while not _recorded(file, "exit") and time.monotonic() < end:
+        time.sleep(0.02)
+    return file
 
 
 def _recorded(file: Path, kind: str) -> list[Any]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from nemorl_base.files import replace_text
+from nemorl_base.files import loading, replace_text
 from nemorl_base.yaml_text import parse_yaml
 
 
 def saved_id(run_dir: Path, service: str) -> str | None:
     """The id stored by :func:`save_id`, or None in a fresh run directory."""
-    path = _path(run_dir, service)
-    return path.read_text(encoding="utf-8").strip() or None if path.is_file() else None
+    return _text(_path(run_dir, service)).strip() or None
 
 
 def save_id(run_dir: Path, service: str, run_id: str) -> None:
@@ -23,8 +22,13 @@ def save_id(run_dir: Path, service: str, run_id: str) -> None:
 
 def recorded_config(run_dir: Path) -> dict[str, Any]:
     """The resolved config of the run; empty before it is written."""
-    path = run_dir / "config.yaml"
-    return parse_yaml(path.read_text(encoding="utf-8")) or {} if path.is_file() else {}
+    return parse_yaml(_text(run_dir / "config.yaml")) or {}
+
+
+def _text(path: Path) -> str:
+    """Of a file; empty where there is none."""
+    with loading(path):
+        return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
 def _path(run_dir: Path, service: str) -> Path:

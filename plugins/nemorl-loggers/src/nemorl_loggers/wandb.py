@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import wandb
+from nemorl_base.secrets import redacted
 from nemorl_report.alerts.alert import Alert
 
 from nemorl_loggers.config import WandbConfig
@@ -34,6 +36,7 @@ class WandbLogger:
             id=run_id,
             resume="allow" if run_id else None,
             config=self._config,
+            settings=_discreet(),
         )
         save_id(run_dir, "wandb", self._run.id)
 
@@ -62,3 +65,8 @@ class WandbLogger:
         for table in self._samples.take():
             found.setdefault(f"samples/{table.split}", []).extend(table.rows)
         return {name: wandb.Table(columns=list(COLUMNS), data=rows) for name, rows in found.items()}
+
+
+def _discreet() -> Any:
+    """Settings by which wandb keeps no copy of what anybody prints, nor of a command line that holds a secret."""
+    return wandb.Settings(console="off", x_disable_meta=any(redacted(part) != part for part in sys.argv))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nemorl.errors import DataError
-from nemorl_base.files import replace_text
+from nemorl_base.files import loading, replace_text, storing
 
 from nemorl_server_engine.config import url_problem
 
@@ -50,12 +50,14 @@ class Roster:
             urls: All of them.
             configured: Those of the run's config, in whose place they come.
         """
-        self._folder.mkdir(parents=True, exist_ok=True)
+        with storing(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
         replace_text(self._wanted, json.dumps({"configured": list(configured), "urls": list(urls)}, indent=2) + "\n")
 
     def report(self, state: Mapping[str, Any]) -> None:
         """Say how the servers are doing."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        with storing(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
         replace_text(self._state, json.dumps(state, indent=2) + "\n")
 
     def state(self) -> dict[str, Any] | None:
@@ -65,11 +67,10 @@ class Roster:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
+        with loading(path):
+            found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
     except ValueError as error:
         raise DataError(f"{path} is damaged: {error}", fix="remove it: the config's addresses hold then") from error
-    if not isinstance(found, dict):
+    if found is not None and not isinstance(found, dict):
         raise DataError(f"{path} is damaged: it holds no object", fix="remove it")
     return found

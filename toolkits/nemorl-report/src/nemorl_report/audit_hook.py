@@ -8,6 +8,7 @@ from typing import Any
 
 from nemorl.plugins.hooks import hookimpl
 from nemorl_base.audit.recording import exported, record
+from nemorl_base.files import loading
 
 from nemorl_report.lock import FILE, read_lock
 
@@ -24,10 +25,12 @@ class Audit:
     def on_build_end(self, trainer: Any) -> None:
         config, path = trainer.config, trainer.directory.path
         self._attempt = secrets.token_hex(6)
+        with loading(path / "config.yaml"):
+            resolved = (path / "config.yaml").read_bytes()
         facts = {
             "algorithm": config.algorithm,
             "model": config.policy.model_name,
-            "config_sha256": hashlib.sha256((path / "config.yaml").read_bytes()).hexdigest(),
+            "config_sha256": hashlib.sha256(resolved).hexdigest(),
             "plugins": [
                 {"distribution": plugin.distribution, "version": plugin.version, "files_sha256": plugin.files_sha256}
                 for plugin in read_lock(path / FILE)
