@@ -153,6 +153,15 @@ def test_rejected_groups_are_kept_beside_those_that_train(tmp_path: Path) -> Non
     ]  # fmt: skip
 
 
+def test_rejected_groups_of_a_step_that_trains_on_none_are_kept(tmp_path: Path) -> None:
+    keeper = recorder(tmp_path)
+    keeper.rejected([sample(4, 0.0), sample(4, 0.0)], "equal_rewards")
+    keeper.rollout(Samples([]), "train", 1)
+    keeper.close()
+    found = [(row["step"], row["group_id"], row["filtered"]) for row in rows_of(tmp_path)]
+    assert found == [(1, "train-1-0r", "equal_rewards")] * 2
+
+
 def test_validation_sets_of_one_step_do_not_overwrite_one_another(tmp_path: Path) -> None:
     keeper = recorder(tmp_path)
     for reward in (0.0, 1.0):

@@ -8,6 +8,7 @@ from typing import Any
 
 import nemorl
 import pytest
+from nemorl.errors import DataError
 from nemorl_commands.console import Console
 from nemorl_report.records import writing
 from nemorl_report.records.reading import FOLDER, read_records, record_files
@@ -140,3 +141,14 @@ def test_groups_of_equal_rewards_are_recorded_as_such(tiny_model: Path, tmp_path
     why = [(record["filtered"], record["reward"]) for record in read_records(tmp_path / "run", split="train")]
     assert {reason for reason, _ in why} == {None, "equal_rewards"}
     assert {value for reason, value in why if reason == "equal_rewards"} == {0.0}
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_for_want_of_groups_records_those_that_nobody_wanted(tiny_model: Path, tmp_path: Path) -> None:
+    rollouts = {"mode": "async", "max_staleness": 0, "max_batches_per_step": 2}
+    data = {"dynamic_sampling": True, "rollouts": rollouts}
+    with pytest.raises(DataError):
+        fit(tiny_model, tmp_path / "run", lambda prompt, response: 0.0, **data)
+    rows = list(read_records(tmp_path / "run", split="train"))
+    assert {(row["step"], row["filtered"], row["reward"]) for row in rows} == {(1, "equal_rewards", 0.0)}
+    assert len(rows) == 2 * 2 * 4  # the two batches that the step may begin, each of two groups of four responses

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from nemorl.contracts import DataModule, DataSource
 from nemorl.environment import Environment
-from nemorl.errors import ConfigIssue
+from nemorl.errors import ConfigIssue, NemorlError
 from nemorl.metrics import Mean, Metrics
 from nemorl.plugins import offered, registry
 from nemorl.run import TrainResult
@@ -236,7 +236,11 @@ class RolloutTrainer(BaseTrainer[R]):
         if self.buffer is None:
             return super().next_rows()
         with self.run.timer.phase("exposed_generation"):
-            return self.buffer.next_batch()
+            try:
+                return self.buffer.next_batch()
+            except NemorlError:  # whoever looks for the reason finds it in the groups that nobody wanted
+                self.recorder.rollout(Samples(()), "train", self.progress.step + 1, self._step_began_s)
+                raise
 
     def save(self) -> Path:
         # A run that goes on from a checkpoint makes no record of the steps before it again.
