@@ -45,6 +45,23 @@ try:
 except ResourceError as error:
     print("refused:", error)
 """
+STARTER = """
+import json, sys
+from pathlib import Path
+from nemorl.errors import NemorlError
+from nemorl.resources.ray_launcher import RayLauncher
+from nemorl.resources.worker import WorkerContext
+from nemorl_sft.config import SFTConfig
+from nemorl.resources.factories import TrainingFactory
+cluster = {"launcher": "ray", "address": sys.argv[1], "cpus_per_worker": 0.5, "security": json.loads(sys.argv[2])}
+config = SFTConfig(model="a", data="arithmetic", cluster=cluster)
+launcher = RayLauncher(config, WorkerContext(device="cpu"), Path("logs"))
+try:
+    launcher.training_group(TrainingFactory(config.policy), "trainer")
+except NemorlError as error:
+    print("refused:", error)
+launcher.close()
+"""
 PLAIN = {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_USE_TLS"}
 
 
@@ -56,8 +73,8 @@ def environment() -> dict[str, str]:
     return kept | {"RAY_gcs_server_request_timeout_seconds": "5", "RAY_gcs_rpc_server_reconnect_timeout_s": "5"}
 
 
-def knock(address: str, security: dict[str, str | bool]) -> str:
-    command = [sys.executable, "-c", CLIENT, address, json.dumps(security)]
+def knock(address: str, security: dict[str, str | bool], program: str = CLIENT) -> str:
+    command = [sys.executable, "-c", program, address, json.dumps(security)]
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=90, env=environment(), check=False)
     except subprocess.TimeoutExpired:
@@ -75,7 +92,9 @@ def make_certificates(folder: Path) -> dict[str, str]:
     return {field: str(folder / "certs" / file) for field, file in paths.items()}
 
 
-def knock_at_a_cluster(security: dict[str, str | bool], *visitors: dict[str, str | bool]) -> list[str]:
+def knock_at_a_cluster(
+    security: dict[str, str | bool], *visitors: dict[str, str | bool], program: str = CLIENT
+) -> list[str]:
     """What each visitor hears at a private cluster with these settings."""
     command = [sys.executable, "-c", SERVER, json.dumps(security)]
     server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment())
@@ -85,7 +104,7 @@ def knock_at_a_cluster(security: dict[str, str | bool], *visitors: dict[str, str
         address = server.stdout.readline().strip()
         assert address, "the cluster did not start"
         with ThreadPoolExecutor(len(visitors)) as threads:  # who is refused waits until Ray gives up
-            heard = list(threads.map(knock, [address] * len(visitors), visitors))
+            heard = list(threads.map(lambda visitor: knock(address, visitor, program), visitors))
         server.stdin.write("enough\n")
         server.stdin.flush()
         assert server.wait(timeout=60) == 0
@@ -124,3 +143,12 @@ def test_a_client_without_a_certificate_is_refused(heard: Heard) -> None:
     right, none = heard["tls"]
     assert right == "in"
     assert none.startswith("refused")
+
+
+@pytest.mark.full
+def test_a_token_that_the_cluster_has_not_is_named_where_it_stops_workers(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("a" * 64)
+    visitor: dict[str, str | bool] = {"token_auth": True, "token_file": str(tmp_path / "token")}
+    (heard,) = knock_at_a_cluster({"token_auth": False}, visitor, program=STARTER)
+    assert heard.startswith("refused: no worker starts: this process wants a token of who speaks to it")
+    assert "cluster.security.token_auth: false" in heard

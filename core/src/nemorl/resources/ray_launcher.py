@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
-from nemorl_base.ray_errors import lost_cluster_named
+from nemorl_base.ray_errors import lost_cluster_named, token_of_the_driver_alone_named
 
 from nemorl.config.run import RunConfig
 from nemorl.contracts import WorkerGroup
@@ -50,6 +50,7 @@ class RayLauncher:
                 self._stack.callback(self._generation.shutdown)
             undo.pop_all()
 
+    @token_of_the_driver_alone_named()
     def training_group(self, factory: TrainingFactory, name: str) -> HostGroup:
         policy = factory.policy
         settings = GroupSettings(
@@ -62,6 +63,7 @@ class RayLauncher:
         )
         return RayWorkerGroup(self._training, factory, self._context, settings)
 
+    @token_of_the_driver_alone_named()
     def engine_group(self, factory: WorkerFactory, name: str) -> WorkerGroup:
         sampler = self._config.sampler
         assert sampler is not None, "this kind of run samples nothing"

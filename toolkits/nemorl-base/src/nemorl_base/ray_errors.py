@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from nemorl_base.errors import ResourceError
+from nemorl_base.errors import ResourceError, WorkerLostError
+from nemorl_base.ray_security import MODE, TOKEN, TOKEN_PATH
+
+ASK_WITHOUT_TOKEN = """
+import sys
+from ray._raylet import GcsClient
+GcsClient(address=sys.argv[1]).internal_kv_get(b"session_name", b"session")
+"""
+LONGEST_ASK_S = 30
+"""For a process that imports Ray and asks one question."""
 
 
 @contextmanager
@@ -25,3 +37,43 @@ def lost_cluster_named() -> Iterator[None]:
             f"the Ray cluster was lost: {type(error).__name__}: {first_line}",
             fix="start the cluster again if it is not back; the same command then continues from the last checkpoint",
         ) from error
+
+
+@contextmanager
+def token_of_the_driver_alone_named() -> Iterator[None]:
+    """Turn the loss of a worker at its start into its cause, where the driver wants a token that the cluster has not.
+
+    Ray lets such a driver connect. Then its GCS cannot ask the driver about the worker, and drops it.
+
+    Raises:
+        ResourceError: This process uses a token, and the cluster answers without one.
+    """
+    import ray
+
+    try:
+        yield
+    except WorkerLostError as error:
+        if os.environ.get(MODE) != "token" or not ray.is_initialized():
+            raise
+        address: str = ray.get_runtime_context().gcs_address
+        if not _answers_without_token(address):
+            raise
+        raise ResourceError(
+            f"no worker starts: this process wants a token of who speaks to it, and the Ray cluster at {address} has "
+            "none",
+            fix="start the cluster with RAY_AUTH_MODE=token and the same token; or, where its network can be trusted, "
+            f"set cluster.security.token_auth: false and unset {MODE}",
+        ) from error
+
+
+def _answers_without_token(address: str) -> bool:
+    """Asked by a process of its own: in this one all of Ray would be without a token meanwhile."""
+    shown = {name: value for name, value in os.environ.items() if name not in (TOKEN, TOKEN_PATH)}
+    command = [sys.executable, "-c", ASK_WITHOUT_TOKEN, address]
+    try:
+        done = subprocess.run(
+            command, env={**shown, MODE: "disabled"}, capture_output=True, timeout=LONGEST_ASK_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
