@@ -95,3 +95,26 @@ def test_training_and_generation_on_two_nodes_give_the_numbers_of_one_process(
     assert (tmp_path / "one/model/model.safetensors").read_bytes() == (
         tmp_path / "two/model/model.safetensors"
     ).read_bytes()
+
+
+@pytest.mark.full
+def test_neighbouring_ranks_are_on_nodes_of_one_domain(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray.cluster_utils import Cluster
+
+    ray.shutdown()
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    for segment in (0, 1, 0, 1):
+        nodes.add_node(num_cpus=1, resources={f"segment_{segment}": 1})
+    nodes.wait_for_nodes()
+    config = ClusterConfig(launcher="ray", address=nodes.address, security=PLAIN, num_nodes=4, workers_per_node=1)
+    cluster = RayVirtualCluster([1] * 4, config)
+    try:
+        segments = {node["NodeID"]: {"segment_0", "segment_1"} & node["Resources"].keys() for node in ray.nodes()}
+        found = [segments[node_of(place)] for place in cluster.places]
+        assert found == [{"segment_0"}] * 2 + [{"segment_1"}] * 2
+        assert [place.node for place in cluster.places] == [0, 1, 2, 3]
+    finally:
+        cluster.shutdown()
+        ray.shutdown()
+        nodes.shutdown()

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
+from nemorl_base.neighbours import neighbours_first
 from ray.exceptions import RayError
-from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from nemorl.config.cluster import ClusterConfig
@@ -77,6 +78,7 @@ class RayVirtualCluster:
         try:
             self._require_capacity(workers_per_node)
             self._reserve(workers_per_node)
+            self._order_by_domain(workers_per_node)
         except BaseException:
             self.shutdown()
             raise
@@ -141,6 +143,16 @@ class RayVirtualCluster:
                     fix="end the jobs that hold the devices (`ray status` lists them), ask for fewer, or raise "
                     "cluster.placement_timeout_s",
                 )
+
+    def _order_by_domain(self, workers_per_node: Sequence[int]) -> None:
+        """Give neighbouring ranks to nodes of one domain, among nodes with as many workers."""
+        where = {node["NodeID"]: list(node["Resources"]) for node in _alive()}
+        homes = [where.get(placement_group_table(group)["bundles_to_node_id"][0], []) for group in self._groups]
+        for count in set(workers_per_node):
+            same = [node for node, workers in enumerate(workers_per_node) if workers == count]
+            order = [self._groups[same[place]] for place in neighbours_first([homes[node] for node in same])]
+            for node, group in zip(same, order, strict=True):
+                self._groups[node] = group
 
 
 def _own_gpus() -> list[str]:
