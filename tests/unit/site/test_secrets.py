@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import io
 import json
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from command_line import Command
 from hidden_secrets import found_in
 from nemorl.config import load_config
 from nemorl.errors import ConfigError
@@ -19,6 +21,7 @@ from nemorl_base.audit.log import AuditLog
 from nemorl_base.jsonl import JsonlWriter
 from nemorl_base.ownership import Owner
 from nemorl_base.secrets import redacted, secret_values
+from nemorl_commands.console import Console
 from nemorl_launch.prepare import prepare
 from nemorl_report.provenance import describe_environment
 from nemorl_report.secret_check import secret_problems
@@ -104,6 +107,24 @@ def test_the_password_of_a_url_is_kept_out_wherever_the_url_comes_from(
         assert redacted(harmless) == harmless
 
 
+def test_a_variable_of_any_name_is_a_secret_where_somebody_says_so() -> None:
+    variables = {"JUDGE": "s3cr3t-of-the-judge", "OTHER": "no secret of anybody"}
+    assert secret_values(variables) == {}
+    assert secret_values({**variables, "NEMORL_SECRETS": "HF_TOKEN,JUDGE"}) == {"JUDGE": "s3cr3t-of-the-judge"}
+
+
+def test_an_error_that_holds_a_secret_is_said_without_it(token: str, tmp_path: Path, nemorl: Command) -> None:
+    said = nemorl("train", tmp_path / f"{token}.yaml", "--debug").err
+    assert "<HF_TOKEN>.yaml" in said
+    assert token not in said
+
+
+def test_what_a_run_says_above_its_progress_is_without_secrets(token: str) -> None:
+    output = io.StringIO()
+    Console(file=output).message(f"warning: 401 for Bearer {token}")
+    assert output.getvalue() == "warning: 401 for Bearer <HF_TOKEN>\n"
+
+
 def test_a_private_key_is_kept_out_also_where_it_is_cut() -> None:
     begun = "x -----BEGIN EC PRIVATE KEY-----\nMHcCAQEE"
     assert redacted(begun) == "x <private key>"
@@ -121,6 +142,10 @@ def test_a_private_key_is_kept_out_also_where_it_is_cut() -> None:
         ("API_KEY", "any text of some length"),
         ("Authorization", "Basic bWU6aHVudGVyMg=="),
         ("db.password", "correct horse"),
+        ("HF_TOKEN", "any text of some length"),
+        ("GH_PAT", "any text of some length"),
+        ("X", "--export=NONE,HF_TOKEN=anyTextOfSomeLength"),
+        ("X", "module load x; export DB_SECRET='anyTextOfSomeLength'"),
     ],
 )
 def test_a_config_that_holds_a_secret_of_its_own_is_refused(name: str, value: str) -> None:
@@ -133,8 +158,13 @@ def test_a_config_that_holds_a_secret_of_its_own_is_refused(name: str, value: st
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("API_KEY", "EMPTY"), ("X", "https://node7:8000"), ("PAD_TOKEN", "<|end_of_text|>"), ("X", "me@example.org:22")],
-)
+    [
+        ("API_KEY", "EMPTY"), ("X", "https://node7:8000"), ("PAD_TOKEN", "<|end_of_text|>"), ("X", "me@example.org:22"),
+        ("SSH_KEY", "/home/me/.ssh/id_ed25519"), ("HF_TOKEN", "$TOKEN_OF_THE_NODE"),
+        ("X", "export HF_TOKEN=$(cat ~/token)"),
+        ("X", "export SSH_KEY=/home/me/.ssh/id_ed25519"), ("X", "TOKENIZERS_PARALLELISM=something"),
+    ],
+)  # fmt: skip
 def test_what_only_looks_like_one_is_none(name: str, value: str) -> None:
     data: dict[str, Any] = {"algorithm": "sft", "model": "org/model", "data": "arithmetic"}
     config = load_config({**data, "cluster": {"launcher": "ray", "env_vars": {name: value}}})
@@ -146,6 +176,12 @@ def test_a_launch_is_refused_before_its_files_are_written(tmp_path: Path, raises
     changes = ["cluster.launcher=ray", "cluster.env_vars={DB: 'postgres://me:hunter2x@db'}", f"run_dir={tmp_path}/run"]
     with raises(ConfigError, path="cluster.env_vars.DB"):
         prepare(tmp_path / "run.yaml", changes, on="local", name="a", root=tmp_path)
+    with raises(ConfigError, path="launch.setup"):
+        prepare(
+            tmp_path / "run.yaml",
+            [changes[2], "launch.setup=export HF_TOKEN=anyTextOfSomeLength"],
+            on="local", name="a", root=tmp_path,
+        )  # fmt: skip
     with raises(ConfigError, path="launch.environment.PROXY"):
         changes = [changes[2], "launch.environment={PROXY: 'http://me:hunter2x@proxy'}"]
         prepare(tmp_path / "run.yaml", changes, on="local", name="a", root=tmp_path)

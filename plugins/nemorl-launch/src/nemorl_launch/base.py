@@ -17,7 +17,7 @@ from nemorl.errors import ConfigIssue, UsageError
 from nemorl.plugins.kinds import PluginConfig
 from nemorl_base.files import replace_text
 from nemorl_base.scalars import ExpandsHome
-from nemorl_base.secrets import SECRET_NAME
+from nemorl_base.secrets import NAMED, SECRET_NAME
 from nemorl_base.suggest import did_you_mean
 from pydantic import Field
 
@@ -158,6 +158,11 @@ class LauncherConfig(PluginConfig):
     def is_uniform(self) -> bool:
         """Whether all nodes are of one kind."""
         return True
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What is set on the nodes: ``environment``, and which variables hold secrets, for whoever writes logs."""
+        return {**self.environment, **({NAMED: ",".join(self.secrets)} if self.secrets else {})}
 
     def check(self, job: Job) -> Iterator[ConfigIssue]:
         """What cannot be for this job. Paths begin at the ``launch`` section."""

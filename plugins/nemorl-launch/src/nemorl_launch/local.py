@@ -75,7 +75,7 @@ class LocalConfig(LauncherConfig):
 
     def submit(self, job: Job) -> dict[str, Any]:
         log = job.folder / "output.log"
-        return detached.start(self.submission(job), log, job.working_directory, dict(self.environment))
+        return detached.start(self.submission(job), log, job.working_directory, self.variables)
 
     def recover(self, job: Job) -> dict[str, Any] | None:
         return detached.find(f"{job.folder}/attempt-")

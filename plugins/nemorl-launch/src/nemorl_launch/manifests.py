@@ -144,7 +144,7 @@ def _container(options: KubernetesConfig, job: Job) -> dict[str, Any]:
         mount: dict[str, Any] = {"name": f"storage-{position}", "mountPath": place.path}
         mount |= {"subPath": place.sub_path} if place.sub_path else {}
         mounts.append(mount | ({"readOnly": True} if place.read_only else {}))
-    values = {"RAY_JOB_STOP_WAIT_TIME_S": f"{options.grace_s:g}", **options.environment}
+    values = {"RAY_JOB_STOP_WAIT_TIME_S": f"{options.grace_s:g}", **options.variables}
     if not job.plaintext:
         folder = PurePosixPath(TLS_FOLDER)
         values |= tls_variables(*(folder / name for name in ("pod.pem", "pod.key", "ca.pem")))

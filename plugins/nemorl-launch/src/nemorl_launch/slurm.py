@@ -124,7 +124,7 @@ class SlurmConfig(LauncherConfig):
             "directives": sbatch.directives(self, job),
             "groups": "" if self.is_uniform else "--het-group=0,1 ",
             "seeds": self.seeds,
-            "environment": [(name, shlex.quote(value)) for name, value in self.environment.items()],
+            "environment": [(name, shlex.quote(value)) for name, value in self.variables.items()],
             "srun_options": "".join(f"{shlex.quote(option)} " for option in self._srun_options(job)),
             "node_script": shlex.quote(node),
             "run": shlex.join(train_command(python, job)),

@@ -72,7 +72,7 @@ class SshConfig(LauncherConfig):
         attempt = Attempt(next_attempt(job))
         attempt.folder.mkdir(parents=True)
         attempt.set_canary()
-        values = {**self.environment, **secret_values(self)}
+        values = {**self.variables, **secret_values(self)}
         nodes: list[dict[str, Any]] = []
         try:
             for rank, host in enumerate(self.hosts):

@@ -1,8 +1,9 @@
 """Secrets are kept out of what is written: those of environment variables, by their names, and those that show by form.
 
 This catches a key that a library puts into an error message, or that somebody gave on a command line. It knows the
-values of this process's variables, as they are, percent-encoded and escaped as JSON and Python do; and wherever they
-stand, passwords of URLs, tokens of HTTP headers and private keys.
+values of this process's variables, as they are, percent-encoded and escaped as JSON and Python do: of those whose names
+say so, and of those that ``NEMORL_SECRETS`` names. And wherever they stand, passwords of URLs, tokens of HTTP headers
+and private keys.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 SECRET_NAME = re.compile(r"(^|_)(TOKEN|KEY|PASSWORD|PASSWD|PASSPHRASE|SECRET|CREDENTIALS?|APIKEY|PAT)$", re.IGNORECASE)
+NAMED = "NEMORL_SECRETS"
+"""Names of further variables that hold secrets, whatever they are called, with commas between."""
 SHORTEST = 8
 """Shorter values are found in any text by chance."""
 URL_PASSWORD = re.compile(
@@ -30,7 +33,12 @@ HEADER = re.compile(r"\b(?P<scheme>Bearer|Basic)\s+(?=[\w.~+/=-]*\d)[\w.~+/=-]{8
 def secret_values(variables: Mapping[str, str] | None = None) -> dict[str, str]:
     """The secrets among environment variables (unset: this process's), by name. Of a URL it is the password."""
     found = os.environ if variables is None else variables
-    values = {name: value for name, value in found.items() if SECRET_NAME.search(name) and _can_be_secret(value)}
+    named = found.get(NAMED, "").split(",")
+    values = {
+        name: value
+        for name, value in found.items()
+        if (SECRET_NAME.search(name) or name in named) and _can_be_secret(value)
+    }
     for name, value in found.items():
         in_url = URL_PASSWORD.search(value)
         if in_url is not None and name not in values and len(password := unquote(in_url["password"])) >= SHORTEST:

@@ -15,6 +15,7 @@ from nemorl.errors import Interrupted, NemorlError
 from nemorl.plugins import PluginEntry, registry
 from nemorl_base.last_words import note
 from nemorl_base.owner import described
+from nemorl_base.secrets import redacted
 from nemorl_base.stopping import PromptStop
 from rich.markup import escape
 
@@ -154,7 +155,9 @@ def _raised_at(error: BaseException) -> str:
 
 
 def _report(message: str, fix: str | None, *, debug: bool, code: int = UNEXPECTED) -> int:
+    """Say what went wrong, without secrets: libraries put keys into messages, and this often goes to a log."""
     if debug:
-        say(traceback.format_exc(), err=True)
-    say(f"{message}\n  fix: {fix}" if fix else message, lead=typer.style("error: ", fg="red", bold=True), err=True)
+        say(redacted(traceback.format_exc()), err=True)
+    text = redacted(f"{message}\n  fix: {fix}" if fix else message)
+    say(text, lead=typer.style("error: ", fg="red", bold=True), err=True)
     return code

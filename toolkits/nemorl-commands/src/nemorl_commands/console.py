@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Self, TextIO, cast
 
 from nemorl_base.metric_info import THROUGHPUT_NAMES
+from nemorl_base.secrets import Redactor
 from nemorl_report.run_data import clock_time
 from rich.console import Console as RichConsole
 from rich.console import Group, RenderableType
@@ -103,7 +104,7 @@ class Console:
         self._wants_live = is_live and not quiet
         # Not rich's own test for a terminal: FORCE_COLOR, common in CI, would turn the panel into a flood of frames.
         self._rich = RichConsole(file=cast(TextIO, target), force_terminal=True if self._wants_live else None)
-        self._clock = clock
+        self._clock, self._redacted = clock, Redactor()
         self._live: Live | None = None
         self._spinner = Spinner("dots")
         self._stage = ""
@@ -214,7 +215,7 @@ class Console:
 
     def _print(self, text: str) -> None:
         self._spoken_at = self._clock()
-        self._rich.print(styled(text), soft_wrap=True)
+        self._rich.print(styled(self._redacted(text)), soft_wrap=True)
 
     # Numbers
 

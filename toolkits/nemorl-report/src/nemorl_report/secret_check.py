@@ -9,7 +9,7 @@ from typing import Any
 
 from nemorl.config.run import RunConfig
 from nemorl.errors import ConfigIssue
-from nemorl_base.secrets import PRIVATE_KEY, URL_PASSWORD, redacted, secret_values
+from nemorl_base.secrets import PRIVATE_KEY, SECRET_NAME, URL_PASSWORD, redacted, secret_values
 
 NAMED = re.compile(
     r"(^|[._-])(password|passwd|passphrase|api[_-]?key|access[_-]?token|auth[_-]?token|authorization|private[_-]?key"
@@ -17,12 +17,17 @@ NAMED = re.compile(
     re.IGNORECASE,
 )
 """Keys of a config whose texts are secrets, however they look."""
+VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
+ASSIGNED = re.compile(r"""(?<![\w$])([A-Z][A-Z0-9_]*)=["']?(?![/$<`*])[^\s"'$;|&,]{8,}""")
+"""An environment variable is given a value within a text: ``export NAME=value``, ``--export=NAME=value``."""
 ISSUED = re.compile(
     r"\b(hf_[A-Za-z0-9]{30,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_[A-Za-z0-9_]{30,}"
     r"|glpat-[A-Za-z0-9_-]{20,}|xox[abeprs]-[A-Za-z0-9-]{10,}|(AKIA|ASIA)[A-Z0-9]{16}|AIza[A-Za-z0-9_-]{35}"
     r"|nvapi-[A-Za-z0-9_-]{30,})"
 )
 """Keys as Hugging Face, OpenAI, Anthropic, GitHub, GitLab, Slack, AWS, Google and NVIDIA begin them."""
+ELSEWHERE = ("/", "$", "<")
+"""How the value of a variable begins that is the path of a file, or the name of another variable."""
 PLACEHOLDER = 8
 """Shorter texts under such keys are none: ``EMPTY`` is what servers without a key are told."""
 FIX = (
@@ -68,9 +73,18 @@ def _secret_in(path: str, text: str, values: Mapping[str, str]) -> str | None:
         return "a private key"
     if ISSUED.search(text):
         return "a key of some service"
-    if NAMED.search(path) and len(text) >= PLACEHOLDER and not Path(text).exists():
+    if (NAMED.search(path) or _sets_secret(path, text)) and len(text) >= PLACEHOLDER and not Path(text).exists():
         return "what its name says to be a secret"
+    for assigned in ASSIGNED.finditer(text):
+        if SECRET_NAME.search(assigned[1]):
+            return f"a value for {assigned[1]}"
     return None
+
+
+def _sets_secret(path: str, text: str) -> bool:
+    """A key of a config is an environment variable whose name says that it holds a secret."""
+    name = path.rpartition(".")[2]
+    return bool(VARIABLE.fullmatch(name) and SECRET_NAME.search(name)) and not text.startswith(ELSEWHERE)
 
 
 def _texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
