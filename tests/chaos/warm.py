@@ -117,6 +117,9 @@ def _call(job: Mapping[str, Any]) -> int:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))
+    from remembered import remember
+
+    remember()
     with redirect_stdout(sys.stderr):
         _call(json.loads(sys.argv[1]))
     gc.collect()

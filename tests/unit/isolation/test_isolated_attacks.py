@@ -14,43 +14,22 @@ import pickle
 import random
 import socket
 import struct
-import sys
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from textwrap import dedent
 from typing import Any
 
-import nemorl
 import pytest
+from hostile_plugins import ANSWERS, STEP, Plugin, answering
 from nemorl.errors import PluginError
 from nemorl.types import Score, Step
 from nemorl_isolation import process as isolated_process
 from nemorl_isolation import wire as isolated_wire
-from nemorl_isolation.process import IsolatedProcess
 from nemorl_isolation.server import Server
 from nemorl_isolation.stand_ins import _made
 from nemorl_isolation.venvs import PluginVenv
 from nemorl_isolation.wire import ERROR, MAX_MESSAGE_BYTES, REPLIES, RESULT, Description, WireError, result_of
 from recorded_messages import Raises
-
-SPEAKS = """#!{python} -ISB
-import json, os, socket, struct, sys, time
-connection = socket.socket(fileno=int(sys.argv[-1]))
-def say(number, body, kind=1, length=None):
-    body = body if isinstance(body, bytes) else json.dumps(body).encode()
-    connection.sendall(struct.pack(">IQB", len(body) if length is None else length, number, kind) + body)
-def hear():
-    head = connection.recv(13, socket.MSG_WAITALL)
-    length, number, kind = struct.unpack(">IQB", head)
-    return number, json.loads(connection.recv(length, socket.MSG_WAITALL))
-def greet():
-    say(0, "{version}")
-"""
-STEP = {"score": {"reward": 1.0}, "observation": None, "done": True}
-
-Plugin = Callable[..., IsolatedProcess]
 
 
 class Attack:
@@ -61,28 +40,6 @@ class Attack:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return os.system, (f"echo $ACME_TOKEN > {self.trace}",)
-
-
-@pytest.fixture
-def plugin(tmp_path: Path) -> Plugin:
-    def make(code: str, **record: Any) -> IsolatedProcess:
-        folder = tmp_path / "acme-evil"
-        (folder / "bin").mkdir(parents=True)
-        (folder / "nemorl-plugin.json").write_text(json.dumps({"distribution": "acme-evil", **record}))
-        program = folder / "bin" / "python"
-        program.write_text(SPEAKS.format(python=sys.executable, version=nemorl.__version__) + dedent(code))
-        program.chmod(0o755)
-        return IsolatedProcess(PluginVenv(folder, "acme-evil"))
-
-    return make
-
-
-ANSWERS = "greet()\nwhile True:\n    number, asked = hear()\n    say(number, {answer})\n"
-
-
-def answering(plugin: Plugin, answer: str) -> IsolatedProcess:
-    """A plugin that answers everything with one Python expression."""
-    return plugin(ANSWERS.format(answer=answer))
 
 
 def test_an_honest_answer_arrives(plugin: Plugin) -> None:
@@ -256,13 +213,6 @@ def test_a_process_that_never_greets_is_ended(plugin: Plugin, monkeypatch: pytes
     monkeypatch.setattr(isolated_process, "START_S", 0.3)
     with raises(PluginError, 0):
         plugin("print('busy', flush=True); time.sleep(60)").call("start", 1)
-
-
-def test_a_process_that_reads_nothing_is_ended(plugin: Plugin, monkeypatch: pytest.MonkeyPatch, raises: Raises) -> None:
-    monkeypatch.setattr(isolated_process, "SEND_S", 1)
-    process = plugin("greet(); time.sleep(60)")
-    with raises(PluginError):
-        process.call("check", "a:B", {"text": "x" * (8 << 20)})
 
 
 @pytest.mark.parametrize("sent", ["struct.pack('>I', 9)", "struct.pack('>IQB', 100, number, 1) + b'half'"])

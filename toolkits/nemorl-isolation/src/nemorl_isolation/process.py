@@ -5,10 +5,13 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import signal
 import socket
-import struct
 import subprocess
+import sys
 import threading
+import time
+from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -19,6 +22,7 @@ from typing import IO, Any
 from nemorl import __version__
 from nemorl.errors import PluginError
 
+from nemorl_isolation.confining import FOLDER
 from nemorl_isolation.venvs import PluginVenv
 from nemorl_isolation.wire import CALL, RESULT, WireError, error_of, packed, receive, result_of, send
 
@@ -26,8 +30,8 @@ START_S = 120.0
 """Longest time until the process answers for the first time: it imports nemorl from a cold disk."""
 CALL_S = 600.0
 """Longest time of a call whose caller has no deadline of its own, such as building an environment."""
-SEND_S = 60
-"""Longest time that the process may leave a message in the socket without reading it."""
+SEND_S = 60.0
+"""Longest time that the process may take to read a message."""
 LOG_LINES = 8
 """Lines of a lost process's output shown in the error."""
 LOG_BYTES = 8192
@@ -50,6 +54,7 @@ class IsolatedProcess:
         self._numbers = itertools.count(1)
         self._waiting: dict[int, tuple[str, Future[Any]]] = {}
         self._child: _Child | None = None
+        self._forgotten: deque[int] = deque()
 
     def call(self, verb: str, *args: Any, within_s: float | None = None) -> Any:
         """One call, and its answer, by default within ``CALL_S``.
@@ -78,19 +83,24 @@ class IsolatedProcess:
             number = next(self._numbers)
             answer: Future[Any] = Future()
             self._waiting[number] = verb, answer
+            until = time.monotonic() + SEND_S
             try:
-                send(child.connection, number, CALL, body)
-            except OSError as error:  # also when it has not read for SEND_S
+                while self._forgotten:
+                    forget = packed(["forget", self._forgotten.popleft()])
+                    send(child.connection, next(self._numbers), CALL, forget, until=until)
+                send(child.connection, number, CALL, body, until=until)
+            except OSError as error:  # also when it has not read all of it in SEND_S
                 del self._waiting[number]
-                child.process.kill()  # half a message may be in the socket
+                child.kill()  # half a message may be in the socket
                 raise PluginError(f"{self._who} takes no more messages: {error}", fix=self._fix) from error
         return answer
 
-    def tell(self, verb: str, *args: Any) -> None:
-        """A call whose answer nobody needs; nothing happens where the process is gone."""
-        if self._child is not None:
-            with suppress(PluginError):
-                self.send(verb, *args)
+    def forget(self, number: int) -> None:
+        """Something that it built is not needed any more: it is told so before the next call.
+
+        Safe in a finalizer, which runs anywhere, also in the middle of ``send``.
+        """
+        self._forgotten.append(number)
 
     @property
     def _who(self) -> str:
@@ -110,7 +120,7 @@ class IsolatedProcess:
         if version != __version__:
             child.end()
             raise PluginError(
-                f"{self._venv.folder} has nemorl-core {version!r}, this process {__version__}",
+                f"{self._venv.folder} has nemorl-core {version!r:.40}, this process {__version__}",
                 fix=f"nemorl plugins install {self._venv.distribution} --isolated",
             )
         self._child = child
@@ -118,18 +128,16 @@ class IsolatedProcess:
         return child
 
     def _greeting(self, child: _Child) -> str:
-        child.connection.settimeout(START_S)
         try:
-            _, _, body = receive(child.connection)
+            _, _, body = receive(child.connection, until=time.monotonic() + START_S)
             version: str = result_of("", body)
-            child.connection.settimeout(None)
             return version
         except TimeoutError:
             what = f"did not answer in {START_S:.0f} s"
         except WireError as error:
             what = str(error)
         except (EOFError, OSError):
-            what = f"ended at once (exit {child.process.wait()})"
+            what = f"ended at once (exit {child.end(kill=False)})"
         child.end()
         raise PluginError(f"{self._who} {what}{child.last_words()}", fix=self._fix)
 
@@ -169,14 +177,14 @@ class _Child:
 
     def __init__(self, venv: PluginVenv) -> None:
         self.connection, theirs = socket.socketpair()
-        # A deadline of the system's: Python's own would also end reading, which may take any time.
-        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_S, 0))
-        command = [str(venv.python), "-I", "-m", "nemorl_isolation.server", str(theirs.fileno())]
+        program = [str(venv.python), "-I", "-m", "nemorl_isolation.server", str(theirs.fileno())]
+        command = [sys.executable, "-I", "-S", "-B", str(FOLDER / "apart.py"), *program]
         try:
             with theirs:
                 self.process = subprocess.Popen(
                     command, pass_fds=[theirs.fileno()], env=environment_for(venv, os.environ),
                     stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                    start_new_session=True,  # no terminal, whose Ctrl-C is the driver's
                 )  # fmt: skip
         except OSError:
             self.connection.close()
@@ -184,15 +192,22 @@ class _Child:
         self._tail = b""
         self._reader = threading.Thread(target=self._read_output, args=(self.process.stdout,), daemon=True)
         self._reader.start()
-        threading.Thread(target=self._wait, daemon=True).start()
+        self._waiter = threading.Thread(target=self._wait, daemon=True)
+        self._waiter.start()
 
     def end(self, *, kill: bool = True) -> int:
         """Its exit status, after it has been made to end."""
         if kill:
-            self.process.kill()
+            self.kill()
         status = self.process.wait()
+        self._waiter.join()
         self.connection.close()
         return status
+
+    def kill(self) -> None:
+        """End it, and what it started and left in its group."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
 
     def last_words(self) -> str:
         self._reader.join(1.0)  # a process that it started may hold the pipe open
@@ -205,8 +220,9 @@ class _Child:
                 self._tail = (self._tail + part)[-LOG_BYTES:]
 
     def _wait(self) -> None:
-        """See its end also where a process that it started holds the socket open."""
+        """See its end also where a process that it started holds the socket open; end that one, too."""
         self.process.wait()
+        self.kill()
         with suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
 

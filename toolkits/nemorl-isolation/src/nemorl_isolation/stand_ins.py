@@ -124,7 +124,7 @@ class _Dataset(_StandIn, kinds.DatasetConfig):
                     f"{self._value} has {count} rows and gave {len(rows) + len(page)}", fix="a defect of it"
                 )
             rows += page
-        process.tell("forget", number)
+        process.forget(number)
         return rows
 
 
@@ -219,7 +219,7 @@ class IsolatedEnvironment(Environment):
 class _IsolatedEpisode:
     def __init__(self, process: IsolatedProcess, number: int) -> None:
         self._process, self._number = process, number
-        weakref.finalize(self, process.tell, "forget", number)
+        weakref.finalize(self, process.forget, number)
 
     def step(self, response: str) -> Awaitable[Step]:
         # Sent now, so that a batched environment has all asks before the first is awaited.

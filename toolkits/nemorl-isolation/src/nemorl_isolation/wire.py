@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import select
 import socket
 import struct
+import time
 from collections.abc import Mapping, Set
+from contextlib import suppress
 from enum import Enum
 from functools import cache
 from pathlib import Path
@@ -25,6 +28,8 @@ MAX_MESSAGE_BYTES = 16 << 20
 PAGE_BYTES = 1 << 20
 """Of a dataset's rows in one message, unless one row alone is longer."""
 MAX_ERROR_CHARACTERS = 4000
+MAX_NAME_CHARACTERS = 200
+"""Of what a plugin gave that an error names."""
 CALL, RESULT, ERROR = range(3)
 """Kinds of message."""
 _HEAD = struct.Struct(">IQB")
@@ -107,7 +112,8 @@ def result_of(verb: str, body: bytes) -> Any:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"])) or "the whole"
-        raise WireError(f"answered {verb or 'its start'} with something else: {where}: {first['msg']}") from None
+        said = f"{where:.{MAX_NAME_CHARACTERS}}: {first['msg']:.{MAX_NAME_CHARACTERS}}"
+        raise WireError(f"answered {verb or 'its start'} with something else: {said}") from None
 
 
 def error_of(body: bytes) -> str:
@@ -145,29 +151,54 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is no text, number, list or mapping")
 
 
-def send(connection: socket.socket, number: int, kind: int, body: bytes) -> None:
-    """Send one message whole. The caller sees to it that no other is sent meanwhile."""
-    connection.sendall(_HEAD.pack(len(body), number, kind) + body)
+def send(connection: socket.socket, number: int, kind: int, body: bytes, *, until: float | None = None) -> None:
+    """Send one message whole. The caller sees to it that no other is sent meanwhile.
+
+    Args:
+        until: When the other side must have taken all of it, by the monotonic clock.
+
+    Raises:
+        TimeoutError: it has not.
+    """
+    left = memoryview(_HEAD.pack(len(body), number, kind) + body)
+    while left:
+        _wait(connection, select.POLLOUT, until)
+        with suppress(BlockingIOError):
+            left = left[connection.send(left, socket.MSG_DONTWAIT) :]
 
 
-def receive(connection: socket.socket) -> tuple[int, int, bytes]:
+def receive(connection: socket.socket, *, until: float | None = None) -> tuple[int, int, bytes]:
     """The next message: number, kind, body.
+
+    Args:
+        until: When it must be there, whole, by the monotonic clock.
 
     Raises:
         EOFError: the other side is gone, perhaps in the middle of a message.
+        TimeoutError: the message is not there in time.
         WireError: the message is longer than any may be, or of no known kind.
     """
-    length, number, kind = _HEAD.unpack(_exactly(connection, _HEAD.size))
+    length, number, kind = _HEAD.unpack(_exactly(connection, _HEAD.size, until))
     if length > MAX_MESSAGE_BYTES or kind not in (CALL, RESULT, ERROR):
         raise WireError(f"sent what is no message, or one of {length:,} bytes where {MAX_MESSAGE_BYTES:,} are the most")
-    return number, kind, _exactly(connection, length)
+    return number, kind, _exactly(connection, length, until)
 
 
-def _exactly(connection: socket.socket, count: int) -> bytes:
+def _exactly(connection: socket.socket, count: int, until: float | None) -> bytes:
     received = bytearray()
     while len(received) < count:
+        _wait(connection, select.POLLIN, until)
         part = connection.recv(min(count - len(received), 1 << 20))
         if not part:
             raise EOFError
         received += part
     return bytes(received)
+
+
+def _wait(connection: socket.socket, event: int, until: float | None) -> None:
+    """Until something can be sent or received. A deadline of the whole: each byte may come just in time."""
+    poll = select.poll()
+    poll.register(connection, event)
+    left_ms = None if until is None else max(0.0, (until - time.monotonic()) * 1000)
+    if not poll.poll(left_ms):
+        raise TimeoutError("the other side takes too long")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Sequence
 from typing import Any
 
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER = 0x00020000, 0x08000000, 0x10000000
@@ -17,6 +18,9 @@ MS_PRIVATE, MS_RELATIME = 1 << 18, 1 << 21
 ST_RELATIME = 4096
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 36, 38
 CAPABILITIES_VERSION_3 = 0x20080522
+CAP_SYS_PTRACE, CAP_SYS_ADMIN, CAP_PERFMON = 19, 21, 38
+LOOKS_INTO_OTHERS = (CAP_SYS_PTRACE, CAP_SYS_ADMIN, CAP_PERFMON)
+"""With one of these a process may read the memory and the environment of others, whatever Landlock says."""
 SYS_LANDLOCK_CREATE, SYS_LANDLOCK_ADD, SYS_LANDLOCK_RESTRICT = 444, 445, 446  # the same on every architecture
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -50,6 +54,16 @@ def drop_capabilities() -> None:
     """A root without powers. With ``PR_SET_NO_NEW_PRIVS`` they do not come back when a program is executed."""
     header = (ctypes.c_uint32 * 2)(CAPABILITIES_VERSION_3, 0)
     _checked("capset", _libc.capset(header, (ctypes.c_uint32 * 6)()))
+
+
+def drop_some_capabilities(dropped: Sequence[int]) -> None:
+    """A root without these powers, and no others than it had. As above they do not come back."""
+    header, held = (ctypes.c_uint32 * 2)(CAPABILITIES_VERSION_3, 0), (ctypes.c_uint32 * 6)()
+    _checked("capget", _libc.capget(header, held))
+    for number in dropped:
+        for kind in range(3):  # effective, permitted, inheritable, of 32 each; then the same of those from 32 on
+            held[number // 32 * 3 + kind] &= ~(1 << number % 32)
+    _checked("capset", _libc.capset(header, held))
 
 
 def syscall(what: str, number: int, *arguments: Any) -> int:
