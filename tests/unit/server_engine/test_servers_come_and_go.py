@@ -14,6 +14,7 @@ from fake_vllm import weights_of
 from nemorl.config import PolicyConfig
 from nemorl.errors import BackendError, DeadlineError
 from nemorl.types import GenerationRequest, SamplingParams
+from nemorl_server_engine import ways
 from nemorl_server_engine.roster import Roster
 from nemorl_server_engine.versions import WeightVersions, place_of
 
@@ -180,6 +181,20 @@ def test_no_server_has_more_requests_than_max_concurrency(serve: Any, build: Any
     server.before_sample = count_up
     build(server, max_concurrency=3).generate(REQUESTS)
     assert most[0] <= 3
+
+
+def test_a_server_that_joins_from_another_machine_is_sent_no_weights_in_the_clear(
+    serve: Any, build: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, joining = serve(takes_tensors=True), serve(takes_tensors=True)
+    engine = build(here, weights="distributed")
+    is_own = ways.names_loopback
+    monkeypatch.setattr(ways, "names_loopback", lambda url: is_own(url) and url != joining.url)
+    roster(tmp_path).want([here.url, joining.url], [here.url])
+    until(lambda: [server["state"] for server in state(tmp_path)["servers"]] == ["ready", "refused"])
+    assert "unencrypted" in state(tmp_path)["servers"][1]["trouble"]
+    assert joining.loads == []
+    assert len(engine.generate(REQUESTS[:1])) == 1
 
 
 def roster(run: Path) -> Roster:

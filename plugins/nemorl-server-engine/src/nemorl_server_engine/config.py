@@ -53,7 +53,8 @@ class ServerConfig(GenerationBackendConfig):
     """Most requests at one server at a time: what it can decode together (vLLM: ``--max-num-seqs``)."""
     weights: Annotated[Literal["auto", "folder", "distributed", "tensor"], RESUMABLE] = "auto"
     """How servers get new weights. ``folder``: as files. ``distributed``: broadcast to their processes. ``tensor``: as
-    handles of GPU memory, on one machine. ``auto``: what all servers offer, without files if possible."""
+    handles of GPU memory, on one machine. ``auto``: what all servers offer, without files if possible; as files where
+    everything is on one machine without a GPU, which is faster there."""
     weights_folder: Annotated[Path | None, RESUMABLE, ExpandsHome()] = None
     """A folder that the run and the servers see under the same path: new weights are handed over in it, those of
     each run in a folder of its own. Unset: in the run's directory."""
@@ -77,13 +78,13 @@ class ServerConfig(GenerationBackendConfig):
 
     def policy_problems(self, policy: PolicyConfig, *, device: str, is_attached: bool) -> Iterator[ConfigIssue]:
         from nemorl_server_engine.dialects import dialect
-        from nemorl_server_engine.ways import ORDER, way_problem
+        from nemorl_server_engine.ways import order, way_problem
 
         yield from super().policy_problems(policy, device=device, is_attached=is_attached)
         spoken = dialect(self.engine)
-        asked = ORDER if self.weights == "auto" else (self.weights,)
+        asked = order(self.urls, device) if self.weights == "auto" else (self.weights,)
         able = [way for way in asked if way in spoken.ways]
-        problems = [way_problem(way, spoken, self, device) for way in able]
+        problems = [way_problem(way, spoken, self, self.urls, device) for way in able]
         if not able:
             what = f"{spoken.name} takes no weights by {self.weights}"
             yield ConfigIssue("generation.backend.weights", what, f"set it to {' or '.join(spoken.ways)}")

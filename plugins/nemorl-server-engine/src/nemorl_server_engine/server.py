@@ -14,7 +14,7 @@ from nemorl_server_engine.connection import Connection, GoneError
 from nemorl_server_engine.dialects import dialect
 from nemorl_server_engine.dialects.base import Answer, Ask, Facts, Wanted
 from nemorl_server_engine.sending import Link
-from nemorl_server_engine.ways import Way, require_way
+from nemorl_server_engine.ways import Way, require_way, way_problem
 
 if TYPE_CHECKING:
     from nemorl_server_engine.checks import Identity
@@ -72,7 +72,7 @@ class Server:
         """Responses, and times that it went away"""
         self.load_s = 0.0
         """Seconds that its last load took"""
-        self._identity = identity
+        self._identity, self._options = identity, options
         self._link = Link(self.url, options.timeout_s)
         self._device = device
 
@@ -98,6 +98,9 @@ class Server:
         """
         assert self.facts is not None, "it is checked before it is given weights"
         require_way(way, self.spoken, self.facts, self.url, self.command)
+        problem = way_problem(way, self.spoken, self._options, (self.url,), self._device)
+        if problem is not None:  # it joined a run whose other servers can be given weights so
+            raise BackendError(problem[0], fix=problem[1])
         try:
             await {"folder": self._read, "distributed": self._receive, "tensor": self._open}[way](weights, name)
         except GoneError as error:
