@@ -106,6 +106,17 @@ def test_what_is_not_marked_or_not_ours_stays(place: Path, tmp_path: Path, nemor
     assert sorted(place.iterdir()) == before
 
 
+def test_what_another_user_made_stays(
+    place: Path, maker: tuple[subprocess.Popen[str], Path], nemorl: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, folder = maker
+    kill(process)
+    monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)  # also root may remove it, and does not
+    assert left_overs([place]) == []
+    assert nemorl("doctor", "--clean", "--yes").out == "nothing is left over here\n"
+    assert folder.exists()
+
+
 def test_links_are_not_followed(
     place: Path, tmp_path: Path, maker: tuple[subprocess.Popen[str], Path], nemorl: Command
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import shutil
 import ssl
@@ -27,7 +28,8 @@ from nemorl_gateway.gateway import Gateway
 from nemorl_gateway.options import GatewayOptions
 from nemorl_report import authority
 from nemorl_report.ray_check import ray_problems
-from nemorl_server_engine.connection import _verification
+from nemorl_server_engine.config import ServerConfig
+from nemorl_server_engine.connection import Connection, GoneError
 from recorded_messages import Raises
 
 Policy = Callable[..., Path]
@@ -127,13 +129,21 @@ def test_a_gateway_with_a_certificate_is_reached_by_https_alone(certs: Path) -> 
             httpx.get(url.replace("https", "http"), trust_env=False)
 
 
-def test_a_client_of_engines_trusts_the_authority_that_it_is_given(certs: Path) -> None:
-    assert _verification("http://127.0.0.1:1", None) is False
-    assert _verification("https://a:1", None) is True
-    context = _verification("https://a:1", certs / "ca.pem")
-    assert isinstance(context, ssl.SSLContext)
-    assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
-    assert len(context.get_ca_certs()) >= 1
+@pytest.mark.parametrize("scheme", ["https", "HTTPS"])
+def test_a_client_of_engines_trusts_the_authority_that_it_is_given_and_no_other(certs: Path, scheme: str) -> None:
+    async def asked(url: str, authority: Path | None) -> Any:
+        connection = Connection(url, ServerConfig(urls=[url], tls_ca=authority), "x")
+        try:
+            return await connection.get("/healthz")
+        finally:
+            await connection.close()
+
+    options = GatewayOptions(tls_certificate=certs / "node7.pem", tls_key=certs / "node7.key")
+    with Gateway(options) as gateway:
+        url = gateway.address.replace("https", scheme)
+        assert asyncio.run(asked(url, certs / "ca.pem")) == {"status": "ok"}
+        with pytest.raises(GoneError, match="CERTIFICATE_VERIFY_FAILED"):
+            asyncio.run(asked(url, None))
 
 
 def test_a_key_of_another_certificate_is_refused_at_once(certs: Path, raises: Raises) -> None:

@@ -12,6 +12,7 @@ import ssl
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import httpx
 from nemorl.errors import BackendError
@@ -130,7 +131,7 @@ async def _limited_text(response: httpx.Response) -> str:
 
 
 def _verification(url: str, authority: Path | None) -> ssl.SSLContext | bool:
-    if not url.startswith("https"):
+    if urlsplit(url).scheme != "https":
         return False  # reading the certificates takes a while, and http needs none
     return True if authority is None else ssl.create_default_context(cafile=authority)
 
