@@ -46,7 +46,7 @@ except ResourceError as error:
     print("refused:", error)
 """
 STARTER = """
-import json, sys
+import json, sys, tempfile
 from pathlib import Path
 from nemorl.errors import NemorlError
 from nemorl.resources.ray_launcher import RayLauncher
@@ -55,12 +55,13 @@ from nemorl_sft.config import SFTConfig
 from nemorl.resources.factories import TrainingFactory
 cluster = {"launcher": "ray", "address": sys.argv[1], "cpus_per_worker": 0.5, "security": json.loads(sys.argv[2])}
 config = SFTConfig(model="a", data="arithmetic", cluster=cluster)
-launcher = RayLauncher(config, WorkerContext(device="cpu"), Path("logs"))
-try:
-    launcher.training_group(TrainingFactory(config.policy), "trainer")
-except NemorlError as error:
-    print("refused:", error)
-launcher.close()
+with tempfile.TemporaryDirectory() as logs:
+    launcher = RayLauncher(config, WorkerContext(device="cpu"), Path(logs))
+    try:
+        launcher.training_group(TrainingFactory(config.policy), "trainer")
+    except NemorlError as error:
+        print("refused:", error)
+    launcher.close()
 """
 PLAIN = {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_USE_TLS"}
 

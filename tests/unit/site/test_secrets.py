@@ -113,6 +113,19 @@ def test_a_variable_of_any_name_is_a_secret_where_somebody_says_so() -> None:
     assert secret_values({**variables, "NEMORL_SECRETS": "HF_TOKEN,JUDGE"}) == {"JUDGE": "s3cr3t-of-the-judge"}
 
 
+def test_a_key_in_a_variable_that_nobody_knows_for_one_is_remarked_upon(monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = {"name": "judge", "url": "http://127.0.0.1:1/v1", "model": "m", "api_key_env": "JUDGE"}
+    config = load_config({"algorithm": "grpo", "model": "m", "data": "arithmetic", "environment": judge})
+    monkeypatch.setenv("JUDGE", "s3cr3t-of-the-judge")
+    said: list[str] = []
+    assert list(secret_problems(config, Path(), said.append)) == []
+    assert len(said) == 1
+    assert "export NEMORL_SECRETS=JUDGE" in said[0]
+    monkeypatch.setenv("NEMORL_SECRETS", "JUDGE")
+    assert list(secret_problems(config, Path(), said.append)) == []
+    assert len(said) == 1
+
+
 def test_an_error_that_holds_a_secret_is_said_without_it(token: str, tmp_path: Path, nemorl: Command) -> None:
     said = nemorl("train", tmp_path / f"{token}.yaml", "--debug").err
     assert "<HF_TOKEN>.yaml" in said

@@ -33,17 +33,22 @@ HEADER = re.compile(r"\b(?P<scheme>Bearer|Basic)\s+(?=[\w.~+/=-]*\d)[\w.~+/=-]{8
 def secret_values(variables: Mapping[str, str] | None = None) -> dict[str, str]:
     """The secrets among environment variables (unset: this process's), by name. Of a URL it is the password."""
     found = os.environ if variables is None else variables
-    named = found.get(NAMED, "").split(",")
-    values = {
-        name: value
-        for name, value in found.items()
-        if (SECRET_NAME.search(name) or name in named) and _can_be_secret(value)
-    }
+    values = {name: value for name, value in found.items() if names_secret(name, found) and _can_be_secret(value)}
     for name, value in found.items():
         in_url = URL_PASSWORD.search(value)
         if in_url is not None and name not in values and len(password := unquote(in_url["password"])) >= SHORTEST:
             values[name] = password
     return values
+
+
+def names_secret(name: str, variables: Mapping[str, str] | None = None) -> bool:
+    """A variable holds a secret: its name says so, or ``NEMORL_SECRETS`` does (unset: of this process).
+
+    >>> names_secret("HF_TOKEN"), names_secret("JUDGE", {}), names_secret("JUDGE", {"NEMORL_SECRETS": "JUDGE"})
+    (True, False, True)
+    """
+    named = (os.environ if variables is None else variables).get(NAMED, "")
+    return bool(SECRET_NAME.search(name)) or name in named.split(",")
 
 
 def _can_be_secret(value: str) -> bool:

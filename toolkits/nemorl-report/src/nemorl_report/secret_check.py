@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -9,9 +10,9 @@ from typing import Any
 
 from nemorl.config.run import RunConfig
 from nemorl.errors import ConfigIssue
-from nemorl_base.secrets import PRIVATE_KEY, SECRET_NAME, URL_PASSWORD, redacted, secret_values
+from nemorl_base.secrets import NAMED, PRIVATE_KEY, SECRET_NAME, URL_PASSWORD, names_secret, redacted, secret_values
 
-NAMED = re.compile(
+SECRET_KEY = re.compile(
     r"(^|[._-])(password|passwd|passphrase|api[_-]?key|access[_-]?token|auth[_-]?token|authorization|private[_-]?key"
     r"|secret[_-]?key|client[_-]?secret|secret[_-]?access[_-]?key)$",
     re.IGNORECASE,
@@ -43,9 +44,16 @@ def secret_problems(
     Args:
         config: The run.
         run_dir: Where it would write.
-        warn: Told of nothing.
+        warn: Told which variables hold keys of the run, and are not known for it.
     """
-    yield from secrets_in(config.model_dump(mode="json"), "", "the run's config.yaml and report.html")
+    data = config.model_dump(mode="json")
+    for place, name in _texts(data):
+        if place.endswith("_env") and name in os.environ and not names_secret(name):
+            warn(
+                f"{place} takes a key from {name}, whose name does not say so: where a library prints that key, it is "
+                f"written down. export {NAMED}={name} keeps it out"
+            )
+    yield from secrets_in(data, "", "the run's config.yaml and report.html")
 
 
 def secrets_in(data: Any, path: str, written: str = "files") -> Iterator[ConfigIssue]:
@@ -73,7 +81,7 @@ def _secret_in(path: str, text: str, values: Mapping[str, str]) -> str | None:
         return "a private key"
     if ISSUED.search(text):
         return "a key of some service"
-    if (NAMED.search(path) or _sets_secret(path, text)) and len(text) >= PLACEHOLDER and not Path(text).exists():
+    if (SECRET_KEY.search(path) or _sets_secret(path, text)) and len(text) >= PLACEHOLDER and not Path(text).exists():
         return "what its name says to be a secret"
     for assigned in ASSIGNED.finditer(text):
         if SECRET_NAME.search(assigned[1]):
