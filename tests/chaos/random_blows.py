@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from forked_workers import python_that_forks
 from lives import SIZES, files, warm
 from nemorl_testing.tiny import write_tiny_model
+from ray_nodes import can_be_made
 from run_checks import broken_promises, differences, metrics
 from stand_ins import STAND_INS, StandIn
 from subjects import SUBJECTS
@@ -154,6 +155,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", default="0:10", help="FIRST:END,… of each subject")
     options = parser.parse_args(arguments)
     folder, names = options.folder.resolve(), options.subject or list(SUBJECTS)
+    if not can_be_made():
+        names = [name for name in names if not SUBJECTS[name].has_nodes]
+        print("no network namespaces here: runs on two nodes are left out", flush=True)
     if any(SUBJECTS[name].has_nodes for name in names) and INSIDE not in os.environ:
         begin = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$0" "$@"', sys.executable, *sys.argv]
         os.execvpe("unshare", begin, {**os.environ, INSIDE: "1"})

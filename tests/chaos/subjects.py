@@ -75,6 +75,8 @@ REPLICA = {
     **{"name": "replicate", "to": "s3://chaos/runs", "timeout_s": 2.0, "attempts": 2, "wait_at_end_s": 10.0},
     "options": {"client_kwargs": {"endpoint_url": "http://{address}"}},
 }
+VLLM = {"generation": {"backend": {"name": "vllm", "kv_cache_gib": 0.1}}}
+FOR_VLLM = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2}
 SUBJECTS: dict[str, Subject] = {
     "grpo": Subject(),
     "sft": Subject({"algorithm": "sft"}, has_reward=False),
@@ -115,11 +117,11 @@ SUBJECTS: dict[str, Subject] = {
     "replicas": Subject(
         {"checkpoint": {"asynchronous": True}, "plugins": {"hooks": [REPLICA]}}, (*LOCAL, *WIRE), "store"
     ),
-    "vllm": Subject(
-        {"generation": {"backend": {"name": "vllm", "kv_cache_gib": 0.1}}},
-        ("kill driver", "kill driver", *CHILDREN, "clock jump", "full disk"),
-        sizes={"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2},
-        imports=("vllm", "nemorl_vllm.generation"),
+    "vllm": Subject(VLLM, sizes=FOR_VLLM, imports=("vllm", "nemorl_vllm.generation")),
+    "vllm on ray": Subject(
+        {**VLLM, "cluster": {**RAY, "workers_per_node": 2, "colocated": False, "worker_timeout_s": 90.0}},
+        ("kill driver", "kill trainer", "kill generator", "kill generator", "freeze generator"),
+        sizes=FOR_VLLM,
     ),
     "grpo on ray": Subject({"cluster": {**RAY, "gpus_per_node": 0}}, ON_RAY),
     "asynchronous on ray": Subject(

@@ -7,9 +7,10 @@ import socket
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from blows import AT_ONCE, schedule
+from blows import AT_ONCE, Blow, Strikes, schedule
 from random_blows import RandomBlows
 from subjects import SUBJECTS
 from warm import Warm
@@ -73,6 +74,21 @@ def test_a_wire_that_is_silent_loses_nothing_and_one_that_is_reset_breaks() -> N
         with socket.create_connection(("127.0.0.1", wire.port), timeout=30) as client:
             client.sendall(b"again")
             assert client.recv(64) == b"again"
+
+
+def test_a_blow_for_a_step_that_a_life_does_not_have_falls_in_its_last_before_the_run_is_over(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as told:
+        told.bind(("127.0.0.1", 0))
+        control = f"127.0.0.1:{told.getsockname()[1]}"
+        strikes = Strikes([Blow("cut wire", 3, 0.0, 0.5)], tmp_path / "struck", tmp_path, control)
+        trainer = SimpleNamespace(config=SimpleNamespace(max_steps=4))
+        strikes.on_step_begin(trainer, 3)
+        strikes.on_fit_end()
+        assert not (tmp_path / "struck").exists()
+        strikes.on_step_begin(trainer, 4)
+        strikes.on_fit_end()
+        assert told.recv(64) == b"silence 0.5"
+    assert (tmp_path / "struck").read_text() == "cut wire 0.5\n"
 
 
 runs_lives = pytest.mark.skipif(
