@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
 from nemorl_dtensor.model_lora import plain_name
-from nemorl_dtensor.ranks import local, offsets, whole
+from nemorl_dtensor.ranks import local, offsets, own_memory, whole
 from nemorl_dtensor.sharded_weights import saved_tensors
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class ExportedWeights:
         """
         self._model, self._names, self._adapters, self._rank = model, names, adapters, rank
         self._cuts: dict[str, list[_Cut]] = {}
+        self._kept: dict[str, _Kept] = {}
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Whole tensors as published; one that has two names has the first. Collective where the model is sharded."""
@@ -53,10 +54,17 @@ class ExportedWeights:
             if name not in views:
                 in_other_form.append((name, tensor))
                 continue
+            kept = self._kept.get(name)
+            if kept is not None and kept.holds(tensor):
+                yield from kept.pieces
+                continue
             if name not in self._cuts:  # they stay for the life of the model
                 self._cuts[name] = list(_cuts(tensor, views[name])) if _sends(tensor, turn, self._rank) else []
-            for cut in self._cuts[name]:
-                yield cut.of(tensor)
+            found = [cut.of(tensor) for cut in self._cuts[name]]
+            if isinstance(tensor, nn.Parameter):  # the model's own: what adapters were merged into is not to stay
+                memory = own_memory(tensor)
+                self._kept[name] = _Kept(memory, memory.data_ptr(), found)
+            yield from found
         # What conversions copy is put together on rank 0, tensor by tensor.
         for name, tensor in self._names.published((name, whole(tensor.detach())) for name, tensor in in_other_form):
             if self._rank == 0:
@@ -101,6 +109,19 @@ def _sends(tensor: Tensor, turn: int, rank: int) -> bool:
                 copies * tensor.device_mesh.size(axis),
             )
     return copy == turn % copies
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """The pieces of a parameter, which are those of the next version too as long as it stays where it is."""
+
+    memory: Tensor
+    address: int
+    pieces: list[Piece]
+
+    def holds(self, tensor: Tensor) -> bool:
+        memory = own_memory(tensor)
+        return memory is self.memory and memory.data_ptr() == self.address
 
 
 @dataclass(frozen=True, slots=True)

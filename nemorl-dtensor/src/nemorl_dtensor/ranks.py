@@ -118,6 +118,11 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def own_memory(tensor: Tensor) -> Tensor:
+    """The tensor that a DTensor keeps this rank's part in, the same object each time; for no gradient to go through."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
 def local_gradient(parameter: Tensor) -> Tensor:
     """This rank's part of a parameter's gradient, cut as the parameter is, sums over ranks carried out."""
     gradient = parameter.grad

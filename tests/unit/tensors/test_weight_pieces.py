@@ -55,6 +55,20 @@ def test_a_view_is_lazy_and_reads_what_the_whole_has_there(name: str) -> None:
     assert torch.equal(target, wanted.bfloat16())
 
 
+def test_rows_of_several_ranks_are_read_in_their_order() -> None:
+    rows = [Piece("w", (4, 6), (first, 0), WHOLE[first : first + 1]) for first in (2, 0, 3, 1)]
+    lazy = lazy_weight(rows)
+    target = torch.nn.Parameter(torch.full((4, 6), -1.0))
+    with torch.no_grad():
+        target.copy_(lazy)
+        assert torch.equal(target, WHOLE)
+        target.data.narrow(0, 0, 2).copy_(lazy.narrow(0, 1, 2))
+    assert torch.equal(target[:2], WHOLE[1:3])
+    assert lazy.narrow(0, 1, 2) is lazy.narrow(0, 1, 2)  # made once for all versions that lie in these places
+    assert lazy.chunk(2, 1)[1] is lazy.chunk(2, 1)[1]
+    assert torch.equal(lazy.chunk(2, 1)[1].clone(), WHOLE[:, 3:])
+
+
 def test_other_operations_read_first() -> None:
     lazy = lazy_weight(PIECES)
     assert torch.equal(lazy + 1, WHOLE + 1)
@@ -131,7 +145,7 @@ def test_pieces_of_a_rank_that_was_replaced_are_joined_anew(ranks: list[PieceSen
 
 
 def test_memory_of_ranks_that_ended_is_released_by_the_next_fetch(ranks: list[PieceSender]) -> None:
-    joined(ranks, 1, scale=1.0)
+    torch.empty(2, 6).copy_(joined(ranks, 1, scale=1.0)["w"].chunk(2)[0])
     for rank in ranks:
         rank.close()
     other = [PieceSender(), PieceSender()]

@@ -106,10 +106,13 @@ class _Half:
         end = self._start
         with torch.no_grad():
             for bucket in export():
+                views = []
                 for name, tensor in bucket.items():
                     slot, view = places[name] = self._place(name, tensor, aligned(end))
                     end = slot.offset + tensor.nbytes
-                    view.copy_(tensor)
+                    views.append(view)
+                if views:  # in one call: between two copies Python would find the processor's caches cold
+                    torch._foreach_copy_(views, list(bucket.values()))
         if any(map(operator.is_not, places.values(), self._places.values())) or len(places) != len(self._places):
             self._layout = json.dumps({name: slot for name, (slot, _) in places.items()}).encode()
         self._places = places

@@ -184,6 +184,8 @@ class _View:
         """
         self.meta, self.pieces = meta, pieces
         self._views: dict[tuple[Any, str, str], _View | list[_View]] = {}
+        self.lazy: dict[tuple[Any, ...], tuple[LazyWeight, ...]] = {}
+        """Of views that loaders ask for by name, what they were given"""
 
     @cached_property
     def parts(self) -> list[tuple[tuple[slice, ...] | None, Tensor]] | None:
@@ -198,6 +200,18 @@ class _View:
                 values = piece.values if found.in_box is None else piece.values[found.in_box]
                 parts.append((found.in_view, place.as_view(values)))
         return parts
+
+    @cached_property
+    def rows(self) -> tuple[list[int], list[Tensor]] | None:
+        """Where the parts follow each other in the first dimension: how long each is there, and what lies there."""
+        parts = [(place[0].start, values) for place, values in self.parts or () if place]
+        if len(parts) < 2:
+            return None
+        found = [values for _, values in sorted(parts, key=lambda part: part[0])]
+        sizes = [len(values) for values in found]
+        shape = self.meta.shape
+        is_all = sum(sizes) == shape[0] and all(values.shape[1:] == shape[1:] for values in found)
+        return (sizes, found) if is_all else None
 
     def view(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _View | list[_View]:
         """What an operation that makes views makes of this one."""
@@ -238,6 +252,23 @@ class LazyWeight(Tensor):
         pieces = self._view.pieces
         return f"LazyWeight({pieces[0].name!r}, shape={tuple(self.shape)}, in {len(pieces)} pieces)"
 
+    def narrow(self, dim: int, start: int, length: int) -> Tensor:  # type: ignore[override]
+        """As of any tensor."""
+        return self._cut(Tensor.narrow, dim, int(start), length)[0]
+
+    def chunk(self, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
+        """As of any tensor."""
+        return self._cut(Tensor.chunk, chunks, dim)
+
+    def _cut(self, method: Any, *numbers: int) -> tuple[LazyWeight, ...]:
+        """Views that a loader takes of every version: the same objects each time, past torch's dispatch, which takes
+        longer than copying a small one does."""
+        kept, key = self._view.lazy, (method, *numbers)
+        if key not in kept:
+            made = self._view.view(method, numbers, {})
+            kept[key] = tuple(LazyWeight(view) for view in (made if isinstance(made, list) else [made]))
+        return kept[key]
+
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -266,6 +297,9 @@ class LazyWeight(Tensor):
             target.copy_(self._whole().as_strided(meta.shape, meta.stride(), meta.storage_offset()))
         elif target.shape != self.shape:
             target.copy_(self.read())
+        elif self._view.rows is not None:
+            sizes, rows = self._view.rows
+            torch._foreach_copy_(target.split_with_sizes(sizes), rows)
         else:
             for place, values in parts:
                 (target if place is None else target[place]).copy_(values)
