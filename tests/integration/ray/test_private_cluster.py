@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -55,7 +56,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subproces
         process.kill()
     for left in processes(folder):
         os.kill(left, signal.SIGKILL)
-    temporary.rmdir()
+    shutil.rmtree(temporary, ignore_errors=True)  # which the guard, if it had the time, has emptied
 
 
 def test_it_listens_on_the_loopback_only(driver: tuple[subprocess.Popen[str], Path]) -> None:
