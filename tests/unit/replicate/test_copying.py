@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -210,3 +212,18 @@ def test_a_person_sees_what_goes(run: Path) -> None:
     done = CliRunner().invoke(PRUNE, [str(run), "--keep", "1", "--dry-run"])
     assert "would go" in done.stdout
     assert "would free 0.000 GiB" in done.stdout
+
+
+def test_a_folder_that_the_disk_does_not_list_is_no_empty_one(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raises: Raises
+) -> None:
+    list_folder = os.scandir
+
+    def refused(path: Any) -> Any:
+        if str(path).endswith("step_000002"):
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return list_folder(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    with raises(StorageError, "step_000002"):
+        copy(run, tmp_path / "copy")

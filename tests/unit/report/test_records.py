@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -264,6 +265,26 @@ def test_a_disk_that_refuses_is_warned_of_once(tmp_path: Path) -> None:
     (warning,) = warnings
     assert warning.startswith("rollouts are not recorded: ")
     assert str(tmp_path / FOLDER) in warning
+
+
+def test_a_record_of_a_later_step_that_the_disk_keeps_does_not_end_a_run_that_goes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = recorder(tmp_path, [])
+    for step in (1, 2, 3):
+        keeper.rollout(Samples([sample(0, 1.0)]), "train", step)
+    keeper.flush()
+    remove = Path.unlink
+
+    def refused(path: Path, missing_ok: bool = False) -> None:
+        if path.stem.endswith("2"):
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        remove(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    keeper.truncate_after(1)
+    keeper.close()
+    assert [file.step for file in record_files(tmp_path / FOLDER)] == [1, 2]  # until step 2 is made again
 
 
 def test_a_damaged_file_is_skipped_and_named_and_a_draft_is_no_record(tmp_path: Path) -> None:

@@ -58,12 +58,25 @@ class Place:
         return found
 
     def names(self) -> list[str]:
-        """Every file below it, sorted; none where there is no such folder."""
+        """Every file below it, sorted; none where there is no such folder.
+
+        Raises:
+            StorageError: a folder in it cannot be listed. It is never taken for an empty one.
+        """
         with self._named(), suppress(FileNotFoundError):
             self._files.invalidate_cache()
-            found = self._files.find(self._root)
+            found = self._below(self._root) if self._has_folders else self._files.find(self._root)
             return sorted(str(path)[len(self._root.rstrip("/")) + 1 :] for path in found)
         return []
+
+    def _below(self, folder: str) -> Iterator[str]:
+        """Every file below a folder. The walk of fsspec leaves out what it cannot list."""
+        for entry in self._files.ls(folder, detail=True):
+            if entry["type"] != "directory":
+                yield entry["name"]
+                continue
+            with suppress(FileNotFoundError):  # removed meanwhile
+                yield from self._below(entry["name"])
 
     def size(self, name: str) -> int | None:
         """Of a file, in bytes; ``None`` where there is none."""

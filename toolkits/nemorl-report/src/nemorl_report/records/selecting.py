@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from nemorl_base.errors import StorageError
+from nemorl_base.files import storing
 
 from nemorl_report.records.reading import RecordFile, record_files
 
@@ -88,15 +89,21 @@ class Selection:
                     self.removed(file.path)
 
     def removed_after(self, step: int) -> None:
-        """Remove the files of later steps."""
+        """Remove the files of later steps, as far as the disk lets us: what stays is written anew."""
         with suppress(StorageError):
             for file in record_files(self._folder):
                 if file.step > step:
-                    self.removed(file.path)
+                    with suppress(StorageError):
+                        self.removed(file.path)
 
     def removed(self, path: Path) -> None:
-        """Remove a file."""
-        path.unlink(missing_ok=True)
+        """Remove a file.
+
+        Raises:
+            StorageError: the disk refuses.
+        """
+        with storing(path):
+            path.unlink(missing_ok=True)
         self._files.pop(path, None)
 
     @property
