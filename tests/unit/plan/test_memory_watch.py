@@ -165,6 +165,10 @@ def test_a_run_that_does_not_fit_even_in_turns_is_refused(on_h100: Callable[...,
     (problem,) = memory_problems(config, tmp_path, print)
     assert "even taking turns" in problem.message
     assert "policy train" in problem.message
+    # Of 7.616 B parameters, in GiB: 8 bytes of moments, 4 of masters and of gradients, 2 of bfloat16.
+    for part in ("moments 56.7", "masters 28.4", "gradient sums 28.4", "weights 14.2"):
+        assert part in problem.message
+    assert "nemorl plan" in str(problem.fix)
 
 
 def test_phases_show_who_is_asleep(on_h100: Callable[..., Any]) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def memory_problems(config: RunConfig, run_dir: Path, warn: Callable[[str], None]) -> Iterator[ConfigIssue]:
-    """A problem where the run cannot fit, with the smallest change that fits.
+    """A problem where the run cannot fit, with what each tenant needs and the smallest change that fits.
 
     Args:
         config: The run.
@@ -35,13 +35,14 @@ def memory_problems(config: RunConfig, run_dir: Path, warn: Callable[[str], None
     if not memory.cannot_fit:
         return
     change = smallest_change(scene)
+    needs = ", ".join(f"{part.name} {part.gib:.1f}" for part in sorted(memory.parts, key=lambda part: -part.size))
     taking_turns = ", even taking turns," if scene.takes_turns else ""
     yield ConfigIssue(
         "policy",
         f"the run cannot fit{taking_turns} in {memory.phase}: {memory.needed / GIB:.1f} GiB on the fullest device "
-        f"({memory.where}), which has {memory.capacity / GIB:.1f}; the largest part is {memory.largest.name}, "
-        f"{memory.largest.gib:.1f} GiB",
-        f"the smallest change that fits: {' '.join(as_overrides(overrides(scene, change)))}"
+        f"({memory.where}), which has {memory.capacity / GIB:.1f}: {needs}",
+        f"the smallest change that fits: {' '.join(as_overrides(overrides(scene, change)))} "
+        "(`nemorl plan` shows what else does)"
         if change is not None
         else "use a smaller model, LoRA, or more devices (`nemorl plan` shows what fits where)",
         here=True,

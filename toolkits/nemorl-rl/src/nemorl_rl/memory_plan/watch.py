@@ -129,7 +129,8 @@ class MemoryWatch:
         change = smallest_change(self.scene, at_most={budget.phase: enough})
         if change is None:
             return "use a smaller model, LoRA, or more devices (`nemorl plan` shows what fits where)"
-        return f"the smallest change that fits: {' '.join(as_overrides(overrides(self.scene, change)))}"
+        words = " ".join(as_overrides(overrides(self.scene, change)))
+        return f"the smallest change that fits: {words} (`nemorl plan` shows what else does)"
 
 
 class MemoryRemarks:
