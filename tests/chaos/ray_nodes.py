@@ -207,9 +207,10 @@ class Nodes:
              "--include-dashboard=false", f"--temp-dir={folder}")  # fmt: skip
 
     def _end_head(self) -> None:
-        for name in ("raylet", "gcs_server"):
-            for process in _named(name, os.readlink("/proc/self/ns/net")):
-                with suppress(psutil.Error):
+        """With what it has started: its monitors do not end by themselves."""
+        for process in _named(None, os.readlink("/proc/self/ns/net")):
+            with suppress(psutil.Error):
+                if any(mark in " ".join(process.cmdline()) for mark in (str(self._temporary / "ray"), self.address)):
                     process.kill()
 
     def _start_node(self, number: int) -> None:
