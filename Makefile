@@ -102,6 +102,7 @@ BLOWS ?= 0:60
 chaos: $(DEV_STAMP)
 	failed=0; \
 	nice $(BIN)/python tests/chaos/file_sweep.py $(CHAOS)/files || failed=1; \
+	nice $(BIN)/python tests/chaos/command_sweep.py $(CHAOS)/commands || failed=1; \
 	nice $(BIN)/python tests/chaos/random_blows.py $(CHAOS)/blows --seeds $(BLOWS) || failed=1; \
 	exit $$failed
 

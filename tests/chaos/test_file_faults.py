@@ -8,9 +8,11 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from command_sweep import CommandSweep
 from faulty_files import Fault, build, faults_at, operations
 from file_sweep import FileSweep
 from warm import Warm
@@ -34,12 +36,20 @@ OTHERS = [
     ("new", Fault("close checkpoints/.removed_step_#", 1, "io error")),
     ("new", Fault("write metrics.jsonl", 4, "killed in a write")),
     ("new", Fault("read events.jsonl", 2, "io error")),
+    ("new", Fault("read config.yaml", 1, "io error")),
     ("continued", Fault("open-write .metrics.jsonl.#.draft", 1, "no space once")),
     ("continued", Fault("list checkpoints/step_#/policy/model", 1, "io error")),
     ("gone back", Fault("rename checkpoints/step_#", 1, "killed before")),
     ("after a kill", Fault("truncate run.lock", 2, "io error")),
+    ("after a kill", Fault("unlink records/train/step_#.parquet", 1, "io error")),
 ]
 """The other mended defects."""
+
+OF_COMMANDS = [
+    ("copy", Fault("list run/checkpoints", 2, "io error")),
+    ("copy", Fault("open-write place/checkpoints/step_#/policy/optimizer.json", 1, "no space once")),
+    ("prune", Fault("rename run/checkpoints/step_#", 1, "killed before")),
+]
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +62,16 @@ def sweep(place: Path, forks: Warm) -> FileSweep:
 )
 def test_one_failing_file_operation_costs_no_step(sweep: FileSweep, story: str, fault: Fault) -> None:
     assert sweep.problems(story, fault) == []
+
+
+@pytest.mark.full
+def test_a_command_that_meets_a_failing_disk_says_so_and_works_afterwards(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NEMORL_AUDIT", str(place / "audit"))
+    with closing(CommandSweep(place / "commands")) as commands:
+        for name, fault in OF_COMMANDS:
+            assert commands.problems(name, fault) == [], (name, str(fault))
 
 
 def test_every_operation_of_a_run_can_be_made_to_fail_in_each_way_it_can(sweep: FileSweep) -> None:
