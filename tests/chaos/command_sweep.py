@@ -67,7 +67,8 @@ class CommandSweep:
             return None
         found = [*self._bad_end(end)]
         found += [*self._halves()]
-        if end == 0 and name != "prune":
+        is_exported = name == "export" and (self._work / "place").exists()  # and refused from now on
+        if is_exported or (end == 0 and name != "prune"):
             return [*found, *self._differences(name)]
         if (again := self._call(name)) != 0:
             return [*found, f"does not work afterwards ({again}): {self._text()}"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from nemorl.config.load import load_config
 from nemorl.config.models import AuxiliaryModel, PolicyConfig
 from nemorl.config.run import RunConfig
-from nemorl.errors import UsageError
+from nemorl.errors import CheckpointError, UsageError
 from nemorl.resources.manager import ResourceManager, short_name
 from nemorl.storage.checkpoints import CheckpointManager
 from nemorl_base.audit.recording import exported, record
@@ -46,6 +46,7 @@ def export_model(
 
     Raises:
         UsageError: There is no such run or checkpoint, ``output`` exists, or the run has no adapter.
+        CheckpointError: The latest, or one that may be the best, is damaged.
     """
     if not (run_dir / "config.yaml").is_file():
         raise UsageError(f"{run_dir} is not a run directory (no config.yaml)", fix="give the path of a run")
@@ -88,6 +89,9 @@ def _chosen(run_dir: Path, config: RunConfig, step: int | None, best: bool) -> C
         raise UsageError(f"{run_dir} has no complete checkpoint", fix="let the run save one: checkpoint.every")
     if step is not None and step not in found:
         raise UsageError(f"there is no checkpoint of step {step}", fix=f"there are {', '.join(map(str, found))}")
+    lost = [reason for path, reason in manager.damaged().items() if best or path.name > found[max(found)].path.name]
+    if step is None and lost:
+        raise CheckpointError(lost[-1], fix=f"choose another one by its step: {', '.join(map(str, found))}")
     chosen = manager.best() if best else found[max(found) if step is None else step]
     assert chosen is not None, "there is one"
     return chosen
