@@ -14,7 +14,7 @@ from nemorl.resources.manager import ResourceManager, short_name
 from nemorl.storage.checkpoints import CheckpointManager
 from nemorl_base.audit.recording import exported, record
 from nemorl_base.checkpoints import Checkpoint
-from nemorl_base.files import replacing_folder
+from nemorl_base.files import listed, replacing_folder
 
 from nemorl_rl.adapters import ADAPTERS
 
@@ -89,9 +89,11 @@ def _chosen(run_dir: Path, config: RunConfig, step: int | None, best: bool) -> C
         raise UsageError(f"{run_dir} has no complete checkpoint", fix="let the run save one: checkpoint.every")
     if step is not None and step not in found:
         raise UsageError(f"there is no checkpoint of step {step}", fix=f"there are {', '.join(map(str, found))}")
-    lost = [reason for path, reason in manager.damaged().items() if best or path.name > found[max(found)].path.name]
+    newest, sound = found[max(found)].path, {checkpoint.path for checkpoint in found.values()}
+    lost = [path for path in listed(newest.parent, "step_*") if path not in sound and (best or path > newest)]
     if step is None and lost:
-        raise CheckpointError(lost[-1], fix=f"choose another one by its step: {', '.join(map(str, found))}")
+        reason = manager.damaged().get(lost[-1], f"{lost[-1]} could not be read")
+        raise CheckpointError(reason, fix=f"choose another one by its step: {', '.join(map(str, found))}")
     chosen = manager.best() if best else found[max(found) if step is None else step]
     assert chosen is not None, "there is one"
     return chosen
