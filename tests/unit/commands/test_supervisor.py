@@ -55,6 +55,12 @@ def chat():
     for _ in range(100_000):
         print("all work and no play")
 
+@app.command("lagging")
+def lagging():
+    "Ended but for a moment, in which it is asked again."
+    import atexit, signal
+    atexit.register(lambda: (signal.signal(signal.SIGINT, signal.SIG_DFL), os.kill(os.getpid(), signal.SIGINT)))
+
 run()
 """
 
@@ -140,6 +146,12 @@ def test_a_killed_child_is_explained_by_the_parent() -> None:
     _, err = process.communicate(timeout=60)
     assert process.returncode == 137
     assert err.startswith("error: the process was killed by signal 9 (SIGKILL), before the command had ended")
+
+
+def test_a_signal_that_comes_when_the_command_has_ended_changes_nothing() -> None:
+    process = start("lagging")
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (0, "")
 
 
 def test_code_that_nothing_interrupts_is_ended_and_named() -> None:

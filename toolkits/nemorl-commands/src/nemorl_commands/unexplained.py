@@ -17,6 +17,7 @@ from pathlib import Path
 
 from nemorl_base.jsonl import JsonlWriter, read_jsonl
 from nemorl_base.last_words import MARK
+from nemorl_base.stopping import SIGNALS
 
 UNEXPLAINED = 70
 """Exit code in place of a 0 that the command did not mean: EX_SOFTWARE of sysexits.h."""
@@ -84,7 +85,8 @@ def _is_pythons(file: str) -> bool:
 def conclude(code: int, descriptor: int) -> int:
     """The exit code of the command, whose process ended with ``code``. What it could not say itself is said here."""
     words = LastWords.of(descriptor)
-    if words.exit is not None and code in (0, words.exit):
+    came_late = -code in SIGNALS  # somebody asked it to stop once more, which it had done
+    if words.exit is not None and (code in (0, words.exit) or came_late):
         return words.exit
     what = how_it_ended(code, words)
     for run in words.runs:
