@@ -89,6 +89,7 @@ def suite_of(kind: str) -> str:
     return f"{NAMES[kind].distribution}/tests"
 
 
+@pytest.mark.full  # half a minute; `test_example_plugins` has one of them
 def test_every_package_has_types_that_mypy_accepts(world: World, tmp_path: Path) -> None:
     # One process for all. Their test files have one name, and mypy takes each module once.
     for kind in kinds():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ import pytest
 from nemorl_launch import node
 from nemorl_launch.attempts import Attempt, Outcome
 from nemorl_launch.ray_access import make_access, own_access
+from nemorl_launch.ray_part import ClusterView
 from nemorl_report import authority
 
 SAVES = """
@@ -181,3 +183,18 @@ def test_nodes_with_certificates_of_their_site_and_plain_ones_get_none(
     make_access(tmp_path, plaintext=False)
     assert "RAY_USE_TLS" not in own_access(tmp_path, "node-0", "10.0.0.7", plaintext=False)
     assert not (tmp_path / "ray-certificates").exists()
+
+
+def test_ray_is_not_asked_before_its_head_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)  # which cannot be imported then
+    with socket.socket() as head:
+        head.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        for given in (address, "auto"):
+            with pytest.raises(ConnectionError):
+                ClusterView(given, {})
+        head.listen()
+        for given in (address, "auto"):
+            with pytest.raises(ImportError):
+                ClusterView(given, {})

@@ -25,6 +25,8 @@ from nemorl_launch.ports import PortBlock
 CLOSE_POLL_S = 0.1
 PLACE, PREFIX = Path("/tmp"), "nrl-"
 """Folders of Ray's parts: its sockets are far below, and may have names of 107 characters."""
+LISTENS_S = 5.0
+"""Longest time for a machine to take a connection."""
 OWNER = "owner.json"
 """File in such a folder: the process that removes it."""
 
@@ -145,6 +147,16 @@ def _killed(folder: Path) -> list[int]:
     return left
 
 
+def _require_listening(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if not host or "//" in host:  # Ray finds this cluster by itself, or asks through a server of its own
+        return
+    try:
+        socket.create_connection((host, int(port)), LISTENS_S).close()
+    except OSError as error:
+        raise ConnectionError(f"nobody listens at {address}: {error}") from error
+
+
 class ClusterView:
     """Which nodes a Ray cluster has, asked from this process."""
 
@@ -153,7 +165,11 @@ class ClusterView:
         Args:
             address: ``host:port``, or ``auto`` for the one of this machine.
             environment: Variables for this process, which tell Ray the cluster's token.
+
+        Raises:
+            ConnectionError: Nobody listens there yet. A client of Ray that asks before may wait for good.
         """
+        _require_listening(os.environ.get("RAY_ADDRESS", "") if address == "auto" else address)
         os.environ.update(environment)
         import ray  # which reads them, once
 
