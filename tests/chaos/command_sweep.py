@@ -1,31 +1,29 @@
 """Every file operation of commands that handle runs fails once, in every way it can, and the command is called again.
 
-``python command_sweep.py FOLDER`` sweeps all of them, as ``file_sweep.py`` does a run.
+``python command_sweep.py FOLDER`` sweeps all of them, with the options of ``file_sweep.py``.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
-import random
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from faulty_files import Fault, build, faults_at, has_struck, operations
+from faulty_files import Fault, build, has_struck, operations
 from lives import SIZES, files
 from nemorl.errors import CheckpointError
 from nemorl_base.checkpoints import Checkpoint
 from nemorl_base.sealed_folders import MANIFEST
 from nemorl_replicate.transfer import is_whole
 from nemorl_testing.tiny import write_tiny_model
+from sweeping import KILLED, Played
 from warm import HUNG, Warm
 
 DEADLINE_S = 120.0
-KILLED = 137
 RUN, PLACE = "{folder}/run", "{folder}/place"
 COMMANDS: dict[str, tuple[str, ...]] = {
     "copy": ("runs", "copy", RUN, PLACE),
@@ -141,29 +139,11 @@ def _content(folder: Path) -> dict[str, str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--command", choices=COMMANDS, action="append")
-    parser.add_argument("--only", default="", help="cases whose description contains this text")
-    options = parser.parse_args(arguments)
-    folder = options.folder.resolve()
-    sweep, results, has_failed = CommandSweep(folder), folder / "results.jsonl", False
-    done = {json.loads(line)["case"] for line in results.read_text().splitlines()} if results.exists() else set()
-    for name in options.command or COMMANDS:
-        faults = list(faults_at(sweep.places(name)))
-        random.Random(0).shuffle(faults)
-        for fault in faults:
-            case = f"{name}: {fault}"
-            if case in done or options.only not in case:
-                continue
-            found = sweep.problems(name, fault)
-            with results.open("a") as file:
-                file.write(json.dumps({"case": case, "struck": found is not None, "problems": found or []}) + "\n")
-            if found:
-                has_failed = True
-                print(case, *found, sep="\n    ", flush=True)
+    played = Played.asked(__doc__, COMMANDS, "command", arguments)
+    sweep = CommandSweep(played.folder)
+    played.sweep(sweep.places, sweep.problems)
     sweep.close()
-    sys.exit(has_failed)
+    sys.exit(played.has_failed)
 
 
 if __name__ == "__main__":

@@ -7,26 +7,23 @@ of them: another process, with a folder of its own, takes the others.
 
 from __future__ import annotations
 
-import argparse
 import json
-import random
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
-from faulty_files import Fault, faults_at, has_struck, operations
+from faulty_files import Fault, has_struck, operations
 from lives import SIZES, warm
 from nemorl_testing.tiny import write_tiny_model
 from run_checks import broken_promises, differences
+from sweeping import KILLED, Played
 from warm import HUNG, Warm
 
 DEADLINE_S = 300.0
 """Of one life, which takes a second: what has not ended by then hangs."""
-KILLED = 137
 
 
 @dataclass(frozen=True)
@@ -127,36 +124,11 @@ class FileSweep:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--story", choices=STORIES, action="append")
-    parser.add_argument("--only", default="", help="cases whose description contains this text")
-    parser.add_argument("--share", default="0/1", metavar="K/N", help="one of N equal shares")
-    parser.add_argument("--most", type=int, default=10**9, help="cases at most")
-    options = parser.parse_args(arguments)
-    options.folder = options.folder.resolve()
-    first, every = map(int, options.share.split("/"))
-    has_failed = False
-    results = options.folder / "results.jsonl"
-    with warm(options.folder) as forks:
-        sweep = FileSweep(options.folder, forks)
-        done = {json.loads(line)["case"] for line in results.read_text().splitlines()} if results.exists() else set()
-        for story in options.story or STORIES:
-            faults = list(faults_at(sweep.places(story)))
-            random.Random(0).shuffle(faults)
-            for fault in faults:
-                case = f"{story}: {fault}"
-                is_ours = crc32(case.encode()) % every == first  # by its name: two runs may differ in an operation
-                if case in done or not is_ours or options.only not in case or options.most <= 0:
-                    continue
-                options.most -= 1
-                found = sweep.problems(story, fault)
-                with results.open("a") as file:
-                    file.write(json.dumps({"case": case, "struck": found is not None, "problems": found or []}) + "\n")
-                if found:
-                    has_failed = True
-                    print(case, *found, sep="\n    ", flush=True)
-    sys.exit(has_failed)
+    played = Played.asked(__doc__, STORIES, "story", arguments)
+    with warm(played.folder) as forks:
+        sweep = FileSweep(played.folder, forks)
+        played.sweep(sweep.places, sweep.problems)
+    sys.exit(played.has_failed)
 
 
 if __name__ == "__main__":

@@ -140,7 +140,7 @@ class _Grader:
 
         from nemorl_math_env.spawning import GraderContext
 
-        for left in reversed(range(STARTS)):
+        for _ in range(STARTS):
             pool = ProcessPool(
                 max_workers=1,
                 initializer=worker.prepare,
@@ -149,16 +149,14 @@ class _Grader:
             )
             try:
                 pool.schedule(worker.ready).result(timeout=START_DEADLINE_S)
+                return pool
             except Exception as error:
                 _stop(pool)
-                if left == 0:
-                    raise PluginError(
-                        f"the math environment's grader processes cannot start ({type(error).__name__}: {error})",
-                        fix="check `python -c 'import mpmath'`, and raise environment.memory_gib if it is low",
-                    ) from error
-            else:
-                break
-        return pool
+                failure = error
+        raise PluginError(
+            f"the math environment's grader processes cannot start ({type(failure).__name__}: {failure})",
+            fix="check `python -c 'import mpmath'`, and raise environment.memory_gib if it is low",
+        ) from failure
 
     def _discard(self, pool: ProcessPool) -> None:
         with self._lock:

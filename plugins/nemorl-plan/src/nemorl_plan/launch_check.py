@@ -24,7 +24,7 @@ def memory_problems(config: RunConfig, run_dir: Path, warn: Callable[[str], None
         warn: Told what may go wrong; this check says what is certain, or nothing.
     """
     from nemorl_rl.memory_plan.budgets import fullest
-    from nemorl_rl.memory_plan.layouts import as_overrides, overrides, smallest_change
+    from nemorl_rl.memory_plan.layouts import as_fix, smallest_change
     from nemorl_rl.memory_plan.parts import GIB
     from nemorl_rl.memory_plan.reading import known_scene
 
@@ -34,17 +34,13 @@ def memory_problems(config: RunConfig, run_dir: Path, warn: Callable[[str], None
     memory = fullest(scene)
     if not memory.cannot_fit:
         return
-    change = smallest_change(scene)
     needs = ", ".join(f"{part.name} {part.gib:.1f}" for part in sorted(memory.parts, key=lambda part: -part.size))
     taking_turns = ", even taking turns," if scene.takes_turns else ""
     yield ConfigIssue(
         "policy",
         f"the run cannot fit{taking_turns} in {memory.phase}: {memory.needed / GIB:.1f} GiB on the fullest device "
         f"({memory.where}), which has {memory.capacity / GIB:.1f}: {needs}",
-        f"the smallest change that fits: {' '.join(as_overrides(overrides(scene, change)))} "
-        "(`nemorl plan` shows what else does)"
-        if change is not None
-        else "use a smaller model, LoRA, or more devices (`nemorl plan` shows what fits where)",
+        as_fix(scene, smallest_change(scene)),
         here=True,
     )
 

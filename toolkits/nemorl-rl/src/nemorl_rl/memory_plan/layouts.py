@@ -212,6 +212,14 @@ def as_overrides(keys: Mapping[str, object]) -> list[str]:
     return [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in keys.items()]
 
 
+def as_fix(scene: Scene, change: Choice | None) -> str:
+    """The change in the words of an error's ``fix``; ``None``: no layout fits."""
+    if change is None:
+        return "use a smaller model, LoRA, or more devices (`nemorl plan` shows what fits where)"
+    words = " ".join(as_overrides(overrides(scene, change)))
+    return f"the smallest change that fits: {words} (`nemorl plan` shows what else does)"
+
+
 def fleet_overrides(fleet: Fleet) -> dict[str, object]:
     """The keys of a config for these devices."""
     if fleet.device.is_cpu:

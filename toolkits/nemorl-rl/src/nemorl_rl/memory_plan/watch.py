@@ -121,16 +121,12 @@ class MemoryWatch:
 
     def _fix(self, budget: Budget, taken: float) -> str:
         """The smallest change that fits, if the phase takes as much more than planned as was seen."""
-        from nemorl_rl.memory_plan.layouts import as_overrides, overrides, smallest_change
+        from nemorl_rl.memory_plan.layouts import as_fix, smallest_change
 
         assert self.scene is not None, "it has a budget"
         # A change has to take less than what did not fit, by the plan's own count.
         enough = (1 - SPARE_FRAC) * min(budget.capacity, budget.needed * budget.capacity / max(taken, 1.0))
-        change = smallest_change(self.scene, at_most={budget.phase: enough})
-        if change is None:
-            return "use a smaller model, LoRA, or more devices (`nemorl plan` shows what fits where)"
-        words = " ".join(as_overrides(overrides(self.scene, change)))
-        return f"the smallest change that fits: {words} (`nemorl plan` shows what else does)"
+        return as_fix(self.scene, smallest_change(self.scene, at_most={budget.phase: enough}))
 
 
 class MemoryRemarks:
