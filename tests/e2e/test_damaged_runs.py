@@ -129,7 +129,7 @@ TOLD = {"metrics.jsonl", "plugins.lock.json"}
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "damage",
-    only("cut", "gone", of=DAMAGES),
+    only("cut", of=DAMAGES),
 )
 def test_a_damaged_run_ends_as_the_sound_one_or_is_refused(
     damage: str, runs: tuple[Path, Path], tiny_model: Path, tmp_path: Path

@@ -75,6 +75,7 @@ def test_divergence_on_the_likeliest_tokens_teaches_the_sums(teacher: Path, stud
     assert after["validation/accuracy"] > 0.7
 
 
+@pytest.mark.full
 def test_the_policy_gradient_of_sampled_tokens_approaches_the_teacher(
     teacher: Path, student: Path, tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import openai
+import pytest
 from nemorl_gateway.access import Access
 from nemorl_gateway.gateway import Gateway
 from nemorl_gateway.options import GatewayOptions
@@ -115,6 +116,7 @@ def test_closing_an_episode_ends_its_requests_and_its_key(gateway: Gateway) -> N
     assert gateway.close(access).requests == 0
 
 
+@pytest.mark.full
 def test_two_hundred_episodes_with_clients_that_leave_never_mix_and_leave_nothing() -> None:
     """Each episode's policy answers with its own name; a third of the requests are abandoned at random."""
     chance = random.Random(5)

@@ -84,6 +84,7 @@ def test_a_machine_that_does_not_answer_is_named(here: Launches) -> None:
     assert "127.0.0.1: ssh: connect to host 127.0.0.1 port" in done.stderr
 
 
+@pytest.mark.full
 def test_on_this_machine_a_cancelled_run_is_saved_and_continues_when_launched_again(here: Launches) -> None:
     same = ["run.json", "--on", "local", f"max_steps={LONG}", "run_dir=runs/here", "--name", "here"]
     here.launch(*same)

@@ -48,6 +48,7 @@ def train(model: Path, run_dir: Path, steps: int, **changes: Any) -> list[dict[s
     return config.build().fit(rows, share_of_digits, console=Console(quiet=True)).history
 
 
+@pytest.mark.full
 def test_a_random_model_learns_to_write_digits(tiny_model: Path, tmp_path: Path) -> None:
     history = train(tiny_model, tmp_path / "run", 40)
     rewards = [record["train/reward"] for record in history if "train/reward" in record]

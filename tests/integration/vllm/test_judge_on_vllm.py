@@ -63,6 +63,7 @@ def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     pytest.fail(f"the server is not up:\n{log.read_text()[-2000:]}")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("form", only("line", of=("line", "json")))
 def test_vllm_takes_the_question_and_noise_is_no_verdict(server: str, form: str) -> None:
     options = {"max_tokens": 48, "deadline_s": 120, "retries": 0, "verdict": form}

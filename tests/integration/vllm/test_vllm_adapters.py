@@ -105,6 +105,7 @@ def test_sequences_in_progress_go_on_with_the_new_adapters(trainer: Trainer, bui
         assert last < TOLERANCE
 
 
+@pytest.mark.full
 def test_an_engine_wakes_with_its_adapters(trainer: Trainer, build: Any) -> None:
     engine = build(trainer.folder, trainer.handle(1), policy=LORA)
     before = engine.generate(REQUESTS)
@@ -163,6 +164,7 @@ def measured(model: Path, run_dir: Path, adapters: str, steps: int = 4, resume: 
     return {line["step"]: line for line in lines if "train/reward" in line}
 
 
+@pytest.mark.full
 def test_a_run_with_adapters_apart_is_the_run_with_merged_ones(tmp_path: Path) -> None:
     model = tiny_model()
     merged = measured(model, tmp_path / "merged", "auto")  # on one machine: merged

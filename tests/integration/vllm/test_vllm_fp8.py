@@ -58,6 +58,7 @@ def test_the_engine_knows_what_precision_asks_for() -> None:
     assert found.moe == found.linear
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("by_channel")
 def test_every_update_is_rounded_anew(build: Any) -> None:
     folder = tiny_model(**SIZES)

@@ -33,10 +33,12 @@ def test_bugs_in_the_trainer_are_found(build: Build) -> None:
     assert sampler.generate([REQUEST])[0][0].token_ids  # nothing of it stays behind
 
 
+@pytest.mark.full
 def test_an_ignored_rotary_factor_is_found(build: Build) -> None:
     check_an_ignored_rotary_factor(build(tiny_model(**MODEL), policy={"hf_config_overrides": HALVED}))
 
 
+@pytest.mark.full
 def test_bugs_in_the_engine_are_found(build: Build) -> None:
     trainer, sampler = build_trainer(), build(tiny_model(**MODEL))
 

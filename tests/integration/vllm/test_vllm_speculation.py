@@ -59,6 +59,7 @@ def test_logprobs_are_the_trainers_before_and_after_an_update(engine: Any, sampl
     assert max(gaps(model, asked, engine.generate(asked))) < TOLERANCE
 
 
+@pytest.mark.full
 def test_requests_of_different_temperatures_share_a_batch(engine: Any) -> None:
     asked = [found for kind in (0.0, 0.7, 1.4) for found in requests(3, temperature=kind)]
     assert max(gaps(load_reference(tiny_model()), asked, engine.generate(asked))) < TOLERANCE
@@ -74,6 +75,7 @@ def test_a_seed_gives_the_same_tokens_alone_and_among_others(engine: Any) -> Non
     assert torch.random.get_rng_state().equal(state)  # the process's generator belongs to others
 
 
+@pytest.mark.full
 def test_greedy_tokens_are_those_of_an_engine_that_does_not_guess(engine: Any, build: Any) -> None:
     plain = build(tiny_model())
     prompts = [(9, 18, 10), (5, 6, 7) * 5, EVERYTHING]
@@ -127,6 +129,7 @@ def test_what_cannot_be_guessed_exactly_is_refused(engine: Any, sampling: dict[s
         engine.generate(requests(**sampling))
 
 
+@pytest.mark.full
 def test_a_run_logs_what_was_accepted(tmp_path: Path) -> None:
     config = GRPOConfig(
         **{

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, make_server
@@ -29,6 +29,8 @@ from nemorl_prometheus.names import Families
 
 TARGETS = "prometheus.json"
 """File of the run directory with the endpoint's address, as Prometheus' ``file_sd_configs`` reads it."""
+LOOK_FOR_END_S = 0.05
+"""A run that ends waits as long for its endpoint, at most."""
 
 
 class PrometheusLogger:
@@ -53,7 +55,8 @@ class PrometheusLogger:
         self._targets = run_dir / TARGETS
         target = {"targets": [f"{config.host}:{self.port}"], "labels": {"job": "nemorl"}}
         replace_text(self._targets, json.dumps([target]) + "\n")
-        self._thread = threading.Thread(target=self._server.serve_forever, name="prometheus", daemon=True)
+        serve = partial(self._server.serve_forever, poll_interval=LOOK_FOR_END_S)
+        self._thread = threading.Thread(target=serve, name="prometheus", daemon=True)
         self._thread.start()
         self._is_closed = False
 
