@@ -87,8 +87,7 @@ class _Conversion:
         self, model: PreTrainedModel, transforms: Sequence[Any], shapes: Mapping[str, torch.Size], *, reverse: bool
     ) -> None:
         self._model, self._reverse = model, reverse
-        self._renamings = [transform for transform in transforms if not hasattr(transform, "operations")]
-        self._converters = [transform for transform in transforms if hasattr(transform, "operations")]
+        self._renamings, self._converters = _parted(transforms)
         self._sizes: dict[str, int] = defaultdict(int)
         """Tensors that a conversion waits for, by the name it gives its first result."""
         for name in shapes:
@@ -137,3 +136,13 @@ def _transforms(model: PreTrainedModel) -> list[Any]:
     # Neither names of old files nor prefixes that some checkpoints have: what is written has the usual ones.
     found = get_model_conversion_mapping(model, add_legacy=False)
     return [transform for transform in found if not isinstance(transform, PrefixChange)]
+
+
+def _parted(transforms: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Those that give new names only, and those that compute."""
+    if not transforms:
+        return [], []
+    from transformers.core_model_loading import WeightConverter
+
+    converters = [transform for transform in transforms if isinstance(transform, WeightConverter)]
+    return [transform for transform in transforms if not isinstance(transform, WeightConverter)], converters

@@ -77,6 +77,7 @@ def test_every_update_leaves_exactly_the_new_adapters(trainer: Trainer, build: A
         assert {c.weight_versions for group in groups for c in group} == {(version,)}
 
 
+@pytest.mark.full
 def test_vllm_loads_an_exported_adapter(trainer: Trainer, build: Any) -> None:
     from vllm.lora.request import LoRARequest
 

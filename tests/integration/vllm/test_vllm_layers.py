@@ -65,6 +65,7 @@ def test_bugs_in_the_engine_are_found(build: Build) -> None:
     assert edit(wrong_rotation) == (0, "rotated_query", 1)  # the table is shared, one position late from token 1 on
 
 
+@pytest.mark.full
 def test_an_engine_that_cannot_be_observed_says_why(build: Build, raises: Raises) -> None:
     sampler = build(tiny_model(**MODEL))
     model_config = sampler._call(lambda engine: engine.vllm_config.model_config)

@@ -74,6 +74,7 @@ def test_overrides_of_the_models_config_reach_the_engine(build: Any) -> None:
     assert max(gaps(load_reference(tiny_model()), requests, groups)) > 10 * TOLERANCE
 
 
+@pytest.mark.full
 def test_bfloat16_stays_close_to_float32(build: Any) -> None:
     # bfloat16 has 8 bits: log-probs of a few nats differ by some hundredths.
     requests = [GenerationRequest(ids, SAMPLED, (1, 2)) for ids in PROMPTS]

@@ -72,6 +72,7 @@ def test_saved_mixtures_load_and_every_update_reaches_the_experts(
     assert max(gaps(model, REQUESTS, engine.generate(REQUESTS))) < TOLERANCE
 
 
+@pytest.mark.full
 def test_transformers_classes_stay_usable_beside_an_engine_that_runs_them(build: Any, tmp_path: Path) -> None:
     # vLLM has no code of its own for OLMo 2 and runs transformers' classes, which the trainer uses as well.
     trainer = _trainer(tmp_path, "olmo2", {"tie_word_embeddings": False})

@@ -65,6 +65,7 @@ def test_requests_of_different_temperatures_share_a_batch(engine: Any) -> None:
     assert max(gaps(load_reference(tiny_model()), asked, engine.generate(asked))) < TOLERANCE
 
 
+@pytest.mark.full
 def test_a_seed_gives_the_same_tokens_alone_and_among_others(engine: Any) -> None:
     state = torch.random.get_rng_state()
     (together,) = engine.generate(requests(6))

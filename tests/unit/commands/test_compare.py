@@ -111,7 +111,10 @@ PLANTED = [
 ]
 
 
-@pytest.mark.parametrize(("key", "change", "step", "metric"), PLANTED)
+@pytest.mark.parametrize(
+    ("key", "change", "step", "metric"),
+    [*PLANTED[:2], *(pytest.param(*planted, marks=pytest.mark.full) for planted in PLANTED[2:])],
+)
 @pytest.mark.slow
 def test_the_planted_cause_is_the_likely_one(
     key: str, change: dict[str, Any], step: int, metric: str, tmp_path: Path, nemorl: Command

@@ -42,6 +42,7 @@ def test_every_config_loads_or_names_what_is_missing(entries: list[tuple[Path, E
     assert unknown == set(), counts
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_every_key_has_exactly_one_class(entries: list[tuple[Path, Entry]]) -> None:
     classes: Counter[str] = Counter()

@@ -9,6 +9,7 @@ import pytest
 from nemorl.plugins import Index, Registry
 from nemorl_testing.models import tiny_model as model_with_weights
 from nemorl_testing.registries import use_registry
+from tiers import only
 
 DOCS = Path(__file__).parents[3] / "docs"
 MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
@@ -16,7 +17,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["python-api.md", "evaluation.md"])
+@pytest.mark.parametrize("page", only("evaluation.md", of=("python-api.md", "evaluation.md")))
 def test_the_examples_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed (nemorl-report[plot])")
     monkeypatch.chdir(tmp_path)

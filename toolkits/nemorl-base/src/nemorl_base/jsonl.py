@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 from nemorl_base.files import loading, replacing, storing
 from nemorl_base.secrets import redacted_json
@@ -137,6 +137,16 @@ def dumps(value: Any) -> bytes:
     return text.encode("utf-8", errors="backslashreplace")
 
 
+@runtime_checkable
+class _Scalar(Protocol):
+    """A tensor of torch or an array of numpy, neither of which is imported here; of one number where ``ndim`` is 0."""
+
+    @property
+    def ndim(self) -> int: ...
+
+    def item(self) -> object: ...
+
+
 def _finite(value: Any) -> Any:
     if isinstance(value, bool | int | str) or value is None:
         return value
@@ -146,7 +156,7 @@ def _finite(value: Any) -> Any:
         return {str(key): _finite(item) for key, item in value.items()}
     if isinstance(value, Sequence | set | frozenset) and not isinstance(value, bytes | bytearray):
         return [_finite(item) for item in value]
-    if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
+    if isinstance(value, _Scalar) and value.ndim == 0:
         return _finite(value.item())
     return value
 

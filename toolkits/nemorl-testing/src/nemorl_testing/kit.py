@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from nemorl.errors import NemorlError, PluginError, UsageError
 from nemorl.plugins import KINDS, PluginEntry, registry
 from nemorl.plugins.index import singular
+from nemorl.plugins.kinds import PluginConfig
 from nemorl.plugins.registry import BASES
 from nemorl_base.suggest import did_you_mean
 
@@ -225,7 +226,7 @@ class Subject:
 
     def require_modules(self) -> None:
         """End the check where the libraries behind ``build`` are not installed."""
-        missing = self.config_class.missing_modules() if hasattr(self.config_class, "missing_modules") else []
+        missing = self.config_class.missing_modules() if issubclass(self.config_class, PluginConfig) else []
         if missing:
             raise NotApplicable(f"{self.name} needs {', '.join(missing)}: {self.config_class.install_hint}")
 
