@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 SOURCES := $(foreach package,$(PACKAGES),$(package)/src)
 
-STREAMS := test-together test-measured test-units test-programs test-on-ray test-runs
+STREAMS := test-together test-kernel test-toolkits test-units test-programs test-on-ray test-runs
 FAST_STREAMS := fast-kernel fast-units fast-contracts fast-programs
 .PHONY: help setup quickstart test $(STREAMS) test-fast $(FAST_STREAMS) test-full chaos lint format wheels gpu-check clean
 
@@ -54,6 +54,7 @@ FAST := -m "not slow and not full"
 KERNEL := $(addprefix tests/unit/,base core rl tensors)
 TOOLKITS := $(addprefix tests/unit/,report isolation commands testing)
 MEASURED := $(KERNEL) $(TOOLKITS)
+COVERAGE := .coverage.kernel.json .coverage.toolkits.json
 # Most of their time these wait for programs that they start: beside the others they cost little.
 PROGRAMS := $(addprefix tests/unit/,agent_env code_env interop_envs launch server_engine transports)
 TOGETHER := $(addprefix tests/integration/,megatron vllm)
@@ -61,18 +62,21 @@ ON_RAY := $(addprefix tests/integration/,async ray) tests/conformance
 RUNS := tests/e2e tests/chaos tests/spec tests/integration
 ignored = $(addprefix --ignore=,$(1))
 
-# Six processes side by side, on two cores: what starts other processes waits for them much of its time. They are to
+# Seven processes side by side, on two cores: what starts other processes waits for them much of its time. They are to
 # end at the same time: whoever adds a slow folder gives it to the one that ends first. What starts vLLM and Megatron
 # runs one after the other, so that no engine finds the ports or the memory of another.
 test: $(DEV_STAMP)
-	$(MAKE) --no-print-directory --keep-going --jobs=6 $(STREAMS)
-	$(BIN)/python -m slipcover --fail-under=85 --skip-covered --merge .coverage.json --out .coverage.json
+	$(MAKE) --no-print-directory --keep-going --jobs=7 $(STREAMS)
+	$(BIN)/python -m slipcover --fail-under=85 --skip-covered --merge $(COVERAGE) --out .coverage.json
 
 test-together: $(DEV_STAMP)
 	$(BIN)/python -m pytest $(TOGETHER)
 
-test-measured: $(DEV_STAMP)
-	$(BIN)/python -m slipcover --json --out .coverage.json -m pytest $(MEASURED)
+test-kernel: $(DEV_STAMP)
+	$(BIN)/python -m slipcover --json --out .coverage.kernel.json -m pytest $(KERNEL)
+
+test-toolkits: $(DEV_STAMP)
+	$(BIN)/python -m slipcover --json --out .coverage.toolkits.json -m pytest $(TOOLKITS)
 
 test-units: $(DEV_STAMP)
 	$(BIN)/python -m pytest $(call ignored,$(MEASURED) $(PROGRAMS)) tests/unit

@@ -13,7 +13,7 @@ from nemorl_transports.broadcast import Broadcast
 from recorded_messages import Raises
 from vllm_engines import changed, gaps, handle_of
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.full]
 
 
 def test_two_processes_hold_one_model_and_take_new_weights(build: Any, raises: Raises) -> None:

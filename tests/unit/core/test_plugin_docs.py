@@ -29,14 +29,12 @@ ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
 KIND_PAGES = {kind: DOCS / "plugin-kinds" / f"{kind.removesuffix('s').replace('_', '-')}.md" for kind in KINDS}
 PAGES = (DOCS / "plugins.md", DOCS / "isolation.md", DOCS / "trust.md", *KIND_PAGES.values())
-HEAVY = ("algorithms", "training_backends", "generation_backends")
+HEAVY = {"algorithms": pytest.mark.full, "training_backends": pytest.mark.full, "generation_backends": pytest.mark.slow}
 """Kinds whose conformance runs models."""
 NAMED_BLOCK = re.compile(r"`([\w./-]+\.\w+)`[^`\n]*(?:\[[^\n]*)?:\n\n```(?:\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
-page_of_kind = pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=[pytest.mark.slow] if kind in HEAVY else []) for kind in KIND_PAGES]
-)
+page_of_kind = pytest.mark.parametrize("kind", [pytest.param(kind, marks=HEAVY.get(kind, ())) for kind in KIND_PAGES])
 
 
 def blocks(page: Path, language: str) -> list[str]:
