@@ -126,8 +126,9 @@ def test_tests_use_objects_of_the_program_and_names_of_tests_before_them(share: 
     assert score(share, tests, code(program))[0].reward == 0.75
 
 
-def test_a_hanging_test_does_not_take_those_before_it(brief: CodeEnvironment) -> None:
-    (only,) = score(brief, ASSERTS, code("def add(a, b):\n    while a == 0: pass\n    return a + b"))
+def test_a_hanging_test_does_not_take_those_before_it() -> None:
+    patient = built(timeout_s=4.0)  # those before it end in it, also on a loaded machine
+    (only,) = score(patient, ASSERTS, code("def add(a, b):\n    while a == 0: pass\n    return a + b"))
     assert (only.reward, happened(only)) == (0.25, {"code_timeout"})
 
 
