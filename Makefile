@@ -88,7 +88,7 @@ test-on-ray: $(DEV_STAMP)
 	$(BIN)/python -m pytest $(ON_RAY)
 
 test-runs: $(DEV_STAMP)
-	$(BIN)/python -m pytest $(call ignored,$(MEASURED) $(TOGETHER) $(ON_RAY)) $(RUNS)
+	$(BIN)/python -m pytest $(call ignored,$(TOGETHER) $(ON_RAY)) $(RUNS)
 
 test-fast: $(DEV_STAMP)
 	$(MAKE) --no-print-directory --keep-going --jobs=4 $(FAST_STREAMS)

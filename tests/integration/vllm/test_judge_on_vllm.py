@@ -18,7 +18,6 @@ from nemorl_environments import JudgeConfig
 from nemorl_rl.environments import EnvironmentPool
 from nemorl_testing.models import tiny_model
 from nemorl_testing.tiny import ALPHABET
-from tiers import only
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -64,7 +63,7 @@ def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("form", only("line", of=("line", "json")))
+@pytest.mark.parametrize("form", ["line", "json"])
 def test_vllm_takes_the_question_and_noise_is_no_verdict(server: str, form: str) -> None:
     options = {"max_tokens": 48, "deadline_s": 120, "retries": 0, "verdict": form}
     environment = JudgeConfig.model_validate({"url": server, "model": "tiny", **options}).build()

@@ -228,7 +228,6 @@ def test_a_library_that_reads_metadata_its_own_way_changes_nothing(site: Path, t
 
 
 @pytest.mark.full
-@pytest.mark.full
 @pytest.mark.slow
 def test_a_run_trains_beside_damaged_distributions(site: Path, tmp_path: Path, tiny_model: Path) -> None:
     config = {

@@ -30,7 +30,7 @@ DOCS = ROOT / "docs"
 KIND_PAGES = {kind: DOCS / "plugin-kinds" / f"{kind.removesuffix('s').replace('_', '-')}.md" for kind in KINDS}
 PAGES = (DOCS / "plugins.md", DOCS / "isolation.md", DOCS / "trust.md", *KIND_PAGES.values())
 HEAVY = {"algorithms": pytest.mark.full, "training_backends": pytest.mark.full, "generation_backends": pytest.mark.slow}
-"""Kinds whose conformance runs models."""
+"""Kinds whose conformance runs models, with the tier of theirs."""
 NAMED_BLOCK = re.compile(r"`([\w./-]+\.\w+)`[^`\n]*(?:\[[^\n]*)?:\n\n```(?:\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, make_server
@@ -55,8 +55,8 @@ class PrometheusLogger:
         self._targets = run_dir / TARGETS
         target = {"targets": [f"{config.host}:{self.port}"], "labels": {"job": "nemorl"}}
         replace_text(self._targets, json.dumps([target]) + "\n")
-        serve = partial(self._server.serve_forever, poll_interval=LOOK_FOR_END_S)
-        self._thread = threading.Thread(target=serve, name="prometheus", daemon=True)
+        serve = self._server.serve_forever
+        self._thread = threading.Thread(target=serve, args=(LOOK_FOR_END_S,), name="prometheus", daemon=True)
         self._thread.start()
         self._is_closed = False
 
