@@ -1,13 +1,16 @@
-"""LoRA adapters that come apart from the model: vLLM's own LoRA, with one adapter that every update replaces.
+"""LoRA adapters that come apart from the model, applied by vLLM's own LoRA.
 
-The adapter is handed over as a folder of peft in the machine's memory, which each process of the engine reads. Its id
-stays the same, so that sequences in progress go on with the new one.
+Requests that name no version share one adapter, which every update replaces. Its id stays the same, so that sequences
+in progress go on with the new one. Where several versions are held (option ``snapshots``), each of them is an adapter
+of its own besides. They are handed over as a folder of peft in the machine's memory, which each process of the engine
+reads.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -15,50 +18,91 @@ from typing import TYPE_CHECKING, Any
 from nemorl.errors import BackendError
 from nemorl_base.files import replace_text
 from nemorl_base.left_overs import mark
+from nemorl_rl.snapshots import version_error
 from nemorl_tensors.engines.buckets import CountedBuckets
 from safetensors.torch import save_file
+
+from nemorl_vllm.config import ADAPTER_RANKS
 
 if TYPE_CHECKING:
     from nemorl.config.models import LoraConfig
     from nemorl.weights import WeightHandle
 
-NAME, NUMBER = "policy", 1
-"""vLLM's name and id of the adapter."""
-RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks that vLLM can make room for."""
+NEWEST = 1
+"""vLLM's id of the adapter that every update replaces. That of version v is v + 2."""
 MEMORY = Path("/dev/shm")
 """A file system in memory, where there is one."""
 
 
-def engine_arguments(lora: LoraConfig) -> dict[str, Any]:
-    """Arguments of an engine that has room for one adapter.
+def engine_arguments(lora: LoraConfig, slots: int) -> dict[str, Any]:
+    """Arguments of an engine that has room for so many adapters.
 
     Raises:
         BackendError: The rank is beyond what vLLM knows.
     """
-    room = next((rank for rank in RANKS if rank >= lora.rank), None)
+    room = next((rank for rank in ADAPTER_RANKS if rank >= lora.rank), None)
     if room is None:
         raise BackendError(
-            f"policy.lora.rank is {lora.rank}, and vLLM applies adapters of at most {RANKS[-1]}",
+            f"policy.lora.rank is {lora.rank}, and vLLM applies adapters of at most {ADAPTER_RANKS[-1]}",
             fix="set rollouts.adapters: merged",
         )
-    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": room}
+    return {"enable_lora": True, "max_loras": slots, "max_lora_rank": room}
 
 
-class AdapterFolder:
-    """The adapter on its way into an engine."""
+class Adapters:
+    """Those that an engine has, and the folder in which they come."""
 
-    def __init__(self, lora: LoraConfig) -> None:
-        self._lora = lora
+    def __init__(self, lora: LoraConfig, snapshots: int) -> None:
+        """
+        Args:
+            lora: Their form.
+            snapshots: Most versions that are held.
+        """
+        self._lora, self._limit = lora, snapshots
+        self._held: list[int] = []
+        """Versions, the newest at the end."""
         self._place = TemporaryDirectory(prefix="nemorl-adapter-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None)
         self._folder = Path(self._place.name)
         mark(self._folder)
 
-    def request(self, *, replaces: bool = False) -> Any:
-        """A ``vllm.lora.request.LoRARequest``: of generation, or to load what the folder holds now."""
+    @property
+    def versions(self) -> Sequence[int]:
+        """Those that are held, the newest at the end."""
+        return self._held
+
+    def request(self, version: int | None) -> Any:
+        """The ``vllm.lora.request.LoRARequest`` of a request that names a version, or none.
+
+        Raises:
+            VersionNotHeldError: The engine does not have it.
+        """
+        if version is not None and version not in self._held:
+            raise version_error(version, self._held)
+        return self._lora_request(self._number(version))
+
+    def load(self, engine: Any, version: int) -> int | None:
+        """Have the engine read the folder: the newest version from now on.
+
+        Returns:
+            The version that was dropped because there is no room for one more.
+        """
+        left = [held for held in self._held if held != version]
+        dropped = left.pop(0) if len(left) == self._limit else None
+        self._held = [*left, version]
+        if dropped is not None and self._limit > 1:
+            engine.remove_lora(self._number(dropped))
+        for number in {self._number(None), self._number(version)}:
+            engine.add_lora(self._lora_request(number, replaces=True))
+        return dropped
+
+    def _number(self, version: int | None) -> int:
+        """vLLM's id of a version's adapter."""
+        return NEWEST if version is None or self._limit == 1 else NEWEST + 1 + version
+
+    def _lora_request(self, number: int, *, replaces: bool = False) -> Any:
         from vllm.lora.request import LoRARequest
 
-        return LoRARequest(NAME, NUMBER, str(self._folder), load_inplace=replaces)
+        return LoRARequest(f"policy-{number}", number, str(self._folder), load_inplace=replaces)
 
     def write(self, handle: WeightHandle) -> int:
         """Fetch an adapter. vLLM still has the one before.

@@ -50,12 +50,15 @@ SET_ELSEWHERE = {
     "quantization_config": "set precision of the backend",
     "enable_sleep_mode": "set cluster.take_turns",
     "enable_lora": "set rollouts.adapters: separate",
-    "max_loras": "the policy is the only adapter",
+    "max_loras": "set snapshots of the backend",
     "max_lora_rank": "it follows from policy.lora.rank",
     "worker_cls": "the worker is vLLM's own for the device",
     "worker_extension_cls": "it is nemorl's: it loads the trainer's weights",
 }
 """Arguments of the engine that ``engine_args`` may not give, and what to do instead."""
+
+ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks of adapters that vLLM can make room for."""
 
 CPU_KV_CACHE_GIB = 1.0
 """On the CPU, where vLLM would otherwise take most of the machine. 37k tokens of a 1.5B Qwen2 in bfloat16."""
@@ -77,6 +80,7 @@ class VLLMConfig(LowerPrecision, GenerationBackendConfig, PlansEngine):
     supports: ClassVar[frozenset[str]] = frozenset(
         {
             "activations",
+            "adapter_snapshots",
             "adapters",
             "any_transport",
             "filtered_logprobs",
@@ -117,8 +121,17 @@ class VLLMConfig(LowerPrecision, GenerationBackendConfig, PlansEngine):
     speculative: Annotated[SpeculativeConfig | None, RESUMABLE] = None
     """Guess tokens ahead. Fast where responses repeat the prompt or themselves; with many samples at once, when the
     device is busy anyway, it costs more than it saves. Unset: token by token."""
+    snapshots: Annotated[int, RESUMABLE] = Field(1, ge=1, le=100)
+    """Most versions of the weights held at once: the newest, and those before it for requests that name one
+    (``GenerationRequest.version``). Above 1 only where adapters travel apart from the model (``rollouts.adapters``):
+    each version takes the memory of an adapter, of which vLLM then holds one more than this."""
     engine_args: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of ``vllm.EngineArgs``, for what has no option here, e.g. ``max_num_batched_tokens``."""
+
+    @property
+    def adapter_slots(self) -> int:
+        """Adapters that the engine has room for: the newest, and those of versions by themselves."""
+        return 1 if self.snapshots == 1 else self.snapshots + 1
 
     @property
     def devices_per_replica(self) -> int:

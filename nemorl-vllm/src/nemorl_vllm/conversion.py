@@ -110,12 +110,13 @@ def _end_token_ids(policy: PolicyConfig, config: Any) -> frozenset[int]:
     return Tokenizer.of(policy).stop_token_ids.union(token for token in ids if token is not None)
 
 
-def completions(samples: Sequence[tuple[Any, Span]]) -> list[Completion]:
+def completions(samples: Sequence[tuple[Any, Span]], version: int | None = None) -> list[Completion]:
     """Those of a request.
 
     Args:
         samples: The ``RequestOutput`` of each, the first with the log-probs of the prompt, and when it was made, in
             seconds since vLLM was given the request.
+        version: Of the weights that all of its tokens come from, whatever became the newest meanwhile.
 
     Raises:
         BackendError: One is unusable.
@@ -123,10 +124,10 @@ def completions(samples: Sequence[tuple[Any, Span]]) -> list[Completion]:
     first, _ = samples[0]
     known = first.prompt_logprobs
     prompt = () if known is None else (0.0, *_sampled(known, len(first.prompt_token_ids) - 1))
-    return [_completion(output, span, prompt) for output, span in samples]
+    return [_completion(output, span, prompt, version) for output, span in samples]
 
 
-def _completion(output: Any, span: Span, prompt_logprobs: tuple[float, ...]) -> Completion:
+def _completion(output: Any, span: Span, prompt_logprobs: tuple[float, ...], version: int | None) -> Completion:
     (sample,) = output.outputs
     logprobs = _sampled(sample.logprobs, len(sample.token_ids))
     if not all(map(math.isfinite, logprobs)):
@@ -140,13 +141,13 @@ def _completion(output: Any, span: Span, prompt_logprobs: tuple[float, ...]) -> 
             f"vLLM ended a request with {sample.finish_reason!r}",
             fix="VLLM_LOGGING_LEVEL=INFO in the environment shows its own report",
         )
-    parts = sample.weight_versions
+    parts = [(int(part.version), part.start) for part in sample.weight_versions] if version is None else [(version, 0)]
     return TimedCompletion(
         tuple(sample.token_ids),
         logprobs,
         cast(FinishReason, sample.finish_reason),
-        tuple(int(part.version) for part in parts),
-        tuple(part.start for part in parts),
+        tuple(number for number, _ in parts),
+        tuple(start for _, start in parts),
         prompt_logprobs,
         span,
     )

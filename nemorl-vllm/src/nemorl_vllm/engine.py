@@ -122,7 +122,7 @@ def engine_args(
         # cannot do. So a prompt is computed whole there, whatever its length.
         further = {"enable_chunked_prefill": False, "max_num_batched_tokens": max(CPU_BATCH_TOKENS, max_model_len)}
     if lora is not None:
-        further |= engine_arguments(lora)
+        further |= engine_arguments(lora, options.adapter_slots)
     return EngineArgs(
         model=policy.model_name,
         tokenizer=policy.tokenizer.name,

@@ -17,9 +17,10 @@ from nemorl.metrics import Mean, Metric
 from nemorl.plugins import registry
 from nemorl.types import Completion, GenerationRequest
 from nemorl.weights import WeightHandle, transport
+from nemorl_rl.snapshots import version_error
 from nemorl_tensors.engines.requests import RequestLoop
 
-from nemorl_vllm.adapters import AdapterFolder
+from nemorl_vllm.adapters import Adapters
 from nemorl_vllm.conversion import ModelLimits
 from nemorl_vllm.engine import begin_observation, build_engine
 from nemorl_vllm.llm_requests import ONE_ENGINE_AT_A_TIME, LLMRequests
@@ -56,7 +57,12 @@ class VLLMGeneration:
         self._sleep = sleep_of(worker.device, leaves_memory=worker.leaves_memory)
         self._away: set[MemoryPart] = set()
         lora = policy.lora if weights is not None and weights.form == "adapters" else None
-        self._adapters = AdapterFolder(lora) if lora is not None else None
+        if lora is None and options.snapshots > 1:
+            raise BackendError(
+                "vLLM holds several versions of adapters alone, and the weights of this engine are in the model",
+                fix="remove snapshots of generation.backend, or set generation.backend: hf",
+            )
+        self._adapters = Adapters(lora, options.snapshots) if lora is not None else None
         """Where updates bring adapters alone. The model is then the stored one"""
         build = partial(
             build_engine,
@@ -67,9 +73,7 @@ class VLLMGeneration:
             empty=weights is not None and lora is None,
             lora=lora,
         )
-        self._requests = requests = LLMRequests(
-            limits, self._adapters.request() if self._adapters is not None else None
-        )
+        self._requests = requests = LLMRequests(limits, self._adapters)
         self._loop = RequestLoop(lambda: requests.start(build), limits.check, "nemorl-vllm", ONE_ENGINE_AT_A_TIME)
         if weights is None:
             self._call(lambda engine: engine.set_weight_version("0"))
@@ -187,10 +191,12 @@ class VLLMGeneration:
         """Runs on the engine's thread."""
         assert self._adapters is not None
         try:
-            engine.add_lora(self._adapters.request(replaces=True))
+            dropped = self._adapters.load(engine, version)
         except Exception:
             self._give_up_weights(version)
             raise
+        if dropped is not None:
+            self._requests.fail_version(dropped, version_error(dropped, self._adapters.versions))
         self._begin_version(engine, version)
 
     def _exchange(self, engine: Any, handle: WeightHandle, version: int) -> int:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from nemorl.types import GenerationRequest
     from nemorl_tensors.engines.requests import Outcome
 
+    from nemorl_vllm.adapters import Adapters
     from nemorl_vllm.conversion import ModelLimits
 
 ONE_ENGINE_AT_A_TIME = threading.RLock()
@@ -26,21 +27,25 @@ ONE_ENGINE_AT_A_TIME = threading.RLock()
 class LLMRequests:
     """The ``RequestEngine`` over a ``vllm.v1.engine.llm_engine.LLMEngine``."""
 
-    def __init__(self, limits: ModelLimits, adapter: Any = None) -> None:
+    def __init__(self, limits: ModelLimits, adapters: Adapters | None = None) -> None:
         """
         Args:
             limits: Of the model.
-            adapter: The ``LoRARequest`` of every request.
+            adapters: Of the versions that requests may name; ``None``: the weights are in the model.
         """
         self.engine: Any = None
         self.unusable: BackendError | None = None
         """Why the weights are unusable, after an update that failed half way."""
         self.asleep: BackendError | None = None
         """What is away, while the engine sleeps."""
-        self._limits, self._adapter = limits, adapter
+        self._limits, self._adapters = limits, adapters
         self._samples: dict[int, dict[str, Any]] = {}
         """vLLM's names of a request's samples, and their outputs once these have ended, with when they were made."""
         self._numbers: dict[str, int] = {}
+        self._named: dict[int, int] = {}
+        """The version that a request names, if it does."""
+        self._failed: dict[int, Outcome] = {}
+        """Requests whose version was dropped, until the next step."""
         self._asked_s: dict[int, float] = {}
         """When vLLM was given a request: a moment of ``time.monotonic()``."""
 
@@ -65,6 +70,9 @@ class LLMRequests:
         reason = self.unusable or self.asleep
         if reason is not None:
             raise reason
+        adapter = None if self._adapters is None else self._adapters.request(request.version)
+        if request.version is not None:
+            self._named[number] = request.version
         self._samples[number], self._asked_s[number] = {}, time.monotonic()
         with boundary("vLLM"):
             for place, seed in enumerate(request.seeds):
@@ -72,7 +80,7 @@ class LLMRequests:
                 params = self._limits.params(
                     request, seed, scores_prompt=place == 0 and request.sampling.prompt_logprobs
                 )
-                self.engine.add_request(name, tokens_input(list(request.token_ids)), params, lora_request=self._adapter)
+                self.engine.add_request(name, tokens_input(list(request.token_ids)), params, lora_request=adapter)
                 self._samples[number][name], self._numbers[name] = None, number
 
     def drop(self, numbers: Collection[int]) -> None:
@@ -80,7 +88,16 @@ class LLMRequests:
         if names:
             self.engine.abort_request(names)
 
+    def fail_version(self, version: int, error: NemorlError) -> None:
+        """End the requests that name a version."""
+        failed = [number for number, named in self._named.items() if named == version]
+        self.drop(failed)
+        self._failed |= dict.fromkeys(failed, error)
+
     def step(self) -> Mapping[int, Outcome]:
+        if self._failed:
+            failed, self._failed = self._failed, {}
+            return failed
         with boundary("vLLM"):
             outputs = self.engine.step()
         ended: dict[int, Outcome] = {}
@@ -91,7 +108,8 @@ class LLMRequests:
             samples = self._samples[number]
             samples[output.request_id] = output, Span(0.0, time.monotonic() - self._asked_s[number])
             if None not in samples.values():
-                ended[number] = _outcome(self._forget(number))
+                version = self._named.get(number)
+                ended[number] = _outcome(self._forget(number), version)
         return ended
 
     def close(self) -> None:
@@ -101,13 +119,15 @@ class LLMRequests:
     def _forget(self, number: int) -> dict[str, Any]:
         samples = self._samples.pop(number, {})
         self._asked_s.pop(number, None)
+        self._named.pop(number, None)
+        self._failed.pop(number, None)
         for name in samples:
             self._numbers.pop(name)
         return samples
 
 
-def _outcome(samples: Mapping[str, Any]) -> Outcome:
+def _outcome(samples: Mapping[str, Any], version: int | None) -> Outcome:
     try:
-        return completions([*samples.values()])
+        return completions([*samples.values()], version)
     except BackendError as error:
         return error

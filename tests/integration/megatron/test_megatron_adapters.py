@@ -44,15 +44,15 @@ CASES: dict[str, Case] = {
     "dp2": Case("qwen2", 2, saves="dp2"),
     "tp2": Case("qwen2", 2, TP, SDPA, saves="tp2"),
     "tp2, whole sequences": Case("qwen2", 2, TP, WHOLE | SDPA, saves="tp2, whole sequences"),
-    "tp2, shared": Case("qwen2", 2, TP, SHARED, shared=True),
     "pp2": Case("qwen2", 2, {}, PP | SDPA, saves="pp2"),
-    "pp2 vpp2": Case("deep", 2, {}, VPP),
     "cp2": Case("qwen2", 2, {}, CP),
     "ep2": Case("moe", 2, {}, EP, ATTENTION, saves="ep2"),
     "one bfloat16": Case("qwen2", policy=LOW, saves="one bfloat16"),
-    "tp2 bfloat16": Case("qwen2", 2, {**TP, **LOW}),
     **in_full(
         {
+            "tp2, shared": Case("qwen2", 2, TP, SHARED, shared=True),
+            "pp2 vpp2": Case("deep", 2, {}, VPP),
+            "tp2 bfloat16": Case("qwen2", 2, {**TP, **LOW}),
             "one, padded": Case("qwen2", options=PADDED),
             "one, plain optimizer": Case("qwen2", options=PLAIN),
             "one, recomputed": Case("qwen2", policy=RECOMPUTED),
@@ -168,7 +168,7 @@ def test_four_steps_are_those_of_dtensor(name: str, runs: Runs) -> None:
         assert worst(found[0].weights, expected.weights)[0] < 1e-4
 
 
-@pytest.mark.parametrize("name", ["one bfloat16", "tp2 bfloat16"])
+@pytest.mark.parametrize("name", ["one bfloat16", *in_full(["tp2 bfloat16"])])
 def test_bfloat16_is_as_close_to_float32_as_that_of_dtensor(name: str, runs: Runs) -> None:
     case, exact, rounded = CASES[name], runs.dtensor["one"], runs.dtensor[name]
     after = together(case, runs.found[name], "after")
@@ -177,7 +177,7 @@ def test_bfloat16_is_as_close_to_float32_as_that_of_dtensor(name: str, runs: Run
     assert all(tensor.dtype is torch.float32 for tensor in runs.found[name][0].adapters.values())
 
 
-@pytest.mark.parametrize("name", ["one, shared", "tp2, shared"])
+@pytest.mark.parametrize("name", ["one, shared", *in_full(["tp2, shared"])])
 def test_shared_rows_work_with_adapters(name: str, runs: Runs) -> None:
     assert runs.found[name][0].tree_ratio > 1.5
 

@@ -57,7 +57,7 @@ LAYOUTS: dict[str, tuple[int, Sizes, list[str]]] = {
     "dp2": (2, Sizes(), ["llama"]),
     "dp2 ep2": (2, Sizes(expert=2), ["qwen3 moe", *in_full(["qwen3 moe as chosen", "mixtral"])]),
     "tp2 pp2": (4, TP2_PP2, in_full(["gemma3", "one key-value head"])),
-    "dp2 tp2 ep2": (4, replace(TP2, expert=2), ["mixtral"]),
+    "dp2 tp2 ep2": (4, replace(TP2, expert=2), in_full(["mixtral"])),
     "dp2 pp2 ep2": (4, Sizes(pipeline=2, expert=2), in_full(["qwen3 moe"])),
 }
 CASES = [(model, layout) for layout, (_, _, models) in LAYOUTS.items() for model in models]

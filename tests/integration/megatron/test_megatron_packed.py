@@ -33,9 +33,9 @@ CASES = (
     Case("pp2", "qwen2", 2, {}, PP),
     Case("ep2, one rank without data", "moe", 2, {}, EP, all_on_first=True),
     Case("cp2", "qwen2", 2, {}, CP),
-    Case("pp2 ep2", "moe", 4, {}, PP | EP),
     *in_full(
         [
+            Case("pp2 ep2", "moe", 4, {}, PP | EP),
             Case("one sft, recomputed", "qwen2", 1, RECOMPUTED, loss="sft"),
             Case("tp2 dpo, recomputed", "llama", 2, {**TP, **RECOMPUTED}, loss="dpo"),
             Case("tp2, whole sequences", "qwen3", 2, TP, WHOLE),
@@ -55,9 +55,9 @@ TREES = (
     Case("dp2, trees", "qwen2", 2, branches=True),
     Case("tp2, trees", "qwen2", 2, TP, branches=True),
     Case("pp2, trees", "qwen2", 2, {}, PP, branches=True),
-    Case("ep2, trees, one rank without data", "moe", 2, {}, EP, all_on_first=True, branches=True),
     *in_full(
         [
+            Case("ep2, trees, one rank without data", "moe", 2, {}, EP, all_on_first=True, branches=True),
             Case("one, trees, dpo", "llama", loss="dpo", branches=True),
             Case("one, trees, moe", "moe", branches=True),
             Case("tp2, trees, whole sequences, recomputed", "llama", 2, {**TP, **RECOMPUTED}, WHOLE, branches=True),

@@ -22,6 +22,8 @@ EXTENDED = (
     *("--weight-transfer-config", '{"backend": "nemorl"}'),
 )
 """With nemorl's own code in its workers."""
+ONE_PROCESS = ("--distributed-executor-backend", "uni")
+"""Engine and worker, which would each look for messages of the other in a busy loop."""
 
 
 class VLLMServer:
@@ -36,7 +38,15 @@ class VLLMServer:
             [
                 *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)),
                 *("--host", "127.0.0.1", "--port", str(self.port), "--max-model-len", "128", "--dtype", "float32"),
-                *("--enforce-eager", "--enable-scale-out", "--seed", "0", "--distributed-executor-backend", "uni", *options),
+                *(
+                    "--enforce-eager",
+                    "--enable-scale-out",
+                    "--seed",
+                    "0",
+                    "--distributed-executor-backend",
+                    "uni",
+                    *options,
+                ),
             ],
         )
         self._process = self._started()
@@ -65,7 +75,12 @@ class VLLMServer:
     def _started(self) -> subprocess.Popen[bytes]:
         settings = {
             **{"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"},
-            **{"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"},
+            **{
+                "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+                "OMP_NUM_THREADS": "1",
+                "VLLM_NO_USAGE_STATS": "1",
+                "VLLM_LOGGING_LEVEL": "WARNING",
+            },
         }
         with self._log.open("ab") as log:
             return subprocess.Popen(

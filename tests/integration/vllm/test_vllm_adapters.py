@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,10 @@ from nemorl.resources.worker import WorkerContext
 from nemorl.types import GenerationRequest, SamplingParams
 from nemorl.weights import WeightHandle, in_process_handle
 from nemorl_dtensor import DTensorConfig
+from nemorl_rl.memory_plan.engines import Engines
+from nemorl_rl.memory_plan.models import HeldModel
+from nemorl_rl.model_geometry import Geometry
+from nemorl_rl.snapshots import VersionNotHeldError
 from nemorl_testing.models import load_reference, tiny_model
 from peft import PeftModel
 from recorded_messages import Raises
@@ -104,6 +109,31 @@ def test_sequences_in_progress_go_on_with_the_new_adapters(trainer: Trainer, bui
     for completion in spanning:
         (last,) = gaps(new, [long], [[completion]])[-1:]
         assert last < TOLERANCE
+
+
+def test_an_engine_holds_and_counts_the_adapters_of_its_versions(trainer: Trainer, build: Any, raises: Raises) -> None:
+    from nemorl_vllm.config import VLLMConfig
+    from nemorl_vllm.describing import VLLMPlan
+
+    one, two = (build(trainer.folder, trainer.handle(1), policy=LORA, snapshots=limit) for limit in (1, 2))
+    before = two.generate(REQUESTS)
+    for version in (2, 3):
+        trainer.change(seed=version)
+        two.update_weights(trainer.handle(version), version)
+    old = [replace(request, version=2) for request in REQUESTS]
+    assert {c.weight_versions for group in two.generate(old) for c in group} == {(2,)}
+    with raises(VersionNotHeldError, 2, 3):
+        two.generate([replace(REQUESTS[0], version=1)])
+    assert two.generate(REQUESTS) != before
+    # Three places in place of one, each with room for rank 8, the next after 3 that vLLM knows: two further ones.
+    further = two.held_bytes()["weights"] - one.held_bytes()["weights"]
+    geometry = Geometry.from_config(json.loads((trainer.folder / "config.json").read_text()))
+    policy = PolicyConfig.model_validate({"model_name": str(trainer.folder), **LORA})
+    each = 4 * HeldModel("policy", policy, geometry, ranks=1).adapter_parameters / 3
+    assert further == pytest.approx(2 * 8 * each)
+    config = VLLMConfig(snapshots=2, kv_cache_gib=0.1)
+    planned = VLLMPlan(config).memory(Engines(config, geometry, 4, 1, 256, adapter_rank=3, rank_bytes=each), 1e12, 1)
+    assert [part.size for part in planned.lasting if part.name == "engine adapters"] == [3 * 8 * each]
 
 
 @pytest.mark.full

@@ -16,7 +16,6 @@ from nemorl_dtensor.config import DTensorConfig
 from nemorl_dtensor.training import DTensorBackend
 from nemorl_testing.models import load_reference
 from nemorl_testing.tiny import write_tiny_model
-from tiers import only
 from vllm_engines import changed, gaps
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -52,7 +51,8 @@ def _trainer(folder: Path, architecture: str, sizes: dict[str, Any]) -> DTensorB
 
 
 @pytest.mark.usefixtures("generator")  # an engine of another kind came first, and vLLM makes groups once per process
-@pytest.mark.parametrize("architecture", only("qwen3_moe", of=ARCHITECTURES))
+@pytest.mark.full
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_saved_mixtures_load_and_every_update_reaches_the_experts(
     architecture: str, build: Any, tmp_path: Path
 ) -> None:

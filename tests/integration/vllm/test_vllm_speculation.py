@@ -37,15 +37,16 @@ def requests(count: int = 2, prompt: tuple[int, ...] = EVERYTHING, **sampling: A
     return [GenerationRequest(prompt, params, tuple(range(count)))]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "sampling",
     [
         pytest.param({}, id="plain"),
-        pytest.param({"temperature": 0.5}, id="cold", marks=pytest.mark.full),
-        pytest.param({"temperature": 1.5, "top_p": 0.8}, id="top-p", marks=pytest.mark.full),
-        pytest.param({"temperature": 0.0}, id="greedy", marks=pytest.mark.full),
-        pytest.param({"top_k": 5}, id="top-k", marks=pytest.mark.full),
-        pytest.param({"prompt_logprobs": True}, id="prompt", marks=pytest.mark.full),
+        pytest.param({"temperature": 0.5}, id="cold"),
+        pytest.param({"temperature": 1.5, "top_p": 0.8}, id="top-p"),
+        pytest.param({"temperature": 0.0}, id="greedy"),
+        pytest.param({"top_k": 5}, id="top-k"),
+        pytest.param({"prompt_logprobs": True}, id="prompt"),
     ],
 )
 def test_logprobs_are_the_trainers_before_and_after_an_update(engine: Any, sampling: dict[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import signal
@@ -13,9 +12,9 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+import racing
 from nemorl.errors import NemorlError, RunInUseError, StorageError
 from nemorl_base.ownership import FILE, Owner, Ownership
 from recorded_messages import Raises
@@ -46,54 +45,20 @@ def code_of(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def no_flock(*_: Any) -> None:
-    raise OSError(errno.ENOTSUP, "Operation not supported")
-
-
 @pytest.fixture(params=["flock", "no flock"])
 def _file_system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """As it is here, and as a network file system without locks is."""
     if request.param == "no flock":
-        monkeypatch.setattr("fcntl.flock", no_flock)
+        monkeypatch.setattr("fcntl.flock", racing.no_flock)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("_file_system")
-def test_of_processes_that_race_for_a_folder_one_gets_it(tmp_path: Path) -> None:
-    for number in range(10):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        start, go = os.pipe()
-
-        def attempt(folder: Path = folder, start: int = start, go: int = go) -> int:
-            os.close(go)
-            os.read(start, 1)  # returns in all of them at once, when the parent closes its end
-            try:
-                Ownership(folder)
-            except RunInUseError:
-                return 2
-            with (folder / "winners").open("a") as file:
-                file.write("one\n")
-            signal.pause()
-            return 0
-
-        racers = [child(attempt) for _ in range(6)]
-        os.close(go)
-        os.close(start)
-        codes: dict[int, int] = {}
-        while len(codes) < 5:  # of these children only: others of this process are other tests'
-            ended = [os.waitpid(pid, os.WNOHANG) for pid in racers if pid not in codes]
-            codes |= {pid: os.waitstatus_to_exitcode(status) for pid, status in ended if pid}
-            time.sleep(0.001)
-        assert list(codes.values()) == [2] * 5
-        (winner,) = set(racers) - set(codes)
-        winners = folder / "winners"
-        while not (winners.exists() and winners.read_text()):  # the others may be told before it has written
-            assert os.waitpid(winner, os.WNOHANG) == (0, 0)
-        os.kill(winner, signal.SIGKILL)
-        assert code_of(winner) == -signal.SIGKILL
-        assert winners.read_text() == "one\n"
-        Ownership(folder).close()  # a dead owner hinders nobody
+@pytest.mark.parametrize("options", [[], pytest.param(["--no-flock"], marks=pytest.mark.slow)])
+def test_of_processes_that_race_for_a_folder_one_gets_it(tmp_path: Path, options: list[str]) -> None:
+    command = [sys.executable, racing.__file__, str(tmp_path), *options]
+    done = subprocess.run(command, capture_output=True, check=True, timeout=120)
+    lost = [racing.LOST] * (racing.RACERS - 1)
+    once = {"losers": lost, "winner": -signal.SIGKILL, "winners": "one\n"}
+    assert json.loads(done.stdout) == [once] * racing.ROUNDS
 
 
 @pytest.mark.usefixtures("_file_system")
@@ -152,7 +117,7 @@ GONE = {
 def test_without_flock_a_record_of_a_process_that_ended_is_replaced(
     tmp_path: Path, changes: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fcntl.flock", no_flock)
+    monkeypatch.setattr("fcntl.flock", racing.no_flock)
     (tmp_path / FILE).write_text(json.dumps(asdict(replace(Owner.me(), **changes))))
     kept = Ownership(tmp_path)
     assert Owner.read((tmp_path / FILE).read_text()) == replace(Owner.me(), since=pytest.approx(time.time(), abs=60))
@@ -164,7 +129,7 @@ def test_without_flock_a_record_of_a_process_that_ended_is_replaced(
 def test_without_flock_what_cannot_be_judged_is_not_overridden(
     tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch, raises: Raises
 ) -> None:
-    monkeypatch.setattr("fcntl.flock", no_flock)
+    monkeypatch.setattr("fcntl.flock", racing.no_flock)
     record = json.dumps(asdict(replace(Owner.me(), host="elsewhere", pid=7))) if text == "other host" else text
     (tmp_path / FILE).write_text(record)
     facts = [7, "elsewhere", tmp_path / FILE] if text == "other host" else []

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from nemorl.config import PolicyConfig, load_config
 from nemorl.errors import BackendError, ConfigError
+from nemorl_rl.snapshots import takes_versions
 from pydantic import ValidationError
 from recorded_messages import Raises
 
@@ -110,6 +111,16 @@ def test_adapters_apart_need_some_and_an_engine_for_them(tiny_model: Path, raise
         run(tiny_model, lora=False, rollouts=apart)
     with raises(ConfigError, "hf", path="rollouts.adapters"):
         run(tiny_model, rollouts=apart, generation={"max_new_tokens": 4})
+
+
+def test_several_versions_are_held_of_adapters_apart_alone(tiny_model: Path, raises: Raises) -> None:
+    engine = {"backend": {"name": "vllm", "snapshots": 2}, "max_new_tokens": 4}
+    assert takes_versions(
+        run(tiny_model, generation=engine, rollouts={"adapters": "separate"}).generation.backend, "adapters"
+    )
+    with raises(ConfigError, path="generation.backend.snapshots"):
+        run(tiny_model, generation=engine)
+    assert not takes_versions(run(tiny_model).generation.backend, "adapters")
 
 
 def fp8_run(**changes: Any) -> Any:

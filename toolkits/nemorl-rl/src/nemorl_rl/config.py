@@ -23,7 +23,7 @@ from pydantic import Field, model_validator
 from nemorl_rl.adapters import ADAPTERS
 from nemorl_rl.declared_metrics import ROLLOUT_METRICS
 from nemorl_rl.recording import RecordingConfig
-from nemorl_rl.snapshots import held_versions
+from nemorl_rl.snapshots import held_versions, holds_adapters
 from nemorl_rl.transport_choice import choose_transport
 
 
@@ -340,6 +340,10 @@ class RolloutRunConfig(RunConfig):
         if self.rollouts.adapters == "separate" and self._adapter_obstacle:
             message = f"adapters cannot travel apart from the model: {self._adapter_obstacle}"
             yield ConfigIssue("rollouts.adapters", message, "remove it")
+        if holds_adapters(self.generation.backend) and self.weight_form != "adapters":
+            message = "this engine holds several versions of adapters alone, and every update brings it the whole model"
+            fix = "set rollouts.adapters: separate (with policy.lora), remove snapshots, or set generation.backend: hf"
+            yield ConfigIssue("generation.backend.snapshots", message, fix)
         yield from self.generation.backend.policy_problems(
             self.policy, device=self.cluster.device, is_attached=self.is_attached
         )

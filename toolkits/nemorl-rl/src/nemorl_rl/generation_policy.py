@@ -65,7 +65,7 @@ class GenerationPolicy:
             on_update: Told when all replicas have new weights.
             single_requests: ``None``: the engine does not take them.
             reports: Its backend has metrics of its own (capability ``generation_metrics``, ``ReportingSampler``).
-            takes_versions: Requests may name weights (capability ``snapshots``).
+            takes_versions: Requests may name weights (``nemorl_rl.snapshots``).
         """
         self.version = 0
         """Of the newest weights that the replicas were given."""
@@ -145,7 +145,7 @@ class GenerationPolicy:
         if named and not self._takes_versions:
             raise BackendError(
                 f"a request names version {named[0]} of the weights, and this generation backend has the newest alone: "
-                "it does not support `snapshots`",
+                "it holds no snapshots of them",
                 fix="leave GenerationRequest.version unset, or set generation.backend: {name: hf, snapshots: 2}",
             )
 

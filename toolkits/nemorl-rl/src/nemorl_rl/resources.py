@@ -22,7 +22,7 @@ from nemorl.weights import WeightHandle, in_process_handle
 from nemorl_rl.config import RolloutRunConfig
 from nemorl_rl.generation_policy import REPORTS, GenerationPolicy, RequestLimits
 from nemorl_rl.requests import NamedRequests, RequestBackend
-from nemorl_rl.snapshots import SNAPSHOTS
+from nemorl_rl.snapshots import takes_versions
 from nemorl_rl.tenant_resources import TenantResources
 from nemorl_rl.tenants import ENGINE, ROLLOUT, SYNC, TRAIN, WRITES, EngineTenant, PhaseGate, Residents, phases
 
@@ -139,7 +139,7 @@ class RolloutResources(TenantResources):
             on_update=self._has_new_weights,
             single_requests=_request_limits(generation, config.cluster),
             reports=REPORTS in able,
-            takes_versions=SNAPSHOTS in able,
+            takes_versions=takes_versions(generation.backend, self._form),
         )
 
     def new_remarks(self) -> Sequence[str]:
@@ -199,8 +199,8 @@ def standalone_generation(generation: GenerationConfig, policy: PolicyConfig) ->
     launcher = LocalLauncher(WorkerContext(device=ClusterConfig().device))
     factory = GenerationFactory(generation, policy, None)
     group = launcher.engine_group(factory, f"generation backend {short_name(generation.backend)}")
-    limits, able = _request_limits(generation, ClusterConfig()), generation.backend.supports
-    return GenerationPolicy(group, single_requests=limits, takes_versions=SNAPSHOTS in able)
+    limits = _request_limits(generation, ClusterConfig())
+    return GenerationPolicy(group, single_requests=limits, takes_versions=takes_versions(generation.backend, "model"))
 
 
 def _request_limits(generation: GenerationConfig, cluster: ClusterConfig) -> RequestLimits | None:

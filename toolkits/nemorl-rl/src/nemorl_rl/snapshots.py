@@ -1,8 +1,9 @@
-"""Engines that hold several versions of the weights (capability ``snapshots``), and requests that name one.
+"""Engines that hold several versions of the weights, and requests that name one.
 
 The config of such an engine has an option ``snapshots``: how many versions it holds at most, the newest ones. A request
 whose ``version`` is set is sampled from that version alone, whatever comes meanwhile. When its version is dropped
-before it has ended it fails, as one does that names a version that is not held.
+before it has ended it fails, as one does that names a version that is not held. The capability ``snapshots`` promises
+that of any weights, ``adapter_snapshots`` of adapters that travel apart from the model.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from nemorl.errors import BackendError
 
 if TYPE_CHECKING:
     from nemorl.plugins.kinds import GenerationBackendConfig
+    from nemorl.weights import Form
 
-SNAPSHOTS = "snapshots"
-"""The capability."""
+SNAPSHOTS, ADAPTER_SNAPSHOTS = "snapshots", "adapter_snapshots"
+"""The capabilities."""
 
 
 class HoldsVersions(Protocol):
-    """Options of a generation backend with the capability ``snapshots``."""
+    """Options of a generation backend with one of the capabilities."""
 
     @property
     def snapshots(self) -> int:
@@ -41,9 +43,23 @@ def version_error(version: int, held: Collection[int]) -> VersionNotHeldError:
 
 
 def held_versions(backend: GenerationBackendConfig) -> int:
-    """Versions of the weights that an engine of this backend holds at most.
+    """Versions of the whole weights that an engine of this backend holds at most.
 
     >>> held_versions(GenerationConfig(backend={"name": "hf", "snapshots": 3}).backend)
     3
     """
     return cast(HoldsVersions, backend).snapshots if SNAPSHOTS in backend.supports else 1
+
+
+def takes_versions(backend: GenerationBackendConfig, form: Form) -> bool:
+    """Whether requests to an engine of this backend may name versions, given what an update carries.
+
+    >>> takes_versions(GenerationConfig(backend={"name": "hf", "snapshots": 3}).backend, "model")
+    True
+    """
+    return SNAPSHOTS in backend.supports or (form == "adapters" and holds_adapters(backend))
+
+
+def holds_adapters(backend: GenerationBackendConfig) -> bool:
+    """Whether an engine of this backend is to hold several versions, and can of adapters alone."""
+    return ADAPTER_SNAPSHOTS in backend.supports and cast(HoldsVersions, backend).snapshots > 1

@@ -18,8 +18,9 @@ from nemorl_testing.backends import build_trainer, model_folder, reference, weig
 from nemorl_testing.batches import WeightedNLL, ragged_batch
 from nemorl_testing.kit import NotApplicable, Subject, expect
 
-LORA = {"rank": 4, "alpha": 12.0}
-SCALE = 12.0 / 4
+RANK, ALPHA = 4, 12.0
+LORA = {"rank": RANK, "alpha": ALPHA}
+SCALE = ALPHA / RANK
 PREFIX, SUFFIX_A, SUFFIX_B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 
 
@@ -53,7 +54,7 @@ def check_the_saved_adapters_are_those_at_hand(subject: Subject) -> None:
     expect(not wrong, f"the file has another {', '.join(wrong[:3])}")
     told = json.loads((folder / "adapter_config.json").read_text())
     found = told.get("r"), told.get("lora_alpha"), told.get("base_model_name_or_path")
-    wanted = LORA["rank"], LORA["alpha"], model_folder(subject)
+    wanted = RANK, ALPHA, model_folder(subject)
     expect(found == wanted, f"adapter_config.json says rank, alpha and base {found}, they are {wanted}")
 
 

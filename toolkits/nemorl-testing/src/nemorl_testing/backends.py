@@ -62,30 +62,36 @@ def build_trainer(subject: Subject, *, reference: bool = False, seed: int = 42, 
 
 
 def build_generator(
-    subject: Subject, weights: WeightHandle | None = None, options: Mapping[str, Any] | None = None
+    subject: Subject,
+    weights: WeightHandle | None = None,
+    options: Mapping[str, Any] | None = None,
+    policy: Mapping[str, Any] | None = None,
 ) -> GenerationBackend:
-    """The generation backend under test, or the partner of the trainer under test, with other options of its own."""
+    """The generation backend under test, or the partner of the trainer under test, with other options of its own, for a
+    policy with other fields."""
     subject.require_modules()
-    return subject.own(_generator(subject, weights, options or {}), "shutdown")
+    return subject.own(_generator(subject, weights, options or {}, policy or {}), "shutdown")
 
 
 def shared_generator(subject: Subject) -> GenerationBackend:
     """One generator with the weights on disk, for all checks that leave it as it is."""
     if "generator" not in subject.shared:
         subject.require_modules()
-        subject.shared["generator"] = _generator(subject, None, {})
+        subject.shared["generator"] = _generator(subject, None, {}, {})
     found: GenerationBackend = subject.shared["generator"]
     return found
 
 
-def _generator(subject: Subject, weights: WeightHandle | None, options: Mapping[str, Any]) -> GenerationBackend:
+def _generator(
+    subject: Subject, weights: WeightHandle | None, options: Mapping[str, Any], policy: Mapping[str, Any]
+) -> GenerationBackend:
     backend: Any = subject.config
     if subject.kind != "generation_backends":
         backend = partner_config("generation_backends", subject.settings.partner or "hf")
     generation = GenerationConfig.model_validate(
         {"backend": backend.model_copy(update=options), **subject.settings.generation}
     )
-    return generation.backend.build(generation, policy_config(subject), worker(subject), weights)
+    return generation.backend.build(generation, policy_config(subject, **policy), worker(subject), weights)
 
 
 def require_in_process(subject: Subject) -> None:

@@ -1,4 +1,4 @@
-"""Checks of generation backends that hold several versions of the weights (capability ``snapshots``)."""
+"""Checks of generation backends that hold several versions of the weights, or of adapters (``nemorl_rl.snapshots``)."""
 
 from __future__ import annotations
 
@@ -10,30 +10,25 @@ import torch
 from nemorl.contracts import GenerationBackend
 from nemorl.types import Completion, GenerationRequest
 from nemorl_rl.requests import RequestBackend
-from nemorl_rl.snapshots import SNAPSHOTS, VersionNotHeldError
+from nemorl_rl.snapshots import VersionNotHeldError
 
-from nemorl_testing.backends import (
-    build_generator,
-    in_process_weights,
-    model_folder,
-    other_model,
-    require_in_process,
-)
+from nemorl_testing.backends import build_generator, require_in_process
 from nemorl_testing.kit import NotApplicable, Subject, expect
-from nemorl_testing.models import load_reference, response_logprobs
+from nemorl_testing.models import response_logprobs
 from nemorl_testing.single_requests import ATTEMPTS, LIMIT_S, LONG, ONE_LONG, PROMPTS, SAMPLED
+from nemorl_testing.versioned_weights import Weights, policy_of, two_weights
 
 
 def check_a_named_version_is_sampled_from(subject: Subject) -> None:
     """A request is sampled from the weights that it names, else from the newest, whatever became of the trainer's own
     tensors meanwhile. (DESIGN 5)"""
-    models = [load_reference(model_folder(subject)), other_model(subject)]
-    trained = load_reference(model_folder(subject))
+    models = [weights.model for weights in two_weights(subject)]
+    trained, new = two_weights(subject)
     engine = _engine(subject, trained)
     with torch.no_grad():  # as an optimizer does: into the tensors that the engine was given
-        for mine, new in zip(trained.parameters(), models[1].parameters(), strict=True):
-            mine.copy_(new)
-    engine.update_weights(in_process_weights(trained, 1), 1)
+        for name, tensor in trained.tensors.items():
+            tensor.copy_(new.tensors[name])
+    engine.update_weights(trained.handle(1), 1)
     for version in (None, 0, 1, 0):
         drawn_from = 1 if version is None else version
         request = GenerationRequest(PROMPTS[0], SAMPLED, (1, 2), version=version)
@@ -46,10 +41,10 @@ def check_a_named_version_is_sampled_from(subject: Subject) -> None:
 def check_a_version_that_is_not_held_is_refused_by_name(subject: Subject) -> None:
     """Weights that never came, or were dropped, are refused with a VersionNotHeldError that lists those held. (DESIGN
     5)"""
-    model = load_reference(model_folder(subject))
-    engine = _engine(subject, model)
+    weights, _ = two_weights(subject)
+    engine = _engine(subject, weights)
     for version in (1, 2):
-        engine.update_weights(in_process_weights(model, version), version)
+        engine.update_weights(weights.handle(version), version)
     for version in (0, 3):
         try:
             engine.generate([GenerationRequest(PROMPTS[0], SAMPLED, version=version)])
@@ -64,8 +59,8 @@ def check_running_requests_keep_the_version_that_they_name(subject: Subject) -> 
     """An update changes no running request that names its weights; one whose weights it drops fails. (DESIGN 5)"""
     if "submit" not in subject.config.supports:
         raise NotApplicable("the backend does not declare supports={'submit'}")
-    models = [load_reference(model_folder(subject)), other_model(subject)]
-    engine = _engine(subject, models[0])
+    weights = two_weights(subject)
+    engine = _engine(subject, weights[0])
     assert isinstance(engine, RequestBackend)
     wanted = engine.submit(replace(LONG, version=0)).result(LIMIT_S)
     for version in range(ATTEMPTS):
@@ -73,7 +68,7 @@ def check_running_requests_keep_the_version_that_they_name(subject: Subject) -> 
         # More rows than an engine of small batches takes at once: it outlasts those that the next one waits for.
         dropped = engine.submit(replace(ONE_LONG, seeds=tuple(range(8)), version=max(0, version - 1)))
         engine.submit(GenerationRequest(PROMPTS[2], replace(SAMPLED, max_new_tokens=2))).result(LIMIT_S)
-        engine.update_weights(in_process_weights(models[(version + 1) % 2], version + 1), version + 1)
+        engine.update_weights(weights[(version + 1) % 2].handle(version + 1), version + 1)
         _expect_version(kept.result(LIMIT_S), version)
         last = follower.result(LIMIT_S)[0].weight_versions[-1]
         expect(last in (version, version + 1), f"weights {version} and {version + 1} were the newest, not {last}")
@@ -84,12 +79,10 @@ def check_running_requests_keep_the_version_that_they_name(subject: Subject) -> 
     expect(False, f"no request failed whose weights an update dropped, in {ATTEMPTS} attempts")
 
 
-def _engine(subject: Subject, model: Any) -> GenerationBackend:
-    """One that holds two versions, of which it has the weights of a model as version 0."""
-    if SNAPSHOTS not in subject.config.supports:
-        raise NotApplicable("the backend does not declare supports={'snapshots'}")
+def _engine(subject: Subject, weights: Weights) -> GenerationBackend:
+    """One that holds two versions, of which these are version 0."""
     require_in_process(subject)
-    return build_generator(subject, in_process_weights(model, 0), {"snapshots": 2})
+    return build_generator(subject, weights.handle(0), {"snapshots": 2}, policy_of(weights))
 
 
 def _expect_logprobs(model: Any, request: GenerationRequest, completion: Completion, subject: Subject) -> None:

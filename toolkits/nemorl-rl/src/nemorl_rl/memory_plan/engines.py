@@ -41,6 +41,10 @@ class Engines:
     """They read them with adapters merged, which are copies"""
     is_attached: bool = False
     """They live in the trainer's processes"""
+    adapter_rank: int = 0
+    """Of the adapters that they apply beside the model; 0: what comes to them is the model"""
+    rank_bytes: float = 0.0
+    """Of these adapters, all layers, for each rank"""
 
     @cached_property
     def plan(self) -> EnginePlan:

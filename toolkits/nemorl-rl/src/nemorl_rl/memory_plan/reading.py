@@ -191,8 +191,6 @@ def _rollouts(config: RunConfig) -> Mapping[str, Any]:
 
 def _sync(config: RunConfig, fleet: Fleet, *, one_process: bool) -> Sync:
     """What a run does on these devices, which may be others than this machine has."""
-    from nemorl_rl.config import RolloutRunConfig
-
     training, asked = config.policy.backend, config.cluster.weight_transport
     offered = (asked,) if asked is not None else training.weight_transports
     transport = choose_transport(
@@ -206,10 +204,16 @@ def _sync(config: RunConfig, fleet: Fleet, *, one_process: bool) -> Sync:
     if transport is None:
         return Sync()
     kind = config.registry.load("weight_transports", transport)
-    adapters = isinstance(config, RolloutRunConfig) and config.weight_form == "adapters"
+    adapters = _sends_adapters(config)
     both = training.supports & _backend(config).supports
     pieces = "weight_pieces" in both and kind.is_mapped and fleet.size > 1 and not adapters
     return Sync(of_adapters=adapters, copied_on_device=kind.takes_device_memory, in_pieces=pieces)
+
+
+def _sends_adapters(config: RunConfig) -> bool:
+    from nemorl_rl.config import RolloutRunConfig
+
+    return isinstance(config, RolloutRunConfig) and config.weight_form == "adapters"
 
 
 def _backend(config: RunConfig) -> GenerationBackendConfig:
@@ -222,6 +226,7 @@ def _engines(config: RunConfig, policy: HeldModel, replicas: int, *, one_process
     assert sampler is not None, "only runs that sample have engines"
     backend = _backend(config)
     shares = one_process and "shared_weights" in backend.supports and held_versions(backend) == 1
+    rank = policy.lora_rank if _sends_adapters(config) else 0
     return Engines(
         backend,
         policy.geometry,
@@ -232,4 +237,6 @@ def _engines(config: RunConfig, policy: HeldModel, replicas: int, *, one_process
         shares_weights=shares,
         merges=shares and config.policy.lora is not None,
         is_attached=sampler.is_attached,
+        adapter_rank=rank,
+        rank_bytes=policy.element * policy.adapter_parameters / rank if rank else 0.0,
     )
