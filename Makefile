@@ -10,6 +10,9 @@ STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 SOURCES := $(foreach package,$(PACKAGES),$(package)/src)
 
+# Images of containers often set this. Each of the hundreds of processes that tests start would compile everything anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 STREAMS := test-together test-kernel test-toolkits test-units test-programs test-on-ray test-runs
 FAST_STREAMS := fast-kernel fast-units fast-contracts fast-programs
 .PHONY: help setup quickstart test $(STREAMS) test-fast $(FAST_STREAMS) test-full chaos lint format wheels gpu-check clean
