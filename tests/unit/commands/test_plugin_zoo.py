@@ -55,7 +55,7 @@ def zoo(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
 def nemorl(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "from nemorl_commands import main; main()", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(site), "COLUMNS": "200"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment, cwd=site)
+    return subprocess.run(command, capture_output=True, text=True, timeout=400, check=False, env=environment, cwd=site)
 
 
 @pytest.mark.parametrize(

@@ -26,14 +26,14 @@ from nemorl_commands.app import app
 from nemorl_base.stopping import GracefulStop
 
 @app.command("wait")
-def wait():
+def wait(seconds: float = 0.4):
     "Wait for a signal, then see whether another comes."
     names = []
     with GracefulStop(names.append):
         print("ready", os.getpid(), flush=True)
         while not names:
             time.sleep(0.01)
-        time.sleep(0.4)
+        time.sleep(seconds)
     print(names, flush=True)
 
 @app.command("echo")
@@ -92,6 +92,28 @@ def test_a_signal_asks_once_whomever_it_is_sent_to(target: str, number: signal.S
         os.kill(process.pid if target == "parent" else child, number)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (0, f"['{number.name}']\n", "")
+
+
+def test_a_parent_that_comes_late_passes_nothing_on_that_the_child_has_had() -> None:
+    process = start("wait", "--seconds=1.5")
+    child_of(process)
+    os.kill(process.pid, signal.SIGSTOP)  # as on a machine that is busy with others
+    os.killpg(process.pid, signal.SIGINT)
+    time.sleep(0.5)
+    os.kill(process.pid, signal.SIGCONT)
+    assert (*process.communicate(timeout=60), process.returncode) == ("['SIGINT']\n", "", 0)
+
+
+@pytest.mark.parametrize("target", ["parent", "group"])
+def test_two_signals_ask_twice(target: str) -> None:
+    process = start("wait", "--seconds=60")
+    child_of(process)
+    for _ in range(2):
+        (os.kill if target == "parent" else os.killpg)(process.pid, signal.SIGINT)
+        time.sleep(0.5)
+    out, err = process.communicate(timeout=50)
+    assert (process.returncode, out) == (130, "")
+    assert "ended at once" in err
 
 
 def test_ctrl_c_of_a_terminal_asks_once() -> None:

@@ -21,6 +21,8 @@ PASSED_ON = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signa
 PATIENCE_S = 0.1
 """How long a child may take to say that a signal reached it as well, as one to the whole process group does. If it runs
 no Python meanwhile, the kernel makes one of the two."""
+SAME_S = 10.0
+"""The longest that one signal to both may lie back when the parent looks, which others may keep from the processor."""
 PR_SET_PDEATHSIG = 1
 
 
@@ -86,6 +88,8 @@ def _begin(descriptor: int, parent: int) -> None:
 
 def _wait(child: int, waited: set[signal.Signals], descriptor: int) -> int:
     """The child's wait status. Signals from other processes are passed on; the terminal's reach it by themselves."""
+    had: dict[int, int] = {}
+    """By signal: how many the child said it has had, or was sent from here"""
     while True:
         found = signal.sigwaitinfo(waited)
         if found.si_signo == signal.SIGCHLD:
@@ -93,22 +97,33 @@ def _wait(child: int, waited: set[signal.Signals], descriptor: int) -> int:
             if ended:
                 return status
             continue
+        number = found.si_signo
+        before = had.get(number, 0)
+        had[number] = _heard(descriptor, number, before)
         # A positive code: from the kernel, which tells the whole group; but of a hang-up only the session's leader.
-        is_for_us = found.si_code <= 0 or found.si_signo == signal.SIGHUP
-        if is_for_us and not _knows(descriptor, found.si_signo):
-            os.kill(child, found.si_signo)
+        is_for_us = found.si_code <= 0 or number == signal.SIGHUP
+        if is_for_us and had[number] == before:
+            os.kill(child, number)
+            had[number] += 1
 
 
-def _knows(descriptor: int, number: int) -> bool:
-    """Whether the child says that it has just had this signal."""
+def _heard(descriptor: int, number: int, before: int) -> int:
+    """How many signals of this number the child has had up to the one that just reached the parent as well.
+
+    Returns:
+        ``before``, the count up to the signal before this one, where the child does not say in time that it has it.
+    """
     from nemorl_commands.unexplained import LastWords
 
     deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        if any(time.time() - at < 2 * PATIENCE_S for at in LastWords.of(descriptor).signals.get(number, ())):
-            return True
+    while True:
+        times = LastWords.of(descriptor).signals.get(number, [])
+        for place, at in enumerate(times[before:], before + 1):
+            if time.time() - at < SAME_S:
+                return place
+        if time.monotonic() >= deadline:
+            return before
         time.sleep(PATIENCE_S / 20)
-    return False
 
 
 def _read(descriptor: int) -> bytes:
