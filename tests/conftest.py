@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import io
+import logging
 import os
 import signal
 import sys
@@ -44,6 +46,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     reason = why_no_gpu() if item.get_closest_marker("gpu") else None
     if reason is not None:
         pytest.skip(reason)
+
+
+@pytest.fixture
+def logged() -> Iterator[io.StringIO]:
+    """What is logged during a test, at any level."""
+    text, root = io.StringIO(), logging.getLogger()
+    handler, level = logging.StreamHandler(text), root.level
+    root.addHandler(handler)
+    root.setLevel(logging.DEBUG)
+    yield text
+    root.setLevel(level)
+    root.removeHandler(handler)
 
 
 @pytest.fixture(scope="session")

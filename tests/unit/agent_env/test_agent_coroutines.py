@@ -166,7 +166,7 @@ def agent_that(does: Any, **options: Any) -> Any:
     return agent_environment(rollout, **options)
 
 
-def test_coroutines_end_in_the_same_ways(caplog: pytest.LogCaptureFixture) -> None:
+def test_coroutines_end_in_the_same_ways() -> None:
     async def fails() -> None:
         raise KeyError("tool")
 

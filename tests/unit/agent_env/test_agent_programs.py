@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
-import logging
 import os
 import resource
 import signal
@@ -227,16 +227,15 @@ def test_output_is_bounded_and_its_end_is_kept(program: Programs, script: Script
 
 
 def test_the_key_is_nowhere_in_what_is_kept(
-    program: Programs, script: Script, gateway: TinyGateway, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    program: Programs, script: Script, gateway: TinyGateway, tmp_path: Path, logged: io.StringIO
 ) -> None:
     source = "print(os.environ['OPENAI_API_KEY']); sys.stderr.write(os.environ['ANTHROPIC_API_KEY']); sys.exit(1)"
     agent = program(script(source), give_up_after=2, keep_folders=tmp_path / "kept")
-    with caplog.at_level(logging.DEBUG):
+    play(agent, ScriptedPolicy())
+    with pytest.raises(UsageError) as caught:
         play(agent, ScriptedPolicy())
-        with pytest.raises(UsageError) as caught:
-            play(agent, ScriptedPolicy())
     for key in gateway.keys:
-        assert key not in caplog.text + str(caught.value)
+        assert key not in logged.getvalue() + str(caught.value)
         assert all(key not in path.read_text() for path in (tmp_path / "kept").glob("*/std*"))
     assert "key of the episode" in str(caught.value)
 

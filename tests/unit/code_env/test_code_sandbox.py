@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import io
 import os
 import socket
 import subprocess
@@ -348,10 +349,10 @@ def test_a_machine_that_cannot_isolate_is_refused_with_what_is_missing(raises: R
         best_sandbox(LIMITS, None, allow_weaker=False, modes=["limits"])
 
 
-def test_a_weaker_sandbox_is_used_when_allowed_and_says_what_is_missing(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_weaker_sandbox_is_used_when_allowed_and_says_what_is_missing(logged: io.StringIO) -> None:
     sandbox = best_sandbox(LIMITS, None, allow_weaker=True, modes=["limits"])
     assert sandbox.mode == "limits"
-    assert "no writes outside its folder" in caplog.text
+    assert "no writes outside its folder" in logged.getvalue()
     assert sandbox.run({"solution.py": "print(1)"}, ["solution.py"]).stdout == "1\n"
     brief = best_sandbox(replace(LIMITS, wall_s=0.5), None, allow_weaker=True, modes=["limits"])
     assert brief.run({"solution.py": "while True: pass"}, ["solution.py"]).outcome == "timeout"

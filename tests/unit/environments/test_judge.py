@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import threading
@@ -180,12 +181,12 @@ def test_a_failure_that_passes_is_retried() -> None:
 
 
 @pytest.mark.parametrize("status", [500, 400, 422])
-def test_a_response_without_a_verdict_is_left_out(status: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_response_without_a_verdict_is_left_out(status: int, logged: io.StringIO) -> None:
     with serving(lambda _: status) as server:
         (score,) = judged(server.url, "Paris", retries=0)
     assert (score.reward, score.valid, score.metrics["environment_error"]) == (0.0, False, 1.0)
-    assert "the judge big did not grade a response" in caplog.text
-    assert str(status) in caplog.text
+    assert "the judge big did not grade a response" in logged.getvalue()
+    assert str(status) in logged.getvalue()
 
 
 def test_a_server_that_is_down_or_says_something_else_is_no_judge() -> None:

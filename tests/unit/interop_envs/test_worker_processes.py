@@ -64,6 +64,7 @@ def test_a_cancelled_question_is_cancelled_over_there(worker: WorkerProcess) -> 
 
     assert asyncio.run(cancelled()) == "still here"
     worker.close()
+    worker._log.join(30)  # who reads what it wrote may be behind
     assert "cancelled 1" in list(worker._tail)
 
 
