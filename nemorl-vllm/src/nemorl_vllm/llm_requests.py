@@ -70,9 +70,11 @@ class LLMRequests:
         reason = self.unusable or self.asleep
         if reason is not None:
             raise reason
-        adapter = None if self._adapters is None else self._adapters.request(request.version)
-        if request.version is not None:
-            self._named[number] = request.version
+        adapter = None
+        if self._adapters is not None:
+            adapter = self._adapters.request(request.version)
+            if request.version is not None:
+                self._named[number] = request.version
         self._samples[number], self._asked_s[number] = {}, time.monotonic()
         with boundary("vLLM"):
             for place, seed in enumerate(request.seeds):

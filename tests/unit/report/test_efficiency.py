@@ -119,6 +119,18 @@ def test_a_run_is_summed_up_by_time_and_by_tokens() -> None:
     )
 
 
+def test_a_speed_beyond_the_peak_is_explained() -> None:
+    def ending(needed: float, computed: float) -> str:
+        totals, work = Totals(), {"train_fp_utilization": needed, "computed_fp_utilization": computed}
+        work["train_flops_per_gpu"] = 0.1 * needed  # of a device of 100 GFLOP/s
+        totals.add({**STEP, **{f"performance/{name}": value for name, value in work.items()}})
+        return totals.line.rpartition("; ")[2]
+
+    assert ending(0.5, 0.4) == "training at 50 GFLOP/s per device, 50 % of its peak"
+    assert ending(1.8, 0.6).endswith("180 % of its peak, as work in common was done once (it was 60 % busy)")
+    assert ending(1.1, 1.2) == "training at 110 GFLOP/s per device, 110 % of its peak"  # the peak was measured too low
+
+
 @pytest.mark.parametrize(
     ("share", "text"), [(0.0, "0 %"), (0.0001, "less than 0.1 %"), (0.004, "0.4 %"), (0.5, "50 %")]
 )
