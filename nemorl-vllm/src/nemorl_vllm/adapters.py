@@ -22,7 +22,7 @@ from nemorl_rl.snapshots import version_error
 from nemorl_tensors.engines.buckets import CountedBuckets
 from safetensors.torch import save_file
 
-from nemorl_vllm.config import ADAPTER_RANKS
+from nemorl_vllm.config import ADAPTER_RANKS, adapter_room
 
 if TYPE_CHECKING:
     from nemorl.config.models import LoraConfig
@@ -40,7 +40,7 @@ def engine_arguments(lora: LoraConfig, slots: int) -> dict[str, Any]:
     Raises:
         BackendError: The rank is beyond what vLLM knows.
     """
-    room = next((rank for rank in ADAPTER_RANKS if rank >= lora.rank), None)
+    room = adapter_room(lora.rank)
     if room is None:
         raise BackendError(
             f"policy.lora.rank is {lora.rank}, and vLLM applies adapters of at most {ADAPTER_RANKS[-1]}",
@@ -88,11 +88,13 @@ class Adapters:
         """
         left = [held for held in self._held if held != version]
         dropped = left.pop(0) if len(left) == self._limit else None
-        self._held = [*left, version]
+        # One that does not load is not held: vLLM would look for it in the folder, which has the next one by then.
+        self._held = left
         if dropped is not None and self._limit > 1:
             engine.remove_lora(self._number(dropped))
         for number in {self._number(None), self._number(version)}:
             engine.add_lora(self._lora_request(number, replaces=True))
+        self._held = [*left, version]
         return dropped
 
     def _number(self, version: int | None) -> int:

@@ -190,6 +190,11 @@ class VLLMConfig(LowerPrecision, GenerationBackendConfig, PlansEngine):
         return VLLMPlan(self)
 
 
+def adapter_room(rank: int) -> int | None:
+    """The rank that vLLM makes room for so that an adapter of this one fits; ``None``: it knows none as large."""
+    return next((room for room in ADAPTER_RANKS if room >= rank), None)
+
+
 def _stored_config(model_name: str) -> dict[str, Any]:
     """The ``config.json`` of a local model folder; empty where there is none that can be read."""
     try:

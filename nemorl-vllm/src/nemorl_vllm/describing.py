@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from nemorl_rl.memory_plan.describing import EngineMemory
 from nemorl_rl.memory_plan.engines import Engines
-from nemorl_rl.memory_plan.parts import GIB, Part, count, total
+from nemorl_rl.memory_plan.parts import GIB, Part, Parts, count, total
 
-from nemorl_vllm.config import ADAPTER_RANKS, CPU_KV_CACHE_GIB
+from nemorl_vllm.config import CPU_KV_CACHE_GIB, adapter_room
 
 if TYPE_CHECKING:
     from nemorl_vllm.config import VLLMConfig
@@ -43,7 +43,7 @@ class VLLMPlan:
 
     def memory(self, engines: Engines, capacity: float, sequences: int) -> EngineMemory:
         """Weights and cache, always; beyond ``kv_cache_gib`` the share counts what vLLM's process takes."""
-        weights, fixed = (engines.weights, *self._adapters(engines)), self._cache_gib(engines)
+        weights, fixed = self._weights(engines), self._cache_gib(engines)
         if fixed is not None:
             return EngineMemory((*weights, Part("KV cache", fixed * GIB, f"kv_cache_gib = {fixed:g}", "cache")), ())
         share = self.config.gpu_memory_utilization
@@ -69,14 +69,13 @@ class VLLMPlan:
         return self.config.kv_cache_gib or (CPU_KV_CACHE_GIB if engines.on_cpu else None)
 
     def _room(self, engines: Engines, capacity: float) -> float:
-        held = engines.weights.size + total(self._adapters(engines))
-        return max(0.0, self.config.gpu_memory_utilization * capacity - held)
+        return max(0.0, self.config.gpu_memory_utilization * capacity - total(self._weights(engines)))
 
-    def _adapters(self, engines: Engines) -> tuple[Part, ...]:
-        """Places for adapters of the next rank that vLLM knows."""
+    def _weights(self, engines: Engines) -> Parts:
+        """The model's, and places for adapters of the next rank that vLLM knows."""
         if not engines.adapter_rank:
-            return ()
-        rank = next((rank for rank in ADAPTER_RANKS if rank >= engines.adapter_rank), engines.adapter_rank)
-        slots = self.config.adapter_slots
+            return (engines.weights,)
+        rank, slots = adapter_room(engines.adapter_rank) or engines.adapter_rank, self.config.adapter_slots
         text = f"{slots} x rank {rank} x {count(engines.rank_bytes)}B / {engines.tensor}"
-        return (Part("engine adapters", slots * rank * engines.rank_bytes / engines.tensor, text, "weights"),)
+        adapters = Part("engine adapters", slots * rank * engines.rank_bytes / engines.tensor, text, "weights")
+        return (engines.weights, adapters)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from nemorl.config import PolicyConfig
-from nemorl.errors import BackendError
+from nemorl.errors import BackendError, ForeignError
 from nemorl.resources.worker import WorkerContext
 from nemorl.types import GenerationRequest, SamplingParams
 from nemorl.weights import WeightHandle, in_process_handle
@@ -134,6 +134,21 @@ def test_an_engine_holds_and_counts_the_adapters_of_its_versions(trainer: Traine
     config = VLLMConfig(snapshots=2, kv_cache_gib=0.1)
     planned = VLLMPlan(config).memory(Engines(config, geometry, 4, 1, 256, adapter_rank=3, rank_bytes=each), 1e12, 1)
     assert [part.size for part in planned.lasting if part.name == "engine adapters"] == [3 * 8 * each]
+
+
+def test_a_version_that_did_not_load_is_not_held(trainer: Trainer, build: Any, raises: Raises) -> None:
+    engine = build(trainer.folder, trainer.handle(1), policy=LORA, snapshots=2)
+
+    def damaged() -> Any:  # of a rank beyond the room that the engine has made
+        for bucket in trainer.backend.export_adapters():
+            yield {name: torch.cat([t] * 6, 0 if "lora_A" in name else 1) for name, t in bucket.items()}
+
+    with pytest.raises(ForeignError):
+        engine.update_weights(replace(trainer.handle(2), payload=damaged), 2)
+    engine.update_weights(trainer.handle(3), 3)
+    with raises(VersionNotHeldError, 1, 3):
+        engine.generate([replace(REQUESTS[0], version=2)])
+    assert max(gaps(trainer.as_peft(), REQUESTS, engine.generate(REQUESTS))) < TOLERANCE
 
 
 @pytest.mark.full

@@ -26,13 +26,25 @@ from nemorl_commands.app import app
 from nemorl_base.stopping import GracefulStop
 
 @app.command("wait")
-def wait(seconds: float = 0.4):
+def wait():
     "Wait for a signal, then see whether another comes."
     names = []
     with GracefulStop(names.append):
         print("ready", os.getpid(), flush=True)
         while not names:
             time.sleep(0.01)
+        time.sleep(0.4)
+    print(names, flush=True)
+
+@app.command("linger")
+def linger(seconds: float):
+    "The same, but say when the first has come."
+    names = []
+    with GracefulStop(names.append):
+        print("ready", os.getpid(), flush=True)
+        while not names:
+            time.sleep(0.01)
+        print("asked", flush=True)
         time.sleep(seconds)
     print(names, flush=True)
 
@@ -79,6 +91,12 @@ def child_of(process: subprocess.Popen[str]) -> int:
     return int(pid)
 
 
+def is_asked(process: subprocess.Popen[str]) -> None:
+    """Wait until a process that lingers has had its first signal."""
+    assert process.stdout is not None
+    assert process.stdout.readline() == "asked\n"
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 @pytest.mark.parametrize("target", ["parent", "child", "group"])
 def test_a_signal_asks_once_whomever_it_is_sent_to(target: str, number: signal.Signals) -> None:
@@ -95,10 +113,11 @@ def test_a_signal_asks_once_whomever_it_is_sent_to(target: str, number: signal.S
 
 
 def test_a_parent_that_comes_late_passes_nothing_on_that_the_child_has_had() -> None:
-    process = start("wait", "--seconds=1.5")
+    process = start("linger", "1.5")
     child_of(process)
     os.kill(process.pid, signal.SIGSTOP)  # as on a machine that is busy with others
     os.killpg(process.pid, signal.SIGINT)
+    is_asked(process)
     time.sleep(0.5)
     os.kill(process.pid, signal.SIGCONT)
     assert (*process.communicate(timeout=60), process.returncode) == ("['SIGINT']\n", "", 0)
@@ -106,11 +125,12 @@ def test_a_parent_that_comes_late_passes_nothing_on_that_the_child_has_had() -> 
 
 @pytest.mark.parametrize("target", ["parent", "group"])
 def test_two_signals_ask_twice(target: str) -> None:
-    process = start("wait", "--seconds=60")
+    process = start("linger", "60")
     child_of(process)
-    for _ in range(2):
-        (os.kill if target == "parent" else os.killpg)(process.pid, signal.SIGINT)
-        time.sleep(0.5)
+    send = os.kill if target == "parent" else os.killpg
+    send(process.pid, signal.SIGINT)
+    is_asked(process)
+    send(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=50)
     assert (process.returncode, out) == (130, "")
     assert "ended at once" in err
