@@ -7,16 +7,18 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from nemorl.errors import BackendError, PluginError
 from nemorl.types import Prompt, Score
-from nemorl_code_env import CodeConfig
+from nemorl_code_env import CodeConfig, sandbox
 from nemorl_code_env.environment import CodeEnvironment
 from nemorl_code_env.server import Server, _Process
 from nemorl_rl.environments import EnvironmentPool
@@ -340,8 +342,11 @@ class Dying(Server):
 
     def start(self, fds: Sequence[int]) -> _Process:
         if not self.deaths:
+            sandbox.START_S = 60.0
             return super().start(fds)
         self.deaths -= 1
+        if self.stand_still:  # this one gets an instant, those after it all the time that a busy machine takes
+            sandbox.START_S = 0.2
         self._process = _Process(sys.executable)
         os.kill(self._process._process.pid, signal.SIGSTOP)
         process = super().start(fds)
@@ -361,13 +366,39 @@ def test_a_program_that_was_never_begun_is_run_again(tests: Any) -> None:
     assert (found.reward, happened(found)) == (1.0, set())
 
 
-def test_a_server_that_stands_still_is_replaced_and_no_programs_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nemorl_code_env.sandbox.GRACE_S", 0.5)
-    environment = built(timeout_s=3.0)
+@pytest.mark.parametrize("padding", [0, 150_000], ids=["short", "more than a socket holds"])
+def test_a_server_that_stands_still_is_replaced_and_no_programs_fault(
+    monkeypatch: pytest.MonkeyPatch, padding: int
+) -> None:
+    monkeypatch.setattr(sandbox, "START_S", sandbox.START_S)
+    monkeypatch.setattr(sandbox, "GRACE_S", 0.5)
+    environment = built(timeout_s=60.0)
     environment.sandbox._server = server = Dying(1, stand_still=True)
-    found = grade(environment, "print(5)", [{"input": "", "output": "5"}])
+    found = grade(environment, "print(5) #" + "é" * padding, [{"input": "", "output": "5"}])
     assert (found.reward, happened(found)) == (1.0, set())
     assert server.deaths == 0
+    environment.close()
+
+
+def test_a_server_that_begins_late_takes_no_time_from_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The program may take 60 s. Its server moves an hour after it was asked, by the clock of who waits.
+    monkeypatch.setattr(sandbox, "START_S", 7200.0)
+    environment = built(timeout_s=60.0)
+    server = environment.sandbox._server = Server(sys.executable)
+    grade(environment, "print(5)", [{"input": "", "output": "5"}])
+    assert server._process is not None
+    stopped = server._process._process
+    os.kill(stopped.pid, signal.SIGSTOP)
+
+    def an_hour_later() -> None:
+        monkeypatch.setattr(sandbox, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 3600))
+        stopped.send_signal(signal.SIGCONT)
+
+    later = threading.Timer(0.5, an_hour_later)
+    later.start()
+    found = grade(environment, "print(5)", [{"input": "", "output": "5"}])
+    later.join()
+    assert (found.reward, happened(found)) == (1.0, set())
     environment.close()
 
 

@@ -42,6 +42,8 @@ NO_WORD = "the sandbox ended without a word"
 STDERR_BYTES = 4096
 ATTEMPTS = 3
 """At a run whose server dies or stands still before the program was begun, which then has no part in it."""
+START_S = 15.0
+"""For the run to begin: a server that has not begun it by then stands still."""
 GRACE_S = 5.0
 """For the run to be set up and to end, on top of the program's and the judge's time."""
 MIB = 2**20
@@ -210,7 +212,8 @@ class _Conversation:
 
     def hold(self, spec: bytes, stdin: str) -> Result:
         outcome: Outcome = "broken"
-        with suppress(BrokenPipeError, ConnectionResetError):
+        self._control.settimeout(START_S)
+        with suppress(BrokenPipeError, ConnectionResetError, TimeoutError):
             self._control.sendall(spec)
             outcome = self._listen(stdin.encode("utf-8", "replace"))
         self._end()
@@ -219,7 +222,7 @@ class _Conversation:
         for said in map(json.loads, lines.splitlines()):
             ends.setdefault(said["who"], {}).update(said)
         error = stderr[:STDERR_BYTES].decode("utf-8", "replace")
-        if "keeper" not in ends:  # the server died or stands still, and nothing was run
+        if outcome == "broken" or "keeper" not in ends:  # the server died or stands still: not the program's fault
             return Result("broken", stderr=NO_WORD, began=False)
         if outcome != "done":
             return Result(outcome, stdout=stdout.decode("utf-8", "replace"), stderr=error)
@@ -248,7 +251,8 @@ class _Conversation:
                 self._said[self._control] += chunk
 
     def _listen(self, stdin: bytes) -> Outcome:
-        deadline = time.monotonic() + self._limits.wall_s + GRACE_S
+        """The program's time begins with the keeper's first word: what a busy machine takes before is not its fault."""
+        deadline, has_begun = time.monotonic() + START_S, False
         with selectors.DefaultSelector() as selector:
             for pipe in self._said:
                 os.set_blocking(pipe.fileno(), False)
@@ -257,12 +261,14 @@ class _Conversation:
             selector.register(self._stdin, selectors.EVENT_WRITE)
             while self._control in selector.get_map():  # its end is the end of the sandbox
                 if (left_s := deadline - time.monotonic()) <= 0:
-                    return "timeout"
+                    return "timeout" if has_begun else "broken"
                 for key, _ in selector.select(left_s):
                     if key.fileobj is self._stdin:
                         stdin = self._feed(selector, stdin)
                     elif not self._read(key.fileobj):
                         selector.unregister(key.fileobj)
+                if self._said[self._control] and not has_begun:
+                    deadline, has_begun = time.monotonic() + self._limits.wall_s + GRACE_S, True
                 if self._is_too_loud():
                     return "output"
         # What is still in the pipes. In a namespace nothing lives on that could add to it.
