@@ -12,6 +12,7 @@ import torch
 from nemorl_testing.models import tiny_model
 from published_pieces import Layout, Read, read_pieces
 from spawned import run_calls
+from tiers import only
 
 pytestmark = pytest.mark.slow
 
@@ -58,7 +59,7 @@ def test_pieces_of_dtensor_make_the_model(size: int, models: dict[str, Path]) ->
 
 
 @pytest.mark.megatron
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("size", only(1, 2, of=[1, 2, 4]))
 def test_pieces_of_megatron_make_the_model(size: int, models: dict[str, Path]) -> None:
     pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install nemorl-megatron")
     check("megatron", [layout for layout in MEGATRON if layout.world_size == size], models)

@@ -27,14 +27,14 @@ CASES = (
     Case("one", "qwen2"),
     Case("one dpo", "llama", loss="dpo"),
     Case("one, windows and capped scores", "gemma2"),
-    Case("one moe", "moe"),
     Case("dp2, one rank without data", "qwen2", 2, all_on_first=True),
     Case("tp2", "qwen2", 2, TP),
     Case("pp2", "qwen2", 2, {}, PP),
     Case("ep2, one rank without data", "moe", 2, {}, EP, all_on_first=True),
-    Case("cp2", "qwen2", 2, {}, CP),
     *in_full(
         [
+            Case("one moe", "moe"),
+            Case("cp2", "qwen2", 2, {}, CP),
             Case("pp2 ep2", "moe", 4, {}, PP | EP),
             Case("one sft, recomputed", "qwen2", 1, RECOMPUTED, loss="sft"),
             Case("tp2 dpo, recomputed", "llama", 2, {**TP, **RECOMPUTED}, loss="dpo"),
@@ -51,12 +51,12 @@ CASES = (
 )
 TREES = (
     Case("one, trees", "qwen2", branches=True),
-    Case("one, trees, sft, recomputed", "qwen3", 1, RECOMPUTED, loss="sft", branches=True),
     Case("dp2, trees", "qwen2", 2, branches=True),
-    Case("tp2, trees", "qwen2", 2, TP, branches=True),
     Case("pp2, trees", "qwen2", 2, {}, PP, branches=True),
     *in_full(
         [
+            Case("one, trees, sft, recomputed", "qwen3", 1, RECOMPUTED, loss="sft", branches=True),
+            Case("tp2, trees", "qwen2", 2, TP, branches=True),
             Case("ep2, trees, one rank without data", "moe", 2, {}, EP, all_on_first=True, branches=True),
             Case("one, trees, dpo", "llama", loss="dpo", branches=True),
             Case("one, trees, moe", "moe", branches=True),

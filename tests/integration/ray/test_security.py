@@ -114,34 +114,22 @@ def knock_at_a_cluster(
     return heard
 
 
-Heard = dict[str, list[str]]
-
-
-@pytest.fixture(scope="module")
-def heard(tmp_path_factory: pytest.TempPathFactory) -> Heard:
-    """What visitors hear at a cluster with a token and at one with certificates, which are there at the same time."""
-    folder = tmp_path_factory.mktemp("security")
-    (folder / "token").write_text("a" * 64)
-    (folder / "other").write_text("b" * 64)
-    right, wrong = ({"token_auth": True, "token_file": str(folder / name)} for name in ("token", "other"))
-    certified = {**make_certificates(folder), "token_auth": False}
-    with ThreadPoolExecutor(2) as threads:
-        token = threads.submit(
-            knock_at_a_cluster, {"token_file": str(folder / "token")}, right, wrong, {"token_auth": False}
-        )
-        tls = threads.submit(knock_at_a_cluster, certified, certified, {"token_auth": False})
-        return {"token": token.result(), "tls": tls.result()}
-
-
-def test_a_client_without_the_token_is_refused(heard: Heard) -> None:
-    right, wrong, none = heard["token"]
+def test_a_client_without_the_token_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("a" * 64)
+    (tmp_path / "other").write_text("b" * 64)
+    visitors: list[dict[str, str | bool]] = [
+        {"token_auth": True, "token_file": str(tmp_path / name)} for name in ("token", "other")
+    ]
+    right, wrong, none = knock_at_a_cluster({"token_file": str(tmp_path / "token")}, *visitors, {"token_auth": False})
     assert right == "in"
     assert wrong.startswith("refused: cannot connect to the Ray cluster")
     assert none.startswith("refused: cannot connect to the Ray cluster")
 
 
-def test_a_client_without_a_certificate_is_refused(heard: Heard) -> None:
-    right, none = heard["tls"]
+@pytest.mark.full
+def test_a_client_without_a_certificate_is_refused(tmp_path: Path) -> None:
+    certified = {**make_certificates(tmp_path), "token_auth": False}
+    right, none = knock_at_a_cluster(certified, certified, {"token_auth": False})
     assert right == "in"
     assert none.startswith("refused")
 

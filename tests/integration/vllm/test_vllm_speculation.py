@@ -108,7 +108,7 @@ def exact_second_token(prompt: tuple[int, ...], temperature: float) -> torch.Ten
 @pytest.mark.parametrize("temperature", only(1.0, of=(1.0, 0.4)))
 def test_guessing_does_not_change_what_is_sampled(engine: Any, temperature: float) -> None:
     engine.take_metrics()
-    (group,) = engine.generate(requests(6000, temperature=temperature, max_new_tokens=2))
+    (group,) = engine.generate(requests(2000, temperature=temperature, max_new_tokens=2))
     second = torch.tensor([c.token_ids[1] for c in group if len(c.token_ids) == 2])
     rate = values(engine.take_metrics())["draft_acceptance_rate"]
     expected = exact_second_token(EVERYTHING, temperature) * len(second)
@@ -121,7 +121,7 @@ def test_guessing_does_not_change_what_is_sampled(engine: Any, temperature: floa
     # Mean and standard deviation of chi-squared are k and sqrt(2 k). Guesses always accepted would be far beyond.
     assert abs(chi2 - degrees) < 4 * (2 * degrees) ** 0.5
     always = torch.bincount((torch.tensor([c.token_ids[0] for c in group]) + 1) % VOCABULARY, minlength=VOCABULARY)
-    assert float(((always[common] - expected[common]) ** 2 / expected[common]).sum()) > 100 * degrees
+    assert float(((always[common] - expected[common]) ** 2 / expected[common]).sum()) > 30 * degrees
     assert 0 < rate < 1
 
 

@@ -14,10 +14,10 @@ from deaths import PLACES, UNCATCHABLE, WAYS
 from tiers import in_full
 
 DEATHS = [
-    *(f"{place}: exit" for place in PLACES),
-    *(f"{PLACES[number % len(PLACES)]}: {way}" for number, way in enumerate([*WAYS, *in_full([*WAYS])], start=4)),
+    *(f"{PLACES[number % len(PLACES)]}: {way}" for number, way in enumerate([*WAYS, *in_full([*WAYS])])),
+    *(f"{place}: exit" for place in in_full([*PLACES])),
 ]
-"""``sys.exit(0)`` everywhere, and every way to die in one place, at length in two."""
+"""Every way to die, each in a place of its own; at length in two places, and ``sys.exit(0)`` in all."""
 OWNERS = {
     "import": "algorithm 'death' from acme-death 1.0",
     "problems": "problems() of Env (acme_death)",
