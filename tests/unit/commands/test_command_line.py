@@ -16,6 +16,7 @@ from nemorl import __version__
 from nemorl.plugins.index import Index
 from nemorl.plugins.kinds import HookConfig
 from nemorl.plugins.registry import Registry
+from nemorl_commands import app as tree
 from nemorl_commands import main, terminal
 from nemorl_commands.plugins import listed
 from nemorl_report.records.reading import read_records
@@ -56,6 +57,24 @@ def trained(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("trained") / "run"
     load_config(settings(tiny_model, run_dir=str(run_dir)), for_launch=True).build().fit(console=Console(quiet=True))
     return run_dir
+
+
+@pytest.mark.parametrize("arguments", ["plugins list", "runs --help", "no-such-command", "config show missing.yaml"])
+def test_a_command_leaves_the_tree_of_commands_as_it_was(nemorl: Command, arguments: str) -> None:
+    # Those of plugins were once added again by each command of a process, and the next one built them all.
+    groups = (tree.app, *tree.GROUPS.values())
+    before = [list(group.registered_commands) for group in groups]
+    nemorl(*arguments.split())
+    assert [group.registered_commands for group in groups] == before
+
+
+def test_the_next_command_of_a_process_sees_the_plugins_that_are_there(
+    nemorl: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "Commands from plugins" in nemorl("--help").out
+    monkeypatch.setattr(tree, "registry", lambda: Registry(Index([])))
+    assert "Commands from plugins" not in nemorl("--help").out
+    assert nemorl("quickstart", "--help").code == 2
 
 
 def test_help_names_every_command(nemorl: Command) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 import sys
 import traceback
-from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Annotated
 
 import typer
@@ -77,8 +77,22 @@ def _root(
     """Options that every command has."""
 
 
+@contextmanager
+def _plugin_commands() -> Iterator[None]:
+    """One command per entry of ``nemorl.commands``: described from metadata, imported when it is called.
+
+    The next command of this process finds the tree without them: it may see other plugins.
+    """
+    own = [(group, len(group.registered_commands)) for group in (app, *GROUPS.values())]
+    try:
+        _add_plugin_commands()
+        yield
+    finally:
+        for group, count in own:
+            del group.registered_commands[count:]
+
+
 def _add_plugin_commands() -> None:
-    """One command per entry of ``nemorl.commands``: described from metadata, imported when it is called."""
     for entry in registry().index.of_kind("commands"):
         if entry.diagnostics:
             continue
@@ -120,8 +134,8 @@ def _run(arguments: list[str], *, debug: bool) -> int:
     """The exit code; errors are printed."""
     with PromptStop() as stop:
         try:
-            _add_plugin_commands()
-            app(arguments, prog_name="nemorl")
+            with _plugin_commands():
+                app(arguments, prog_name="nemorl")
             return 0
         except SystemExit as exit_:
             if stop.name is None and not _is_own(exit_):
