@@ -176,6 +176,7 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     return {**base, **changes, **both}
 
 
+@pytest.mark.full
 def test_a_run_of_the_generated_parts_over_the_standard_backends(world: World, runs: Path) -> None:
     entry = {kind: names.entry for kind, names in NAMES.items()}
     run_dir = runs / OVER_STANDARD_BACKENDS

