@@ -341,12 +341,11 @@ class Dying(Server):
         self.deaths, self.stand_still = deaths, stand_still
 
     def start(self, fds: Sequence[int]) -> _Process:
+        if self.stand_still:  # such a one gets an instant, those after it all the time that a busy machine takes
+            sandbox.START_S = 0.2 if self.deaths else 60.0
         if not self.deaths:
-            sandbox.START_S = 60.0
             return super().start(fds)
         self.deaths -= 1
-        if self.stand_still:  # this one gets an instant, those after it all the time that a busy machine takes
-            sandbox.START_S = 0.2
         self._process = _Process(sys.executable)
         os.kill(self._process._process.pid, signal.SIGSTOP)
         process = super().start(fds)

@@ -26,25 +26,15 @@ from nemorl_commands.app import app
 from nemorl_base.stopping import GracefulStop
 
 @app.command("wait")
-def wait():
+def wait(seconds: float = 0.4, says: bool = False):
     "Wait for a signal, then see whether another comes."
     names = []
     with GracefulStop(names.append):
         print("ready", os.getpid(), flush=True)
         while not names:
             time.sleep(0.01)
-        time.sleep(0.4)
-    print(names, flush=True)
-
-@app.command("linger")
-def linger(seconds: float):
-    "The same, but say when the first has come."
-    names = []
-    with GracefulStop(names.append):
-        print("ready", os.getpid(), flush=True)
-        while not names:
-            time.sleep(0.01)
-        print("asked", flush=True)
+        if says:
+            print("asked", flush=True)
         time.sleep(seconds)
     print(names, flush=True)
 
@@ -92,7 +82,7 @@ def child_of(process: subprocess.Popen[str]) -> int:
 
 
 def is_asked(process: subprocess.Popen[str]) -> None:
-    """Wait until a process that lingers has had its first signal."""
+    """Wait until a process that says so has had its first signal."""
     assert process.stdout is not None
     assert process.stdout.readline() == "asked\n"
 
@@ -113,7 +103,7 @@ def test_a_signal_asks_once_whomever_it_is_sent_to(target: str, number: signal.S
 
 
 def test_a_parent_that_comes_late_passes_nothing_on_that_the_child_has_had() -> None:
-    process = start("linger", "1.5")
+    process = start("wait", "--says", "--seconds=1.5")
     child_of(process)
     os.kill(process.pid, signal.SIGSTOP)  # as on a machine that is busy with others
     os.killpg(process.pid, signal.SIGINT)
@@ -125,7 +115,7 @@ def test_a_parent_that_comes_late_passes_nothing_on_that_the_child_has_had() -> 
 
 @pytest.mark.parametrize("target", ["parent", "group"])
 def test_two_signals_ask_twice(target: str) -> None:
-    process = start("linger", "60")
+    process = start("wait", "--says", "--seconds=60")
     child_of(process)
     send = os.kill if target == "parent" else os.killpg
     send(process.pid, signal.SIGINT)
