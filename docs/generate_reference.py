@@ -20,6 +20,7 @@ from nemorl.config import RESUMABLE, Config, RunConfig
 from nemorl.config.component import Component
 from nemorl.plugins import registry
 from nemorl.plugins.index import singular
+from nemorl_base.field_texts import field_texts
 from pydantic.fields import FieldInfo
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -127,9 +128,10 @@ def _table(config: type[Config], names: list[str] | None = None) -> str:
     if not fields:
         return "No options.\n"
     lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
+    texts = field_texts(config)
     for name, info in fields:
         mark = " ↻" if RESUMABLE in info.metadata else ""
-        lines.append(f"| `{name}`{mark} | {_type(info)} | {_default(info)} | {_prose(info.description or '')} |")
+        lines.append(f"| `{name}`{mark} | {_type(info)} | {_default(info)} | {_prose(texts.get(name, ''))} |")
     return "\n".join(lines) + "\n"
 
 

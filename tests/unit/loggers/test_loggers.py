@@ -210,4 +210,4 @@ def test_a_resumed_run_continues_its_mlflow_run(run_dir: Path, mlflow_calls: lis
 def test_every_logger_says_what_it_is_and_how_to_install_it(config: type[LoggerConfig]) -> None:
     assert config.summary
     assert config.install_hint.startswith("pip install ")
-    assert all(field.description for field in config.model_fields.values())
+    assert all(option["description"] for option in config.describe_options())

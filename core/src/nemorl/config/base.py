@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Self
 
-from nemorl_base.pydantic_words import shown_type, without_example
+from nemorl_base.field_texts import field_texts, for_editors
+from nemorl_base.pydantic_words import shown_type
 from nemorl_base.reading import shown
 from nemorl_base.scalars import WrongValueError, read_field
 from pydantic import (
@@ -21,6 +22,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 from pydantic_core import InitErrorDetails, PydanticCustomError, to_jsonable_python
 
 from nemorl.errors import ConfigIssue, PluginError, boundary
@@ -65,25 +67,23 @@ class Config(BaseModel):
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",
-        use_attribute_docstrings=True,
         validate_default=False,
         protected_namespaces=(),
         allow_inf_nan=False,
-        json_schema_extra=without_example,
+        json_schema_extra=for_editors,
     )
 
     @classmethod
     def describe_options(cls) -> list[dict[str, Any]]:
         """Each option as plain data: its name, type, default, description, and whether it is required or resumable."""
+        texts = field_texts(cls)
         return [
             {
                 "name": name,
                 "type": shown_type(field.annotation),
                 "required": field.is_required(),
-                "default": None
-                if field.is_required()
-                else to_jsonable_python(field.get_default(call_default_factory=True, validated_data={}), fallback=repr),
-                "description": " ".join((field.description or "").split()),
+                "default": _shown_default(field),
+                "description": " ".join(texts.get(name, "").split()),
                 "resumable": RESUMABLE in field.metadata,
             }
             for name, field in cls.model_fields.items()
@@ -125,6 +125,14 @@ class Config(BaseModel):
             message = f"{shown(str(error.filename))} cannot be looked at ({error.strerror})"
             found.append(ConfigIssue("", message, "check the path, and the permissions of its folders"))
         return found
+
+
+def _shown_default(field: FieldInfo) -> Any:
+    if field.is_required():
+        return None
+    if field.default_factory_takes_validated_data:
+        return "set by other options"
+    return to_jsonable_python(field.get_default(call_default_factory=True), fallback=repr)
 
 
 def all_problems(value: Any, path: str = "") -> Iterator[ConfigIssue]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -71,12 +70,6 @@ def shown_type(annotation: Any) -> str:
     if annotation is NoneType:
         return "None"
     return str(getattr(annotation, "__name__", annotation)).replace("typing.", "")
-
-
-def without_example(schema: dict[str, Any]) -> None:
-    """An example in a docstring is for Python; a schema is shown by editors of YAML."""
-    if "description" in schema:
-        schema["description"] = re.split(r"\s+(?:Example:|>>>)", schema["description"])[0]
 
 
 def inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:

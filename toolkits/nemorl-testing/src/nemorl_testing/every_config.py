@@ -51,7 +51,7 @@ def check_every_option_is_documented(subject: Subject) -> None:
     """The class and each of its options have a docstring. (DESIGN 6)"""
     for owner in _config_classes(subject.config_class):
         expect(owner.__dict__.get("__doc__"), f"class {owner.__name__} has no docstring")
-        bare = [name for name, info in owner.model_fields.items() if not info.description]
+        bare = [option["name"] for option in owner.describe_options() if not option["description"]]
         expect(not bare, f"options of {owner.__name__} without a docstring: {', '.join(bare)}")
 
 
