@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 from nemorl_base.field_texts import field_texts, for_editors
-from nemorl_base.pydantic_words import shown_type
+from nemorl_base.pydantic_words import shown_default, shown_type
 from nemorl_base.reading import shown
 from nemorl_base.scalars import WrongValueError, read_field
 from pydantic import (
@@ -22,8 +22,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic.fields import FieldInfo
-from pydantic_core import InitErrorDetails, PydanticCustomError, to_jsonable_python
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from nemorl.errors import ConfigIssue, PluginError, boundary
 
@@ -82,7 +81,7 @@ class Config(BaseModel):
                 "name": name,
                 "type": shown_type(field.annotation),
                 "required": field.is_required(),
-                "default": _shown_default(field),
+                "default": shown_default(field),
                 "description": " ".join(texts.get(name, "").split()),
                 "resumable": RESUMABLE in field.metadata,
             }
@@ -125,14 +124,6 @@ class Config(BaseModel):
             message = f"{shown(str(error.filename))} cannot be looked at ({error.strerror})"
             found.append(ConfigIssue("", message, "check the path, and the permissions of its folders"))
         return found
-
-
-def _shown_default(field: FieldInfo) -> Any:
-    if field.is_required():
-        return None
-    if field.default_factory_takes_validated_data:
-        return "set by other options"
-    return to_jsonable_python(field.get_default(call_default_factory=True), fallback=repr)
 
 
 def all_problems(value: Any, path: str = "") -> Iterator[ConfigIssue]:

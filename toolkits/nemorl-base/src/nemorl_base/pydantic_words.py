@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
+from pydantic.fields import FieldInfo
+from pydantic_core import to_jsonable_python
+
 from nemorl_base.reading import shown
 from nemorl_base.suggest import did_you_mean
 
@@ -70,6 +73,15 @@ def shown_type(annotation: Any) -> str:
     if annotation is NoneType:
         return "None"
     return str(getattr(annotation, "__name__", annotation)).replace("typing.", "")
+
+
+def shown_default(field: FieldInfo) -> Any:
+    """A field's default as plain data."""
+    if field.is_required():
+        return None
+    if field.default_factory_takes_validated_data:
+        return "set by other options"
+    return to_jsonable_python(field.get_default(call_default_factory=True), fallback=repr)
 
 
 def inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
