@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import pytest
-from forked_workers import python_that_forks
+from forked_workers import begun_by, python_that_forks
 
 if TYPE_CHECKING:
     from nemorl.resources.ray_session import RaySession
@@ -84,8 +84,7 @@ class SharedRay:
         from nemorl.resources.ray_session import RaySession
 
         if self._session is None:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(sys, "executable", str(python))
+            with begun_by(python):
                 self._session = RaySession(ClusterConfig(launcher="ray"))
 
     def close(self) -> None:
@@ -100,9 +99,14 @@ def _shared_ray() -> SharedRay:
 
 
 @pytest.fixture(scope="session")
-def python_of_workers(_shared_ray: SharedRay) -> Iterator[Path]:
-    """A Python whose Ray workers are forked: ``sys.executable`` while a cluster begins."""
-    with TemporaryDirectory(prefix="nemorl-fork-") as folder, python_that_forks(Path(folder)) as python:
+def python_of_workers(_shared_ray: SharedRay, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A Python whose Ray workers are forked: the one that a cluster is ``begun_by``."""
+    needs_megatron = any(item.get_closest_marker("megatron") for item in request.session.items)
+    modules = ["nemorl_megatron.training"] if needs_megatron else []
+    with (
+        TemporaryDirectory(prefix="nemorl-fork-") as folder,
+        python_that_forks(Path(folder), modules=modules) as python,
+    ):
         yield python
         _shared_ray.close()
 

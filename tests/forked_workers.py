@@ -22,8 +22,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-HEAVY = ("torch", "transformers.models.qwen2.modeling_qwen2", "nemorl_dtensor.training", "nemorl_dtensor.generation")
-"""Imported once for all workers. Not Ray, which reads its environment when it is imported."""
+OURS = ("torch", "transformers.models.qwen2.modeling_qwen2", "nemorl_dtensor.training", "nemorl_dtensor.generation")
+RAYS = (
+    "google.protobuf",
+    "jsonschema",
+    "pyarrow",
+    "pydantic.v1.fields",
+    "requests",
+    "starlette.datastructures",
+    "uvloop",
+)
+"""What Ray imports in each worker. Not Ray itself, which reads its environment when it is imported."""
 STREAMS = (0, 1, 2)
 
 EXECUTABLE = """#!{python} -IS
@@ -42,12 +51,13 @@ with socket.socket(socket.AF_UNIX) as server:
 
 
 @contextmanager
-def python_that_forks(folder: Path, inside: Sequence[str] = ()) -> Iterator[Path]:
+def python_that_forks(folder: Path, inside: Sequence[str] = (), modules: Sequence[str] = ()) -> Iterator[Path]:
     """The executable. Who begins a Ray cluster with it as ``sys.executable`` has workers that are forked.
 
     Args:
         folder: An empty one, of a short path.
         inside: What the command of the forking process begins with, to put it and the workers into a namespace.
+        modules: What it imports besides.
     """
     address = str(folder / "workers")
     executable = folder / "python"
@@ -56,20 +66,30 @@ def python_that_forks(folder: Path, inside: Sequence[str] = ()) -> Iterator[Path
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(address)
         server.listen(64)
-        command = [*inside, sys.executable, "-I", __file__, str(server.fileno())]
+        command = [*inside, sys.executable, "-I", __file__, str(server.fileno()), *modules]
         with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[server.fileno()]) as process:
             yield executable
             process.terminate()
 
 
-def _serve(descriptor: int) -> socket.socket | None:
+@contextmanager
+def begun_by(python: Path) -> Iterator[None]:
+    """A Ray cluster that begins in here takes this for its workers' Python."""
+    real, sys.executable = sys.executable, str(python)
+    try:
+        yield
+    finally:
+        sys.executable = real
+
+
+def _serve(descriptor: int, modules: Sequence[str]) -> socket.socket | None:
     """Fork for every request, until the process that began this one has gone.
 
     Returns:
         In a fork, the client whose request it is; ``None`` in this process, at the end.
     """
     gc.disable()
-    for name in HEAVY:
+    for name in (*OURS, *RAYS, *modules):
         importlib.import_module(name)
     gc.freeze()  # workers share what is there: a collection would make each write to all of it
     gc.enable()
@@ -105,6 +125,6 @@ def _be_worker(client: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    client = _serve(int(sys.argv[1]))
+    client = _serve(int(sys.argv[1]), sys.argv[2:])
     if client is not None:
         _be_worker(client)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import spec_world as world
+from forked_workers import begun_by
 from nemorl.plugins import Index, Registry
 from nemorl_testing.registries import use_registry
 from spec_blocks import BLOCKS, FOLDER, OWN_PACKAGE, under_new_names
@@ -58,14 +59,12 @@ def two_nodes(python_of_workers: Path) -> Iterator[None]:
     import ray
     from ray.cluster_utils import Cluster
 
-    python = sys.executable
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "disabled")
-        patch.setattr(sys, "executable", str(python_of_workers))
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 9})
-        cluster.add_node(num_cpus=9)
-        cluster.wait_for_nodes()
-        patch.setattr(sys, "executable", python)
+        with begun_by(python_of_workers):
+            cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 9})
+            cluster.add_node(num_cpus=9)
+            cluster.wait_for_nodes()
         ray.init(cluster.address, namespace="nemorl", log_to_driver=False, configure_logging=False)
         yield
         ray.shutdown()

@@ -12,6 +12,7 @@ from nemorl.resources.worker import WorkerContext
 from sharded_runs import OPTIMIZER, Case, Found, train
 from spawned import run_calls
 from test_sharded_training import MODELS, TP, write_model
+from tiers import in_full
 from torch import Tensor
 
 pytestmark = pytest.mark.slow
@@ -21,8 +22,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "dp2": (2, {}, {}),
     "tp2": (2, TP, {}),
     "dp2 bfloat16": (2, {"precision": "bfloat16"}, {}),
-    "fsdp2 x tp2": (4, TP, {}),
-    "replicas2 x shards2": (4, {}, {"data_parallel_replicas": 2}),
+    **in_full({"fsdp2 x tp2": (4, TP, {}), "replicas2 x shards2": (4, {}, {"data_parallel_replicas": 2})}),
 }
 TOLERANCE = 0.03
 """Of the distance that the weights went: the iteration runs in bfloat16, and sums of parts round otherwise."""
@@ -56,7 +56,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ranks(model: str, saved: Path) -> dict[str, list[Found]]:
     """What every rank finds, by layout."""
     found: dict[str, list[Found]] = {}
-    for size in (2, 4):
+    for size in sorted({size for size, _, _ in LAYOUTS.values()}):
         cases = [
             Case(layout, model, size, {**MUON, **policy}, options, saves=str(saved / layout))
             for layout, (ranks, policy, options) in LAYOUTS.items()

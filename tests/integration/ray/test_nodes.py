@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import ray
+from forked_workers import begun_by
 from nemorl.config import ClusterConfig
 from nemorl.errors import ResourceError
 from nemorl.resources.ray_cluster import RayVirtualCluster
@@ -24,14 +25,15 @@ PLAIN = {"plaintext": True}
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def address(python_of_workers: Path) -> Iterator[str]:
     from ray.cluster_utils import Cluster
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "disabled")
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
-        cluster.add_node(num_cpus=1)
-        cluster.wait_for_nodes()
+        with begun_by(python_of_workers):
+            cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+            cluster.add_node(num_cpus=1)
+            cluster.wait_for_nodes()
         yield cluster.address
         ray.shutdown()
         cluster.shutdown()

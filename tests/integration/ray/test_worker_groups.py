@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import ray
+from forked_workers import begun_by
 from nemorl.config import ClusterConfig
 from nemorl.errors import BackendError, DeadlineError, ForeignError, ResourceError, WorkerHungError, WorkerLostError
 from nemorl.resources.ray_cluster import RayVirtualCluster
@@ -37,8 +38,9 @@ CPU = ClusterConfig(launcher="ray", workers_per_node=2, cpus_per_worker=0.5, pla
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[RayVirtualCluster]:
-    reserved = RayVirtualCluster([2], CPU)
+def cluster(python_of_workers: Path) -> Iterator[RayVirtualCluster]:
+    with begun_by(python_of_workers):
+        reserved = RayVirtualCluster([2], CPU)
     yield reserved
     reserved.shutdown()
     assert not ray.is_initialized(), "the private cluster outlived the one who began it"

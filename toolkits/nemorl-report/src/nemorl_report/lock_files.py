@@ -158,15 +158,15 @@ def _below(root: Path) -> Iterator[tuple[str, Path]]:
             continue
         visited.add((status.st_dev, status.st_ino))
         folders[:] = sorted(name for name in folders if name != CACHE)
-        for name in sorted(names):
-            file = Path(folder, name)
-            yield file.relative_to(root.parent).as_posix(), file
+        inside = PurePosixPath(folder).relative_to(root.parent)
+        yield from ((f"{inside}/{name}", Path(folder, name)) for name in sorted(names))
 
 
 def _loaded_from_elsewhere(roots: set[str], found: Mapping[str, Path]) -> Iterator[tuple[str, Path]]:
     """Modules of these packages that this process took from a file which is none of theirs."""
-    below = tuple(f"{root}." for root in roots)
-    ours = [name for name in list(sys.modules) if name in roots or name.startswith(below)]
+    beginnings, below = tuple(roots), tuple(f"{root}." for root in roots)
+    likely = [name for name in list(sys.modules) if name.startswith(beginnings)]  # of thousands a few
+    ours = [name for name in likely if name in roots or name.startswith(below)]
     files = {name: getattr(sys.modules.get(name), "__file__", None) for name in ours}
     as_named = set(map(str, found.values()))
     others = {name: file for name, file in files.items() if isinstance(file, str) and file not in as_named}
@@ -190,6 +190,6 @@ def _content(file: Path, *, whole: bool = False) -> bytes:
         return content
     if file.suffix == ".pth":  # its folders say where the packages are, which are hashed; other lines are run
         return b"\n".join(line for line in content.splitlines() if line.startswith((b"import ", b"import\t")))
-    if file.parent.name in ("bin", "Scripts") and content.startswith(b"#!"):
+    if content.startswith(b"#!") and file.parent.name in ("bin", "Scripts"):
         return content.partition(b"\n")[2]
     return content
