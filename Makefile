@@ -13,7 +13,7 @@ SOURCES := $(foreach package,$(PACKAGES),$(package)/src)
 # Images of containers often set this. Each of the hundreds of processes that tests start would compile everything anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-STREAMS := test-together test-kernel test-toolkits test-units test-programs test-on-ray test-runs
+STREAMS := test-runs test-on-ray test-units test-together test-kernel test-programs test-toolkits
 FAST_STREAMS := fast-kernel fast-units fast-contracts fast-programs
 .PHONY: help setup quickstart test $(STREAMS) test-fast $(FAST_STREAMS) test-full chaos lint format wheels gpu-check clean
 
@@ -72,7 +72,7 @@ ignored = $(addprefix --ignore=,$(1))
 # end at the same time: whoever adds a slow folder gives it to the one that ends first. What starts vLLM and Megatron
 # runs one after the other, so that no engine finds the ports or the memory of another.
 test: $(DEV_STAMP)
-	$(MAKE) --no-print-directory --keep-going --jobs=7 $(STREAMS)
+	$(MAKE) --no-print-directory --keep-going --jobs=4 $(STREAMS)
 	$(BIN)/python -m slipcover --fail-under=85 --skip-covered --merge $(COVERAGE) --out .coverage.json
 
 test-together: $(DEV_STAMP)

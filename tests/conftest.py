@@ -24,8 +24,9 @@ gc.set_threshold(100_000, 20, 20)
 
 pytest_plugins = ["recorded_messages", "tiers"]
 
-# Under nohup it is ignored, by what tests start as well, and some of them send it.
+# Under nohup the one is ignored, in a shell's background the other, by what tests start as well, and some send them.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
