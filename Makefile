@@ -68,9 +68,9 @@ ON_RAY := $(addprefix tests/integration/,async ray) tests/conformance
 RUNS := tests/e2e tests/chaos tests/spec tests/integration
 ignored = $(addprefix --ignore=,$(1))
 
-# Seven processes side by side, on two cores: what starts other processes waits for them much of its time. They are to
-# end at the same time: whoever adds a slow folder gives it to the one that ends first. What starts vLLM and Megatron
-# runs one after the other, so that no engine finds the ports or the memory of another.
+# Four processes side by side, on two cores: what starts other processes waits for them much of its time. More cost more
+# than they win, in caches and in processes that look for work. Those that take longest begin first. What starts vLLM and
+# Megatron runs one after the other, so that no engine finds the ports or the memory of another.
 test: $(DEV_STAMP)
 	$(MAKE) --no-print-directory --keep-going --jobs=4 $(STREAMS)
 	$(BIN)/python -m slipcover --fail-under=85 --skip-covered --merge $(COVERAGE) --out .coverage.json
