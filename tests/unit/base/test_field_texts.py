@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import linecache
+from pathlib import Path
+
 import pytest
 from nemorl.config import Config
 from nemorl_base.field_texts import field_texts
@@ -90,6 +94,17 @@ def test_a_class_without_a_source_has_none() -> None:
     assert isinstance(made, type)
     assert issubclass(made, Config)
     assert field_texts(made) == {}
+
+
+def test_a_source_that_was_broken_since_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "edited_meanwhile.py"
+    source.write_text("from nemorl.config import Config\nclass Edited(Config):\n    rate: float = 1.0\n    'Known.'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    edited = importlib.import_module("edited_meanwhile").Edited
+    assert field_texts(edited) == {"rate": "Known."}
+    source.write_text("class Edited(Config:\n")
+    linecache.checkcache()
+    assert field_texts(edited) == {}
 
 
 class Computed(Config):

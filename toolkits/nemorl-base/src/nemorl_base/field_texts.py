@@ -24,6 +24,7 @@ def field_texts(config_class: type[BaseModel]) -> dict[str, str]:
     That of ``Field(description=…)``, else the docstring below the field, else that of the nearest class above with one.
     Docstrings of a class whose source is not at hand (made in an interpreter's prompt, say) are not known.
 
+    >>> from pydantic import Field, create_model
     >>> field_texts(create_model("Sampler", temperature=(float, Field(1.0, description="Divides the logits."))))
     {'temperature': 'Divides the logits.'}
     """
@@ -40,9 +41,9 @@ def _docstrings(owner: type) -> dict[str, str]:
         return {}
     try:
         source = inspect.getsource(sys.modules[owner.__module__])
-    except (KeyError, OSError, TypeError):
+        return _docstrings_in(source).get(owner.__qualname__, {})
+    except (KeyError, OSError, TypeError, SyntaxError):  # no file, or one that is being edited
         return {}
-    return _docstrings_in(source).get(owner.__qualname__, {})
 
 
 @cache
