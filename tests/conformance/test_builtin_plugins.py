@@ -31,7 +31,7 @@ MATH_EXAMPLES = [
 ]
 
 test_dtensor = conformance("training_backends", "dtensor")
-test_dtensor_packed = conformance("training_backends", {"name": "dtensor", "layout": "packed"})
+test_dtensor_packed = pytest.mark.slow(conformance("training_backends", {"name": "dtensor", "layout": "packed"}))
 test_dtensor_lora = conformance(
     "training_backends",
     "dtensor",
@@ -101,8 +101,8 @@ test_early_stopping = conformance("hooks", {"name": "early_stopping", "patience"
 test_logs = conformance("hooks", "logs")
 test_in_process = conformance("weight_transports", "in_process")
 test_shared_memory = conformance("weight_transports", "shared_memory")
-test_object_store = pytest.mark.ray(
-    pytest.mark.usefixtures("private_ray")(conformance("weight_transports", "object_store"))
+test_object_store = pytest.mark.slow(
+    pytest.mark.ray(pytest.mark.usefixtures("private_ray")(conformance("weight_transports", "object_store")))
 )
 test_nccl = conformance("weight_transports", "nccl")  # over gloo: the backend is that of the tensors' device
 test_cuda_ipc = conformance(
