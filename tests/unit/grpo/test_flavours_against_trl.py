@@ -56,6 +56,7 @@ def test_the_advantages_are_those_that_reach_the_loss_of_a_trl_run(tmp_path: Pat
     assert sorted(seen) == pytest.approx(sorted(ours), abs=1e-6)  # TRL shuffles them
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beta", [0.0, 0.5])
 @pytest.mark.parametrize("advantages", [(1.4997, -0.4999), (0.0, -0.4999), (1.4997, 0.0)])
 def test_the_loss_is_the_one_that_trl_computes(beta: float, advantages: tuple[float, float]) -> None:
