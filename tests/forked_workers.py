@@ -18,7 +18,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,8 @@ def _serve(descriptor: int, modules: Sequence[str]) -> socket.socket | None:
     """
     gc.disable()
     for name in (*OURS, *RAYS, *modules):
-        importlib.import_module(name)
+        with suppress(ModuleNotFoundError):  # what is not installed, no worker imports
+            importlib.import_module(name)
     gc.freeze()  # workers share what is there: a collection would make each write to all of it
     gc.enable()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)

@@ -15,6 +15,7 @@ from typing import Any, get_args
 from nemorl.config import Config
 from nemorl.config.component import Component
 from nemorl.plugins.registry import config_bases
+from nemorl_base.field_texts import field_texts
 
 from nemorl_testing.kit import Subject, expect
 
@@ -51,8 +52,8 @@ def check_every_option_is_documented(subject: Subject) -> None:
     """The class and each of its options have a docstring. (DESIGN 6)"""
     for owner in _config_classes(subject.config_class):
         expect(owner.__dict__.get("__doc__"), f"class {owner.__name__} has no docstring")
-        bare = [option["name"] for option in owner.describe_options() if not option["description"]]
-        expect(not bare, f"options of {owner.__name__} without a docstring: {', '.join(bare)}")
+        bare = owner.model_fields.keys() - field_texts(owner).keys()
+        expect(not bare, f"options of {owner.__name__} without a docstring: {', '.join(sorted(bare))}")
 
 
 def check_unknown_option_is_refused(subject: Subject) -> None:
