@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -174,13 +175,36 @@ def test_the_comparison_as_json(doctor: Any, tiny_model: Path) -> None:
     assert report["after"]["max_error"] < 1e-4 < report["shift"]
 
 
+class SamplesAtOne(HFGenerationConfig):
+    """A sampler that ignores the temperature."""
+
+    def build(self, *arguments: Any) -> Any:
+        engine: Any = super().build(*arguments)
+        sound = engine.generate
+        engine.generate = lambda requests: sound(
+            [replace(r, sampling=replace(r.sampling, temperature=1.0)) for r in requests]
+        )
+        return engine
+
+
 @pytest.mark.slow
 def test_engines_past_the_threshold_exit_1_and_say_why(doctor: Any) -> None:
-    arguments = ("--model", models.tiny_model(), "--precision", "bfloat16", "rollouts.mismatch_warning=1.0001")
-    code, out, _ = doctor(*arguments)
+    scoped = Registry(registry().index)
+    scoped.register("generation_backends", "wrong", SamplesAtOne)
+    with use_registry(scoped):
+        code, out, _ = doctor("--model", models.tiny_model(), "--generation", "wrong", "generation.temperature=0.5")
     assert code == 1
     assert "the engines disagree from the start" in out
     assert all(cause in out for cause in CAUSES)
+
+
+@pytest.mark.slow
+def test_engines_past_the_threshold_by_rounding_exit_0_with_a_note(doctor: Any) -> None:
+    arguments = ("--model", models.tiny_model(), "--precision", "bfloat16", "rollouts.mismatch_warning=1.0001")
+    code, out, _ = doctor(*arguments)
+    assert code == 0
+    assert "above 1.0001, and that is rounding" in " ".join(out.split())
+    assert "the engines agree" in out
 
 
 @pytest.mark.parametrize(

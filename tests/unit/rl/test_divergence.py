@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 import torch
@@ -10,9 +11,11 @@ from nemorl.config import GenerationConfig
 from nemorl.config.load import validate
 from nemorl.plugins import Registry, registry
 from nemorl.resources.worker import WorkerContext
+from nemorl.types import Completion, GenerationRequest
 from nemorl_dtensor import HFGenerationConfig
 from nemorl_rl.config import RolloutRunConfig
 from nemorl_rl.divergence import CAUSES, compare_activations, relative_errors
+from nemorl_rl.float32_reference import Float32Reference
 from nemorl_rl.layer_audit import LayerAudit
 from nemorl_rl.mismatch import measure_mismatch
 from nemorl_tensors.engines.observing import LAST_ROLES, LAYER_ROLES, Place
@@ -81,6 +84,48 @@ def test_rounding_is_that_of_the_engine_closer_to_float32() -> None:
             assert found.suspect == ("sampler" if factor == 1.2 else "trainer")
 
 
+class Records:
+    """Both engines: on the prompts of ``parts``, the query of this layer is off by a tenth."""
+
+    def __init__(self, parts: dict[tuple[int, ...], int] | None = None) -> None:
+        self._parts, self.asked = parts or {}, 0
+
+    def observe(self, request: Any) -> Any:
+        """As a sampler of a request, or as a trainer of token ids."""
+        self.asked += 1
+        tokens = request.token_ids if isinstance(request, GenerationRequest) else tuple(request)
+        found = {Place(layer, "query"): torch.ones(3, 4) for layer in range(9)}
+        if tokens in self._parts:
+            found[Place(self._parts[tokens], "query")] *= 1.1
+        return (Completion((6, 7, 8), (0.0,) * 3, "length"), found) if isinstance(request, GenerationRequest) else found
+
+
+@pytest.mark.parametrize(
+    ("precision", "layers", "parts_at", "asked"),
+    [
+        ("bfloat16", (7, None, 2), None, 2),  # the second prompt shows that it was rounding
+        ("bfloat16", (7, 2, 5), 5, 3),  # the median of three
+        ("float32", (7, None, None), 7, 1),  # nothing rounds by a tenth there
+    ],
+)
+def test_in_a_lower_precision_engines_part_if_they_do_on_every_prompt(
+    precision: str, layers: tuple[int | None, ...], parts_at: int | None, asked: int
+) -> None:
+    config = validate(RolloutRunConfig, {"model": "some/model", "policy": {"precision": precision}})
+    prompts = [(index,) for index in range(3)]
+    parts: dict[tuple[int, ...], int] = {
+        prompt: layer for prompt, layer in zip(prompts, layers, strict=True) if layer is not None
+    }
+    trainer, sampler = Records(), Records(parts)
+    exact = Float32Reference(config, trainer)  # type: ignore[arg-type]
+    exact._found = trainer  # type: ignore[assignment]
+    audit = LayerAudit(config, trainer, sampler, prompts, None)  # type: ignore[arg-type]
+    audit.compare(exact)
+    (found,) = audit.found
+    assert sampler.asked == asked
+    assert (found.parting and found.parting.place.layer) == parts_at
+
+
 def test_every_role_has_causes() -> None:
     assert CAUSES.keys() == LAYER_ROLES.keys() | LAST_ROLES.keys()
 
@@ -140,6 +185,6 @@ def test_a_backend_without_the_capability_is_named() -> None:
         config = validate(RolloutRunConfig, {"model": "some/model", "generation": {"backend": "silent"}})
         nobody: object = None
         audit = LayerAudit.of(config, nobody, nobody, [PROMPT])  # type: ignore[arg-type]
-    audit.compare()
+    audit.compare(Float32Reference(config, nobody))  # type: ignore[arg-type]
     assert audit.skipped == "generation backend silent cannot record what is computed in each layer"
     assert audit.found == []

@@ -22,7 +22,7 @@ from nemorl_commands.console import Console
 from nemorl_dtensor import HFGenerationConfig
 from nemorl_dtensor.generation import HFGeneration
 from nemorl_rl.config import RolloutRunConfig
-from nemorl_rl.mismatch import MismatchWatch, measure_mismatch
+from nemorl_rl.mismatch import Measurement, MismatchReport, MismatchWatch, measure_mismatch
 from nemorl_tensors.mismatch import mismatch_metrics
 from nemorl_testing import models
 from nemorl_testing.registries import use_registry
@@ -237,6 +237,36 @@ def test_sound_engines_agree_before_and_after_an_update(precision: str, toleranc
         assert part.mean_error <= part.max_error < 4 * tolerance
         assert 1.0 <= part.token_mult_prob_error < 1 + tolerance
         assert part.gen_kl_error < tolerance
+
+
+@pytest.mark.parametrize(("rounding", "is_fault"), [(None, True), (0.024, True), (0.026, False), (NAN, True)])
+def test_what_rounding_explains_is_a_note(rounding: float | None, is_fault: bool) -> None:
+    # 0.05 nats apart: engines that are 0.025 from float32 can be that far from each other, no more.
+    fine = Measurement(9, 0.01, 0.1, 1.01, 0.001)
+    apart = Measurement(9, 0.05, 0.3, 1.06, 0.003, rounding)
+    report = MismatchReport(fine, apart, shift=1.0, threshold=1.05)
+    assert report.ok is not is_fault
+    assert [len(report.findings), len(report.notes)] == ([1, 0] if is_fault else [0, 1])
+    (said,) = report.findings + report.notes
+    assert "1.06" in said
+    assert report.as_dict()["notes"] == report.notes
+
+
+def test_rounding_is_measured_where_engines_disagree_in_a_lower_precision() -> None:
+    # Any disagreement is past this threshold, which no config may have.
+    for precision in ("float32", "bfloat16"):
+        config = audited("hf", policy={"precision": precision})
+        rollouts = config.rollouts.model_copy(update={"mismatch_warning": 0.0})
+        report = measure_mismatch(config.model_copy(update={"rollouts": rollouts}), samples_per_prompt=2)
+        if precision == "float32":
+            assert report.before.rounding is None
+            assert len(report.findings) == 2
+        else:
+            for part in (report.before, report.after):
+                assert part.rounding is not None
+                assert 1e-4 < part.rounding < 0.1
+                assert part.is_rounding
+            assert (report.ok, len(report.notes)) == (True, 2)
 
 
 MISSED = ["the engines disagree after the update", "the weight update made the mean"]

@@ -42,8 +42,9 @@ def doctor(
     all are notes. Nothing is imported.
 
     With --model, sample with one engine, recompute the log-probs with another, compare what both compute in each layer,
-    update the weights and do it again. Exit 1 if log-probs disagree by more than rollouts.mismatch_warning, if the
-    update did not arrive, or if the engines part somewhere in the model: then the layer and token are named.
+    update the weights and do it again. Exit 1 if log-probs disagree by more than rollouts.mismatch_warning and than
+    rounding explains, if the update did not arrive, or if the engines part somewhere in the model: then the layer and
+    token are named.
 
     With --clean, find temporary folders (sessions of Ray with processes and sockets, sandboxes, scratch) whose run was
     killed, show them and remove them: only what this user's nemorl made and marked, and whose process has ended.
@@ -113,6 +114,8 @@ def _compare_engines(model: str, changes: list[str], as_json: bool) -> None:
         )
         for finding in report.findings:
             say(f" {finding}", lead=typer.style("wrong:", fg="red"))
+        for note in report.notes:
+            say(f" {note}", lead=typer.style("note:", fg="yellow"))
         if report.parting is not None:
             say("What usually causes that:" + "".join(f"\n  - {cause}" for cause in report.parting.causes))
         elif report.findings:

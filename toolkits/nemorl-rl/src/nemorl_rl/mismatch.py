@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from nemorl_rl.divergence import LayerComparison, Parting
+    from nemorl_rl.float32_reference import Float32Reference
 
 MISMATCH = "token_mult_prob_error"
 """The metric that is watched: mean exp(|old - generation log-prob|), 1.0 when the engines agree."""
@@ -134,6 +135,14 @@ class Measurement:
     """The largest, in nats."""
     token_mult_prob_error: float
     gen_kl_error: float
+    rounding: float | None = None
+    """Mean |log-prob - the same in float32| of the engine that is closer to it, in nats. Measured where the engines
+    disagree in a lower precision."""
+
+    @property
+    def is_rounding(self) -> bool:
+        """Whether they are no farther apart than two engines can be that are as far from float32 as the closer one."""
+        return self.rounding is not None and self.mean_error <= 2 * self.rounding
 
 
 @dataclass(frozen=True)
@@ -168,8 +177,8 @@ class MismatchReport:
         found = [
             f"the engines disagree {when}: token_mult_prob_error is {part.token_mult_prob_error:.4g}, "
             f"{self.threshold:g} is allowed"
-            for when, part in (("from the start", self.before), ("after the update", self.after))
-            if not part.token_mult_prob_error <= self.threshold
+            for when, part in self._past_threshold.items()
+            if not part.is_rounding
         ]
         growth = self.after.mean_error / max(self.before.mean_error, ERROR_FLOOR)
         if growth > MAX_GROWTH:
@@ -181,11 +190,29 @@ class MismatchReport:
         found += [f"{when[place]}{part.parting}" for place, part in enumerate(self.layers) if part.parting][:1]
         return found
 
+    @property
+    def notes(self) -> list[str]:
+        """What is no fault of an engine, for people."""
+        return [
+            f"token_mult_prob_error is {part.token_mult_prob_error:.4g} {when}, above {self.threshold:g}, and that is "
+            f"rounding: each engine is {part.rounding:.2g} nats or more from float32. For less of it, policy.precision "
+            "float32; importance_correction weighs it in algorithms that have it"
+            for when, part in self._past_threshold.items()
+            if part.is_rounding
+        ]
+
+    @property
+    def _past_threshold(self) -> dict[str, Measurement]:
+        """By when they were made, for people."""
+        parts = {"from the start": self.before, "after the update": self.after}
+        return {when: part for when, part in parts.items() if not part.token_mult_prob_error <= self.threshold}
+
     def as_dict(self) -> dict[str, Any]:
         numbers = {name: asdict(part) for name, part in (("before", self.before), ("after", self.after))}
         return {
             "ok": self.ok,
             "findings": self.findings,
+            "notes": self.notes,
             **numbers,
             "shift": self.shift,
             "threshold": self.threshold,
@@ -214,9 +241,11 @@ def measure_mismatch(
     Raises:
         NemorlError: an engine cannot be built; says which.
     """
+    from nemorl_rl.float32_reference import Float32Reference
     from nemorl_rl.layer_audit import LayerAudit
 
     require_models(config)
+    threshold = config.rollouts.mismatch_warning
     tokenizer = Tokenizer.of(config.policy)
     prompt_ids = [tuple(tokenizer.encode(prompt)) for prompt in prompts]
     with ExitStack() as stack:
@@ -226,9 +255,10 @@ def measure_mismatch(
         phase("comparing log-probs")
         first = engines.sample(prompt_ids, samples_per_prompt, "before")
         old_logprobs = engines.trainer.get_logprobs(first)
-        before = _measurement(first, old_logprobs)
-        phase("comparing layers")
-        layers.compare()
+        with Float32Reference(config, engines.trainer) as exact:
+            before = _measurement(first, old_logprobs, threshold, exact)
+            phase("comparing layers")
+            layers.compare(exact)
 
         phase("updating the weights")
         engines.update(first)
@@ -236,9 +266,10 @@ def measure_mismatch(
         shift = float((moved - old_logprobs)[first.mask].abs().mean())
         phase("comparing again")
         second = engines.sample(prompt_ids, samples_per_prompt, "after")
-        after = _measurement(second, engines.trainer.get_logprobs(second))
-        layers.compare()
-    return MismatchReport(before, after, shift, config.rollouts.mismatch_warning, tuple(layers.found), layers.skipped)
+        with Float32Reference(config, engines.trainer) as exact:
+            after = _measurement(second, engines.trainer.get_logprobs(second), threshold, exact)
+            layers.compare(exact)
+    return MismatchReport(before, after, shift, threshold, tuple(layers.found), layers.skipped)
 
 
 class _Engines:
@@ -299,7 +330,7 @@ class _Engines:
         return WeightHandle(self._transport, version, self._carrier.publish(self.trainer.export_weights))
 
 
-def _measurement(batch: TokenBatch, old_logprobs: Tensor) -> Measurement:
+def _measurement(batch: TokenBatch, old_logprobs: Tensor, threshold: float, exact: Float32Reference) -> Measurement:
     from nemorl_tensors.mismatch import mismatch_metrics
 
     metrics: Metrics = mismatch_metrics(old_logprobs, batch["generation_logprobs"], batch.mask)
@@ -310,4 +341,17 @@ def _measurement(batch: TokenBatch, old_logprobs: Tensor) -> Measurement:
         max_error=found.get("logprob_error/max", math.nan),
         token_mult_prob_error=found[MISMATCH],
         gen_kl_error=found["gen_kl_error"],
+        rounding=_rounding(batch, old_logprobs, exact) if not found[MISMATCH] <= threshold else None,
     )
+
+
+def _rounding(batch: TokenBatch, old_logprobs: Tensor, exact: Float32Reference) -> float | None:
+    """As ``Measurement.rounding``; ``None``, too, where float32 cannot be asked."""
+    if not exact.is_needed:
+        return None
+    try:
+        wanted = exact.trainer.get_logprobs(batch)
+    except BackendError:
+        return None
+    sides = old_logprobs, batch["generation_logprobs"]
+    return min(float((side - wanted)[batch.mask].abs().mean()) for side in sides)
