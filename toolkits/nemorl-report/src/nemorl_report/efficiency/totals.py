@@ -119,7 +119,8 @@ class Totals:
         if "train_flops_per_gpu" in figures:
             speed, share = figures["train_flops_per_gpu"], figures["train_fp_utilization"]
             busy = figures.get("computed_fp_utilization", share)
-            shared = f", as work in common was done once (it was {percent(busy)} busy)" if share > 1 > busy else ""
+            why = "nothing was computed twice, or for rows that teach nothing"
+            shared = f", as {why} (it was {percent(busy)} busy)" if share > 1 > busy else ""
             yield f"training at {flops(speed)} per device, {percent(share)} of its peak{shared}"
         if "tokens_per_sec_per_gpu" in figures:
             yield f"{figures['tokens_per_sec_per_gpu']:,.0f} tokens/s per device"
