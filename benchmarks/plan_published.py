@@ -113,7 +113,7 @@ def nemo_rl(
     held = trained(geometry, backend, gpus, tensor=tensor, row=4096, checkpointing=checkpointing, reference=True)
     held = replace(held, layout="packed")
     prompt = 150.0
-    work = Work(2048, prompt, length - prompt, 4096 - prompt, group=32, updates=4, passes=1, scores_old=True)
+    work = Work(2048, prompt, length - prompt, 4096 - prompt, group=32, updates=4, passes=1, old_frac=1.0)
     backend_of_engine = VLLMConfig(tensor_parallel_size=engine_tensor, max_num_seqs=1024, gpu_memory_utilization=0.6)
     engines = Engines(backend_of_engine, geometry, 2, gpus // engine_tensor, 4096)
     scene = Scene(parse_fleet(gpus // 8, "8xH100"), held, (), engines, work, turns=True, takes_turns=True)

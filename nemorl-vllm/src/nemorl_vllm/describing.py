@@ -48,14 +48,14 @@ class VLLMPlan:
             return EngineMemory((*weights, Part("KV cache", fixed * GIB, f"kv_cache_gib = {fixed:g}", "cache")), ())
         share = self.config.gpu_memory_utilization
         room = self._room(engines, capacity)
-        text = f"{share:g} x {capacity / GIB:.1f} GiB - weights: {count(room / engines.token_bytes)} tokens"
-        lacks = total(weights) + engines.width * engines.token_bytes - share * capacity
+        text = f"{share:g} x {capacity / GIB:.1f} GiB - weights: {count(room / self._token_bytes(engines))} tokens"
+        lacks = total(weights) + engines.width * self._token_bytes(engines) - share * capacity
         cache = Part("KV cache", room, text, "cache")
         return EngineMemory((*weights, cache), (), lacks=max(0.0, lacks), counts_overhead=True)
 
     def cached_tokens(self, engines: Engines, capacity: float) -> float:
         fixed = self._cache_gib(engines)
-        return (fixed * GIB if fixed is not None else self._room(engines, capacity)) / engines.token_bytes
+        return (fixed * GIB if fixed is not None else self._room(engines, capacity)) / self._token_bytes(engines)
 
     def options(self, engines: Engines, *, apart: bool, per_node: int) -> Iterator[Mapping[str, object]]:
         shares = [OWN_DEVICE] if apart else sorted({self.config.gpu_memory_utilization, *UTILIZATIONS})
@@ -67,6 +67,11 @@ class VLLMPlan:
     def _cache_gib(self, engines: Engines) -> float | None:
         """What is set, or the default of a CPU; ``None``: a share of the device."""
         return self.config.kv_cache_gib or (CPU_KV_CACHE_GIB if engines.on_cpu else None)
+
+    def _token_bytes(self, engines: Engines) -> float:
+        """Of one token, on one device: ranks beyond the number of key-value heads hold copies of these."""
+        copies = max(1.0, self.config.tensor_parallel_size / engines.geometry.cache_parts)
+        return engines.token_bytes * copies
 
     def _room(self, engines: Engines, capacity: float) -> float:
         return max(0.0, self.config.gpu_memory_utilization * capacity - total(self._weights(engines)))

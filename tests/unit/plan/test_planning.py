@@ -24,7 +24,7 @@ from nemorl_plan.seconds import step_time
 from nemorl_report.run_data import RunData
 from nemorl_rl.devices import TABLE, Speed, device_named, named_by_driver, parse_fleet
 from nemorl_rl.memory_plan.budgets import budgets, fullest
-from nemorl_rl.memory_plan.layouts import overrides, present
+from nemorl_rl.memory_plan.layouts import applied, overrides, present, smallest_change
 from nemorl_rl.memory_plan.models import HeldModel
 from nemorl_rl.memory_plan.parts import GIB, total
 from nemorl_rl.memory_plan.reading import Lengths, Sizes, scene_of
@@ -298,6 +298,92 @@ def test_the_command_writes_a_config_that_loads_and_fits(config_file: Path, tmp_
     assert load_config(target, for_cluster=True).cluster.gpus_per_node == 8
 
 
+def test_a_config_is_judged_for_the_devices_that_are_asked_for(config_file: Path, tmp_path: Path) -> None:
+    sizes = ("--model-config", tmp_path / "config.json", "--json")
+    spread, apart = "policy.tensor_parallel_size=2", ("cluster.colocated=false", "cluster.generation_workers=4")
+    for changes in ((spread,), (spread, "--nodes", 2, *apart)):
+        done = called(config_file, "--gpus", "8xH100", *sizes, *changes)
+        assert done.exit_code == 0, done.output
+    layouts = ("policy.tensor_parallel_size=8", "cluster.gpus_per_node=8"), ("policy.tensor_parallel_size=3",)
+    for gpus, changes in zip(("4xH100", "8xH100"), layouts, strict=True):
+        done = called(config_file, "--gpus", gpus, *sizes, *changes)
+        assert done.exit_code != 0
+        assert "that leaves a rest" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--response-tokens", 1000, "--longest-response", 50), "the longest 50"),
+        (("--longest-response", 5000), "exceeds generation.max_new_tokens = 1024"),
+        (("--prompt-tokens", 100_000), "exceeds policy.max_sequence_tokens = 4096"),
+        (("--write", "run.json"), "what is written is YAML"),
+        (("--write", "run.yaml"), "would replace the config"),
+    ],
+)
+def test_what_cannot_be_planned_or_written_is_refused(
+    flags: tuple[Any, ...], words: str, config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = config_file.read_text()
+    limit = "generation.max_new_tokens=1024"
+    done = called(config_file, "--gpus", "8xH100", "--model-config", tmp_path / "config.json", limit, *flags)
+    assert isinstance(done.exception, UsageError)
+    assert words in str(done.exception)
+    assert config_file.read_text() == before
+
+
+def test_a_critic_inherits_what_a_layout_changes() -> None:
+    crowded = scene(algorithm="ppo", generation={"backend": "vllm"}, policy={"microbatch_tokens": 65536})
+    change = smallest_change(crowded)
+    assert change is not None
+    chosen = applied(crowded, change)
+    (critic,) = chosen.others
+    assert critic.budget == chosen.policy.budget < 65536
+    own = scene(algorithm="ppo", generation={"backend": "vllm"}, critic={"microbatch_tokens": 2048})
+    (critic,) = applied(own, replace(present(own), training=(("microbatch_tokens", 4096),))).others
+    assert critic.budget == 2048
+
+
+def test_a_row_of_a_cache_is_as_long_as_prompt_and_response_may_be() -> None:
+    # 64 rows of at most 2 * 100 + 16 tokens, 32 layers x 2 x 8 heads x 128 elements of 2 bytes: 1.69 GiB, where rows of
+    # max_sequence_tokens = 4096 would take 32.
+    config = load_config({**GRPO, "policy": {"precision": "bfloat16"}, "generation": {"max_new_tokens": 16}})
+    found = scene_of(config, parse_fleet(1, "H100"), Sizes(LLAMA_8B), Lengths(prompt=100))
+    assert found.engines is not None
+    cache = found.engines.plan.memory(found.engines, found.capacity, 64).passing[0]
+    assert cache.size == 64 * 216 * 32 * 2 * 8 * 128 * 2
+
+
+def test_ranks_beyond_the_heads_of_a_cache_hold_copies() -> None:
+    # Qwen2 1.5B: 28 layers x 2 x 2 heads x 128 elements of 2 bytes, 28,672 B a token; four ranks hold one head each.
+    sizes = {"hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2}
+    backend = {"name": "vllm", "tensor_parallel_size": 4}
+    config = load_config(
+        {**GRPO, "policy": {"precision": "bfloat16"}, "generation": {"backend": backend}},
+        ["cluster.gpus_per_node=4"],
+        for_cluster=True,
+    )
+    found = scene_of(config, parse_fleet(1, "4xH100"), Sizes({**LLAMA_8B, **sizes, "model_type": "qwen2"}))
+    assert found.engines is not None
+    memory = found.engines.plan.memory(found.engines, found.capacity, 64)
+    (cache,) = (part for part in memory.lasting if part.name == "KV cache")
+    assert found.engines.plan.cached_tokens(found.engines, found.capacity) == pytest.approx(cache.size / (28_672 / 2))
+
+
+def test_adapters_are_counted_for_the_layers_that_have_them() -> None:
+    queries = held("dtensor", {"lora": {"rank": 16, "target_modules": ["q_proj"]}})
+    assert queries.adapter_parameters == 32 * 16 * (4096 + 4096)
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 1024, "model_type": "qwen3_moe"}
+    mixture = replace(held("dtensor", {"lora": {"rank": 16}}), geometry=Geometry.from_config({**LLAMA_8B, **experts}))
+    assert mixture.adapter_parameters == 32 * 16 * (2 * 8192 + 2 * 5120)  # no linear layer but attention's
+
+
+def test_the_first_minibatch_tells_the_old_policy_by_itself() -> None:
+    for changes, share in (({}, 0.0), ({"num_minibatches": 4}, 0.75), ({"num_epochs_per_rollout": 2}, 1.0)):
+        assert scene(**changes).work.old_frac == share
+
+
 def test_the_command_explains_in_a_terminal(config_file: Path, tmp_path: Path) -> None:
     done = called(config_file, "--gpus", "2xL40S", "--model-config", tmp_path / "config.json", "--explain")
     assert done.exit_code == 0, done.output
@@ -353,6 +439,29 @@ def test_efficiencies_are_refitted_from_a_run(run_dir: Path) -> None:
     assert (measured, ratio) == (4.0, 4.0 / planned)
     assert found.refitted.training == pytest.approx(0.40 * planned / 4.0)  # as much slower as the run was
     assert found.refitted.decode == pytest.approx(0.6 * rows["generation"][0] / 3.0)
+
+
+def test_a_refit_plans_with_the_lengths_of_the_run_and_writes(run_dir: Path, config_file: Path, tmp_path: Path) -> None:
+    target, flags = tmp_path / "planned.yaml", ("--gpus", "8xH100", "--json", "--top", 2, "--write")
+    done = called(config_file, "--from", run_dir, "--model-config", tmp_path / "config.json", *flags, target)
+    assert done.exit_code == 0, done.output
+    answer = json.loads(done.output)
+    assert answer["work"]["response_tokens"] == 64
+    assert answer["work"]["longest_response"] == 128
+    assert len(answer["candidates"]) == 2
+    assert answer["refitted"]["phases"]["policy_training"]["measured_s"] == 4.0
+    assert target.is_file()
+    done = called("--from", run_dir, "--gpus", "8xH100", "--write", target)
+    assert isinstance(done.exception, UsageError)
+
+
+def test_lengths_of_data_without_responses_are_those_of_a_step(run_dir: Path) -> None:
+    config = {"algorithm": "sft", "model": str(run_dir.parent), "data": "arithmetic", "batch_size": 8}
+    (run_dir / "config.yaml").write_text(json.dumps(config))
+    line = {"step": 1, "time": 1.0, "timing/train/policy_training": 4.0, "train/total_num_tokens": 8 * 100.0}
+    (run_dir / "metrics.jsonl").write_text(json.dumps(line))
+    found = compare(run_dir, fleet_from=(1, "8xH100", None)).lengths
+    assert (found.prompt, found.response) == (pytest.approx(25), pytest.approx(75))
 
 
 def test_the_report_shows_predicted_beside_measured(run_dir: Path) -> None:

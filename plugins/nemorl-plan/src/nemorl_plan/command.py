@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +16,7 @@ from nemorl_commands.terminal import say
 if TYPE_CHECKING:
     from nemorl_rl.memory_plan.reading import Lengths
 
-    from nemorl_plan.efficiencies import Efficiencies
+    from nemorl_plan.measured import Comparison
     from nemorl_plan.plan import Plan
 
 app = plugin_app()
@@ -65,23 +66,31 @@ def plan(
     """
     from nemorl_rl.memory_plan.reading import Lengths
 
-    lengths = Lengths(prompt_tokens, response_tokens, longest_response)
+    lengths, devices = Lengths(prompt_tokens, response_tokens, longest_response), (nodes, gpus, gpu_memory)
     if config is None and run is None:
         raise UsageError("there is nothing to plan", fix="give a config file, or a run with --from")
-    if run is not None:
-        _refit(run, config, overrides or [], (nodes, gpus, gpu_memory), lengths, as_json=as_json)
+    if write is not None:
+        _check_target(config, write)
+    refit = _compared(run, devices, _given(model_config), lengths) if run is not None else None
+    if config is None:
+        assert refit is not None, "checked above"
+        _answer(refit.as_dict(), refit.show, as_json=as_json)
         return
-    assert config is not None, "checked above"
-    found = _planned(config, overrides or [], (nodes, gpus, gpu_memory), _given(model_config), lengths)
+    found = _planned(config, overrides or [], devices, _given(model_config), lengths, refit)
     written = _write(config, overrides or [], found, write) if write is not None else None
-    if as_json:
-        echo_json({**found.as_dict(top), "written": written}, indent=2)
-        return
-    from nemorl_plan.show import show
 
-    show(found, top=top, explain=explain)
-    if written is not None:
-        say(f"wrote {write}: {' '.join(written) or 'nothing changed'}; nemorl train {write}")
+    def show_all() -> None:
+        from nemorl_plan.show import show
+
+        if refit is not None:
+            refit.show()
+            say()
+        show(found, top=top, explain=explain)
+        if written is not None:
+            say(f"wrote {write}: {' '.join(written) or 'nothing changed'}; nemorl train {write}")
+
+    refitted = {} if refit is None else {"refitted": refit.as_dict()}
+    _answer({**found.as_dict(top), "written": written, **refitted}, show_all, as_json=as_json)
 
 
 Devices = tuple[int | None, str | None, float | None]
@@ -94,16 +103,43 @@ def _planned(
     devices: Devices,
     given: dict[str, Any] | None,
     lengths: Lengths,
-    efficiencies: Efficiencies | None = None,
+    refit: Comparison | None,
 ) -> Plan:
     from nemorl.config.load import load_config
-    from nemorl_rl.memory_plan.reading import Sizes, fleet_of, scene_of
+    from nemorl_rl.memory_plan.layouts import as_overrides
+    from nemorl_rl.memory_plan.reading import Sizes, asked_for, check_lengths, fleet_of, scene_of
 
     from nemorl_plan.plan import Plan
 
-    loaded = load_config(config, changes, for_cluster=True)
+    loaded = load_config(config, [*changes, *as_overrides(asked_for(*devices[:2]))], for_cluster=True)
+    check_lengths(loaded, lengths)
     fleet = fleet_of(loaded.cluster, *devices)
-    return Plan.of(scene_of(loaded, fleet, Sizes(given), lengths), efficiencies)
+    if refit is None:
+        return Plan.of(scene_of(loaded, fleet, Sizes(given), lengths))
+    return Plan.of(scene_of(loaded, fleet, Sizes(given), lengths.or_else(refit.lengths)), refit.refitted)
+
+
+def _compared(run: Path, devices: Devices, given: dict[str, Any] | None, lengths: Lengths) -> Comparison:
+    from nemorl_plan.measured import compare
+
+    return compare(run, fleet_from=devices, model_config=given, lengths=lengths)
+
+
+def _answer(data: dict[str, Any], show: Callable[[], None], *, as_json: bool) -> None:
+    if as_json:
+        echo_json(data, indent=2)
+    else:
+        show()
+
+
+def _check_target(config: Path | None, target: Path) -> None:
+    """Before anything is planned."""
+    if config is None:
+        raise UsageError("--write needs a config to change", fix="nemorl plan CONFIG --from RUN --write FILE")
+    if target.suffix not in (".yaml", ".yml"):
+        raise UsageError(f"--write {target}: what is written is YAML", fix=f"--write {target.with_suffix('.yaml')}")
+    if target.exists() and target.samefile(config):
+        raise UsageError(f"--write {target} would replace the config that is planned", fix="name another file")
 
 
 def _given(path: Path | None) -> dict[str, Any] | None:
@@ -128,27 +164,3 @@ def _write(config: Path, changes: list[str], found: Plan, target: Path) -> list[
             f"no layout fits on these devices: {found.verdict}", fix="plan for more devices, or a smaller model or LoRA"
         )
     return write_config(config, changes, found.scene, found.best, target)
-
-
-def _refit(
-    run: Path, config: Path | None, changes: list[str], devices: Devices, lengths: Lengths, *, as_json: bool
-) -> None:
-    """Show predicted beside measured; with a config, plan it with what was measured."""
-    from nemorl_plan.measured import compare
-
-    found = compare(run, fleet_from=devices)
-    if config is None:
-        if as_json:
-            echo_json(found.as_dict(), indent=2)
-        else:
-            found.show()
-        return
-    planned = _planned(config, changes, devices, None, lengths, found.refitted)
-    if as_json:
-        echo_json({**planned.as_dict(), "refitted": found.as_dict()}, indent=2)
-        return
-    from nemorl_plan.show import show
-
-    found.show()
-    say()
-    show(planned, top=5, explain=False)

@@ -26,14 +26,12 @@ def memory_problems(config: RunConfig, run_dir: Path, warn: Callable[[str], None
     from nemorl_rl.memory_plan.budgets import fullest
     from nemorl_rl.memory_plan.layouts import as_fix, smallest_change
     from nemorl_rl.memory_plan.parts import GIB
-    from nemorl_rl.memory_plan.reading import known_scene
+    from nemorl_rl.memory_plan.reading import LEAST, known_scene
 
-    scene = known_scene(config)
-    if scene is None:
+    least, scene = known_scene(config, LEAST), known_scene(config)
+    if least is None or scene is None or not fullest(least).cannot_fit:
         return
     memory = fullest(scene)
-    if not memory.cannot_fit:
-        return
     needs = ", ".join(f"{part.name} {part.gib:.1f}" for part in sorted(memory.parts, key=lambda part: -part.size))
     taking_turns = ", even taking turns," if scene.takes_turns else ""
     yield ConfigIssue(

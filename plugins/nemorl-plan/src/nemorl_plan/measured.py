@@ -10,9 +10,10 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from nemorl.errors import UsageError
-from nemorl_rl.memory_plan.layouts import present
-from nemorl_rl.memory_plan.reading import Lengths, Sizes, fleet_of, scene_of
+from nemorl_rl.memory_plan.layouts import as_overrides, present
+from nemorl_rl.memory_plan.reading import EXPECTED, Lengths, Sizes, asked_for, fleet_of, scene_of
 from nemorl_rl.memory_plan.scene import Scene
+from nemorl_rl.memory_plan.work import Work
 
 from nemorl_plan.candidates import judged
 from nemorl_plan.efficiencies import Efficiencies, starting_efficiencies
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
 TIMINGS: Mapping[str, tuple[str, ...]] = {
     "generation": ("prefill", "decoding"),
     "policy_and_reference_logprobs": ("old log-probs", "reference log-probs"),
+    "values": ("critic scoring",),
+    "teacher_logprob_inference": ("teacher scoring",),
     "policy_training": ("training",),
+    "critic_training": ("critic training",),
     "weight_sync": ("weight sync",),
 }
 """``timing/train/<name>`` -> the phases that it measures."""
@@ -41,6 +45,8 @@ class Comparison:
     measured: Mapping[str, float]
     """Medians of the same"""
     refitted: Efficiencies
+    lengths: Lengths
+    """Of the run's sequences"""
 
     def rows(self) -> list[tuple[str, float, float, float]]:
         """(phase, predicted s, measured s, measured / predicted) of those that were measured."""
@@ -71,10 +77,24 @@ class Comparison:
         say(f"efficiencies that give these times: {kept}")
 
 
+Devices = tuple[int | None, str | None, float | None]
+"""(nodes, GPUs of each, GiB of each); unset: those of the run"""
+
+
 def compare(
-    run_dir: Path, *, fleet_from: tuple[int | None, str | None, float | None] = (None, None, None)
+    run_dir: Path,
+    *,
+    fleet_from: Devices = (None, None, None),
+    model_config: Mapping[str, Any] | None = None,
+    lengths: Lengths = EXPECTED,
 ) -> Comparison:
     """A run in a directory.
+
+    Args:
+        run_dir: Its directory.
+        fleet_from: Its devices, where this machine does not know them.
+        model_config: The ``config.json`` of its model, where that is not on this machine.
+        lengths: Of its sequences, where it did not measure them.
 
     Raises:
         UsageError: It is no run, has no timings yet, or its model's sizes are not known here.
@@ -83,23 +103,28 @@ def compare(
 
     if not (run_dir / "config.yaml").is_file():
         raise UsageError(f"{run_dir} is not a run directory (no config.yaml)", fix="give the path of a run")
-    return compared(RunData.load(run_dir), fleet_from=fleet_from)
+    return compared(RunData.load(run_dir), fleet_from=fleet_from, model_config=model_config, lengths=lengths)
 
 
 def compared(
-    run: RunData, *, fleet_from: tuple[int | None, str | None, float | None] = (None, None, None)
+    run: RunData,
+    *,
+    fleet_from: Devices = (None, None, None),
+    model_config: Mapping[str, Any] | None = None,
+    lengths: Lengths = EXPECTED,
 ) -> Comparison:
-    """The records of a run beside its plan."""
+    """The records of a run beside its plan; the arguments are those of :func:`compare`."""
     from nemorl.config.load import load_config
 
     measured = {name: value for name in (*TIMINGS, "total_step_time") if (value := _median(run, name)) is not None}
     if "policy_training" not in measured:
         raise UsageError(f"run {run.name} has no timings yet", fix="let it make a step first")
-    config = load_config(run.config, for_cluster=True)
-    fleet = fleet_of(config.cluster, *fleet_from)
-    scene = scene_of(config, fleet, Sizes(), _lengths(run))
+    config = load_config(run.config, as_overrides(asked_for(*fleet_from[:2])), for_cluster=True)
+    fleet, sizes = fleet_of(config.cluster, *fleet_from), Sizes(model_config)
+    found = lengths.or_else(_lengths(run, scene_of(config, fleet, sizes).work))
+    scene = scene_of(config, fleet, sizes, found)
     predicted = by_timing(judged(scene, present(scene)).time)
-    return Comparison(predicted, measured, _refitted(scene, predicted, measured))
+    return Comparison(predicted, measured, _refitted(scene, predicted, measured), found)
 
 
 def by_timing(time: StepTime) -> dict[str, float]:
@@ -114,12 +139,21 @@ def _median(run: RunData, name: str) -> float | None:
     return median(values[FIRST_STEPS:] or values) if values else None
 
 
-def _lengths(run: RunData) -> Lengths:
-    """Of the responses that were sampled, and of the tokens of a step."""
+def _lengths(run: RunData, expected: Work) -> Lengths:
+    """Of the responses that were sampled, and of the tokens of a step.
+
+    Args:
+        run: Its records.
+        expected: Of the run's config: how many sequences a step has, and the share of prompts in data without one.
+    """
     mean = run.last("train/mean_gen_tokens_per_sample")
     tokens, sequences = run.last("train/total_num_tokens"), run.last("train/num_valid_samples")
     if mean is None:
-        return Lengths()
+        if not tokens:
+            return Lengths()
+        whole = tokens / expected.sequences
+        share = expected.prompt_tokens / expected.length
+        return Lengths(whole * share, max(1.0, whole * (1 - share)))
     prompt = tokens / sequences - mean if tokens and sequences else None
     longest = run.last("train/max_gen_tokens_per_sample")
     return Lengths(max(1.0, prompt) if prompt is not None else None, max(1.0, mean), longest)

@@ -64,8 +64,8 @@ def step_time(scene: Scene, efficiencies: Efficiencies | None = None) -> StepTim
     phases: list[Phase] = []
     if scene.engines is not None:
         phases += [_prefill(scene, scene.engines, found), _decoding(scene, scene.engines, found)]
-    if scene.work.scores_old:
-        phases.append(_scoring("old log-probs", scene, scene.policy, found))
+    if scene.work.old_frac:
+        phases.append(_scoring("old log-probs", scene, scene.policy, found, share=scene.work.old_frac))
     if scene.policy.has_reference:
         phases.append(_scoring("reference log-probs", scene, scene.policy, found))
     for held in scene.others:
@@ -127,13 +127,14 @@ def _decoding(scene: Scene, engines: Engines, found: Efficiencies) -> Phase:
     return Phase("decoding", steps * each, max(bounds, key=lambda name: bounds[name]), formula)
 
 
-def _scoring(name: str, scene: Scene, held: HeldModel, found: Efficiencies) -> Phase:
+def _scoring(name: str, scene: Scene, held: HeldModel, found: Efficiencies, *, share: float = 1.0) -> Phase:
+    """A forward pass over a share of the sequences."""
     scored = scene.work.sequences * scene.work.response_tokens
     g = held.geometry
     tokens, squares = scene.work.computed_tokens(held.layout), scene.work.squares(held.layout)
-    flops = g.forward_flops(tokens, 0 if held.value_head else scored, squares)
+    flops = share * g.forward_flops(tokens, 0 if held.value_head else scored, squares)
     speed = _flops_per_s(scene, held.element) * found.scoring * held.ranks
-    links = _links(scene, held, found, passes=1 / 3)
+    links = _links(scene, held, found, passes=share / 3)
     return _longest(name, flops / speed, links, f"{count(flops)}FLOP / {count(speed)}FLOP/s")
 
 

@@ -126,6 +126,11 @@ class Geometry:
         """Elements of the key-value cache that one token takes, over all layers."""
         return self.layers * self.cache_width
 
+    @property
+    def cache_parts(self) -> int:
+        """Parts that a layer's cache can be divided into: its key-value heads. A compressed cache is whole."""
+        return self.kv_heads if self.cache_width == 2 * self.kv_heads * self.head_dim else 1
+
     def forward_flops(self, tokens: float, scored: float, sum_len_squared: float) -> float:
         """FLOPs of one forward pass, a multiplication and an addition being two.
 

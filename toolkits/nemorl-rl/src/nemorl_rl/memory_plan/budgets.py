@@ -161,7 +161,7 @@ def _works(scene: Scene, engine: EngineMemory | None) -> Iterator[tuple[str, str
     if engine is not None:
         yield ROLLOUT, ENGINE, "generation", tuple(part for part in engine.passing if part.held is None)
     for model in scene.models:
-        yield from _works_of(model, scores=scene.work.scores_old or model is not scene.policy)
+        yield from _works_of(model, scores=scene.work.old_frac > 0 or model is not scene.policy)
     engines = scene.engines
     if engines is not None and engines.has_own_weights:
         yield SYNC, POLICY, "weight sync", (sync_buffers(scene, sends=True, receives=scene.colocated),)

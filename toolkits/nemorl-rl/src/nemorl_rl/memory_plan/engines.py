@@ -45,6 +45,8 @@ class Engines:
     """Of the adapters that they apply beside the model; 0: what comes to them is the model"""
     rank_bytes: float = 0.0
     """Of these adapters, all layers, for each rank"""
+    row: int | None = None
+    """Tokens of the longest row that a step is expected to have; unset: as long as may be"""
 
     @cached_property
     def plan(self) -> EnginePlan:
@@ -85,7 +87,7 @@ class Engines:
 
     @property
     def token_bytes(self) -> float:
-        """Keys and values of one token, on one device."""
+        """Keys and values of one token, on one device, divided over all of the engine."""
         return self.element * self.geometry.cache_elements / self.tensor
 
     @property
@@ -120,7 +122,8 @@ def rows_memory(engines: Engines, sequences: int, max_rows: int, kv_tokens: int)
     'KV cache'
     """
     rows = min(engines.versions * max_rows, -(-sequences // engines.replicas))
-    tokens, vocabulary = min(engines.versions * kv_tokens, rows * engines.width), engines.geometry.vocabulary
+    row, vocabulary = engines.row or engines.width, engines.geometry.vocabulary
+    tokens = min(engines.versions * kv_tokens, rows * row)
     each = engines.token_bytes
     cache = Part("KV cache", tokens * each, f"{count(tokens)} tokens x {count(each)}B", "cache")
     logits = Part("sampling", 12.0 * rows * vocabulary / engines.tensor, f"12 B x {rows} rows x {count(vocabulary)}")

@@ -10,13 +10,16 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from nemorl.config.base import Config
 
 from nemorl_rl.devices import Fleet
 from nemorl_rl.memory_plan.budgets import Budget, budgets, closest, settled
 from nemorl_rl.memory_plan.scene import Scene
+
+if TYPE_CHECKING:
+    from nemorl.config.models import PolicyConfig
 
 Settings = tuple[tuple[str, object], ...]
 """Keys and values, only those that differ from the config's."""
@@ -70,11 +73,13 @@ def applied(scene: Scene, choice: Choice) -> Scene:
         engines = replace(engines, backend=backend, replicas=choice.engines)
     ranks = _training_ranks(scene, engines.devices if engines is not None else 0, choice.colocated)
     policy = replace(scene.policy, policy=updated(scene.policy.policy, choice.training), ranks=ranks)
+    inherited = scene.others_beside(policy.policy)
+    others = (replace(one, policy=inherited.get(one.role, one.policy), ranks=ranks) for one in scene.others)
     return settled(
         replace(
             scene,
             policy=policy.fed(scene.work),
-            others=tuple(replace(model, ranks=ranks).fed(scene.work) for model in scene.others),
+            others=tuple(model.fed(scene.work) for model in others),
             engines=engines,
             colocated=choice.colocated,
             turns=choice.turns,
@@ -125,8 +130,12 @@ def choices(scene: Scene) -> Iterator[Choice]:
 
 
 def _can_be(scene: Scene, settings: Settings, ranks: int) -> bool:
-    """The backend has no objection."""
+    """The backends have no objection."""
     policy = updated(scene.policy.policy, settings)
+    return all(_can_spread(model, ranks) for model in (policy, *scene.others_beside(policy).values()))
+
+
+def _can_spread(policy: PolicyConfig, ranks: int) -> bool:
     if policy.lora is not None and policy.tensor_parallel_size > 1:
         return "tensor_parallel_lora" in policy.backend.supports
     return ranks % policy.backend.ranks_per_copy(policy) == 0

@@ -120,12 +120,19 @@ class HeldModel:
 
     @property
     def adapter_parameters(self) -> float:
-        """Of LoRA on every linear layer: rank * (inputs + outputs) each."""
-        g = self.geometry
-        queries, keys = g.heads * g.head_dim, g.cache_width // 2
-        attention = (g.hidden + queries) * 2 + (g.hidden + keys) * 2
-        mlp = g.mlp_matrices * (g.hidden + g.ffn)
-        return float(self.lora_rank * g.layers * (attention + mlp))
+        """Of LoRA: rank * (inputs + outputs) of each linear layer that it is asked for. Experts, which are no linear
+        layers in transformers, have none."""
+        g, lora = self.geometry, self.policy.lora
+        if lora is None:
+            return 0.0
+        queries, keys = g.hidden + g.heads * g.head_dim, g.hidden + g.cache_width // 2
+        dense = (g.layers - g.mixture_layers) * (g.hidden + g.ffn)
+        sizes = dict.fromkeys(("q_proj", "o_proj"), g.layers * queries)
+        sizes |= dict.fromkeys(("k_proj", "v_proj"), g.layers * keys)
+        sizes |= dict.fromkeys(("gate_proj", "up_proj", "down_proj")[-g.mlp_matrices :], dense)
+        asked = sizes if lora.target_modules == "all-linear" else lora.target_modules
+        known = [size for name, size in sizes.items() if name in asked]
+        return float(lora.rank * sum(known or sizes.values()))  # all, where layers have other names
 
 
 def tensor_sizes(model: HeldModel, per_node: int) -> list[int]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from functools import partial
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from nemorl.errors import UsageError
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 
 EXPECTED_FRAC = 0.5
 """Mean response as a share of the longest allowed one, where nothing is known of it."""
+LONGEST_PROMPT = 2.0
+"""The longest prompt of a step as a multiple of the mean one: engines make room for it, and for the longest response
+that is allowed, in each row."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,16 @@ class Lengths:
     response: float | None = None
     longest: float | None = None
 
+    def or_else(self, others: Lengths) -> Lengths:
+        """These, and where one is unset that of ``others``."""
+        pairs = zip(astuple(self), astuple(others), strict=True)
+        return Lengths(*(own if own is not None else other for own, other in pairs))
+
+
+EXPECTED = Lengths()
+LEAST = Lengths(1.0, 1.0, 1.0)
+"""What does not fit then does not fit with any data."""
+
 
 class Sizes:
     """Sizes of models by name, from the machine's files or as given."""
@@ -46,7 +61,7 @@ class Sizes:
     ) -> None:
         """
         Args:
-            given: A ``config.json`` for the policy's model, in place of its own.
+            given: A ``config.json`` for the policy's model and others of its name, in place of its own.
             by_name: The same for other models.
         """
         self._given, self._by_name = given, by_name or {}
@@ -69,7 +84,7 @@ class Sizes:
         return Geometry.from_config({**stored, **policy.hf_config_overrides})
 
 
-def scene_of(config: RunConfig, fleet: Fleet, sizes: Sizes, lengths: Lengths = Lengths()) -> Scene:
+def scene_of(config: RunConfig, fleet: Fleet, sizes: Sizes, lengths: Lengths = EXPECTED) -> Scene:
     """The run on these devices.
 
     Raises:
@@ -99,7 +114,7 @@ def scene_of(config: RunConfig, fleet: Fleet, sizes: Sizes, lengths: Lengths = L
         HeldModel(
             role,
             model.policy,
-            sizes.of(model.policy, is_policy=False),
+            sizes.of(model.policy, is_policy=model.policy.model_name == config.policy.model_name),
             ranks,
             on_cpu,
             learns=model.learns,
@@ -108,7 +123,7 @@ def scene_of(config: RunConfig, fleet: Fleet, sizes: Sizes, lengths: Lengths = L
         for role, model in config.auxiliary_models.items()
     )
     one_process = fleet.size == 1 and not config.cluster.uses_ray
-    engines = _engines(config, policy, replicas, one_process=one_process) if sampler is not None else None
+    engines = _engines(config, policy, replicas, work, one_process=one_process) if sampler is not None else None
     is_async = _rollouts(config).get("mode") == "async" and apart
     return settled(
         Scene(
@@ -122,8 +137,15 @@ def scene_of(config: RunConfig, fleet: Fleet, sizes: Sizes, lengths: Lengths = L
             turns=config.cluster.take_turns,
             one_process=one_process,
             sync=_sync(config, fleet, one_process=one_process) if sampler is not None else Sync(),
+            others_beside=partial(_others_beside, config),
         )
     )
+
+
+def _others_beside(config: RunConfig, policy: PolicyConfig) -> Mapping[str, PolicyConfig]:
+    """The run's other models, which may inherit what they do not set themselves, beside another policy."""
+    beside = config.model_copy(update={"policy": policy})
+    return {role: model.policy for role, model in beside.auxiliary_models.items()}
 
 
 def fleet_of(
@@ -135,7 +157,7 @@ def fleet_of(
         UsageError: The config asks for GPUs, and neither it nor this machine says which.
     """
     if gpus is not None:
-        return with_memory(parse_fleet(nodes or 1, gpus), memory_gib)
+        return with_memory(parse_fleet(nodes or cluster.num_nodes, gpus), memory_gib)
     on_gpus = (cluster.gpus_per_node or 0) > 0 or (cluster.gpus_per_node is None and cluster.uses_gpus)
     count, per_node = nodes or cluster.num_nodes, cluster.devices_per_node
     if not on_gpus:
@@ -149,12 +171,26 @@ def fleet_of(
     return with_memory(Fleet(device, count, per_node), memory_gib)
 
 
-def known_scene(config: RunConfig) -> Scene | None:
+def asked_for(nodes: int | None, gpus: str | None) -> dict[str, object]:
+    """The keys of a config that say what these arguments of :func:`fleet_of` do: it is then judged for those devices.
+
+    >>> asked_for(1, "8xH100")
+    {'cluster.num_nodes': 1, 'cluster.gpus_per_node': 8}
+    """
+    found: dict[str, object] = {} if nodes is None else {"cluster.num_nodes": nodes}
+    if nodes is not None and nodes > 1:
+        found["cluster.address"] = "auto"  # some cluster spans them: which one is no matter for a plan
+    if gpus is not None and not (fleet := parse_fleet(1, gpus)).device.is_cpu:
+        found["cluster.gpus_per_node"] = fleet.per_node
+    return found
+
+
+def known_scene(config: RunConfig, lengths: Lengths = EXPECTED) -> Scene | None:
     """The run on the devices that it will have; ``None`` where they, its models or its backends are not known here."""
     if config.cluster.address is not None:
         return None  # other machines, of which this one knows nothing
     try:
-        scene = scene_of(config, fleet_of(config.cluster), Sizes())
+        scene = scene_of(config, fleet_of(config.cluster), Sizes(), lengths)
         _ = scene.engines and scene.engines.plan  # asked now: a backend of others may describe nothing
         return scene
     except UsageError:
@@ -178,10 +214,33 @@ def _work(config: RunConfig, lengths: Lengths) -> Work:
     most = sampler.generation.max_new_tokens
     prompt = lengths.prompt if lengths.prompt is not None else min(512.0, max(16.0, (limit - most) / 2))
     response = lengths.response if lengths.response is not None else most * EXPECTED_FRAC
-    longest = lengths.longest if lengths.longest is not None else min(float(most), max(2.5 * response, response))
-    return Work(
-        sequences, prompt, response, longest, group, minibatches * passes, passes, scores_old=minibatches * passes > 1
-    )
+    response = min(response, float(most))  # another run's may have been longer
+    longest = lengths.longest if lengths.longest is not None else 2.5 * response
+    longest = min(float(most), max(longest, response))
+    # In one pass the first minibatch's own forward pass is the old policy.
+    old_frac = 1 - 1 / minibatches if passes == 1 else 1.0
+    return Work(sequences, prompt, response, longest, group, minibatches * passes, passes, old_frac)
+
+
+def check_lengths(config: RunConfig, lengths: Lengths) -> None:
+    """
+    Raises:
+        UsageError: No step of the run can have them.
+    """
+    limit = (config.policy.max_sequence_tokens, "policy.max_sequence_tokens")
+    sampler = config.sampler
+    most = limit if sampler is None else (sampler.generation.max_new_tokens, "generation.max_new_tokens")
+    limits = {"prompt": limit, "response": most, "longest": most}
+    for name, (allowed, key) in limits.items():
+        asked = getattr(lengths, name)
+        if asked is not None and asked > allowed:
+            what = "longest response" if name == "longest" else f"mean {name}"
+            raise UsageError(f"a {what} of {asked:g} tokens exceeds {key} = {allowed}", fix=f"lower it, or raise {key}")
+    if lengths.response is not None and lengths.longest is not None and lengths.response > lengths.longest:
+        raise UsageError(
+            f"the mean response has {lengths.response:g} tokens and the longest {lengths.longest:g}",
+            fix="raise --longest-response, or leave it out",
+        )
 
 
 def _rollouts(config: RunConfig) -> Mapping[str, Any]:
@@ -221,12 +280,13 @@ def _backend(config: RunConfig) -> GenerationBackendConfig:
     return config.sampler.generation.backend
 
 
-def _engines(config: RunConfig, policy: HeldModel, replicas: int, *, one_process: bool) -> Engines:
+def _engines(config: RunConfig, policy: HeldModel, replicas: int, work: Work, *, one_process: bool) -> Engines:
     sampler = config.sampler
     assert sampler is not None, "only runs that sample have engines"
     backend = _backend(config)
     shares = one_process and "shared_weights" in backend.supports and held_versions(backend) == 1
     rank = policy.lora_rank if _sends_adapters(config) else 0
+    row = LONGEST_PROMPT * work.prompt_tokens + sampler.generation.max_new_tokens
     return Engines(
         backend,
         policy.geometry,
@@ -239,4 +299,5 @@ def _engines(config: RunConfig, policy: HeldModel, replicas: int, *, one_process
         is_attached=sampler.is_attached,
         adapter_rank=rank,
         rank_bytes=policy.element * policy.adapter_parameters / rank if rank else 0.0,
+        row=min(config.policy.max_sequence_tokens, ceil(row)),
     )

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from nemorl_rl.devices import Fleet
 from nemorl_rl.memory_plan.engines import Engines
 from nemorl_rl.memory_plan.models import HeldModel
 from nemorl_rl.memory_plan.work import Work
+
+if TYPE_CHECKING:
+    from nemorl.config.models import PolicyConfig
+
+OthersBeside = Callable[["PolicyConfig"], Mapping[str, "PolicyConfig"]]
+"""A policy -> the other models of its run, by role"""
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,8 @@ class Scene:
     one_process: bool = False
     """Everything shares one process and its allocator"""
     sync: Sync = Sync()
+    others_beside: OthersBeside = field(default=lambda _: {}, compare=False)
+    """What other models inherit from a policy that is changed"""
 
     @property
     def models(self) -> tuple[HeldModel, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,16 @@ class MemoryWatch:
         """By phase."""
         return budgets(self.scene) if self.scene is not None else {}
 
+    @cached_property
+    def _least(self) -> Mapping[str, Budget]:
+        """Of the same phases, whatever the data is."""
+        from nemorl_rl.memory_plan.reading import LEAST, known_scene
+
+        assert self.scene is not None, "it has budgets"
+        least = known_scene(self._config, LEAST)
+        assert least is not None, "what is known of it does not depend on lengths"
+        return budgets(replace(least, takes_turns=self.scene.takes_turns))
+
     def new_remarks(self) -> Sequence[str]:
         """Those since the last call."""
         found, self._remarks = self._remarks, []
@@ -72,14 +83,13 @@ class MemoryWatch:
             return
         self._compared[phase] += 1
         held = holdings()
-        coming = total(budget.work) + _not_yet_there(budget, held)
-        here = _bytes(held)
+        here, coming = _bytes(held), _coming(self._least[phase], held)
         if here + (1 - REFUSAL_MARGIN_FRAC) * coming > budget.capacity:
             message = (
                 f"{phase} cannot begin: its work takes about {_words(budget)} besides, and the device has "
                 f"{budget.capacity / GIB:.2f} GiB ({account(held)}; {_planned(budget)})"
             )
-            raise DeviceMemoryError(message, fix=self._fix(budget, here + coming))
+            raise DeviceMemoryError(message, fix=self._fix(budget, here + _coming(budget, held)))
         for name, parts in held.items():
             planned = sum(budget.held_bytes(name).values())
             excess = _bytes({name: parts}) - planned
@@ -135,6 +145,11 @@ class MemoryRemarks:
     def on_step_end(self, trainer: RolloutTrainer[Any], step: int) -> None:
         for text in trainer.resources.new_remarks():
             trainer.directory.event("remark", step=step, message=text)
+
+
+def _coming(budget: Budget, held: Holdings) -> float:
+    """Bytes that a phase takes beside what is held as it begins."""
+    return total(budget.work) + _not_yet_there(budget, held)
 
 
 def _not_yet_there(budget: Budget, held: Holdings) -> float:

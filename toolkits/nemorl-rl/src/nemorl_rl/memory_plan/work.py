@@ -32,8 +32,8 @@ class Work:
     """Optimizer steps"""
     passes: int = 1
     """Times that each sequence is trained on"""
-    scores_old: bool = False
-    """Log-probs of the policy before the first update are computed apart"""
+    old_frac: float = 0.0
+    """Of the sequences, those whose log-probs before the first update are computed apart"""
 
     @property
     def length(self) -> float:
