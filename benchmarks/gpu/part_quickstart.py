@@ -7,16 +7,20 @@ import os
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 
 from _figures import parse
 
 SMALL = ("max_steps=2", "num_prompts_per_step=4")
+WITHOUT_PYARROW = ("records.max_gib=0",)
+"""The wheel of pyarrow, which records need, is larger than all others together: it is not packed."""
 
 
 def main() -> None:
     options = parse()
     folder = options.json.with_name("quickstart-run")
     command = [sys.executable, "-m", "nemorl", "quickstart", "--json", "--run-dir", str(folder)]
+    command += WITHOUT_PYARROW if find_spec("pyarrow") is None else ()
     environment = dict(os.environ) if options.is_cuda else {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     start_s = time.monotonic()
     done = subprocess.run(

@@ -217,8 +217,8 @@ class RolloutTrainer(BaseTrainer[R]):
         pool = run.own(EnvironmentPool.from_config(self.environment, config.rollouts), "close")
         limit = config.policy.max_sequence_tokens
         self.rollouts = RolloutEngine(self.generation, pool, self.tokenizer, max_sequence_tokens=limit, timer=run.timer)
-        open_records = offered("open_records")
-        if open_records is not None and config.records.max_gib > 0:
+        open_records = offered("open_records") if config.records.max_gib > 0 else None
+        if open_records is not None:
             self.recorder = run.own(open_records(self), "close")
 
     def restore(self) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any
 
 from nemorl_report.records.reading import RecordFile, read_table
-from nemorl_report.records.schema import SCHEMA
 from nemorl_report.viewing.facts import facts_of
 from nemorl_report.viewing.index import Place
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 PER_TOKEN = (
     *("generation_logprobs", "old_logprobs", "policy_logprobs", "reference_logprobs", "advantages", "loss_weights"),
@@ -46,6 +46,10 @@ def details_of(table: pa.Table, texts: Mapping[int, str]) -> list[Detail]:
         table: All columns of records.
         texts: Token id -> text.
     """
+    import pyarrow as pa
+
+    from nemorl_report.records.schema import SCHEMA
+
     table = pa.Table.from_arrays([table[name].combine_chunks() for name in SCHEMA.names], SCHEMA.names)
     heavy = table.select(["turns", "sequences", "time"]).to_pylist()
     return [
