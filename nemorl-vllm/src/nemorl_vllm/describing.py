@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 UTILIZATIONS = (0.3, 0.4, 0.5, 0.6, 0.8)
 """Of engines that share a device, or take turns on it."""
 OWN_DEVICE = 0.9
+CACHES_GIB = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+"""Sizes of a cache that is given in GiB."""
 FP8_BLOCK = 128
 """Side of the blocks of a weight that share a scale."""
 WIDTHS = (1, 2, 4, 8)
@@ -61,8 +63,10 @@ class VLLMPlan:
         shares = [OWN_DEVICE] if apart else sorted({self.config.gpu_memory_utilization, *UTILIZATIONS})
         stages = self.config.pipeline_parallel_size
         widths = [width for width in WIDTHS if per_node % (width * stages) == 0 and engines.geometry.heads % width == 0]
-        for width, share in product(widths, shares):
-            yield {"tensor_parallel_size": width, "gpu_memory_utilization": share}
+        fixed = self._cache_gib(engines)
+        caches = [self.config.kv_cache_gib, *(size for size in CACHES_GIB if fixed is not None and size < fixed)]
+        for width, share, cache in product(widths, shares, caches):
+            yield {"tensor_parallel_size": width, "gpu_memory_utilization": share, "kv_cache_gib": cache}
 
     def _cache_gib(self, engines: Engines) -> float | None:
         """What is set, or the default of a CPU; ``None``: a share of the device."""

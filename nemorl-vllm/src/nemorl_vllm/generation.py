@@ -160,7 +160,7 @@ class VLLMGeneration:
     def held_bytes(self) -> Mapping[MemoryPart, int]:
         """Of the fullest device of the engine."""
         found: list[dict[MemoryPart, int]] = self._call(lambda engine: engine.collective_rpc("nemorl_held_bytes"))
-        return max(found, key=lambda held: sum(held.values()))
+        return self._sleep.held(max(found, key=lambda held: sum(held.values())), self._away)
 
     def shutdown(self) -> None:
         """Take the engine down. Calling it twice is harmless."""

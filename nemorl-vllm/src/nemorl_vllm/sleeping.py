@@ -6,7 +6,7 @@ be asked for when the engine is built. On a CPU vLLM cannot: there the worker mo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from nemorl.errors import BackendError
@@ -25,6 +25,10 @@ class Sleep(Protocol):
 
     def wake(self, engine: Any, parts: Sequence[MemoryPart]) -> None: ...
 
+    def held(self, counted: Mapping[MemoryPart, int], away: Collection[MemoryPart]) -> dict[MemoryPart, int]:
+        """Bytes that are held, of those that tensors say they have while some parts sleep."""
+        ...
+
 
 class VLLMSleep:
     """vLLM's sleep mode."""
@@ -34,6 +38,10 @@ class VLLMSleep:
 
     def wake(self, engine: Any, parts: Sequence[MemoryPart]) -> None:
         engine.wake_up(tags=[TAGS[part] for part in parts if part in TAGS])
+
+    def held(self, counted: Mapping[MemoryPart, int], away: Collection[MemoryPart]) -> dict[MemoryPart, int]:
+        """The memory behind addresses goes, and tensors keep their sizes."""
+        return {part: 0 if part in away else size for part, size in counted.items()}
 
 
 class ParkedMemory:
@@ -45,6 +53,10 @@ class ParkedMemory:
 
     def wake(self, engine: Any, parts: Sequence[MemoryPart]) -> None:
         engine.collective_rpc("nemorl_wake", args=(list(parts),))
+
+    def held(self, counted: Mapping[MemoryPart, int], away: Collection[MemoryPart]) -> dict[MemoryPart, int]:
+        """A storage that is away has no bytes."""
+        return dict(counted)
 
 
 class NoSleep:
@@ -58,6 +70,9 @@ class NoSleep:
 
     def wake(self, engine: Any, parts: Sequence[MemoryPart]) -> None:
         """It never sleeps."""
+
+    def held(self, counted: Mapping[MemoryPart, int], away: Collection[MemoryPart]) -> dict[MemoryPart, int]:
+        return dict(counted)
 
 
 def sleep_of(device: str, *, leaves_memory: bool) -> Sleep:

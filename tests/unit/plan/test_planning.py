@@ -371,6 +371,15 @@ def test_ranks_beyond_the_heads_of_a_cache_hold_copies() -> None:
     assert found.engines.plan.cached_tokens(found.engines, found.capacity) == pytest.approx(cache.size / (28_672 / 2))
 
 
+def test_a_cache_that_is_too_large_is_what_should_be_smaller() -> None:
+    # 8 G parameters on 8 H100s take 16.9 GiB each beside vLLM's copy of 15 and the cache of 60.
+    crowded = scene(generation={"backend": {"name": "vllm", "kv_cache_gib": 60}}, policy={"microbatch_tokens": 4096})
+    assert not fullest(crowded).fits
+    change = smallest_change(crowded)
+    assert change is not None
+    assert [*overrides(crowded, change)] == ["generation.backend.kv_cache_gib"]
+
+
 def test_adapters_are_counted_for_the_layers_that_have_them() -> None:
     queries = held("dtensor", {"lora": {"rank": 16, "target_modules": ["q_proj"]}})
     assert queries.adapter_parameters == 32 * 16 * (4096 + 4096)

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 from nemorl.config.load import validate
+from nemorl.config.models import GenerationConfig
 from nemorl.config.run import RunConfig
 from nemorl.environment import Environment
 from nemorl.errors import ConfigError, ForeignError, UsageError
@@ -82,7 +83,7 @@ def test_a_model_that_is_nowhere_is_named_without_the_network() -> None:
 def test_all_that_loads_a_model_refuses_one_that_is_nowhere_before_it_tries_to_download(raises: Raises) -> None:
     nowhere = config("models/nope")
     for load in (
-        lambda: respond("models/nope", ["1+1="]),
+        lambda: respond("models/nope", ["1+1="], generation=GenerationConfig()),
         lambda: Evaluator(nowhere),
         lambda: measure_mismatch(nowhere),
     ):

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from nemorl.config import PolicyConfig, load_config
 from nemorl.errors import BackendError, ConfigError
+from nemorl_base.memory import MemoryPart
 from nemorl_rl.snapshots import takes_versions
 from pydantic import ValidationError
 from recorded_messages import Raises
@@ -189,3 +190,16 @@ def test_guesses_need_no_weights_of_their_own(raises: Raises) -> None:
         config.VLLMConfig(speculative={}, pipeline_parallel_size=2)
     with pytest.raises(ValidationError):
         config.VLLMConfig(speculative={"num_speculative_tokens": 0})
+
+
+def test_what_sleeps_is_not_held_where_tensors_keep_their_sizes() -> None:
+    from nemorl_vllm.sleeping import sleep_of
+
+    counted: dict[MemoryPart, int] = {"weights": 5, "cache": 3}
+    asleep = sleep_of("cuda:0", leaves_memory=True)
+    assert asleep.held(counted, {"weights", "cache"}) == {"weights": 0, "cache": 0}
+    assert asleep.held(counted, {"cache"}) == {"weights": 5, "cache": 0}  # woken for new weights
+    assert sleep_of("cpu", leaves_memory=True).held({"weights": 0, "cache": 0}, {"weights", "cache"}) == {
+        "weights": 0,
+        "cache": 0,
+    }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from nemorl.config.load import validate
 from nemorl.config.models import GenerationConfig, PolicyConfig
 from nemorl.errors import UsageError
 from nemorl_base.audit.recording import record
@@ -76,11 +77,11 @@ def served(
 
     Raises:
         UsageError: Nobody can listen at that address.
-        ConfigError: There is no such model.
+        ConfigError: There is no such model, or an option of the engine is wrong or missing.
     """
-    require_engine(model, str(generation.get("backend", "hf")))
+    config = validate(GenerationConfig, generation, source="serve")
+    require_engine(model, config.backend)
     require_address(options)  # before minutes of loading
-    config = GenerationConfig.model_validate(generation)
     require_model(model)
     limit = min(max_sequence_tokens, context_tokens(model) or max_sequence_tokens)
     policy_config = PolicyConfig(model_name=model, max_sequence_tokens=limit)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -33,7 +34,7 @@ async def look(options: ServerConfig, identity: Identity, urls: Sequence[str], d
     if options.weights != "auto" or options.weights_folder is not None:
         return chosen_way(options, spoken, {}, device)
     servers = [Server(url, options, identity, device) for url in urls]
-    end = time.monotonic() + options.reconnect_timeout_s
+    end, is_told = time.monotonic() + options.reconnect_timeout_s, False
     try:
         while True:
             absent = [found for found in await asyncio.gather(*map(_absence, servers)) if found is not None]
@@ -42,6 +43,9 @@ async def look(options: ServerConfig, identity: Identity, urls: Sequence[str], d
                 return chosen_way(options, spoken, offers, device)
             if time.monotonic() >= end:
                 raise nobody_came(options, "; ".join(absent), f"It is started with: {servers[0].command}")
+            if not is_told:
+                is_told = True
+                told_waiting(options, "; ".join(absent))
             await asyncio.sleep(min(LOOK_S, max(0.0, end - time.monotonic())))
     finally:
         for server in servers:
@@ -55,6 +59,12 @@ async def _absence(server: Server) -> str | None:
     except GoneError as error:
         return f"{server.url} is lost: {error}"
     return None
+
+
+def told_waiting(options: ServerConfig, account: str) -> None:
+    """Say that no server is there, and how long that may last."""
+    text = "%s; waiting for a server, %g s at most (generation.backend.reconnect_timeout_s)"
+    logging.getLogger(__name__).warning(text, account, options.reconnect_timeout_s)
 
 
 def nobody_came(options: ServerConfig, account: str, command: str) -> DeadlineError:

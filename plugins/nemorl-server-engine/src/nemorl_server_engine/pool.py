@@ -21,7 +21,7 @@ from nemorl_rl.routing import Affinity, beginnings_of
 
 from nemorl_server_engine.checks import require_weights, true_logprobs
 from nemorl_server_engine.connection import GoneError
-from nemorl_server_engine.first_look import nobody_came
+from nemorl_server_engine.first_look import nobody_came, told_waiting
 from nemorl_server_engine.server import Server
 
 if TYPE_CHECKING:
@@ -82,6 +82,8 @@ class Pool:
         self._measuring = asyncio.Lock()
         self._trouble = ""
         """Why the list of wanted servers cannot be followed."""
+        self._is_told = False
+        """Whoever waits knows that no server is there."""
         self._said: dict[str, Any] | None = None
         self._watcher: asyncio.Task[None] | None = None
 
@@ -302,6 +304,14 @@ class Pool:
             except DataError as error:  # somebody wrote into the file; the servers stay as they were
                 self._trouble = error.message
             self._say()
+            self._tell()
+
+    def _tell(self) -> None:
+        """Requests wait and every server is lost: say so, once until one comes."""
+        is_deserted = bool(self._waiting) and all(server.state == "lost" for server in self._servers.values())
+        if is_deserted and not self._is_told:
+            told_waiting(self._options, self._account())
+        self._is_told = is_deserted
 
     def _follow_roster(self) -> None:
         """Take in servers that are wanted, leave those that are not."""

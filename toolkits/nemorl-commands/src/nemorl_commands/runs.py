@@ -192,7 +192,7 @@ def generate(
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest response.")] = 256,
     seed: Annotated[int, typer.Option(min=0, help="Seeds the sampling.")] = 0,
-    backend: Annotated[str, typer.Option(help="Generation backend.")] = "hf",
+    backend: Annotated[str, typer.Option(help="Generation backend: a name, or {name: …, option: …}.")] = "hf",
     as_json: AsJson = False,
 ) -> None:
     """Let a model answer.
@@ -202,19 +202,23 @@ def generate(
       nemorl generate --model runs/quickstart/model "12+7="
 
       nemorl generate --model Qwen/Qwen2.5-1.5B-Instruct --samples 4 --temperature 1 "Name a prime number."
+
+      nemorl generate --model org/model --backend '{name: server, urls: ["http://10.0.0.7:8000"]}' "12+7="
     """
+    from nemorl.config.load import validate
+    from nemorl.config.models import GenerationConfig
     from nemorl_base.audit.recording import record
+    from nemorl_base.mappings import apply_overrides
     from nemorl_report.site_check import require_engine
     from nemorl_rl.generating import respond
 
-    require_engine(model, backend)
+    settings = {"temperature": temperature, "max_new_tokens": max_new_tokens}
+    generation = validate(GenerationConfig, apply_overrides(settings, [f"backend={backend}"], "generate"), "generate")
+    require_engine(model, generation.backend)
     record("generation_started", {"model": model, "prompts": len(prompts), "backend": backend})
     with Console(quiet=as_json) as console:
         console.message(f"loading {model}")
-        answers = respond(
-            model, prompts, chat=chat, samples=samples, seed=seed, backend=backend,
-            temperature=temperature, max_new_tokens=max_new_tokens,
-        )  # fmt: skip
+        answers = respond(model, prompts, generation=generation, chat=chat, samples=samples, seed=seed)
     if as_json:
         echo_json([{"prompt": prompt, "responses": texts} for prompt, texts in answers])
         return

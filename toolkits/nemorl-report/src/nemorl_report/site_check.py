@@ -88,15 +88,17 @@ def refuse(config: RunConfig) -> None:
         raise ConfigError(found, source="before loading anything")
 
 
-def require_engine(model: str, backend: str) -> None:
+def require_engine(model: str, backend: GenerationBackendConfig) -> None:
     """What :func:`refuse` is for a command that has no config of a run.
 
     Raises:
-        UsageError: The site does not admit this model or engine.
+        UsageError: The site does not admit this model, this engine or a server of it.
     """
     require("models", *names_of_path(model))
-    require("engines", backend)
-    offered = [e.distribution for e in registry().index.of_kind("generation_backends") if backend in (e.name, e.id)]
+    for use in _of_engine(backend):
+        require(use.kind, *use.names)
+    name = _name(backend)
+    offered = [e.distribution for e in registry().index.of_kind("generation_backends") if name in (e.name, e.id)]
     for message in signature_problems({*offered, *HOUSE & entries_by_distribution().keys()}):
         raise UsageError(message, fix=f"ask {_contact()}")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from nemorl.config.models import GenerationConfig, PolicyConfig
 from nemorl.types import GenerationRequest
@@ -18,24 +17,21 @@ def respond(
     model: str,
     prompts: Sequence[str],
     *,
+    generation: GenerationConfig,
     chat: bool | None = None,
     samples: int = 1,
     seed: int = 0,
-    backend: str = "hf",
-    **settings: Any,
 ) -> list[tuple[str, list[str]]]:
     """Responses of a model, in prompt order.
 
     Args:
         model: Hugging Face name or folder.
         prompts: Texts; each becomes one user turn, or is continued as it is.
+        generation: Backend, temperature, longest response, …
         chat: Use the chat template. ``None``: if the model has one.
         samples: Responses per prompt.
         seed: Seeds the sampling.
-        backend: Name of a generation backend.
-        **settings: Fields of ``GenerationConfig`` (temperature, max_new_tokens, …).
     """
-    generation = GenerationConfig.model_validate({"backend": backend, **settings})
     require_model(model)
     tokenizer = Tokenizer.load(model)
     as_chat = tokenizer.has_chat_template if chat is None else chat
