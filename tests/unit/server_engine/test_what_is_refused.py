@@ -34,6 +34,18 @@ def test_a_server_without_development_mode_is_told_the_command_that_fits(
         build(server)
 
 
+def test_weights_that_a_run_left_in_a_server_are_not_taken_for_its_models(serve: Any, build: Any, raises: Any) -> None:
+    server = serve()
+    request = GenerationRequest((9, 10), SamplingParams(max_new_tokens=2), (1,))
+    as_started = build(server, value=None).generate([request])
+    run = build(server)
+    run.generate([request])
+    run.shutdown()
+    with raises(BackendError, varies=r"nemorl-\w+:\d+"):
+        build(server, value=None).generate([request])
+    assert build(server).generate([request]) != as_started  # a run gives it its own first
+
+
 def test_a_shorter_limit_than_the_runs_is_refused(serve: Any, build: Any, raises: Any) -> None:
     server = serve()
     server.max_model_len = 32

@@ -156,8 +156,17 @@ class Pool:
             await server.connection.close()
 
     def _spans(self, answer: Answer) -> tuple[Span, ...] | None:
-        """``None``: the server has other weights than it was given."""
+        """``None``: the server has other weights than it was given.
+
+        Raises:
+            BackendError: It has those of another run.
+        """
         if self._current is None:
+            if foreign := next((name for name, _ in answer.weights or () if name.startswith(MARK)), None):
+                raise BackendError(
+                    f"a server holds the weights that a run gave it ({foreign}), not those of its model",
+                    fix="start it anew",
+                )
             return (Span(0, 0),)
         if answer.weights is None:
             return (Span(self._current.version, 0),)
