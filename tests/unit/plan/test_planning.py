@@ -24,7 +24,7 @@ from nemorl_plan.seconds import step_time
 from nemorl_report.run_data import RunData
 from nemorl_rl.devices import TABLE, Speed, device_named, named_by_driver, parse_fleet
 from nemorl_rl.memory_plan.budgets import budgets, fullest
-from nemorl_rl.memory_plan.layouts import applied, overrides, present, smallest_change
+from nemorl_rl.memory_plan.layouts import applied, as_fix, overrides, present, smallest_change
 from nemorl_rl.memory_plan.models import HeldModel
 from nemorl_rl.memory_plan.parts import GIB, total
 from nemorl_rl.memory_plan.reading import Lengths, Sizes, scene_of
@@ -378,6 +378,14 @@ def test_a_cache_that_is_too_large_is_what_should_be_smaller() -> None:
     change = smallest_change(crowded)
     assert change is not None
     assert [*overrides(crowded, change)] == ["generation.backend.kv_cache_gib"]
+
+
+def test_what_fits_nowhere_here_is_told_how_many_devices_it_takes() -> None:
+    # 8.03 G parameters x 18 B are 134.6 GiB of states. Each of two A100 of 79.3 would hold 67.3 and the engine's own
+    # 15.0, each of four 33.7 and 15.0.
+    crowded = scene(gpus="1xA100")
+    assert smallest_change(crowded) is None
+    assert "or 1 x 4 A100 (" in as_fix(crowded, None)
 
 
 def test_adapters_are_counted_for_the_layers_that_have_them() -> None:

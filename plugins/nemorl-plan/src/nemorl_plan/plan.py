@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nemorl_rl.memory_plan.budgets import Budget, budgets
-from nemorl_rl.memory_plan.layouts import as_overrides, fleet_overrides, least, overrides, present
+from nemorl_rl.memory_plan.layouts import as_overrides, enough_devices, fleet_overrides, least, overrides, present
 from nemorl_rl.memory_plan.parts import GIB, Part, total
 from nemorl_rl.memory_plan.scene import Scene
 
@@ -55,7 +55,9 @@ class Plan:
         )
         change = self.smallest_change
         if change is None:
-            return f"{text}; no layout on these devices fits"
+            enough = enough_devices(self.scene)
+            where = "" if enough is None else f", one on {enough.nodes} x {enough.per_node} {enough.device.name} does"
+            return f"{text}; no layout on these devices fits{where}"
         return f"{text}; the smallest change that fits: {', '.join(words(self.scene, change))}"
 
     def as_dict(self, top: int = 5) -> dict[str, Any]:

@@ -27,6 +27,8 @@ BUDGETS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 """Of microbatches, in tokens; smaller than a row would change nothing, as rows are never cut."""
 SHARES = (0.25, 0.5, 0.75)
 """Of the devices, for engines that are apart."""
+NODE_DEVICES, MOST_DEVICES = 8, 256
+"""Of a node, and of all, that a run that does not fit is told it needs."""
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 
@@ -221,10 +223,26 @@ def as_overrides(keys: Mapping[str, object]) -> list[str]:
     return [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in keys.items()]
 
 
+def enough_devices(scene: Scene) -> Fleet | None:
+    """The fewest devices of the same kind on which some layout fits, by doubling: within a node first; ``None``: none
+    that is tried, or processors, which share one memory."""
+    fleet = scene.fleet
+    if fleet.device.is_cpu:
+        return None
+    while fleet.size < MOST_DEVICES:
+        in_node = 2 * fleet.per_node <= NODE_DEVICES and fleet.nodes == 1
+        fleet = replace(fleet, per_node=2 * fleet.per_node) if in_node else replace(fleet, nodes=2 * fleet.nodes)
+        if smallest_change(replace(scene, fleet=fleet, one_process=False)) is not None:
+            return fleet
+    return None
+
+
 def as_fix(scene: Scene, change: Choice | None) -> str:
     """The change in the words of an error's ``fix``; ``None``: no layout fits."""
     if change is None:
-        return "use a smaller model, LoRA, or more devices (`nemorl plan` shows what fits where)"
+        enough = enough_devices(scene)
+        more = "more devices" if enough is None else f"{enough.nodes} x {enough.per_node} {enough.device.name}"
+        return f"use a smaller model, LoRA, or {more} (`nemorl plan` shows what fits where)"
     words = " ".join(as_overrides(overrides(scene, change)))
     return f"the smallest change that fits: {words} (`nemorl plan` shows what else does)"
 
