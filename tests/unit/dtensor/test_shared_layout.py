@@ -265,3 +265,21 @@ def test_the_reason_is_among_the_events_of_a_run(tiny: Path, tmp_path: Path) -> 
     events = [json.loads(line) for line in (tmp_path / "run/events.jsonl").read_text().splitlines()]
     (remark,) = [event["message"] for event in events if event["event"] == "remark"]
     assert "eager" in remark
+
+
+def test_pairs_that_share_too_little_are_told_of_after_the_first_step(tiny: Path, tmp_path: Path) -> None:
+    settings = {
+        "algorithm": "dpo",
+        "model": str(tiny),
+        "batch_size": 2,
+        "max_steps": 2,
+        "run_dir": str(tmp_path / "run"),
+        "policy": {"init": "random"},
+        "checkpoint": {"export": False},
+    }
+    rows = [{"prompt": "1+1=", "chosen": "2" * 60, "rejected": "3" * 60}] * 4
+    nemorl.load_config(settings).build().fit(rows, console=Console(quiet=True))
+    events = [json.loads(line) for line in (tmp_path / "run/events.jsonl").read_text().splitlines()]
+    (remark,) = [event for event in events if event["event"] == "remark"]
+    assert remark["step"] == 1
+    assert "sharing saves 1." in remark["message"]

@@ -251,6 +251,9 @@ class ReportSectionConfig(PluginConfig):
     ...     def build(self): return lambda run: Section("Note", [Text(f"{run.last_step} steps")])
     """
 
+    unasked: ClassVar[bool] = False
+    """Stands, with its defaults, also in reports of runs that do not list it."""
+
     def build(self) -> Callable[[Any], Any]:
         """The function that makes a ``Section`` of a run's records (``RunData``), or ``None`` where it has nothing to
         show. Both types are in ``nemorl_report``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from nemorl.metrics import Mean, Metrics, values
 from nemorl.trainer import BaseTrainer
 from nemorl.types import Row
 from nemorl_rl.encoding import EncodedPair, encode_pair
+from nemorl_rl.remarks import Remarks
 from nemorl_rl.tenant_resources import TenantResources
 from nemorl_rl.tokenizer import Tokenizer
 from nemorl_tensors import TokenBatch, pair_batch, segment_sum
@@ -36,6 +37,9 @@ class DPOTrainer(BaseTrainer[DPOConfig]):
         self.references: ReferenceTable | None = None
         if self.config.reference == "precomputed":
             self.references = self._precompute(ReferenceTable(self.run.path / "reference.safetensors"))
+
+    def own_hooks(self) -> Mapping[str, object]:
+        return {"nemorl-rl:remarks": Remarks()}
 
     def train_step(self, rows: Sequence[Row]) -> Metrics:
         batch = self.to_batch(rows)

@@ -13,8 +13,10 @@ class PlanSectionConfig(ReportSectionConfig):
 
     summary: ClassVar[str] = "Predicted beside measured: seconds of a step by phase (`nemorl plan --from`)"
 
+    unasked: ClassVar[bool] = True
     gpus: str | None = None
-    """Devices of each node as ``8xH100``, where the report is written on a machine without them."""
+    """Devices of each node as ``8xH100``, where the report is written on a machine without them. If they are given, a
+    run that cannot be planned says why; otherwise there is no section."""
 
     def build(self) -> Callable[[Any], Any]:
         from nemorl_plan.section import PlanSection

@@ -32,6 +32,8 @@ TIMINGS: Mapping[str, tuple[str, ...]] = {
     "weight_sync": ("weight sync",),
 }
 """``timing/train/<name>`` -> the phases that it measures."""
+IDLE = "performance/generator_idle_frac"
+"""Of asynchronous rollouts, which have no timing of their own."""
 FIRST_STEPS = 2
 """Left out where there are more: they build, compile and allocate."""
 
@@ -116,7 +118,9 @@ def compared(
     """The records of a run beside its plan; the arguments are those of :func:`compare`."""
     from nemorl.config.load import load_config
 
-    measured = {name: value for name in (*TIMINGS, "total_step_time") if (value := _median(run, name)) is not None}
+    values = {name: run.metrics.get(f"timing/train/{name}", {}) for name in (*TIMINGS, "total_step_time")}
+    values["generation"] = values["generation"] or _sampled_beside(run)
+    measured = {name: _median(by_step) for name, by_step in values.items() if by_step}
     if "policy_training" not in measured:
         raise UsageError(f"run {run.name} has no timings yet", fix="let it make a step first")
     config = load_config(run.config, as_overrides(asked_for(*fleet_from[:2])), for_cluster=True)
@@ -134,9 +138,15 @@ def by_timing(time: StepTime) -> dict[str, float]:
     return {**found, "total_step_time": time.seconds}
 
 
-def _median(run: RunData, name: str) -> float | None:
-    values = list(run.metrics.get(f"timing/train/{name}", {}).values())
-    return median(values[FIRST_STEPS:] or values) if values else None
+def _sampled_beside(run: RunData) -> dict[int, float]:
+    """Seconds by step in which an asynchronous run's generator worked: a step's rollouts, where it is one ahead."""
+    whole, idle = run.metrics.get("timing/train/total_step_time", {}), run.metrics.get(IDLE, {})
+    return {step: whole[step] * (1 - idle[step]) for step in whole.keys() & idle.keys() if idle[step] < 1}
+
+
+def _median(by_step: Mapping[int, float]) -> float:
+    values = [value for _, value in sorted(by_step.items())]
+    return median(values[FIRST_STEPS:] or values)
 
 
 def _lengths(run: RunData, expected: Work) -> Lengths:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from nemorl.errors import ConfigError, UsageError
 from nemorl_report.run_data import RunData
 from nemorl_report.sections import Section, Table, Text
 
 from nemorl_plan.measured import compared
+
+SAID = (
+    "Seconds of a step as nemorl plan counts them for these devices, and the median of the run's steps. Rewards are "
+    "not counted, nor what small models spend between their products. nemorl plan CONFIG --from RUN plans with what "
+    "was measured."
+)
 
 
 @dataclass(frozen=True)
@@ -21,14 +27,9 @@ class PlanSection:
         try:
             found = compared(run, fleet_from=(None, self.gpus, None))
         except (UsageError, ConfigError) as error:
+            if self.gpus is None:  # nobody asked: it made no step, or its model is not known here
+                return None
             return Section("Predicted and measured", [Text(f"The run could not be planned: {error}")])
-        columns = ["phase", "predicted, s", "measured (median), s", "measured / predicted"]
-        shares = [[name.replace("_", " "), value] for name, value in asdict(found.refitted).items()]
-        return Section(
-            "Predicted and measured",
-            [
-                Table(columns, [list(row) for row in found.rows()]),
-                Text("Shares of the device's peak that would have given the measured times:"),
-                Table(["efficiency", "value"], shares),
-            ],
-        )
+        columns = ["phase", "predicted, s", "measured, s", "measured / predicted"]
+        rows = [[name.replace("_", " "), *figures] for name, *figures in found.rows()]
+        return Section("Predicted and measured", [Text(SAID), Table(columns, rows)])

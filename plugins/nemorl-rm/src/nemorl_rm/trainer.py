@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from nemorl.errors import DataError
@@ -11,6 +11,8 @@ from nemorl.metrics import Mean, Metrics, values
 from nemorl.trainer import BaseTrainer
 from nemorl.types import Row
 from nemorl_rl.encoding import encode_pair
+from nemorl_rl.remarks import Remarks
+from nemorl_rl.tenant_resources import TenantResources
 from nemorl_rl.tokenizer import Tokenizer
 from nemorl_tensors import TokenBatch, pair_batch
 from torch import Tensor
@@ -26,10 +28,14 @@ class RMTrainer(BaseTrainer[RMConfig]):
     """Learns a number for each text, higher for the chosen one of a pair."""
 
     config_class = RMConfig
+    resources_class = TenantResources
 
     def setup(self) -> None:
         self.tokenizer = Tokenizer.of(self.config.policy)
         self.loss = BradleyTerryLoss(self.config.center_loss_weight)
+
+    def own_hooks(self) -> Mapping[str, object]:
+        return {"nemorl-rl:remarks": Remarks()}
 
     def train_step(self, rows: Sequence[Row]) -> Metrics:
         batch = self.to_batch(rows)

@@ -6,7 +6,8 @@ A plugin of the group ``nemorl.report_sections`` builds a function of the run's 
 ...     values = run.metrics.get("train/dropped_groups")
 ...     return Section("Dropped groups", [Curves("Groups per step", {"dropped": values})]) if values else None
 
-A run names the ones it wants in ``plugins.report_sections``. One that fails says so in its place; the report goes on.
+A run names the ones it wants in ``plugins.report_sections``; those whose config is ``unasked`` come after them by
+themselves. One that fails says so in its place; the report goes on.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 from nemorl.config.load import validate
 from nemorl.config.plugin_lists import PluginsConfig
 from nemorl.errors import NemorlError, PluginError, boundary
+from nemorl.plugins.kinds import ReportSectionConfig
 from nemorl.plugins.registry import Registry
 from nemorl_base.deadlines import deadline
 
@@ -117,23 +119,23 @@ SectionSource = Callable[[RunData], Section | None]
 
 
 def sections_of(run: RunData, registry: Registry, failed: Callable[[NemorlError], None]) -> Iterator[Section]:
-    """The sections that the run's config asks for, in its order. ``failed`` is told of one that raises."""
-    for given in _asked(run):
+    """The sections that the run's config asks for, in its order, and those that come unasked. ``failed`` is told of one
+    that raises."""
+    for given in _wanted(run, registry):
         try:
             section = _made(run, *_source(registry, given))
         except NemorlError as error:
             failed(error)
-            name = given.get("name", given) if isinstance(given, Mapping) else given
-            section = Section(f"Section {name}", [Text(str(error))])
+            section = Section(f"Section {_name(given)}", [Text(str(error))])
         if section is not None:
             yield section
 
 
 def transcripts_of(run: RunData, registry: Registry) -> list[tuple[str, TranscriptSection]]:
-    """(owner, section) of those that the run's config asks for and that show transcripts. One that cannot be built is
-    left out: ``sections_of`` says why."""
+    """(owner, section) of the same, where they show transcripts. One that cannot be built is left out:
+    ``sections_of`` says why."""
     found = []
-    for given in _asked(run):
+    for given in _wanted(run, registry):
         with suppress(NemorlError):
             owner, source = _source(registry, given)
             if isinstance(source, TranscriptSection):
@@ -141,10 +143,25 @@ def transcripts_of(run: RunData, registry: Registry) -> list[tuple[str, Transcri
     return found
 
 
-def _asked(run: RunData) -> list[Any]:
+def _wanted(run: RunData, registry: Registry) -> list[Any]:
+    """Items as of ``plugins.report_sections``: the run's, and names of those that come unasked."""
     plugins = run.config.get("plugins")
-    asked: Any = plugins.get("report_sections") if isinstance(plugins, Mapping) else None
-    return asked if isinstance(asked, list) else []
+    listed: Any = plugins.get("report_sections") if isinstance(plugins, Mapping) else None
+    asked = listed if isinstance(listed, list) else []
+    names = {_name(given) for given in asked}
+    others = [entry for entry in registry.index.of_kind("report_sections") if not {entry.name, entry.id} & names]
+    return [*asked, *(entry.id for entry in others if _is_unasked(registry, entry.id))]
+
+
+def _name(given: Any) -> str:
+    return str(given.get("name", given) if isinstance(given, Mapping) else given)
+
+
+def _is_unasked(registry: Registry, name: str) -> bool:
+    with suppress(NemorlError):  # nobody asked for it; `nemorl plugins list` says what is wrong with it
+        config: type[ReportSectionConfig] = registry.load("report_sections", name)
+        return config.unasked
+    return False
 
 
 def _source(registry: Registry, given: Any) -> tuple[str, SectionSource]:

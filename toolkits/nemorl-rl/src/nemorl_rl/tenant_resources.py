@@ -33,6 +33,8 @@ class TenantResources(ResourceManager):
             self._tenancy = Tenancy(table, self._watch, limit_s=config.cluster.worker_timeout_s)
         self._movable: dict[str, tuple[PolicyConfig, WorkerGroup]] = {}
         """Trained models that can leave the devices' memory, by role."""
+        self._said: set[str] = set()
+        self._is_first_step = True
         super().__init__(config, run_dir, on_restart=on_restart)
         self.config = config
 
@@ -60,9 +62,19 @@ class TenantResources(ResourceManager):
         for role, (model, workers) in self._movable.items():
             self._admit(role, model, workers)
 
+    def remarks(self) -> list[str]:
+        found = super().remarks()
+        self._said.update(found)
+        return found
+
     def new_remarks(self) -> Sequence[str]:
-        """What was found of the memory of tenants since the last call: who holds more than was planned."""
-        return self._watch.new_remarks()
+        """What was found since the last call: tenants that hold more than was planned and, the first time, what the
+        policy's backend says of its first step."""
+        found = [*self._watch.new_remarks()]
+        if self._is_first_step:
+            self._is_first_step, said = False, {*self._said}
+            found += [text for text in self.remarks() if text not in said]
+        return found
 
     def _during(self, phase: str) -> AbstractContextManager[None]:
         return self._tenancy.during(phase) if self._tenancy is not None else self._watch.explaining(phase)

@@ -31,11 +31,11 @@ from nemorl_rl.environments import EnvironmentPool
 from nemorl_rl.environments.sources import RewardSource, as_environment
 from nemorl_rl.evaluation import evaluate, planned_turns
 from nemorl_rl.generation_policy import GenerationPolicy
-from nemorl_rl.memory_plan.watch import MemoryRemarks
 from nemorl_rl.mismatch import MismatchWatch
 from nemorl_rl.prompts import to_prompts
 from nemorl_rl.recording import NoRecorder, RolloutRecorder
 from nemorl_rl.rehearsal import rehearse, reward_problems
+from nemorl_rl.remarks import Remarks
 from nemorl_rl.resources import RolloutResources
 from nemorl_rl.rollouts import RolloutEngine, RolloutPlan
 from nemorl_rl.tokenizer import Tokenizer
@@ -200,7 +200,7 @@ class RolloutTrainer(BaseTrainer[R]):
         return {
             "nemorl-rl:mismatch": MismatchWatch(self.config, warn),
             "nemorl-rl:breaker": CircuitBreaker(self.config.rollouts.breaker, warn, event),
-            "nemorl-rl:memory": MemoryRemarks(),
+            "nemorl-rl:remarks": Remarks(),
             "nemorl-rl:completions": Completions(self.config.records.print_completions, self._show),
         }
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nemorl.errors import NemorlError
 from nemorl_base.memory import DeviceMemoryError, MemoryPart
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from nemorl.config.run import RunConfig
 
     from nemorl_rl.memory_plan.scene import Scene
-    from nemorl_rl.trainer import RolloutTrainer
 
 COMPARISONS = 3
 """Of each phase: an optimizer's moments come with its first step."""
@@ -137,14 +136,6 @@ class MemoryWatch:
         # A change has to take less than what did not fit, by the plan's own count.
         enough = (1 - SPARE_FRAC) * min(budget.capacity, budget.needed * budget.capacity / max(taken, 1.0))
         return as_fix(self.scene, smallest_change(self.scene, at_most={budget.phase: enough}))
-
-
-class MemoryRemarks:
-    """A hook that writes new remarks into a run's events."""
-
-    def on_step_end(self, trainer: RolloutTrainer[Any], step: int) -> None:
-        for text in trainer.resources.new_remarks():
-            trainer.directory.event("remark", step=step, message=text)
 
 
 def _coming(budget: Budget, held: Holdings) -> float:

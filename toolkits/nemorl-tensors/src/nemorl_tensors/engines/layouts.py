@@ -44,12 +44,24 @@ class Layout:
             min_ratio: Tokens of the sequences per computed one above which they share tokens; ``None``: never.
             remarks: Why it is not another one, where the config would let it be.
         """
-        self.is_packed, self._min_ratio, self.remarks = packed, min_ratio, tuple(remarks)
+        self.is_packed, self._min_ratio = packed, min_ratio
+        self._remarks = tuple(remarks)
+        self._first_ratio: float | None = None
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Why it is not another one, and why the first batch shares no tokens though its sequences have some."""
+        if self._first_ratio is None or self._min_ratio is None or not 1 < self._first_ratio <= self._min_ratio:
+            return self._remarks
+        reason = f"sharing saves {self._first_ratio:.3g} times in the first batch, and begins above {self._min_ratio:g}"
+        return (*self._remarks, f"{EACH_FOR_ITSELF}: {reason}")
 
     def plan(self, batch: TokenBatch, budget: int) -> list[list[int]]:
         """Sequence indices per microbatch, up to ``budget`` computed tokens."""
         if self._min_ratio is not None:
             forest = PrefixForest.of_batch(batch)
+            if self._first_ratio is None:
+                self._first_ratio = forest.ratio
             if forest.ratio > self._min_ratio:
                 return plan_trees(batch, forest, budget)
         return plan_microbatches(batch, budget, padded=not self.is_packed)
