@@ -13,6 +13,7 @@ from nemorl.config import RESUMABLE, GenerationConfig, PolicyConfig
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import GenerationBackendConfig, TrainingBackendConfig
+from nemorl_rl.divisions import tensor_parallel_problems
 from nemorl_rl.memory_plan.describing import EnginePlan, PlansEngine, PlansTraining, TrainingPlan
 from nemorl_rl.work_metrics import SHARING_METRICS, WORK_METRICS
 from pydantic import Field
@@ -75,6 +76,8 @@ class DTensorConfig(TrainingBackendConfig, PlansTraining):
     MiB, kept for the backward pass if that is all of them. Lower it when the head runs out of memory."""
 
     def rank_problems(self, policy: PolicyConfig, world_size: int) -> Iterator[ConfigIssue]:
+        ways = policy.tensor_parallel_size
+        yield from tensor_parallel_problems(policy, ways, "tensor_parallel_size", copies_key_values=False)
         if policy.lora is not None and policy.optimizer.name == "muon":
             yield ConfigIssue(
                 "optimizer.name",

@@ -16,6 +16,7 @@ from nemorl.config import RESUMABLE, GenerationConfig, PolicyConfig
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import GenerationBackendConfig, TrainingBackendConfig
+from nemorl_rl.divisions import tensor_parallel_problems
 from nemorl_rl.memory_plan.describing import EnginePlan, PlansEngine, PlansTraining, TrainingPlan
 from nemorl_rl.work_metrics import SHARING_METRICS, WORK_METRICS
 from pydantic import Field
@@ -142,6 +143,7 @@ class MegatronConfig(TrainingBackendConfig, PlansTraining):
 
     def rank_problems(self, policy: PolicyConfig, world_size: int) -> Iterator[ConfigIssue]:
         yield from rope_problems(policy, "hf_config_overrides")
+        yield from tensor_parallel_problems(policy, policy.tensor_parallel_size, "tensor_parallel_size")
         whole_sequences = policy.tensor_parallel_size > 1 and not self.sequence_parallel
         if policy.lora is not None and policy.lora.dropout > 0 and whole_sequences:
             yield ConfigIssue(

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from nemorl.config.base import RESUMABLE
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import GenerationBackendConfig
+from nemorl_rl.divisions import tensor_parallel_problems
 from nemorl_rl.memory_plan.describing import EnginePlan, PlansEngine
+from nemorl_rl.model_files import stored_config
 from nemorl_rl.sampler_precision import LowerPrecision
 from pydantic import Field
 
@@ -152,7 +152,9 @@ class VLLMConfig(LowerPrecision, GenerationBackendConfig, PlansEngine):
     def policy_problems(self, policy: PolicyConfig, *, device: str, is_attached: bool) -> Iterator[ConfigIssue]:
         yield from super().policy_problems(policy, device=device, is_attached=is_attached)
         yield from self._precision_problems(policy, device)
-        stored = _stored_config(policy.model_name)
+        path = "generation.backend.tensor_parallel_size"
+        yield from tensor_parallel_problems(policy, self.tensor_parallel_size, path)
+        stored = stored_config(policy.model_name) or {}
         architecture = stored.get("model_type")
         if device == "cpu" and stored.get("kv_lora_rank"):
             yield ConfigIssue("generation.backend", f"{architecture}: {LATENT_ATTENTION}", USE_HF)
@@ -193,12 +195,3 @@ class VLLMConfig(LowerPrecision, GenerationBackendConfig, PlansEngine):
 def adapter_room(rank: int) -> int | None:
     """The rank that vLLM makes room for so that an adapter of this one fits; ``None``: it knows none as large."""
     return next((room for room in ADAPTER_RANKS if room >= rank), None)
-
-
-def _stored_config(model_name: str) -> dict[str, Any]:
-    """The ``config.json`` of a local model folder; empty where there is none that can be read."""
-    try:
-        stored = json.loads((Path(model_name).expanduser() / "config.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return stored if isinstance(stored, dict) else {}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
+from nemorl_rl.divisions import undivided
 from nemorl_rl.memory_plan.describing import EngineMemory
 from nemorl_rl.memory_plan.engines import Engines
 from nemorl_rl.memory_plan.parts import GIB, Part, Parts, count, total
@@ -62,7 +63,8 @@ class VLLMPlan:
     def options(self, engines: Engines, *, apart: bool, per_node: int) -> Iterator[Mapping[str, object]]:
         shares = [OWN_DEVICE] if apart else sorted({self.config.gpu_memory_utilization, *UTILIZATIONS})
         stages = self.config.pipeline_parallel_size
-        widths = [width for width in WIDTHS if per_node % (width * stages) == 0 and engines.geometry.heads % width == 0]
+        within = [width for width in WIDTHS if per_node % (width * stages) == 0]
+        widths = [width for width in within if not undivided(engines.geometry, width, copies_key_values=True)]
         fixed = self._cache_gib(engines)
         caches = [self.config.kv_cache_gib, *(size for size in CACHES_GIB if fixed is not None and size < fixed)]
         for width, share, cache in product(widths, shares, caches):

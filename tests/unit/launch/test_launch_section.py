@@ -136,7 +136,7 @@ def test_the_planner_chooses_the_fewest_devices_that_fit(run_yaml: Path) -> None
 
 
 def test_the_planner_contradicts_nothing_that_was_written(run_yaml: Path) -> None:
-    fixed = ["launch.gpu_type=h100", "launch.nodes=2", "launch.gpus_per_node=8", "policy.tensor_parallel_size=8"]
+    fixed = ["launch.gpu_type=h100", "launch.nodes=2", "launch.gpus_per_node=8", "policy.tensor_parallel_size=4"]
     found = job_on(run_yaml, *fixed)
     assert found.plan.chosen == {}
     assert "nothing was left to choose" in found.plan.words

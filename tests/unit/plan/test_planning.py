@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -428,6 +429,12 @@ def test_a_run_that_cannot_fit_this_machine_is_refused_with_a_change(tmp_path: P
     assert problem.here
     assert "cannot fit" in problem.message
     assert problem.fix
+    held = re.findall(r"(policy|engine) ([\d.]+) \((.*?)\)", problem.message)
+    assert [name for name, *_ in held] == ["policy", "engine"]
+    for _, whole, parts in held:  # each tenant with the sum of its parts
+        assert sum(map(float, re.findall(r"[\d.]+$", parts.replace(", ", "\n"), re.M))) == pytest.approx(
+            float(whole), rel=1e-4
+        )
 
 
 def test_a_run_that_fits_is_let_through(tmp_path: Path) -> None:

@@ -18,7 +18,9 @@ from urllib.parse import urlsplit
 import torch
 from nemorl.weights import WeightHandle, in_process_handle
 from nemorl_rl.tokenizer import Tokenizer
+from nemorl_server_engine.checks import true_logprobs
 from nemorl_server_engine.dialects.vllm import EXTENSION
+from nemorl_server_engine.versions import WrittenWeights
 from nemorl_tensors.engines.broadcast import BroadcastGroup, Meeting
 from safetensors.torch import load_file
 
@@ -123,7 +125,7 @@ class FakeVLLM:
             count = len(self.prompts)
         self.before_sample(count)
         wanted = body["sampling_params"]
-        draw = random.Random(repr((self.weights, body["token_ids"], wanted["seed"])))
+        draw = random.Random(repr((self.weights, body["token_ids"], wanted.get("seed"))))
         ids = [draw.randrange(10, 40) for _ in range(wanted["max_tokens"])]
         content = [{"token_id": token, "logprob": -1.0 - token / 100} for token in ids]
         choice = {
@@ -131,7 +133,12 @@ class FakeVLLM:
             "logprobs": {"content": content},
             "weight_versions": [{"version": self.name, "start": 0}],
         }
-        return 200, self.change({"choices": [choice]})
+        answer: dict[str, Any] = {"choices": [choice]}
+        if wanted.get("prompt_logprobs") is not None:
+            true = true_logprobs(WrittenWeights(0, self.model, 0, 0.0), body["token_ids"])
+            scored = zip(body["token_ids"][1:], true, strict=True)
+            answer["prompt_logprobs"] = [None, *({str(token): {"logprob": value}} for token, value in scored)]
+        return 200, self.change(answer)
 
 
 def _handler(server: FakeVLLM) -> type[BaseHTTPRequestHandler]:

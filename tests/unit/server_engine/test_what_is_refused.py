@@ -2,18 +2,50 @@
 
 from __future__ import annotations
 
+import logging
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from nemorl.errors import BackendError
 from nemorl.types import GenerationRequest, SamplingParams
 from nemorl_server_engine import ServerConfig
 from nemorl_testing.tiny import write_tiny_model
 from pydantic import ValidationError
+from transformers import AutoConfig, AutoModelForCausalLM
 
 PORT = r"127\.0\.0\.1:\d+|--port \d+"
 ONE = [GenerationRequest((9, 10), SamplingParams(max_new_tokens=6))]
+
+
+def with_weights(folder: Path, *, seed: int) -> Path:
+    """A tiny model with random weights on disk."""
+    config = AutoConfig.from_pretrained(write_tiny_model(folder))
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        model = AutoModelForCausalLM.from_config(config)
+        for parameter in model.parameters():
+            parameter.mul_(10)  # far enough apart to differ in what they say
+    model.save_pretrained(folder)
+    return folder
+
+
+@contextmanager
+def kept_warnings() -> Iterator[list[str]]:
+    """What the package warns of meanwhile."""
+    found: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("nemorl_server_engine")
+    logger.addHandler(handler)
+    try:
+        yield found
+    finally:
+        logger.removeHandler(handler)
 
 
 def test_an_unknown_version_is_refused(serve: Any, build: Any, raises: Any) -> None:
@@ -44,6 +76,24 @@ def test_weights_that_a_run_left_in_a_server_are_not_taken_for_its_models(serve:
     with raises(BackendError, varies=r"nemorl-\w+:\d+"):
         build(server, value=None).generate([request])
     assert build(server).generate([request]) != as_started  # a run gives it its own first
+
+
+def test_without_a_trainer_a_server_must_have_the_models_own_weights(
+    serve: Any, build: Any, tmp_path: Path, raises: Any
+) -> None:
+    server, own = serve(), with_weights(tmp_path / "own", seed=0)
+    compared = {"value": None, "policy": {"model_name": str(own)}, "check_weights_gib": 1.0}
+    server.model = shutil.copytree(own, tmp_path / "moved")  # the same model under another name
+    assert len(build(server, **compared).generate(ONE)) == 1
+    server.model = with_weights(tmp_path / "other", seed=1)  # of the same sizes
+    with raises(BackendError, 23, "--port", varies=rf"{PORT}|{tmp_path}|by [\d.]+ nats"):
+        build(server, **compared)
+    unseen = {**compared, "check_weights_gib": 0.0}  # too large to compare
+    with kept_warnings() as warnings:
+        build(server, **unseen)
+    (warning,) = warnings
+    assert warning.startswith(f"{server.url} serves {server.model}: its weights were not compared")
+    assert len(build(server, **{**unseen, "value": 1.0}).generate(ONE)) == 1  # a run gives it its own
 
 
 def test_a_shorter_limit_than_the_runs_is_refused(serve: Any, build: Any, raises: Any) -> None:

@@ -13,6 +13,7 @@ from nemorl.errors import ConfigIssue
 
 if TYPE_CHECKING:
     from nemorl.config.run import RunConfig
+    from nemorl_rl.memory_plan.budgets import Budget
 
 
 def memory_problems(config: RunConfig, run_dir: Path, warn: Callable[[str], None]) -> Iterator[ConfigIssue]:
@@ -32,15 +33,27 @@ def memory_problems(config: RunConfig, run_dir: Path, warn: Callable[[str], None
     if least is None or scene is None or not fullest(least).cannot_fit:
         return
     memory = fullest(scene)
-    needs = ", ".join(f"{part.name} {part.gib:.1f}" for part in sorted(memory.parts, key=lambda part: -part.size))
     taking_turns = ", even taking turns," if scene.takes_turns else ""
     yield ConfigIssue(
         "policy",
         f"the run cannot fit{taking_turns} in {memory.phase}: {memory.needed / GIB:.1f} GiB on the fullest device "
-        f"({memory.where}), which has {memory.capacity / GIB:.1f}: {needs}",
+        f"({memory.where}), which has {memory.capacity / GIB:.1f}: {_needs(memory)}",
         as_fix(scene, smallest_change(scene)),
         here=True,
     )
+
+
+def _needs(memory: Budget) -> str:
+    """What each tenant needs in GiB, the largest first, and of which parts."""
+    from nemorl_rl.memory_plan.parts import GIB, total
+
+    needs = {**memory.held, f"the work ({memory.moment})": memory.work, "processes and allocators": memory.overhead}
+    found = []
+    for name, parts in sorted(needs.items(), key=lambda need: -total(need[1])):
+        if size := total(parts):
+            largest = sorted((part for part in parts if part.size), key=lambda part: -part.size)
+            found.append(f"{name} {size / GIB:.1f} ({', '.join(f'{part.name} {part.gib:.1f}' for part in largest)})")
+    return ", ".join(found)
 
 
 def memory_plan(config: RunConfig) -> dict[str, Any] | None:

@@ -31,5 +31,5 @@ class PlanSection:
                 return None
             return Section("Predicted and measured", [Text(f"The run could not be planned: {error}")])
         columns = ["phase", "predicted, s", "measured, s", "measured / predicted"]
-        rows = [[name.replace("_", " "), *figures] for name, *figures in found.rows()]
+        rows = [(name.replace("_", " "), planned, taken, ratio) for name, planned, taken, ratio in found.rows()]
         return Section("Predicted and measured", [Text(SAID), Table(columns, rows)])

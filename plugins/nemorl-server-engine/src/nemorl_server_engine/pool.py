@@ -19,9 +19,9 @@ from nemorl.errors import BackendError, DataError, NemorlError
 from nemorl_rl.loop_thread import in_thread
 from nemorl_rl.routing import Affinity, beginnings_of
 
-from nemorl_server_engine.checks import require_weights, true_logprobs
+from nemorl_server_engine.checks import require_own_weights, require_weights, true_logprobs
 from nemorl_server_engine.connection import GoneError
-from nemorl_server_engine.first_look import nobody_came, told_waiting
+from nemorl_server_engine.first_look import nobody_came, told_unseen_weights, told_waiting
 from nemorl_server_engine.server import Server
 
 if TYPE_CHECKING:
@@ -261,6 +261,8 @@ class Pool:
                 return
             server.state = "joining"
             await server.check()
+            if self._current is None:
+                await self._require_own_weights(server)
             await self._give_weights(server, check=True)
         except GoneError as error:
             self._lose(server, str(error))
@@ -292,6 +294,18 @@ class Pool:
             if true is not None:
                 assert server.facts is not None, "it was checked before"
                 require_weights(await server.score(), true, server.facts.dtype, server.url)
+
+    async def _require_own_weights(self, server: Server) -> None:
+        """Nobody gives it weights, so it must have been started with the model's."""
+        assert server.facts is not None, "it was checked before"
+        if self._identity.policy.init == "random" or self._identity.is_source(server.facts):
+            return
+        own = self._identity.stored
+        true = await self._true_logprobs(own) if own is not None and server.spoken.scores else None
+        if true is None:
+            told_unseen_weights(server.url, server.facts.source, self._identity.policy.model_name)
+        else:
+            require_own_weights(await server.score(), true, server.facts, server.url, server.command)
 
     def _name(self, weights: Weights) -> str:
         return f"{self._run}:{weights.version}"

@@ -16,13 +16,18 @@ def stored_config(model_name: str) -> dict[str, Any] | None:
     Args:
         model_name: Local folder, or name on the Hugging Face hub.
     """
-    folder = expanded(model_name)
-    path = folder / "config.json" if folder.is_dir() else _cached(model_name)
+    folder = stored_folder(model_name)
     try:
-        found = json.loads(path.read_text()) if path is not None else None
+        found = json.loads((folder / "config.json").read_text()) if folder is not None else None
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def stored_folder(model_name: str) -> Path | None:
+    """The folder of a model, which may be in the hub's cache; ``None`` where this machine has none."""
+    folder = expanded(model_name)
+    return folder if folder.is_dir() else _cached(model_name)
 
 
 def _cached(model_name: str) -> Path | None:
@@ -35,4 +40,4 @@ def _cached(model_name: str) -> Path | None:
         found = try_to_load_from_cache(model_name, "config.json")
     except HFValidationError:  # no name that the hub could have
         return None
-    return Path(found) if isinstance(found, str) else None
+    return Path(found).parent if isinstance(found, str) else None
