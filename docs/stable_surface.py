@@ -74,7 +74,9 @@ SURFACE: Mapping[str, tuple[str, ...]] = {
     "nemorl.plugins.hooks": ("HookSpecs", "hookimpl"),
     "nemorl.trainer": ("BaseTrainer",),
     "nemorl_base.display": ("Display",),
-    "nemorl_base.memory": ("DeviceMemoryError", "MemoryPart", "OffloadingBackend", "SleepingBackend"),
+    "nemorl_base.memory": (
+        *("DeviceMemoryError", "MemoryPart", "OffloadingBackend", "SleepingBackend", "WeightsForgottenError"),
+    ),
     "nemorl_base.rates": ("RateScalingBackend",),
     "nemorl_base.snapshots": ("SnapshottingBackend",),
     "nemorl_rl.adapters": ("AdapterBackend",),

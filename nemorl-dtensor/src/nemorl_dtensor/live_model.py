@@ -66,7 +66,7 @@ class LiveModel:
         parameters = [*self._model.parameters()]
         # A trainer in this process lends what it has in the right form, and hands over what it made for the purpose.
         self._own = held_alone(parameters) if handle.is_in_process else parameters
-        self._parking.forget("weights")
+        self._parking.renewed("weights")
         return read
 
     @contextmanager
@@ -78,7 +78,7 @@ class LiveModel:
 
     def decoder(self) -> Decoder:
         """One without rows."""
-        self._parking.require("weights")
+        self._parking.require_content("weights")
         if self._observed is not None:
             return self._observed
         return build_decoder(self._model, self._max_tokens, turn_tokens=self._turn_tokens)

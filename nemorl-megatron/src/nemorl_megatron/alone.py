@@ -94,6 +94,7 @@ class AloneGeneration(MegatronGeneration):
     def _update(self, handle: WeightHandle, version: int) -> None:
         self._parking.require("weights")
         self._own.fill(handle)
+        self._parking.renewed("weights")
         self._batch.renew(version)
         self._turns.clear()
 
@@ -133,7 +134,7 @@ class AloneGeneration(MegatronGeneration):
         limits = BatchLimits(options.max_batch_rows, options.kv_cache_tokens)
 
         def decoder() -> Decoder:
-            parking.require("weights")
+            parking.require_content("weights")
             return build_decoder(stages, turns, options, limits, longest)
 
         return RunningBatch(decoder, stages.sampler(), limits, stages.prompt_logprobs, version)

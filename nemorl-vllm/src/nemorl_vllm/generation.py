@@ -18,6 +18,7 @@ from nemorl.plugins import registry
 from nemorl.types import Completion, GenerationRequest
 from nemorl.weights import WeightHandle, transport
 from nemorl_rl.snapshots import version_error
+from nemorl_tensors.engines.parking import forgotten_error
 from nemorl_tensors.engines.requests import RequestLoop
 
 from nemorl_vllm.adapters import Adapters
@@ -134,14 +135,15 @@ class VLLMGeneration:
 
     def sleep(self, level: Literal[1, 2]) -> None:
         """Give the memory back, between two steps. Refused while requests run."""
-
-        kept: Literal[1, 2] = level if self._adapters is None else 1  # no update would bring the model itself
+        forgets = level == 2 and self._adapters is None  # no update would bring the model itself
 
         def sleep() -> None:
-            self._sleep.sleep(self._requests.engine, kept)
+            self._sleep.sleep(self._requests.engine, 2 if forgets else 1)
             self._now_away(set(TAGS))
+            if forgets:
+                self._requests.unusable = forgotten_error("weights")
 
-        if self._away != set(TAGS):
+        if self._away != set(TAGS) or (forgets and self._sleep.forgets_asleep):
             with boundary("vLLM"):
                 self._loop.call_idle("sleep", sleep)
 

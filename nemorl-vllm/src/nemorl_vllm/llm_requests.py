@@ -35,7 +35,7 @@ class LLMRequests:
         """
         self.engine: Any = None
         self.unusable: BackendError | None = None
-        """Why the weights are unusable, after an update that failed half way."""
+        """Why the weights are unusable: an update failed half way, or they were forgotten and none have come since."""
         self.asleep: BackendError | None = None
         """What is away, while the engine sleeps."""
         self._limits, self._adapters = limits, adapters
@@ -67,7 +67,7 @@ class LLMRequests:
     def _add(self, number: int, request: GenerationRequest) -> None:
         from vllm.inputs import tokens_input
 
-        reason = self.unusable or self.asleep
+        reason = self.asleep or self.unusable
         if reason is not None:
             raise reason
         adapter = None

@@ -1,7 +1,8 @@
 """An engine that gives its memory back while others work (``SleepingBackend``): one way per kind of device.
 
 On CUDA vLLM does it, in an allocator of its own that keeps addresses and lets go of the memory behind them; that must
-be asked for when the engine is built. On a CPU vLLM cannot: there the worker moves the memory below weights and cache.
+be asked for when the engine is built. On a CPU vLLM cannot: there the worker moves the memory below weights and cache,
+but for packed weights (``packed``), which stay at level 1.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ TAGS: Mapping[MemoryPart, str] = {"weights": "weights", "cache": "kv_cache"}
 class Sleep(Protocol):
     """Runs on the engine's thread, between two steps."""
 
+    forgets_asleep: bool
+    """Asleep at level 1, it lets go of its copy of the weights when it is told to sleep at level 2."""
+
     def sleep(self, engine: Any, level: Literal[1, 2]) -> None: ...
 
     def wake(self, engine: Any, parts: Sequence[MemoryPart]) -> None: ...
@@ -32,6 +36,8 @@ class Sleep(Protocol):
 
 class VLLMSleep:
     """vLLM's sleep mode."""
+
+    forgets_asleep = False
 
     def sleep(self, engine: Any, level: Literal[1, 2]) -> None:
         engine.sleep(level)
@@ -47,6 +53,8 @@ class VLLMSleep:
 class ParkedMemory:
     """The worker's own way."""
 
+    forgets_asleep = True
+
     def sleep(self, engine: Any, level: Literal[1, 2]) -> None:
         engine.reset_prefix_cache()
         engine.collective_rpc("nemorl_sleep", args=(level,))
@@ -55,12 +63,14 @@ class ParkedMemory:
         engine.collective_rpc("nemorl_wake", args=(list(parts),))
 
     def held(self, counted: Mapping[MemoryPart, int], away: Collection[MemoryPart]) -> dict[MemoryPart, int]:
-        """A storage that is away has no bytes."""
+        """A storage that is away has no bytes; what cannot leave is counted, asleep or not."""
         return dict(counted)
 
 
 class NoSleep:
     """An engine on CUDA that was not built to sleep."""
+
+    forgets_asleep = False
 
     def sleep(self, engine: Any, level: Literal[1, 2]) -> None:
         raise BackendError(

@@ -188,6 +188,15 @@ class WakesUpYoung(HFGeneration):
         self._versions.newest.batch.renew(0)
 
 
+class TakesMemoryForWeights(HFGeneration):
+    """Samples from whatever is in the memory that it wakes up with."""
+
+    def wake(self, parts: Any) -> None:
+        super().wake(parts)
+        for held in self._versions.all:
+            held.model._parking.renewed("weights")
+
+
 class ShutsDownOnce(HFGeneration):
     is_live = True
 

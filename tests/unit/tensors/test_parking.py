@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from nemorl.errors import BackendError
+from nemorl_base.memory import WeightsForgottenError
 from nemorl_tensors.engines.parking import Parking, bytes_held
 from recorded_messages import Raises
 from torch import nn
@@ -52,6 +53,25 @@ def test_what_is_forgotten_has_memory_again_and_nothing_in_it() -> None:
     assert bytes_held([tensor]) == 4000
     tensor.fill_(2)
     assert float(tensor.sum()) == 2000
+
+
+def test_nothing_is_computed_from_what_was_forgotten_until_it_is_renewed(raises: Raises) -> None:
+    tensor, parking = torch.ones(4), Parking()
+    parking.leave("weights", [tensor])
+    parking.leave("weights", [tensor], forget=True)  # the host's copy goes as well
+    with raises(BackendError, "weights"):
+        parking.require_content("weights")
+    parking.come_back("weights")
+    parking.require("weights")  # it is here, to be filled
+    for _ in range(2):
+        with raises(WeightsForgottenError, "weights"):
+            parking.require_content("weights")
+        parking.leave("weights", [tensor])
+        parking.come_back("weights")
+    tensor.fill_(3)
+    parking.renewed("weights")
+    parking.require_content("weights")
+    assert float(tensor.sum()) == 12
 
 
 def test_parts_leave_by_themselves(raises: Raises) -> None:

@@ -48,8 +48,12 @@ class SleepingBackend(Protocol):
     """
 
     def sleep(self, level: Literal[1, 2]) -> None:
-        """Give all device memory back: 1 keeps the weights in the host's memory, 2 forgets them (an update follows).
-        What is cached is dropped either way."""
+        """Give all device memory back: 1 keeps the weights in the host's memory (on a CPU perhaps where they are), 2
+        forgets them, and requests are refused with a ``WeightsForgottenError`` until an update brings others. What is
+        cached is dropped either way.
+
+        An engine that sleeps at 1 and is told 2 lets go of what it kept, if it can.
+        """
         ...
 
     def wake(self, parts: Sequence[MemoryPart]) -> None:
@@ -60,6 +64,16 @@ class SleepingBackend(Protocol):
     def held_bytes(self) -> Mapping[MemoryPart, int]:
         """Bytes of device memory that each part takes now."""
         ...
+
+
+class WeightsForgottenError(BackendError):
+    """An engine was asked to generate after it slept at level 2, and before an update brought it weights.
+
+    >>> raise WeightsForgottenError("there are no weights to generate from", fix="update them first")
+    Traceback (most recent call last):
+    nemorl_base.memory.WeightsForgottenError: there are no weights to generate from
+      fix: update them first
+    """
 
 
 class DeviceMemoryError(BackendError):

@@ -13,7 +13,7 @@ from nemorl.contracts import GenerationBackend
 from nemorl.errors import NemorlError
 from nemorl.types import Completion, GenerationRequest, SamplingParams
 from nemorl.weights import IN_PROCESS
-from nemorl_base.memory import SleepingBackend
+from nemorl_base.memory import SleepingBackend, WeightsForgottenError
 from nemorl_rl.tokenizer import Tokenizer
 
 from nemorl_testing.backends import (
@@ -265,7 +265,8 @@ def _has_storage(tensor: torch.Tensor) -> bool:
 
 
 def check_sleep_changes_nothing(subject: Subject) -> None:
-    """After sleep and wake tokens and log-probs are the same; asleep it holds no memory. (DESIGN 5)"""
+    """After sleep and wake tokens and log-probs are the same; asleep it holds no memory, a CPU's for weights excepted.
+    (DESIGN 5)"""
     if "sleep" not in subject.config.supports:
         raise NotApplicable("the backend does not declare supports={'sleep'}")
     engine, model = build_generator(subject), other_model(subject)
@@ -275,8 +276,7 @@ def check_sleep_changes_nothing(subject: Subject) -> None:
     before = engine.generate(request)
     for _ in range(2):  # the second time it sleeps already
         engine.sleep(1)
-    held = engine.held_bytes()
-    expect(not any(held.values()), f"asleep, it holds {dict(held)} bytes")
+    expect_asleep(subject, engine)
     engine.wake(["weights"])
     engine.wake(["weights", "cache"])
     expect(engine.generate(request) == before, "the same seeds give other tokens or log-probs after sleep and wake")
@@ -287,6 +287,38 @@ def check_sleep_changes_nothing(subject: Subject) -> None:
             engine.update_weights(in_process_weights(model, level), level)
             engine.wake(["cache"])
             _expect_logprobs_of(model, engine, SAMPLED, subject.settings.tolerance, level)
+
+
+def expect_asleep(subject: Subject, engine: SleepingBackend) -> None:
+    """Asleep at level 1, it holds no memory that it could give back."""
+    staying = ("weights",) if subject.settings.device == "cpu" else ()
+    held = {part: size for part, size in engine.held_bytes().items() if size and part not in staying}
+    expect(not held, f"asleep, it holds {held} bytes")
+
+
+def check_forgotten_weights_are_not_sampled_from(subject: Subject) -> None:
+    """Asleep at level 2 it holds no memory; awake again it refuses requests with a WeightsForgottenError, until an
+    update brings weights. (DESIGN 5)"""
+    if "sleep" not in subject.config.supports:
+        raise NotApplicable("the backend does not declare supports={'sleep'}")
+    engine, request = build_generator(subject), [GenerationRequest(PROMPTS[0], SAMPLED, (1, 2))]
+    assert isinstance(engine, SleepingBackend)
+    engine.sleep(2)
+    held = engine.held_bytes()
+    expect(not any(held.values()), f"asleep at level 2, it holds {dict(held)} bytes")
+    engine.wake(["weights", "cache"])
+    for _ in range(2):
+        try:
+            found = engine.generate(request)
+        except WeightsForgottenError:
+            continue
+        except NemorlError as error:
+            expect(False, f"it has forgotten its weights, and says: {error.message}")
+        expect(False, f"it has forgotten its weights, and answers {_tokens(found[0])}")
+    if IN_PROCESS in subject.config.weight_transports:
+        model = other_model(subject)
+        engine.update_weights(in_process_weights(model, 1), 1)
+        _expect_logprobs_of(model, engine, SAMPLED, subject.settings.tolerance, 1)
 
 
 def check_bad_request_is_explained(subject: Subject) -> None:

@@ -7,10 +7,11 @@ stay the objects they were: an optimizer, an engine over a trainer's weights and
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from nemorl.errors import BackendError
+from nemorl_base.memory import WeightsForgottenError
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -28,9 +29,12 @@ class Parking:
 
     def __init__(self) -> None:
         self._parked: dict[str, list[_Parked]] = {}
+        self._forgotten: set[str] = set()
+        """Parts whose content was not kept, and has not been renewed."""
 
     def leave(self, part: str, tensors: Iterable[Tensor], *, forget: bool = False) -> None:
-        """Copy what these tensors hold to the host and free it on the device. A part that is away already stays away.
+        """Copy what these tensors hold to the host and free it on the device. A part that is away already stays away;
+        if it is to be forgotten now, the host's copy goes as well.
 
         Args:
             part: A name for them together.
@@ -40,11 +44,16 @@ class Parking:
         Until they come back the tensors must not be used: their shapes are as before, their memory is gone. What is
         mapped from a file or shared with another process stays: it takes no device memory.
         """
+        leaving = [*tensors]
+        if forget and leaving:
+            self._forgotten.add(part)  # also what cannot leave: an update is due in any case
         if part in self._parked:
+            if forget:
+                self._parked[part] = [replace(parked, content=None) for parked in self._parked[part]]
             return
         parked = []
         on_gpu = False
-        for storage in _storages(tensors):
+        for storage in _storages(leaving):
             on_gpu |= storage.device.type == "cuda"
             parked.append(_Parked(storage, storage.nbytes(), None if forget else _to_host(storage)))
             storage.resize_(0)
@@ -60,9 +69,10 @@ class Parking:
             if parked.content is not None:
                 _bytes_of(parked.storage).copy_(parked.content)
 
-    def forget(self, part: str) -> None:
-        """The part does not come back: other tensors have taken the place of those that are away."""
+    def renewed(self, part: str) -> None:
+        """All of the part is new: it was filled, or other tensors have taken the place of those that are away."""
         self._parked.pop(part, None)
+        self._forgotten.discard(part)
 
     def require(self, *parts: str) -> None:
         """Refuse to work with what is away: it would read freed memory.
@@ -75,6 +85,27 @@ class Parking:
                 raise BackendError(
                     f"the {part} of this model are not in the device's memory", fix="bring them back first"
                 )
+
+    def require_content(self, *parts: str) -> None:
+        """Refuse to compute with what is away, or was forgotten and not renewed since.
+
+        Raises:
+            BackendError: A part is away; names it.
+            WeightsForgottenError: A part was forgotten; names it.
+        """
+        self.require(*parts)
+        for part in parts:
+            if part in self._forgotten:
+                raise forgotten_error(part)
+
+
+def forgotten_error(part: str) -> WeightsForgottenError:
+    """The error of work with a part whose content nobody has kept."""
+    return WeightsForgottenError(
+        f"the {part} of this engine's model were let go of as it fell asleep (level 2), and no others have come since",
+        fix="update the weights after waking and before generating (in a trainer: sync_weights() after train_step), or "
+        "let the engine sleep at level 1, which keeps them",
+    )
 
 
 def bytes_held(tensors: Iterable[Tensor]) -> int:
