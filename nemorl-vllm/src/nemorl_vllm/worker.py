@@ -28,6 +28,7 @@ from vllm.config import set_current_vllm_config  # noqa: E402
 from vllm.lora.layers import BaseLayerWithLoRA  # noqa: E402
 
 import nemorl_vllm.transfer  # noqa: E402, F401  registers how weights get into the model
+from nemorl_vllm.packed import forget_packed, hidden_bytes, packed_tensors  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,16 @@ class WorkerExtension:
     """Removes what records."""
 
     def nemorl_sleep(self, level: int) -> None:
-        """Give back the memory of keys and values, and of the weights: 1 keeps a copy of these, 2 does not."""
-        self.nemorl_parking = self.nemorl_parking or Parking()
-        self.nemorl_parking.leave("cache", self.model_runner.kv_caches, forget=True)
-        self.nemorl_parking.leave("weights", _weights(self.model_runner.model), forget=level == 2)
+        """Give back the memory of keys and values, and of the weights: 1 keeps a copy of these, 2 does not.
+
+        At 1, what oneDNN has packed stays where it is (``packed``): a copy would lie in the same memory.
+        """
+        model, parking = self.model_runner.model, self.nemorl_parking or Parking()
+        self.nemorl_parking = parking
+        parking.leave("cache", self.model_runner.kv_caches, forget=True)
+        parking.leave("weights", _weights(model), forget=level == 2)
+        if level == 2:
+            forget_packed(model)
 
     def nemorl_wake(self, parts: Sequence[str]) -> None:
         """Take it again."""
@@ -68,7 +75,8 @@ class WorkerExtension:
     def nemorl_held_bytes(self) -> dict[str, int]:
         """Bytes of weights and of cache on this device."""
         model = self.model_runner.model
-        return {"weights": bytes_held(_weights(model)), "cache": bytes_held(self.model_runner.kv_caches)}
+        weights = bytes_held(_weights(model)) + hidden_bytes(model)
+        return {"weights": weights, "cache": bytes_held(self.model_runner.kv_caches)}
 
     def nemorl_observe(self) -> None:
         """Record what the model computes from here on."""
@@ -147,8 +155,9 @@ class WorkerExtension:
 
 
 def _weights(model: torch.nn.Module) -> Iterator[torch.Tensor]:
-    """What the model multiplies with: its parameters, and the adapters that stand beside them."""
+    """What the model multiplies with: its parameters, packed copies, and the adapters that stand beside them."""
     yield from model.parameters()
+    yield from packed_tensors(model)
     for layer in model.modules():
         if isinstance(layer, BaseLayerWithLoRA):
             yield from itertools.chain(layer.lora_a_stacked, layer.lora_b_stacked)

@@ -158,7 +158,9 @@ def test_an_engine_wakes_with_its_adapters(trainer: Trainer, build: Any) -> None
     held = engine.held_bytes()["weights"]
     for level in (1, 2):  # no update would bring the model itself: its weights are kept at either level
         engine.sleep(level)
-        assert engine.held_bytes() == {"weights": 0, "cache": 0}
+        asleep = engine.held_bytes()
+        assert asleep["cache"] == 0
+        assert 0 < asleep["weights"] < held  # what oneDNN has packed stays
         engine.wake(["weights", "cache"])
         assert engine.held_bytes()["weights"] == held
         assert engine.generate(REQUESTS) == before

@@ -1,0 +1,70 @@
+"""An engine that sleeps on a CPU: what it says it holds, packed weights included, and what it really gives back."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nemorl.types import GenerationRequest, SamplingParams
+from nemorl_base.memory import WeightsForgottenError
+from nemorl_testing.models import load_reference, tiny_model
+from recorded_messages import Raises
+from vllm_engines import changed, gaps, handle_of
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
+REQUESTS = [GenerationRequest((9, 18, 10), SamplingParams(max_new_tokens=12), (1, 2, 3))]
+LARGE = {"hidden_size": 512, "intermediate_size": 2048}
+"""Linear layers of 50 MB, so that they are seen in the memory of the process."""
+
+
+def resident_bytes() -> int:
+    gc.collect()
+    pages = Path("/proc/self/statm").read_text().split()[1]
+    return int(pages) * 4096
+
+
+def linear_bytes(model: Any) -> int:
+    return sum(4 * p.numel() for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name)
+
+
+def test_packed_weights_are_counted(build: Any) -> None:
+    model = load_reference(tiny_model())
+    engine = build(tiny_model())
+    everything = sum(4 * p.numel() for p in model.parameters())
+    embedding = 4 * model.get_input_embeddings().weight.numel()
+    # The embedding is packed twice besides: as itself, and as the head that is tied to it. Rows are rounded up to 64.
+    padded = embedding * 128 // 89
+    assert engine.held_bytes()["weights"] == everything - embedding + 3 * padded
+    engine.sleep(1)
+    assert engine.held_bytes() == {"weights": linear_bytes(model) + 2 * padded, "cache": 0}
+    engine.sleep(2)
+    assert engine.held_bytes() == {"weights": 0, "cache": 0}
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the memory of a process is read from /proc")
+def test_the_second_level_gives_packed_weights_back_and_an_update_brings_them(build: Any, raises: Raises) -> None:
+    folder = tiny_model(**LARGE)
+    model = load_reference(folder)
+    engine = build(folder)
+    before = engine.generate(REQUESTS)
+    awake = resident_bytes()
+    engine.sleep(2)
+    assert awake - resident_bytes() > 0.9 * linear_bytes(model) > 20e6
+    engine.wake(["weights", "cache"])
+    with raises(WeightsForgottenError, "update"):
+        engine.generate(REQUESTS)
+    engine.update_weights(handle_of(model, 1), 1)
+    again = engine.generate(REQUESTS)
+    assert [(c.token_ids, c.logprobs) for c in again[0]] == [(c.token_ids, c.logprobs) for c in before[0]]
+    engine.sleep(1)
+    engine.wake(["weights", "cache"])
+    assert engine.generate(REQUESTS) == again
+    engine.sleep(2)
+    engine.wake(["weights"])
+    changed(model, seed=1)
+    engine.update_weights(handle_of(model, 2), 2)
+    engine.wake(["cache"])
+    assert max(gaps(model, REQUESTS, engine.generate(REQUESTS))) < 1e-3
