@@ -13,6 +13,7 @@ from nemorl.plugins.index import Index
 from nemorl.plugins.registry import Registry
 from nemorl_commands.console import Console
 from nemorl_dtensor import DTensorConfig
+from nemorl_dtensor.generation import HFGeneration
 from nemorl_testing.models import tiny_model as saved_model
 from nemorl_testing.registries import use_registry
 from recorded_messages import Raises
@@ -76,6 +77,25 @@ def test_models_do_leave(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(nemorl.RolloutTrainer, "collect", collect)
     measured(settings(tiny_model, tmp_path / "r", RUNS["grpo"], take_turns=True))
     assert held == [0, 0, 0], "the optimizer waits outside while responses are sampled"
+
+
+@pytest.mark.parametrize(("snapshots", "levels"), [(1, {1, 2}), (2, {1})])
+@pytest.mark.slow
+def test_an_engine_forgets_its_weights_only_if_an_update_brings_all_that_it_has(
+    snapshots: int, levels: set[int], tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    sleep = HFGeneration.sleep
+
+    def asked(self: HFGeneration, level: Any) -> None:
+        told.append(level)
+        sleep(self, level)
+
+    monkeypatch.setattr(HFGeneration, "sleep", asked)
+    run = {**RUNS["grpo"], "generation": {"max_new_tokens": 3, "backend": {"name": "hf", "snapshots": snapshots}}}
+    measured(settings(tiny_model, tmp_path / "run", run, take_turns=True))
+    assert set(told) == levels
+    assert told.count(2) == (3 if 2 in levels else 0), "once a step, while the policy learns"
 
 
 def test_what_cannot_take_turns_is_refused(tiny_model: Path, tmp_path: Path, raises: Raises) -> None:

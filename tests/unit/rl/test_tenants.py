@@ -73,6 +73,26 @@ def test_one_step_in_the_order_of_the_issue() -> None:
     ]
 
 
+def test_an_engine_whose_weights_come_anew_forgets_them_while_the_policy_learns() -> None:
+    said: list[str] = []
+    found = tenancy(said)
+    engine = EngineTenant(Recording("engine", said))  # type: ignore[arg-type]
+    found.admit("engine", engine, ("weights", "cache"), forgets={"policy train": engine.forget})
+    assert steps(found, said, "rollout", "policy train", "policy train", "sync", "rollout") == [
+        "policy offload gradients optimizer reference weights",
+        "engine sleep 2",
+        "policy onload weights optimizer gradients",
+        "policy offload gradients optimizer reference",
+        "engine wake weights",
+        "policy offload gradients optimizer reference weights",
+        "engine wake cache",
+    ]
+    # A copy that was kept for another phase is let go of; what comes next may be a rollout after a checkpoint.
+    step = steps(found, said, "policy reference", "policy train", "sync", "rollout")
+    assert [told for told in step if "sleep" in told] == ["engine sleep 1", "engine sleep 2"]
+    assert [told for told in steps(found, said, "policy save", "rollout") if "sleep" in told] == ["engine sleep 1"]
+
+
 def test_work_of_the_same_phase_moves_nothing() -> None:
     said: list[str] = []
     found = tenancy(said)

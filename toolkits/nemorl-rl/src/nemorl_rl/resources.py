@@ -22,7 +22,7 @@ from nemorl.weights import WeightHandle, in_process_handle
 from nemorl_rl.config import RolloutRunConfig
 from nemorl_rl.generation_policy import REPORTS, GenerationPolicy, RequestLimits
 from nemorl_rl.requests import NamedRequests, RequestBackend
-from nemorl_rl.snapshots import takes_versions
+from nemorl_rl.snapshots import held_versions, takes_versions
 from nemorl_rl.tenant_resources import TenantResources
 from nemorl_rl.tenants import ENGINE, ROLLOUT, SYNC, TRAIN, WRITES, EngineTenant, PhaseGate, Residents, phases
 
@@ -72,17 +72,21 @@ class RolloutResources(TenantResources):
         self._engine_remarks: list[str] = []
         super().__init__(config, run_dir, on_restart=on_restart)
         tenancy = self._tenancy
+        # An update that brings all weights, of the only version that there is, leaves nothing to keep.
+        is_whole = self._form == "model" and held_versions(config.generation.backend) == 1
+        self._forgets = tenancy is not None and is_whole and not self._sampler.is_attached
+        """The engine keeps no copy of its weights while the policy learns."""
         self._gate = PhaseGate(config.cluster.worker_timeout_s) if tenancy is None else tenancy.gate
 
     def _during(self, phase: str) -> AbstractContextManager[None]:
-        if self._shares_weights and phase in (ROLLOUT, *WRITES):
+        if (self._shares_weights or self._forgets) and phase in (ROLLOUT, *WRITES):
             return self._apart(phase)
         return super()._during(phase)
 
     @contextmanager
     def _apart(self, phase: str) -> Iterator[None]:
-        """Nothing is sampled from weights that are being written, the trainer's own, which the engine runs on; nor from
-        those of a step before they are published under a version."""
+        """Nothing is sampled from weights that are being written, where the engine runs on the trainer's own or has
+        forgotten those before; nor from those of a step before they are published under a version."""
         # A tenancy passes through the same gate by itself.
         alone = self._gate.during(phase) if self._tenancy is None else nullcontext()
         with alone, super()._during(phase):
@@ -191,7 +195,9 @@ class RolloutResources(TenantResources):
 
     def _admit_engine(self, workers: WorkerGroup) -> None:
         if self._tenancy is not None and "sleep" in self.config.generation.backend.supports:
-            self._tenancy.admit(ENGINE, EngineTenant(workers), ("weights", "cache"))
+            tenant = EngineTenant(workers)
+            forgets = {TRAIN: tenant.forget} if self._forgets else None
+            self._tenancy.admit(ENGINE, tenant, ("weights", "cache"), forgets=forgets)
 
 
 def standalone_generation(generation: GenerationConfig, policy: PolicyConfig) -> GenerationPolicy:

@@ -103,6 +103,10 @@ class EngineTenant:
         if parts:
             self.workers.call("wake", list(parts))
 
+    def forget(self) -> None:
+        """Leave altogether, weights and all: they come anew before anything is sampled."""
+        self.workers.call("sleep", 2)
+
     def bring(self, parts: Parts) -> None:
         self.workers.call("wake", list(parts))
 
@@ -176,8 +180,8 @@ class PhaseGate:
         with self._changed:
             if self._barred.get(phase) == threading.get_ident():
                 raise BackendError(
-                    f"{phase} was asked for between an update of the weights that the engine runs on and their "
-                    "publication: tokens would be the new weights' under the old version",
+                    f"{phase} was asked for between an update of the weights and their publication: the engine has let "
+                    "go of the old ones, or runs on the trainer's own, whose tokens would have the old version",
                     fix="call sync_weights() after train_step, then sample",
                 )
             if not self._changed.wait_for(lambda: self._may_begin(phase), self._limit_s):
@@ -200,7 +204,8 @@ class PhaseGate:
     def _late(self, phase: str) -> DeadlineError:
         if phase in self._barred:
             return DeadlineError(
-                f"{phase} waited {self._limit_s:g} s for new weights to be published: the engine runs on them already",
+                f"{phase} waited {self._limit_s:g} s for new weights to be published: the engine has let go of the old "
+                "ones, or runs on the trainer's own",
                 fix="call sync_weights() after train_step; raise cluster.worker_timeout_s if updates take so long",
             )
         return DeadlineError(
@@ -222,11 +227,26 @@ class Tenancy:
         self._table, self._watch, self.gate = table, watch, PhaseGate(limit_s)
         self._tenants: dict[str, Tenant] = {}
         self._present: dict[str, set[MemoryPart]] = {}
+        self._forgets: dict[str, Mapping[str, Callable[[], None]]] = {}
+        self._forgotten: set[str] = set()
+        """Tenants nothing of which is kept anywhere."""
 
-    def admit(self, name: str, tenant: Tenant, parts: Parts) -> None:
-        """A tenant has come, or come anew, with these parts in the devices' memory."""
+    def admit(
+        self, name: str, tenant: Tenant, parts: Parts, *, forgets: Mapping[str, Callable[[], None]] | None = None
+    ) -> None:
+        """A tenant has come, or come anew, with these parts in the devices' memory.
+
+        Args:
+            name: Of the tenant in the table.
+            tenant: It.
+            parts: All that it has.
+            forgets: Phase -> how it leaves for this one without a copy of what it holds, all of which comes anew before
+                it is needed again.
+        """
         with self.gate.closed():  # it may be in the way of what was there
             self._tenants[name], self._present[name] = tenant, set(parts)
+            self._forgets[name] = forgets or {}
+            self._forgotten.discard(name)
 
     def send_away(self, name: str) -> None:
         """A tenant leaves, if it is there: others are about to be built, with all that they have."""
@@ -266,6 +286,11 @@ class Tenancy:
     def _move(self, phase: str) -> None:
         wanted = self._table[phase]
         for name, tenant in self._tenants.items():
+            forget = self._forgets[name].get(phase)
+            if forget is not None and name not in self._forgotten:
+                self._step(phase, f"{name} leaving", forget)
+                self._present[name] = set()
+                self._forgotten.add(name)
             staying = tuple(part for part in wanted.get(name, ()) if part in self._present[name])
             if set(staying) != self._present[name]:
                 self._step(phase, f"{name} leaving", partial(tenant.keep, staying))
@@ -274,6 +299,7 @@ class Tenancy:
             missing = tuple(part for part in parts if name in self._tenants and part not in self._present[name])
             if missing:
                 self._step(phase, f"{name} coming back", partial(self._tenants[name].bring, missing))
+                self._forgotten.discard(name)
                 self._present[name] |= set(missing)
 
     def _step(self, phase: str, what: str, move: Callable[[], None]) -> None:
