@@ -63,6 +63,7 @@ ELSEWHERE = {
     "performance/generator_idle_frac",  # asynchronous rollouts
     "train/draft_acceptance_length",  # vLLM, where it guesses tokens ahead
     "train/draft_acceptance_rate",
+    "train/draft_guessed_tokens",
     "performance/average_token_imbalance",  # several generators
     *(re.sub(r"<\w+>", "*", name) for name in SYSTEM_METRICS),  # runs that take longer than a second
 }

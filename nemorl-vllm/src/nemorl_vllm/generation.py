@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from nemorl.errors import BackendError, boundary
-from nemorl.metrics import Mean, Metric
+from nemorl.metrics import Mean, Metric, Sum
 from nemorl.plugins import registry
 from nemorl.types import Completion, GenerationRequest
 from nemorl.weights import WeightHandle, transport
@@ -98,12 +98,16 @@ class VLLMGeneration:
         return self._loop.generate(requests)
 
     def take_metrics(self) -> dict[str, Metric]:
-        """How many guessed tokens were accepted since it was last asked (``ReportingSampler``)."""
+        """How many tokens were guessed since it was last asked, and if any were, how many of them were accepted
+        (``ReportingSampler``)."""
         if not self._speculates:
             return {}
         counts = self._call(lambda engine: engine.collective_rpc("nemorl_take_draft_counts"))
         guesses, guessed, accepted = counts[0]  # all processes of an engine draw the same tokens
-        return {
+        metrics: dict[str, Metric] = {"draft_guessed_tokens": Sum(guessed)}
+        if not guesses:
+            return metrics
+        return metrics | {
             "draft_acceptance_rate": Mean(accepted, guessed),
             "draft_acceptance_length": Mean(accepted + guesses, guesses),
         }

@@ -10,11 +10,17 @@ from nemorl.metrics import MetricInfo
 from pydantic import Field
 
 SPECULATION_METRICS: Mapping[str, MetricInfo] = {
+    "train/draft_guessed_tokens": MetricInfo(
+        "Tokens guessed ahead",
+        "tokens",
+        "`speculative`: tokens of a step that were guessed ahead; without any, the two metrics below are left out",
+        "far below the tokens sampled: little repeats, as at high temperatures; `prompt_lookup_min: 1` guesses more",
+    ),
     "train/draft_acceptance_rate": MetricInfo(
         "Guessed tokens",
         "share",
         "`speculative`: share of the tokens guessed ahead that the model accepted",
-        "below 0.2: fewer `num_speculative_tokens`, or none",
+        "below 0.2: fewer `num_speculative_tokens`, or none; of a few guesses it says nothing",
         smooth=True,
     ),
     "train/draft_acceptance_length": MetricInfo(

@@ -13,7 +13,7 @@ from nemorl.types import GenerationRequest, SamplingParams
 from nemorl_base.jsonl import read_jsonl
 from nemorl_commands.console import Console
 from nemorl_grpo.config import GRPOConfig
-from nemorl_testing.models import load_reference, tiny_model
+from nemorl_testing.models import greedy_continuation, load_reference, tiny_model
 from recorded_messages import Raises
 from tiers import only
 from vllm_engines import changed, gaps, handle_of
@@ -89,8 +89,29 @@ def test_greedy_tokens_are_those_of_an_engine_that_does_not_guess(engine: Any, b
     assert found["draft_acceptance_rate"] > 0.1  # greedy responses of a tiny model repeat themselves
     # With every guess one more token than was accepted of it: 1 + 3 * rate where all guesses have three tokens.
     assert 1 < found["draft_acceptance_length"] <= 1 + 3 * found["draft_acceptance_rate"] + 1e-9
-    assert values(engine.take_metrics()) == {"draft_acceptance_rate": 0.0, "draft_acceptance_length": 0.0}
+    assert values(engine.take_metrics()) == {"draft_guessed_tokens": 0.0}
     assert plain.take_metrics() == {}
+
+
+def test_what_repeats_is_guessed_and_what_is_sampled_is_the_models(build: Any) -> None:
+    model, engine = load_reference(tiny_model()), build(tiny_model(), speculative={})
+    stop = frozenset({model.generation_config.eos_token_id})
+    repetitive = [(5, 6, 7) * 5, (40, 41) * 8, EVERYTHING]
+    greedy = [found for prompt in repetitive for found in requests(1, prompt, temperature=0.0, max_new_tokens=48)]
+    answers = engine.generate(greedy)
+    assert max(gaps(model, greedy, answers)) < TOLERANCE
+    for request, (completion,) in zip(greedy, answers, strict=True):
+        assert completion.token_ids == greedy_continuation(model, request.token_ids, 48, stop)
+    found = values(engine.take_metrics())
+    assert found["draft_guessed_tokens"] >= 48
+    assert found["draft_acceptance_rate"] > 0.1
+    assert found["draft_acceptance_length"] > 1
+
+
+def test_where_nothing_was_guessed_nothing_is_said_of_what_was_accepted(build: Any) -> None:
+    engine = build(tiny_model(), speculative={})
+    engine.generate(requests(2, (9, 18, 10), max_new_tokens=2))  # no two of its tokens have stood together before
+    assert values(engine.take_metrics()) == {"draft_guessed_tokens": 0.0}
 
 
 @torch.no_grad()
