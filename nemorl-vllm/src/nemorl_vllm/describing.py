@@ -83,10 +83,16 @@ class VLLMPlan:
         return max(0.0, self.config.gpu_memory_utilization * capacity - total(self._weights(engines)))
 
     def _weights(self, engines: Engines) -> Parts:
-        """The model's, and places for adapters of the next rank that vLLM knows."""
+        """The model's, and places for adapters of the next rank that vLLM knows. A CPU also has embedding and head in
+        the order of its kernels (``packed``)."""
+        held: Parts = (engines.weights,)
+        if engines.on_cpu:
+            elements = 2 * engines.geometry.embedding_parameters
+            text = f"{engines.element} B x {count(elements)} / {engines.tensor}"
+            held += (Part("packed embeddings", engines.element * elements / engines.tensor, text, "weights"),)
         if not engines.adapter_rank:
-            return (engines.weights,)
+            return held
         rank, slots = adapter_room(engines.adapter_rank) or engines.adapter_rank, self.config.adapter_slots
         text = f"{slots} x rank {rank} x {count(engines.rank_bytes)}B / {engines.tensor}"
         adapters = Part("engine adapters", slots * rank * engines.rank_bytes / engines.tensor, text, "weights")
-        return (engines.weights, adapters)
+        return (*held, adapters)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from nemorl.types import GenerationRequest, SamplingParams
 from nemorl_base.memory import WeightsForgottenError
+from nemorl_rl.memory_plan.engines import Engines
+from nemorl_rl.model_geometry import Geometry
 from nemorl_testing.models import load_reference, tiny_model
 from recorded_messages import Raises
 from vllm_engines import changed, gaps, handle_of
@@ -28,6 +31,15 @@ def resident_bytes() -> int:
 
 def linear_bytes(model: Any) -> int:
     return sum(4 * p.numel() for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name)
+
+
+def planned_bytes(folder: Path) -> float:
+    from nemorl_vllm.config import VLLMConfig
+    from nemorl_vllm.describing import VLLMPlan
+
+    config, geometry = VLLMConfig(), Geometry.from_config(json.loads((folder / "config.json").read_text()))
+    plan = VLLMPlan(config).memory(Engines(config, geometry, 4, 1, 256, on_cpu=True), 1e12, 1)
+    return sum(part.size for part in plan.lasting if part.held == "weights")
 
 
 def test_packed_weights_are_counted(build: Any) -> None:
@@ -50,9 +62,11 @@ def test_the_second_level_gives_packed_weights_back_and_an_update_brings_them(bu
     model = load_reference(folder)
     engine = build(folder)
     before = engine.generate(REQUESTS)
-    awake = resident_bytes()
+    assert engine.held_bytes()["weights"] == pytest.approx(planned_bytes(folder), rel=0.02)  # but for rounded-up rows
+    engine.sleep(1)  # the cache goes
+    asleep = resident_bytes()
     engine.sleep(2)
-    assert awake - resident_bytes() > 0.9 * linear_bytes(model) > 20e6
+    assert asleep - resident_bytes() > 0.9 * linear_bytes(model) > 20e6
     engine.wake(["weights", "cache"])
     with raises(WeightsForgottenError, "update"):
         engine.generate(REQUESTS)
