@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -246,20 +247,55 @@ def test_a_cluster_that_does_not_answer_is_said_once_and_leaves_no_launch(
     assert nemorl("launch", "status", "--json").json == []
 
 
-def test_in_a_pod_a_run_that_was_asked_to_stop_wants_another_try(tmp_path: Path) -> None:
-    program = (
-        "import signal, sys, time\n"
-        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
-        "open('ready', 'w').close()\n"
-        "time.sleep(60)\n"
-    )
-    program_of_pod = [sys.executable, "-m", "nemorl_launch.entry"]
-    run = subprocess.Popen([*program_of_pod, "--", sys.executable, "-c", program], cwd=tmp_path)
-    while not (tmp_path / "ready").exists():
+SAVES = """
+import os, signal, sys, time
+
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+open("ready", "w").close()
+time.sleep(60)
+"""
+"""A run that ends well when it is asked to stop."""
+
+
+def run_in_pod(folder: Path) -> subprocess.Popen[bytes]:
+    """Such a run in the pod ``folder``, once it can be asked to stop."""
+    folder.mkdir()
+    command = [sys.executable, "-m", entry.MARK, "--", sys.executable, "-c", SAVES]
+    run = subprocess.Popen(command, cwd=folder, env={**os.environ, entry.POD: str(folder)})
+    while not (folder / "ready").exists():
         assert run.poll() is None
-    subprocess.run([*program_of_pod, "--stop", "2"], check=True)
+        time.sleep(0.01)
+    return run
+
+
+def test_in_a_pod_a_run_that_was_asked_to_stop_wants_another_try(tmp_path: Path) -> None:
+    runs = {name: run_in_pod(tmp_path / name) for name in ("drained", "beside")}
+    stop = [sys.executable, "-m", entry.MARK, "--stop", "2"]
+    subprocess.run(stop, env={**os.environ, entry.POD: str(tmp_path / "drained")}, check=True)
     # 75 is EX_TEMPFAIL of sysexits.h: with backoffLimit the job gets another cluster, and the run continues.
-    assert run.wait(60) == 75
+    assert runs["drained"].wait(60) == 75
+    # Another pod, whose processes this one sees where both have those of their node.
+    assert runs["beside"].poll() is None
+    runs["beside"].terminate()
+    assert runs["beside"].wait(60) == 75
+
+
+def test_a_run_that_is_asked_to_stop_as_it_starts_is_not_left_behind(tmp_path: Path) -> None:
+    program = f"""
+import os, signal, subprocess, sys, time
+from nemorl_launch import entry
+
+class SlowlyStarted(subprocess.Popen):
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        while not os.path.exists("ready"):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+subprocess.Popen = SlowlyStarted
+sys.exit(entry.run([sys.executable, "-c", {SAVES!r}]))
+"""
+    assert subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=False).returncode == 75
 
 
 def test_nodes_that_do_not_come_are_counted(raises: Raises) -> None:
@@ -269,5 +305,5 @@ def test_nodes_that_do_not_come_are_counted(raises: Raises) -> None:
 
 @pytest.mark.parametrize("code", [0, 3])
 def test_in_a_pod_a_run_that_ends_by_itself_ends_with_its_own_code(code: int) -> None:
-    command = [sys.executable, "-m", "nemorl_launch.entry", "--", sys.executable, "-c", f"raise SystemExit({code})"]
+    command = [sys.executable, "-m", entry.MARK, "--", sys.executable, "-c", f"raise SystemExit({code})"]
     assert subprocess.run(command, check=False).returncode == code

@@ -23,6 +23,8 @@ from nemorl.errors import DeadlineError
 CONTINUE = 75
 """EX_TEMPFAIL of sysexits.h: try again later."""
 MARK = "nemorl_launch.entry"
+POD = "NEMORL_POD"
+"""Environment variable with the pod's name: where pods share their node's process ids, one sees the runs of others."""
 WORKER, IDLE = b"ray::", b"ray::IDLE"
 """How Ray names the processes of actors, and those that wait to be one."""
 POLL_S = 0.5
@@ -30,16 +32,27 @@ POLL_S = 0.5
 
 def run(command: Sequence[str]) -> int:
     """Run a command, pass SIGTERM on, and return its exit code, or 75 if it was asked to stop and saved."""
+    started: list[subprocess.Popen[bytes]] = []
     stopped: list[int] = []
-    process = subprocess.Popen(command, start_new_session=True)
+    told: list[int] = []
+
+    def pass_on() -> None:
+        for process in started:
+            while len(told) < len(stopped):  # a second SIGTERM ends a run before it has saved
+                told.append(signal.SIGTERM)
+                with suppress(ProcessLookupError):
+                    process.send_signal(signal.SIGTERM)
 
     def stop(number: int, _frame: object) -> None:
         stopped.append(number)
-        with suppress(ProcessLookupError):
-            process.send_signal(signal.SIGTERM)
+        pass_on()
 
+    # Before the command starts: a signal that comes meanwhile would end this process and leave the run behind.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
+    process = subprocess.Popen(command, start_new_session=True)
+    started.append(process)
+    pass_on()
     code = process.wait()
     if code == 0 and stopped:
         return CONTINUE
@@ -60,12 +73,13 @@ def stop(limit_s: float) -> None:
 
 
 def _is_entry(pid: int) -> bool:
-    words = _command(pid).split(b"\0")
-    return pid != os.getpid() and MARK.encode() in words and b"--stop" not in words
+    words = _read(pid, "cmdline").split(b"\0")
+    is_run = MARK.encode() in words and b"--stop" not in words
+    return is_run and pid != os.getpid() and _pod(pid) == _pod(os.getpid())
 
 
 def _is_worker(pid: int) -> bool:
-    command = _command(pid)
+    command = _read(pid, "cmdline")
     return command.startswith(WORKER) and not command.startswith(IDLE)
 
 
@@ -73,9 +87,13 @@ def _processes() -> list[int]:
     return [int(path.name) for path in Path("/proc").glob("[0-9]*")]
 
 
-def _command(pid: int) -> bytes:
+def _pod(pid: int) -> list[bytes]:
+    return [each for each in _read(pid, "environ").split(b"\0") if each.startswith(f"{POD}=".encode())]
+
+
+def _read(pid: int, file: str) -> bytes:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
+        return Path(f"/proc/{pid}/{file}").read_bytes()
     except OSError:
         return b""
 

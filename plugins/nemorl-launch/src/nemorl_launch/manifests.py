@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from nemorl_base.ray_security import tls_variables
 
-from nemorl_launch import pod_certificate
+from nemorl_launch import entry, pod_certificate
 from nemorl_launch.base import CONFIG, Job
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ def config_map(options: KubernetesConfig, job: Job, config: str) -> dict[str, An
 
 def ray_job(options: KubernetesConfig, job: Job) -> dict[str, Any]:
     """The RayJob: a cluster, the run on it, and another cluster when that one is lost."""
-    entry = f"python -m nemorl_launch.entry --nodes={job.num_nodes} --"
-    command = f"{entry} python -m nemorl train {CONFIG_FOLDER}/{CONFIG}"
+    wait = f"python -m {entry.MARK} --nodes={job.num_nodes} --"
+    command = f"{wait} python -m nemorl train {CONFIG_FOLDER}/{CONFIG}"
     spec: dict[str, Any] = {
         "entrypoint": command,
         "submissionMode": "K8sJobMode",
@@ -152,7 +152,8 @@ def _container(options: KubernetesConfig, job: Job) -> dict[str, Any]:
     variables: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in values.items()]
     for name in options.secrets:
         variables.append({"name": name, "valueFrom": {"secretKeyRef": {"name": options.secret, "key": name}}})
-    stop = ["python", "-m", "nemorl_launch.entry", "--stop", f"{options.grace_s:g}"]
+    variables.append({"name": entry.POD, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}})
+    stop = ["python", "-m", entry.MARK, "--stop", f"{options.grace_s:g}"]
     return {
         "name": "ray",
         "image": options.image,
