@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import statistics
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,12 @@ from nemorl.types import Samples
 from nemorl_commands.console import Console
 from nemorl_grpo.config import GRPOConfig
 from nemorl_rl.callbacks import Callback
+from nemorl_rl.data import RowDataModule
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("private_ray")]
 
 ROWS = [{"prompt": f"{a}+{b}="} for a in range(9) for b in range(9)]
-STEPS = 12
+STEPS, PROMPTS, SEED = 12, 6, 3
 APART = {"workers_per_node": 2, "colocated": False, "cpus_per_worker": 0.5}
 ASYNC = {"mode": "async", "max_staleness": 1}
 
@@ -25,11 +28,18 @@ def digits(prompt: str, response: str) -> float:
     return float(sum(character.isdigit() for character in response))
 
 
-def train(model: Path, run_dir: Path, *callbacks: object, resume: bool = False, **changes: Any) -> TrainResult:
+def train(
+    model: Path,
+    run_dir: Path,
+    *callbacks: object,
+    resume: bool = False,
+    reward_fn: Callable[[str, str], float] = digits,
+    **changes: Any,
+) -> TrainResult:
     config = GRPOConfig(**{
         "model": str(model),
-        "policy": {"init": "random", "optimizer": {"lr": 1e-2}, "max_sequence_tokens": 64},
-        "num_prompts_per_step": 6,
+        "policy": {"init": "random", "optimizer": {"lr": 3e-2}, "max_sequence_tokens": 64},
+        "num_prompts_per_step": PROMPTS,
         "num_generations_per_prompt": 4,
         "kl_penalty": 0.0,
         "generation": {"max_new_tokens": 8},
@@ -38,11 +48,11 @@ def train(model: Path, run_dir: Path, *callbacks: object, resume: bool = False, 
         "max_steps": STEPS,
         "cluster": APART,
         "run_dir": run_dir,
-        "seed": 3,
+        "seed": SEED,
         **changes,
     })  # fmt: skip
     return config.build().fit(
-        dataset=ROWS, reward_fn=digits, callbacks=callbacks, resume=resume, console=Console(quiet=True)
+        dataset=ROWS, reward_fn=reward_fn, callbacks=callbacks, resume=resume, console=Console(quiet=True)
     )
 
 
@@ -57,6 +67,41 @@ def outcome(result: TrainResult) -> tuple[list[tuple[float, ...]], bytes]:
     return steps, (result.run_dir / "model" / "model.safetensors").read_bytes()
 
 
+class OneAhead(Callback):
+    """Holds environment and trainer, so that the generator is one batch ahead at every update, however fast they are.
+
+    A batch's scores come when the batch before it was taken, and no update begins before the next batch was sampled:
+    batches are trained on in the order of the data, each but the first with weights one version old.
+    """
+
+    essential = True
+    longest_s = 600.0
+    """Ends a hang."""
+
+    def __init__(self) -> None:
+        data = RowDataModule(ROWS, PROMPTS, seed=SEED)
+        self._batch_of = {row["prompt"]: number for number in range(1, STEPS + 2) for row in data.next_batch()}
+        self._changed = threading.Condition()
+        self._taken, self._sampled = STEPS, 0  # the reward is rehearsed before the run, and not held
+
+    def on_fit_begin(self, trainer: Any) -> None:
+        self._taken = self._sampled = 0
+
+    def digits(self, prompt: str, response: str) -> float:
+        batch = self._batch_of[prompt]
+        with self._changed:
+            self._sampled = max(self._sampled, batch)
+            self._changed.notify_all()
+            assert self._changed.wait_for(lambda: self._taken >= batch - 1, self.longest_s)
+        return digits(prompt, response)
+
+    def on_rollout_end(self, trainer: Any, step: int, samples: Samples) -> None:
+        with self._changed:
+            self._taken = step
+            self._changed.notify_all()
+            assert self._changed.wait_for(lambda: self._sampled > step, self.longest_s)
+
+
 @pytest.fixture(scope="module")
 def sync(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
     return train(tiny_model, tmp_path_factory.mktemp("sync") / "run", cluster={})
@@ -64,10 +109,13 @@ def sync(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainRes
 
 @pytest.fixture(scope="module")
 def overlapped(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
+    pace = OneAhead()
     return train(
         tiny_model,
         tmp_path_factory.mktemp("async") / "run",
-        rollouts=ASYNC,
+        pace,
+        reward_fn=pace.digits,
+        rollouts={**ASYNC, "environment_timeout_s": pace.longest_s},
         importance_correction="truncated",
     )
 
@@ -84,19 +132,16 @@ def test_an_asynchronous_run_learns_as_a_synchronous_one_does(sync: TrainResult,
     for result in (sync, overlapped):
         rewards = curve(result, "train/reward")
         gains.append(statistics.fmean(rewards[-3:]) - statistics.fmean(rewards[:3]))
-    # Synchronous runs of seeds 3 and 4 gain 2.8 and 2.1; an update of staleness costs about one step of twelve.
-    assert gains[0] > 1.5
-    assert gains[1] > 0.7 * gains[0]
+    # Of at most 8 digits, synchronous runs of seeds 3, 4 and 5 gain 6.9, 6.7 and 6.6, and these 6.6, 6.2 and 6.9.
+    assert gains[0] > 5
+    assert gains[1] > 0.8 * gains[0]
 
 
 def test_staleness_is_measured_and_bounded(overlapped: TrainResult) -> None:
     ages = curve(overlapped, "train/max_trajectory_age")
-    assert len(ages) == STEPS
-    assert ages[0] == 0
-    assert max(ages) == 1
-    assert all(0 <= mean <= age for mean, age in zip(curve(overlapped, "train/avg_trajectory_age"), ages, strict=True))
-    assert sum(curve(overlapped, "train/dropped_unwanted_groups")) == 0
-    assert len(curve(overlapped, "train/dropped_stale_groups")) == STEPS
+    assert ages == curve(overlapped, "train/avg_trajectory_age") == [0] + [1] * (STEPS - 1)
+    assert curve(overlapped, "train/dropped_unwanted_groups") == [0] * STEPS
+    assert curve(overlapped, "train/dropped_stale_groups") == [0] * STEPS
     assert all(seconds >= 0 for seconds in curve(overlapped, "timing/train/exposed_generation"))
 
 
@@ -125,7 +170,9 @@ def test_a_stopped_run_continues_with_every_row_once(tiny_model: Path, tmp_path:
     # 12 steps of 6 prompts are 72 of 81 rows, each different.
     prompts = first.prompts + second.prompts
     assert len(prompts) == len(set(prompts)) == 6 * STEPS
-    assert curve(result, "train/max_trajectory_age")[0] == 0  # made again with the restored weights
+    ages = curve(result, "train/max_trajectory_age")
+    assert ages[0] == 0  # made again with the restored weights
+    assert max(ages) <= 1
 
 
 def test_dynamic_sampling_trains_on_mixed_groups_only(tiny_model: Path, tmp_path: Path) -> None:
