@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import anthropic
@@ -97,12 +98,17 @@ def test_tokens_are_counted_without_an_answer(client: Any) -> None:
 
 
 def test_a_stream_that_fails_late_is_an_error_of_the_client(client: Any) -> None:
+    begun = threading.Event()  # the stream begins after 0.2 s
+
     async def say() -> ChatReply:
-        await asyncio.sleep(0.5)  # the stream begins after 0.2 s
+        while not begun.is_set():
+            await asyncio.sleep(0.01)
         raise ContextOverflowError(70, 64)
 
+    answer = ask(client(ScriptedPolicy(lambda asked: say())), stream=True)
+    begun.set()
     with pytest.raises(anthropic.APIStatusError) as caught:
-        list(ask(client(ScriptedPolicy(lambda asked: say())), stream=True))
+        list(answer)
     assert "prompt is too long: 70 tokens > 64 maximum" in str(caught.value)
 
 

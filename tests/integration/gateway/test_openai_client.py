@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import httpx2
@@ -11,6 +12,7 @@ import pytest
 from nemorl_gateway.gateway import Gateway
 from nemorl_rl.agents.contract import CallLimitError, ChatReply, ContextOverflowError, EpisodeClosedError
 from scripted_policy import Asked, ScriptedPolicy, calling, saying
+from test_rough_clients import until
 
 ADD = {
     "type": "function",
@@ -145,15 +147,24 @@ def test_another_models_name_and_another_key_are_refused(client: Any) -> None:
 
 
 def test_a_stream_that_fails_late_is_an_error_of_the_client(client: Any) -> None:
-    async def say(asked: Asked) -> ChatReply:
-        await asyncio.sleep(0.5)  # the stream begins after 0.2 s
+    policy, begun = ScriptedPolicy(), threading.Event()  # the stream begins after 0.2 s
+
+    async def say() -> ChatReply:
+        while not begun.is_set():
+            await asyncio.sleep(0.01)
+        begun.clear()
         raise ContextOverflowError(70, 64)
 
-    connected = client(ScriptedPolicy(say))
+    policy.say = lambda asked: say()
+    connected = client(policy)
+    answer = ask(connected, stream=True)
+    begun.set()
     with pytest.raises(openai.APIError) as caught:
-        list(ask(connected, stream=True))
+        list(answer)
     assert "maximum context length" in str(caught.value)
-    (event,) = connected.responses.create(model="policy", input="1+2?", stream=True)
+    answer = connected.responses.create(model="policy", input="1+2?", stream=True)
+    begun.set()
+    (event,) = answer
     assert (event.type, event.code) == ("error", "context_length_exceeded")
 
 
@@ -161,14 +172,26 @@ def test_a_client_that_gives_up_and_tries_again_gets_an_answer_of_its_own(client
     """The first call is cancelled when its client hangs up, and is no turn of the episode."""
     policy = ScriptedPolicy()
 
+    class GivesUpTheFirst(openai.DefaultHttpxClient):
+        def send(self, request: Any, **options: Any) -> Any:
+            if not policy.asked:
+                request.extensions["trace"] = self.give_up
+            return super().send(request, **options)
+
+        def give_up(self, event: str, _: object) -> None:
+            if event == "http11.receive_response_headers.started":
+                until(lambda: len(policy.asked) == 1)
+                raise httpx2.ReadTimeout("as the policy thinks")
+
     async def slow() -> ChatReply:
-        await asyncio.sleep(30)
+        await asyncio.sleep(300)
         raise AssertionError("nobody waits for this")
 
     policy.say = lambda asked: slow() if len(policy.asked) == 1 else saying("4")
-    answer = ask(client(policy, timeout=0.5, max_retries=1))
+    answer = ask(client(policy, http_client=GivesUpTheFirst(), max_retries=1))
     assert answer.choices[0].message.content == "4"
-    assert (len(policy.asked), policy.cancelled) == (2, 1)
+    until(lambda: policy.cancelled == 1)
+    assert len(policy.asked) == 2
 
 
 def test_an_answer_that_was_lost_on_its_way_is_given_again(gateway: Gateway) -> None:
