@@ -10,7 +10,7 @@ from nemorl_base.seeding import derive_seed
 
 from nemorl_rl.hub_models import require_model
 from nemorl_rl.resources import standalone_generation
-from nemorl_rl.tokenizer import Tokenizer
+from nemorl_rl.tokenizer import Tokenizer, context_tokens
 
 
 def respond(
@@ -35,14 +35,17 @@ def respond(
     require_model(model)
     tokenizer = Tokenizer.load(model)
     as_chat = tokenizer.has_chat_template if chat is None else chat
-    engine = standalone_generation(generation, PolicyConfig(model_name=model))
+    requests = []
+    for number, prompt in enumerate(prompts):
+        turns = [{"role": "user", "content": prompt}]
+        ids = tokenizer.encode_prompt(turns) if as_chat else tokenizer.encode(prompt)
+        seeds = tuple(derive_seed(seed, number, sample) for sample in range(samples))
+        requests.append(GenerationRequest(tuple(ids), generation.sampling(), seeds))
+    # As long as these need, and no longer: a server may have been started for less than a run's default.
+    longest = max((len(request.token_ids) for request in requests), default=1) + generation.max_new_tokens
+    limit = max(2, min(longest, context_tokens(model) or longest))
+    engine = standalone_generation(generation, PolicyConfig(model_name=model, max_sequence_tokens=limit))
     try:
-        requests = []
-        for number, prompt in enumerate(prompts):
-            turns = [{"role": "user", "content": prompt}]
-            ids = tokenizer.encode_prompt(turns) if as_chat else tokenizer.encode(prompt)
-            seeds = tuple(derive_seed(seed, number, sample) for sample in range(samples))
-            requests.append(GenerationRequest(tuple(ids), generation.sampling(), seeds))
         completions = engine.generate(requests)
     finally:
         engine.shutdown()
