@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from nemorl.errors import BackendError
+from nemorl.errors import BackendError, ForeignError
 from nemorl.types import GenerationRequest, SamplingParams
 from nemorl_server_engine import ServerConfig
 from nemorl_testing.tiny import write_tiny_model
@@ -93,7 +93,30 @@ def test_without_a_trainer_a_server_must_have_the_models_own_weights(
         build(server, **unseen)
     (warning,) = warnings
     assert warning.startswith(f"{server.url} serves {server.model}: its weights were not compared")
+    assert warning.endswith("are more than generation.backend.check_weights_gib")
     assert len(build(server, **{**unseen, "value": 1.0}).generate(ONE)) == 1  # a run gives it its own
+
+
+def test_a_model_that_transformers_does_not_load_is_not_compared(serve: Any, build: Any, tmp_path: Path) -> None:
+    server, own = serve(), with_weights(tmp_path / "own", seed=0)
+    server.model = shutil.copytree(own, tmp_path / "moved")
+    (own / "model.safetensors").write_bytes(b"half of a download")
+    with kept_warnings() as warnings:
+        generator = build(server, value=None, policy={"model_name": str(own)}, check_weights_gib=1.0)
+    assert len(generator.generate(ONE)) == 1
+    (warning,) = warnings
+    assert "transformers does not load them here (SafetensorError" in warning
+
+
+def test_whatever_goes_wrong_as_a_server_is_taken_in_ends_the_wait(
+    serve: Any, build: Any, monkeypatch: pytest.MonkeyPatch, raises: Any
+) -> None:
+    async def broken(*_: Any) -> None:
+        raise ZeroDivisionError("nobody expected this")
+
+    monkeypatch.setattr("nemorl_server_engine.own_weights.OwnWeights.require", broken)
+    with raises(ForeignError, "ZeroDivisionError", varies=PORT):
+        build(serve(), value=None)
 
 
 def test_a_shorter_limit_than_the_runs_is_refused(serve: Any, build: Any, raises: Any) -> None:

@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from nemorl.errors import BackendError
 from nemorl.types import SamplingParams
-from nemorl_rl.model_files import stored_folder
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from nemorl_server_engine.dialects.base import Caller, Dialect, Facts
-from nemorl_server_engine.versions import WrittenWeights
 
 if TYPE_CHECKING:
     from nemorl.config.models import PolicyConfig
@@ -68,19 +66,6 @@ class Identity:
             raise BackendError(message, fix=start)
         require_sampling(facts, self.sampling, url)
         await self._require_tokenizer(server, spoken, facts, url, start)
-
-    @cached_property
-    def stored(self) -> WrittenWeights | None:
-        """The model's own weights, where they are on this machine."""
-        folder = stored_folder(self.policy.model_name) if self.policy.init == "pretrained" else None
-        size = sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder is not None else 0
-        return WrittenWeights(0, folder, size, 0.0) if folder is not None and size else None
-
-    def is_source(self, facts: Facts) -> bool:
-        """The server says that it was started with the model itself."""
-        folders = {facts.source, str(Path(facts.source).resolve())}
-        here = {self.policy.model_name, *([str(self.stored.folder.resolve())] if self.stored is not None else [])}
-        return bool(folders & here)
 
     def _differences(self, facts: Facts) -> list[tuple[str, Any, Any]]:
         """Sizes that differ, as far as the server says, or its model folder is on this machine too."""
@@ -179,7 +164,7 @@ def require_weights(served: Sequence[float], true: Sequence[float], dtype: str, 
     Raises:
         BackendError: The server's model is not the one whose weights it was given.
     """
-    if gap := _gap(served, true, dtype):
+    if gap := weights_gap(served, true, dtype):
         raise BackendError(
             f"{url} loaded the policy's weights and does not compute with them: {gap}",
             fix="start it with the run's own model and without quantisation; vLLM on the CPU needs "
@@ -187,19 +172,7 @@ def require_weights(served: Sequence[float], true: Sequence[float], dtype: str, 
         )
 
 
-def require_own_weights(served: Sequence[float], true: Sequence[float], facts: Facts, url: str, command: str) -> None:
-    """
-    Raises:
-        BackendError: The server, which nobody gives weights, was started with others than the model's.
-    """
-    if gap := _gap(served, true, facts.dtype):
-        source = f" ({facts.source})" if facts.source else ""
-        raise BackendError(
-            f"{url} serves other weights than the model's{source}: {gap}", fix=f"start it with: {command}"
-        )
-
-
-def _gap(served: Sequence[float], true: Sequence[float], dtype: str) -> str:
+def weights_gap(served: Sequence[float], true: Sequence[float], dtype: str) -> str:
     """By how much log-probs differ, if that is more than rounding; else nothing."""
     gap = sum(abs(one - other) for one, other in zip(served, true, strict=True)) / len(true)
     allowed = TOLERANCE_NATS.get(dtype, TOLERANCE_NATS["bfloat16"])

@@ -67,17 +67,6 @@ def told_waiting(options: ServerConfig, account: str) -> None:
     logging.getLogger(__name__).warning(text, account, options.reconnect_timeout_s)
 
 
-def told_unseen_weights(url: str, source: str, model: str) -> None:
-    """Say that a server may have other weights than the model's: only its sizes and tokenizer were compared."""
-    logging.getLogger(__name__).warning(
-        "%s serves %s: its weights were not compared with those of %s, which are not here, or more than "
-        "generation.backend.check_weights_gib",
-        url,
-        source or "a model",
-        model,
-    )
-
-
 def nobody_came(options: ServerConfig, account: str, command: str) -> DeadlineError:
     """The error of a run without any server.
 

@@ -15,13 +15,14 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nemorl.errors import BackendError, DataError, NemorlError
+from nemorl.errors import BackendError, DataError, NemorlError, boundary
 from nemorl_rl.loop_thread import in_thread
 from nemorl_rl.routing import Affinity, beginnings_of
 
-from nemorl_server_engine.checks import require_own_weights, require_weights, true_logprobs
+from nemorl_server_engine.checks import require_weights, true_logprobs
 from nemorl_server_engine.connection import GoneError
-from nemorl_server_engine.first_look import nobody_came, told_unseen_weights, told_waiting
+from nemorl_server_engine.first_look import nobody_came, told_waiting
+from nemorl_server_engine.own_weights import OwnWeights
 from nemorl_server_engine.server import Server
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class Pool:
         self._affinity = Affinity[str]()
         self._waiting: deque[asyncio.Future[None]] = deque()
         """Requests that found no free server."""
+        self._own_weights = OwnWeights(identity, options.check_weights_gib)
         self._run = f"{MARK}{uuid.uuid4().hex[:12]}"
         self._current: Weights | None = None
         self._updates = 0
@@ -260,10 +262,11 @@ class Pool:
             if server.state == "lost" and (time.monotonic() < server.rests_until or not await server.is_healthy()):
                 return
             server.state = "joining"
-            await server.check()
-            if self._current is None:
-                await self._require_own_weights(server)
-            await self._give_weights(server, check=True)
+            with boundary(f"taking in {server.url}", passing=(GoneError,)):  # nobody looks at a task that ends
+                await server.check()
+                if self._current is None:
+                    await self._own_weights.require(server)
+                await self._give_weights(server, check=True)
         except GoneError as error:
             self._lose(server, str(error))
         except NemorlError as error:
@@ -275,10 +278,11 @@ class Pool:
     async def _renew(self, server: Server) -> None:
         server.state = "loading"
         try:
-            await self._give_weights(server, check=self._updates <= CHECKED_UPDATES)
+            with boundary(f"giving {server.url} weights", passing=(GoneError,)):
+                await self._give_weights(server, check=self._updates <= CHECKED_UPDATES)
         except GoneError as error:
             self._lose(server, str(error))
-        except BackendError as error:
+        except NemorlError as error:
             self._refuse(server, error)
         else:
             server.state = "ready"
@@ -294,18 +298,6 @@ class Pool:
             if true is not None:
                 assert server.facts is not None, "it was checked before"
                 require_weights(await server.score(), true, server.facts.dtype, server.url)
-
-    async def _require_own_weights(self, server: Server) -> None:
-        """Nobody gives it weights, so it must have been started with the model's."""
-        assert server.facts is not None, "it was checked before"
-        if self._identity.policy.init == "random" or self._identity.is_source(server.facts):
-            return
-        own = self._identity.stored
-        true = await self._true_logprobs(own) if own is not None and server.spoken.scores else None
-        if true is None:
-            told_unseen_weights(server.url, server.facts.source, self._identity.policy.model_name)
-        else:
-            require_own_weights(await server.score(), true, server.facts, server.url, server.command)
 
     def _name(self, weights: Weights) -> str:
         return f"{self._run}:{weights.version}"
