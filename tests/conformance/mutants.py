@@ -186,6 +186,7 @@ GENERATION = {
     "a_conversation_goes_on_with_the_weights_at_hand": "KeepsTurnsForEver",
     "weights_in_process_are_shared": "CopiesWeights",
     "sleep_changes_nothing": "WakesUpYoung",
+    "sleep_gives_memory_back": "SleepsWithItsWeights",
     "forgotten_weights_are_not_sampled_from": "TakesMemoryForWeights",
     "bad_request_is_explained": "RaisesPlainErrors",
     "submitted_requests_are_answered_as_in_a_batch": "SubmitsOneSeed",

@@ -60,7 +60,8 @@ ELSEWHERE = {
     *(f"train/environment/{name}" for name in ("malformed_tool_calls", "broken_tool_choices")),
     "validation/avg_turns",  # several turns
     "train/reverse_kl/*",  # several teachers
-    "performance/generator_idle_frac",  # asynchronous rollouts
+    "performance/generator_busy_s",  # asynchronous rollouts
+    "performance/generator_idle_frac",
     "train/draft_acceptance_length",  # vLLM, where it guesses tokens ahead
     "train/draft_acceptance_rate",
     "train/draft_guessed_tokens",

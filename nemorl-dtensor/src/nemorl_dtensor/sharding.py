@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from nemorl.errors import BackendError
+from nemorl_rl.divisions import LayerSizes
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
@@ -166,14 +167,8 @@ def _is_per_head(model: PreTrainedModel, norm: nn.Module) -> bool:
 
 def _require_divisible(model: PreTrainedModel, ways: int) -> None:
     config = model.config.get_text_config()
-    sizes = {
-        "attention heads": config.num_attention_heads,
-        "key-value heads": config.num_key_value_heads,
-        "intermediate size": config.intermediate_size,
-    }
-    for what, size in sizes.items():
-        if size % ways:
-            raise BackendError(
-                f"{size} {what} of this model do not divide over {ways} tensor-parallel ranks",
-                fix=f"set policy.tensor_parallel_size to a divisor of {size}",
-            )
+    sizes = LayerSizes(
+        config.num_attention_heads, config.num_key_value_heads, config.intermediate_size, copies_key_values=False
+    )
+    if problem := sizes.problem(ways):
+        raise BackendError(problem[0], fix=f"policy.tensor_parallel_size: {problem[1]}")

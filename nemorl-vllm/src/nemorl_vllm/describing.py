@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING
 
-from nemorl_rl.divisions import undivided
+from nemorl_rl.divisions import LayerSizes
 from nemorl_rl.memory_plan.describing import EngineMemory
 from nemorl_rl.memory_plan.engines import Engines
 from nemorl_rl.memory_plan.parts import GIB, Part, Parts, count, total
@@ -63,8 +63,8 @@ class VLLMPlan:
     def options(self, engines: Engines, *, apart: bool, per_node: int) -> Iterator[Mapping[str, object]]:
         shares = [OWN_DEVICE] if apart else sorted({self.config.gpu_memory_utilization, *UTILIZATIONS})
         stages = self.config.pipeline_parallel_size
-        within = [width for width in WIDTHS if per_node % (width * stages) == 0]
-        widths = [width for width in within if not undivided(engines.geometry, width, copies_key_values=True)]
+        layer = LayerSizes.of(engines.geometry, copies_key_values=True)
+        widths = [width for width in WIDTHS if per_node % (width * stages) == 0 and layer.divide(width)]
         fixed = self._cache_gib(engines)
         caches = [self.config.kv_cache_gib, *(size for size in CACHES_GIB if fixed is not None and size < fixed)]
         for width, share, cache in product(widths, shares, caches):
@@ -84,12 +84,13 @@ class VLLMPlan:
 
     def _weights(self, engines: Engines) -> Parts:
         """The model's, and places for adapters of the next rank that vLLM knows. A CPU also has embedding and head in
-        the order of its kernels (``packed``)."""
-        held: Parts = (engines.weights,)
+        the order of its kernels (``packed``), and what is in that order stays where it is."""
+        held: Parts = (replace(engines.weights, stays=engines.on_cpu),)
         if engines.on_cpu:
             elements = 2 * engines.geometry.embedding_parameters
             text = f"{engines.element} B x {count(elements)} / {engines.tensor}"
-            held += (Part("packed embeddings", engines.element * elements / engines.tensor, text, "weights"),)
+            size = engines.element * elements / engines.tensor
+            held += (Part("packed embeddings", size, text, "weights", stays=True),)
         if not engines.adapter_rank:
             return held
         rank, slots = adapter_room(engines.adapter_rank) or engines.adapter_rank, self.config.adapter_slots

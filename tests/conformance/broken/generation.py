@@ -180,6 +180,14 @@ class RaisesPlainErrors(HFGeneration):
             raise ValueError("bad request") from error
 
 
+class SleepsWithItsWeights(HFGeneration):
+    """Gives nothing back for a short sleep."""
+
+    def sleep(self, level: Any) -> None:
+        if level == 2:
+            super().sleep(level)
+
+
 class WakesUpYoung(HFGeneration):
     """Takes the weights it wakes up with for those it was built with."""
 

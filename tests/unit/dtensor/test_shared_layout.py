@@ -282,4 +282,4 @@ def test_pairs_that_share_too_little_are_told_of_after_the_first_step(tiny: Path
     events = [json.loads(line) for line in (tmp_path / "run/events.jsonl").read_text().splitlines()]
     (remark,) = [event for event in events if event["event"] == "remark"]
     assert remark["step"] == 1
-    assert "sharing saves 1." in remark["message"]
+    assert "sharing begins above 1.2" in remark["message"]

@@ -238,3 +238,18 @@ def test_an_engine_in_eight_bits_holds_half_of_its_layers(on_h100: Callable[...,
     layers = 7_615_616_512 - outside
     assert weights(None) == 2 * (layers + outside)
     assert weights("fp8") == pytest.approx((1 + 4 / 128**2) * layers + 2 * outside)
+
+
+def test_what_an_engine_cannot_give_back_is_planned_while_it_sleeps(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**QWEN_HALF_B, "num_hidden_layers": 2}))
+    run = {"algorithm": "grpo", "model": str(tmp_path), "data": "arithmetic", "environment": "math"}
+    held = {}
+    for backend in ("vllm", "hf"):
+        turns = {"generation": {"backend": backend}, "cluster": {"take_turns": True, "gpus_per_node": 0}}
+        config = load_config({**run, **turns}, for_cluster=True)
+        scene = reading.known_scene(config)
+        assert scene is not None
+        assert scene.takes_turns
+        held[backend] = budgets(scene)["policy reference"].held_bytes("engine").get("weights", 0.0)
+    assert held["vllm"] > 0  # packed by oneDNN: see nemorl_vllm.packed
+    assert held["hf"] == 0

@@ -16,16 +16,10 @@ import pytest
 from nemorl.config import LoraConfig, PolicyConfig
 from nemorl.config.load import load_config
 from nemorl.errors import UsageError
-from nemorl.plugins.index import PluginPolicy
-from nemorl.plugins.registry import registry
 from nemorl_plan.candidates import candidates, judged
 from nemorl_plan.command import app
-from nemorl_plan.config import PlanSectionConfig
 from nemorl_plan.launch_check import memory_plan, memory_problems
-from nemorl_plan.measured import compare
 from nemorl_plan.seconds import step_time
-from nemorl_report.run_data import RunData
-from nemorl_report.sections import sections_of
 from nemorl_rl.devices import TABLE, Speed, device_named, named_by_driver, parse_fleet
 from nemorl_rl.memory_plan.budgets import budgets, fullest
 from nemorl_rl.memory_plan.layouts import applied, as_fix, overrides, present, smallest_change
@@ -442,91 +436,6 @@ def test_a_run_that_fits_is_let_through(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**LLAMA_8B, **sizes}))
     config = load_config({**GRPO, "model": str(tmp_path)}, for_cluster=True)
     assert list(memory_problems(config, tmp_path, print)) == []
-
-
-@pytest.fixture
-def run_dir(tmp_path: Path) -> Path:
-    """A run of three steps, each 4 s of training and 3 s of sampling."""
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
-    folder = tmp_path / "run"
-    folder.mkdir()
-    config = {**GRPO, "model": str(tmp_path), "generation": {"backend": "vllm"}, "policy": {"precision": "bfloat16"}}
-    (folder / "config.yaml").write_text(json.dumps(config))
-    timings = {"timing/train/policy_training": 4.0, "timing/train/generation": 3.0}
-    lengths = {"train/mean_gen_tokens_per_sample": 64.0, "train/max_gen_tokens_per_sample": 128.0}
-    lines = [json.dumps({"step": step, "time": float(step), **timings, **lengths}) for step in (1, 2, 3)]
-    (folder / "metrics.jsonl").write_text("\n".join(lines))
-    return folder
-
-
-def test_efficiencies_are_refitted_from_a_run(run_dir: Path) -> None:
-    found = compare(run_dir, fleet_from=(1, "8xH100", None))
-    rows = {name: (planned, measured, ratio) for name, planned, measured, ratio in found.rows()}
-    planned, measured, ratio = rows["policy_training"]
-    assert (measured, ratio) == (4.0, 4.0 / planned)
-    assert found.refitted.training == pytest.approx(0.40 * planned / 4.0)  # as much slower as the run was
-    assert found.refitted.decode == pytest.approx(0.6 * rows["generation"][0] / 3.0)
-
-
-def test_a_refit_plans_with_the_lengths_of_the_run_and_writes(run_dir: Path, config_file: Path, tmp_path: Path) -> None:
-    target, flags = tmp_path / "planned.yaml", ("--gpus", "8xH100", "--json", "--top", 2, "--write")
-    done = called(config_file, "--from", run_dir, "--model-config", tmp_path / "config.json", *flags, target)
-    assert done.exit_code == 0, done.output
-    answer = json.loads(done.output)
-    assert answer["work"]["response_tokens"] == 64
-    assert answer["work"]["longest_response"] == 128
-    assert len(answer["candidates"]) == 2
-    assert answer["refitted"]["phases"]["policy_training"]["measured_s"] == 4.0
-    assert target.is_file()
-    done = called("--from", run_dir, "--gpus", "8xH100", "--write", target)
-    assert isinstance(done.exception, UsageError)
-
-
-def test_lengths_of_data_without_responses_are_those_of_a_step(run_dir: Path) -> None:
-    config = {"algorithm": "sft", "model": str(run_dir.parent), "data": "arithmetic", "batch_size": 8}
-    (run_dir / "config.yaml").write_text(json.dumps(config))
-    line = {"step": 1, "time": 1.0, "timing/train/policy_training": 4.0, "train/total_num_tokens": 8 * 100.0}
-    (run_dir / "metrics.jsonl").write_text(json.dumps(line))
-    found = compare(run_dir, fleet_from=(1, "8xH100", None)).lengths
-    assert (found.prompt, found.response) == (pytest.approx(25), pytest.approx(75))
-
-
-def test_the_report_shows_predicted_beside_measured(run_dir: Path) -> None:
-    section = PlanSectionConfig(gpus="8xH100").build()(RunData.load(run_dir))
-    _, table = section.blocks
-    assert [row[0] for row in table.rows] == ["generation", "policy training"]
-    assert [row[2] for row in table.rows] == [3.0, 4.0]
-
-
-def test_a_run_that_cannot_be_planned_has_that_section_only_where_it_is_asked_for(run_dir: Path) -> None:
-    run = RunData.load(run_dir)
-    unknown = replace(run, config={**run.config, "model": "nobody/knows"})
-    assert PlanSectionConfig().build()(unknown) is None
-    (text,) = PlanSectionConfig(gpus="8xH100").build()(unknown).blocks
-    assert "nobody/knows" in text.text
-
-
-def test_a_report_has_the_section_unasked(run_dir: Path) -> None:
-    run = RunData.load(run_dir)
-    run = replace(run, config={**run.config, "cluster": {"gpus_per_node": 0}})
-    assert [section.title for section in sections_of(run, registry(), print)] == ["Predicted and measured"]
-    blocked = registry().restricted(PluginPolicy(block=("nemorl-plan",)))
-    assert [*sections_of(run, blocked, print)] == []
-
-
-def test_sampling_beside_training_is_measured_by_how_long_the_generator_was_idle(run_dir: Path) -> None:
-    config = json.loads((run_dir / "config.yaml").read_text())
-    apart = {"rollouts": {"mode": "async"}, "cluster": {"colocated": False, "gpus_per_node": 8}}
-    (run_dir / "config.yaml").write_text(json.dumps({**config, **apart}))
-    timings = {"timing/train/policy_training": 4.0, "timing/train/total_step_time": 10.0}
-    for step, idle in ((1, 0.9), (2, 0.9), (3, 0.25)):  # the first two steps build
-        line = {"step": step, "time": float(step), **timings, "performance/generator_idle_frac": idle}
-        with (run_dir / "metrics.jsonl").open("w" if step == 1 else "a") as file:
-            file.write(json.dumps(line) + "\n")
-    found = compare(run_dir, fleet_from=(1, "8xH100", None))
-    rows = {name: measured for name, _, measured, _ in found.rows()}
-    assert rows["generation"] == 7.5
-    assert found.refitted.decode == pytest.approx(0.6 * found.predicted["generation"] / 7.5)
 
 
 def test_a_dry_run_is_told_the_memory(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -117,3 +118,14 @@ def test_a_value_head_is_one_row() -> None:
 def test_a_config_without_sizes_is_refused_by_name(raises: Any) -> None:
     with raises(UsageError, "num_attention_heads", "mamba"):
         Geometry.from_config({"model_type": "mamba", "hidden_size": 8, "num_hidden_layers": 2, "vocab_size": 9})
+
+
+@pytest.mark.parametrize("kind", sorted(KNOWN_TYPES))
+def test_a_value_that_is_no_size_is_told_as_an_error_of_usage(kind: str) -> None:
+    config, _ = made(kind)
+    for key in config:
+        for value in ([24, 48], "many", {"a": 1}, -1, 0, 0.5):
+            with suppress(UsageError):
+                Geometry.from_config({**config, key: value})
+        with suppress(UsageError):
+            Geometry.from_config({name: kept for name, kept in config.items() if name != key})

@@ -66,11 +66,11 @@ def test_the_first_batch_says_why_its_tokens_are_not_shared() -> None:
     layout.plan(batch_of(41, 41, prompt=30), budget=100)  # shares; what the first batch was stays said
     built, found = layout.remarks
     assert built == "built so"
-    assert found.endswith("sharing saves 1.08 times in the first batch, and begins above 1.2")
+    assert found.endswith("the first batch has 1.08 tokens per distinct one, and sharing begins above 1.2")
 
 
 def test_a_first_batch_that_shares_or_has_nothing_to_share_needs_no_remark() -> None:
-    for batch in (batch_of(41, 41, prompt=30), batch_of(20, 20)):
+    for batch in (batch_of(41, 41, prompt=30), batch_of(20, 20), batch_of(301, 301, prompt=1)):
         layout = Layout(packed=False, min_ratio=1.2)
         layout.plan(batch, budget=100)
         layout.plan(batch_of(21, 21, prompt=3), budget=100)

@@ -14,8 +14,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from nemorl.errors import DeadlineError
@@ -51,12 +51,23 @@ def run(command: Sequence[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     process = subprocess.Popen(command, start_new_session=True)
-    started.append(process)
-    pass_on()
+    with _held_back(signal.SIGTERM, signal.SIGINT):  # one that comes between two lines here would be told twice
+        started.append(process)
+        pass_on()
     code = process.wait()
     if code == 0 and stopped:
         return CONTINUE
     return code if code >= 0 else 128 - code
+
+
+@contextmanager
+def _held_back(*signals: signal.Signals) -> Iterator[None]:
+    """These signals come when the block is through."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def stop(limit_s: float) -> None:

@@ -15,8 +15,8 @@ class PlanSectionConfig(ReportSectionConfig):
 
     unasked: ClassVar[bool] = True
     gpus: str | None = None
-    """Devices of each node as ``8xH100``, where the report is written on a machine without them. If they are given, a
-    run that cannot be planned says why; otherwise there is no section."""
+    """Devices of each node as ``8xH100``, where the report is written on another machine than the run's. If they are
+    given, a run that cannot be planned says why; otherwise there is no section."""
 
     def build(self) -> Callable[[Any], Any]:
         from nemorl_plan.section import PlanSection

@@ -21,6 +21,7 @@ from nemorl_plan.seconds import StepTime
 
 if TYPE_CHECKING:
     from nemorl_report.run_data import RunData
+    from nemorl_rl.devices import Fleet
 
 TIMINGS: Mapping[str, tuple[str, ...]] = {
     "generation": ("prefill", "decoding"),
@@ -32,8 +33,8 @@ TIMINGS: Mapping[str, tuple[str, ...]] = {
     "weight_sync": ("weight sync",),
 }
 """``timing/train/<name>`` -> the phases that it measures."""
-IDLE = "performance/generator_idle_frac"
-"""Of asynchronous rollouts, which have no timing of their own."""
+BUSY = "performance/generator_busy_s"
+"""Of asynchronous rollouts: from one step to the next a generator that does not fall behind samples one step's."""
 FIRST_STEPS = 2
 """Left out where there are more: they build, compile and allocate."""
 
@@ -49,6 +50,8 @@ class Comparison:
     refitted: Efficiencies
     lengths: Lengths
     """Of the run's sequences"""
+    fleet: Fleet
+    """That it was planned for"""
 
     def rows(self) -> list[tuple[str, float, float, float]]:
         """(phase, predicted s, measured s, measured / predicted) of those that were measured."""
@@ -119,7 +122,7 @@ def compared(
     from nemorl.config.load import load_config
 
     values = {name: run.metrics.get(f"timing/train/{name}", {}) for name in (*TIMINGS, "total_step_time")}
-    values["generation"] = values["generation"] or _sampled_beside(run)
+    values["generation"] = values["generation"] or run.metrics.get(BUSY, {})
     measured = {name: _median(by_step) for name, by_step in values.items() if by_step}
     if "policy_training" not in measured:
         raise UsageError(f"run {run.name} has no timings yet", fix="let it make a step first")
@@ -128,7 +131,7 @@ def compared(
     found = lengths.or_else(_lengths(run, scene_of(config, fleet, sizes).work))
     scene = scene_of(config, fleet, sizes, found)
     predicted = by_timing(judged(scene, present(scene)).time)
-    return Comparison(predicted, measured, _refitted(scene, predicted, measured), found)
+    return Comparison(predicted, measured, _refitted(scene, predicted, measured), found, fleet)
 
 
 def by_timing(time: StepTime) -> dict[str, float]:
@@ -136,12 +139,6 @@ def by_timing(time: StepTime) -> dict[str, float]:
     seconds = {phase.name: phase.seconds for phase in time.phases}
     found = {name: sum(seconds.get(phase, 0.0) for phase in phases) for name, phases in TIMINGS.items()}
     return {**found, "total_step_time": time.seconds}
-
-
-def _sampled_beside(run: RunData) -> dict[int, float]:
-    """Seconds by step in which an asynchronous run's generator worked: a step's rollouts, where it is one ahead."""
-    whole, idle = run.metrics.get("timing/train/total_step_time", {}), run.metrics.get(IDLE, {})
-    return {step: whole[step] * (1 - idle[step]) for step in whole.keys() & idle.keys() if idle[step] < 1}
 
 
 def _median(by_step: Mapping[int, float]) -> float:

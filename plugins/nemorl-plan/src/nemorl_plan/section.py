@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from dataclasses import dataclass
 
 from nemorl.errors import ConfigError, UsageError
@@ -11,9 +13,9 @@ from nemorl_report.sections import Section, Table, Text
 from nemorl_plan.measured import compared
 
 SAID = (
-    "Seconds of a step as nemorl plan counts them for these devices, and the median of the run's steps. Rewards are "
-    "not counted, nor what small models spend between their products. nemorl plan CONFIG --from RUN plans with what "
-    "was measured."
+    "Seconds of a step as nemorl plan counts them for {nodes} x {per_node} {device}, and the median of the run's "
+    "steps. Rewards are not counted, nor what small models spend between their products. nemorl plan CONFIG --from RUN "
+    "plans with what was measured."
 )
 
 
@@ -24,6 +26,8 @@ class PlanSection:
     gpus: str | None
 
     def __call__(self, run: RunData) -> Section | None:
+        if self.gpus is None and not _was_here(run):
+            return None
         try:
             found = compared(run, fleet_from=(None, self.gpus, None))
         except (UsageError, ConfigError) as error:
@@ -32,4 +36,12 @@ class PlanSection:
             return Section("Predicted and measured", [Text(f"The run could not be planned: {error}")])
         columns = ["phase", "predicted, s", "measured, s", "measured / predicted"]
         rows = [(name.replace("_", " "), planned, taken, ratio) for name, planned, taken, ratio in found.rows()]
-        return Section("Predicted and measured", [Text(SAID), Table(columns, rows)])
+        fleet = found.fleet
+        said = SAID.format(nodes=fleet.nodes, per_node=fleet.per_node, device=fleet.device.name)
+        return Section("Predicted and measured", [Text(said), Table(columns, rows)])
+
+
+def _was_here(run: RunData) -> bool:
+    """The run had a machine like this one, as far as it says: the plan of another's devices would be about nothing."""
+    found = run.environment
+    return (found.get("platform"), found.get("cpus")) == (platform.platform(), os.cpu_count())

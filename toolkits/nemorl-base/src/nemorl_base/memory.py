@@ -48,7 +48,7 @@ class SleepingBackend(Protocol):
     """
 
     def sleep(self, level: Literal[1, 2]) -> None:
-        """Give all device memory back: 1 keeps the weights in the host's memory (on a CPU perhaps where they are), 2
+        """Give all device memory back: 1 keeps the weights in the host's memory (what cannot be moved stays), 2
         forgets them, and requests are refused with a ``WeightsForgottenError`` until an update brings others. What is
         cached is dropped either way.
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from nemorl.contracts import DataModule
 from nemorl.errors import DataError, DeadlineError
-from nemorl.metrics import Metric
+from nemorl.metrics import Mean, Metric
 from nemorl.types import Row, Sample, Samples
 
 from nemorl_rl.busy_time import BusyTime
@@ -108,11 +108,17 @@ class AsyncRolloutBuffer:
             self._tell_dropped(self._schedule)
 
     def metrics(self) -> dict[str, Metric]:
-        """Ages of the last batch, groups thrown away since the last call, and how idle the generator was since."""
+        """Ages of the last batch, groups thrown away since the last call, and how busy the generator was since."""
         with self._changed:
             found = self._schedule.metrics()
-            idle = self._generating.idle(time.monotonic())
-        return {**found, "performance/generator_idle_frac": idle} if self._schedule.max_staleness else found
+            busy_s, whole_s = self._generating.taken(time.monotonic())
+        if not self._schedule.max_staleness:
+            return found
+        return {
+            **found,
+            "performance/generator_idle_frac": Mean(whole_s - busy_s, whole_s),
+            "performance/generator_busy_s": Mean(busy_s),
+        }
 
     @property
     def epoch(self) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from nemorl.metrics import Mean
-
 
 class BusyTime:
     """Busy and idle seconds since the last question.
@@ -14,8 +12,8 @@ class BusyTime:
         >>> work.begin(2.0)
         >>> work.end(3.0)
         >>> work.end(4.0)
-        >>> work.idle(10.0).value  # busy from 1 to 4
-        0.7
+        >>> work.taken(10.0)  # busy from 1 to 4
+        (3.0, 10.0)
     """
 
     def __init__(self, now_s: float) -> None:
@@ -33,12 +31,12 @@ class BusyTime:
         self._settle(now_s)
         self._under_way -= 1
 
-    def idle(self, now_s: float) -> Mean:
-        """The share of the time since the last call in which nothing was under way."""
+    def taken(self, now_s: float) -> tuple[float, float]:
+        """Seconds since the last call in which something was under way, and all seconds since then."""
         self._settle(now_s)
         whole_s, busy_s = now_s - self._asked_s, self._busy_s
         self._asked_s, self._busy_s = now_s, 0.0
-        return Mean(whole_s - busy_s, whole_s)
+        return busy_s, whole_s
 
     def _settle(self, now_s: float) -> None:
         if self._under_way:

@@ -102,6 +102,13 @@ ROLLOUT_METRICS: Mapping[str, MetricInfo] = {
         "above 0.3: training is the slower side; give it devices of generation, or raise `rollouts.max_staleness`",
         smooth=True,
     ),
+    "performance/generator_busy_s": MetricInfo(
+        "Generator busy",
+        "seconds",
+        "asynchronous rollouts: seconds since the step before in which the generator sampled, those of validations and "
+        "checkpoints between the steps included",
+        smooth=True,
+    ),
     "train/dropped_stale_groups": MetricInfo(
         "Groups dropped as stale",
         "groups",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nemorl.errors import ConfigIssue, UsageError
@@ -14,6 +15,50 @@ if TYPE_CHECKING:
     from nemorl.config.models import PolicyConfig
 
 
+@dataclass(frozen=True)
+class LayerSizes:
+    """What tensor-parallel ranks divide of each layer.
+
+    >>> LayerSizes(heads=14, kv_heads=2, width=4864, copies_key_values=True).problem(4)
+    ('14 attention heads of this model do not divide over 4 tensor-parallel ranks', 'set it to 1 or 2')
+    """
+
+    heads: int
+    kv_heads: int
+    width: int | None
+    """Of the MLP; ``None``: no layer has one, but experts"""
+    copies_key_values: bool
+    """Several ranks may have a copy of the same key-value head"""
+
+    @classmethod
+    def of(cls, geometry: Geometry, *, copies_key_values: bool) -> LayerSizes:
+        """Those of a model."""
+        width = geometry.ffn if geometry.layers > geometry.mixture_layers else None
+        return cls(geometry.heads, geometry.kv_heads, width, copies_key_values)
+
+    def divide(self, ways: int) -> bool:
+        """So many ranks can share each layer."""
+        return not self._rest(ways)
+
+    def problem(self, ways: int) -> tuple[str, str] | None:
+        """What so many ranks cannot share evenly, and how many can; ``None``: they can."""
+        rest = self._rest(ways)
+        if not rest:
+            return None
+        fitting = [str(fewer) for fewer in range(1, ways) if self.divide(fewer)]
+        message = f"{' and '.join(rest)} of this model do not divide over {ways} tensor-parallel ranks"
+        return message, f"set it to {' or '.join(fitting)}"
+
+    def _rest(self, ways: int) -> list[str]:
+        has_copies = self.copies_key_values and ways % self.kv_heads == 0
+        parts = {
+            "attention heads": self.heads,
+            "key-value heads": ways if has_copies else self.kv_heads,
+            "entries of the MLP's width": ways if self.width is None else self.width,
+        }
+        return [f"{size} {name}" for name, size in parts.items() if size % ways]
+
+
 def tensor_parallel_problems(
     policy: PolicyConfig, ways: int, path: str, *, copies_key_values: bool = True
 ) -> Iterator[ConfigIssue]:
@@ -23,7 +68,7 @@ def tensor_parallel_problems(
         policy: With the model's name and what overrides its config.
         ways: Ranks that share each layer.
         path: Of the setting in the config.
-        copies_key_values: Several ranks may have a copy of the same key-value head.
+        copies_key_values: That of ``LayerSizes``.
 
     >>> from nemorl.config import PolicyConfig
     >>> list(tensor_parallel_problems(PolicyConfig(model_name="nobody/knows"), 4, "policy.tensor_parallel_size"))
@@ -33,27 +78,8 @@ def tensor_parallel_problems(
     if stored is None:
         return
     try:
-        sizes = Geometry.from_config({**stored, **policy.hf_config_overrides})
+        geometry = Geometry.from_config({**stored, **policy.hf_config_overrides})
     except UsageError:  # no decoder of attention layers: its backend knows better
         return
-    if rest := undivided(sizes, ways, copies_key_values=copies_key_values):
-        fitting = [n for n in range(1, ways) if not undivided(sizes, n, copies_key_values=copies_key_values)]
-        message = f"{' and '.join(rest)} of this model do not divide over {ways} tensor-parallel ranks"
-        yield ConfigIssue(path, message, f"set it to {' or '.join(map(str, fitting))}")
-
-
-def undivided(sizes: Geometry, ways: int, *, copies_key_values: bool) -> list[str]:
-    """What of each layer so many ranks cannot share evenly, in words.
-
-    Args:
-        sizes: Of the model.
-        ways: Ranks.
-        copies_key_values: Several ranks may have a copy of the same key-value head.
-    """
-    has_copies = copies_key_values and ways % sizes.kv_heads == 0
-    parts = {
-        "attention heads": sizes.heads,
-        "key-value heads": ways if has_copies else sizes.kv_heads,
-        "entries of the MLP's width": sizes.ffn if sizes.layers > sizes.mixture_layers else ways,
-    }
-    return [f"{size} {name}" for name, size in parts.items() if size % ways]
+    if problem := LayerSizes.of(geometry, copies_key_values=copies_key_values).problem(ways):
+        yield ConfigIssue(path, *problem)

@@ -79,9 +79,18 @@ class Geometry:
             config: Its content. Of a multimodal model the language model inside is taken.
 
         Raises:
-            UsageError: It lacks a size, as that of something else than a decoder of attention layers does.
+            UsageError: It lacks a size, as that of something else than a decoder of attention layers does, or has one
+                that is none.
         """
-        return _read(config)
+        try:
+            return _read(config)
+        except UsageError:
+            raise
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            raise UsageError(
+                f"the sizes of a model of type {config.get('model_type')!r} cannot be told from its config: {error!r}",
+                fix="use a decoder-only language model made of attention layers, all of the same sizes",
+            ) from error
 
     @property
     def is_exact(self) -> bool:

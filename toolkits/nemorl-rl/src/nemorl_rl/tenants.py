@@ -182,7 +182,8 @@ class PhaseGate:
                 raise BackendError(
                     f"{phase} was asked for between an update of the weights and their publication: the engine has let "
                     "go of the old ones, or runs on the trainer's own, whose tokens would have the old version",
-                    fix="call sync_weights() after train_step, then sample",
+                    fix="call sync_weights() after train_step, then sample (or set cluster.take_turns: false, where an "
+                    "engine keeps weights of its own)",
                 )
             if not self._changed.wait_for(lambda: self._may_begin(phase), self._limit_s):
                 raise self._late(phase)

@@ -11,7 +11,7 @@ import importlib
 import inspect
 import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -99,6 +99,8 @@ class Settings:
     """Generation backends: fields of ``GenerationConfig`` that this plugin needs set."""
     partner: str | Mapping[str, Any] | None = None
     """Backends: the other side of the pair checks. Unset: ``dtensor`` or ``hf``."""
+    stays_asleep: Collection[str] = ()
+    """Generation backends: parts of the memory that ``sleep(1)`` leaves where they are, e.g. ``["weights"]``."""
     device: str = "cpu"
     """Backends: the torch device to build on."""
     ranks: WorkerContext | None = None

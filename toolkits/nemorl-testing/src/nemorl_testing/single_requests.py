@@ -22,7 +22,6 @@ from nemorl_testing.backends import (
     require_in_process,
     shared_generator,
 )
-from nemorl_testing.generation_backends import expect_asleep
 from nemorl_testing.kit import NotApplicable, Subject, expect
 from nemorl_testing.models import load_reference, response_logprobs
 
@@ -101,7 +100,6 @@ def check_a_cancelled_request_frees_what_it_holds(subject: Subject) -> None:
             engine.sleep(1)  # refused while requests run
         except NemorlError as error:
             expect(False, f"after its only request was cancelled, the engine says: {error.message}")
-        expect_asleep(subject, engine)
         engine.wake(["weights", "cache"])
     short = GenerationRequest(PROMPTS[1], SAMPLED, (5,))
     wanted = _alone(engine, short)

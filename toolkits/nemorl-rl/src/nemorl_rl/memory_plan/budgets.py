@@ -114,7 +114,7 @@ def budgets(scene: Scene) -> dict[str, Budget]:
     found = {}
     for phase, tenant, moment, work in _works(scene, engine):
         held = {
-            name: tuple(part for part in parts if part.held in residents[phase].get(name, ()))
+            name: tuple(part for part in parts if part.stays or part.held in residents[phase].get(name, ()))
             for name, parts in present.items()
         }
         kept = _kept_by_others(scene, engine, tenant)

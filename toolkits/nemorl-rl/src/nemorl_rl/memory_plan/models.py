@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from nemorl_rl.divisions import undivided
+from nemorl_rl.divisions import LayerSizes
 from nemorl_rl.memory_plan.describing import Spread, TrainingPlan, training_plan
 from nemorl_rl.memory_plan.parts import Moments
 from nemorl_rl.memory_plan.work import RowLayout, Work
@@ -138,5 +138,5 @@ class HeldModel:
 
 def tensor_sizes(model: HeldModel, per_node: int) -> list[int]:
     """Tensor-parallel sizes that divide the model's heads and MLP and its ranks, within a node."""
-    sizes = [size for size in (1, 2, 4, 8) if size <= per_node and model.ranks % size == 0]
-    return [size for size in sizes if not undivided(model.geometry, size, copies_key_values=False)]
+    layer = LayerSizes.of(model.geometry, copies_key_values=False)
+    return [size for size in (1, 2, 4, 8) if size <= per_node and model.ranks % size == 0 and layer.divide(size)]

@@ -25,6 +25,8 @@ class Part:
     """Where they come from, with the numbers"""
     held: MemoryPart | None = None
     """What ``held_bytes`` of its backend counts it as; ``None``: it is there only while the backend works"""
+    stays: bool = False
+    """It cannot leave the device while its owner sleeps"""
 
     @property
     def gib(self) -> float:

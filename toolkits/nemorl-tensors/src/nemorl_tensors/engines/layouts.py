@@ -14,6 +14,8 @@ from nemorl_tensors.engines.tree_rows import to_tree_rows
 
 EACH_FOR_ITSELF = "tokens that sequences have in common are computed for each of them"
 """Remark of a layout that does not share, before the reason."""
+REMARKED_RATIO = 1.01
+"""Tokens per distinct one below which nobody misses sharing: a template's first words."""
 MAX_PADDING = 2.0
 """Padded tokens per token from which rows of their own are given up for a row without padding."""
 REPEATED_ROW = 32
@@ -51,9 +53,11 @@ class Layout:
     @property
     def remarks(self) -> tuple[str, ...]:
         """Why it is not another one, and why the first batch shares no tokens though its sequences have some."""
-        if self._first_ratio is None or self._min_ratio is None or not 1 < self._first_ratio <= self._min_ratio:
+        ratio = self._first_ratio
+        if ratio is None or self._min_ratio is None or not REMARKED_RATIO <= ratio <= self._min_ratio:
             return self._remarks
-        reason = f"sharing saves {self._first_ratio:.3g} times in the first batch, and begins above {self._min_ratio:g}"
+        found = f"the first batch has {ratio:.3g} tokens per distinct one"
+        reason = f"{found}, and sharing begins above {self._min_ratio:g}"
         return (*self._remarks, f"{EACH_FOR_ITSELF}: {reason}")
 
     def plan(self, batch: TokenBatch, budget: int) -> list[list[int]]:

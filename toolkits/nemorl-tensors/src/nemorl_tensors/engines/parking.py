@@ -103,8 +103,8 @@ def forgotten_error(part: str) -> WeightsForgottenError:
     """The error of work with a part whose content nobody has kept."""
     return WeightsForgottenError(
         f"the {part} of this engine's model were let go of as it fell asleep (level 2), and no others have come since",
-        fix="update the weights after waking and before generating (in a trainer: sync_weights() after train_step), or "
-        "let the engine sleep at level 1, which keeps them",
+        fix="update the weights after waking and before generating (in a trainer: sync_weights() after train_step; "
+        "cluster.take_turns: false lets nothing sleep), or call sleep(1), which keeps them",
     )
 
 
