@@ -190,7 +190,7 @@ GENERATION = {
     "forgotten_weights_are_not_sampled_from": "TakesMemoryForWeights",
     "bad_request_is_explained": "RaisesPlainErrors",
     "submitted_requests_are_answered_as_in_a_batch": "SubmitsOneSeed",
-    "a_request_joins_those_that_run": "OneAfterTheOther",
+    "a_request_joins_those_that_run": "LongerPromptsWait",
     "requests_do_not_change_each_other": "CompanyChangesSeeds",
     "a_cancelled_request_frees_what_it_holds": "CancelsTheFutureAlone",
     "a_bad_request_fails_alone": "OneBadRequestEndsAll",
@@ -335,8 +335,14 @@ TOGETHER = tuple(
             {
                 "update_weights_takes_effect",
                 "generator_speaks_for_the_trained_policy",
+                "a_conversation_goes_on_with_the_weights_at_hand",
                 "weights_in_process_are_shared",
+                "sleep_changes_nothing",
+                "forgotten_weights_are_not_sampled_from",
                 "running_requests_go_on_with_new_weights",
+                "a_named_version_is_sampled_from",
+                "a_version_that_is_not_held_is_refused_by_name",
+                "running_requests_keep_the_version_that_they_name",
             },
         ),
     )

@@ -1,4 +1,4 @@
-"""Configs of backends whose ``mistake`` names the class that ``build`` makes: of ``training`` or ``generation``."""
+"""Configs of backends whose ``mistake`` names the class that ``build`` makes: of ``training`` or ``generation*``."""
 
 from __future__ import annotations
 
@@ -43,6 +43,8 @@ class BrokenGeneration(HFGenerationConfig):
     """Class name."""
 
     def build(self, generation: Any, policy: Any, worker: Any, weights: Any) -> Any:
-        from broken import generation as engines
+        from broken import generation as of_requests
+        from broken import generation_weights as of_weights
 
-        return getattr(engines, self.mistake)(generation, policy, worker, weights, self)
+        engine = getattr(of_requests, self.mistake, None) or getattr(of_weights, self.mistake)
+        return engine(generation, policy, worker, weights, self)

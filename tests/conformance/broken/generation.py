@@ -1,16 +1,18 @@
-"""Generation backends with one thing done wrong. Those under "In one clause" break a single clause of the contract."""
+"""Generation backends with one thing done wrong about requests and what is sampled for them.
+
+Those under "In one clause" break a single clause of the contract. Mistakes about weights are in ``generation_weights``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, InvalidStateError, wait
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from nemorl.errors import BackendError
 from nemorl.types import Completion, GenerationRequest
-from nemorl.weights import in_process_handle
 from nemorl_dtensor.generation import HFGeneration
 from nemorl_rl.requests import notify_cancelled
 
@@ -156,53 +158,16 @@ class TopKPlusOne(HFGeneration):
         )
 
 
-class CountsUpdates(HFGeneration):
-    """Numbers the weights itself."""
-
-    def update_weights(self, handle: Any, version: int) -> None:
-        super().update_weights(handle, self._versions.newest.batch._version + 1)
-
-
-class CopiesWeights(HFGeneration):
-    def __init__(self, generation: Any, policy: Any, worker: Any, weights: Any, options: Any) -> None:
-        own = None if weights is None else _copied(weights, weights.version)
-        super().__init__(generation, policy, worker, own, options)
-
-    def update_weights(self, handle: Any, version: int) -> None:
-        super().update_weights(_copied(handle, version), version)
-
-
 class RaisesPlainErrors(HFGeneration):
+    """Of requests that cannot be answered."""
+
     def generate(self, requests: Requests) -> Completions:
         try:
-            return super().generate(requests)
+            for index, request in enumerate(requests):
+                self._limits.require(index, request)
         except BackendError as error:
             raise ValueError("bad request") from error
-
-
-class SleepsWithItsWeights(HFGeneration):
-    """Gives nothing back for a short sleep."""
-
-    def sleep(self, level: Any) -> None:
-        if level == 2:
-            super().sleep(level)
-
-
-class WakesUpYoung(HFGeneration):
-    """Takes the weights it wakes up with for those it was built with."""
-
-    def wake(self, parts: Any) -> None:
-        super().wake(parts)
-        self._versions.newest.batch.renew(0)
-
-
-class TakesMemoryForWeights(HFGeneration):
-    """Samples from whatever is in the memory that it wakes up with."""
-
-    def wake(self, parts: Any) -> None:
-        super().wake(parts)
-        for held in self._versions.all:
-            held.model._parking.renewed("weights")
+        return super().generate(requests)
 
 
 class ShutsDownOnce(HFGeneration):
@@ -212,31 +177,6 @@ class ShutsDownOnce(HFGeneration):
         assert self.is_live, "shut down twice"
         self.is_live = False
         super().shutdown()
-
-
-class SeesNewTensorsOnly(HFGeneration):
-    """Keeps what it derived from the weights while the tensors are the same, whatever an optimizer wrote into them."""
-
-    places: frozenset[int] = frozenset()
-
-    def update_weights(self, handle: Any, version: int) -> None:
-        derived = self._versions.newest.batch._decoder
-        super().update_weights(handle, version)
-        before, self.places = self.places, frozenset(p.data_ptr() for p in self._versions.newest.model.own_tensors())
-        if self.places == before:
-            self._versions.newest.batch._decoder = derived
-
-
-class KeepsTurnsForEver(HFGeneration):
-    """Takes up a conversation from keys and values of older weights."""
-
-    def update_weights(self, handle: Any, version: int) -> None:
-        before: Any = self._versions.newest.batch._decoder
-        super().update_weights(handle, version)
-        if before is not None:
-            after: Any = self._versions.newest.model.decoder()
-            after._turns = before._turns
-            self._versions.newest.batch._decoder = after
 
 
 class EndsAtIgnoredTokens(_Rewrites):
@@ -266,22 +206,25 @@ class SubmitsOneSeed(HFGeneration):
         return super().submit(short)
 
 
-class OneAfterTheOther(HFGeneration):
-    """A request begins when the one before it has been answered."""
+class LongerPromptsWait(HFGeneration):
+    """A request begins when the one before it has been answered, if that one's prompt is shorter."""
 
     last: Answer | None = None
+    last_tokens = 0
 
     def submit(self, request: GenerationRequest) -> Answer:
-        before, answer = self.last, _answer()
+        tokens = len(request.token_ids)
+        before = self.last if tokens > self.last_tokens else None
+        answer = _answer()
         answer.add_done_callback(lambda _: own.cancel() if own is not None and answer.cancelled() else None)
         own: Answer | None = None
 
         def begin(_: object = None) -> None:
             nonlocal own
-            own = super(OneAfterTheOther, self).submit(request)
+            own = super(LongerPromptsWait, self).submit(request)
             own.add_done_callback(lambda done: _copy(done, answer))
 
-        self.last = answer
+        self.last, self.last_tokens = answer, tokens
         if before is None:
             begin()
         else:
@@ -336,57 +279,6 @@ class MissesTheUpdate(HFGeneration):
         return replace(completion, version_starts=(0, *(start + 1 for start in starts[1:])))
 
 
-class UpdatesWhenIdle(HFGeneration):
-    """New weights wait for the requests that run."""
-
-    last: Answer | None = None
-
-    def submit(self, request: GenerationRequest) -> Answer:
-        answer = super().submit(request)
-        if request.sampling.ignore_eos:
-            self.last = answer
-        return answer
-
-    def update_weights(self, handle: Any, version: int) -> None:
-        if self.last is not None:
-            wait([self.last])
-        super().update_weights(handle, version)
-
-
-class SleepsWheneverAsked(HFGeneration):
-    """Forgets its requests when it falls asleep."""
-
-    def sleep(self, level: Any) -> None:
-        self._loop.call(lambda: self._loop.fail(BackendError("asleep", fix="wake it")))
-        super().sleep(level)
-
-
-class SharesSnapshots(HFGeneration):
-    """Holds older versions in tensors that the trainer goes on with."""
-
-    def __init__(self, generation: Any, policy: Any, worker: Any, weights: Any, options: Any) -> None:
-        super().__init__(generation, policy, worker, weights, options)
-        if weights is not None:
-            self._versions.newest.model._copies = False
-            self._versions.newest.model.bind(weights)
-
-
-class AnswersWithTheNewest(HFGeneration):
-    """Where it lacks a version."""
-
-    def generate(self, requests: Requests) -> Completions:
-        held = self._versions._held
-        return super().generate([replace(r, version=r.version if r.version in held else None) for r in requests])
-
-
-class MovesAllRequests(HFGeneration):
-    """Those that name a version too."""
-
-    def submit(self, request: GenerationRequest) -> Answer:
-        is_held = request.version is None or request.version in self._versions._held
-        return super().submit(replace(request, version=None) if is_held else request)
-
-
 class ObservesAnotherSeed(HFGeneration):
     def observe(self, request: GenerationRequest) -> Any:
         return super().observe(_reseeded(request))
@@ -436,15 +328,3 @@ class OneTokenTooMany(_Asks):
     def ask(self, request: GenerationRequest) -> GenerationRequest:
         more = request.sampling.max_new_tokens + 1
         return replace(request, sampling=replace(request.sampling, max_new_tokens=more))
-
-
-class KeepsOldWeights(CopiesWeights):
-    """An update changes the version number only."""
-
-    def update_weights(self, handle: Any, version: int) -> None:
-        self._loop.call(lambda: self._versions.newest.batch.renew(version))
-
-
-def _copied(handle: Any, version: int) -> Any:
-    payload = [{name: tensor.detach().clone() for name, tensor in bucket.items()} for bucket in handle.payload()]
-    return in_process_handle(lambda: iter(payload), version)

@@ -121,6 +121,15 @@ def in_process_weights(model: Any, version: int) -> WeightHandle:
     return in_process_handle(export, version)
 
 
+def in_process_copies(model: Any, version: int) -> WeightHandle:
+    """Copies of its parameters, handed over in process: the engine that takes them is their only holder."""
+
+    def export() -> Iterator[dict[str, torch.Tensor]]:
+        yield {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+    return in_process_handle(export, version)
+
+
 def weights_of(backend: TrainingBackend) -> dict[str, Tensor]:
     """A copy of what the backend exports now."""
     found: dict[str, Tensor] = {}
