@@ -56,9 +56,10 @@ SURFACE: Mapping[str, tuple[str, ...]] = {
         *("PluginConfig", "ReportSectionConfig", "TrainingBackendConfig", "WeightTransportConfig"),
     ),
     "nemorl.config": (
-        *("RESUMABLE", "CheckpointConfig", "ClusterConfig", "Config", "ExpandsHome", "GenerationConfig", "LoraConfig"),
-        *("OptimizerConfig", "PluginsConfig", "PolicyConfig", "RunConfig", "ScheduleConfig", "ValidationConfig"),
-        *("load_config",),
+        *("RESUMABLE", "CheckpointConfig", "ClusterConfig", "CodeName", "Command", "Config", "DatasetFile"),
+        *("DatasetName", "FileName", "GenerationConfig", "Interpreter", "LoraConfig", "ModelName", "Names"),
+        *("OptimizerConfig", "Options", "PlainText", "PluginsConfig", "PolicyConfig", "RunConfig", "ScheduleConfig"),
+        *("SecretVariable", "ServedModel", "ServerURL", "ValidationConfig", "Variables", "load_config"),
     ),
     "nemorl.metrics": (
         *("Histogram", "Last", "Max", "Mean", "Metric", "MetricInfo", "Metrics", "Min", "Sum"),

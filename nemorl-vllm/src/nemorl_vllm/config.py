@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from nemorl.config.base import RESUMABLE
+from nemorl.config import RESUMABLE, Options
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import GenerationBackendConfig
@@ -125,7 +125,7 @@ class VLLMConfig(LowerPrecision, GenerationBackendConfig, PlansEngine):
     """Most versions of the weights held at once: the newest, and those before it for requests that name one
     (``GenerationRequest.version``). Above 1 only where adapters travel apart from the model (``rollouts.adapters``):
     each version takes the memory of an adapter, of which vLLM then holds one more than this."""
-    engine_args: dict[str, Any] = Field(default_factory=dict)
+    engine_args: Options = Field(default_factory=dict)
     """Further arguments of ``vllm.EngineArgs``, for what has no option here, e.g. ``max_num_batched_tokens``."""
 
     @property

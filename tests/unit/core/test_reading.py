@@ -8,11 +8,11 @@ import os
 import random
 import tracemalloc
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import pytest
 import yaml
-from nemorl.config import Config, ExpandsHome
+from nemorl.config import Config, ModelName
 from nemorl.config.load import load_config, validate
 from nemorl.errors import ConfigError, DataError
 from nemorl.storage.run_directory import to_yaml
@@ -209,7 +209,7 @@ class Knobs(Config):
     """A path."""
     model: str = ""
     """Text."""
-    place: Annotated[str, ExpandsHome()] = ""
+    place: ModelName = ""
     """Text that may be a path."""
 
 

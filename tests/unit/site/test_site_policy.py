@@ -225,7 +225,7 @@ def test_a_run_is_asked_about_model_data_engine_and_cluster(policy: Policy) -> N
         "rules: [{name: all, deny: {models: [org/*], datasets: [org/pii-*], engines: [dtensor], clusters: [local]}}]"
     )
     found = problems()
-    assert [text.partition(":")[0] for text in found] == ["policy.model_name", "cluster", "policy.backend", "data"]
+    assert {text.partition(":")[0] for text in found} == {"policy.model_name", "cluster", "policy.backend", "data.path"}
     assert all("rule 'all'" in text for text in found)
 
 
@@ -280,6 +280,121 @@ def test_names_on_the_hub_and_files_that_are_elsewhere_are_denied_in_any_spellin
     assert refusal("models", *names_of_path("Org/Secret-7B")) is not None
     for spelling in ("/data/open/../pii/a.jsonl", "/data//pii/a.jsonl", "/data/./pii/a.jsonl", "/DATA/pii/a.jsonl"):
         assert refusal("datasets", *names_of_path(spelling)) is not None
+
+
+RL = {"algorithm": "grpo", "data": "arithmetic", "environment": "math"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "path"),
+    [
+        ({"policy": {"tokenizer": {"name": "secret/t"}}}, "policy.tokenizer.name"),
+        ({"environment": {"name": "reward_model", "model": "secret/rm"}}, "environment.model"),
+        ({"environment": {"name": "judge", "url": "https://ok", "model": "secret/j"}}, "environment.model"),
+        ({"environment": {"name": "retriever", "corpus": "secret/wiki"}}, "environment.corpus"),
+        ({"generation": {"backend": {"name": "vllm", "engine_args": {"tokenizer": "secret/t"}}}},
+         "generation.backend.engine_args.tokenizer"),
+        ({"algorithm": "opd", "teachers": {"t": {"model": "secret/t"}}}, "teachers.t.model"),
+        ({"algorithm": "ppo", "critic": {"model_name": "secret/c"}}, "critic.model_name"),
+        ({"policy": {"hf_config_overrides": {"auto_map": {"AutoModel": "secret/code--modeling.M"}}}},
+         "policy.hf_config_overrides.auto_map.AutoModel"),
+        ({"data": {"name": "gsm8k", "path": "secret/gsm8k"}}, "data.path"),
+        ({"validation": {"data": {"name": "huggingface", "path": "secret/v"}}}, "validation.data.path"),
+        ({"environment": {"name": "weighted", "parts": {"a": {"environment": {
+            "name": "reward_model", "model": "secret/rm"}, "weight": 1}}}}, "environment.parts.a.environment.model"),
+    ],
+)  # fmt: skip
+def test_what_is_named_by_any_key_is_asked_about(policy: Policy, changes: dict[str, Any], path: str) -> None:
+    policy("rules: [{name: closed, deny: {models: ['secret/*'], datasets: ['secret/*'], code: ['secret/*']}}]")
+    found = problems(**{**RL, **changes})
+    assert [text.partition(":")[0] for text in found] == [path]
+
+
+def test_a_dataset_under_a_name_of_ours_is_denied_by_the_repository_that_it_is_read_from(policy: Policy) -> None:
+    policy("rules: [{deny: {datasets: [openai/gsm8k]}}]")
+    assert len(problems(**{**RL, "data": "gsm8k"})) == 1
+    policy("rules: [{deny: {datasets: [gsm8k]}}]")
+    assert len(problems(**{**RL, "data": "GSM8K"})) == 1
+
+
+def test_a_folder_of_links_is_what_the_links_lead_to(tmp_path: Path, policy: Policy) -> None:
+    hidden, shown = tmp_path / "hidden", tmp_path / "shown"
+    (shown / "deep").mkdir(parents=True)
+    hidden.mkdir()
+    (hidden / "model.safetensors").write_text("x")
+    (shown / "config.json").write_text("{}")
+    (shown / "deep" / "model.safetensors").symlink_to(hidden / "model.safetensors")
+    for rule in (f"deny: {{models: ['{hidden}/*']}}", f"allow: {{models: ['{shown}/*']}}"):
+        policy(f"rules: [{{{rule}}}]")
+        assert len(problems(**RL, model=str(shown))) == 1
+    policy(f"rules: [{{allow: {{models: ['{tmp_path}/*']}}}}]")
+    assert problems(**RL, model=str(shown)) == []
+
+
+def test_files_that_a_run_reads_besides_are_denied_as_data_are(tmp_path: Path, policy: Policy) -> None:
+    agent = {"name": "agent", "command": ["cat"], "reward": "exact_match", "copy_in": [str(tmp_path)]}
+    policy(f"rules: [{{deny: {{datasets: ['{tmp_path}']}}}}]")
+    assert len(problems(**{**RL, "environment": agent})) == 1
+    policy("rules: [{allow: {datasets: [arithmetic]}}]")
+    assert problems(**{**RL, "environment": agent}) == [], "what is no dataset needs no leave"
+
+
+@pytest.mark.parametrize(
+    ("url", "denied"),
+    [
+        ("https://denied。example", "https://denied.example:*"), ("https://ｄｅｎｉｅｄ.example", "https://denied.example:*"),
+        ("https://DENIED.example.:443/v1", "https://denied.example:443"),
+        ("https://[::1]", "https://localhost:*"), ("https://127.0.0.1", "https://localhost:*"),
+        ("https://localhost", "https://127.0.0.1:*"), ("https://2130706433", "https://127.0.0.1:*"),
+        ("https://0x7f.1", "https://127.0.0.1:*"), ("https://[::ffff:10.0.0.7]", "https://10.0.0.7:*"),
+        ("https://167772167", "https://10.0.0.7:*"),
+    ],
+)  # fmt: skip
+def test_a_host_is_denied_however_it_is_written(policy: Policy, url: str, denied: str) -> None:
+    policy(f"rules: [{{deny: {{engines: ['{denied}']}}}}]")
+    assert len(problems(**RL, generation={"backend": {"name": "server", "urls": [url]}})) == 1
+    judge = {"name": "judge", "url": f"{url}/x", "model": "m"}
+    assert len(problems(**{**RL, "environment": judge})) == 1
+
+
+@pytest.mark.parametrize(
+    "address", ["node9", "node9.", "node9.:6379", "NODE9:6379", "ray://node9:6379", "ray://node9.:6379"]
+)
+@pytest.mark.parametrize("denied", ["node9", "node9:6379"])
+def test_a_cluster_is_denied_however_its_address_is_written(policy: Policy, address: str, denied: str) -> None:
+    policy(f"rules: [{{deny: {{clusters: ['{denied}']}}}}]")
+    cluster = {"address": address, "security": {"plaintext": True}}
+    assert len(problems(**RL, cluster=cluster)) == 1
+
+
+@pytest.mark.parametrize(
+    ("cluster", "path"),
+    [
+        ({"runtime_env": {"pip": ["Acme_Env==1.0"]}}, "cluster.runtime_env.pip"),
+        ({"runtime_env": {"uv": {"packages": ["acme-env"]}}}, "cluster.runtime_env.uv"),
+        ({"runtime_env": {"conda": {"dependencies": ["python", {"pip": ["acme.env"]}]}}}, "cluster.runtime_env.conda"),
+        ({"runtime_env": {"py_modules": ["/evil"]}}, "cluster.runtime_env.py_modules"),
+        ({"runtime_env": {"working_dir": "/evil"}}, "cluster.runtime_env.working_dir"),
+        ({"env_vars": {"PYTHONPATH": "/good:/evil"}}, "cluster.env_vars.PYTHONPATH"),
+        ({"env_vars": {"LD_PRELOAD": "/evil"}}, "cluster.env_vars.LD_PRELOAD"),
+        ({"env_vars": {"HF_ENDPOINT": "https://evil.test"}}, "cluster.env_vars.HF_ENDPOINT"),
+    ],
+)
+def test_code_and_packages_that_workers_get_are_asked_about(policy: Policy, cluster: dict[str, Any], path: str) -> None:
+    policy("rules: [{deny: {install: [acme-env], code: [/evil], engines: ['https://evil.test:*']}}]")
+    found = problems(**RL, cluster={"launcher": "ray", **cluster})
+    assert [text.partition(":")[0] for text in found] == [path]
+
+
+def test_where_plugins_have_to_be_signed_other_code_in_their_place_needs_leave(policy: Policy, tmp_path: Path) -> None:
+    brought = {"launcher": "ray", "env_vars": {"PYTHONPATH": str(tmp_path)}, "runtime_env": {"pip": ["acme"]}}
+    signed = "signed_plugins: {keys: [/etc/k], sets: [/etc/s]}"
+    policy(signed)
+    found = [text for text in problems(**RL, cluster=brought) if text.startswith("cluster.")]
+    assert len(found) == 2
+    assert all("signed plugins" in text for text in found)
+    policy(f"{signed}\nrules: [{{allow: {{code: ['{tmp_path}'], install: [acme]}}}}]")
+    assert not [text for text in problems(**RL, cluster=brought) if text.startswith("cluster.")]
 
 
 def test_a_server_that_joins_a_run_later_is_asked_about(tmp_path: Path, policy: Policy, nemorl: Command) -> None:

@@ -9,7 +9,22 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nemorl_base.scalars import ExpandsHome
+    from nemorl_base.naming import (
+        CodeName,
+        Command,
+        DatasetFile,
+        DatasetName,
+        FileName,
+        Interpreter,
+        ModelName,
+        Names,
+        Options,
+        PlainText,
+        SecretVariable,
+        ServedModel,
+        ServerURL,
+        Variables,
+    )
 
     from nemorl.config.base import RESUMABLE, Config
     from nemorl.config.cluster import ClusterConfig
@@ -22,16 +37,29 @@ __all__ = [
     "RESUMABLE",
     "CheckpointConfig",
     "ClusterConfig",
+    "CodeName",
+    "Command",
     "Config",
-    "ExpandsHome",
+    "DatasetFile",
+    "DatasetName",
+    "FileName",
     "GenerationConfig",
+    "Interpreter",
     "LoraConfig",
+    "ModelName",
+    "Names",
     "OptimizerConfig",
+    "Options",
+    "PlainText",
     "PluginsConfig",
     "PolicyConfig",
     "RunConfig",
     "ScheduleConfig",
+    "SecretVariable",
+    "ServedModel",
+    "ServerURL",
     "ValidationConfig",
+    "Variables",
     "load_config",
 ]
 
@@ -39,7 +67,25 @@ _MODULES = {
     "Config": "nemorl.config.base",
     "RESUMABLE": "nemorl.config.base",
     "ClusterConfig": "nemorl.config.cluster",
-    "ExpandsHome": "nemorl_base.scalars",
+    **dict.fromkeys(
+        (
+            "CodeName",
+            "Command",
+            "DatasetFile",
+            "DatasetName",
+            "FileName",
+            "Interpreter",
+            "ModelName",
+            "Names",
+            "Options",
+            "PlainText",
+            "SecretVariable",
+            "ServedModel",
+            "ServerURL",
+            "Variables",
+        ),
+        "nemorl_base.naming",
+    ),
     "PluginsConfig": "nemorl.config.plugin_lists",
     "load_config": "nemorl.config.load",
     **dict.fromkeys(

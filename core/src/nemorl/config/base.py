@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 from nemorl_base.field_texts import field_texts, for_editors
+from nemorl_base.naming import Kind, Named, declared_kind, kind_by_name, takes_text, texts_of
 from nemorl_base.pydantic_words import shown_default, shown_type
 from nemorl_base.reading import shown
 from nemorl_base.scalars import WrongValueError, read_field
@@ -92,6 +93,21 @@ class Config(BaseModel):
         """Mistakes that no single field can see. Override, and start with ``yield from super().problems()``."""
         return iter(())
 
+    def named_values(self, path: str = "") -> Iterator[Named]:
+        """The models, datasets, files, servers, commands and secrets that this config and all configs in it name.
+
+        Override where a text stands for something else, and add that: a dataset by a name of your own is also the
+        repository that it is read from.
+
+        Args:
+            path: Of this config, in the one that it is part of.
+        """
+        for name, field in type(self).model_fields.items():
+            if not field.exclude:  # another field says the same
+                kind = declared_kind(field.annotation, field.metadata)
+                guessed = kind_by_name(name) if kind is None and takes_text(field.annotation) else None
+                yield from _named(getattr(self, name), f"{path}.{name}" if path else name, kind or guessed)
+
     @field_validator("*", mode="before")
     @classmethod
     def _read_field(cls, value: Any, info: ValidationInfo) -> Any:
@@ -139,6 +155,19 @@ def all_problems(value: Any, path: str = "") -> Iterator[ConfigIssue]:
         yield from all_problems(item, f"{path}.{key}" if path else str(key))
     for problem in value.own_problems() if isinstance(value, Config) else ():
         yield replace(problem, path=".".join(filter(None, (path, problem.path))))
+
+
+def _named(value: Any, path: str, kind: Kind | None) -> Iterator[Named]:
+    if isinstance(value, Config):
+        yield from value.named_values(path)
+    elif isinstance(value, Mapping) and any(isinstance(item, Config) for item in value.values()):
+        for key, item in value.items():
+            yield from _named(item, f"{path}.{key}", kind)
+    elif isinstance(value, list | tuple) and any(isinstance(item, Config) for item in value):
+        for number, item in enumerate(value):
+            yield from _named(item, f"{path}.{number}", kind)
+    else:
+        yield from texts_of(value, path, kind)
 
 
 def identity(config: Any, data: Any) -> Any:

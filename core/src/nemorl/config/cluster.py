@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from nemorl_base.gpus import count_gpus
+from nemorl_base.naming import Names, ServerURL, Variables
 from pydantic import Field
 
 from nemorl.config.base import Config
@@ -79,13 +80,13 @@ class ClusterConfig(Config):
     those given above and training has the rest."""
     cpus_per_worker: float = Field(1.0, gt=0, le=10_000)
     """CPU cores reserved for each worker process."""
-    address: str | None = None
+    address: ServerURL | None = None
     """Existing Ray cluster to join: ``auto``, ``host:port`` or ``host`` (port 6379). Unset: a private one on this
     machine, which nothing beyond it can reach, torn down at the end."""
-    env_vars: dict[str, str] = Field(default_factory=dict)
+    env_vars: Variables = Field(default_factory=dict)
     """Environment variables of worker processes, e.g. ``NCCL_SOCKET_IFNAME: eth0``. They stand in the run's
     ``config.yaml``: keep secrets out."""
-    runtime_env: dict[str, Any] = Field(default_factory=dict)
+    runtime_env: Annotated[dict[str, Any], Names("text")] = Field(default_factory=dict)
     """Ray's runtime environment for worker processes (``working_dir``, ``pip``, ...), as Ray documents it. Variables
     belong into ``env_vars``, another interpreter into the backend's ``python``."""
     placement_timeout_s: float = Field(300.0, gt=0, le=LONGEST_WAIT_S)

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from nemorl_base.naming import FileName, Interpreter, ModelName, Options
 from nemorl_base.reading import expanded, shown
-from nemorl_base.scalars import ExpandsHome
 from nemorl_base.standard_plugins import DEFAULT_PLUGINS
 from nemorl_base.variants import Variants
 from pydantic import Field
@@ -102,9 +102,9 @@ class TokenizerConfig(Config):
     True
     """
 
-    name: Annotated[str | None, ExpandsHome()] = None
+    name: ModelName | None = None
     """Hugging Face name or local folder. Unset: the model's own."""
-    chat_template: Annotated[str | None, ExpandsHome()] = None
+    chat_template: FileName | None = None
     """Jinja text, the path of a ``.jinja`` file, or ``passthrough`` (contents only). Unset: the tokenizer's own."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """What the template is given besides the messages, e.g. ``{enable_thinking: false}``."""
@@ -136,11 +136,11 @@ class PolicyConfig(Config):
     1e-05
     """
 
-    model_name: Annotated[str, ExpandsHome()] = ""
+    model_name: ModelName = ""
     """Hugging Face name or local folder. Usually written as the run's top-level ``model``."""
     init: Literal["pretrained", "random"] = "pretrained"
     """``random`` builds the architecture from ``config.json`` with seeded random weights (tiny models, tests)."""
-    hf_config_overrides: dict[str, Any] = Field(default_factory=dict)
+    hf_config_overrides: Options = Field(default_factory=dict)
     """Values in place of those of the model's ``config.json``, e.g. of ``rope_scaling`` or ``text_config``."""
     tokenizer: TokenizerConfig = TokenizerConfig()
     """Another tokenizer or chat template than the model's own."""
@@ -149,7 +149,7 @@ class PolicyConfig(Config):
         validate_default=True,  # type: ignore[assignment]
     )
     """Training backend: a name, or a mapping with ``name`` and the backend's own options."""
-    python: Annotated[Path | None, RESUMABLE] = None
+    python: Annotated[Interpreter | None, RESUMABLE] = None
     """Interpreter of the training workers, when their packages live in another virtual environment (Ray launcher)."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Compute and storage type of the weights; optimizer state and log-probs are always float32."""
@@ -219,7 +219,7 @@ class GenerationConfig(Config):
         validate_default=True,  # type: ignore[assignment]
     )
     """Generation backend: a name, or a mapping with ``name`` and the backend's own options."""
-    python: Annotated[Path | None, RESUMABLE] = None
+    python: Annotated[Interpreter | None, RESUMABLE] = None
     """Interpreter of the engines, when their packages live in another virtual environment (Ray launcher)."""
     temperature: float = Field(1.0, ge=0)
     """Sampling temperature; 0 is greedy. Training computes log-probs at the same temperature."""

@@ -14,7 +14,8 @@ from typing import Annotated, Any, ClassVar
 
 from nemorl_base.deadlines import deadline
 from nemorl_base.metric_info import metric_problem
-from nemorl_base.scalars import Duration, ExpandsHome
+from nemorl_base.naming import ModelName
+from nemorl_base.scalars import Duration
 from nemorl_base.step_metrics import STEP_METRICS
 from pydantic import Field, ValidationInfo, model_validator
 
@@ -109,7 +110,7 @@ class RunConfig(Config):
 
     algorithm: str = ""
     """Name of the algorithm. Fixed by the class in Python; chooses the class in files."""
-    model: Annotated[str | None, ExpandsHome()] = Field(None, exclude=True)
+    model: ModelName | None = Field(None, exclude=True)
     """Hugging Face name or local folder: short for ``policy.model_name``."""
     policy: PolicyConfig = Field(default_factory=PolicyConfig)
     """The model and how it is trained."""

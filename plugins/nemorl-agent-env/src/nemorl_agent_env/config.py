@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from nemorl.config.base import RESUMABLE, Config
+from nemorl.config import RESUMABLE, CodeName, Command, Config, Names, ServerURL, Variables
 from nemorl.config.component import Component
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
@@ -33,7 +33,7 @@ CHAT_LOOP = "chat_loop"
 class FunctionReward(EnvironmentConfig):
     """A function of a file, as a reward."""
 
-    function: str = Field(pattern=FORM)
+    function: CodeName = Field(pattern=FORM)
     """``file.py:function``."""
 
     def problems(self) -> Iterator[ConfigIssue]:
@@ -74,11 +74,11 @@ REWARD_SCHEMA: dict[str, Any] = {
 class MCPServerConfig(Config):
     """A server of tools that speaks the Model Context Protocol: a command or an address."""
 
-    command: tuple[str, ...] = ()
+    command: Command = ()
     """Started for every episode, spoken to over its standard input and output, ended with the episode."""
-    env: dict[str, str] = Field({})
+    env: Variables = Field({})
     """Variables of the command, beside a few harmless ones of nemorl's process."""
-    url: str | None = Field(None, pattern=r"^https?://")
+    url: ServerURL | None = Field(None, pattern=r"^https?://")
     """Of a server that runs already (streamable HTTP). All episodes share it."""
     plaintext: bool = False
     """Let calls go to another machine over ``http`` all the same."""
@@ -95,7 +95,7 @@ class MCPServerConfig(Config):
 class ToolsConfig(Config):
     """What the policy may call."""
 
-    functions: tuple[Annotated[str, Field(pattern=FORM)], ...] = ()
+    functions: tuple[Annotated[CodeName, Field(pattern=FORM)], ...] = ()
     """Python functions, ``file.py:function``. Name, parameters and docstring are what the policy is told of them."""
     mcp: tuple[MCPServerConfig, ...] = ()
     """Servers of tools (``pip install "nemorl-agent-env[mcp]"``)."""
@@ -130,10 +130,10 @@ class AgentConfig(EnvironmentConfig):
         ),
     }
 
-    command: tuple[str, ...] = ()
+    command: Command = ()
     """A program to run per episode, with its arguments. ``{prompt}`` and ``{row[COLUMN]}`` in them stand for the task,
     which also comes on standard input. Names of files here are passed as absolute paths."""
-    rollout: str = Field(CHAT_LOOP, pattern=rf"^{CHAT_LOOP}$|{FORM}")
+    rollout: CodeName = Field(CHAT_LOOP, pattern=rf"^{CHAT_LOOP}$|{FORM}")
     """Without ``command``: a coroutine ``async def rollout(prompt, policy)`` as ``file.py:function``, or ``chat_loop``,
     which answers tool calls until a message has none."""
     reward: Annotated[EnvironmentConfig, _Reward("environments"), WithJsonSchema(REWARD_SCHEMA)] | None = None
@@ -152,13 +152,13 @@ class AgentConfig(EnvironmentConfig):
     """Of ``chat_loop``: a system message before the task, where the row has none."""
     tools: ToolsConfig = ToolsConfig()
     """What ``chat_loop`` lets the policy call; a coroutine gets it where it has a parameter ``tools``."""
-    files: dict[str, str] = Field({})
+    files: Annotated[dict[str, str], Names("text")] = Field({})
     """Of a program: files of its folder, each with the column that holds its text (other data become JSON)."""
     copy_in: tuple[Path, ...] = ()
     """Of a program: files and folders here that are copied into its folder."""
     hidden_columns: tuple[str, ...] = ("answer",)
     """Columns that no agent sees, neither in ``NEMORL_TASK`` nor in ``{row[…]}``."""
-    env: dict[str, str] = Field({})
+    env: Variables = Field({})
     """More variables of a program. Of nemorl's own it gets ``PATH``, language and time zone, no keys."""
     sandbox: bool = False
     """Confine programs (Linux 6.12): they read the system, the interpreter and the folders of the command's files,

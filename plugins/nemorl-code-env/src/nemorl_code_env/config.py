@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from nemorl.config.base import RESUMABLE
+from nemorl.config import RESUMABLE, Interpreter
 from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import EnvironmentConfig
 from pydantic import Field
@@ -62,7 +61,7 @@ class CodeConfig(EnvironmentConfig):
     workers: Annotated[int, RESUMABLE] = Field(4, ge=1, le=256)
     """Programs that run at the same time, each on a core of its own at best. With fewer than
     ``rollouts.environment_concurrency``, responses wait for one another within ``environment_timeout_s``."""
-    python: Path | None = None
+    python: Interpreter | None = None
     """``bin/python`` (3.10 or newer) of the environment that programs and tests run in, to give them packages. Unset:
     this interpreter, with the standard library only."""
     allow_weaker_sandbox: bool = False

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from nemorl.config import Config, ExpandsHome
+from nemorl.config import Config, DatasetFile, DatasetName
 from nemorl.errors import ConfigIssue, DataError
 from nemorl.plugins.kinds import DatasetConfig
 from pydantic import Field
@@ -72,9 +72,9 @@ class FileConfig(_Table, DatasetConfig):
     requires_modules: ClassVar[tuple[str, ...]] = ("datasets", "pyarrow")
     install_hint: ClassVar[str] = "pip install nemorl-datasets"
 
-    path: Path
+    path: DatasetFile
     """The training file, relative to the working directory."""
-    validation_path: Path | None = None
+    validation_path: DatasetFile | None = None
     """The validation file. Unset: none, or a ``validation_fraction`` of ``path``."""
 
     def problems(self) -> Iterator[ConfigIssue]:
@@ -117,7 +117,7 @@ class HuggingFaceConfig(_Table, DatasetConfig):
     requires_modules: ClassVar[tuple[str, ...]] = ("datasets",)
     install_hint: ClassVar[str] = "pip install nemorl-datasets"
 
-    path: Annotated[str, ExpandsHome()] = Field(min_length=1)
+    path: DatasetName = Field(min_length=1)
     """Name on the hub, e.g. ``openai/gsm8k``, or a local folder."""
     config_name: str | None = None
     """Configuration (subset) of a dataset that has several, e.g. ``main``."""

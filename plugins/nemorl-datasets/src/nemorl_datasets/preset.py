@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from nemorl.config import ExpandsHome
+from nemorl.config import DatasetName
 from nemorl.errors import ConfigError, ConfigIssue, DataError, NemorlError
 from nemorl.plugins.kinds import DatasetConfig
+from nemorl_base.naming import Named
 from pydantic import Field
 
 from nemorl_datasets.mapping import ColumnMapping
 from nemorl_datasets.preset_file import Preset, find_preset
-from nemorl_datasets.rows import MappedRows, hold_out
+from nemorl_datasets.rows import MappedRows, hold_out, local_file
 from nemorl_datasets.shapes import PresetMapping
 
 if TYPE_CHECKING:
@@ -30,9 +31,9 @@ class PresetConfig(DatasetConfig):
     summary: ClassVar[str] = "published datasets by name, such as GSM8K (`nemorl datasets` lists them)"
     install_hint: ClassVar[str] = "pip install nemorl-datasets"
 
-    preset: Annotated[str, ExpandsHome()] = Field(min_length=1)
+    preset: DatasetName = Field(min_length=1)
     """Name of a dataset, e.g. ``GSM8K``, or path of a preset file. Case, dashes and underscores do not matter."""
-    path: Annotated[str, ExpandsHome()] | None = None
+    path: DatasetName | None = None
     """Read the rows from here: a file, a folder with a file per split (``train.jsonl``), a pattern of files
     (``shards/*.arrow``), or another repository of the same columns. Unset: the preset's repository on the hub."""
     subset: str | None = None
@@ -64,6 +65,16 @@ class PresetConfig(DatasetConfig):
     """Rows occur so often in an epoch: 16 asks each of a few questions 16 times."""
     seed: int = Field(0, ge=0)
     """Chooses the held-out rows, and the order of options where a preset shuffles them."""
+
+    def named_values(self, path: str = "") -> Iterator[Named]:
+        yield from super().named_values(path)
+        spec = self.spec
+        read = [spec] if self.path is None else []
+        if spec.validation_preset is not None:
+            read.append(find_preset(spec.validation_preset))
+        for preset in read:
+            if preset.hub is not None:
+                yield Named(f"{path}.preset" if path else "preset", "dataset", preset.hub)
 
     def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
@@ -154,7 +165,7 @@ class PresetConfig(DatasetConfig):
         if not len(numbers):
             raise DataError(f"{source} has no rows left", fix="choose another split, or hold out less")
         repeated = array("q", numbers) * self.repeat if self.repeat > 1 else numbers
-        rows = MappedRows(table, repeated, self.mapping(), source)
+        rows = MappedRows(table, repeated, self.mapping(), source, local_file(self.path))
         rows[0]
         return rows
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
-from nemorl.config import RESUMABLE, Config, ExpandsHome, PolicyConfig
+from nemorl.config import RESUMABLE, Config, ModelName, PolicyConfig
 from nemorl.config.models import (
     TRAINING_BACKEND,
     AuxiliaryModel,
@@ -30,7 +30,7 @@ OutsideTopK = Literal["tail", "renormalize", "zero"]
 class TeacherConfig(Config):
     """The model to imitate: it never learns and never speaks, it reads what the student wrote."""
 
-    model: Annotated[str, ExpandsHome()] = Field(min_length=1)
+    model: ModelName = Field(min_length=1)
     """Hugging Face name or local folder, of any size and architecture."""
     align: Literal["ids", "text"] = "ids"
     """How its tokens meet the student's. ``ids``: it has the student's tokenizer. ``text``: it has another; it reads

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from nemorl.config import FileName
 from nemorl.errors import ConfigIssue
 from nemorl.plugins.kinds import HookConfig
 from nemorl_base.reading import shown
@@ -60,7 +61,7 @@ class LogsConfig(HookConfig):
     """How a record is written: an object per line, or text for people."""
     level: Literal["debug", "info", "warning", "error"] = "info"
     """Least level of nemorl's own records. Of other libraries, warnings and errors."""
-    file: str = "log.jsonl"
+    file: FileName = "log.jsonl"
     """File in the run directory; it is added to. Workers under Ray write to their own output."""
 
     def problems(self) -> Iterator[ConfigIssue]:

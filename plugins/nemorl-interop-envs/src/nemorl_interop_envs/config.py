@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
+from nemorl.config import CodeName, Options, ServerURL
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import DatasetConfig, EnvironmentConfig
@@ -43,7 +44,7 @@ class ReasoningGymTasksConfig(DatasetConfig):
 
     task: str = "chain_sum"
     """Name of the generator."""
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: Options = Field(default_factory=dict)
     """Options of the generator, e.g. ``{max_terms: 3}``."""
     num_train: int = Field(500, ge=1)
     """Distinct tasks to train on."""
@@ -75,9 +76,9 @@ class VerifiersConfig(EnvironmentConfig):
     requires_modules: ClassVar[tuple[str, ...]] = ("verifiers",)
     install_hint: ClassVar[str] = 'pip install "nemorl-interop-envs[verifiers]"'
 
-    taskset: str
+    taskset: CodeName
     """Id of an installed taskset."""
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: Options = Field(default_factory=dict)
     """Options of its config, the same as the dataset's."""
 
     def build(self) -> Environment:
@@ -93,9 +94,9 @@ class VerifiersTasksConfig(DatasetConfig):
     requires_modules: ClassVar[tuple[str, ...]] = ("verifiers",)
     install_hint: ClassVar[str] = 'pip install "nemorl-interop-envs[verifiers]"'
 
-    taskset: str
+    taskset: CodeName
     """Id of an installed taskset."""
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: Options = Field(default_factory=dict)
     """Options of its config."""
     max_rows: int | None = Field(None, ge=1)
     """Tasks read, from the first. Required by tasksets without end."""
@@ -115,11 +116,11 @@ class OpenEnvConfig(EnvironmentConfig):
     requires_modules: ClassVar[tuple[str, ...]] = ("openenv",)
     install_hint: ClassVar[str] = 'pip install "nemorl-interop-envs[openenv]"'
 
-    url: str = Field(pattern=r"^(https?|wss?)://")
+    url: ServerURL = Field(pattern=r"^(https?|wss?)://")
     """Address of the server."""
     plaintext: bool = False
     """Let responses go to another machine over ``http`` or ``ws`` all the same."""
-    action: dict[str, Any] = Field(default_factory=lambda: {"message": "{response}"})
+    action: Options = Field(default_factory=lambda: {"message": "{response}"})
     """The action that a response becomes. ``{response}`` in its texts stands for the response."""
     text_field: str = "message"
     """Field of an observation that the policy reads."""

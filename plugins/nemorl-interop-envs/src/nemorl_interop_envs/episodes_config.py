@@ -5,9 +5,20 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from nemorl.config.base import RESUMABLE, Config
+from nemorl.config import (
+    RESUMABLE,
+    CodeName,
+    Command,
+    Config,
+    DatasetFile,
+    FileName,
+    Interpreter,
+    Options,
+    ServerURL,
+    Variables,
+)
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import DatasetConfig, EnvironmentConfig
@@ -47,16 +58,16 @@ class PlayedConfig(EnvironmentConfig):
 class VerifiersOptions(Config):
     """Which environment of verifiers, and under which interpreter."""
 
-    taskset: str
+    taskset: CodeName
     """Id of an installed taskset."""
-    options: dict[str, Any] = Field({})
+    options: Options = Field({})
     """Options of its config."""
-    env: dict[str, Any] = Field({})
+    env: Options = Field({})
     """The ``[env]`` block of verifiers, but for the taskset: ``id`` of an environment that plays the tasks, the seats
     with their ``harness``, ``runtime``, ``max_turns``, ``client``, and ``timeout``."""
-    python: Path | None = None
+    python: Interpreter | None = None
     """The interpreter that has verifiers and the taskset. Unset: the one that runs nemorl."""
-    variables: dict[str, str] = Field({})
+    variables: Variables = Field({})
     """Environment variables of its process, besides those of nemorl's."""
 
     def problems(self) -> Iterator[ConfigIssue]:
@@ -105,16 +116,16 @@ class VerifiersEnvTasksConfig(VerifiersOptions, DatasetConfig):
 class StartGymConfig(Config):
     """NeMo-Gym's own command, run for as long as nemorl runs."""
 
-    config_paths: tuple[str, ...] = Field(min_length=1)
+    config_paths: tuple[FileName, ...] = Field(min_length=1)
     """Gym's configs: of resources servers with their agents, and of a model server that forwards to
     ``policy_base_url`` (``responses_api_models/openai_model/configs/openai_model.yaml``)."""
-    command: tuple[str, ...] = Field(("ng_run",), min_length=1)
+    command: Command = Field(("ng_run",), min_length=1)
     """What starts Gym, e.g. the ``ng_run`` of another virtual environment."""
     overrides: tuple[str, ...] = ()
     """More of its arguments, e.g. ``++skip_venv_if_present=true``."""
     folder: Path | None = None
     """Where it is started: its paths are relative to it. Unset: here."""
-    variables: dict[str, str] = Field({})
+    variables: Variables = Field({})
     """Environment variables of its process, besides those of nemorl's."""
     ready_s: float = Field(1800.0, gt=0)
     """Seconds until all servers must answer. Gym makes a virtual environment for each of them the first time."""
@@ -141,11 +152,11 @@ class NemoGymConfig(PlayedConfig):
         ),
     }
 
-    head_url: str = Field("http://127.0.0.1:11000", pattern=r"^https?://")
+    head_url: ServerURL = Field("http://127.0.0.1:11000", pattern=r"^https?://")
     """Gym's head server, which tells where its agents are."""
     plaintext: bool = False
     """Let these be other machines: Gym speaks ``http``, so what passes can be read and changed on its way."""
-    agents: dict[str, Annotated[str, Field(pattern=r"^https?://")]] = Field({})
+    agents: dict[str, Annotated[ServerURL, Field(pattern=r"^https?://")]] = Field({})
     """Addresses of agent servers by name, where no head server tells them."""
     agent: str | None = None
     """The agent that plays all rows. Unset: the one that a row's ``agent_ref`` names."""
@@ -180,9 +191,9 @@ class NemoGymTasksConfig(DatasetConfig):
 
     summary: ClassVar[str] = "NeMo-Gym's JSON Lines, for the environment nemo_gym"
 
-    path: Path
+    path: DatasetFile
     """Rows to train on."""
-    validation_path: Path | None = None
+    validation_path: DatasetFile | None = None
     """Held-out rows. Unset: no validation split."""
     agent: str | None = None
     """Only rows whose ``agent_ref`` names this agent."""

@@ -11,12 +11,12 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+from nemorl.config import CodeName, FileName, SecretVariable, Variables
 from nemorl.errors import ConfigIssue, UsageError
 from nemorl.plugins.kinds import PluginConfig
 from nemorl_base.files import replace_text
-from nemorl_base.scalars import ExpandsHome
 from nemorl_base.secrets import NAMED, SECRET_NAME
 from nemorl_base.suggest import did_you_mean
 from pydantic import Field
@@ -125,15 +125,15 @@ class LauncherConfig(PluginConfig):
     plan: bool = True
     """Let ``nemorl plan`` choose nodes, GPUs and a layout that neither this section nor the run says, and refuse what
     cannot fit. It needs ``gpu_type``."""
-    environment: dict[str, str] = Field(default_factory=dict)
+    environment: Variables = Field(default_factory=dict)
     """Environment variables of the run, e.g. ``NCCL_SOCKET_IFNAME: eth0``. They are written to files: no secrets."""
-    secrets: tuple[str, ...] = ()
+    secrets: tuple[SecretVariable, ...] = ()
     """Names of variables whose values the run needs and no file, log or process list may show, e.g. ``HF_TOKEN``."""
-    setup: str = ""
+    setup: CodeName = ""
     """Shell commands that each node runs before anything else, e.g. ``module load cuda``."""
-    python: str | None = None
+    python: FileName | None = None
     """Python of the nodes, with nemorl. Unset: the one that runs this command; in a container, ``python``."""
-    template: Annotated[Path | None, ExpandsHome()] = None
+    template: Path | None = None
     """A file of your own in place of the launcher's template."""
     grace_s: float = Field(120.0, ge=1, le=86_400)
     """Time for finishing a step and saving, once the run has to stop."""

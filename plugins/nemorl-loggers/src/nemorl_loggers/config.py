@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from nemorl.config import FileName, ServerURL
 from nemorl.errors import ConfigIssue
 from nemorl.plugins.kinds import LoggerConfig
 from nemorl_base.encryption import plaintext_problem
@@ -22,7 +23,7 @@ class TensorBoardConfig(LoggerConfig):
     requires_modules: ClassVar[tuple[str, ...]] = ("tensorboard",)
     install_hint: ClassVar[str] = "pip install nemorl-loggers"
 
-    folder: str = "tensorboard"
+    folder: FileName = "tensorboard"
     """Folder of the event files, inside the run directory unless absolute."""
     flush_seconds: int = 30
     """Longest time a number waits in memory. Lower it to watch fast runs live."""
@@ -94,7 +95,7 @@ class MLflowConfig(LoggerConfig):
 
     experiment: str = "nemorl"
     """Experiment that the run belongs to; created if there is none of that name."""
-    tracking_uri: str | None = None
+    tracking_uri: ServerURL | None = None
     """Server or store, e.g. ``https://host:5000``. Unset: ``MLFLOW_TRACKING_URI``, or MLflow's local default."""
     plaintext: bool = False
     """Let metrics and samples go to another machine over ``http`` all the same."""

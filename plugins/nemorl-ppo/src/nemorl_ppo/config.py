@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, ClassVar, Literal
 
-from nemorl.config import RESUMABLE, Config, ExpandsHome, OptimizerConfig, PolicyConfig, ScheduleConfig
+from nemorl.config import RESUMABLE, Config, ModelName, OptimizerConfig, PolicyConfig, ScheduleConfig
 from nemorl.config.models import TRAINING_BACKEND, AnyOptimizer, AuxiliaryModel, TokenizerConfig
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
@@ -21,7 +21,7 @@ from nemorl_ppo.declared_metrics import PPO_METRICS
 class CriticConfig(Config):
     """The model that predicts rewards. What is unset is as the policy has it; the optimizer is its own."""
 
-    model_name: Annotated[str | None, ExpandsHome()] = None
+    model_name: ModelName | None = None
     """Hugging Face name or local folder; a reward model's brings a head that already judges text. It must read the
     policy's tokens. Unset: the policy's model under a new head."""
     backend: Annotated[TrainingBackendConfig, TRAINING_BACKEND] | None = None

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from nemorl.config import PlainText, SecretVariable
 from nemorl.errors import ConfigIssue, UsageError
 from nemorl.plugins.kinds import LoggerConfig
 from nemorl_base.reading import shown
@@ -27,9 +28,9 @@ class PrometheusConfig(LoggerConfig):
 
     port: int = Field(9464, ge=0, le=65_535)
     """Port of the endpoint; 0: a free one, which ``prometheus.json`` in the run directory names."""
-    host: str = "127.0.0.1"
+    host: PlainText = "127.0.0.1"
     """Address to listen on. Others than this machine's own (``0.0.0.0``) need ``token_env``."""
-    token_env: str | None = None
+    token_env: SecretVariable | None = None
     """Environment variable that holds a token: scrapes without it are refused. Unset: anybody who reaches the port."""
     username: str | None = None
     """Basic authentication under this name with the token as password, in place of a bearer token."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
+from nemorl.config import FileName, Options
 from nemorl.errors import ConfigIssue
 from nemorl.plugins.kinds import HookConfig
 from nemorl_base.encryption import plaintext_problem
@@ -34,10 +35,10 @@ class ReplicateConfig(HookConfig):
     summary: ClassVar[str] = "copies checkpoints to a second place (S3, GCS, another disk) while the run goes on"
     metrics: ClassVar[Mapping[str, MetricInfo]] = METRICS
 
-    to: str
+    to: FileName
     """Folder of replicas, as a URL that fsspec knows: ``s3://bucket/runs``, ``gs://…``, ``file:///mnt/…``. The run's is
     in it, under the name of the run directory."""
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: Options = Field(default_factory=dict)
     """For fsspec's file system, e.g. ``{client_kwargs: {endpoint_url: "https://…"}}``. No secrets: those are looked for
     where the provider's tools look for them, such as ``AWS_ACCESS_KEY_ID``."""
     plaintext: bool = False

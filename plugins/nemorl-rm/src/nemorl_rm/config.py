@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from nemorl.config import RESUMABLE, Config, ExpandsHome, RunConfig
+from nemorl.config import RESUMABLE, Config, ModelName, RunConfig
 from nemorl.contracts import Head
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
@@ -86,7 +86,7 @@ class RewardModelConfig(EnvironmentConfig):
         ),
     }
 
-    model: Annotated[str, ExpandsHome()] = Field(min_length=1)
+    model: ModelName = Field(min_length=1)
     """Hugging Face name or folder of the reward model, e.g. ``model/`` of a run of ``rm``."""
     text: Literal["auto", "chat", "plain", "pair"] = "auto"
     """How prompt and response become one text. ``chat``: through the model's chat template, a text prompt as the user's

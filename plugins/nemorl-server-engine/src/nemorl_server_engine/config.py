@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from urllib.parse import urlsplit
 
-from nemorl.config.base import RESUMABLE
+from nemorl.config import RESUMABLE, SecretVariable, ServerURL
 from nemorl.config.cluster import LONGEST_WAIT_S
 from nemorl.errors import ConfigIssue
 from nemorl.plugins.kinds import GenerationBackendConfig
 from nemorl_base.encryption import plaintext_problem
-from nemorl_base.scalars import ExpandsHome
 from pydantic import Field
 
 if TYPE_CHECKING:
@@ -34,13 +33,13 @@ class ServerConfig(GenerationBackendConfig):
     supports: ClassVar[frozenset[str]] = frozenset({"in_flight_updates", "prompt_logprobs", "remarks", "submit"})
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process", "shared_memory", "object_store")
 
-    urls: Annotated[tuple[str, ...], RESUMABLE] = Field(min_length=1)
+    urls: Annotated[tuple[ServerURL, ...], RESUMABLE] = Field(min_length=1)
     """Addresses, e.g. ``[https://node7:8000]``. All serve the same model. ``nemorl engines`` changes them in a run."""
     engine: Annotated[Literal["vllm", "sglang", "tensorrt-llm"], RESUMABLE] = "vllm"
     """The software behind them."""
-    api_key_env: Annotated[str | None, RESUMABLE] = None
+    api_key_env: Annotated[SecretVariable | None, RESUMABLE] = None
     """Environment variable that holds the servers' key. Unset: they want none."""
-    tls_ca: Annotated[Path | None, RESUMABLE, ExpandsHome()] = None
+    tls_ca: Annotated[Path | None, RESUMABLE] = None
     """PEM certificate of the authority that signed the servers', where the system does not know it."""
     plaintext: Annotated[bool, RESUMABLE] = False
     """Let prompts, responses and the key go to other machines over ``http`` all the same: they can be read and changed
@@ -55,7 +54,7 @@ class ServerConfig(GenerationBackendConfig):
     """How servers get new weights. ``folder``: as files. ``distributed``: broadcast to their processes. ``tensor``: as
     handles of GPU memory, on one machine. ``auto``: what all servers offer, without files if possible; as files where
     everything is on one machine without a GPU, which is faster there."""
-    weights_folder: Annotated[Path | None, RESUMABLE, ExpandsHome()] = None
+    weights_folder: Annotated[Path | None, RESUMABLE] = None
     """A folder that the run and the servers see under the same path: new weights are handed over in it, those of
     each run in a folder of its own. Unset: in the run's directory."""
     check_weights_gib: Annotated[float, RESUMABLE] = Field(2.0, ge=0)

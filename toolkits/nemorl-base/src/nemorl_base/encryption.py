@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+import unicodedata
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -54,17 +56,56 @@ def plaintext_problem(url: str) -> tuple[str, str] | None:
     )
 
 
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+"""Names of this machine that mean the same to those who call it."""
+
+
 def origin(url: str) -> str:
     """Scheme, host and port of a URL, as they are compared: ``HTTPS://Node7./v1`` is ``https://node7:443``."""
-    parts = urlsplit(url)
+    return origins(url)[0]
+
+
+def origins(url: str) -> tuple[str, ...]:
+    """:func:`origin` of a URL, then those with the other names of its host."""
     try:
+        parts = urlsplit(url)
         given = parts.port
-    except ValueError:  # no number
-        return url
+    except ValueError:  # no address at all, or no number
+        return (url,)
     port = given or PORTS.get(parts.scheme.lower())
-    host = (parts.hostname or "").rstrip(".")
-    host = f"[{host}]" if ":" in host else host
-    return f"{parts.scheme.lower()}://{host}" + (f":{port}" if port else "")
+    hosts = (f"[{host}]" if ":" in host else host for host in _names_of_host(parts.hostname or ""))
+    return tuple(f"{parts.scheme.lower()}://{host}" + (f":{port}" if port else "") for host in hosts)
+
+
+def host_names(address: str) -> tuple[str, ...]:
+    """The host of a URL, ``host:port`` or ``host`` as it is compared, then its other names.
+
+    >>> host_names("node9.:6379"), host_names("https://denied。example/v1"), host_names("[::1]")[:2]
+    (('node9',), ('denied.example',), ('::1', 'localhost'))
+    """
+    rest = address.rpartition("://")[2]
+    try:
+        host = urlsplit(f"//{rest}").hostname
+    except ValueError:
+        return (address,)
+    return _names_of_host(host or "")
+
+
+def _names_of_host(host: str) -> tuple[str, ...]:
+    """A host as every resolver understands it: other dots and letters of other widths, addresses written as numbers."""
+    try:
+        name = host.encode("idna").decode()
+    except UnicodeError:  # no name of the Internet
+        name = unicodedata.normalize("NFKC", host)
+    name = name.casefold().rstrip(".").partition("%")[0]
+    try:
+        ip = ipaddress.ip_address(name)
+        name = str((isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped) or ip)
+    except ValueError:
+        with suppress(OSError, UnicodeError):
+            name = socket.inet_ntoa(socket.inet_aton(name)) if name else name  # 0x7f.1, 2130706433
+    is_here = name in LOOPBACK or (name.startswith("127.") and name.replace(".", "").isdigit())
+    return tuple(dict.fromkeys((name, *LOOPBACK))) if is_here else (name,)
 
 
 def require_safe_listening(what: str, host: str, *, encrypted: bool, key: str | None, plaintext: bool) -> None:

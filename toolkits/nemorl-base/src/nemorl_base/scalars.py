@@ -17,6 +17,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from annotated_types import Le, Lt
 from pydantic.fields import FieldInfo
 
+from nemorl_base.naming import PATHS, declared_kind
 from nemorl_base.reading import expanded, shown
 
 MOST = 10**9
@@ -27,14 +28,6 @@ _SCIENTIFIC = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 """Numbers that YAML 1.1 leaves as text: ``1e-5``."""
 _COLONS = re.compile(r"(\d+):(\d{1,2}):(\d{1,2}):(\d{1,2})")
 _UNITS = re.compile(r"\s*".join(rf"(?:(\d+(?:\.\d+)?)\s*{unit})?" for unit in "dhms"))
-
-
-class ExpandsHome:
-    """Marks a text field that may be a path, so that ``~`` works: ``Annotated[str, ExpandsHome()]``.
-
-    >>> class Model(Config):
-    ...     folder: Annotated[str, ExpandsHome()] = "~/models/a"
-    """
 
 
 class Duration:
@@ -60,7 +53,7 @@ def read_field(info: FieldInfo, value: Any) -> Any:
         WrongValueError: the value is no such thing.
     """
     is_bounded = any(isinstance(limit, Le | Lt) for limit in info.metadata)
-    if isinstance(value, str) and any(isinstance(mark, ExpandsHome) for mark in info.metadata):
+    if isinstance(value, str) and declared_kind(info.annotation, info.metadata) in PATHS:
         value = os.path.expanduser(value)
     if value is not None and any(isinstance(mark, Duration) for mark in info.metadata):
         seconds(value)

@@ -30,6 +30,7 @@ KINDS: Mapping[str, str] = {
     "engines": "use the engine",
     "datasets": "read the dataset",
     "models": "use the model",
+    "code": "run the code",
     "unlock": "unlock",
 }
 """What rules are about, and how a refusal puts it."""
@@ -103,7 +104,15 @@ class SitePolicy:
     trouble: str | None = None
     """Why it cannot be used: then it admits nothing."""
 
-    def refusal(self, kind: str, name: str, *aliases: str, person: Person | None = None) -> Refusal | None:
+    def refusal(
+        self,
+        kind: str,
+        name: str,
+        *aliases: str,
+        person: Person | None = None,
+        needs_leave: bool = True,
+        replaces: bool = False,
+    ) -> Refusal | None:
         """Why this person may not; ``None`` where there is no reason.
 
         Args:
@@ -111,6 +120,8 @@ class SitePolicy:
             name: What the thing is, all links followed: what is allowed is allowed by this name.
             aliases: How it may be called besides: what is denied is denied by any name.
             person: Unset: whose process this is.
+            needs_leave: Where some rule allows things of this kind, it has to be among them.
+            replaces: It can stand in for installed packages: where plugins have to be signed, a rule has to allow it.
         """
         person = person or Person.me()
         if self.trouble is not None:
@@ -121,7 +132,12 @@ class SitePolicy:
         for rule in mine:
             if any(_is_denied(each, rule.deny.get(kind, ())) for each in (name, *aliases)):
                 return self._refused(person, kind, name, rule.name, f"rule {rule.name!r} in {self.path} denies it")
+        if not needs_leave:
+            return None
         allowing = [rule for rule in self.rules if kind in rule.allow]
+        if not allowing and replaces and self.signed_plugins is not None:
+            why = f"{self.path} lets only signed plugins run, which this could replace, and no rule allows any {kind}"
+            return self._refused(person, kind, name, "signed_plugins", why)
         if not allowing or any(_fits(name, rule.allow[kind]) for rule in allowing if rule in mine):
             return None
         names = ", ".join(repr(rule.name) for rule in allowing)
@@ -154,9 +170,11 @@ def _may_be_there(path: Path) -> bool:
     return True
 
 
-def refusal(kind: str, name: str, *aliases: str) -> Refusal | None:
+def refusal(kind: str, name: str, *aliases: str, needs_leave: bool = True, replaces: bool = False) -> Refusal | None:
     """Why the site does not let whose process this is; ``None`` where it does. As :meth:`SitePolicy.refusal`."""
-    found = (policy.refusal(kind, name, *aliases) for policy in site_policies())
+    found = (
+        policy.refusal(kind, name, *aliases, needs_leave=needs_leave, replaces=replaces) for policy in site_policies()
+    )
     return next((each for each in found if each is not None), None)
 
 
@@ -272,3 +290,23 @@ def names_of_path(text: str) -> Iterator[str]:
     yield text
     if not path.exists() and path.is_absolute():  # it may be there on another machine
         yield os.path.normpath(path)
+
+
+def links_out_of(folder: Path) -> Iterator[str]:
+    """What the links in a folder lead to, where that is outside of it: each is read as if it lay there.
+
+    Raises:
+        OSError: A folder cannot be read.
+    """
+    seen: set[str] = set()
+    for place, folders, files in os.walk(folder, onerror=_raise):
+        for name in (*folders, *files):
+            path = os.path.join(place, name)
+            target = os.path.realpath(path) if os.path.islink(path) else None
+            if target is not None and target not in seen and not Path(target).is_relative_to(folder):
+                seen.add(target)
+                yield target
+
+
+def _raise(error: OSError) -> None:
+    raise error

@@ -6,8 +6,9 @@ Plugins are not asked about here: the policy keeps those that it refuses from be
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,32 +16,30 @@ from nemorl.config.cluster import ClusterConfig
 from nemorl.config.run import RunConfig
 from nemorl.errors import ConfigError, ConfigIssue, PluginError, StorageError, UsageError
 from nemorl.plugins import registry
-from nemorl.plugins.kinds import (
-    DatasetConfig,
-    EnvironmentConfig,
-    GenerationBackendConfig,
-    HookConfig,
-    LoggerConfig,
-    PluginConfig,
-    TrainingBackendConfig,
-)
+from nemorl.plugins.kinds import DatasetConfig, GenerationBackendConfig, PluginConfig, TrainingBackendConfig
 from nemorl.plugins.registry import config_bases
 from nemorl_base.audit.recording import audit_log, demanded_folder
-from nemorl_base.encryption import PLAINTEXT, origin, plaintext_problem
+from nemorl_base.encryption import PLAINTEXT, host_names, origin, origins, plaintext_problem
+from nemorl_base.naming import Named, is_url
 from nemorl_base.permission import asked, require
-from nemorl_base.plugin_policy import HOUSE
+from nemorl_base.plugin_policy import HOUSE, normalize
 from nemorl_base.ray_security import ray_address
-from nemorl_base.site_policy import SitePolicy, names_of_path, site_policies
-from pydantic import BaseModel
+from nemorl_base.site_policy import SitePolicy, links_out_of, names_of_path, site_policies
 
 from nemorl_report.lock import entries_by_distribution, parts_of, plugins_of
 from nemorl_report.signatures import signature_problems
 
 ENGINES = (TrainingBackendConfig, GenerationBackendConfig)
-
-
-URL = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/\[\]]+(:\d+)?\S*|[a-z][a-z0-9+.-]*://\[[0-9a-f:.]+\]\S*", re.IGNORECASE)
-"""A text that is the address of a server and nothing else."""
+LOADS_CODE = re.compile(
+    r"PYTHON(PATH|STARTUP|HOME|USERBASE|PLATLIBDIR|PYCACHEPREFIX|BREAKPOINT)|LD_(PRELOAD|LIBRARY_PATH|AUDIT)"
+    r"|PATH|BASH_ENV|ENV|RAY_.*(PLUGIN|HOOK|RUNTIME_ENV).*|NEMORL_(SITE_)?POLICY",
+)
+"""Environment variables by which a process gets other code than is installed."""
+RAY_INSTALLS = ("pip", "uv", "conda")
+RAY_CODE = ("py_modules", "working_dir", "container", "image_uri", "worker_process_setup_hook", "java_jars")
+"""Keys of Ray's runtime environment that bring packages, and other code."""
+BESIDE = ("loggers.", "plugins.")
+"""Parts that take no part in computing: their servers may be denied by name, and need not be allowed as engines."""
 
 
 class Use(NamedTuple):
@@ -50,6 +49,10 @@ class Use(NamedTuple):
     """Of the key that says so."""
     kind: str
     names: tuple[str, ...]
+    needs_leave: bool = True
+    """Where rules allow some of this kind, it has to be among them. ``False``: it is asked whether it is denied."""
+    replaces: bool = False
+    """It brings packages in the place of those that are installed, signed ones among them."""
 
 
 def site_problems(
@@ -64,8 +67,8 @@ def site_problems(
     """
     if not site_policies():
         return
-    for use in dict.fromkeys(uses_of(config)):
-        found = asked(use.kind, *use.names)
+    for use in {use[1:]: use for use in reversed([*uses_of(config)])}.values():  # each thing once, by its first key
+        found = asked(use.kind, *use.names, needs_leave=use.needs_leave, replaces=use.replaces)
         if found is not None:
             yield ConfigIssue(use.path, found.message, found.fix)
     for message in signature_problems({entry.distribution for entry in plugins_of(config)}):
@@ -95,8 +98,8 @@ def require_engine(model: str, backend: GenerationBackendConfig) -> None:
         UsageError: The site does not admit this model, this engine or a server of it.
     """
     require("models", *names_of_path(model))
-    for use in _of_engine(backend):
-        require(use.kind, *use.names)
+    for use in (_engine(backend), *_named(backend.named_values("generation.backend"))):
+        require(use.kind, *use.names, needs_leave=use.needs_leave, replaces=use.replaces)
     name = _name(backend)
     offered = [e.distribution for e in registry().index.of_kind("generation_backends") if name in (e.name, e.id)]
     for message in signature_problems({*offered, *HOUSE & entries_by_distribution().keys()}):
@@ -109,19 +112,106 @@ def _contact() -> str:
 
 def uses_of(config: RunConfig) -> Iterator[Use]:
     """Everything of a config that rules may be about, plugins left out."""
-    policies = [auxiliary.policy for auxiliary in config.auxiliary_models.values()]
-    for policy in (config.policy, *policies):
-        yield Use("policy.model_name", "models", tuple(names_of_path(policy.model_name)))
+    policies = {role: auxiliary.policy for role, auxiliary in config.auxiliary_models.items()}
     yield Use("cluster", "clusters", _cluster(config.cluster))
-    for part in (*parts_of(config), *parts_of(policies)):
-        if isinstance(part, DatasetConfig):
-            yield from _of_dataset(part)
-        elif isinstance(part, ENGINES):
-            yield from _of_engine(part)
-        elif isinstance(part, EnvironmentConfig):
-            yield from _of_addresses("environment", part)
-        elif isinstance(part, (LoggerConfig, HookConfig)):
-            yield from (use for use in _of_addresses("plugins", part) if use.kind == "unlock")
+    for part in (*parts_of(config), *parts_of(list(policies.values()))):
+        if isinstance(part, ENGINES):
+            yield _engine(part)
+        elif isinstance(part, DatasetConfig):
+            is_named = any(named.kind == "dataset" for named in part.named_values())
+            yield Use("data", "datasets", (_name(part),), needs_leave=not is_named)
+    yield from _named(config.named_values())
+    for role, policy in policies.items():
+        yield from _named(policy.named_values(role))
+    yield from _of_ray(config.cluster.runtime_env)
+
+
+def _engine(part: PluginConfig) -> Use:
+    path = "generation.backend" if isinstance(part, GenerationBackendConfig) else "policy.backend"
+    return Use(path, "engines", (_name(part),))
+
+
+def _named(values: Iterator[Named]) -> Iterator[Use]:
+    """What the fields of configs declare that they name, as rules know it."""
+    for path, kind, value in values:
+        if path == "cluster.address":
+            continue  # asked about as a cluster
+        if kind in ("model", "served_model"):
+            yield from _at_paths(path, "models", value) if kind == "model" else [Use(path, "models", (value,))]
+        elif kind == "dataset":
+            yield from _at_paths(path, "datasets", value)
+        elif kind == "file":
+            yield from _denied_file(path, value)
+        elif kind == "server":
+            yield from _of_server(path, value)
+        elif kind == "interpreter":
+            yield Use(path, "code", tuple(names_of_path(value)), replaces=True)
+        elif kind == "command":
+            yield Use(path, "code", tuple(dict.fromkeys(name for word in value for name in names_of_path(word))))
+        elif kind == "code":
+            yield Use(path, "code", (*names_of_path(value.rpartition(":")[0] or value), value))
+        elif kind == "variables":
+            yield from _of_variables(path, value)
+
+
+def _at_paths(path: str, kind: str, text: str) -> Iterator[Use]:
+    """A model or dataset, and where it is a folder, all that links in it lead to: each has to be allowed by itself."""
+    yield Use(path, kind, tuple(names_of_path(text)))
+    folder = Path(text).expanduser()
+    if folder.is_dir():
+        inside = Path(os.path.realpath(folder))
+        for target in links_out_of(inside):
+            yield Use(path, kind, (target,))
+
+
+def _denied_file(path: str, text: str) -> Iterator[Use]:
+    if is_url(text):
+        yield from _of_server(path, text)
+        return
+    for kind in ("datasets", "models"):
+        yield Use(path, kind, tuple(names_of_path(text)), needs_leave=False)
+
+
+def _of_server(path: str, text: str) -> Iterator[Use]:
+    """A server by scheme, host and port, which a path within it cannot imitate, and by any other name of its host."""
+    if not is_url(text):
+        yield Use(path, "engines", (text, *host_names(text)), needs_leave=False)
+        return
+    yield Use(path, "engines", (*origins(text), text), needs_leave=not path.startswith(BESIDE))
+    if plaintext_problem(text) is not None:
+        yield Use(f"{path.rpartition('.')[0]}.plaintext", "unlock", (PLAINTEXT,))
+
+
+def _of_variables(path: str, variables: Mapping[str, str]) -> Iterator[Use]:
+    for name, value in variables.items():
+        place = f"{path}.{name}"
+        if is_url(value):
+            yield Use(place, "engines", (*origins(value), value), needs_leave=False)
+        elif LOADS_CODE.fullmatch(name):
+            for item in filter(None, value.split(os.pathsep)):
+                yield Use(place, "code", tuple(names_of_path(item)), replaces=True)
+        else:
+            yield from _denied_file(place, value)
+
+
+def _of_ray(environment: Mapping[str, Any]) -> Iterator[Use]:
+    """What Ray installs and brings to its workers, and the variables that it sets."""
+    for key, value in environment.items():
+        path = f"cluster.runtime_env.{key}"
+        if key in RAY_INSTALLS:
+            for text in _texts(value):
+                yield Use(path, "install", (_distribution(text), text), replaces=True)
+        elif key in RAY_CODE:
+            for text in _texts(value):
+                yield Use(path, "code", tuple(names_of_path(text)), replaces=True)
+        elif key == "env_vars" and isinstance(value, Mapping):
+            yield from _of_variables(path, {str(name): str(item) for name, item in value.items()})
+
+
+def _distribution(requirement: str) -> str:
+    """Name of what a line for pip installs; the line itself where that is a file or an address."""
+    found = re.match(r"[A-Za-z0-9][A-Za-z0-9._-]*(?=\s*($|[\[<>=!~;@ ]))", requirement)
+    return normalize(found[0]) if found else requirement
 
 
 def _cluster(cluster: ClusterConfig) -> tuple[str, ...]:
@@ -132,33 +222,10 @@ def _cluster(cluster: ClusterConfig) -> tuple[str, ...]:
         address = ray_address(cluster.address)
     except UsageError:  # none is there
         return (cluster.address,)
-    host, _, port = address.rpartition(":")
-    return f"{host.rstrip('.').lower()}:{port}", host, cluster.address
-
-
-def _of_dataset(part: DatasetConfig) -> Iterator[Use]:
-    """Its files or its name on the hub; its own name where it has neither."""
-    texts = dict(_texts(part))
-    paths = [text for path, text in texts.items() if path.rpartition(".")[2].endswith("path") and text]
-    for text in paths or [_name(part)]:
-        yield Use("data", "datasets", (*names_of_path(text), _name(part), *texts.values()))
-
-
-def _of_engine(part: PluginConfig) -> Iterator[Use]:
-    """Its name, and the addresses of servers that it uses, each by itself."""
-    path = "generation.backend" if isinstance(part, GenerationBackendConfig) else "policy.backend"
-    yield Use(path, "engines", (_name(part),))
-    yield from _of_addresses(path, part)
-
-
-def _of_addresses(path: str, part: PluginConfig) -> Iterator[Use]:
-    """The servers that a part uses, each by scheme, host and port, which a path within it cannot imitate."""
-    for _, text in _texts(part):
-        if URL.fullmatch(text) is None:
-            continue
-        yield Use(path, "engines", (origin(text), text))
-        if plaintext_problem(text) is not None:
-            yield Use(f"{path}.plaintext", "unlock", (PLAINTEXT,))
+    scheme, _, rest = address.rpartition("://")
+    found = [origin(f"{scheme or 'ray'}://{rest}").partition("://")[2]]
+    names = [f"{host}:{found[0].rpartition(':')[2]}" for host in host_names(address)]
+    return tuple(dict.fromkeys((*found, *names, *host_names(address), *([address] if scheme else []), cluster.address)))
 
 
 def _name(part: PluginConfig) -> str:
@@ -169,17 +236,9 @@ def _name(part: PluginConfig) -> str:
         return type(part).__name__
 
 
-def _texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Every text and path below a config, with where it is, those of parts within it left out."""
-    if isinstance(value, PluginConfig) and path:
-        return
-    if isinstance(value, BaseModel):
-        value = {name: getattr(value, name) for name in type(value).model_fields}
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in plain data."""
     if isinstance(value, str | Path):
-        yield path, str(value)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from _texts(item, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, list | tuple):
-        for number, item in enumerate(value):
-            yield from _texts(item, f"{path}.{number}")
+        yield str(value)
+    for item in value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ():
+        yield from _texts(item)

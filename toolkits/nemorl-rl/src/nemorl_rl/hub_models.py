@@ -21,7 +21,7 @@ _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
 def check(config: RunConfig, run_dir: Path, warn: Callable[[str], None]) -> Iterator[ConfigIssue]:
-    """The launch check: every model of the run is a folder, in the hub's cache or on the hub."""
+    """The launch check: every model and tokenizer of the run is a folder, in the hub's cache or on the hub."""
     return absent_models(config)
 
 
@@ -38,11 +38,15 @@ def require_model(name: str) -> None:
 
 
 def absent_models(config: RunConfig) -> Iterator[ConfigIssue]:
-    """Models that are neither a folder nor in the hub's cache nor on the hub."""
-    models = {"model": config.policy.model_name}
-    models |= {f"{role}.model_name": auxiliary.policy.model_name for role, auxiliary in config.auxiliary_models.items()}
-    for path, name in models.items():
-        if name and not expanded(name).is_dir() and (path == "model" or name != models["model"]):
+    """Models and tokenizers that are neither a folder nor in the hub's cache nor on the hub, each by its first key."""
+    models = {config.policy.model_name: "model"}
+    for named in config.named_values():
+        if named.kind == "model":
+            models.setdefault(named.value, named.path)
+    for role, auxiliary in config.auxiliary_models.items():
+        models.setdefault(auxiliary.policy.model_name, f"{role}.model_name")
+    for name, path in models.items():
+        if name and not expanded(name).is_dir():
             yield from _absent(path, name)
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from nemorl.config.base import RESUMABLE
+from nemorl.config import RESUMABLE, FileName, Options, SecretVariable, ServedModel, ServerURL
 from nemorl.config.cluster import LONGEST_WAIT_S
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import EnvironmentConfig
 from nemorl_base.encryption import plaintext_problem
-from nemorl_base.scalars import ExpandsHome
 from pydantic import Field
 
 if TYPE_CHECKING:
@@ -67,11 +66,11 @@ class JudgeConfig(EnvironmentConfig):
         ),
     }
 
-    url: str = Field(pattern=r"^https?://")
+    url: ServerURL = Field(pattern=r"^https?://")
     """Address of the server up to the version, e.g. ``http://localhost:8000/v1``."""
     plaintext: Annotated[bool, RESUMABLE] = False
     """Let tasks, responses and the key go to another machine over ``http`` all the same."""
-    model: str = Field(min_length=1)
+    model: ServedModel = Field(min_length=1)
     """The judge's name on that server."""
     rubric: str = DEFAULT_RUBRIC
     """What makes a response good, in words for the judge: criteria, and what the scores mean."""
@@ -99,9 +98,9 @@ class JudgeConfig(EnvironmentConfig):
     """Of the judge. ``null`` for servers that refuse the parameter."""
     max_tokens: int | None = Field(1024, ge=1)
     """Longest reply in tokens. ``null``: the server's limit; raise it for judges that think."""
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: Options = Field(default_factory=dict)
     """More parameters of the request, such as ``{seed: 0}`` or what the server takes beyond OpenAI's."""
-    api_key_env: str = "OPENAI_API_KEY"
+    api_key_env: SecretVariable = "OPENAI_API_KEY"
     """Environment variable that holds the key; a server without keys needs none. The key itself is in no config."""
     deadline_s: float = Field(45.0, gt=0, le=LONGEST_WAIT_S)
     """Seconds for one verdict, waiting and retries included. Keep it below ``rollouts.environment_timeout_s``, after
@@ -111,7 +110,7 @@ class JudgeConfig(EnvironmentConfig):
     pause or the one that the server asks for."""
     concurrency: Annotated[int, RESUMABLE] = Field(16, ge=1)
     """Requests at a time. ``rollouts.environment_concurrency`` limits them as well."""
-    cache: Annotated[str | None, RESUMABLE, ExpandsHome()] = None
+    cache: Annotated[FileName | None, RESUMABLE] = None
     """File that keeps verdicts, by model, rubric, task, response and the other options that a verdict depends on. Set
     it: a continued run then pays for none twice."""
     prompt_price: float = Field(0.0, ge=0)

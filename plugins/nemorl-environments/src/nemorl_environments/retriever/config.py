@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
+from nemorl.config import DatasetName
 from nemorl.config.component import Component
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import EnvironmentConfig
 from nemorl_base.reading import expanded
-from nemorl_base.scalars import ExpandsHome
 from pydantic import Field, WithJsonSchema
 
 from nemorl_environments.config import PART_SCHEMA, ConversationConfig
@@ -41,7 +41,7 @@ class RetrieverConfig(ConversationConfig):
         ),
     }
 
-    corpus: Annotated[str, ExpandsHome()] = Field(min_length=1)
+    corpus: DatasetName = Field(min_length=1)
     """A JSONL file with a document per line, a text file, or a folder of such files (``.jsonl``, ``.txt``, ``.md``). It
     is read into memory when the run starts."""
     text_column: str = "text"

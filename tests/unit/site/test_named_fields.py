@@ -1,0 +1,96 @@
+"""Fields declare by their types that they name a model, dataset, file, server, command, code or secret."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+from nemorl.config import Config, ModelName, Options, PlainText, RunConfig, ServerURL, Variables, load_config
+from nemorl.plugins import registry
+from nemorl.plugins.registry import config_bases
+from nemorl_base.naming import Kind, Named, declared_kind, kind_by_name, takes_text
+from pydantic import Field
+
+
+def config_classes() -> Iterator[type[Config]]:
+    """Those of all installed plugins and algorithms, and all configs in them."""
+    waiting: list[Any] = [RunConfig]
+    for kind in config_bases():
+        waiting += [registry().load(kind, entry.name) for entry in registry().index.of_kind(kind)]
+    seen: set[Any] = set()
+    while waiting:
+        found = waiting.pop()
+        if isinstance(found, type) and issubclass(found, Config):
+            if found not in seen:
+                seen.add(found)
+                yield found
+                waiting += [field.annotation for field in found.model_fields.values()]
+        else:
+            waiting += [part for part in get_args(found) if part not in (None, Ellipsis)]
+
+
+def undeclared(owner: type[Config]) -> list[tuple[str, Kind]]:
+    """Text fields whose names say that they name something, and whose types do not."""
+    found = []
+    for name, field in owner.model_fields.items():
+        guess = kind_by_name(name)
+        holds = takes_text(field.annotation) and declared_kind(field.annotation, field.metadata) is None
+        if guess not in (None, "text") and holds:
+            found.append((name, guess))
+    return found
+
+
+def test_every_field_that_sounds_like_it_names_something_says_what() -> None:
+    classes = list(config_classes())
+    assert len(classes) > 100
+    missing = sorted(f"{owner.__name__}.{name}: {kind}" for owner in classes for name, kind in undeclared(owner))
+    assert not missing, f"give these a type of nemorl_base.naming: {missing}"
+
+
+def test_a_field_that_does_not_say_so_is_seen() -> None:
+    class Forgetful(Config):
+        reward_model: str = ""
+        base_urls: tuple[str, ...] = ()
+        secrets_of: dict[str, float] = Field({})
+        api_key_env: str | None = None
+        model_column: str = ""
+        declared_model: ModelName | None = None
+        plain_path: PlainText = ""
+
+    assert undeclared(Forgetful) == [("reward_model", "model"), ("base_urls", "server"), ("api_key_env", "secret")]
+
+
+class Inner(Config):
+    judge_model: ModelName = "org/judge"
+    url: ServerURL | None = None
+
+
+class Outer(Config):
+    parts: dict[str, Inner] = Field({"a": Inner(url="https://node7")})
+    more: tuple[Inner, ...] = (Inner(),)
+    weights: Path = Path("weights")
+    engine: Options = Field({"tokenizer": "org/t", "speculative": {"model": "org/d"}, "dtype": "auto", "seed": 1})
+    variables: Variables = Field({"A": "1"})
+    note: str = "see https://example.org"
+    other: str = "https://example.org/v1"
+    undeclared_model: str = "org/u"
+
+
+def test_values_are_found_wherever_they_stand() -> None:
+    assert sorted(Outer().named_values("x")) == sorted([
+        Named("x.parts.a.judge_model", "model", "org/judge"),
+        Named("x.parts.a.url", "server", "https://node7"),
+        Named("x.more.0.judge_model", "model", "org/judge"),
+        Named("x.weights", "file", "weights"),
+        Named("x.engine.tokenizer", "model", "org/t"),
+        Named("x.engine.speculative.model", "model", "org/d"),
+        Named("x.variables", "variables", {"A": "1"}),
+        Named("x.other", "server", "https://example.org/v1"),
+        Named("x.undeclared_model", "model", "org/u"),
+    ])  # fmt: skip
+
+
+def test_a_dataset_by_a_name_of_ours_is_the_repository_that_it_is_read_from() -> None:
+    config = load_config({"algorithm": "grpo", "model": "org/m", "data": "gsm8k", "environment": "math"})
+    assert Named("data.preset", "dataset", "openai/gsm8k") in list(config.named_values())

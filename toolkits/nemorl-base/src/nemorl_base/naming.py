@@ -1,0 +1,162 @@
+"""What the texts and paths of a config name: a field declares it once, as its type.
+
+    model: ModelName
+    urls: tuple[ServerURL, ...] = ()
+    api_key_env: SecretVariable = "OPENAI_API_KEY"
+
+Who has to know asks for the values by kind and never looks at the names of fields: the site's policy, the checks before
+a start, the search for secrets. ``~`` is the home directory in what may be a path. A :class:`~pathlib.Path` that
+declares nothing is a file. Of options that nobody declared (those that are handed on to an engine, and of plugins that
+do not say) :func:`kind_by_name` guesses, so that leaving the declaration out opens no gap.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
+
+Kind = Literal[
+    "model", "served_model", "dataset", "file", "server", "command", "interpreter", "code", "secret", "variables",
+    "options", "text",
+]  # fmt: skip
+PATHS: tuple[Kind, ...] = ("model", "dataset", "file")
+"""Kinds whose texts may be paths."""
+WHOLE: tuple[Kind, ...] = ("command", "variables")
+"""Kinds whose value is not split into its texts."""
+
+
+@dataclass(frozen=True)
+class Names:
+    """What the texts of a field name: a mark in its type, of which the types below are made."""
+
+    kind: Kind
+
+
+ModelName = Annotated[str, Names("model")]
+"""Hugging Face name or local folder of a model or a tokenizer, loaded by nemorl."""
+ServedModel = Annotated[str, Names("served_model")]
+"""A model by the name that a server has for it."""
+DatasetName = Annotated[str, Names("dataset")]
+"""A dataset: name on the hub, file or folder."""
+DatasetFile = Annotated[Path, Names("dataset")]
+"""A file or folder of a dataset."""
+FileName = Annotated[str, Names("file")]
+"""A text that may be the path of a file."""
+ServerURL = Annotated[str, Names("server")]
+"""Address of a server: a URL, ``host`` or ``host:port``."""
+Command = Annotated[tuple[str, ...], Names("command")]
+"""A program with its arguments."""
+Interpreter = Annotated[Path, Names("interpreter")]
+"""A Python of another environment, with the packages that are installed there."""
+CodeName = Annotated[str, Names("code")]
+"""Code by its name: ``file.py:function``, a module, a shell script."""
+SecretVariable = Annotated[str, Names("secret")]
+"""Name of the environment variable that holds a secret."""
+Variables = Annotated[dict[str, str], Names("variables")]
+"""Environment variables of a process, with their values."""
+Options = Annotated[dict[str, Any], Names("options")]
+"""Options that are handed on to other software: what each names is guessed from its key."""
+PlainText = Annotated[str, Names("text")]
+"""A text that names nothing, whatever its field is called."""
+
+
+class Named(NamedTuple):
+    """Something that a config names."""
+
+    path: str
+    """Of the option, e.g. ``policy.tokenizer.name``."""
+    kind: Kind
+    value: Any
+    """A text; a tuple of texts of a command; a mapping of variables."""
+
+
+_WORDS: tuple[tuple[Kind, str], ...] = (
+    ("text", r"column|field|tag|label|config_name|server_name|tool_parser|file_type"),
+    ("secret", r"(?:api_?key|token|password|secret|credential)_env|secret"),
+    ("variables", r"env|env_vars|environ|environment|environment_variable|variable"),
+    ("server", r"ur[il]|base_url|endpoint|address|addresse|host|hostname|server|api_base|tracking_uri"),
+    ("dataset", r"dataset|corpus|corpora|data_files?|train_files?|val_files?|data_path|dataset_path|parquet"),
+    ("model", r"model|model_name|model_path|model_id|tokenizer|tokenizer_name|teacher|critic_model|draft_model"
+              r"|checkpoint|adapter|lora_path|lora_module|base_model|reward_model|reference_model"),
+    ("interpreter", r"python|interpreter|py_executable"),
+    ("command", r"command|cmd|executable|program|argv"),
+    ("code", r"function|script|class_path|py_module|plugin_path|setup|entry_?point|rollout|auto_map"),
+    ("file", r"path|file|filename|folder|dir|directory|directorie|chat_template|cache|certificate|ca|keyfile|cert"),
+)  # fmt: skip
+_GUESSES = [(kind, re.compile(rf"(?:^|[_.])(?:{words})s?$", re.IGNORECASE)) for kind, words in _WORDS]
+
+
+def kind_by_name(name: str) -> Kind | None:
+    """What an option of this name usually names.
+
+    >>> kind_by_name("reward_model"), kind_by_name("base_url"), kind_by_name("model_column"), kind_by_name("lr")
+    ('model', 'server', 'text', None)
+    """
+    return next((kind for kind, words in _GUESSES if words.search(name)), None)
+
+
+def declared_kind(annotation: Any, metadata: list[Any]) -> Kind | None:
+    """What a field declares that its texts name; a path that declares nothing is a file."""
+    marks = [*metadata, *_parts(annotation)]
+    kind = next((mark.kind for mark in marks if isinstance(mark, Names)), None)
+    return kind or ("file" if Path in marks else None)
+
+
+def takes_text(annotation: Any) -> bool:
+    """A field's values are, or hold, texts or paths of any content; keys of a mapping apart."""
+    if get_origin(annotation) in (dict, Mapping):
+        return takes_text(get_args(annotation)[1])
+    inner = get_args(annotation)
+    return annotation in (str, Path, Any) or any(takes_text(part) for part in inner if not isinstance(part, str))
+
+
+def _parts(annotation: Any) -> Iterator[Any]:
+    """A type and all that it is made of, marks among them."""
+    yield annotation
+    for part in getattr(annotation, "__metadata__", ()):
+        yield part
+    if getattr(annotation, "__metadata__", None):
+        yield from _parts(annotation.__origin__)
+        return
+    for part in get_args(annotation):
+        yield from _parts(part)
+
+
+def texts_of(value: Any, path: str, kind: Kind | None) -> Iterator[Named]:
+    """What plain values name: each text by itself, by what is declared or by the name of its key.
+
+    Args:
+        value: A text, path, sequence or mapping; anything else names nothing.
+        path: Of the option.
+        kind: What it names; ``None``: nobody said.
+    """
+    if kind == "text" or value in (None, "", (), {}):
+        return
+    kind = None if kind == "options" else kind
+    if kind in WHOLE and isinstance(value, list | tuple | Mapping):
+        yield Named(path, kind, value)
+    elif isinstance(value, str | PurePath):
+        found = kind or ("server" if isinstance(value, str) and is_url(value) else None)
+        if found is not None:
+            yield Named(path, found, (value,) if found == "command" else str(value))
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from texts_of(item, f"{path}.{key}", kind or kind_by_name(str(key)))
+    elif isinstance(value, list | tuple | set | frozenset):
+        for number, item in enumerate(value):
+            yield from texts_of(item, f"{path}.{number}", kind)
+
+
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/]+\S*", re.IGNORECASE)
+
+
+def is_url(text: str) -> bool:
+    """A text is the address of a server and nothing else.
+
+    >>> is_url("https://[::1]:8000/v1"), is_url("see https://example.org")
+    (True, False)
+    """
+    return _URL.fullmatch(text) is not None
