@@ -250,36 +250,28 @@ def test_attention_problems_of_similar_size_are_one_call() -> None:
     assert bucketed([], []) == []
 
 
+def remarks_of(settings: dict[str, Any], rows: list[dict[str, Any]], run_dir: Path) -> list[dict[str, Any]]:
+    """Those among the events of a run on these rows, two at a time."""
+    whole = {"batch_size": 2, "checkpoint": {"export": False}, "run_dir": str(run_dir), **settings}
+    nemorl.load_config(whole).build().fit(rows, console=Console(quiet=True))
+    events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+    return [event for event in events if event["event"] == "remark"]
+
+
 def test_the_reason_is_among_the_events_of_a_run(tiny: Path, tmp_path: Path) -> None:
     settings = {
         "algorithm": "sft",
         "model": str(tiny),
-        "batch_size": 2,
         "max_steps": 1,
-        "run_dir": str(tmp_path / "run"),
         "policy": {"init": "random", "backend": {"name": "dtensor", "attn_implementation": "eager"}},
-        "checkpoint": {"export": False},
     }
-    rows = [{"prompt": "1+1=", "response": "2"}] * 2
-    nemorl.load_config(settings).build().fit(rows, console=Console(quiet=True))
-    events = [json.loads(line) for line in (tmp_path / "run/events.jsonl").read_text().splitlines()]
-    (remark,) = [event["message"] for event in events if event["event"] == "remark"]
-    assert "eager" in remark
+    (remark,) = remarks_of(settings, [{"prompt": "1+1=", "response": "2"}] * 2, tmp_path / "run")
+    assert "eager" in remark["message"]
 
 
 def test_pairs_that_share_too_little_are_told_of_after_the_first_step(tiny: Path, tmp_path: Path) -> None:
-    settings = {
-        "algorithm": "dpo",
-        "model": str(tiny),
-        "batch_size": 2,
-        "max_steps": 2,
-        "run_dir": str(tmp_path / "run"),
-        "policy": {"init": "random"},
-        "checkpoint": {"export": False},
-    }
+    settings = {"algorithm": "dpo", "model": str(tiny), "max_steps": 2, "policy": {"init": "random"}}
     rows = [{"prompt": "1+1=", "chosen": "2" * 60, "rejected": "3" * 60}] * 4
-    nemorl.load_config(settings).build().fit(rows, console=Console(quiet=True))
-    events = [json.loads(line) for line in (tmp_path / "run/events.jsonl").read_text().splitlines()]
-    (remark,) = [event for event in events if event["event"] == "remark"]
+    (remark,) = remarks_of(settings, rows, tmp_path / "run")
     assert remark["step"] == 1
     assert "sharing begins above 1.2" in remark["message"]

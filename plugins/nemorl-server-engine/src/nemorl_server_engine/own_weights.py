@@ -2,39 +2,34 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nemorl.errors import BackendError
-from nemorl_rl.loop_thread import in_thread
 from nemorl_rl.model_files import stored_folder
 
-from nemorl_server_engine.checks import true_logprobs, weights_gap
+from nemorl_server_engine.checks import weights_gap
 from nemorl_server_engine.versions import WrittenWeights
 
 if TYPE_CHECKING:
     from nemorl_server_engine.checks import Identity
     from nemorl_server_engine.dialects.base import Facts
     from nemorl_server_engine.server import Server
-
-GIB = 2**30
+    from nemorl_server_engine.versions import Weights
 
 
 class OwnWeights:
     """Compares the log-probs of probe tokens, as servers and as transformers on the model's folder find them."""
 
-    def __init__(self, identity: Identity, most_gib: float) -> None:
+    def __init__(self, identity: Identity, true_logprobs: Callable[[Weights], Awaitable[list[float] | None]]) -> None:
         """
         Args:
             identity: The model.
-            most_gib: Larger ones are not loaded here.
+            true_logprobs: Those of the probe tokens, by transformers; ``None`` of weights too large to load here.
         """
-        self._identity, self._most_gib = identity, most_gib
-        self._measuring = asyncio.Lock()
-        self._found: list[float] | str | None = None
-        """Log-probs of the probe tokens, or why there are none"""
+        self._identity, self._true_logprobs = identity, true_logprobs
         self._told: set[tuple[str, str]] = set()
 
     async def require(self, server: Server) -> None:
@@ -64,22 +59,16 @@ class OwnWeights:
             )
 
     async def _true(self) -> list[float] | str:
-        async with self._measuring:
-            if self._found is None:
-                self._found = await self._measured()
-        return self._found
-
-    async def _measured(self) -> list[float] | str:
+        """Log-probs of the probe tokens, or why there are none."""
         folder = stored_folder(self._identity.policy.model_name)
         size = sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder is not None else 0
         if folder is None or not size:
             return "there are none on this machine"
-        if size > self._most_gib * GIB:
-            return f"{size / GIB:.2g} GiB are more than generation.backend.check_weights_gib"
         try:
-            return await in_thread(true_logprobs, WrittenWeights(0, folder, size, 0.0), self._identity.probe)
+            found = await self._true_logprobs(WrittenWeights(0, folder, size, 0.0))
         except Exception as error:  # whatever transformers raises of a folder that it cannot load
             return f"transformers does not load them here ({type(error).__name__}: {str(error).splitlines()[0]:.200})"
+        return f"{size / 2**30:.2g} GiB are more than generation.backend.check_weights_gib" if found is None else found
 
 
 def _is_source(facts: Facts, model: str) -> bool:

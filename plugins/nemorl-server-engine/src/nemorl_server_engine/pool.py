@@ -75,7 +75,7 @@ class Pool:
         self._affinity = Affinity[str]()
         self._waiting: deque[asyncio.Future[None]] = deque()
         """Requests that found no free server."""
-        self._own_weights = OwnWeights(identity, options.check_weights_gib)
+        self._own_weights = OwnWeights(identity, self._true_logprobs)
         self._run = f"{MARK}{uuid.uuid4().hex[:12]}"
         self._current: Weights | None = None
         self._updates = 0
