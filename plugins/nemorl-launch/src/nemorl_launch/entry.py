@@ -34,30 +34,29 @@ def run(command: Sequence[str]) -> int:
     """Run a command, pass SIGTERM on, and return its exit code, or 75 if it was asked to stop and saved."""
     started: list[subprocess.Popen[bytes]] = []
     stopped: list[int] = []
-    told: list[int] = []
-
-    def pass_on() -> None:
-        for process in started:
-            while len(told) < len(stopped):  # a second SIGTERM ends a run before it has saved
-                told.append(signal.SIGTERM)
-                with suppress(ProcessLookupError):
-                    process.send_signal(signal.SIGTERM)
 
     def stop(number: int, _frame: object) -> None:
         stopped.append(number)
-        pass_on()
+        for process in started:
+            _ask(process)
 
     # Before the command starts: a signal that comes meanwhile would end this process and leave the run behind.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     process = subprocess.Popen(command, start_new_session=True)
-    with _held_back(signal.SIGTERM, signal.SIGINT):  # one that comes between two lines here would be told twice
+    with _held_back(signal.SIGTERM, signal.SIGINT):  # each is told once: a second SIGTERM ends a run before it saves
         started.append(process)
-        pass_on()
+        for _ in stopped:
+            _ask(process)
     code = process.wait()
     if code == 0 and stopped:
         return CONTINUE
     return code if code >= 0 else 128 - code
+
+
+def _ask(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        process.send_signal(signal.SIGTERM)
 
 
 @contextmanager
