@@ -42,7 +42,7 @@ SURFACE: Mapping[str, tuple[str, ...]] = {
         *("SamplingParams", "Score", "Step"),
     ),
     "nemorl.contracts": (
-        *("DataModule", "Environment", "Episode", "GenerationBackend", "Head", "HeldOut", "Logger", "Loss"),
+        *("DataModule", "Environment", "Episode", "Fingerprinted", "GenerationBackend", "Head", "HeldOut", "Logger", "Loss"),
         *("RemarkingBackend", "SizedDataModule", "Table"),
         *("TrainingBackend", "WeightTransport", "WeightsName", "WorkerGroup"),
     ),

@@ -231,6 +231,21 @@ class Table(Protocol):
     def __getitem__(self, index: Any, /) -> Any: ...
 
 
+@runtime_checkable
+class Fingerprinted(Protocol):
+    """Rows, a ``DataModule`` or held-out rows that are known again when a run is continued.
+
+    >>> class Squares:
+    ...     def fingerprint(self): return "the squares up to 100"
+    >>> isinstance(Squares(), Fingerprinted)
+    True
+    """
+
+    def fingerprint(self) -> str:
+        """Text that is another when the rows are. A run that has begun with one is not continued with another."""
+        ...
+
+
 class HeldOut(Protocol):
     """Held-out rows, in one set or several by name.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,8 @@ from nemorl.config.run import RunConfig
 from nemorl.contracts import DataModule
 from nemorl.errors import CheckpointError, NemorlError, WorkerLostError
 from nemorl.run import Run
+from nemorl.storage.fingerprints import Fingerprints, refuse
+from nemorl.storage.run_directory import RunDirectory
 
 
 @dataclass
@@ -34,8 +37,13 @@ class Resumable(Generic[C]):
 
     config: C
     run: Run
+    directory: RunDirectory
     progress: Progress
     history: list[dict[str, float]]
+    inputs: Fingerprints
+    """What this process was given beside the config."""
+    accept_changed_data: bool
+    """Continue with other rows than the run has had so far."""
 
     @property
     def batches(self) -> DataModule:
@@ -87,6 +95,7 @@ class Resumable(Generic[C]):
             "tokens": self.progress.tokens,
             "latest": self.progress.latest,
             "data": self.batches.state_dict(),
+            "inputs": self.inputs.to_json(),
             "optimizer": self.config.checkpoint.save_optimizer,
         }
 
@@ -97,8 +106,38 @@ class Resumable(Generic[C]):
                 f"the checkpoint belongs to {state['algorithm']}, this run is {type(self.config).__name__}",
                 fix="resume with the algorithm that wrote it",
             )
+        self._compare_inputs(state.get("inputs"), f"step {state['step']}")
         self.progress = Progress(state["step"], state["tokens"], dict(state["latest"]))
         self.batches.load_state_dict(state["data"])
+
+    def foresee_changes(self) -> None:
+        """Refuse other rows than those of the checkpoint to continue from, while nothing is loaded yet.
+
+        Raises:
+            DataError: they have changed, and that is not accepted.
+        """
+        directory = self.directory
+        checkpoints = directory.checkpoints
+        newest = checkpoints.latest() if directory.from_step is None else checkpoints.of_step(directory.from_step)
+        if newest is not None and not self.accept_changed_data:
+            with suppress(CheckpointError):  # it is damaged, and an older one will be found
+                refuse(self.inputs.other_rows(newest.read_state().get("inputs") or {}), newest.path.name)
+
+    def _compare_inputs(self, before: Mapping[str, Any] | None, place: str) -> None:
+        """Hold the run to the rows of a checkpoint, and say where the code of its rewards is another."""
+        directory = self.run.directory
+        if before is None:
+            text = f"{place} was saved without fingerprints: whether data and rewards are the same is not known"
+            directory.event("remark", message=text)
+            return
+        changes = self.inputs.other_rows(before)
+        if not self.accept_changed_data:
+            refuse(changes, place)
+        for what, (old, new) in changes.items():
+            self.run.warn(f"{what} are others than those of {place}, which was accepted")
+            directory.event("data_changed", what=what, before=old, now=new)
+        for name in self.inputs.other_code(before):
+            self.run.warn(f"the code of {name} has changed since {place}: rewards may mean something else from here on")
 
     def restore(self) -> None:
         """Load the newest sound checkpoint of a run that is resumed, or the one asked for."""

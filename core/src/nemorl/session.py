@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 from nemorl_base.deadlines import deadline
 from nemorl_base.display import Display, Silence
 
-from nemorl.contracts import DataModule, DataSource, HeldOut
+from nemorl.contracts import DataModule, DataSource, Fingerprinted, HeldOut
 from nemorl.errors import ConfigError, NemorlError, StorageError, UsageError, boundary
 from nemorl.plugins import offered
 from nemorl.plugins.hooks import Hooks, build_hooks
 from nemorl.run import Run
+from nemorl.storage.fingerprints import Fingerprints
 from nemorl.storage.run_directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class Inputs:
     data: DataSource | None
     held_out: DataSource | None
     callbacks: Sequence[object]
+    accept_changed_data: bool
 
 
 @contextmanager
@@ -69,6 +71,10 @@ def _build(trainer: BaseTrainer[Any], console: Display, hooks: Hooks, inputs: In
     with deadline("building environment and dataset", limit_s, setting="plugins.build_timeout_s"):
         trainer.open_inputs()
         trainer.data, held_out = _open_data(inputs, config, trainer.batch_size)
+        trainer.accept_changed_data = inputs.accept_changed_data
+        trainer.inputs = _fingerprints(trainer, held_out)
+        if trainer.directory.is_resumed:
+            trainer.foresee_changes()
     if problems := list(trainer.preflight()):
         raise ConfigError(problems, source="before loading anything")
     planned = trainer.planned_updates
@@ -84,7 +90,7 @@ def _build(trainer: BaseTrainer[Any], console: Display, hooks: Hooks, inputs: In
     )
     parts.callback(trainer.run.close)
     trainer.build_parts()
-    trainer.directory.describe()
+    trainer.directory.describe(trainer.inputs)
     hooks.fire("on_build_end", trainer=trainer)
 
 
@@ -93,8 +99,18 @@ def _open_data(inputs: Inputs, config: RunConfig, batch_size: int) -> tuple[Data
     opener = offered("open_data")
     if opener is None:
         raise UsageError("nothing here reads data", fix="pip install nemorl-rl")
-    data, held_out = opener(inputs.data, inputs.held_out, config, batch_size)
+    data, held_out = opener(
+        inputs.data, inputs.held_out, config, batch_size, accept_changed_data=inputs.accept_changed_data
+    )
     return data, held_out
+
+
+def _fingerprints(trainer: BaseTrainer[Any], held_out: HeldOut | None) -> Fingerprints:
+    asked = trainer.config.validation.model_dump(mode="json", include={"data"})["data"]
+    data, validation = (
+        part.fingerprint() if isinstance(part, Fingerprinted) else None for part in (trainer.data, held_out)
+    )
+    return Fingerprints(data, validation, asked, trainer.code_fingerprints())
 
 
 def display_of(given: Display | None) -> AbstractContextManager[Display]:

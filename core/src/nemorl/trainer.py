@@ -95,6 +95,7 @@ class BaseTrainer(Resumable[C]):
         callbacks: Sequence[object] = (),
         resume: bool = False,
         from_step: int | None = None,
+        accept_changed_data: bool = False,
         console: Display | None = None,
     ) -> TrainResult:
         """Train until the configured end, a stop request or an error.
@@ -106,6 +107,7 @@ class BaseTrainer(Resumable[C]):
             callbacks: Objects with ``on_*`` methods (``nemorl.Callback``).
             resume: Continue the run in ``config.run_dir`` (or the default directory of this config) if there is one.
             from_step: Continue it from its checkpoint of this step; what is newer is set aside. Unset: from the newest.
+            accept_changed_data: Continue with other rows than the run has had so far. ``False`` refuses them.
             console: Where progress is shown. Unset: the terminal.
 
         Returns:
@@ -118,7 +120,7 @@ class BaseTrainer(Resumable[C]):
         with (
             display_of(console) as shown,
             RunDirectory.claim(self.config, tell=shown.message, resume=resume, from_step=from_step) as directory,
-            opened(self, directory, shown, Inputs(source, val_dataset, callbacks)),
+            opened(self, directory, shown, Inputs(source, val_dataset, callbacks, accept_changed_data)),
             GracefulStop(self._on_signal),
             boundary(self.owner, passing=(Exception,)),
         ):
@@ -313,6 +315,10 @@ class BaseTrainer(Resumable[C]):
     def preflight(self) -> Iterator[ConfigIssue]:
         """Problems that would end the run later and can be known before anything is loaded."""
         yield from launch_problems(self.config, self.directory.path, self.directory.warn)
+
+    def code_fingerprints(self) -> Mapping[str, str]:
+        """Fingerprints of the code that the user wrote for this run, by name: of none, by default."""
+        return {}
 
     def own_hooks(self) -> Mapping[str, object]:
         """Hook objects that every run of this kind has, by name."""

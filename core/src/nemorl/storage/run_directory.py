@@ -25,6 +25,7 @@ from nemorl.config.base import identity
 from nemorl.config.run import RunConfig
 from nemorl.errors import ConfigError, ConfigIssue, RunInUseError, UsageError
 from nemorl.storage.checkpoints import CheckpointManager
+from nemorl.storage.fingerprints import FILE, Fingerprints
 
 ENDINGS = frozenset({"finished", "stopped", "failed"})
 """Events that end a run."""
@@ -110,9 +111,10 @@ class RunDirectory:
         self._tell(f"warning: {text}")
         self.event("warning", message=text)
 
-    def describe(self) -> None:
-        """Record what runs here: from now on the directory counts as a run."""
+    def describe(self, inputs: Fingerprints) -> None:
+        """Record what runs here, and with what: from now on the directory counts as a run."""
         replace_text(self.path / "config.yaml", to_yaml(self.config))
+        replace_text(self.path / FILE, json.dumps(inputs.to_json(), indent=1))
         if self.is_resumed:
             self._explain_previous()
         self.event("resumed" if self.is_resumed else "started", seed=self.config.seed)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from nemorl.errors import ConfigError, ConfigIssue, DataError
 from nemorl.types import Row
+from nemorl_base.reading import expanded
+from nemorl_rl.fingerprints import sampled
 
 if TYPE_CHECKING:
     from nemorl_datasets.config import _Table
@@ -29,18 +31,36 @@ class MappedRows(Sequence[Row]):
     """Some rows of a table, each converted when it is read. Picklable when the table is."""
 
     def __init__(
-        self, table: Sequence[Mapping[str, Any]], numbers: Sequence[int], mapping: RowMapping, source: str
+        self,
+        table: Sequence[Mapping[str, Any]],
+        numbers: Sequence[int],
+        mapping: RowMapping,
+        source: str,
+        file: Path | None = None,
     ) -> None:
+        """
+        Args:
+            table: Rows as they are published.
+            numbers: Of the chosen ones.
+            mapping: Makes nemorl's rows of them.
+            source: What errors call the table.
+            file: That it was read from, if it is a single one.
+        """
         self._table, self._numbers, self._mapping, self._source = table, numbers, mapping, source
+        self._file = file
 
     def __len__(self) -> int:
         return len(self._numbers)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return MappedRows(self._table, self._numbers[index], self._mapping, self._source)
+            return MappedRows(self._table, self._numbers[index], self._mapping, self._source, self._file)
         number = self._numbers[index]
         return self._mapping.convert(self._table[number], number=number, source=self._source)
+
+    def fingerprint(self) -> str:
+        """Of the converted rows, and of the file where these are many."""
+        return sampled(self, file=self._file)
 
 
 def select_rows(
@@ -63,11 +83,17 @@ def select_rows(
         numbers = validation if split == "validation" else train
     if config.max_rows is not None:
         numbers = numbers[: config.max_rows]
-    rows = MappedRows(table, numbers, config.mapping(), str(source))
+    rows = MappedRows(table, numbers, config.mapping(), str(source), local_file(source))
     found = list(config.mapping().problems(table[numbers[0]], where="path", source=str(source)))
     if found:
         raise ConfigError(found, source="data")
     return rows
+
+
+def local_file(source: str | Path | None) -> Path | None:
+    """A local file by its name; ``None`` for folders, patterns and names of the hub."""
+    path = expanded(source) if source is not None else None
+    return path if path is not None and path.is_file() else None
 
 
 def hold_out(size: int, fraction: float, seed: int) -> tuple[Sequence[int], Sequence[int]]:

@@ -86,7 +86,7 @@ class ShortRuns:
         replace_text(recipe, to_yaml(config))
         if self.from_step and not (run_dir / "checkpoints").exists():
             link_checkpoint(self.good.checkpoints[self.from_step], self.from_step, run_dir, config)
-        command = ["train", str(recipe), "--run-dir", str(run_dir), "--json"]
+        command = ["train", str(recipe), "--run-dir", str(run_dir), "--accept-changed-data", "--json"]
         return run_command(command, run_dir.with_suffix(".log"), folders_in_front(self.deltas, chosen))
 
     def _settings(self, run_dir: Path, chosen: Sequence[int], seed: int) -> dict[str, Any]:

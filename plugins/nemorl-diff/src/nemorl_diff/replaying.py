@@ -150,7 +150,9 @@ def make(replay: Replay, display: Display) -> Walk:
     elif begins:
         link_checkpoint(replay.run.checkpoints[begins], begins, replay.folder, config)
     trainer = trainer_for(config, replay)
-    trainer.fit(resume=begins > 0 and not replay.is_foreign, callbacks=callbacks, console=display)
+    resume = begins > 0 and not replay.is_foreign
+    # Other rows are a finding of the comparison.
+    trainer.fit(resume=resume, accept_changed_data=True, callbacks=callbacks, console=display)
     return compare(replay)
 
 

@@ -43,6 +43,10 @@ def train(
         int | None,
         typer.Option(min=0, help="Continue from this checkpoint; what is newer is set aside.", show_default=False),
     ] = None,
+    accept_changed_data: Annotated[
+        bool,
+        typer.Option("--accept-changed-data", help="Continue with other rows than the run has had so far."),
+    ] = False,
     locked: Annotated[
         bool,
         typer.Option("--locked", help="Refuse other plugins, or versions or files of them, than the run recorded."),
@@ -71,6 +75,7 @@ def train(
     """
     if is_launched(config, overrides or []):
         here_only = {"--resume": resume, "--fresh": resume is False, "--from-step": from_step is not None}
+        here_only |= {"--accept-changed-data": accept_changed_data}
         here_only |= {"--locked": locked, "--lock-file": lock_file is not None}
         options = ["--dry-run"] * dry_run + ["--json"] * as_json
         launch(config, overrides or [], run_dir=run_dir, here_only=here_only, options=options)
@@ -93,7 +98,12 @@ def train(
         # The reward's turn comes when it is built; what a check warns of, the run says again.
         _refuse(launch_problems(loaded, run_path(loaded), lambda _: None))
         trainer = loaded.build()
-        result = trainer.fit(resume=resume is not False, from_step=from_step, console=console)
+        result = trainer.fit(
+            resume=resume is not False,
+            from_step=from_step,
+            accept_changed_data=accept_changed_data,
+            console=console,
+        )
     elsewhere = result.run_dir != run_path(loaded) or run_dir is not None
     options = ["--run-dir", str(result.run_dir)] if elsewhere else []
     options += ["--locked"] * locked + (["--lock-file", str(lock_file)] if lock_file is not None else [])

@@ -64,6 +64,7 @@ def train(
     val_dataset: DataSource | None = None,
     callbacks: Sequence[object] = (),
     resume: bool = False,
+    accept_changed_data: bool = False,
     **knobs: Any,
 ) -> TrainResult:
     """Post-train ``model`` on ``dataset``.
@@ -78,6 +79,7 @@ def train(
         val_dataset: Held-out rows. Unset: the validation split of the dataset, if it has one.
         callbacks: Objects with ``on_*`` methods.
         resume: Continue an interrupted run of the same config.
+        accept_changed_data: Continue it with other rows than it has had so far.
         **knobs: Fields of the algorithm's config, e.g. ``max_steps=100`` or ``policy={"precision": "bfloat16"}``;
             ``tokenizer`` of a model that is an object.
 
@@ -86,12 +88,13 @@ def train(
         >>> nemorl.train("Qwen/Qwen2.5-1.5B", rows, right, max_steps=20)  # doctest: +SKIP
     """
     trainer = Trainer.from_pretrained(model, algorithm=algorithm, **knobs)
-    given = {"val_dataset": val_dataset, "callbacks": callbacks, "resume": resume}
+    given: dict[str, Any] = {"val_dataset": val_dataset, "callbacks": callbacks}
+    given |= {"resume": resume, "accept_changed_data": accept_changed_data}
     if isinstance(trainer, RolloutTrainer):
         return trainer.fit(dataset, reward_fn, **given)
     if reward_fn is not None:
         raise UsageError(f"{algorithm} samples no responses, so there is nothing to reward", fix="drop reward_fn")
-    return trainer.fit(dataset, **given)  # type: ignore[arg-type]
+    return trainer.fit(dataset, **given)
 
 
 def train_grpo(model: Any, dataset: DataSource, reward_fn: RewardSource | None = None, **knobs: Any) -> TrainResult:

@@ -18,6 +18,7 @@ from nemorl.types import Row
 from nemorl_base.reading import shown
 from nemorl_base.suggest import did_you_mean
 
+from nemorl_rl.fingerprints import rows_fingerprint
 from nemorl_rl.mixtures import Mixture, Order, RowSets, ShuffledOrder
 from nemorl_rl.validation_sets import HeldOutRows
 
@@ -80,7 +81,14 @@ class RowDataModule:
     """
 
     def __init__(
-        self, rows: Sequence[Row], batch_size: int, *, seed: int, shuffle: bool = True, owner: str = "the dataset"
+        self,
+        rows: Sequence[Row],
+        batch_size: int,
+        *,
+        seed: int,
+        shuffle: bool = True,
+        owner: str = "the dataset",
+        accept_changed_data: bool = False,
     ) -> None:
         """
         Args:
@@ -89,12 +97,14 @@ class RowDataModule:
             seed: Seeds the order.
             shuffle: Each epoch in another order; else in that of ``rows``.
             owner: What errors in reading a row call the dataset.
+            accept_changed_data: Load the position of another number of rows.
         """
         self._owner = owner
         if len(rows) == 0:
             raise DataError("the dataset has no rows", fix="check its path, split and filters")
         self._rows, self._batch_size, self._seed = rows, batch_size, seed
         self._position = 0
+        self._strict_keys = ("seed", "shares") if accept_changed_data else ("rows", "seed", "shares")
         mixture = rows if isinstance(rows, Mixture) else None
         self._shares = mixture.shares if mixture is not None else None
         self._order: Order = ShuffledOrder(len(rows), seed=seed, shuffle=shuffle)
@@ -122,13 +132,18 @@ class RowDataModule:
         """Batches in ``epochs`` passes, at least one."""
         return max(1, len(self._rows) * epochs // self._batch_size)
 
+    def fingerprint(self) -> str:
+        """Of the rows, in the order in which they were given."""
+        with boundary(self._owner):
+            return rows_fingerprint(self._rows)
+
     def state_dict(self) -> dict[str, Any]:
         state = {"position": self._position, "rows": len(self._rows), "seed": self._seed}
         return state if self._shares is None else {**state, "shares": self._shares}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         mine = self.state_dict()
-        for key in ("rows", "seed", "shares"):
+        for key in self._strict_keys:
             if state.get(key) != mine.get(key):
                 raise DataError(
                     f"the checkpoint was made with {key} = {state.get(key)}, the dataset now has {mine.get(key)}",
@@ -138,7 +153,12 @@ class RowDataModule:
 
 
 def open_data(
-    source: DataSource, held_out: DataSource | None, config: RunConfig, batch_size: int
+    source: DataSource,
+    held_out: DataSource | None,
+    config: RunConfig,
+    batch_size: int,
+    *,
+    accept_changed_data: bool = False,
 ) -> tuple[DataModule, HeldOut | None]:
     """Whatever the user calls data as a ``DataModule``, and the rows to validate on.
 
@@ -148,6 +168,7 @@ def open_data(
             the config says, else the validation split of ``source``.
         config: Of the run.
         batch_size: Rows per step.
+        accept_changed_data: A run is continued with another number of rows than it has had so far.
 
     Raises:
         UsageError: it is no data, or has no train split.
@@ -155,10 +176,10 @@ def open_data(
     Example:
         >>> data, held_out = open_data([{"prompt": "1+1="}], None, config, batch_size=1)  # doctest: +SKIP
     """
-    return _data_module(source, config, batch_size), _held_out(source, held_out, config)
+    return _data_module(source, config, batch_size, accept_changed_data), _held_out(source, held_out, config)
 
 
-def _data_module(source: DataSource, config: RunConfig, batch_size: int) -> DataModule:
+def _data_module(source: DataSource, config: RunConfig, batch_size: int, accept_changed_data: bool) -> DataModule:
     if isinstance(source, DataModule):
         return source
     rows = rows_of(source, "train", config.registry)
@@ -170,7 +191,14 @@ def _data_module(source: DataSource, config: RunConfig, batch_size: int) -> Data
             f"the parts of the mixture give {rows.rows_per_step} rows per step, and a step takes {batch_size}",
             fix="make the numbers of per_step add up to the rows of a step, or write weights",
         )
-    return RowDataModule(rows, batch_size, seed=config.seed, shuffle=config.shuffle, owner=owner)
+    return RowDataModule(
+        rows,
+        batch_size,
+        seed=config.seed,
+        shuffle=config.shuffle,
+        owner=owner,
+        accept_changed_data=accept_changed_data,
+    )
 
 
 def _held_out(source: DataSource, given: DataSource | None, config: RunConfig) -> HeldOut | None:

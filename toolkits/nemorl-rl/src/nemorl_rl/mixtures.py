@@ -18,6 +18,8 @@ from nemorl.errors import UsageError
 from nemorl.types import Row
 from nemorl_base.seeding import derive_seed
 
+from nemorl_rl.fingerprints import joined
+
 LONGEST_PERIOD = 100_000
 """Rows after which proportions repeat, at most: a list of this length is kept."""
 
@@ -75,6 +77,10 @@ class Joined(Sequence[Row]):
             if number < end:
                 return table[number - end]
         raise IndexError(index)
+
+    def fingerprint(self) -> str:
+        """Of the tables, in their order."""
+        return joined(self._tables)
 
 
 class RowSets(Joined):

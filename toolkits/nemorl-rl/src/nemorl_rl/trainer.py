@@ -24,6 +24,7 @@ from nemorl_base.timing import Timer
 
 from nemorl_rl.async_buffer import AsyncRolloutBuffer
 from nemorl_rl.breaker import CircuitBreaker
+from nemorl_rl.code_fingerprints import code_fingerprints
 from nemorl_rl.completions import Completions
 from nemorl_rl.config import RolloutRunConfig
 from nemorl_rl.data import RowDataModule
@@ -194,6 +195,9 @@ class RolloutTrainer(BaseTrainer[R]):
         if self.config.rollouts.turns == "free" and self.environment.batched:
             what = f"{self.environment.owner} scores responses in batches, for which episodes have to wait"
             yield ConfigIssue("rollouts.turns", what, "set it to `together`")
+
+    def code_fingerprints(self) -> Mapping[str, str]:
+        return code_fingerprints(self._scorer)
 
     def own_hooks(self) -> Mapping[str, object]:
         warn, event = self.directory.warn, self.directory.event

@@ -9,6 +9,8 @@ from nemorl.errors import boundary
 from nemorl.metrics import Mean
 from nemorl.types import Row
 
+from nemorl_rl.fingerprints import rows_fingerprint
+
 
 class HeldOutRows:
     """What a run validates on.
@@ -30,6 +32,11 @@ class HeldOutRows:
         """The first rows of each set."""
         with boundary("the validation dataset"):
             return {name: [rows[i] for i in range(min(len(rows), max_rows))] for name, rows in self._sets.items()}
+
+    def fingerprint(self) -> str:
+        """Of each set, by name."""
+        with boundary("the validation dataset"):
+            return "; ".join(f"{name} {rows_fingerprint(rows)}".strip() for name, rows in self._sets.items())
 
     def measure(self, validate: Callable[[Sequence[Row]], Mapping[str, float]], max_rows: int) -> dict[str, float]:
         """Metrics of each set's first rows as ``set/metric``, and over all sets under the metrics' own names.

@@ -48,7 +48,8 @@ class _Composition(Environment):
 
         if not parts:
             raise UsageError(f"a {self.name} environment has no parts", fix="give it at least one, by name")
-        self._parts: dict[str, Part] = {}
+        self.parts: dict[str, Part] = {}
+        """As they were given."""
         self._environments: dict[str, Environment] = {}
         for name, given in parts.items():
             part = given if isinstance(given, Part) else kind(*given) if isinstance(given, tuple) else kind(given)
@@ -62,7 +63,7 @@ class _Composition(Environment):
                     f"part {name!r} is an agent, which drives its own episodes: there is no response to share",
                     fix="add the other rewards to what its rollout() returns",
                 )
-            self._parts[name], self._environments[name] = part, environment
+            self.parts[name], self._environments[name] = part, environment
         self.batched = any(environment.batched for environment in self._environments.values())
 
     def _start_all(self, prompt: Prompt) -> dict[str, Episode]:
@@ -84,7 +85,7 @@ class _Composition(Environment):
 
     def _total(self, steps: Mapping[str, Step]) -> tuple[float, dict[str, float], dict[str, float]]:
         """Reward, components (each part's own reward) and metrics (``part/metric``)."""
-        reward = sum(self._parts[name].weight * step.score.reward for name, step in steps.items())
+        reward = sum(self.parts[name].weight * step.score.reward for name, step in steps.items())
         components = {name: step.score.reward for name, step in steps.items()}
         metrics = {f"{name}/{key}": value for name, step in steps.items() for key, value in step.score.metrics.items()}
         return reward, components, metrics
@@ -204,14 +205,14 @@ class ChainEnvironment(_Composition):
 
     def passes(self, name: str, step: Step) -> bool:
         """The reward of this answer reaches the threshold, so the next part is asked."""
-        stage = self._parts[name]
+        stage = self.parts[name]
         assert isinstance(stage, Stage)
         return step.score.reward >= stage.threshold
 
     def combine(self, steps: Mapping[str, Step]) -> Step:
         """The turns of the parts that were asked as one."""
         reward, components, metrics = self._total(steps)
-        if len(steps) < len(self._parts):
+        if len(steps) < len(self.parts):
             return Step(Score(reward, components, metrics, correct=False, valid=_all_valid(steps)))
         last = list(steps.values())[-1]
         score = Score(reward, components, metrics, last.score.correct, last.score.answer, _all_valid(steps))

@@ -60,7 +60,7 @@ class RewardFunction(Environment):
 
     def _bind(self, function: Callable[..., Any], rest: Sequence[inspect.Parameter], reserved: frozenset[str]) -> None:
         """The function, its parameters that columns fill, and names that no column fills."""
-        self._function, self._reserved = function, reserved
+        self.function, self._reserved = function, reserved
         self._columns = tuple(p.name for p in rest if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
         self._required = frozenset(p.name for p in rest if p.name in self._columns and p.default is p.empty)
         self._takes_all = any(p.kind is p.VAR_KEYWORD for p in rest)
@@ -96,7 +96,7 @@ class RewardFunction(Environment):
     def _call(self, prompt: Prompt, response: str) -> float | Score | Awaitable[float | Score]:
         row = _row(prompt)
         extra = {name: row[name] for name in self._wanted(row) if name in row}
-        result: float | Score | Awaitable[float | Score] = self._function(prompt.text, response, **extra)
+        result: float | Score | Awaitable[float | Score] = self.function(prompt.text, response, **extra)
         return result
 
     def _score_batch(self, asks: list[tuple[Prompt, str]]) -> Sequence[Score] | Awaitable[Sequence[Score]]:
@@ -105,7 +105,7 @@ class RewardFunction(Environment):
 
     def _call_batch(self, asks: list[tuple[Prompt, str]]) -> Any:
         texts = [prompt.text for prompt, _ in asks]
-        return self._function(texts, [response for _, response in asks], **self._column_lists(asks))
+        return self.function(texts, [response for _, response in asks], **self._column_lists(asks))
 
     def _column_lists(self, asks: list[tuple[Prompt, str]]) -> dict[str, list[Any]]:
         """The columns to pass by name, a value per response."""

@@ -69,7 +69,7 @@ class TRLReward(RewardFunction):
         self._bind(function, [p for p in parameters.values() if p.name not in NOT_COLUMNS], NOT_COLUMNS)
 
     def __call__(self, *values: Any, **named: Any) -> Any:
-        return self._function(*values, **named)
+        return self.function(*values, **named)
 
     def _call_batch(self, asks: list[tuple[Prompt, str]]) -> Any:
         given = {
@@ -77,7 +77,7 @@ class TRLReward(RewardFunction):
             COMPLETIONS: [_as_completion(prompt, response) for prompt, response in asks],
         }
         passed = {name: value for name, value in given.items() if name in self._named or self._takes_all}
-        return self._function(**passed, **self._column_lists(asks))
+        return self.function(**passed, **self._column_lists(asks))
 
     def _scores(self, results: Any, count: int) -> Sequence[Score]:
         if not isinstance(results, list | tuple):
