@@ -13,7 +13,7 @@ from nemorl.config import RESUMABLE, GenerationConfig, PolicyConfig
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import GenerationBackendConfig, TrainingBackendConfig
-from nemorl_rl.divisions import tensor_parallel_problems
+from nemorl_rl.divisions import known_geometry, tensor_parallel_problems
 from nemorl_rl.memory_plan.describing import EnginePlan, PlansEngine, PlansTraining, TrainingPlan
 from nemorl_rl.work_metrics import SHARING_METRICS, WORK_METRICS
 from pydantic import Field
@@ -78,6 +78,13 @@ class DTensorConfig(TrainingBackendConfig, PlansTraining):
     def rank_problems(self, policy: PolicyConfig, world_size: int) -> Iterator[ConfigIssue]:
         ways = policy.tensor_parallel_size
         yield from tensor_parallel_problems(policy, ways, "tensor_parallel_size", copies_key_values=False)
+        geometry = known_geometry(policy) if ways > 1 else None
+        if geometry is not None and geometry.experts:
+            yield ConfigIssue(
+                "tensor_parallel_size",
+                f"dtensor does not divide the {geometry.experts} experts of this model over tensor-parallel ranks",
+                "set it to 1 (FSDP shards experts over the workers), or use backend: megatron",
+            )
         if policy.lora is not None and policy.optimizer.name == "muon":
             yield ConfigIssue(
                 "optimizer.name",

@@ -39,12 +39,12 @@ class Adapters:
         from peft import LoraConfig as PeftConfig
         from peft import get_peft_model
 
-        targets = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
+        named = lora.target_modules
         settings = PeftConfig(
             r=lora.rank,
             lora_alpha=lora.alpha,  # type: ignore[arg-type]
             lora_dropout=lora.dropout,
-            target_modules=targets,
+            target_modules=all_linear(model) if named == "all-linear" else list(named),
             task_type="CAUSAL_LM",
         )
         with boundary("peft, adding LoRA adapters,"), torch.random.fork_rng(devices=[]):
@@ -61,8 +61,10 @@ class Adapters:
             )
         if not all(_is_linear(layer) for layer in self._layers.values()):
             raise BackendError(
-                "training backend dtensor adapts linear layers only",
-                fix="name linear layers in policy.lora.target_modules, or use all-linear",
+                "training backend dtensor adapts linear layers only: transformers keeps experts of a mixture, and its "
+                "routers, as parameters of another kind",
+                fix="set policy.lora.target_modules: all-linear (of a mixture: attention, and what all tokens pass), "
+                "or name other layers",
             )
         self._dropouts = [
             dropout
@@ -141,6 +143,34 @@ class Adapters:
         else:
             delta = b_OR[first : first + rows] @ a_RI[:, first_in : first_in + columns]
         return like(weight_OI, (base.float() + delta * layer.scaling[ADAPTER]).to(base.dtype))
+
+
+def all_linear(model: PreTrainedModel) -> list[str]:
+    """Names of the linear layers that every token passes: not the output head, and of a mixture neither experts nor
+    what chooses them.
+
+    peft's own ``all-linear`` takes experts and routers in, and reads some families' dense and shared layers as experts,
+    since they were called alike in transformers 4: those it cannot adapt, here or where the folder is loaded.
+    """
+    from peft import LoraConfig as PeftConfig
+    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+    from transformers.pytorch_utils import Conv1D
+
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    found = {
+        name: name.rpartition(".")[2]
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D) and module is not head and not _chooses(name)
+    }
+    read = PeftConfig(target_modules=sorted(set(found.values())))
+    convert_peft_config_for_transformers(read, model, None)
+    assert read.target_modules is not None, "it was given"
+    return [name for name, leaf in found.items() if leaf in read.target_modules]
+
+
+def _chooses(name: str) -> bool:
+    """The layer is a router, or a gate that weighs what others computed."""
+    return name.endswith("gate") or "router" in name.split(".")
 
 
 def plain_name(name: str) -> str:

@@ -21,6 +21,7 @@ from nemorl_rl.memory_plan.describing import EnginePlan, PlansEngine, PlansTrain
 from nemorl_rl.work_metrics import SHARING_METRICS, WORK_METRICS
 from pydantic import Field
 
+from nemorl_megatron.model_checks import model_problems
 from nemorl_megatron.stages import Split
 
 if TYPE_CHECKING:
@@ -160,6 +161,7 @@ class MegatronConfig(TrainingBackendConfig, PlansTraining):
                 f"{world_size} training processes",
                 "lower it, or raise cluster.gpus_per_node (workers_per_node on the CPU)",
             )
+        yield from model_problems(policy, self)
 
     def build(
         self, policy: PolicyConfig, worker: WorkerContext, *, reference: bool, head: Head = "language_model"

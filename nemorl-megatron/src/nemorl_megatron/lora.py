@@ -313,12 +313,9 @@ def _targets(settings: Settings, lora: LoraConfig) -> list[Target]:
     linears = [w for w in weights(settings) if w.expert is None and w.rule in ("qkv", "gate_up", "row")]
     candidates = [w for w in linears if w.parameter.endswith(".weight")]
     if lora.target_modules == "all-linear":
-        if settings.mixture is not None:
-            raise BackendError(
-                "training backend megatron does not adapt the experts of a mixture",
-                fix="name other layers: policy.lora.target_modules: [q_proj, k_proj, v_proj, o_proj]",
-            )
-        return [Target(weight, (True,) * len(weight.stored)) for weight in candidates]
+        # Of a mixture those that dtensor adapts too: peft takes its dense layers, which are called alike, for experts.
+        chosen = [w for w in candidates if settings.mixture is None or ".self_attention." in w.parameter]
+        return [Target(weight, (True,) * len(weight.stored)) for weight in chosen]
     found: list[Target] = []
     used: set[str] = set()
     for weight in candidates:

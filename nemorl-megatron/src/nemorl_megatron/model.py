@@ -260,10 +260,9 @@ def _mixture_fields(settings: Settings) -> dict[str, Any]:
 def _require_divisible(settings: Settings, sizes: Sizes) -> None:
     sizes.layers_by_stage(settings.layers)  # says so where they do not divide
     mixture = settings.mixture
-    checks = [
-        ("attention heads", settings.heads, "tensor-parallel ranks", sizes.tensor),
-        ("entries of the dense intermediate size", settings.ffn, "tensor-parallel ranks", sizes.tensor),
-    ]
+    checks = [("attention heads", settings.heads, "tensor-parallel ranks", sizes.tensor)]
+    if mixture is None or not all(mixture.layers):
+        checks.append(("entries of the dense intermediate size", settings.ffn, "tensor-parallel ranks", sizes.tensor))
     if settings.groups < sizes.tensor:
         # A key-value head is computed by several ranks, as many for each.
         checks.append(("tensor-parallel ranks", sizes.tensor, "key-value heads", settings.groups))

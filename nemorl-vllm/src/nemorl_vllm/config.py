@@ -15,6 +15,7 @@ from nemorl_rl.model_files import stored_config
 from nemorl_rl.sampler_precision import LowerPrecision
 from pydantic import Field
 
+from nemorl_vllm.architectures import obstacles
 from nemorl_vllm.speculative_config import SPECULATION_METRICS, SpeculativeConfig
 
 if TYPE_CHECKING:
@@ -63,12 +64,7 @@ ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 CPU_KV_CACHE_GIB = 1.0
 """On the CPU, where vLLM would otherwise take most of the machine. 37k tokens of a 1.5B Qwen2 in bfloat16."""
 
-LATENT_ATTENTION = "vLLM 0.32 on the CPU cannot exchange the weights of models with multi-head latent attention (MLA)"
 EXPERTS_APART = "vLLM 0.32 on the CPU crashes where a token's expert lies in another process"
-RECURRENT = "vLLM 0.32 on the CPU cannot generate with recurrent models"
-RECURRENT_TYPES = frozenset({"mamba", "mamba2", "falcon_mamba", "rwkv"})
-"""transformers' ``model_type``."""
-USE_HF = "set generation.backend: hf"
 
 
 class VLLMConfig(LowerPrecision, GenerationBackendConfig, PlansEngine):
@@ -154,14 +150,10 @@ class VLLMConfig(LowerPrecision, GenerationBackendConfig, PlansEngine):
         yield from self._precision_problems(policy, device)
         path = "generation.backend.tensor_parallel_size"
         yield from tensor_parallel_problems(policy, self.tensor_parallel_size, path)
-        stored = stored_config(policy.model_name) or {}
-        architecture = stored.get("model_type")
-        if device == "cpu" and stored.get("kv_lora_rank"):
-            yield ConfigIssue("generation.backend", f"{architecture}: {LATENT_ATTENTION}", USE_HF)
         if device == "cpu" and self.expert_parallel:
             yield ConfigIssue("generation.backend.expert_parallel", EXPERTS_APART, "leave it out: experts are divided")
-        if device == "cpu" and architecture in RECURRENT_TYPES:
-            yield ConfigIssue("generation.backend", f"{architecture}: {RECURRENT}", USE_HF)
+        for reason, fix in obstacles(stored_config(policy.model_name) or {}, device):
+            yield ConfigIssue("generation.backend", reason, fix)
 
     def _precision_problems(self, policy: PolicyConfig, device: str) -> Iterator[ConfigIssue]:
         if self.precision is None:

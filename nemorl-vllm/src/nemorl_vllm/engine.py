@@ -13,7 +13,8 @@ from nemorl.errors import BackendError
 from nemorl_tensors.engines.model_config import read_model_config
 
 from nemorl_vllm.adapters import engine_arguments
-from nemorl_vllm.config import CPU_KV_CACHE_GIB, LATENT_ATTENTION, USE_HF
+from nemorl_vllm.architectures import LATENT_ATTENTION, USE_HF
+from nemorl_vllm.config import CPU_KV_CACHE_GIB
 from nemorl_vllm.environment import as_guest, import_vllm, kernels_replaced_once, undecorated_transformers
 
 if TYPE_CHECKING:
@@ -71,6 +72,11 @@ def build_engine(
             raise BackendError(f"model {policy.model_name!r}: {LATENT_ATTENTION}", fix=USE_HF)
         if worker.device.startswith("cuda:"):
             config.device_config.device = torch.device(worker.device)
+        if worker.device == "cpu" and config.model_config.is_moe and lora is not None:
+            raise BackendError(
+                "vLLM 0.32 on the CPU applies no adapters to mixtures of experts: its code for them is Triton's",
+                fix="set rollouts.adapters: merged",
+            )
         if config.model_config.is_moe:
             _ensure_expert_group()
         with kernels_replaced_once(), undecorated_transformers(compiles=not config.model_config.enforce_eager):

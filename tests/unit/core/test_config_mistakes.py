@@ -476,3 +476,18 @@ def test_a_command_given_nonsense_exits_2_and_says_why(
     assert "Traceback" not in done.err
     for word in words:
         assert word in done.err
+
+
+@pytest.mark.parametrize(
+    ("section", "path"),
+    [
+        ({"policy": {"backend": {"name": "dtensor", "context_parallel_size": 2}}}, "policy.backend"),
+        ({"policy": {"context_parallel_size": 2}}, "policy.backend"),
+        ({"generation": {"max_num_seqs": 8}}, "generation.backend"),
+    ],
+)
+def test_an_option_of_another_plugin_is_told_from_a_typing_mistake(section: dict[str, Any], path: str) -> None:
+    data = {**GRPO, **section}
+    owner = "generation backend vllm" if "generation" in section else "training backend megatron"
+    with pytest.raises(ConfigError, match=f"(?s)unknown key.*{owner} has it: {path}: "):
+        load_config(data)

@@ -76,11 +76,16 @@ def test_what_cannot_be_adapted_is_named(name: str, raises: Raises) -> None:
         _targets(settings(), LoraConfig(target_modules=("k_proj", name)))
 
 
-def test_experts_are_not_adapted(raises: Raises) -> None:
-    mixture = settings("mixtral", num_local_experts=4)
-    with raises(BackendError, "experts"):
-        _targets(mixture, LoraConfig())
-    assert len(_targets(mixture, LoraConfig(target_modules=("q_proj", "o_proj")))) == 2
+def test_of_a_mixture_attention_is_adapted_unless_other_layers_are_named(raises: Raises) -> None:
+    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 4, "num_hidden_layers": 2}
+    mixture = settings("qwen3_moe", **sizes, mlp_only_layers=[0])
+    found = _targets(mixture, LoraConfig())
+    assert {target.module.rpartition(".")[2] for target in found} == {"linear_qkv", "linear_proj"}
+    assert all(all(target.chosen) for target in found)
+    dense = _targets(mixture, LoraConfig(target_modules=("up_proj",)))
+    assert [target.module for target in dense] == ["decoder.layers.0.mlp.linear_fc1"]
+    with raises(BackendError, "w1", "experts"):
+        _targets(settings("mixtral", num_local_experts=4), LoraConfig(target_modules=("q_proj", "w1")))
 
 
 def test_ranks_that_share_a_key_value_head_are_refused(raises: Raises) -> None:

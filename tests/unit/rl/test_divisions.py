@@ -78,3 +78,13 @@ def test_every_backend_says_so_before_anything_loads(
     run = {"algorithm": "grpo", "model": str(tmp_path), "data": "arithmetic", "environment": "math"}
     with raises(ConfigError, 14, 4, path=path):
         load_config({**run, "cluster": {"gpus_per_node": 4}, **backend}, for_cluster=True)
+
+
+def test_dtensor_does_not_divide_the_experts_of_a_mixture(tmp_path: Path, raises: Raises) -> None:
+    mixture = {**LLAMA_8B, "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
+    policy_of(tmp_path, mixture)
+    policy = {"tensor_parallel_size": 2}
+    data = {"algorithm": "sft", "model": str(tmp_path), "data": "arithmetic", "policy": policy}
+    with raises(ConfigError, "policy.tensor_parallel_size", "experts", "megatron"):
+        load_config({**data, "cluster": {"workers_per_node": 2}})
+    load_config({**data, "policy": {}, "cluster": {"workers_per_node": 2}})

@@ -51,7 +51,13 @@ def test_options_out_of_range_and_unknown_ones_are_refused(options: dict[str, fl
         config.VLLMConfig(**options)
 
 
-@pytest.mark.parametrize("stored", [{"model_type": "deepseek_v3", "kv_lora_rank": 512}, {"model_type": "mamba2"}])
+@pytest.mark.parametrize(
+    "stored",
+    [
+        {"model_type": "deepseek_v3", "kv_lora_rank": 512},
+        *({"model_type": kind} for kind in ("mamba2", "qwen3_next", "qwen3_5_text")),
+    ],
+)
 def test_models_that_vllm_cannot_serve_on_the_cpu_are_refused_by_name(stored: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(stored))
     policy = PolicyConfig(model_name=str(tmp_path))
@@ -61,6 +67,29 @@ def test_models_that_vllm_cannot_serve_on_the_cpu_are_refused_by_name(stored: di
     assert not [*config.VLLMConfig().policy_problems(policy, device="cuda:0", is_attached=False)]
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     assert not [*config.VLLMConfig().policy_problems(policy, device="cpu", is_attached=False)]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+@pytest.mark.parametrize("kind", ["bloom", "cohere2", "mpt", "minimax_m2"])
+def test_models_that_vllm_gets_wrong_are_refused_on_every_device(kind: str, device: str, tmp_path: Path) -> None:
+    for stored in ({"model_type": kind}, {"model_type": "of_images", "text_config": {"model_type": kind}}):
+        (tmp_path / "config.json").write_text(json.dumps(stored))
+        policy = PolicyConfig(model_name=str(tmp_path))
+        (problem,) = config.VLLMConfig().policy_problems(policy, device=device, is_attached=False)
+        assert (problem.path, problem.fix) == ("generation.backend", "set generation.backend: hf")
+        assert kind in problem.message
+
+
+def test_what_the_page_of_architectures_calls_wrong_is_refused() -> None:
+    from nemorl_vllm.architectures import obstacles
+
+    rows = [row.split(" | ") for row in (ROOT / "docs/backends/architectures.md").read_text().splitlines()]
+    refused = {row[0].removeprefix("| ") for row in rows if len(row) == 7 and row[5].startswith(("**", "no ("))}
+    known = {
+        kind for kind in refused if any(obstacles({"model_type": kind, "kv_lora_rank": kind[:8] == "deepseek"}, "cpu"))
+    }
+    assert known == refused
+    assert {"bloom", "cohere2", "phimoe"} <= refused
 
 
 def test_the_config_imports_neither_torch_nor_vllm() -> None:

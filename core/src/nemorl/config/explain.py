@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from nemorl_base.pydantic_words import in_words
+from nemorl_base.standard_plugins import STANDARD_PLUGINS
 from nemorl_base.suggest import did_you_mean
 from nemorl_base.variants import variant
 
@@ -14,6 +15,7 @@ from nemorl.config.base import Config
 from nemorl.config.component import Component
 from nemorl.errors import ConfigIssue, NemorlError
 from nemorl.plugins import foreign_words, registry
+from nemorl.plugins.index import singular
 
 
 def explain(config_class: type[Config], data: Mapping[str, Any], path: str, error: Mapping[str, Any]) -> ConfigIssue:
@@ -29,12 +31,41 @@ def _unknown_key(config_class: type[Config], data: Mapping[str, Any], path: str,
     choices = list(owner.model_fields) if owner is not None else []
     where = parent or config_class.__name__
     elsewhere = [known for known in field_paths(config_class) if known.rpartition(".")[2] == key and known != path]
-    guess = foreign_words("key", [path], value, data.get("algorithm")) or did_you_mean(key, choices)
+    guess = foreign_words("key", [path], value, data.get("algorithm"))
+    guess = guess or _of_other_plugins(config_class, data, parent, key) or did_you_mean(key, choices)
     if elsewhere and guess is None:
         guess = f"this key lives at {' or '.join(elsewhere[:2])}"
     return ConfigIssue(
         path, f"unknown key in {where}", guess or (f"keys here: {', '.join(choices)}" if choices else None)
     )
+
+
+def _of_other_plugins(config_class: type[Config], data: Mapping[str, Any], parent: str, key: str) -> str | None:
+    """Which well-known plugins have an option of this name, where one could stand here or in a section below."""
+    above, _, field = parent.rpartition(".")
+    owner, holder = config_at(config_class, data, parent), config_at(config_class, data, above)
+    if owner is None or holder is None:
+        return None
+    for place, component in {
+        parent: _component_of(holder, field),
+        **{f"{parent}.{name}": _component_of(owner, name) for name in owner.model_fields if parent},
+    }.items():
+        if component is None:
+            continue
+        known = [
+            name for kind, _, name in (entry.partition(":") for entry in STANDARD_PLUGINS) if kind == component.kind
+        ]
+        having = [name for name in known if key in getattr(_plugin_class(component, name), "model_fields", ())]
+        if having:
+            return f"{singular(component.kind)} {' and '.join(having)} has it: {place}: {{name: {having[0]}, {key}: …}}"
+    return None
+
+
+def _component_of(owner: type[Config], name: str) -> Component | None:
+    info = owner.model_fields.get(name)
+    if info is None:
+        return None
+    return next((item for item in info.metadata if isinstance(item, Component)), None) or _component_in(info.annotation)
 
 
 def config_at(config_class: type[Config], data: Mapping[str, Any], path: str) -> type[Config] | None:
@@ -51,8 +82,7 @@ def config_at(config_class: type[Config], data: Mapping[str, Any], path: str) ->
             return None
         value = value.get(key) if isinstance(value, Mapping) else None
         info = current.model_fields[key]
-        component = next((item for item in info.metadata if isinstance(item, Component)), None)
-        component = component or _component_in(info.annotation)
+        component = _component_of(current, key)
         current = _plugin_class(component, value) if component else _config_in(info.annotation, value)
     return current
 

@@ -81,7 +81,7 @@ STANDARD_PLUGINS: Mapping[str, str] = {
     "commands:config.migrate": "nemorl-compat",
     "commands:plugins.new": "nemorl-authoring",
 }
-"""Which distribution provides a well-known name: used in install hints only, never to load anything."""
+"""Which distribution provides a well-known name: used in hints only, never to choose a plugin."""
 
 DEFAULT_PLUGINS: Mapping[str, str] = {"training_backends": "dtensor", "generation_backends": "hf"}
 """What a run uses that names none of a kind."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -74,12 +75,24 @@ def tensor_parallel_problems(
     >>> list(tensor_parallel_problems(PolicyConfig(model_name="nobody/knows"), 4, "policy.tensor_parallel_size"))
     []
     """
-    stored = stored_config(policy.model_name) if ways > 1 else None
-    if stored is None:
-        return
-    try:
-        geometry = Geometry.from_config({**stored, **policy.hf_config_overrides})
-    except UsageError:  # no decoder of attention layers: its backend knows better
+    geometry = known_geometry(policy) if ways > 1 else None
+    if geometry is None:
         return
     if problem := LayerSizes.of(geometry, copies_key_values=copies_key_values).problem(ways):
         yield ConfigIssue(path, *problem)
+
+
+def known_geometry(policy: PolicyConfig) -> Geometry | None:
+    """The sizes of a policy's model; ``None`` where its ``config.json`` is not on this machine, or describes no decoder
+    of attention layers, of which a backend knows more.
+
+    >>> from nemorl.config import PolicyConfig
+    >>> known_geometry(PolicyConfig(model_name="nobody/knows")) is None
+    True
+    """
+    stored = stored_config(policy.model_name)
+    if stored is None:
+        return None
+    with suppress(UsageError):
+        return Geometry.from_config({**stored, **policy.hf_config_overrides})
+    return None

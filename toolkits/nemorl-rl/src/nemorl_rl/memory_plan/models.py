@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -121,8 +122,8 @@ class HeldModel:
 
     @property
     def adapter_parameters(self) -> float:
-        """Of LoRA: rank * (inputs + outputs) of each linear layer that it is asked for. Experts, which are no linear
-        layers in transformers, have none."""
+        """Of LoRA: rank * (inputs + outputs) of each linear layer that it is asked for. Experts have none; of a
+        mixture ``all-linear`` is the attention."""
         g, lora = self.geometry, self.policy.lora
         if lora is None:
             return 0.0
@@ -131,7 +132,10 @@ class HeldModel:
         sizes = dict.fromkeys(("q_proj", "o_proj"), g.layers * queries)
         sizes |= dict.fromkeys(("k_proj", "v_proj"), g.layers * keys)
         sizes |= dict.fromkeys(("gate_proj", "up_proj", "down_proj")[-g.mlp_matrices :], dense)
-        asked = sizes if lora.target_modules == "all-linear" else lora.target_modules
+        if lora.target_modules == "all-linear":
+            asked: Collection[str] = list(sizes)[:4] if g.experts else sizes
+        else:
+            asked = lora.target_modules
         known = [size for name, size in sizes.items() if name in asked]
         return float(lora.rank * sum(known or sizes.values()))  # all, where layers have other names
 
