@@ -12,9 +12,8 @@ from typing import Any
 import nemorl_code_env
 import pytest
 from nemorl.errors import DataError, PluginError
-from nemorl.types import Prompt
+from nemorl.types import Prompt, Score
 from nemorl_code_env import CodeConfig
-from nemorl_code_env.asserts import analyze
 from nemorl_code_env.environment import CodeEnvironment
 from nemorl_rl.environments import EnvironmentPool
 from recorded_messages import Raises
@@ -30,10 +29,15 @@ def environment() -> Iterator[CodeEnvironment]:
     built.close()
 
 
-def reward(environment: CodeEnvironment, program: str, tests: list[str]) -> float:
+def score(environment: CodeEnvironment, program: str, tests: Any, **row: Any) -> Score:
     pool = EnvironmentPool(environment, timeout_s=60)
-    (step,) = pool.step([pool.start(Prompt(0, "Do it.", (1,), row={"tests": tests}))], [f"```python\n{program}\n```"])
-    return step.score.reward
+    prompt = Prompt(0, "Do it.", (1,), row={"tests": tests, **row})
+    (step,) = pool.step([pool.start(prompt)], [f"```python\n{program}\n```"])
+    return step.score
+
+
+def reward(environment: CodeEnvironment, program: str, tests: Any, **row: Any) -> float:
+    return score(environment, program, tests, **row).reward
 
 
 NODE = "class Node:\n    def __init__(self, value): self.value, self.left, self.right = value, None, None\n"
@@ -150,93 +154,203 @@ def test_tests_are_judged_through_plain_data(
 
 REFUSED = {
     "assert f(": "it is no Python",
+    "(" * 5000 + "f()" + ")" * 5000: "it is no Python",
+    "import no_such_module\nassert f(1) == 2": "ModuleNotFoundError",
+    "assert 1 + 1 == 3": "AssertionError",
     "assert 1 + 1 == 2": "no test checks what the program does",
     "def test(): assert f(1) == 2": "no test checks what the program does",
     "x = f(1)": "no test checks what the program does",
-    "p = Point(1)\nassert p.x == 1 and p == Point(1)": "it compares an object of the program",
-    "assert Point(1).x and Point(2) != Point(1)": "it compares an object of the program",
-    "assert isinstance(f(1), Point)": "it asks for a class of the program",
-    "try:\n    f(1)\nexcept Mine:\n    pass": "it catches an exception class of the program",
-    "class B(Base): pass\nassert f(B().x)": "a class derives from one of the program",
-    "@memo\ndef g(): pass\nassert g()": "it decorates with a function of the program",
-    "import asyncio\nassert asyncio.run(f(1)) == 2": "it is asynchronous",
-    "xs = [2, 1]\nsort(xs)\nassert xs == [1, 2]": "its argument, which is a copy",
-    "assert np.allclose(f(1), 2)": "np is not imported and is no class",
-    "assert f(1).shape == (2,)": "plain data has no attribute shape",
-    "from contextlib import redirect_stdout\nassert f()": "looks into the program's process",
-    "from unittest.mock import patch\nassert f()": "looks into the program's process",
-    "import sys\nsys.stdout = None\nassert f()": "looks into the program's process",
-    "assert f(lambda: 1) == 2": "an argument is a function",
-    "def g(): pass\nassert f(1, key=g) == 2": "an argument is a function",
-    "import solution\nassert solution.f(1) == 2": "only `from solution import name`",
-    "(" * 5000 + "f()" + ")" * 5000: "it is no Python",
+    "xs = []\nxs.append(f(1) + 1)": "no test checks what the program does",
+    "assert f(lambda: 1) == 2": "an argument is an object of type function",
+    "def g(): pass\nassert f(1, key=g) == 2": "an argument is an object of type function",
+    "import fractions\nassert f(fractions.Fraction(1, 2)) == 2": "an argument is an object of type Fraction",
 }
 
 
-@pytest.mark.parametrize("test", REFUSED, ids=REFUSED.values())
-def test_what_cannot_be_judged_is_refused_with_the_row(test: str, raises: Raises) -> None:
-    with raises(DataError, 7, 0, "input/output"):
-        analyze((test,), "row 7")
-
-
-@pytest.mark.parametrize(
-    ("tests", "cause"),
-    [
-        (["import fractions\nassert f(fractions.Fraction(1, 2)) == 2"], "Fraction"),
-        (["import no_such_module", "assert f(1) == 2"], "ModuleNotFoundError"),
-    ],
-)
-@pytest.mark.parametrize("program", ["def f(x): return 2", "def f(x): raise RecursionError", "1 / 0"])
-def test_what_shows_when_it_runs_is_refused_whatever_the_program(
-    environment: CodeEnvironment, tests: list[str], cause: str, program: str, raises: Raises
+@pytest.mark.parametrize("program", ["def f(x): return 2", "1 / 0", "import os; os._exit(0)"])
+@pytest.mark.parametrize("test", REFUSED, ids=range(len(REFUSED)))
+def test_what_no_program_can_pass_is_refused_whatever_the_program(
+    environment: CodeEnvironment, test: str, program: str
 ) -> None:
-    if program == "1 / 0":  # it is not even loaded, so no test is run
-        assert reward(environment, program, tests) == 0.0
-        return
-    with raises(DataError, "tests", cause):
-        reward(environment, program, tests)
+    with pytest.raises(DataError, match=REFUSED[test]):
+        reward(environment, program, [test])
 
 
-def test_no_answer_of_a_program_makes_its_row_refused(environment: CodeEnvironment) -> None:
-    # The argument of the outer call is what the program made of it: its fault, not that of the row.
-    tests = ["assert f(f(1)) == 2", "x = f(3)", "y = x + 1", "assert y == 4"]
-    tests += ["try:\n    r = f(1)\nexcept Exception as error:\n    r = error\nassert f(r) == 2"]
-    for answer in (
-        "iter([1])",
-        "'x' * (3 << 20)",
-        "'x' * (1 << 20)",
-        "object()",
-        "[[]] * 9",
-        "float",
-        "f",
-        "1 / 0",
-        "f(x)",
-    ):
-        assert reward(environment, f"def f(x): return {answer}", tests) == 0.0
+def test_a_row_is_refused_by_name(environment: CodeEnvironment, raises: Raises) -> None:
+    with raises(DataError, "Do it.", "tests", 1, "input/output"):
+        reward(environment, "def f(x): return 2", ["import math", "import no_such_module", "assert f(1) == 2"])
 
 
-@pytest.mark.parametrize(
-    "tests",
-    [
-        ["xs = []", "xs.append(f(1))", "assert xs == [2]"],
-        ["d = {}", "d['x'] = f(1)", "assert d['x'] == 2"],
-        ["class R: pass", "R.x = f(1)", "assert R.x == 2"],
-        ["import heapq", "xs = []", "for i in range(2):\n    heapq.heappush(xs, f(i))", "assert xs == [1, 2]"],
-        ["xs = []", "def keep(x): xs.append(x)", "keep(f(1))", "assert xs == [2]"],
-    ],
-)
-def test_what_a_test_keeps_of_an_answer_is_checked_and_refuses_no_row(
+COUNTED: dict[str, tuple[list[str], list[bool]]] = {
+    "an alias": (["g = f", "assert g(1) == 2"], [False, True]),
+    "an alias of what was returned": (["x = f(1)", "y = x", "assert y == 2"], [False, False, True]),
+    "a closure": (
+        ["def make():\n    x = f(1)\n    return lambda: x", "h = make()", "assert h() == 2"],
+        [False, False, True],
+    ),
+    "a default value": (["def h(x=f(1)): return x", "assert h() == 2"], [False, True]),
+    "state of a module": (
+        ["import random", "random.seed(f(1))", "import random as r\nassert r.random() == 0.5"],
+        [False, False, True],
+    ),
+    "an attribute of a module": (
+        ["import math", "math.mine = f(1)", "assert vars(math)['mine'] == 2"],
+        [False, False, True],
+    ),
+    "a name that is made": (["globals()['x'] = f(1)", "assert eval('x') == 2"], [False, True]),
+    "a default dictionary": (
+        ["from collections import defaultdict\nd = defaultdict(list)", "d[0] += [f(1)]", "assert d == {0: [2]}"],
+        [False, False, True],
+    ),
+    "a generator": (["xs = (f(i) for i in [1])", "assert next(xs) == 2"], [False, True]),
+    "a class of the tests": (["class R: pass", "R.x = f(1)", "assert R.x == 2"], [False, False, True]),
+    "a heap": (
+        ["import heapq", "xs = []", "heapq.heappush(xs, f(1))", "assert xs == [2]"],
+        [False, False, False, True],
+    ),
+    "a check in a function": (["def check():\n    assert f(1) == 2", "check()"], [False, True]),
+    "a method": (["s = Box()", "s.put(1)", "assert s.all() == [1]"], [False, False, True]),
+    "a truth": (["assert not f(0)", "assert f(1)"], [True, True]),
+    "a type": (["assert f(1) is not None", "assert type(f(1)) is not str", "assert f(1) is None"], [True, True, True]),
+    "a raise": (["if f(1) != 2: raise ValueError", "x = int(f(1))"], [True, False]),
+    "an exception": (["try:\n    f(-1)\n    raise AssertionError\nexcept ValueError:\n    pass"], [True]),
+    "nothing of the program": (["xs = [2, 1]", "assert f(xs) == [1, 2]", "assert xs == [2, 1]"], [False, True, False]),
+    "a loop that needs an answer": (["n = 0\nwhile f(n): n += 1", "assert n == 3"], [False, True]),
+    "a comparison of its own": (
+        ["assert 2 == f(1)", "assert f(1) in (2, 3)", "assert [2] == [f(1)]"],
+        [True, True, True],
+    ),
+}
+
+
+@pytest.mark.parametrize(("tests", "counts"), COUNTED.values(), ids=COUNTED.keys())
+def test_what_counts_is_found_by_running_the_tests(
+    environment: CodeEnvironment, tests: list[str], counts: list[bool]
+) -> None:
+    asserts = environment._trials.tests(tests, None, "row").asserts
+    assert asserts is not None
+    assert list(asserts.counts) == counts
+
+
+KEPT = [
+    ["xs = []", "xs.append(f(1))", "assert xs == [2]"],
+    ["g = f", "x = g(1)", "y = x", "assert y == 2"],
+    ["def make():\n    x = f(1)\n    return lambda: x", "h = make()", "assert h() == 2"],
+    ["import math", "math.mine = f(1)", "assert vars(math)['mine'] == 2"],
+    ["import decimal", "decimal.getcontext().prec = f(1)", "assert decimal.Decimal(1) / 3 == decimal.Decimal('0.33')"],
+    ["class R: pass", "R.x = f(1)", "import math\nassert math.sqrt(R.x + 2) == 2"],
+]
+"""Rows whose tests depend on a program by other ways than a name of it."""
+NINE = "def f(x): return 9"
+HOSTILE = {
+    "raises at import": "1 / 0",
+    "is no Python": "def f(x:",
+    "is no text": "\x00\ud800",
+    "ends itself": "import sys\nsys.exit(0)",
+    "ends itself when called": "import os\ndef f(x): os._exit(0)",
+    "raises": "def f(x): raise RecursionError",
+    "raises no exception": "class Odd(BaseException): pass\ndef f(x): raise Odd",
+    "raises with a name": "class TestRefusedError(Exception): pass\ndef f(x): raise TestRefusedError('refused')",
+    "says that it is refused": "def f(x): return 'refused set-up fails'",
+    "patches built-in names": "import builtins\nfor n in ('len', 'vars', 'eval'): setattr(builtins, n, None)\n" + NINE,
+    "defines names of the tests": "xs = h = make = R = math = check = g = y = None\n" + NINE,
+    "defines modules of the tests": "class math:\n    sqrt = staticmethod(lambda x: 2)\nclass decimal: pass\n" + NINE,
+    "patches libraries": "import math, random, decimal\nmath.sqrt = random.seed = None\ndecimal.Decimal = 1\n" + NINE,
+    "returns itself": "def f(x): return f",
+    "returns an object": "def f(x): return object()",
+    "returns a generator": "def f(x): yield from (9, 9)",
+    "returns a generator without end": "def f(x):\n    while True: yield 1",
+    "returns too much": "def f(x): return 'x' * (3 << 20)",
+    "returns a list of itself": "def f(x):\n    xs = []\n    xs.append(xs)\n    return xs",
+    "returns nothing": "def f(x): pass",
+    "returns a type": "def f(x): return float",
+    "returns a number beyond": "def f(x): return 10 ** 100",
+    "returns no number": "def f(x): return float('nan')",
+    "defines nothing": "pass",
+    "is a class": "class f:\n    def __init__(self, x): pass\n    def __eq__(self, other): return True",
+    "is a module": "import math as f",
+    "replaces itself": "import sys\nsys.modules['solution'] = None\n" + NINE,
+}
+
+
+@pytest.mark.parametrize("program", HOSTILE.values(), ids=HOSTILE.keys())
+def test_whatever_a_program_does_it_earns_nothing_and_ends_no_run(environment: CodeEnvironment, program: str) -> None:
+    assert reward(environment, program, [test for tests in KEPT for test in tests]) == 0.0
+
+
+@pytest.mark.parametrize("tests", KEPT, ids=range(len(KEPT)))
+def test_rows_that_depend_on_a_program_by_other_ways_can_be_passed(
     environment: CodeEnvironment, tests: list[str]
 ) -> None:
-    assert analyze(tuple(tests), "row")[-1].counts
     assert reward(environment, "def f(x): return x + 1", tests) == 1.0
-    assert reward(environment, "def f(x): return 9", tests) <= 0.5
 
 
-def test_a_variable_that_is_only_read_makes_no_check_count() -> None:
-    # Arguments travel as copies, so the last test would hold whatever the program does.
-    tests = ("xs = [2, 1]", "assert f(xs) == [1, 2]", "assert xs == [2, 1]")
-    assert [test.counts for test in analyze(tests, "row")] == [False, True, False]
+MUTATIONS: tuple[tuple[str, str], ...] = (
+    ("return", "yield"),
+    ("return", "raise ValueError;"),
+    ("return", "import sys; sys.exit(1);"),
+    ("def ", "async def "),
+    ("(x)", "(x, y)"),
+    ("x + 1", "[x + 1]"),
+    ("x + 1", "lambda: x"),
+    ("x + 1", "open('/etc/passwd')"),
+    ("x + 1", "__import__('math')"),
+    ("def f", "def g"),
+    ("def f", "@property\ndef f"),
+    ("def f", "@classmethod\ndef f"),
+    ("def f", "del vars, len\ndef f"),
+    ("def f", "__builtins__ = {}\ndef f"),
+    ("def f", "raise SystemExit\ndef f"),
+    ("def f", "import threading; threading.Thread(target=lambda: 1 / 0).start()\ndef f"),
+    ("\n", "\n    global xs, R; xs = R = None\n"),
+)
+
+
+@pytest.mark.slow
+def test_mutated_programs_end_no_run(environment: CodeEnvironment) -> None:
+    draw = random.Random(0)
+    for _ in range(120):
+        program = "def f(x):\n    return x + 1"
+        for old, new in draw.sample(MUTATIONS, draw.randrange(1, 4)):
+            program = program.replace(old, new, 1)
+        assert 0.0 <= reward(environment, program, [test for tests in KEPT for test in tests]) <= 1.0, program
+
+
+def test_a_solution_that_fails_its_tests_is_an_error_of_the_row(environment: CodeEnvironment, raises: Raises) -> None:
+    for tests in (["assert f(1) == 2"], [{"input": "1", "output": "2"}]):
+        with raises(DataError, "Do it.", 0, "solution_column"):
+            reward(environment, "def f(x): return 2", tests, solution="def f(x): return 3\nprint(3)")
+    with raises(DataError, "Counter"):
+        objects = ["assert f(1).most_common() == [(1, 1)] and f(2) == 3"]
+        reward(environment, "pass", objects, solution="class Counter: pass\ndef f(x): return Counter()")
+
+
+def test_a_solution_in_a_code_block_or_a_list_of_them_is_understood(environment: CodeEnvironment) -> None:
+    right = "def f(x): return x + 1"
+    for solution in (right, f"So:\n```python\n{right}\n```", [right, "other"], None, ""):
+        assert reward(environment, right, ["assert f(1) == 2"], solution=solution) == 1.0
+
+
+def test_rows_without_a_solution_say_whether_any_program_has_passed_them(environment: CodeEnvironment) -> None:
+    tests = ["assert f(1) == 2", "assert f(2) == 3"]  # no other row has them
+    half, other = "def f(x): return 2", "def f(x): return 3"
+    assert score(environment, half, tests).metrics["code_unproven"] == 1.0
+    assert score(environment, other, tests).metrics["code_unproven"] == 0.0  # by now each has been passed once
+    tests = ["assert f(2) == 4"]
+    assert score(environment, half, tests, solution="def f(x): return 4").metrics["code_unproven"] == 0.0
+
+
+def test_objects_are_understood_where_tests_use_them(environment: CodeEnvironment) -> None:
+    box = "class Box:\n    def __init__(self): self.xs = []\n    def put(self, x): self.xs.append(x); return self\n"
+    tests = ["make = Box", "b = make()", "assert b.put(1).put(2).xs == [1, 2]"]
+    assert reward(environment, box, tests) == 1.0
+    tests = ["assert build().put(3).xs == [3]"]
+    assert reward(environment, box + "build = Box", tests) == 1.0
+
+
+def test_a_name_that_is_no_class_is_no_module_of_the_programs_either(environment: CodeEnvironment) -> None:
+    program = "class np:\n    allclose = staticmethod(lambda *a: True)\ndef f(x): return 9"
+    assert reward(environment, program, ["assert np.allclose(f(1), 2)"]) == 0.0
 
 
 def test_no_attribute_of_a_program_makes_its_row_refused(environment: CodeEnvironment) -> None:
@@ -262,17 +376,8 @@ def test_packages_of_another_environment_serve_the_program_and_its_judge() -> No
     built.close()
 
 
-def test_a_check_that_stands_in_a_function_counts_where_it_is_called(environment: CodeEnvironment) -> None:
-    tests = ["def check():\n    assert f(1) == 2", "check()", "s = Box()", "s.put(1)", "assert s.all()"]
-    assert [test.counts for test in analyze(tuple(tests), "row")] == [False, True, False, False, True]
-    box = "class Box:\n    def put(self, x): pass\n    def all(self): return [1]\n"
-    assert reward(environment, f"{box}def f(x): return x + 1", tests) == 1.0
-    assert reward(environment, f"{box}def f(x): return x", tests) == 0.5
-
-
 def test_a_set_up_counts_for_nothing(environment: CodeEnvironment) -> None:
     tests = ["import math", "LIMIT = 3", "assert f(LIMIT) == 4", "assert f(1) == 9"]
-    assert [test.counts for test in analyze(tuple(tests), "row")] == [False, False, True, True]
     assert reward(environment, "def f(x): return x + 1", tests) == 0.5
 
 

@@ -52,7 +52,7 @@ def score(environment: CodeEnvironment, tests: Any, *responses: str) -> list[Sco
 
 
 def happened(found: Score) -> set[str]:
-    return {name for name, value in found.metrics.items() if value and name != "tests_passed"}
+    return {name for name, value in found.metrics.items() if value and name not in ("tests_passed", "code_unproven")}
 
 
 def test_the_reward_is_the_share_of_assert_statements_that_hold(share: CodeEnvironment) -> None:
@@ -154,8 +154,17 @@ def test_a_closed_environment_says_so(raises: Raises) -> None:
         ("```py\na\n```\ntext\n```\nb\n```", "b\n"),
         ("```python\na\n```\n```bash\nls\n```", "a\n"),
         ("```python title=x\na\n```", "a\n"),
-        ("  ```python\n  a\n  ```", "  a\n"),
-        ("```python\nx = 1", None),
+        ("  ```python\n  a\n    b\n c\n  ```", "a\n  b\nc\n"),
+        ("```python\nx = 1", "x = 1\n"),
+        ("```python\nx = 1\n```\n```", "x = 1\n"),
+        ("~~~python\nx = 1\n~~~", "x = 1\n"),
+        ("~~~\nx = 1\n```\n~~~~ ", "x = 1\n```\n"),
+        ('````python\nx = """\n```\n"""\n````\nThat is it.', 'x = """\n```\n"""\n'),
+        ("```python\na\n~~~\n```", "a\n~~~\n"),
+        ("```python\r\na\r\n```\r\nb", "a\r\n"),
+        ("```bash\nls", None),
+        ("~~~~~ ~~ ~", None),
+        ("a ``` b\n```", None),
         ("x = 1", None),
         ("", None),
         ("```" * 5000, None),

@@ -55,7 +55,7 @@ def grade(environment: CodeEnvironment, program: str, tests: Any = ASSERTS) -> S
 
 
 def happened(found: Score) -> set[str]:
-    return {name for name, value in found.metrics.items() if value and name != "tests_passed"}
+    return {name for name, value in found.metrics.items() if value and name not in ("tests_passed", "code_unproven")}
 
 
 WRONG = "def add(a, b): return 7"
@@ -240,7 +240,7 @@ def test_a_program_that_breaks_off_passes_no_later_test(environment: CodeEnviron
     program = "import os\ndef add(a, b):\n    if a == 2: os._exit(0)\n    return a + b"
     tests = [
         "assert add(1, 2) == 3",
-        "try:\n    add(2, 2)\nexcept BaseException:\n    pass\nassert True",
+        "try:\n    x = add(2, 2)\nexcept BaseException:\n    x = 0\nassert x in (0, 4)",
         "assert add(0, 0) == 0",
     ]
     assert grade(environment, program, tests).reward == pytest.approx(1 / 3)

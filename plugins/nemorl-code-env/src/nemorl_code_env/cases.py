@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from nemorl.errors import DataError
 
-_FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
-MAX_RESPONSE_CHARS = 200_000
-"""The part of a response, from its end, in which a program is looked for."""
+_FENCE = re.compile(r"([ \t]*)(`{3,}(?=[^`]*$)|~{3,})[ \t]*([\w+-]*)")
+LANGUAGES = ("", "python", "py", "python3")
 
 
 @dataclass(frozen=True)
@@ -28,10 +27,29 @@ class Pair:
 
 
 def last_program(response: str) -> str | None:
-    """The last fenced block that is Python or says nothing else; ``None`` where there is none."""
-    blocks = _FENCE.findall(response[-MAX_RESPONSE_CHARS:])
-    programs = [text for language, text in blocks if language.lower() in ("", "python", "py", "python3")]
+    """The last fenced block that is Python or says nothing else; ``None`` where there is none.
+
+    Fences are Markdown's: of backticks or tildes, closed by as many at least, or by the end of the response.
+    """
+    programs = [text for language, text in _blocks(response) if language.lower() in LANGUAGES and text.strip()]
     return programs[-1] if programs else None
+
+
+def _blocks(response: str) -> Iterator[tuple[str, str]]:
+    """Language and text of each fenced block, without the indentation that its fence has."""
+    language, mark, indent = "", "", 0
+    lines: list[str] = []
+    for line in response.split("\n"):
+        text = line.strip()
+        if mark and text.startswith(mark) and not text.strip(mark[0]):
+            yield language, "".join(lines)
+            mark = ""
+        elif mark:
+            lines.append(line[min(indent, len(line) - len(line.lstrip())) :] + "\n")
+        elif found := _FENCE.match(line):
+            indent, mark, language, lines = len(found[1]), found[2], found[3], []
+    if mark:
+        yield language, "".join(lines)
 
 
 def read_tests(given: Any, where: str) -> list[Pair] | list[str]:

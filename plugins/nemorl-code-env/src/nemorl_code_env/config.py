@@ -37,6 +37,11 @@ class CodeConfig(EnvironmentConfig):
                 ("error", "whose program ended with an error", ""),
                 ("tampered", "whose program spoke to its judge out of turn", "growth: the policy attacks its judge"),
                 ("sandbox_died", "whose sandbox ended although others do not", "anything above 0 that stays"),
+                (
+                    "unproven",
+                    "to rows with a test that no program of this run has passed, and no solution to try it with",
+                    "no fall: such tests may be impossible to pass; give rows a `solution`",
+                ),
             )
         },
     }
@@ -44,6 +49,9 @@ class CodeConfig(EnvironmentConfig):
     tests_column: str = "tests"
     """Column with the tests: ``{"input": …, "output": …}`` pairs (the program reads and prints), or assert statements
     (the program defines what they call; they run elsewhere and see plain data only), or either as JSON text."""
+    solution_column: str | None = "solution"
+    """Column with a program that passes the tests, where rows have one. It is run once, before any response: a row
+    whose own solution fails is an error. ``null``: never."""
     all_or_nothing: bool = False
     """Reward 1 when all tests pass, else 0. Unset: the share of tests that pass. All or nothing is harder to exploit
     by programs that print the most frequent answer."""

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+import json
+import threading
+from collections import Counter, OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nemorl.environment import Environment
-from nemorl.errors import BackendError, DataError, UsageError
+from nemorl.errors import BackendError, UsageError
 from nemorl.types import Prompt, Score
 
-from nemorl_code_env.asserts import Test, analyze
-from nemorl_code_env.cases import Pair, last_program, read_tests
+from nemorl_code_env.cases import last_program
 from nemorl_code_env.probe import best_sandbox
+from nemorl_code_env.rows import RowTrials, Tests, passes, solution_of
 from nemorl_code_env.sandbox import Limits, Result, Sandbox
 
 if TYPE_CHECKING:
@@ -23,16 +25,32 @@ if TYPE_CHECKING:
 EVENTS = ("code_missing", "code_timeout", "code_output_limit", "code_error", "code_tampered", "code_sandbox_died")
 """Metrics, each 1 when it happened to a response at all: no program; stopped; ended with an error; spoke to its judge
 out of turn; its sandbox ended although others do not."""
+UNPROVEN = "code_unproven"
+"""1 where the row has no solution, and a test of it that no program of this run has passed."""
+MAX_ROWS = 16384
+"""Tried rows that are remembered."""
 CONTROL = "print(6 * 7)"
 """A program that every working sandbox survives."""
+
+
+@dataclass
+class _Row:
+    """A row's tests, and those of them that some program has passed."""
+
+    tests: Tests
+    proven: set[int] = field(default_factory=set)
+
+    @property
+    def is_proven(self) -> bool:
+        return self.tests.has_solution or len(self.proven) == self.tests.total
 
 
 @dataclass
 class _Tally:
     """What became of one response's tests."""
 
-    total: int
-    passed: int = 0
+    passed: set[int] = field(default_factory=set)
+    """Of the tests that count."""
     events: Counter[str] = field(default_factory=Counter)
 
     def note(self, result: Result) -> None:
@@ -64,22 +82,24 @@ class CodeEnvironment(Environment):
         python = None if config.python is None else str(config.python)
         self._config = config
         self.sandbox: Sandbox = best_sandbox(limits, python, allow_weaker=config.allow_weaker_sandbox)
+        self._trials = RowTrials(self.sandbox, limits, self._survived)
         self._workers = ThreadPoolExecutor(config.workers, thread_name_prefix="environment-code")
+        self._lock = threading.Lock()
+        self._rows: OrderedDict[str, Future[_Row]] = OrderedDict()
         self._closed = False
 
     async def score(self, prompt: Prompt, response: str) -> Score:  # type: ignore[override]
-        column = self._config.tests_column
-        where = f"prompt {prompt.text[:60]!r}, column {column!r},"
-        pairs, asserts = _split(read_tests(prompt.row.get(column), where), where)
-        total = len(pairs) + sum(test.counts for test in asserts)
-        program = last_program(response)
-        if program is None:
-            return self._score(_Tally(total, events=Counter(code_missing=1)))
         if self._closed:
             raise UsageError("the code environment is closed", fix="build a new one from its config")
-        tally = _Tally(total)
-        await asyncio.wrap_future(self._workers.submit(self._judge, program, pairs, asserts, where, tally))
-        return self._score(tally)
+        # Others wait for the same trial, also where this one is given up.
+        row = await asyncio.shield(asyncio.wrap_future(self._row(prompt)))
+        program, tally = last_program(response), _Tally()
+        if program is None:
+            tally.events["code_missing"] = 1
+        else:
+            await asyncio.wrap_future(self._workers.submit(self._judge, program, row.tests, tally))
+            row.proven |= tally.passed
+        return self._score(row, tally)
 
     def close(self) -> None:
         """Begin nothing more. What runs ends by its own limits."""
@@ -87,31 +107,34 @@ class CodeEnvironment(Environment):
         self._workers.shutdown(wait=False, cancel_futures=True)
         self.sandbox.close()
 
-    def _judge(self, program: str, pairs: list[Pair], asserts: tuple[Test, ...], where: str, tally: _Tally) -> None:
-        if asserts:
-            self._run_asserts(program, asserts, where, tally)
-        for pair in pairs:
-            if self._closed or (not self._run_pair(program, pair, tally) and self._config.all_or_nothing):
+    def _row(self, prompt: Prompt) -> Future[_Row]:
+        """The row, tried when it is first met."""
+        column = self._config.tests_column
+        given, solution = prompt.row.get(column), solution_of(prompt.row, self._config.solution_column)
+        where = f"prompt {prompt.text[:60]!r}, column {column!r},"
+        key = json.dumps([given, solution], default=str)
+        with self._lock:
+            if key not in self._rows:
+                self._rows[key] = self._workers.submit(lambda: _Row(self._trials.tests(given, solution, where)))
+            self._rows.move_to_end(key)
+            if len(self._rows) > MAX_ROWS:
+                self._rows.popitem(last=False)
+            return self._rows[key]
+
+    def _judge(self, program: str, tests: Tests, tally: _Tally) -> None:
+        if tests.asserts is not None:
+            result = self._survived(self.sandbox.judge(program, tests.asserts))
+            tally.note(result)
+            counted = (n for n, counts in enumerate(tests.asserts.counts) if counts)
+            verdicts = dict(enumerate(result.verdicts))
+            tally.passed |= {number for number in counted if verdicts.get(number) == "passed"}
+        for number, pair in enumerate(tests.pairs):
+            if self._closed or (len(tally.passed) < number and self._config.all_or_nothing):
                 break  # nobody wants to know, or one failure decides
-
-    def _run_pair(self, program: str, test: Pair, tally: _Tally) -> bool:
-        result = self._survived(self.sandbox.run({"solution.py": program}, ["solution.py"], test.input))
-        tally.note(result)
-        is_right = result.outcome == "done" and result.returncode == 0 and test.accepts(result.stdout)
-        tally.passed += is_right
-        return is_right
-
-    def _run_asserts(self, program: str, tests: tuple[Test, ...], where: str, tally: _Tally) -> None:
-        result = self._survived(self.sandbox.judge(program, tests))
-        tally.note(result)
-        for test, verdict in zip(tests, result.verdicts, strict=False):
-            if verdict.startswith("refused "):
-                raise DataError(
-                    f"{where} a test cannot be judged: {verdict.removeprefix('refused ')}: {test.source!r:.200}",
-                    fix="pass plain data (numbers, strings, bytes, lists, tuples, dicts, sets, None) to the program's "
-                    "functions, and test nothing that the sandbox lacks",
-                )
-            tally.passed += test.counts and verdict == "passed"
+            result = self._survived(self.sandbox.run({"solution.py": program}, ["solution.py"], pair.input))
+            tally.note(result)
+            if passes(result, pair):
+                tally.passed.add(number)
 
     def _survived(self, result: Result) -> Result:
         """The same, unless the sandbox died and so does one that a harmless program runs in.
@@ -129,15 +152,11 @@ class CodeEnvironment(Environment):
                 )
         return result
 
-    def _score(self, tally: _Tally) -> Score:
-        share = tally.passed / tally.total
-        correct = tally.passed == tally.total
+    def _score(self, row: _Row, tally: _Tally) -> Score:
+        share = len(tally.passed) / row.tests.total
+        correct = len(tally.passed) == row.tests.total
         metrics = {name: float(tally.events[name]) for name in EVENTS}
         reward = float(correct) if self._config.all_or_nothing else share
-        return Score(reward, metrics={**metrics, "tests_passed": share}, correct=correct)
-
-
-def _split(tests: list[Pair] | list[str], where: str) -> tuple[list[Pair], tuple[Test, ...]]:
-    """A row has tests of one kind."""
-    asserts = tuple(test for test in tests if isinstance(test, str))
-    return [test for test in tests if isinstance(test, Pair)], analyze(asserts, where) if asserts else ()
+        return Score(
+            reward, metrics={**metrics, UNPROVEN: float(not row.is_proven), "tests_passed": share}, correct=correct
+        )

@@ -15,13 +15,15 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 from nemorl_base.left_overs import mark
 
-from nemorl_code_env.asserts import Test
 from nemorl_code_env.server import ENVIRONMENT, INSIDE, Server
+
+if TYPE_CHECKING:
+    from nemorl_code_env.rows import Asserts
 
 Mode = Literal["namespaces", "landlock", "limits"]
 Outcome = Literal["done", "timeout", "output", "broken"]
@@ -76,8 +78,8 @@ class Result:
     stdout: str = ""
     stderr: str = ""
     """The beginning of it."""
-    verdicts: tuple[str, ...] = ()
-    """The judge's, one per test that it came to: ``passed``, ``failed``, or ``refused`` and why."""
+    verdicts: tuple[Any, ...] = ()
+    """The judge's words, as far as it came."""
     tampered: bool = False
     """The program spoke to its judge out of turn."""
     began: bool = True
@@ -129,9 +131,22 @@ class Sandbox:
         """Run ``python <arguments>`` in a folder that holds ``files``; nothing of it remains afterwards."""
         return self._run(files, arguments, stdin, None)
 
-    def judge(self, program: str, tests: Sequence[Test]) -> Result:
-        """Run ``program`` and, in another sandbox beside it, ``tests``, which call its functions."""
-        return self._run({"solution.py": program}, ["-c", DRIVER], "", [asdict(test) for test in tests])
+    def judge(self, program: str, tests: Asserts) -> Result:
+        """Run ``program`` and, in another sandbox beside it, ``tests``, which call its functions.
+
+        Its verdicts are ``passed``, or ``failed …`` and why, one per test.
+        """
+        asked = {"sources": tests.sources, "objects": tests.objects, "without": tests.without, "is_trial": False}
+        return self._run({"solution.py": program}, ["-c", DRIVER], "", asked)
+
+    def try_tests(self, sources: Sequence[str]) -> Result:
+        """Run tests with decoys in the place of a program (``inside/decoys.py``).
+
+        Its verdicts are, one per decoy and test: the test's number, ``passed``, ``failed …`` or ``refused …`` and why,
+        the names that gave objects so far, and the built-in names that are the program's.
+        """
+        asked = {"sources": sources, "objects": (), "without": (), "is_trial": True}
+        return self._run({"solution.py": ""}, ["-c", DRIVER], "", asked)
 
     def _run(self, files: Mapping[str, str], arguments: Sequence[str], stdin: str, tests: Any) -> Result:
         for _ in range(ATTEMPTS):

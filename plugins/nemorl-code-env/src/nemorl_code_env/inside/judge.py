@@ -1,20 +1,29 @@
 """The judge: runs a row's tests in a process of its own, and asks the program's process for what its functions return.
 
-The tests are the only code here. The program's names are proxies that send a call and get plain data back, of exactly
-the built-in types, so that comparisons, assertions and built-in functions are the judge's own. A program that says
-something else, too much, or without being asked is not asked again, and no test passes from then on.
+The tests are the only code here. Names that neither they nor Python define are the program's: proxies that send a call
+and get plain data back, of exactly the built-in types, so that comparisons, assertions and built-in functions are the
+judge's own. A program that says something else, too much, or without being asked is not asked again, and no test passes
+from then on. A row is tried first, with decoys in the place of a program (``decoys.py``).
 """
 
 from __future__ import annotations
 
+import ast
 import builtins
+import dis
+import importlib
 import json
 import os
 import secrets
 import select
+import sys
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import wire
+from decoys import KINDS, Decoys, TestRefusedError
 
 PEER_IS_GONE = 3
 """Exit code: the program ended, or broke the protocol, before the tests did."""
@@ -22,8 +31,11 @@ TAMPERED = 4
 """Exit code: the program broke the protocol."""
 NOT_PASSED_ON = (StopIteration, StopAsyncIteration, GeneratorExit)
 """Exceptions that mean something else in the judge: ``all(map(f, xs))`` holds if ``f`` raises the first."""
-TYPES = (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
-"""Those that may be arguments."""
+MODULE = "solution"
+"""The program, where a test imports from it."""
+TEST = "<test>"
+SHOWN = 500
+"""Characters of why a test fails."""
 METHODS = ("__len__", "__getitem__", "__contains__", "__str__")
 """Special methods of the program's objects that can be asked for. Comparison and truth cannot: they are the judge's."""
 
@@ -36,10 +48,6 @@ class ProgramError(Exception):
     """The program raised an exception that is not a built-in one."""
 
 
-class TestRefusedError(Exception):
-    """A test cannot be expressed as calls with plain data, whatever the program."""
-
-
 class _Raised:
     """An answer that is an exception."""
 
@@ -50,34 +58,37 @@ class _Raised:
 class Channel:
     """Asks the program, one question at a time."""
 
-    def __init__(self, requests: int, replies: int) -> None:
+    has_been_asked = True
+    """What fails may be its fault."""
+
+    def __init__(self, requests: int, replies: int, objects: frozenset[str]) -> None:
+        """
+        Args:
+            requests: Descriptor to the program.
+            replies: Descriptor from it.
+            objects: Names that may give objects, to be used or passed on.
+        """
         self._requests, self._replies, self._read = requests, replies, wire.reader(replies)
+        self._objects = objects
         self.broken = 0
         """The exit code that says why, or 0."""
-        self.has_heard = False
-        """What a test does may depend on the program from now on."""
-        self.links: frozenset[str] = frozenset()
-        """Of the test that runs."""
 
-    def get(self, of: list[Any], path: tuple[str, ...] = (), *, keep: bool = False) -> Any:
+    def name(self, name: str) -> Any:
+        """What the program gives this name to."""
+        return self.get(["name", name])
+
+    def get(self, of: list[Any], path: tuple[str, ...] = ()) -> Any:
         """A name of the program, or an attribute of one of its objects."""
-        return self._ask({"do": "get", "of": of, "path": path, "keep": keep})
+        return self._ask({"do": "get", "of": of, "path": path, "keep": (*of, *path)[-1] in self._objects})
 
     def call(self, of: list[Any], path: tuple[str, ...], keep: bool, args: Any, named: Any) -> Any:
         """What a function of the program returns. Its exceptions are raised.
 
         Raises:
-            TestRefusedError: an argument is no plain data.
+            NotPlainError: an argument is no plain data.
         """
-        try:
-            data, named_data = (wire.encode(part, _encode_other) for part in (list(args), named))
-            request = {"do": "call", "of": of, "path": path, "keep": keep, "args": data, "named": named_data}
-            wire.pack({**request, "nonce": ""})  # the length
-        except (wire.NotPlainError, RecursionError) as error:
-            if self.has_heard:  # the argument may be what the program made of it
-                raise
-            raise TestRefusedError(f"an argument is {error}") from error
-        return self._ask(request)
+        data, named_data = (wire.encode(part, _encode_other) for part in (list(args), named))
+        return self._ask({"do": "call", "of": of, "path": path, "keep": keep, "args": data, "named": named_data})
 
     def _ask(self, request: dict[str, Any]) -> Any:
         nonce = secrets.token_hex(8)
@@ -110,7 +121,6 @@ class Channel:
 
     def _read_reply(self, reply: dict[str, Any], of: list[Any], path: tuple[str, ...], keep: bool) -> Any:
         ((what, content),) = reply.items()
-        self.has_heard |= what != "callable" or path != ()  # an attribute that is a function cannot be passed on
         if what == "value":
             return wire.decode(content, _no_other)
         if what == "object" and keep and type(content) is int:
@@ -147,7 +157,7 @@ class Object:
         vars(self).update(_channel=channel, _of=of, _path=path)
 
     def __getattr__(self, name: str) -> Any:
-        return self._channel.get(self._of, (*self._path, name), keep=name in self._channel.links)
+        return self._channel.get(self._of, (*self._path, name))
 
     def __eq__(self, other: object) -> Any:
         raise TypeError("objects of the program cannot be compared, only plain data")
@@ -187,11 +197,7 @@ def _no_other(kind: str, content: Any) -> Any:
 def _encode_other(value: Any) -> Any:
     if isinstance(value, Object | Function) and not value._path:
         return value._of
-    if type(value) is type(iter([])):
-        return wire.encode(list(value), _encode_other)
-    if isinstance(value, type) and value in TYPES:
-        return ["type", value.__name__]
-    raise wire.NotPlainError(f"an object of type {type(value).__name__}, which is no plain data")
+    return wire.encode_argument(value, _encode_other)
 
 
 def _exception(name: Any, message: Any) -> Exception:
@@ -204,34 +210,153 @@ def _exception(name: Any, message: Any) -> Exception:
     return ProgramError(f"{name}: {message}")
 
 
-def _run(test: dict[str, Any], names: dict[str, Any], channel: Channel) -> str:
-    """One test, and its verdict."""
+@dataclass(frozen=True)
+class _Test:
+    """One statement, or several, ready to be run."""
+
+    code: types.CodeType | None
+    problem: str = ""
+    """Why there is no code."""
+    modules: frozenset[str] = frozenset()
+    """Of the standard library, that it uses without importing them."""
+    built_ins: frozenset[str] = frozenset()
+    """Functions of these names have their results asserted right away."""
+
+
+class _Names(dict[str, Any]):
+    """Built-in names, and for all others those of the program, asked for once per test."""
+
+    def __init__(self, ask: Callable[[str], Any], without: frozenset[str]) -> None:
+        super().__init__({name: value for name, value in vars(builtins).items() if name not in without})
+        self._ask = ask
+        self._known: dict[str, Any] = {}
+        self._modules: frozenset[str] = frozenset()
+
+    def begin(self, test: _Test) -> None:
+        self._known, self._modules = {}, test.modules
+
+    def __missing__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise KeyError(name)
+        if name in self._modules:
+            return importlib.import_module(name)
+        if name not in self._known:
+            self._known[name] = self._ask(name)
+        return self._known[name]
+
+
+class _Program(types.ModuleType):
+    """``from solution import …``"""
+
+    __all__ = ()
+
+    def __init__(self, ask: Callable[[str], Any]) -> None:
+        super().__init__(MODULE)
+        self.__dict__["_ask"] = ask
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._ask(name)
+
+
+def _read(source: str) -> _Test:
     try:
-        channel.links = frozenset(test["links"])
-        channel.has_heard = channel.has_heard and test["uses_results"]
-        for name in test["names"]:
-            names[name] = channel.get(["name", name], keep=name in test["classes"])
-        exec(compile(test["source"], "<test>", "exec"), names)
+        tree = ast.parse(source)
+        code = compile(tree, TEST, "exec")
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return _Test(None, f"it is no Python ({error})")
+    with_attributes = [node.value for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    bases = {node.id for node in with_attributes if isinstance(node, ast.Name)}
+    return _Test(
+        code,
+        modules=frozenset(bases & sys.stdlib_module_names),
+        built_ins=frozenset(name for name in _asserted_calls(tree) if hasattr(builtins, name)),
+    )
+
+
+def _asserted_calls(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assert):
+            subject = node.test.left if isinstance(node.test, ast.Compare) else node.test
+            if isinstance(subject, ast.Call) and isinstance(subject.func, ast.Name):
+                yield subject.func.id
+
+
+def _verdicts(tests: list[_Test], program: Any, without: frozenset[str]) -> Iterator[str]:
+    """``passed``, or how it fails and why, of each test in order.
+
+    ``checked``: an assertion does not hold, or the test itself raises. ``failed``: something else raises. ``refused``:
+    no program is to blame.
+    """
+    built_ins = _Names(program.name, without)
+    names: dict[str, Any] = {"__name__": "tests", "__builtins__": built_ins}
+    sys.modules[MODULE] = _Program(program.name)
+    for test in tests:
+        built_ins.begin(test)
+        yield _verdict(test, names, program)
+
+
+def _verdict(test: _Test, names: dict[str, Any], program: Any) -> str:
+    if test.code is None:
+        return f"refused {test.problem}"
+    try:
+        exec(test.code, names)
     except TestRefusedError as error:
         return f"refused {error}"
     except BaseException as error:
-        if not test["names"] and not test["uses_results"]:
-            return f"refused set-up fails with {type(error).__name__}: {error}"
-        return "failed"
-    return "failed" if channel.broken else "passed"
+        problem = f"{type(error).__name__}: {error}"
+        if not program.has_been_asked:
+            return f"refused it fails before it asks anything: {problem}"
+        return f"checked {problem}" if _is_check(error) else f"failed {problem}"
+    return "failed" if program.broken else "passed"
 
 
-def main(tests: list[dict[str, Any]], requests: int, replies: int) -> int:
+def _is_check(error: BaseException) -> bool:
+    """An assertion, or a ``raise`` of the tests."""
+    trace = error.__traceback__
+    assert trace is not None  # it was raised
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    code = trace.tb_frame.f_code
+    return isinstance(error, AssertionError) or (
+        code.co_filename == TEST and dis.opname[code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
+    )
+
+
+def main(tests: dict[str, Any], requests: int, replies: int) -> int:
     """Run the tests in order; one line per test on standard output. The exit code says what became of the program."""
-    verdicts = os.dup(1)
+    output = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    channel = Channel(requests, replies)
-    names: dict[str, Any] = {"__name__": "tests"}
+
+    def say(word: Any) -> None:
+        wire.write(output, json.dumps(word).encode() + b"\n")
+
+    read, without = [_read(source) for source in tests["sources"]], frozenset(tests["without"])
+    if tests["is_trial"]:
+        _try(read, say)
+        return 0
+    channel = Channel(requests, replies, frozenset(tests["objects"]))
     try:
-        channel.get(["name", "__name__"])  # it has been loaded
+        channel.name("__name__")  # it has been loaded
     except BaseException:
         return channel.broken or PEER_IS_GONE
-    for test in tests:
-        verdict = _run(test, names, channel)
-        wire.write(verdicts, json.dumps(verdict[:500]).encode() + b"\n")
+    for verdict in _verdicts(read, channel, without):
+        say(verdict[:SHOWN])
     return channel.broken
+
+
+def _try(tests: list[_Test], say: Callable[[Any], None]) -> None:
+    """The tests with each decoy; one line per test and decoy."""
+    # `assert sum(10, 15) == 6`: a row that asks for nothing may mean functions that are named like built-in ones.
+    first = Decoys(KINDS[0])
+    for _ in _verdicts(tests, first, frozenset()):
+        first.begin()
+    without = frozenset[str]()
+    if not first.has_been_asked:
+        without = without.union(*(test.built_ins for test in tests))
+    for kind in KINDS:
+        decoys = Decoys(kind)
+        for number, verdict in enumerate(_verdicts(tests, decoys, without)):
+            decoys.begin()
+            say([number, verdict[:SHOWN], sorted(decoys.objects), sorted(without)])

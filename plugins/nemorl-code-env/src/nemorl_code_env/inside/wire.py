@@ -18,6 +18,8 @@ MAX_ITEMS = 100_000
 """Of an iterator, which travels as all that it yields."""
 JSON_INTEGERS = 1 << 53
 """Larger ones travel as hexadecimal digits, which have no limit of length and take linear time."""
+TYPES = (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
+"""Those that may be arguments."""
 SEQUENCES: dict[str, type] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 
 
@@ -47,6 +49,15 @@ def encode(value: Any, other: Callable[[Any], Any]) -> Any:
     if kind is range:
         return ["range", [encode(part, other) for part in (value.start, value.stop, value.step)]]
     return other(value)
+
+
+def encode_argument(value: Any, other: Callable[[Any], Any]) -> Any:
+    """What may be passed to a program besides plain data: built-in types, and what an iterator yields."""
+    if type(value) is type(iter([])):
+        return encode(list(value), other)
+    if isinstance(value, type) and value in TYPES:
+        return ["type", value.__name__]
+    raise NotPlainError(f"an argument is an object of type {type(value).__name__}, which is no plain data")
 
 
 def decode(said: Any, other: Callable[[str, Any], Any]) -> Any:
