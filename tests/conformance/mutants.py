@@ -47,6 +47,7 @@ CONFIGS = {
         "configs:UndocumentedClass",
         "configs:UndocumentedPart",
     ),
+    "options_that_name_something_declare_it": "configs:NamesAModelInPassing",
     "unknown_option_is_refused": "configs:AcceptsAnything",
     "config_is_frozen": "configs:CanBeChanged",
     "config_pickles": "configs:HoldsALock",

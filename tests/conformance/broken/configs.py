@@ -80,6 +80,13 @@ class UndocumentedPart(Sound):
     """A part."""
 
 
+class NamesAModelInPassing(Sound):
+    """Has an option for a model that is declared as any text."""
+
+    judge_model: str = ""
+    """A model of which no policy hears."""
+
+
 class AcceptsAnything(Sound):
     """Drops what it does not know."""
 

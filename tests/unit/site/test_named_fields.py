@@ -9,7 +9,8 @@ from typing import Any, get_args
 from nemorl.config import Config, ModelName, Options, PlainText, RunConfig, ServerURL, Variables, load_config
 from nemorl.plugins import registry
 from nemorl.plugins.registry import config_bases
-from nemorl_base.naming import Kind, Named, declared_kind, kind_by_name, takes_text
+from nemorl_base.naming import Named
+from nemorl_testing.every_config import undeclared_names
 from pydantic import Field
 
 
@@ -30,22 +31,11 @@ def config_classes() -> Iterator[type[Config]]:
             waiting += [part for part in get_args(found) if part not in (None, Ellipsis)]
 
 
-def undeclared(owner: type[Config]) -> list[tuple[str, Kind]]:
-    """Text fields whose names say that they name something, and whose types do not."""
-    found = []
-    for name, field in owner.model_fields.items():
-        guess = kind_by_name(name)
-        holds = takes_text(field.annotation) and declared_kind(field.annotation, field.metadata) is None
-        if guess not in (None, "text") and holds:
-            found.append((name, guess))
-    return found
-
-
 def test_every_field_that_sounds_like_it_names_something_says_what() -> None:
     classes = list(config_classes())
     assert len(classes) > 100
-    missing = sorted(f"{owner.__name__}.{name}: {kind}" for owner in classes for name, kind in undeclared(owner))
-    assert not missing, f"give these a type of nemorl_base.naming: {missing}"
+    missing = {owner.__name__: names for owner in classes if (names := undeclared_names(owner))}
+    assert not missing, "give these a type of nemorl_base.naming"
 
 
 def test_a_field_that_does_not_say_so_is_seen() -> None:
@@ -58,7 +48,7 @@ def test_a_field_that_does_not_say_so_is_seen() -> None:
         declared_model: ModelName | None = None
         plain_path: PlainText = ""
 
-    assert undeclared(Forgetful) == [("reward_model", "model"), ("base_urls", "server"), ("api_key_env", "secret")]
+    assert undeclared_names(Forgetful) == {"reward_model": "model", "base_urls": "server", "api_key_env": "secret"}
 
 
 class Inner(Config):

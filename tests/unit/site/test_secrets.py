@@ -184,6 +184,17 @@ def test_what_only_looks_like_one_is_none(name: str, value: str) -> None:
     assert [*secret_problems(config, Path())] == []
 
 
+def test_a_config_that_holds_a_secret_is_not_valid(tmp_path: Path, nemorl: Command) -> None:
+    (tmp_path / "run.yaml").write_text(
+        f"{{algorithm: sft, model: org/m, data: {{name: file, path: rows.jsonl, prompt_template: 'sk-{'aB3' * 12}'}}}}"
+    )
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "response": "b"}')
+    done = nemorl("config", "validate", tmp_path / "run.yaml", f"data.path={tmp_path / 'rows.jsonl'}")
+    assert done.code == 2
+    assert "data.prompt_template: holds a key of some service" in done.err
+    assert "aB3aB3" not in done.err
+
+
 def test_a_launch_is_refused_before_its_files_are_written(tmp_path: Path, raises: Raises) -> None:
     (tmp_path / "run.yaml").write_text("{algorithm: sft, model: org/model, data: arithmetic}")
     changes = ["cluster.launcher=ray", "cluster.env_vars={DB: 'postgres://me:hunter2x@db'}", f"run_dir={tmp_path}/run"]

@@ -3,7 +3,7 @@
 This catches a key that a library puts into an error message, or that somebody gave on a command line. It knows the
 values of this process's variables, as they are, percent-encoded and escaped as JSON and Python do: of those whose names
 say so, and of those that ``NEMORL_SECRETS`` names. And wherever they stand, passwords of URLs, tokens of HTTP headers
-and private keys.
+and private keys (:mod:`nemorl_base.secret_forms`).
 """
 
 from __future__ import annotations
@@ -15,19 +15,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import quote, unquote
 
+from nemorl_base.secret_forms import SHORTEST, URL_PASSWORD, secrets_by_form
+
 SECRET_NAME = re.compile(r"(^|_)(TOKEN|KEY|PASSWORD|PASSWD|PASSPHRASE|SECRET|CREDENTIALS?|APIKEY|PAT)$", re.IGNORECASE)
 NAMED = "NEMORL_SECRETS"
 """Names of further variables that hold secrets, whatever they are called, with commas between."""
-SHORTEST = 8
-"""Shorter values are found in any text by chance."""
-URL_PASSWORD = re.compile(
-    r"""(?P<before>[a-z][a-z0-9+.-]*://[^\s/:@"'\\<>]*:)(?P<password>[^\s/@"'\\<>]+)(?P<after>@)""", re.IGNORECASE
-)
-PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)", re.DOTALL)
-
-
-HEADER = re.compile(r"\b(?P<scheme>Bearer|Basic)\s+(?=[\w.~+/=-]*\d)[\w.~+/=-]{8,}", re.IGNORECASE)
-"""Of HTTP. A token has a digit, and a word after "basic" has none."""
 
 
 def secret_values(variables: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -36,7 +28,7 @@ def secret_values(variables: Mapping[str, str] | None = None) -> dict[str, str]:
     values = {name: value for name, value in found.items() if names_secret(name, found) and _can_be_secret(value)}
     for name, value in found.items():
         in_url = URL_PASSWORD.search(value)
-        if in_url is not None and name not in values and len(password := unquote(in_url["password"])) >= SHORTEST:
+        if in_url is not None and name not in values and len(password := unquote(in_url["value"])) >= SHORTEST:
             values[name] = password
     return values
 
@@ -68,10 +60,12 @@ class Redactor:
         """A text in which the name of its variable stands for each secret."""
         for form, name in self._forms:
             text = text.replace(form, name)
-        text = HEADER.sub(r"\g<scheme> <token>", text)
-        if "://" in text:
-            text = URL_PASSWORD.sub(_without_password, text)
-        return PRIVATE_KEY.sub("<private key>", text) if "PRIVATE KEY" in text else text
+        parts, end = [], 0
+        for begin, stop, what in sorted(secrets_by_form(text)):
+            if begin >= end:
+                parts += [text[end:begin], f"<{what}>"]
+                end = stop
+        return "".join([*parts, text[end:]]) if parts else text
 
     def data(self, value: Any) -> Any:
         """Data of JSON, with what its texts are without secrets; numbers stay what they are."""
@@ -107,9 +101,3 @@ def _forms(value: str) -> Iterator[str]:
         value, quote(value, safe=""), quote(value), json.dumps(value)[1:-1],
         json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1],
     }  # fmt: skip
-
-
-def _without_password(found: re.Match[str]) -> str:
-    shown = found["password"]
-    is_named = shown.startswith(("<", "$")) or not shown.strip("*")  # a name stands there already
-    return found[0] if is_named else f"{found['before']}<password>{found['after']}"

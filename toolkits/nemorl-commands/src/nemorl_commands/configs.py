@@ -49,10 +49,15 @@ def validate(
       nemorl config validate eight_nodes.yaml --for-cluster
     """
     from nemorl.config.load import load_config
+    from nemorl_report.secret_check import secret_problems
+    from nemorl_report.site_check import site_problems
 
     try:
         for_cluster = for_cluster or is_launched(config, overrides or [])
         loaded = load_config(config, overrides or [], for_launch=True, for_cluster=for_cluster)
+        found = [*secret_problems(loaded, Path()), *site_problems(loaded, Path())]
+        if found := [problem for problem in found if not (for_cluster and problem.here)]:
+            raise ConfigError(found, source=str(config))
     except ConfigError as error:
         if not as_json:
             raise

@@ -5,32 +5,23 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from nemorl.config.run import RunConfig
 from nemorl.errors import ConfigIssue
-from nemorl_base.secrets import NAMED, PRIVATE_KEY, SECRET_NAME, URL_PASSWORD, names_secret, redacted, secret_values
+from nemorl_base.secret_forms import SHORTEST, is_placeholder, is_secret_key, secrets_by_form
+from nemorl_base.secrets import NAMED, SECRET_NAME, names_secret, redacted, secret_values
 
-SECRET_KEY = re.compile(
-    r"(^|[._-])(password|passwd|passphrase|api[_-]?key|access[_-]?token|auth[_-]?token|authorization|private[_-]?key"
-    r"|secret[_-]?key|client[_-]?secret|secret[_-]?access[_-]?key)$",
-    re.IGNORECASE,
-)
-"""Keys of a config whose texts are secrets, however they look."""
 VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
-ASSIGNED = re.compile(r"""(?<![\w$])([A-Z][A-Z0-9_]*)=["']?(?![/$<`*])[^\s"'$;|&,]{8,}""")
-"""An environment variable is given a value within a text: ``export NAME=value``, ``--export=NAME=value``."""
-ISSUED = re.compile(
-    r"\b(hf_[A-Za-z0-9]{30,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_[A-Za-z0-9_]{30,}"
-    r"|glpat-[A-Za-z0-9_-]{20,}|xox[abeprs]-[A-Za-z0-9-]{10,}|(AKIA|ASIA)[A-Z0-9]{16}|AIza[A-Za-z0-9_-]{35}"
-    r"|nvapi-[A-Za-z0-9_-]{30,})"
-)
-"""Keys as Hugging Face, OpenAI, Anthropic, GitHub, GitLab, Slack, AWS, Google and NVIDIA begin them."""
 ELSEWHERE = ("/", "$", "<")
 """How the value of a variable begins that is the path of a file, or the name of another variable."""
-PLACEHOLDER = 8
-"""Shorter texts under such keys are none: ``EMPTY`` is what servers without a key are told."""
+GUESSING = {
+    "Base64 High Entropy String", "Hex High Entropy String", "Public IP (ipv4)", "Secret Keyword",
+    "Basic Auth Credentials",
+}  # fmt: skip
+"""Rules of detect-secrets that see secrets in digests and sentences."""
 FIX = (
     "leave it out, and put it into an environment variable: that is passed on by itself, or named by an option (…_env)"
 )
@@ -47,11 +38,11 @@ def secret_problems(
         warn: Told which variables hold keys of the run, and are not known for it.
     """
     data = config.model_dump(mode="json")
-    for place, name in _texts(data):
-        if place.endswith("_env") and name in os.environ and not names_secret(name):
+    for named in config.named_values():
+        if named.kind == "secret" and named.value in os.environ and not names_secret(named.value):
             warn(
-                f"{place} takes a key from {name}, whose name does not say so: where a library prints that key, it is "
-                f"written down. export {NAMED}={name} keeps it out"
+                f"{named.path} takes a key from {named.value}, whose name does not say so: where a library prints that "
+                f"key, it is written down. export {NAMED}={named.value} keeps it out"
             )
     yield from secrets_in(data, "", "the run's config.yaml and report.html")
 
@@ -75,18 +66,33 @@ def _secret_in(path: str, text: str, values: Mapping[str, str]) -> str | None:
     for name, value in values.items():
         if value in text or value in path:
             return f"the value of {name}"
-    if (found := URL_PASSWORD.search(text)) is not None and not found["password"].startswith(("<", "$")):
-        return "the password of a URL"
-    if PRIVATE_KEY.search(text):
-        return "a private key"
-    if ISSUED.search(text):
-        return "a key of some service"
-    if (SECRET_KEY.search(path) or _sets_secret(path, text)) and len(text) >= PLACEHOLDER and not Path(text).exists():
+    for _, _, what in secrets_by_form(text):
+        return f"a {what}"
+    if (is_secret_key(path) or _sets_secret(path, text)) and _can_be_secret(text):
         return "what its name says to be a secret"
-    for assigned in ASSIGNED.finditer(text):
-        if SECRET_NAME.search(assigned[1]):
-            return f"a value for {assigned[1]}"
+    if (rule := _ruled(text)) is not None:
+        return f"what looks like: {rule}"
     return None
+
+
+def _can_be_secret(text: str) -> bool:
+    return len(text) >= SHORTEST and not is_placeholder(text) and not Path(text).exists()
+
+
+def _ruled(text: str) -> str | None:
+    """The rule of detect-secrets that a text fits."""
+    rule: Any
+    for rule in _rules():
+        if any(not is_placeholder(found) for found in rule.analyze_string(text)):
+            return str(rule.secret_type)
+    return None
+
+
+@cache
+def _rules() -> tuple[Any, ...]:
+    from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class
+
+    return tuple(rule() for kind, rule in get_mapping_from_secret_type_to_class().items() if kind not in GUESSING)
 
 
 def _sets_secret(path: str, text: str) -> bool:

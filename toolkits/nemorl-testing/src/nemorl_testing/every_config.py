@@ -16,6 +16,7 @@ from nemorl.config import Config
 from nemorl.config.component import Component
 from nemorl.plugins.registry import config_bases
 from nemorl_base.field_texts import field_texts
+from nemorl_base.naming import declared_kind, kind_by_name, takes_text
 
 from nemorl_testing.kit import Subject, expect
 
@@ -54,6 +55,17 @@ def check_every_option_is_documented(subject: Subject) -> None:
         expect(owner.__dict__.get("__doc__"), f"class {owner.__name__} has no docstring")
         bare = owner.model_fields.keys() - field_texts(owner).keys()
         expect(not bare, f"options of {owner.__name__} without a docstring: {', '.join(sorted(bare))}")
+
+
+def check_options_that_name_something_declare_it(subject: Subject) -> None:
+    """An option for a model, dataset, file, server, command, code or secret has a type that says so. (DESIGN 3)"""
+    for owner in _config_classes(subject.config_class):
+        missing = undeclared_names(owner)
+        expect(
+            not missing,
+            f"options of {owner.__name__} that sound like {missing}: give them types of nemorl.config (ModelName, "
+            "ServerURL, …; PlainText where one names nothing)",
+        )
 
 
 def check_unknown_option_is_refused(subject: Subject) -> None:
@@ -112,6 +124,17 @@ def check_build_takes_what_the_kernel_gives(subject: Subject) -> None:
         inspect.signature(own).bind(*positional, **keywords)
     except TypeError as error:
         expect(False, f"build{inspect.signature(own)} cannot be called as build{inspect.signature(promised)}: {error}")
+
+
+def undeclared_names(owner: type[Config]) -> dict[str, str]:
+    """Options with texts that by their names are for something that their types do not declare, and what it is."""
+    found = {}
+    for name, field in owner.model_fields.items():
+        guess = kind_by_name(name)
+        is_bare = takes_text(field.annotation) and declared_kind(field.annotation, field.metadata) is None
+        if is_bare and guess not in (None, "text"):
+            found[name] = str(guess)
+    return found
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from nemorl.config import FileName
 from nemorl.plugins.kinds import LoggerConfig
 from pydantic import Field
 
@@ -17,7 +18,7 @@ class ExampleConfig(LoggerConfig):
 
     summary: ClassVar[str] = "metrics as a CSV file: step, name, value"
 
-    file: str = Field("metrics.csv", pattern=r"^[^/\\]+$")
+    file: FileName = Field("metrics.csv", pattern=r"^[^/\\]+$")
     """Its name."""
 
     def build(self, run_dir: Path) -> Logger:
