@@ -92,7 +92,8 @@ def _ruled(text: str) -> str | None:
 def _rules() -> tuple[Any, ...]:
     from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class
 
-    return tuple(rule() for kind, rule in get_mapping_from_secret_type_to_class().items() if kind not in GUESSING)
+    rules: dict[str, Any] = get_mapping_from_secret_type_to_class()
+    return tuple(rule() for kind, rule in rules.items() if kind not in GUESSING)
 
 
 def _sets_secret(path: str, text: str) -> bool:
