@@ -7,12 +7,14 @@ adapters (``model_lora``), the head split (``model_head``), weights of sharded m
 from __future__ import annotations
 
 import logging
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
 from nemorl.errors import boundary
 from nemorl_base.memory import DeviceMemoryError
 from nemorl_tensors.engines.model_config import name_or_path, read_model_config
+from torch import nn
 
 if TYPE_CHECKING:
     from nemorl.config.models import PolicyConfig
@@ -62,18 +64,26 @@ def load_model(
                 if policy.init == "random":
                     # Drawn in float32 whatever the precision: the same weights, rounded.
                     model = _model_class(head).from_config(config, dtype=torch.float32, attn_implementation=attention)
-                    model = model.to(dtype)
+                    _round(model, skeleton(policy, attn_implementation=attn_implementation, head=head))
                 else:
                     packing = {} if quantization is None else {"quantization_config": quantization}
                     model = _model_class(head).from_pretrained(
                         name, config=config, dtype=dtype, attn_implementation=attention, **packing
                     )
-            return model.to(device).eval()  # type: ignore[no-any-return]
+            return _with_every_row(model.to(device).eval())
     except torch.OutOfMemoryError as error:
         raise DeviceMemoryError(
             f"model {policy.model_name!r} in {policy.precision} does not fit on {device}: {error}",
             fix="use policy.precision: bfloat16, a smaller model, or a device with more memory",
         ) from error
+
+
+def _round(model: PreTrainedModel, like: PreTrainedModel) -> None:
+    """Give the tensors of a model the types that another of its kind has: rotary frequencies stay in float32."""
+    types = {name: tensor.dtype for name, tensor in chain(like.named_parameters(), like.named_buffers())}
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        tensor.data = tensor.data.to(types[name])
+    model.config.dtype = like.config.dtype
 
 
 def skeleton(
@@ -87,7 +97,15 @@ def skeleton(
             dtype=getattr(torch, policy.precision),
             attn_implementation=_attention(config, attn_implementation),
         )
-    return model.eval()  # type: ignore[no-any-return]
+    return _with_every_row(model.eval())
+
+
+def _with_every_row(model: PreTrainedModel) -> PreTrainedModel:
+    """A model whose embedding learns the row of the padding token too: it is sampled, often as the end of a response."""
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            module.padding_idx = None
+    return model
 
 
 def _model_class(head: Head) -> Any:

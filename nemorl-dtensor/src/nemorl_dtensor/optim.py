@@ -1,8 +1,9 @@
 """The optimizer over named parameters: clipping, float32 state whatever the precision of the weights.
 
 Weights of lower precision get a float32 master copy that the optimizer updates; the weights are its rounding. Without
-it, updates smaller than bfloat16's 8 bits are lost. Gradients of several microbatches add up in float32 too. Which of
-torch's optimizers updates what is in ``update_rules``.
+it, updates smaller than bfloat16's 8 bits are lost. It begins as the weights were before they were rounded
+(``origin``). Gradients of several microbatches add up in float32 too. Which of torch's optimizers updates what is in
+``update_rules``.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ TotalNorm = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Tensor]
 """(parameters, this rank's gradients of them) -> L2 norm of the whole gradient"""
 
 
+Refine = Callable[[Mapping[str, Tensor]], None]
+"""Fills float32 masters, which are sharded as the parameters are, in place."""
+
+
 def norm_of_whole(_parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> Tensor:
     """L2 norm of gradients that no other rank has a part of."""
     return torch.nn.utils.get_total_norm(list(gradients.values()))
@@ -47,6 +52,7 @@ class Optimizer:
         total_norm: TotalNorm = norm_of_whole,
         matrices: Collection[str] = (),
         gradients: Mapping[str, VocabularyGradient] | None = None,
+        refine: Refine | None = None,
     ) -> None:
         """
         Args:
@@ -57,6 +63,8 @@ class Optimizer:
             total_norm: Computes that norm from this rank's gradients; with several ranks it adds theirs.
             matrices: Names of hidden layers' matrices, which Muon updates.
             gradients: Of parameters whose gradient, or a part of it, does not come from autograd.
+            refine: Gives masters what the rounding of the weights left out. Asked when they are first needed, and not
+                where a saved state takes their place.
         """
         self.steps = 0
         """Optimizer steps so far, skipped ones included: the position in the schedule."""
@@ -68,6 +76,7 @@ class Optimizer:
         self._norm = total_norm
         self._settings, self._schedule, self._max_norm = settings, schedule, max_norm
         self._gradients = gradients or {}
+        self._refine = refine
         self._rules = update_rules(settings, self._parameters, self._masters, matrices)
 
     def accumulate(self) -> None:
@@ -84,6 +93,7 @@ class Optimizer:
 
     def step(self) -> StepResult:
         """Clip, update, publish the masters to the weights, clear the gradients."""
+        self._refine_once()
         self.steps += 1
         factor = schedule_factor(self._schedule, self.steps) * self.rate_scale
         masters = list(self._masters.values())
@@ -114,6 +124,7 @@ class Optimizer:
 
         Of sharded parameters these are DTensors, cut as the parameter is, over the optimizer's own memory.
         """
+        self._refine_once()
         found: dict[str, Tensor] = {}
         for rule in self._rules:
             for name in rule.parameters:
@@ -140,7 +151,7 @@ class Optimizer:
             names: What was saved. A parameter that never had a gradient has no moments.
             steps: Optimizer steps when it was saved.
         """
-        self.steps = steps
+        self.steps, self._refine = steps, None
         for rule in self._rules:
             rule.allocate(names)
         for name, master in self._masters.items():
@@ -155,12 +166,18 @@ class Optimizer:
         Args:
             steps: Optimizer steps so far, for the schedule.
         """
-        self.steps = steps
+        self.steps, self._refine = steps, None
         for rule in self._rules:
             rule.allocate(())
         for name, parameter in self._parameters.items():
             if self._masters[name].dtype != parameter.dtype:
                 self._masters[name].copy_(local(parameter))
+
+    def _refine_once(self) -> None:
+        refine, self._refine = self._refine, None
+        if refine is not None:
+            copies = ((name, self._masters[name], parameter) for name, parameter in self._parameters.items())
+            refine({name: like(p, master.detach()) for name, master, p in copies if master.dtype != p.dtype})
 
     @torch.no_grad()
     def _publish(self) -> None:

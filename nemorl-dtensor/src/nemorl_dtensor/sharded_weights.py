@@ -60,8 +60,8 @@ def fill(
     _fill_buffers(model)
     missing = dict(saved_tensors(model))
     for name, tensor in adapters.items():
-        _copy_part(missing.pop(name), tensor)
-    folder = _weights_folder(policy) if policy.init == "pretrained" else None
+        copy_part(missing.pop(name), tensor)
+    folder = weights_folder(policy) if policy.init == "pretrained" else None
     stored = _stored_names(model, missing, folder) if folder is not None else None
     if folder is not None and stored is not None:
         with boundary(f"reading the weights of model {policy.model_name!r}"):
@@ -71,7 +71,7 @@ def fill(
             )
     else:
         source = load_model(policy, "cpu", seed, head=head).state_dict() if rank == 0 else {}
-        _send_from_rank_0(missing, source, device, rank)
+        send_from_rank_0(missing, source, device, rank)
 
 
 def saved_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -117,7 +117,8 @@ def _fill_buffers(model: PreTrainedModel) -> None:
     model.initialize_weights()  # type: ignore[no-untyped-call]
 
 
-def _weights_folder(policy: PolicyConfig) -> Path:
+def weights_folder(policy: PolicyConfig) -> Path:
+    """The folder with the files of a policy's weights, downloaded if need be."""
     folder = Path(name_or_path(policy))
     if folder.is_dir():
         return folder
@@ -130,14 +131,10 @@ def _weights_folder(policy: PolicyConfig) -> Path:
 def _stored_names(model: PreTrainedModel, wanted: Mapping[str, Tensor], folder: Path) -> dict[str, str] | None:
     """Name in the files of each tensor; ``None`` where a parameter is not found under any name it could have."""
     known = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
-    prefix = f"{model.base_model_prefix}."
-    tied: dict[str, str] = model.all_tied_weights_keys
     parameters = dict(model.named_parameters())
     stored: dict[str, str] = {}
     for name in wanted:
-        names = [plain_name(name), *(other for other, owner in tied.items() if owner == plain_name(name))]
-        names += [other.removeprefix(prefix) for other in names if other.startswith(prefix)]
-        found = next((other for other in names if other in known), None)
+        found = next((other for other in names_in_files(model, name) if other in known), None)
         if found is not None:
             stored[name] = found
         elif name in parameters:
@@ -145,11 +142,20 @@ def _stored_names(model: PreTrainedModel, wanted: Mapping[str, Tensor], folder: 
     return stored
 
 
-def _send_from_rank_0(wanted: Mapping[str, Tensor], source: Mapping[str, Tensor], device: str, rank: int) -> None:
+def names_in_files(model: PreTrainedModel, name: str) -> list[str]:
+    """Names that a tensor of the model may have in files: its own, those tied to it, each without the base's prefix."""
+    prefix = f"{model.base_model_prefix}."
+    tied: dict[str, str] = model.all_tied_weights_keys
+    names = [plain_name(name), *(other for other, owner in tied.items() if owner == plain_name(name))]
+    return names + [other.removeprefix(prefix) for other in names if other.startswith(prefix)]
+
+
+def send_from_rank_0(wanted: Mapping[str, Tensor], source: Mapping[str, Tensor], device: str, rank: int) -> None:
+    """Fill this rank's parts of ``wanted`` from whole tensors that rank 0 has. Collective."""
     for name, tensor in wanted.items():
         value = source[plain_name(name)].to(device) if rank == 0 else _whole_like(tensor, device)
         dist.broadcast(value, 0)
-        _copy_part(tensor, value)
+        copy_part(tensor, value)
 
 
 def _whole_like(tensor: Tensor, device: str) -> Tensor:
@@ -157,7 +163,7 @@ def _whole_like(tensor: Tensor, device: str) -> Tensor:
 
 
 @torch.no_grad()
-def _copy_part(tensor: Tensor, value: Tensor) -> None:
+def copy_part(tensor: Tensor, value: Tensor) -> None:
     """Copy this rank's part of the whole ``value`` into ``tensor``."""
     if not isinstance(tensor, DTensor):
         tensor.copy_(value)

@@ -51,6 +51,7 @@ from nemorl_dtensor.model_head import Scorer
 from nemorl_dtensor.model_lora import Adapters
 from nemorl_dtensor.observing import observe_scoring
 from nemorl_dtensor.optim import Optimizer, norm_of_whole
+from nemorl_dtensor.origin import Origin
 from nemorl_dtensor.ranks import Ranks
 from nemorl_dtensor.sharded_head import ShardedScorer
 from nemorl_dtensor.sharding import hidden_matrices
@@ -82,6 +83,8 @@ class DTensorBackend(CheckpointWriter):
         self._model, self._scorer, self._reference = assembly.model, assembly.scorer, assembly.reference
         self._adapters, self._layout = assembly.adapters, assembly.layout
         self._exported = ExportedWeights(self._model, assembly.names, self._adapters, self._rank)
+        rank, ranks = worker.rank, worker.world_size
+        self._origin = Origin(policy, self._model, assembly.names, head, worker.seed, rank, ranks, worker.device)
         self._sender = PieceSender()
         self._has_reference, self._head = reference, head
         self._work, self._gradients = self._meter(config.logprob_chunk_tokens), assembly.gradients
@@ -124,6 +127,7 @@ class DTensorBackend(CheckpointWriter):
                 total_norm=self._ranks.total_norm if self._ranks else norm_of_whole,
                 matrices=matrices,
                 gradients=self._gradients,
+                refine=self._origin.refine,
             )
 
     def train_step(self, batch: TokenBatch, loss: Loss) -> Metrics:
@@ -258,7 +262,7 @@ class DTensorBackend(CheckpointWriter):
         self.end_writing()
         self._sender.close()
         held = ("_residency", "_exported", "_model", "_scorer", "_reference", "_adapters", "_trainable", "_optimizer")
-        for name in held:
+        for name in (*held, "_origin"):
             self.__dict__.pop(name, None)
         if self._ranks is not None:
             self._ranks.leave()

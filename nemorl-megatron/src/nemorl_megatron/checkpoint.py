@@ -47,6 +47,7 @@ def contents(held: Sequence[Held], learner: Learner, parallel: Parallel, *, with
         parallel: This rank's place.
         with_moments: Also the optimizer's. Without them it is one that has made no update yet.
     """
+    learner.refine()
     tensors: list[ShardedTensor] = []
     for whole, parts in held:
         if not whole.requires_grad:
@@ -80,8 +81,7 @@ def load(path: Path, held: Sequence[Held], learner: Learner, parallel: Parallel)
         for prefix, values in _states(share.master, moments).items():
             wanted += _ranges(whole, parts, share.start, values, prefix)
     storage.load(path, {"tensors": wanted})
-    learner.steps, learner.updates = steps, updates
-    learner.rate_scale = float(position.get("rate_scale", 1.0))
+    learner.loaded(steps, updates, float(position.get("rate_scale", 1.0)))
     file = path / _rng_name(parallel.rank)
     with storage.damage_named(path):
         restore_random_state(load_file(file if file.is_file() else path / _rng_name(0)))

@@ -7,7 +7,7 @@ Gradients add up in float32 buffers, masters and moments are float32 whatever th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -62,11 +62,20 @@ class Share:
 class Learner:
     """The trained model's gradient buffers, optimizer and schedule. Making it is collective."""
 
-    def __init__(self, pieces: Sequence[GPTModel], policy: PolicyConfig, *, distributed: bool) -> None:
+    def __init__(
+        self,
+        pieces: Sequence[GPTModel],
+        policy: PolicyConfig,
+        stored: Callable[[], Iterator[tuple[Tensor, Tensor]]] | None = None,
+        *,
+        distributed: bool,
+    ) -> None:
         """
         Args:
             pieces: This rank's, whose weights are there.
             policy: Optimizer, schedule, clipping, precision.
+            stored: Gives each parameter with what was rounded to it, for masters. Asked when they are first needed, and
+                not where saved ones take their place.
             distributed: Divide masters and moments over data-parallel ranks.
         """
         self.steps = 0
@@ -77,7 +86,7 @@ class Learner:
         """Multiplies the learning rate of the schedule."""
         self.distributed = distributed
         """Masters and moments are divided over data-parallel ranks."""
-        self._policy = policy
+        self._policy, self._stored = policy, stored
         buffers = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=distributed)
         self.pieces = [DistributedDataParallel(piece.config, buffers, piece) for piece in pieces]
         for piece in pieces:
@@ -114,6 +123,7 @@ class Learner:
         Args:
             trained: Some rank had a loss with a gradient. Else weights stay as they are: no decay, no momentum.
         """
+        self.refine()
         self.steps += 1
         policy, optimizer = self._policy, self._optimizer
         lr = policy.optimizer.lr * schedule_factor(policy.schedule, self.steps) * self.rate_scale
@@ -130,6 +140,25 @@ class Learner:
             self.updates += 1
         self.clear_gradients()
         return StepResult(norm, lr, skipped=not finite)
+
+    @torch.no_grad()
+    def refine(self) -> None:
+        """Give masters, once, what the rounding of the weights left out. They stay as they are where what is stored is
+        not what the weights are the rounding of."""
+        stored, self._stored = self._stored, None
+        if stored is None or self._policy.precision == "float32":
+            return
+        for parameter, values in stored():
+            share = self.share(parameter) if parameter.requires_grad else None
+            if share is not None and parameter.dtype not in (values.dtype, torch.float32):
+                mine = slice(share.start, share.start + share.master.numel())
+                exact = values.reshape(-1)[mine].to(share.master)
+                if torch.equal(exact.to(parameter.dtype), parameter.reshape(-1)[mine]):
+                    share.master.copy_(exact.view_as(share.master))
+
+    def loaded(self, steps: int, updates: int, rate_scale: float) -> None:
+        """Take the position of a saved state, whose masters are there."""
+        self.steps, self.updates, self.rate_scale, self._stored = steps, updates, rate_scale, None
 
     def gradients(self) -> Iterator[Tensor]:
         """The buffers that all gradients are views of."""

@@ -69,6 +69,7 @@ class MegatronBackend(CheckpointWriter):
         self._budget = policy.microbatch_tokens or default_microbatch_tokens(worker.device)
         self._head_kind, self._bridge = head, bridge_for(policy, head)
         self._sender, self._parallel = PieceSender(), Parallel.join(worker, Sizes.of(policy, config))
+        self._seed = worker.seed
         self._pieces = self._build(worker.seed)
         if config.freeze_moe_router:
             freeze_routers(self._pieces)
@@ -113,7 +114,10 @@ class MegatronBackend(CheckpointWriter):
     @cached_property
     def _learner(self) -> Learner:
         """Made when first asked for: a teacher needs none, and float32 masters are twice a bfloat16 model's memory."""
-        return Learner(self._pieces, self._policy, distributed=self._config.distributed_optimizer)
+        stored = (
+            partial(self._bridge.stored, self._pieces, self._parallel, self._seed) if self._adapters is None else None
+        )
+        return Learner(self._pieces, self._policy, stored, distributed=self._config.distributed_optimizer)
 
     def train_step(self, batch: TokenBatch, loss: Loss) -> Metrics:
         require_fields(batch, loss)

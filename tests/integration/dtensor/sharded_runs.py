@@ -15,7 +15,7 @@ from nemorl.config import PolicyConfig
 from nemorl.errors import BackendError
 from nemorl.resources.worker import WorkerContext
 from nemorl_dtensor.config import DTensorConfig
-from nemorl_dtensor.ranks import local
+from nemorl_dtensor.ranks import local, whole
 from nemorl_dtensor.training import DTensorBackend
 from nemorl_tensors import TokenBatch, linear_logprobs, vocab_parallel_logprobs
 from nemorl_tensors.filtering import TokenFilter
@@ -117,6 +117,15 @@ def build(context: WorkerContext, case: Case) -> DTensorBackend:
     backend = DTensorConfig(**case.options).build(policy, context, reference=True)
     assert isinstance(backend, DTensorBackend)
     return backend
+
+
+def masters(context: WorkerContext, case: Case) -> dict[str, Tensor]:
+    """The float32 masters that training begins with, whole."""
+    backend = build(context, case)
+    state = backend._optimizer.tensors()
+    found = {name.removesuffix(".master"): whole(state[name]) for name in state if name.endswith(".master")}
+    backend.shutdown()
+    return found
 
 
 def local_size(parameter: Tensor) -> int:

@@ -50,6 +50,11 @@ class Bridge(Protocol):
         """Give the pieces the policy's weights, from its files or random by ``seed``. Collective."""
         ...
 
+    def stored(self, model: Sequence[GPTModel], parallel: Parallel, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Each parameter with what ``load`` rounded to it, one after the other. Those that nobody can tell are left
+        out."""
+        ...
+
     def adapt(self, model: Sequence[GPTModel], parallel: Parallel, lora: LoraConfig, seed: int) -> Adapters:
         """Freeze pieces that have their weights and give them adapters, whose first values follow from ``seed``.
 

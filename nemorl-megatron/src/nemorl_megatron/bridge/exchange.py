@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -79,14 +79,22 @@ class Exchange:
         Raises:
             BackendError: a stored tensor is missing or of another shape.
         """
-        missing = dict(parts)
+        for name, values in self.read(parts, source):
+            parts[name].copy_(values)
+
+    def read(self, parts: Collection[str], source: Source) -> Iterator[tuple[str, Tensor]]:
+        """What this rank holds of the stored tensors, as they are stored, one parameter after the other.
+
+        Raises:
+            BackendError: a stored tensor is missing or of another shape.
+        """
+        missing = {*parts}
         for weight in chain(self._table, [tied_head(self.settings)]):
-            part = missing.pop(weight.parameter, None)
-            if part is None:
+            if weight.parameter not in missing:
                 continue
+            missing.remove(weight.parameter)
             self._require_stored(weight, source)
-            here = self.part(weight)
-            part.copy_(self.rules[weight.rule].read(weight, here, source.read))
+            yield weight.parameter, self.rules[weight.rule].read(weight, self.part(weight), source.read)
         assert not missing, f"the tables say nothing of {sorted(missing)}"
 
     def whole(

@@ -103,6 +103,9 @@ class MegatronBridge:
         with boundary(OWNER):
             self._bridge.load_hf_weights([*model])
 
+    def stored(self, model: Sequence[GPTModel], parallel: Parallel, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+        return iter(())  # it fills models, and nothing else
+
     def adapt(self, model: Sequence[GPTModel], parallel: Parallel, lora: LoraConfig, seed: int) -> Adapters:
         raise BackendError(
             "models that Megatron-Bridge built have no adapters here: their linear layers are Transformer Engine's",

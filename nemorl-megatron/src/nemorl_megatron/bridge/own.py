@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nemorl_megatron.bridge.exchange import Exchange, global_names
-from nemorl_megatron.bridge.sources import NewValueHead, RandomWeights, SafetensorsFolder, weights_folder
+from nemorl_megatron.bridge.sources import NewValueHead, RandomWeights, SafetensorsFolder, Source, weights_folder
 from nemorl_megatron.lora import Adapters
 from nemorl_megatron.model import PolicyModel, build_model
 from nemorl_megatron.settings import settings_of
@@ -63,13 +64,23 @@ class OwnBridge:
         )
 
     def load(self, model: Sequence[PolicyModel], parallel: Parallel, seed: int) -> None:
-        exchange = Exchange(self.settings, parallel)
+        with self._source(seed) as source:
+            Exchange(self.settings, parallel).fill(global_names(model, self.settings, parallel), source)
+
+    def stored(self, model: Sequence[PolicyModel], parallel: Parallel, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
         parameters = global_names(model, self.settings, parallel)
+        with self._source(seed) as source:
+            for name, values in Exchange(self.settings, parallel).read(parameters, source):
+                yield parameters[name], values
+
+    @contextmanager
+    def _source(self, seed: int) -> Iterator[Source]:
+        drawn = RandomWeights(self.settings, seed)
         if self._policy.init == "random":
-            exchange.fill(parameters, RandomWeights(self.settings, seed))
+            yield drawn
             return
         with SafetensorsFolder(weights_folder(self._policy.model_name)) as folder:
-            exchange.fill(parameters, NewValueHead(folder, RandomWeights(self.settings, seed)))
+            yield NewValueHead(folder, drawn)
 
     def adapt(self, model: Sequence[PolicyModel], parallel: Parallel, lora: LoraConfig, seed: int) -> Adapters:
         return Adapters(model, self.settings, parallel, lora, seed)
