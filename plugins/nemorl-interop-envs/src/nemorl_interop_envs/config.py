@@ -45,7 +45,8 @@ class ReasoningGymTasksConfig(DatasetConfig):
     task: str = "chain_sum"
     """Name of the generator."""
     options: Options = Field(default_factory=dict)
-    """Options of the generator, e.g. ``{max_terms: 3}``."""
+    """Options of the generator, e.g. ``{max_terms: 3}``. Of ``composite``, which mixes generators,
+    ``{datasets: [{name: chain_sum, weight: 2}, {name: sudoku, weight: 1, config: {max_empty: 40}}]}``."""
     num_train: int = Field(500, ge=1)
     """Distinct tasks to train on."""
     num_validation: int = Field(100, ge=0)
@@ -62,6 +63,11 @@ class ReasoningGymTasksConfig(DatasetConfig):
         reserved = {"seed", "size"} & self.options.keys()
         if reserved:
             yield ConfigIssue("options", f"{', '.join(sorted(reserved))} is set elsewhere", "use seed and num_train")
+        parts = self.options.get("datasets") or ()
+        named = [isinstance(part, Mapping) and "name" in part for part in parts] if isinstance(parts, list) else []
+        if self.task == "composite" and not (named and all(named)):
+            what = "composite mixes the generators of a list, each with a name"
+            yield ConfigIssue("options.datasets", what, "give [{name: chain_sum, weight: 1}, …]")
 
     def build(self, split: str) -> Sequence[Row] | None:
         from nemorl_interop_envs.reasoning_gym import rows
@@ -128,7 +134,7 @@ class OpenEnvConfig(EnvironmentConfig):
     """How that text reaches the policy; for chat models write the template's turn markers around ``{text}``."""
     reset_column: str = "reset"
     """Column with what goes to the server's ``reset``, where rows have it."""
-    message_timeout_s: float = Field(60.0, gt=0, le=1e8)
+    message_timeout_s: float = Field(60.0, gt=0)
     """Seconds that the server may take for one message; then the run ends with an error. The pool's
     ``environment_timeout_s``, if shorter, scores 0 instead."""
 
