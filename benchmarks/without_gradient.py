@@ -135,14 +135,14 @@ def measure(name: str, share: float, repeats: int) -> dict[str, Any]:
             },
             repeats,
         )
-        skipped = float(backend.train_step(batch, loss)["without_gradient_frac"].value)
+        skipped = float(backend.train_step(batch, loss)["skipped_backward_frac"].value)
         backend.shutdown()
     middle = {part: statistics.median(times) for part, times in found.items()}
     return {
         "case": name,
         "share": share,
         "tokens": batch.num_tokens,
-        "without_gradient_frac": skipped,
+        "skipped_backward_frac": skipped,
         "all_s": middle["all"],
         "some_s": middle["some"],
         "floor_s": middle["all"] * (1 - 2 / 3 * skipped),

@@ -62,11 +62,11 @@ FAMILY: tuple[type[PolicyGradientLoss], ...] = (ClippedPolicyGradientLoss, Seque
 LOSSES: list[Any] = [
     *(kind(kl_penalty=0.1, correction=correction) for kind in FAMILY for correction in CORRECTIONS),
     *(ClippedPolicyGradientLoss(kl_penalty=0.1, kl=term) for term in TERMS),
-    *(kind(kl_penalty=0.1, kl=KLTerm(importance_weighted=True)) for kind in FAMILY[1:]),
+    *(kind(kl_penalty=0.1, kl=KLTerm(weighted_by="generation")) for kind in FAMILY[1:]),
     *(kind(kl_penalty=0.1, on_policy=True, correction=Plain()) for kind in FAMILY),
     ClippedPolicyGradientLoss(dual_clip=3.0),
     PPOLoss(dual_clip=3.0, kl_penalty=0.1, positive_nll_weight=0.1),
-    PPOLoss(kl_penalty=0.1, kl=KLTerm("k2", importance_weighted=True)),
+    PPOLoss(kl_penalty=0.1, kl=KLTerm("k2", weighted_by="old")),
     ValueLoss(),
     ValueLoss(clip=0.2),
     SampledReverseKLLoss(),

@@ -258,7 +258,7 @@ class BaseTrainer(Resumable[C]):
         timings["total_step_time"] += timings.get("exposed_generation", 0.0) + timings.get("data_processing", 0.0)
         tokens = metrics.get("total_num_tokens", 0.0)
         self.progress.tokens += int(tokens)
-        seconds, responses = timings["total_step_time"], metrics.get("num_valid_samples", len(rows))
+        seconds, responses = timings["total_step_time"], metrics.get("num_samples", len(rows))
         self.log(
             {n if n.startswith("performance/") else f"train/{n}": value for n, value in metrics.items()}
             | {f"timing/train/{name}": value for name, value in timings.items()}

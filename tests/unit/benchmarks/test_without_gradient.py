@@ -22,5 +22,5 @@ def test_a_share_of_the_groups_has_advantages_and_each_group_one_prompt(bench):
 
 def test_a_case_reports_both_sides_and_a_floor_between_a_third_and_all(bench):
     row = bench.measure("quickstart", 0.25, repeats=1)
-    assert row["without_gradient_frac"] == 0.75
+    assert row["skipped_backward_frac"] == 0.75
     assert row["floor_s"] == pytest.approx(row["all_s"] / 2)  # 1 - 2 / 3 * 3 / 4

@@ -76,7 +76,7 @@ def test_gradients_and_metrics_are_those_of_a_step_that_goes_back_through_all(
         some = with_zeros(batch, backend, seed)
         assert_same_gradients(gradients(backend, some, LOSSES[name]), gradients(backend, some, Hides(LOSSES[name])))
         found = told(backend.train_step(some, LOSSES[name]))
-        shares.append(found.pop("without_gradient_frac"))
+        shares.append(found.pop("skipped_backward_frac"))
         assert found == pytest.approx(told(backend.train_step(some, Hides(LOSSES[name]))), rel=1e-5, abs=1e-6)
     assert max(shares) > 0.3
 

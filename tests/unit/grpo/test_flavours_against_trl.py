@@ -90,7 +90,10 @@ def test_the_loss_is_the_one_that_trl_computes(beta: float, advantages: tuple[fl
     batch = TokenBatch.from_sequences([[5, 6, 7, 8], [5, 6]], [[False, True, True, True], [False, True]])
     per_token = torch.repeat_interleave(advantage, batch.lengths)
     batch = batch.with_tokens(
-        advantages=per_token, old_logprobs=flat(old), generation_logprobs=flat(old), reference_logprobs=flat(reference)
+        advantages=per_token,
+        old_logprobs=flat(old),
+        generation_logprobs=flat(old) - 0.3,  # of an engine that differs: TRL's ratio does not read them
+        reference_logprobs=flat(reference),
     )
     logprobs = flat(policy.detach()).requires_grad_()
     loss = GRPOTrainer(config).build_loss()

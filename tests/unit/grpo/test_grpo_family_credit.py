@@ -287,7 +287,7 @@ def test_a_kl_without_effect_is_refused_when_the_config_loads(
     [
         ("grpo", {"kl_type": "k1"}, KLTerm("k1")),
         ("grpo", {"kl_gradient": "estimator"}, KLTerm("k3", gradient="estimator")),
-        ("rloo", {"kl_importance_weights": True}, KLTerm("k2", importance_weighted=True)),
+        ("rloo", {"kl_importance_weights": True}, KLTerm("k2", weighted_by="generation")),
         ("rloo", {"kl_in": "reward"}, KLTerm("k1")),
         ("gspo", {"kl_output_clamp": None, "kl_input_clamp": 5}, KLTerm("k3", 5.0, None)),
     ],
@@ -310,6 +310,15 @@ def test_gdpo_normalizes_each_reward_by_itself() -> None:
     samples = Samples(graded((1, 1), (0, 1), (1, 1), (0, 0)))
     found = trainer("gdpo", reward_weights={"correct": 2.0, "format": 1.0}).compute_advantages(samples)
     assert found == pytest.approx([0.953306, -0.526208, 0.953306, -1.380404], abs=1e-5)
+
+
+def test_gdpo_divides_by_the_spread_of_a_population_or_as_nemo_rl_of_a_sample() -> None:
+    # Each reward by itself: (1 - 0.5) / 0.577350 = 0.866025. Sums: 2 x 0.866025, 0, 0, -2 x 0.866025; of squares 6.
+    samples = Samples(graded((1, 1), (1, 0), (0, 1), (0, 0)))
+    found = trainer("gdpo").compute_advantages(samples)
+    assert found == pytest.approx([2**0.5, 0.0, 0.0, -(2**0.5)], abs=1e-5)  # 1.732051 / sqrt(6 / 4)
+    found = trainer("gdpo", batch_std="sample").compute_advantages(samples)
+    assert found == pytest.approx([1.5**0.5, 0.0, 0.0, -(1.5**0.5)], abs=1e-5)  # 1.732051 / sqrt(6 / 3)
 
 
 def test_gdpo_tells_combinations_apart_that_grpo_does_not() -> None:

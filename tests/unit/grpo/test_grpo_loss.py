@@ -189,9 +189,9 @@ def test_the_sampler_mismatch_by_hand() -> None:
 
 def test_the_clipped_fraction_counts_tokens() -> None:
     batch = three_and_one("token").with_tokens(old_logprobs=torch.full((6,), -1.0))
-    # Ratios e^0, e^0.5, e^-0.5 and e^0.1: two of four leave [0.8, 1.2].
+    # Ratios e^0, e^0.5, e^-0.5 and e^0.1: two of four leave [0.8, 1.2]; with A > 0 the clip decides of one.
     _, metrics = ClippedPolicyGradientLoss()(torch.tensor([0, -1.0, -0.5, -1.5, 0, -0.9]), batch)
-    assert values(metrics)["probs_ratio_clamped_frac"] == 0.5
+    assert values(metrics)["probs_ratio_clamped_frac"] == 0.25
 
 
 @pytest.mark.parametrize(

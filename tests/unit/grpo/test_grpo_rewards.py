@@ -76,9 +76,9 @@ def test_group_metrics_count_groups_that_teach_nothing() -> None:
         "advantages/mean": 0.0,
         "advantages/max": 1.0,
         "advantages/min": -1.0,
-        "baseline_reward/pct_0": 0.25,
-        "baseline_reward/pct_1": 0.25,
-        "baseline_reward/pct_mixed": 0.25,
+        "baseline_reward/pct_0": 25.0,
+        "baseline_reward/pct_1": 25.0,
+        "baseline_reward/pct_mixed": 25.0,
     }
 
 
@@ -108,7 +108,7 @@ def test_rewards_differ_where_rounding_cannot_explain_it(rewards: tuple[float, .
     group = Samples([sample(reward) for reward in rewards])
     assert has_spread(group) == differs
     mixed = values(group_metrics(group, [0.0] * len(rewards))).get("baseline_reward/pct_mixed")
-    assert mixed == (differs if len(rewards) > 1 else None)  # one response is no group that could be mixed
+    assert mixed == (100.0 * differs if len(rewards) > 1 else None)  # one response is no group that could be mixed
     if not differs:
         credit = group_advantages(rewards, [0] * len(rewards))
         assert credit == pytest.approx([0.0] * len(rewards), abs=1e-9)
@@ -117,4 +117,4 @@ def test_rewards_differ_where_rounding_cannot_explain_it(rewards: tuple[float, .
 def test_right_up_to_rounding_is_right() -> None:
     group = Samples([sample(sum([0.1] * 10)), sample(1.0)])
     found = values(group_metrics(group, [0.0, 0.0]))
-    assert (found["baseline_reward/pct_1"], found["baseline_reward/pct_0"]) == (1.0, 0.0)
+    assert (found["baseline_reward/pct_1"], found["baseline_reward/pct_0"]) == (100.0, 0.0)

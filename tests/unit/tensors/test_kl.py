@@ -63,7 +63,7 @@ def test_value_and_gradient_of_each_estimator_in_expectation(
 
 @pytest.mark.parametrize(("kind", "value"), [("k1", REVERSE_KL), ("k2", 0.180170), ("k3", REVERSE_KL)])
 def test_importance_weights_make_tokens_of_another_policy_count_right(kind: Any, value: float) -> None:
-    found, slopes = expected(KLTerm(kind, importance_weighted=True), SAMPLER)
+    found, slopes = expected(KLTerm(kind, weighted_by="generation"), SAMPLER)
     assert found == pytest.approx(value, abs=1e-6)
     assert slopes == pytest.approx(REVERSE, abs=1e-6)
     _, unweighted = expected(KLTerm(kind), SAMPLER)
@@ -72,7 +72,7 @@ def test_importance_weights_make_tokens_of_another_policy_count_right(kind: Any,
 
 @pytest.mark.parametrize(("kind", "slopes"), [("k1", [0.0, 0.0, 0.0]), ("k2", REVERSE), ("k3", FORWARD)])
 def test_importance_weights_keep_the_chosen_gradient(kind: Any, slopes: list[float]) -> None:
-    _, found = expected(KLTerm(kind, gradient="estimator", importance_weighted=True), SAMPLER)
+    _, found = expected(KLTerm(kind, gradient="estimator", weighted_by="generation"), SAMPLER)
     assert found == pytest.approx(slopes, abs=1e-6)
 
 
@@ -124,7 +124,7 @@ def test_beyond_either_clamp_there_is_no_gradient(weighted: bool) -> None:
     policy = torch.full((5,), -30.0, requires_grad=True)
     reference = torch.tensor([-27.0, -42.0, -5.0, -29.5, NAN])
     mask = torch.tensor([True, True, True, True, False])
-    term = KLTerm(importance_weighted=weighted)
+    term = KLTerm(weighted_by="generation" if weighted else None)
     kl = term.loss_term(policy, reference, torch.full((5,), -30.0), mask)
     kl.sum().backward()
     assert kl.tolist() == pytest.approx([10.0, 10.0, 10.0, 0.148721, 0.0], abs=1e-6)

@@ -75,6 +75,21 @@ def test_metrics_count_trained_tokens_only() -> None:
     assert found["probs_ratio_clamped_frac"] == 0.5
 
 
+def test_a_ratio_counts_as_clipped_where_the_clip_decides() -> None:
+    # Within [0.8, 1.2]; a clip takes the gradient from high ratios with A > 0 and low ones with A < 0 alone.
+    ratio = torch.tensor([1.5, 1.5, 0.5, 0.5, 1.0, 1.5, 0.5])
+    advantages = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, 0.0, 1.0])
+    mask = torch.tensor([True] * 6 + [False])
+    found = values(ratio_metrics(ratio, ratio.clamp(0.8, 1.2), mask, advantages))
+    assert found["probs_ratio_clamped_frac"] == pytest.approx(2 / 6)
+    assert found["probs_ratio_clamped_low_frac"] == pytest.approx(1 / 6)  # 0.5 with A < 0
+    assert found["probs_ratio_clamped_high_frac"] == pytest.approx(1 / 6)  # 1.5 with A > 0
+
+    # verl's pg_clipfrac: how often max(-A r, -A clip(r)) is the second and larger than the first.
+    surrogate, other = -advantages * ratio, -advantages * ratio.clamp(0.8, 1.2)
+    assert found["probs_ratio_clamped_frac"] == pytest.approx(float((other > surrogate)[mask].float().mean()))
+
+
 def test_entropy_is_that_of_the_sampled_tokens() -> None:
     # policy = sampler: -(log 1/2 + log 1/4) / 2 = 1.5 log 2. Both times old is e^0.1 times what the sampler says.
     policy = torch.log(torch.tensor([1 / 2, 1 / 4, 1.0]))

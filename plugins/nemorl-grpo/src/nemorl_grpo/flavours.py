@@ -47,7 +47,7 @@ LOSSES: Mapping[str, Flavour] = {
             **_CLIPPED,
             **_K3,
             "kl_gradient": "unbiased",
-            "kl_importance_weights": True,
+            "kl_importance_weights": "old",
             "kl_input_clamp": 40.0,
             "kl_output_clamp": None,
         },

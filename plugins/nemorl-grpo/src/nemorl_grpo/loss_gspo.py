@@ -45,7 +45,8 @@ class SequenceRatioLoss(PolicyGradientLoss):
         surrogate, _ = clipped_surrogate(_to_tokens(ratio_B, batch), advantages, self.clip_low, self.clip_high)
         clipped_ratio_B = ratio_B.clamp(1 - self.clip_low, 1 + self.clip_high)
         trained_B = segment_sum(mask.float(), mask, lengths) > 0
-        return surrogate, ratio_metrics(ratio_B, clipped_ratio_B, trained_B)
+        advantages_B = segment_mean(advantages, mask, lengths)
+        return surrogate, ratio_metrics(ratio_B, clipped_ratio_B, trained_B, advantages_B)
 
     def sampler_log_ratio(self, old_logprobs: Tensor, batch: TokenBatch) -> Tensor:
         """For each token the mean log ratio of its response."""

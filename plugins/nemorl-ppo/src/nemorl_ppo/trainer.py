@@ -10,7 +10,7 @@ from nemorl.errors import BackendError
 from nemorl.metrics import Mean, Metric, Metrics
 from nemorl.types import Row, Samples
 from nemorl_rl.policy_gradient.kl_charge import with_kl
-from nemorl_rl.policy_gradient.metrics import kl_metrics
+from nemorl_rl.policy_gradient.metrics import advantage_metrics, kl_metrics
 from nemorl_rl.policy_gradient.rewards import shaped_rewards
 from nemorl_rl.policy_gradient.updates import of_role, run_updates
 from nemorl_rl.rollouts import RolloutPlan, accuracy_of, rollout_metrics
@@ -202,7 +202,7 @@ def credit_metrics(batch: TokenBatch) -> dict[str, Metric]:
     for prefix, name in fields.items():
         for kind, reduce in (("mean", masked_mean), ("max", masked_max), ("min", masked_min)):
             metrics[f"{prefix}{kind}"] = reduce(batch[name], mask)
-    return metrics | kl_metrics(batch)
+    return metrics | advantage_metrics(batch) | kl_metrics(batch)
 
 
 def require_same_tokens(tokenizer: Tokenizer, model_name: str) -> None:

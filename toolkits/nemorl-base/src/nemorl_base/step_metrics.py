@@ -41,9 +41,9 @@ STEP_METRICS: Mapping[str, MetricInfo] = {
         "a fall that longer responses do not explain",
     ),
     "performance/samples_per_sec": MetricInfo(
-        "Rows per second",
-        "rows per second",
-        "dataset rows (prompts, for algorithms that sample) per second of the step",
+        "Samples per second",
+        "samples per second",
+        "responses (of algorithms that do not sample: rows) per second of the step",
     ),
     "timing/train/total_step_time": MetricInfo("Step", "seconds", "the whole step"),
     "timing/train/policy_training": MetricInfo("Policy training", "seconds", "forward, backward, optimizer"),

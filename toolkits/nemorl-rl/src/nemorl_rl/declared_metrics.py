@@ -78,7 +78,10 @@ ROLLOUT_METRICS: Mapping[str, MetricInfo] = {
     ),
     "train/mean_prompt_length": MetricInfo("Prompt length", "tokens", "tokens per prompt"),
     "train/mean_total_tokens_per_sample": MetricInfo("Sequence length", "tokens", "tokens per sequence"),
-    "train/num_valid_samples": MetricInfo("Responses", "responses", "responses of the step"),
+    "train/num_samples": MetricInfo("Responses", "responses", "responses of the step"),
+    "train/num_valid_samples": MetricInfo(
+        "Scored responses", "responses", "responses of the step that could be scored: the others teach nothing"
+    ),
     "train/avg_turns_per_sample": MetricInfo("Turns", "turns per episode", "turns per episode", smooth=True),
     "validation/avg_turns": MetricInfo(
         "Validation turns", "responses per episode", "responses per episode, where any had several"
@@ -208,7 +211,16 @@ RATIO_METRICS: Mapping[str, MetricInfo] = {
     ),
     "train/probs_ratio_clamped": MetricInfo("Clipped policy ratio", meaning="the ratio after clipping"),
     "train/probs_ratio_clamped_frac": MetricInfo(
-        "Clipped tokens", "share", "share of tokens whose ratio was clipped", _CLIPPED, smooth=True
+        "Clipped tokens",
+        "share",
+        "share of tokens from which the clip takes the gradient: a high ratio with a positive advantage or a low one "
+        "with a negative one (elsewhere: pg_clipfrac, clip_ratio)",
+        _CLIPPED,
+        smooth=True,
+    ),
+    **dict.fromkeys(
+        ("train/probs_ratio_clamped_low_frac", "train/probs_ratio_clamped_high_frac"),
+        MetricInfo("Clipped below, above", "share", "the two parts of `probs_ratio_clamped_frac`", smooth=True),
     ),
 }
 """Of algorithms that compare the policy with the one that sampled."""
@@ -276,8 +288,13 @@ ADVANTAGE_METRICS: Mapping[str, MetricInfo] = {
     "train/without_gradient_frac": MetricInfo(
         "Responses without gradient",
         "share",
-        "share of responses that got no backward pass: their advantage is 0 and no other term of the loss reads them",
+        "share of responses whose advantage is 0, which teach nothing beyond the KL to the initial policy",
         "near 1: almost nothing is learnt; `dynamic_sampling` or other prompts help",
+    ),
+    "train/skipped_backward_frac": MetricInfo(
+        "Responses without backward pass",
+        "share",
+        "share of responses that the engine gave no backward pass, as their gradient is 0; 0 with a KL in the loss",
     ),
 }
 """Of algorithms that turn rewards into advantages."""

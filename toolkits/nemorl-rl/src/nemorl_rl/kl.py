@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from nemorl.config.base import Config
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from nemorl_tensors import KLTerm
 
 KLType = Literal["k1", "k2", "k3"]
+KLWeights = Literal["generation", "old"]
 
 
 class KLCharge(Config):
@@ -63,9 +64,9 @@ class KLPenalty(KLCharge):
     """Gradient of the term in the loss. ``unbiased``: that of KL(policy || initial policy), by a score-function term
     for ``k1`` and ``k3``. ``estimator``: the derivative of the formula alone; for ``k3``, as in the GRPO paper, it is
     that of the forward KL(initial policy || policy)."""
-    kl_importance_weights: bool = False
-    """Weigh the KL of a token in the loss by policy over sampler: unbiased also for tokens of older weights or of
-    another engine, at the price of variance."""
+    kl_importance_weights: bool | Literal["old"] = False
+    """``true``: weigh the KL of a token in the loss by policy over sampler: unbiased also for tokens of older weights
+    or of another engine, at the price of variance. ``old``: by policy over old policy, for older weights alone (TRL)."""
 
     @property
     def charges_kl(self) -> bool:
@@ -90,7 +91,8 @@ class KLPenalty(KLCharge):
         from nemorl_tensors import KLTerm
 
         bounds = self.kl_input_clamp, self.kl_output_clamp
-        return KLTerm(self.kl_estimator, *bounds, self.kl_gradient, self.kl_importance_weights)
+        weights: Mapping[bool | str, KLWeights | None] = {False: None, True: "generation", "old": "old"}
+        return KLTerm(self.kl_estimator, *bounds, self.kl_gradient, weights[self.kl_importance_weights])
 
     def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()

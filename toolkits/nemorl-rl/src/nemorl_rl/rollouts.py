@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from nemorl.environment import Environment
 from nemorl.errors import DataError
-from nemorl.metrics import Max, Mean, Metric
+from nemorl.metrics import Max, Mean, Metric, Sum
 from nemorl.types import Completion, GenerationRequest, Prompt, Sample, Samples, SamplingParams, Score, Step
 from nemorl_base.seeding import derive_seed
 from nemorl_base.timing import Span, Timer, TurnSpan
@@ -271,8 +271,9 @@ def rollout_metrics(samples: Samples) -> dict[str, Metric]:
         "mean_gen_tokens_per_sample": Mean.of(lengths),
         "max_gen_tokens_per_sample": Max.of(lengths),
         "mean_total_tokens_per_sample": Mean.of(sample.total_tokens for sample in samples),
-        "num_valid_samples": Mean(sum(sample.score.valid for sample in samples)),
-        "total_num_tokens": Mean(sum(sample.total_tokens for sample in samples)),
+        "num_samples": Sum(float(len(samples))),
+        "num_valid_samples": Sum(float(sum(sample.score.valid for sample in samples))),
+        "total_num_tokens": Sum(float(sum(sample.total_tokens for sample in samples))),
         "natural_termination_rate": Mean.of(float(not sample.truncated) for sample in samples),
         "truncation_rate": Mean.of(float(sample.truncated) for sample in samples),
         "avg_turns_per_sample": Mean.of(sample.turns for sample in samples),

@@ -24,6 +24,7 @@ Example:
     >>> kind: KLType = "k3"
 """
 KLGradient = Literal["unbiased", "estimator"]
+KLWeights = Literal["generation", "old"]
 
 
 def _reference_log_ratio(policy_logprobs: Tensor, reference_logprobs: Tensor, limit: float) -> Tensor:
@@ -83,8 +84,8 @@ class KLTerm:
     Tokens are drawn from the policy, so the gradient of E[k] is E[dk + k * dlog policy] and not E[dk], which is 0 for
     k1 and that of the forward KL for k3 (arXiv:2506.09477). With ``gradient`` ``unbiased``, w = exp(policy - policy
     without gradient) = 1 adds the second part for k1 and k3; the derivative of k2 is that of KL(policy || reference) as
-    it is. ``importance_weighted``: w = exp(policy - generation) instead, for tokens that another policy has drawn; its
-    gradient is kept in the same cases.
+    it is. ``weighted_by``: w = exp(policy - generation), or exp(policy - old), instead, for tokens that another policy
+    has drawn; its gradient is kept in the same cases.
 
     Example:
         >>> mask = torch.tensor([True, False])
@@ -97,17 +98,25 @@ class KLTerm:
     """Nats."""
     output_clamp: float | None = 10.0
     gradient: KLGradient = "unbiased"
-    importance_weighted: bool = False
+    weighted_by: KLWeights | None = None
+    """The policy under whose log-probs the tokens count as drawn; ``None``: the one at hand."""
 
     def estimate(self, policy_logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor) -> Tensor:
         """[N] KL(policy || reference) per token, 0 in masked slots."""
         return self._bounded(self._estimator(policy_logprobs, reference_logprobs, mask))
 
     def loss_term(
-        self, policy_logprobs: Tensor, reference_logprobs: Tensor, generation_logprobs: Tensor, mask: Tensor
+        self, policy_logprobs: Tensor, reference_logprobs: Tensor, drawn_logprobs: Tensor, mask: Tensor
     ) -> Tensor:
-        """[N] what a loss adds per token, 0 in masked slots; differentiable in the policy's."""
-        base = generation_logprobs if self.importance_weighted else policy_logprobs.detach()
+        """[N] what a loss adds per token, 0 in masked slots; differentiable in the policy's.
+
+        Args:
+            policy_logprobs: [N] with gradient.
+            reference_logprobs: [N].
+            drawn_logprobs: [N] of the policy that ``weighted_by`` names; without it they are not read.
+            mask: [N] bool.
+        """
+        base = policy_logprobs.detach() if self.weighted_by is None else drawn_logprobs.detach()
         weight = importance_weight(masked_log_ratio(policy_logprobs, base, mask))
         if self.gradient == "unbiased" and self.kind != "k2":
             is_clamped = masked_log_ratio(policy_logprobs, reference_logprobs, mask).abs() > self.input_clamp

@@ -45,14 +45,32 @@ def clipped_surrogate(
     return surrogate, clipped_ratio
 
 
-def ratio_metrics(ratio: Tensor, clipped_ratio: Tensor, mask: Tensor) -> dict[str, Metric]:
-    """How far the policy has moved: per token, or per response where the ratio is one ([B] with a [B] mask)."""
+def ratio_metrics(
+    ratio: Tensor, clipped_ratio: Tensor, mask: Tensor, advantages: Tensor | None = None
+) -> dict[str, Metric]:
+    """How far the policy has moved: per token, or per response where the ratio is one ([B] with a [B] mask).
+
+    ``probs_ratio_clamped_frac`` counts where the clip decides: a ratio above its bounds with a positive advantage, or
+    below with a negative one, as verl's ``pg_clipfrac``; ``_low_frac`` and ``_high_frac`` are its two parts. The
+    pessimistic minimum takes the other ratios as they are.
+
+    Args:
+        ratio: [N] policy over old policy.
+        clipped_ratio: [N] within its bounds.
+        mask: [N] bool.
+        advantages: [N]. ``None``: the bounds hold whatever the advantage, as CISPO's.
+    """
+    low, high = ratio < clipped_ratio, ratio > clipped_ratio
+    if advantages is not None:
+        low, high = low & (advantages < 0), high & (advantages > 0)
     return {
         "probs_ratio": masked_mean(ratio, mask),
         "probs_ratio_min": masked_min(ratio, mask),
         "probs_ratio_max": masked_max(ratio, mask),
         "probs_ratio_clamped": masked_mean(clipped_ratio, mask),
-        "probs_ratio_clamped_frac": masked_mean((ratio != clipped_ratio).float(), mask),
+        "probs_ratio_clamped_frac": masked_mean((low | high).float(), mask),
+        "probs_ratio_clamped_low_frac": masked_mean(low.float(), mask),
+        "probs_ratio_clamped_high_frac": masked_mean(high.float(), mask),
     }
 
 

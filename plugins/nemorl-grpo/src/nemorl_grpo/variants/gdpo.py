@@ -4,7 +4,7 @@ arXiv:2601.05242. Normalising the sum, as GRPO does, makes different combination
 0 + 1), and lets the reward with the largest spread decide.
 
 A_i = sum over components n of reward_weights[n] * (r_i_n - mean_n(group)) / (std_n(group) + 1e-6)
-A_i <- (A_i - mean) / (std + 1e-6)                               over all responses of the step
+A_i <- (A_i - mean) / (std + 1e-6)            over all responses of the step; std as ``batch_std`` says
 
 The components are those of ``Score.components``; the reward itself is not used, so there is no reward shaping here.
 
@@ -18,7 +18,7 @@ from typing import ClassVar, Literal
 
 from nemorl.errors import ConfigIssue, UsageError
 from nemorl.types import Sample, Samples
-from nemorl_rl.policy_gradient.advantages import batch_normalized, differ, group_advantages
+from nemorl_rl.policy_gradient.advantages import EPSILON, batch_normalized, differ, group_advantages
 from nemorl_rl.policy_gradient.config import ClippedConfig
 from nemorl_rl.policy_gradient.trainer import PolicyGradientTrainer
 
@@ -36,6 +36,9 @@ class GDPOConfig(ClippedConfig):
     """Name of the algorithm."""
     reward_weights: dict[str, float] | None = None
     """Weight of each component of the reward by name, all of them. Unset: 1 each."""
+    batch_std: Literal["population", "sample"] = "population"
+    """What the sum of the components is divided by: its standard deviation over the responses of the step as that of a
+    population, plus 1e-6, or of a sample (n - 1), and nothing added, as in NeMo RL."""
 
     def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
@@ -56,7 +59,9 @@ class GDPOTrainer(PolicyGradientTrainer[GDPOConfig]):
             weight = 1.0 if self.config.reward_weights is None else self.config.reward_weights[name]
             advantages = group_advantages(rewards, samples.group_ids, normalize_std=True, leave_one_out=False)
             total = [so_far + weight * value for so_far, value in zip(total, advantages, strict=True)]
-        return batch_normalized(total, [1.0] * len(samples))
+        is_sample = self.config.batch_std == "sample"
+        epsilon = 0.0 if is_sample else EPSILON
+        return batch_normalized(total, [1.0] * len(samples), unbiased=is_sample, epsilon=epsilon)
 
     def keep_group(self, group: Sequence[Sample]) -> bool:
         """Whether any component differs: their sum may not."""

@@ -72,7 +72,7 @@ BUILTIN: Mapping[str, Rule] = {
     ),
     "few_mixed_groups": Rule(
         metric="train/baseline_reward/pct_mixed",
-        below=0.05,
+        below=5.0,
         patience=10,
         meaning="Nearly all groups have equal rewards, all right or all wrong: almost nothing is learnt.",
         remedy="Use easier or harder prompts, or dynamic sampling; or the run is done.",

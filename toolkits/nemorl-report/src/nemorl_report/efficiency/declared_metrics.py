@@ -40,7 +40,7 @@ RATE_METRICS: Mapping[str, MetricInfo] = {
         "Tokens per second by group", _TOKENS, "of all devices that generate together"
     ),
     "performance/samples_per_sec_per_gpu": MetricInfo(
-        "Rows per second and device", "rows per second", "`samples_per_sec` per device of the run", smooth=True
+        "Samples per second and device", "samples per second", "`samples_per_sec` per device of the run", smooth=True
     ),
     "performance/training_worker_idle_time_ratio": MetricInfo(
         _WASTE,

@@ -120,8 +120,9 @@ class Totals:
             speed, share = figures["train_flops_per_gpu"], figures["train_fp_utilization"]
             busy = figures.get("computed_fp_utilization", share)
             why = "nothing was computed twice, or for rows that teach nothing"
-            shared = f", as {why} (it was {percent(busy)} busy)" if share > 1 > busy else ""
-            yield f"training at {flops(speed)} per device, {percent(share)} of its peak{shared}"
+            saved = f", and {share:.2f} times its peak in what it would take otherwise, as {why}" if share > 1 else ""
+            of_peak = f"{percent(busy if share > 1 else share)} of its peak" if busy <= 1 else "as fast as was measured"
+            yield f"training at {flops(speed)} per device, {of_peak}{saved}"
         if "tokens_per_sec_per_gpu" in figures:
             yield f"{figures['tokens_per_sec_per_gpu']:,.0f} tokens/s per device"
 

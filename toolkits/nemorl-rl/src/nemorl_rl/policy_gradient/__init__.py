@@ -9,7 +9,7 @@
     correction     build_correction: weights of tokens for a sampler that is not quite the policy
     disagreement   drop_disagreeing: responses left out on which trainer and sampler disagree
     updates        run_updates: the optimizer steps of a batch, metrics averaged (``nemorl.metrics.average``)
-    metrics        group_metrics, kl_metrics
+    metrics        advantage_metrics, group_metrics, kl_metrics
 
 ``trainer``, ``config``, ``rewards``, ``advantages``, ``updates`` and ``metrics`` are imported without torch, so a file
 may hold a config and its trainer.

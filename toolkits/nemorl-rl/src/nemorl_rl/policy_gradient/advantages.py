@@ -73,7 +73,9 @@ def _advantage(reward: float, peers: Sequence[float], normalize_std: bool, epsil
     return (reward - mean) / (spread + epsilon) if spread > EPSILON else reward - mean
 
 
-def batch_normalized(advantages: Sequence[float], weights: Sequence[float]) -> list[float]:
+def batch_normalized(
+    advantages: Sequence[float], weights: Sequence[float], *, unbiased: bool = False, epsilon: float = EPSILON
+) -> list[float]:
     """Advantages with mean 0 and standard deviation 1 over the whole batch.
 
     (A_i - mean) / (std + 1e-6), biased std                      REINFORCE++, arXiv:2501.03262, eq. 10
@@ -81,6 +83,8 @@ def batch_normalized(advantages: Sequence[float], weights: Sequence[float]) -> l
     Args:
         advantages: One per response.
         weights: How often each counts, e.g. its trained tokens: tokens of a response share its advantage.
+        unbiased: Divide the sum of squares by one less than the sum of the weights.
+        epsilon: Added to the standard deviation.
 
     Returns:
         One advantage per response, in input order. A spread that is rounding noise is not divided by.
@@ -90,12 +94,12 @@ def batch_normalized(advantages: Sequence[float], weights: Sequence[float]) -> l
         [1.732, -0.577]
     """
     total = math.fsum(weights)
-    if total == 0:
+    if total <= unbiased:
         return [0.0] * len(advantages)
     mean = math.fsum(a * w for a, w in zip(advantages, weights, strict=True)) / total
     centred = [advantage - mean for advantage in advantages]
-    spread = math.sqrt(math.fsum(c * c * w for c, w in zip(centred, weights, strict=True)) / total)
-    return [value / (spread + EPSILON) for value in centred] if spread > EPSILON else centred
+    spread = math.sqrt(math.fsum(c * c * w for c, w in zip(centred, weights, strict=True)) / (total - unbiased))
+    return [value / (spread + epsilon) for value in centred] if spread > EPSILON else centred
 
 
 def clip_advantages(advantages: Sequence[float], low: float | None, high: float | None) -> list[float]:

@@ -14,18 +14,18 @@ _DROPPED = "dropped ones in every step: find the cause of the mismatch"
 POLICY_GRADIENT_METRICS: Mapping[str, MetricInfo] = {
     "train/baseline_reward/pct_mixed": MetricInfo(
         "Groups by reward",
-        "share",
-        "share of groups with different rewards, of those with several responses: the ones that teach",
+        "percent",
+        "percent of groups with different rewards, of those with several responses: the ones that teach",
         "near 0",
     ),
     "train/baseline_reward/pct_0": MetricInfo(
         "Groups by reward",
-        "share",
-        "share of groups whose mean reward is 0",
-        "near 1: the task is too hard, nothing is learnt",
+        "percent",
+        "percent of groups whose mean reward is 0",
+        "near 100: the task is too hard, nothing is learnt",
     ),
     "train/baseline_reward/pct_1": MetricInfo(
-        "Groups by reward", "share", "share of groups whose mean reward is 1", "near 1: too easy"
+        "Groups by reward", "percent", "percent of groups whose mean reward is 1", "near 100: too easy"
     ),
     "train/filtered_out_frac": MetricInfo(
         "Filtered-out tokens",

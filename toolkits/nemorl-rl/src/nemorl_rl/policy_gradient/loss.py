@@ -126,8 +126,8 @@ class PolicyGradientLoss:
             metrics |= correction_metrics
         if self.kl_penalty > 0:
             # The reference was no sampler: the KL is over the whole vocabulary, and of every trained token.
-            reference, sampled = batch["reference_logprobs"], batch["generation_logprobs"]
-            kl = self.kl.loss_term(whole_logprobs, reference, sampled, trained)
+            drawn = old_logprobs if self.kl.weighted_by == "old" else batch["generation_logprobs"]
+            kl = self.kl.loss_term(whole_logprobs, batch["reference_logprobs"], drawn, trained)
             per_token = per_token + self.kl_penalty * kl
             metrics["kl_penalty"] = masked_mean(kl, trained)
         return (per_token * batch.loss_weights).sum(), metrics
@@ -163,7 +163,7 @@ class ClippedPolicyGradientLoss(PolicyGradientLoss):
     ) -> tuple[Tensor, dict[str, Metric]]:
         ratio = probability_ratio(masked_log_ratio(policy_logprobs, old_logprobs, batch.mask))
         surrogate, clipped_ratio = clipped_surrogate(ratio, advantages, self.clip_low, self.clip_high, self.dual_clip)
-        return surrogate, ratio_metrics(ratio, clipped_ratio, batch.mask)
+        return surrogate, ratio_metrics(ratio, clipped_ratio, batch.mask, advantages)
 
     def has_gradient(self, batch: TokenBatch) -> Tensor:
         return self.has_advantage(batch)

@@ -23,7 +23,8 @@ def group_metrics(samples: Samples, advantages: Sequence[float]) -> dict[str, Me
 
     Returns:
         ``advantages/mean``, ``/max``, ``/min``, over responses; ``baseline_reward/pct_0``, ``pct_1`` and ``pct_mixed``:
-        shares (0 … 1) of groups whose mean reward is 0, is 1, and whose rewards differ, the last of groups of several.
+        percent of groups whose mean reward is 0, is 1, and whose rewards differ, the last of groups of several. NeMo
+        RL counts responses by their baselines, and as mixed all whose baseline is neither 0 nor 1.
 
     Example:
         >>> from nemorl.types import Prompt, Sample, Samples, Score
@@ -32,7 +33,7 @@ def group_metrics(samples: Samples, advantages: Sequence[float]) -> dict[str, Me
         ...     return Sample(prompt, (5, 6), (False, True), (0.0, -1.0), Score(reward), "2", "stop")
         >>> found = group_metrics(Samples([response(1.0), response(0.0)]), [0.5, -0.5])
         >>> found["advantages/max"].value, found["baseline_reward/pct_mixed"].value
-        (0.5, 1.0)
+        (0.5, 100.0)
     """
     groups: dict[int, list[float]] = {}
     for sample in samples:
@@ -43,10 +44,30 @@ def group_metrics(samples: Samples, advantages: Sequence[float]) -> dict[str, Me
         "advantages/mean": Mean.of(advantages),
         "advantages/max": Max.of(advantages),
         "advantages/min": Min.of(advantages),
-        "baseline_reward/pct_0": Mean.of(float(abs(mean) <= EPSILON) for mean in means),
-        "baseline_reward/pct_1": Mean.of(float(abs(mean - 1.0) <= EPSILON) for mean in means),
-        **({"baseline_reward/pct_mixed": Mean.of(map(float, mixed))} if mixed else {}),
+        "baseline_reward/pct_0": Mean.of(100.0 * (abs(mean) <= EPSILON) for mean in means),
+        "baseline_reward/pct_1": Mean.of(100.0 * (abs(mean - 1.0) <= EPSILON) for mean in means),
+        **({"baseline_reward/pct_mixed": Mean.of(100.0 * each for each in mixed)} if mixed else {}),
     }
+
+
+def advantage_metrics(batch: TokenBatch) -> dict[str, Metric]:
+    """``without_gradient_frac``: the share of responses that the surrogate teaches nothing, as all advantages of their
+    trained tokens are 0; whatever the engine makes of it, and whatever a KL term adds.
+
+    Args:
+        batch: N tokens; ``advantages`` is [N].
+
+    Example:
+        >>> import torch
+        >>> from nemorl_tensors import TokenBatch
+        >>> batch = TokenBatch.from_sequences([[5, 6], [5, 7]], [[False, True], [False, True]])
+        >>> advantage_metrics(batch.with_tokens(advantages=torch.tensor([0.0, 0.5, 0.0, 0.0])))
+        {'without_gradient_frac': Mean(total=1.0, count=2.0)}
+    """
+    from nemorl_tensors import segment_sum
+
+    teaches = segment_sum((batch["advantages"] != 0).float(), batch.mask, batch.lengths) > 0
+    return {"without_gradient_frac": Mean.of((~teaches).float().tolist())}
 
 
 def kl_metrics(batch: TokenBatch) -> dict[str, Metric]:

@@ -18,7 +18,7 @@ from nemorl.types import Row, Sample, Samples
 
 from nemorl_rl.policy_gradient.advantages import has_spread, over_valid
 from nemorl_rl.policy_gradient.config import PolicyGradientConfig
-from nemorl_rl.policy_gradient.metrics import group_metrics, kl_metrics
+from nemorl_rl.policy_gradient.metrics import advantage_metrics, group_metrics, kl_metrics
 from nemorl_rl.policy_gradient.penalties import penalised
 from nemorl_rl.policy_gradient.updates import run_updates
 from nemorl_rl.rollouts import RolloutPlan, rollout_metrics
@@ -81,6 +81,7 @@ class PolicyGradientTrainer(RolloutTrainer[P]):
         return {
             **rollout_metrics(samples),
             **group_metrics(samples, advantages),
+            **advantage_metrics(batch),
             **kl_metrics(batch),
             **disagreement,
             **penalties,

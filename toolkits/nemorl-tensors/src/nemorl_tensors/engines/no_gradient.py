@@ -137,7 +137,7 @@ def evaluate_without_gradient(loss: Loss, outputs: Tensor, batch: TokenBatch) ->
 
 
 def gradient_metrics(loss: Loss, trained: TokenBatch, measured: TokenBatch) -> Metrics:
-    """``without_gradient_frac``: the share of sequences without backward pass, where the loss says which need none."""
+    """``skipped_backward_frac``: the share of sequences without backward pass, where the loss says which need none."""
     if not isinstance(loss, SelectiveLoss):
         return {}
-    return {"without_gradient_frac": Mean(float(len(measured)), float(len(trained) + len(measured)))}
+    return {"skipped_backward_frac": Mean(float(len(measured)), float(len(trained) + len(measured)))}
