@@ -17,6 +17,7 @@ from nemorl_commands.terminal import print_table, say
 from nemorl_compat.migration import Migration, migrate_file
 from nemorl_compat.migration_report import as_data, refusal, summary, table
 from nemorl_compat.migration_tree import Entry, migrate_tree
+from nemorl_compat.peers.reading import script_run
 from nemorl_compat.peers.tables import table as peer_table
 from nemorl_compat.peers.translation import translate_file
 
@@ -36,6 +37,12 @@ def migrate(
         Literal["grpo", "sft", "dpo"] | None,
         typer.Option(help="What the config is for, where a file of TRL or OpenRLHF does not say it."),
     ] = None,
+    given: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="Of a script: variables, and its arguments.")
+    ] = None,
+    command: Annotated[
+        int | None, typer.Option(help="Which command of a script is meant, where it has several.")
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write here instead of to stdout: a file, or a folder.")
     ] = None,
@@ -47,7 +54,8 @@ def migrate(
 ) -> None:
     """Translate a config of NeMo RL, with its parents and interpolations; of a folder, all configs below it.
 
-    With --from trl, verl or openrlhf, a config of theirs (YAML, JSON) or the shell script that starts the run.
+    With --from trl, verl or openrlhf, a config of theirs (YAML, JSON) or the shell script that starts the run: bash
+    says what it would run, with nothing of your environment but what you give, and nothing is run.
 
     Values that equal nemorl's defaults are left out. A key that asks for what nemorl has not is refused by the name of
     the missing feature, unless --allow-loss says that it may go. The result loads on the machines that it asks for;
@@ -61,6 +69,8 @@ def migrate(
 
       nemorl config migrate --from verl run_qwen3_grpo.sh -o grpo.yaml
 
+      nemorl config migrate --from verl run_qwen3_grpo.sh MODEL_PATH=Qwen/Qwen3-4B -o grpo.yaml
+
       nemorl config migrate old.yaml --allow-loss 'policy.dtensor_cfg.cpu_offload' --report
     """
     if old.is_dir() and system == "nemo_rl":
@@ -70,7 +80,8 @@ def migrate(
         title, migration = "NEMO RL", migrate_file(old, allow_loss=allow_loss or ())
     else:
         title = peer_table(system).system.upper()
-        migration = translate_file(old, system, family=algorithm, allow_loss=allow_loss or ())
+        run = script_run(given or (), command)
+        migration = translate_file(old, system, family=algorithm, allow_loss=allow_loss or (), run=run)
     if output is not None and migration.is_complete:
         replace_text(output, migration.to_yaml())
     if as_json:

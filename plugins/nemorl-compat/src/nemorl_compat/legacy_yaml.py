@@ -93,7 +93,7 @@ def _merged(path: Path, children: tuple[Path, ...], known: dict[Path, dict[str, 
         raise DataError(f"configs name each other as defaults: {circle}", fix="remove one of these `defaults`")
     if path in known:
         return known[path]
-    own = _loaded(path, children)
+    own = loaded(path, children)
     named = own.pop("defaults", None)
     parents = [named] if isinstance(named, str) else named or []
     if not isinstance(parents, list) or not all(isinstance(parent, str) for parent in parents):
@@ -105,7 +105,7 @@ def _merged(path: Path, children: tuple[Path, ...], known: dict[Path, dict[str, 
     return known[path]
 
 
-def _loaded(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
+def loaded(path: Path, children: tuple[Path, ...] = ()) -> dict[str, Any]:
     if not path.is_file():
         by = f", which {children[-1].name} names in `defaults`" if children else ""
         raise DataError(f"no config file {str(path)!r}{by}", fix="give the path of a YAML file")

@@ -1,7 +1,7 @@
 """Configs of TRL, verl and OpenRLHF as one flat mapping: YAML, JSON, or the command line in a shell script.
 
-Of a script, the first command of the system counts; variables that the script sets are put in. Options of
-``accelerate`` say how many processes there are. Of verl's overrides, ``+`` and ``++`` mean nothing here.
+Of a script, the command of the system counts that bash would run. Options of ``accelerate`` say how many processes
+there are. verl's command line is Hydra's.
 """
 
 from __future__ import annotations
@@ -11,20 +11,26 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from nemorl.errors import DataError, UsageError
 from nemorl_base.reading import UnreadableError, parse_json, read_text
 from nemorl_base.yaml_text import parse_yaml
 
-from nemorl_compat import legacy_yaml
+from nemorl_compat.peers import verl_hydra
+from nemorl_compat.peers.flattening import flat, scalar
 from nemorl_compat.peers.tables import table
+from nemorl_compat.shell import Expanded, expand
+from nemorl_compat.shell.expanding import program_of
 
 FAMILIES = ("grpo", "sft", "dpo")
 """Kinds of runs that are translated."""
 PROGRAMS: Mapping[str, re.Pattern[str]] = {
     "trl": re.compile(r"(?:^|/|_|\btrl )(grpo|sft|dpo|kto|rloo|reward)(?:_\w+)?(?:\.py)?$"),
-    "verl": re.compile(r"verl\.trainer\.(main_ppo|fsdp_sft_trainer|sft_trainer|main_generation)|main_ppo\.py"),
+    "verl": re.compile(
+        r"(?:^|.*[./])(?:verl|recipe)[./](?:\w+[./])*(\w*(?:main|trainer|generation|merge)\w*)(?:\.py)?$|(?:^|/)(main_ppo)\.py$"
+    ),
     "openrlhf": re.compile(r"openrlhf\.cli\.train_(ppo_ray|sft|dpo|rm|kto|kd|ppo)"),
 }
 """Word of a command line that is a system's program; its group says which."""
@@ -32,10 +38,27 @@ KINDS = {"grpo": "grpo", "ppo_ray": "grpo", "main_ppo": "grpo", "sft": "sft", "d
 """What a program is called -> family."""
 OF_LAUNCHERS = ("num_processes", "num_machines", "nproc_per_node", "nnodes", "num_gpus")
 """Options before the program that say how many processes there are."""
-_ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)")
-_VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^}]*))?\}|\$(\w+)")
-_SUM = re.compile(r"\$\(\(([\d\s+*/()-]+)\)\)")
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+FEW, WIDTH = 6, 100
+"""Programs that a message names, and characters of a command in it."""
+
+
+@dataclass(frozen=True)
+class ScriptRun:
+    """How a script is read."""
+
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Set when it starts"""
+    arguments: Sequence[str] = ()
+    """Its own"""
+    command: int | None = None
+    """Which of its commands is meant, from 1; unset: there is one"""
+
+
+def script_run(words: Sequence[str], command: int | None = None) -> ScriptRun:
+    """How a script is read that is called with these words: ``NAME=value`` sets a variable, others are arguments."""
+    matches = [(re.fullmatch(r"([A-Za-z_]\w*)=(.*)", word, re.DOTALL), word) for word in words]
+    variables = {found[1]: found[2] for found, _ in matches if found is not None}
+    return ScriptRun(variables, [word for found, word in matches if found is None], command)
 
 
 @dataclass
@@ -49,6 +72,8 @@ class Given:
     family: str | None = None
     """``grpo``, ``sft`` or ``dpo``, where it is known"""
     folder: Path = field(default_factory=Path)
+    decisions: dict[str, tuple[Any, str]] = field(default_factory=dict)
+    """What a script looked at -> what that was, and what it means"""
 
     def get(self, key: str, default: Any = None) -> Any:
         value = self.values.get(key, default)
@@ -69,13 +94,14 @@ class Given:
         return value
 
 
-def read(path: Path, system: str, family: str | None = None) -> Given:
+def read(path: Path, system: str, family: str | None = None, run: ScriptRun | None = None) -> Given:
     """A config file or script of a system.
 
     Args:
         path: ``.yaml``, ``.yml``, ``.json``, or a shell script.
         system: One of the tables.
         family: Of the run, where the file does not say it.
+        run: How a script is to be read.
 
     Raises:
         DataError: it cannot be read.
@@ -84,15 +110,17 @@ def read(path: Path, system: str, family: str | None = None) -> Given:
     try:
         text = read_text(path)
         if path.suffix == ".json":
-            return Given(system, dict(_flat(_mapping(parse_json(text), path), system)), family, path.parent)
+            return Given(system, dict(flat(_mapping(parse_json(text), path), system)), family, path.parent)
         if path.suffix in (".yaml", ".yml"):
-            data = legacy_yaml.read(path) if system == "verl" else _mapping(parse_yaml(text), path)
+            if system == "verl":
+                return Given(system, verl_hydra.of_file(path), family, path.parent)
+            data = _mapping(parse_yaml(text), path)
             aliases = table(system).aliases
-            values = {aliases.get(key, key): value for key, value in _flat(data, system)}
+            values = {aliases.get(key, key): value for key, value in flat(data, system)}
             return Given(system, values, family, path.parent)
     except UnreadableError as error:
         raise DataError(f"{path}: {error}") from error
-    return _of_script(text, path, system, family)
+    return _of_script(path, system, family, run or ScriptRun())
 
 
 def _mapping(data: Any, path: Path) -> Mapping[str, Any]:
@@ -101,72 +129,58 @@ def _mapping(data: Any, path: Path) -> Mapping[str, Any]:
     return data
 
 
-def _flat(data: Mapping[str, Any], system: str, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in data.items():
-        if system == "verl" and isinstance(value, Mapping) and value:
-            yield from _flat(value, system, f"{prefix}{key}.")
-        elif key != "_target_":
-            yield f"{prefix}{key}", _scalar(value) if isinstance(value, str) else value
+def _of_script(path: Path, system: str, family: str | None, run: ScriptRun) -> Given:
+    """The command of the system that a script runs; its options, and what decided them."""
+    expanded = expand(path, run.variables, run.arguments)
+    found = [(words, *_program(words, system)) for words in expanded.commands]
+    programs = list(dict.fromkeys((tuple(words), place, name) for words, place, name in found if name is not None))
+    programs = [one for one in programs if KINDS.get(one[2], family) is not None] or programs[:1]
+    if not programs:
+        raise _no_command(path, system, expanded)
+    words, place, program = programs[_chosen(path, [words for words, _, _ in programs], run)]
+    given = Given(system, {}, folder=path.parent, decisions=_decisions(expanded, words))
+    return _of_command(words, place, KINDS.get(program, family), given, program)
 
 
-def _of_script(text: str, path: Path, system: str, family: str | None) -> Given:
-    variables: dict[str, str] = {"HOME": "~"}
-    for line in _lines(text):
-        assignment = _ASSIGNMENT.fullmatch(line)
-        if assignment is not None:
-            variables[assignment[1]] = _filled(re.sub(r"\s+#.*", "", assignment[2]).strip("'\""), variables)
-            continue
-        try:
-            words = shlex.split(_filled(line, variables), comments=True)
-        except ValueError as error:
-            raise DataError(f"{path}: a command cannot be read ({error})", fix="close its quotes") from error
-        place, program = _program(words, system)
-        if program is not None:
-            return _of_command(words, place, KINDS.get(program, family), Given(system, {}, folder=path.parent), program)
+def _no_command(path: Path, system: str, expanded: Expanded) -> UsageError:
+    named = list(dict.fromkeys(program_of(words) for words in expanded.commands))
+    what = f"it runs {', '.join(named[:FEW])}" if named else "it runs nothing"
+    ended = f"; bash ended it with: {expanded.errors}" if expanded.errors else ""
+    fix = "give a YAML or JSON config, or the script that starts it"
+    return UsageError(
+        f"{path} has no command of {system} ({what}{ended})",
+        fix=f"give variables that it needs as NAME=value, or {fix}" if ended else fix,
+    )
+
+
+def _chosen(path: Path, commands: Sequence[Sequence[str]], run: ScriptRun) -> int:
+    if run.command is None and len(commands) == 1:
+        return 0
+    if run.command is not None and 1 <= run.command <= len(commands):
+        return run.command - 1
+    listed = "\n".join(f"  {n}: {shorten(shlex.join(words), WIDTH)}" for n, words in enumerate(commands, 1))
     raise UsageError(
-        f"{path} has no command of {system}", fix="give a YAML or JSON config, or the script that starts it"
+        f"{path} runs {len(commands)} commands that could be meant:\n{listed}", fix="say which with --command N"
     )
 
 
-def _lines(text: str) -> Iterator[str]:
-    """Commands, each on one line; without comments of whole lines."""
-    kept = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
-    yield from (line.strip() for line in re.sub(r"\\[ \t]*\n", " ", kept).splitlines() if line.strip())
-
-
-def _filled(text: str, variables: Mapping[str, str]) -> str:
-    def value(found: re.Match[str]) -> str:
-        name, default = found[1] or found[3], found[2]
-        return variables.get(name, found[0] if default is None else default)
-
-    names = re.compile(r"(?<=\$\(\()[^)]*(?=\)\))")  # inside $((…)) a variable needs no dollar
-    text = names.sub(
-        lambda found: re.sub(r"[A-Za-z_]\w*", lambda name: variables.get(name[0], name[0]), found[0]), text
-    )
-    return _SUM.sub(lambda found: str(_sum(found[1])), _VARIABLE.sub(value, text))
-
-
-def _sum(text: str) -> int:
-    """What ``$((…))`` is in a shell: whole numbers with + - * /."""
-    import ast
-    import operator
-
-    known: Mapping[type[ast.operator], Any] = {
-        ast.Add: operator.add,
-        ast.Sub: operator.sub,
-        ast.Mult: operator.mul,
-        ast.Div: operator.floordiv,
-        ast.FloorDiv: operator.floordiv,
-    }
-
-    def of(node: ast.expr) -> int:
-        if isinstance(node, ast.BinOp) and type(node.op) in known:
-            return int(known[type(node.op)](of(node.left), of(node.right)))
-        if isinstance(node, ast.Constant) and isinstance(node.value, int):
-            return node.value
-        raise DataError(f"$(({text})) cannot be computed", fix="write the number out")
-
-    return of(ast.parse(text.strip(), mode="eval").body)
+def _decisions(expanded: Expanded, chosen: Sequence[str]) -> dict[str, tuple[Any, str]]:
+    """What a script's branches looked at, and what was not run although its output may have counted."""
+    made: dict[str, tuple[Any, str]] = {}
+    for name, value in expanded.branches.items():
+        text = "it was not set" if value is None else "it was empty" if value == "" else "it had this value"
+        made[f"${name}"] = (
+            value,
+            f"a branch of the script looks at it: {text}; {name}=VALUE on the command line sets it",
+        )
+    for words in expanded.skipped:
+        made[f"$({shorten(shlex.join(words), WIDTH)})"] = (None, "it was not run: it counts as failed, without output")
+    others = list(dict.fromkeys(program_of(words) for words in expanded.commands if tuple(words) != tuple(chosen)))
+    if others:
+        made["$(…)"] = (others, "these commands were not run: they count as successful, without output")
+    if expanded.errors:
+        made["bash"] = (expanded.errors, "the script ended with this error")
+    return made
 
 
 def _program(words: Sequence[str], system: str) -> tuple[int, str | None]:
@@ -176,7 +190,7 @@ def _program(words: Sequence[str], system: str) -> tuple[int, str | None]:
         found = PROGRAMS[system].search(spoken)
         is_named = system != "trl" or spoken != word or word.endswith(".py")
         if found is not None and is_named and not word.startswith("-"):
-            return place, found[1] or "main_ppo"
+            return place, next(filter(None, found.groups()))
     return 0, None
 
 
@@ -186,7 +200,10 @@ def _of_command(words: Sequence[str], place: int, family: str | None, given: Giv
     given.family = family
     launcher = dict(_options(words[:place]))
     given.values |= {key: launcher[key] for key in OF_LAUNCHERS if key in launcher}
-    found = _overrides(words[place + 1 :]) if given.system == "verl" else _options(words[place + 1 :])
+    if given.system == "verl":
+        given.values |= verl_hydra.of_command(words[place + 1 :], given.folder)
+        return given
+    found = _options(words[place + 1 :])
     aliases = table(given.system).aliases
     given.values |= {aliases.get(key, key): value for key, value in found}
     return given
@@ -204,27 +221,5 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
         while not equals and place < len(words) and not words[place].startswith("--"):
             values.append(words[place])
             place += 1
-        read = [_scalar(value) for value in values]
+        read = [scalar(value) for value in values]
         yield key.replace("-", "_"), True if not read else read[0] if len(read) == 1 else read
-
-
-def _overrides(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    for word in words:
-        key, equals, value = word.lstrip("+").partition("=")
-        if equals and not key.startswith("-"):
-            yield key, _scalar(value)
-
-
-def _scalar(text: str) -> Any:
-    """``1e-6`` is a number, ``True`` is true, ``[a,b]`` a list; all else is text."""
-    if _NUMBER.fullmatch(text):
-        return float(text) if re.search(r"[.eE]", text) else int(text)
-    words = {"true": True, "false": False, "null": None, "none": None}
-    if text.lower() in words:
-        return words[text.lower()]
-    if text[:1] in ("[", "{"):
-        try:
-            return parse_yaml(text)
-        except UnreadableError:
-            return text
-    return text

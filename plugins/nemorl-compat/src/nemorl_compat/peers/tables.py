@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -56,6 +57,8 @@ class Table:
     """Another name of a key -> the one that the rows have"""
     entries: tuple[Entry, ...]
     """In the order of the file: the first that matches counts"""
+    options: Mapping[str, tuple[Any, ...]]
+    """Every option of the system and its default; several where parts of it have others"""
 
     @property
     def is_nested(self) -> bool:
@@ -65,8 +68,12 @@ class Table:
     def find(self, key: str, family: str | None = None) -> Entry | None:
         """The row of a key; of one family of algorithms, if that is known."""
         key = self.aliases.get(key, key)
-        found = (entry for entry in self.entries if entry.matches(key))
+        found = (entry for entry in self.entries if entry.matches(key) and self._means(entry, key))
         return next((entry for entry in found if family is None or not entry.only or family in entry.only), None)
+
+    def _means(self, entry: Entry, key: str) -> bool:
+        """A pattern stands for options that there are; for any, where the row says that its keys are ``open``."""
+        return key in entry.keys or key in self.options or bool(entry.row.get("open"))
 
 
 @cache
@@ -77,4 +84,13 @@ def table(name: str) -> Table:
     data = yaml.load((files("nemorl_compat.peers") / f"{name}.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader)
     rewards = tuple((frozenset(item["parameters"]), item["says"]) for item in data["rewards"])
     entries = tuple(Entry(tuple(unbraced(row["key"])), row) for row in data["rows"])
-    return Table(data["system"], data["command"], data["columns"], rewards, data.get("aliases", {}), entries)
+    aliases = data.get("aliases", {})
+    options = {aliases.get(option, option): said for option, said in _options(data["options"]).items()}
+    return Table(data["system"], data["command"], data["columns"], rewards, aliases, entries, options)
+
+
+def _options(name: str) -> dict[str, tuple[Any, ...]]:
+    """A list of options: name, type and default with tabs between; several defaults with bars between."""
+    lines = (files("nemorl_compat.peers") / name).read_text(encoding="utf-8").splitlines()
+    rows = [line.split("\t") for line in lines if line and not line.startswith("#")]
+    return {key: tuple(map(json.loads, said.split(" | "))) for names, _, said in rows for key in unbraced(names)}

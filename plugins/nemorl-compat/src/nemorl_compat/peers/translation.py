@@ -6,6 +6,7 @@ The classes of keys, the report and the refusal of what would be lost are those 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,23 @@ from nemorl_compat.conversions.pieces import Pieces
 from nemorl_compat.key_table import Outcome
 from nemorl_compat.migration import Change, Migration, assembled, options_of
 from nemorl_compat.peers import openrlhf, trl, verl
-from nemorl_compat.peers.reading import Given, read
+from nemorl_compat.peers.reading import Given, ScriptRun, read
 from nemorl_compat.peers.tables import Entry, Table, table
 
 Part = Callable[[Given, Pieces], None]
 PARTS: Mapping[str, Sequence[Part]] = {"trl": trl.PARTS, "verl": verl.PARTS, "openrlhf": openrlhf.PARTS}
 
+NO_EFFECT = "nothing here changes with it: it says what holds without it, or what it belongs to is turned off"
 
-def translate_file(path: Path, system: str, *, family: str | None = None, allow_loss: Iterable[str] = ()) -> Migration:
+
+def translate_file(
+    path: Path,
+    system: str,
+    *,
+    family: str | None = None,
+    allow_loss: Iterable[str] = (),
+    run: ScriptRun | None = None,
+) -> Migration:
     """A config or script of another system, translated.
 
     Args:
@@ -32,23 +42,22 @@ def translate_file(path: Path, system: str, *, family: str | None = None, allow_
         system: ``trl``, ``verl`` or ``openrlhf``.
         family: ``grpo``, ``sft`` or ``dpo``, where the file does not say it.
         allow_loss: Patterns of old keys that may be lost.
+        run: How a script is to be read.
 
     Raises:
         DataError: the file cannot be read.
         UsageError: it is of no run that is translated.
     """
-    return translate(read(path, system, family), allow_loss=allow_loss)
+    return translate(read(path, system, family, run), allow_loss=allow_loss)
 
 
 def translate(given: Given, *, allow_loss: Iterable[str] = ()) -> Migration:
     """A config that was read, translated; as :func:`translate_file`."""
     given.family = given.family or _family(given)
-    known, new = table(given.system), Pieces()
-    new.put("algorithm", given.family)
+    known = table(given.system)
     judged = {key: _judged(known, given, key, value) for key, value in given.values.items()}
-    _put_renamed(known, given, new, judged)
-    for part in PARTS[given.system]:
-        part(given, new)
+    new = _made(known, given, judged)
+    judged |= _without_effect(known, given, new, judged)
     _leave_out_foreign(known, given, new, judged)
     for key, found in new.findings.items():
         if key not in judged or judged[key].kind != "neutral":
@@ -58,7 +67,30 @@ def translate(given: Given, *, allow_loss: Iterable[str] = ()) -> Migration:
         Change(key, given.values.get(key), outcome, any(fnmatchcase(key, pattern) for pattern in patterns))
         for key, outcome in judged.items()
     ]
+    changes += [Change(name, value, Outcome("different", text)) for name, (value, text) in given.decisions.items()]
     return assembled(new.values, changes, for_launch=False)
+
+
+def _made(known: Table, given: Given, judged: Mapping[str, Outcome]) -> Pieces:
+    """The new config before what the algorithm has no option for is left out."""
+    new = Pieces()
+    new.put("algorithm", given.family)
+    _put_renamed(known, given, new, judged)
+    for part in PARTS[given.system]:
+        part(given, new)
+    return new
+
+
+def _without_effect(known: Table, given: Given, new: Pieces, judged: Mapping[str, Outcome]) -> dict[str, Outcome]:
+    """Keys that have a place here, and whose value nonetheless changes nothing: the result is the same without them."""
+    found: dict[str, Outcome] = {}
+    for key in [key for key, outcome in judged.items() if outcome.kind == "mapped" and key not in new.findings]:
+        others = {other: value for other, value in given.values.items() if other != key}
+        without = _made(known, replace(given, values=others), judged)
+        if (without.values, without.findings) == (new.values, new.findings):
+            is_default = _is_among(given.values[key], known.options.get(key, ()))
+            found[key] = Outcome("neutral", "same") if is_default else Outcome("different", NO_EFFECT)
+    return found
 
 
 def _family(given: Given) -> str:
@@ -82,10 +114,12 @@ def _judged(known: Table, given: Given, key: str, value: Any) -> Outcome:
     row = entry.row
     if _is_among(value, row.get("values", ())):
         return Outcome("neutral", "same")
+    if "to" in row and "neutral" not in row:
+        return Outcome("mapped", to=row["to"])
+    if _is_among(value, known.options.get(key, ())):
+        return Outcome("neutral", "same")  # what is the default says what is meant where it is absent
     if "neutral" in row:
         return Outcome("neutral", row["neutral"])
-    if "to" in row:
-        return Outcome("mapped", to=row["to"])
     return Outcome("different", row["differs"]) if "differs" in row else Outcome("missing", row["missing"])
 
 

@@ -11,8 +11,6 @@ FEW = 2
 """Keys inside an unknown section that are explained one by one."""
 SECTIONS = ("", "policy", "policy.optimizer", "policy.schedule", "generation", "validation", "checkpoint")
 """Sections of a nemorl config where somebody may write a flat key of another system."""
-SHARED = "data.*"
-"""A pattern of verl's that would match whatever is misspelt in nemorl's own section."""
 
 
 def foreign_words(kind: str, name: str, value: Any = None, algorithm: Any = None) -> str | None:
@@ -50,8 +48,6 @@ def _of_key(system: Table, path: str, value: Any, family: str) -> str | None:
     if name is None:
         return None
     entry = system.find(name, family)
-    if entry is not None and SHARED in entry.keys:
-        return None
     entry = entry or (_by_ending(system, path) if system.is_nested and section else None)
     if entry is None or entry.row.get("to") == path:  # a key of nemorl's own, which only this algorithm has not
         return None

@@ -17,7 +17,9 @@ MS_REMOUNT, MS_NOATIME, MS_NODIRATIME, MS_BIND, MS_REC = 32, 1024, 2048, 4096, 1
 MS_PRIVATE, MS_RELATIME = 1 << 18, 1 << 21
 ST_RELATIME = 4096
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 36, 38
+PR_SET_KEEPCAPS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE = 8, 47, 2
 CAPABILITIES_VERSION_3 = 0x20080522
+CAP_DAC_READ_SEARCH = 2
 CAP_SYS_PTRACE, CAP_SYS_ADMIN, CAP_PERFMON = 19, 21, 38
 LOOKS_INTO_OTHERS = (CAP_SYS_PTRACE, CAP_SYS_ADMIN, CAP_PERFMON)
 """With one of these a process may read the memory and the environment of others, whatever Landlock says."""
@@ -54,6 +56,13 @@ def drop_capabilities() -> None:
     """A root without powers. With ``PR_SET_NO_NEW_PRIVS`` they do not come back when a program is executed."""
     header = (ctypes.c_uint32 * 2)(CAPABILITIES_VERSION_3, 0)
     _checked("capset", _libc.capset(header, (ctypes.c_uint32 * 6)()))
+
+
+def keep_capability(number: int) -> None:
+    """No powers but this one (below 32), which programs that are executed keep. It must be permitted."""
+    header, bit = (ctypes.c_uint32 * 2)(CAPABILITIES_VERSION_3, 0), 1 << number
+    _checked("capset", _libc.capset(header, (ctypes.c_uint32 * 6)(bit, bit, bit)))
+    prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, number)
 
 
 def drop_some_capabilities(dropped: Sequence[int]) -> None:

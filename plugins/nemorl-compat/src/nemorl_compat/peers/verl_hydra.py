@@ -1,0 +1,70 @@
+"""verl's command line and YAML as one flat mapping: Hydra composes them, on top of the configs that come with verl."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from nemorl_compat import legacy_yaml
+from nemorl_compat.peers import hydra
+from nemorl_compat.peers.flattening import flat
+from nemorl_compat.peers.tables import table
+
+MODEL_ENGINE = "model_engine"
+"""Group whose member says how a model is trained; the base of all that ``verl.trainer.main_ppo`` takes."""
+KNOWN = {
+    "": ("ppo_trainer", "ppo_megatron_trainer"),
+    MODEL_ENGINE: ("dp", "megatron", "torchtitan", "veomni"),
+}
+"""Configs that come with verl."""
+
+
+def of_command(words: Sequence[str], folder: Path) -> dict[str, Any]:
+    """The arguments of ``verl.trainer.main_ppo``; configs are looked for here, and in the folder of the script."""
+    return _flattened(hydra.compose(words, [Path.cwd(), folder], known=KNOWN))
+
+
+def of_file(path: Path) -> dict[str, Any]:
+    """A YAML file that a run was started with, or that Hydra wrote of one."""
+    return _flattened(hydra.compose_file(path, known=KNOWN))
+
+
+def _flattened(composed: hydra.Composed) -> dict[str, Any]:
+    choices = dict(composed.choices)
+    if "ppo_megatron_trainer" in composed.bases:
+        choices.setdefault(MODEL_ENGINE, "megatron")
+    resolved = legacy_yaml.resolve(_over(_defaults(), composed.values), "the config")
+    asked = dict(flat(composed.values, "verl"))
+    values = dict(flat(resolved, "verl"))
+    return {**choices, **{key: _at(resolved, key) if key not in values else values[key] for key in asked}}
+
+
+def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        there = merged.get(key)
+        merged[key] = _over(there, value) if isinstance(there, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def _at(tree: Any, key: str) -> Any:
+    for part in key.split("."):
+        tree = tree.get(part) if isinstance(tree, Mapping) else None
+    return tree
+
+
+@cache
+def _defaults() -> dict[str, Any]:
+    """verl's own values, to which interpolations may refer."""
+    tree: dict[str, Any] = {}
+    for key, values in table("verl").options.items():
+        *parents, last = key.split(".")
+        place = tree
+        for parent in parents:
+            if not isinstance(place.get(parent), dict):
+                place[parent] = {}
+            place = place[parent]
+        place.setdefault(last, values[0])
+    return tree
