@@ -5,6 +5,7 @@ What a run is besides is in ``config.run``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,13 +39,13 @@ class OptimizerConfig(Config):
 
     name: Literal["adamw", "muon"] = "adamw"
     """``adamw``, or ``muon`` with options of its own."""
-    lr: float = Field(1e-6, gt=0)
+    lr: float = Field(1e-6, gt=0, le=1)
     """Peak learning rate. 1e-6 suits RL on models of 1B and more; tiny models learn at 1e-3."""
     betas: tuple[float, float] = (0.9, 0.999)
     """Decay of the running mean and of the running square of gradients."""
-    eps: float = Field(1e-8, gt=0)
+    eps: float = Field(1e-8, gt=0, le=1)
     """Added to the denominator. Raise it if updates explode on rarely used parameters."""
-    weight_decay: float = Field(0.01, ge=0)
+    weight_decay: float = Field(0.01, ge=0, le=10)
     """Decoupled decay per unit of learning rate; not applied to biases and norms."""
 
     def problems(self) -> Iterator[ConfigIssue]:
@@ -70,7 +71,7 @@ class MuonConfig(OptimizerConfig):
     """Iterations that orthogonalize."""
     scale: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
     """Of an [A, B] matrix's rate: 0.2 sqrt(max(A, B)), so that rates of AdamW fit, or sqrt(max(1, A / B))."""
-    adamw_lr: float | None = Field(None, gt=0)
+    adamw_lr: float | None = Field(None, gt=0, le=1)
     """Peak rate of what AdamW updates. Unset: ``lr``."""
 
 
@@ -89,10 +90,29 @@ class ScheduleConfig(Config):
     the step after the last would have."""
     warmup_steps: int = Field(0, ge=0)
     """Optimizer steps of linear warm-up. The first of them has rate 0, the first after them the peak rate."""
+    warmup_frac: float | None = Field(None, ge=0, lt=1)
+    """Instead of ``warmup_steps``: the warm-up as a share of the run's planned number of optimizer steps, rounded
+    up."""
     min_lr_frac: float = Field(0.0, ge=0, le=1)
     """Floor of the decay, as a fraction of the peak rate."""
     decay_steps: int | None = Field(None, ge=1)
     """Optimizer steps from the start to the floor. Unset: the run's planned number of optimizer steps."""
+
+    def problems(self) -> Iterator[ConfigIssue]:
+        yield from super().problems()
+        if self.warmup_frac is not None and self.warmup_steps:
+            yield ConfigIssue("warmup_frac", f"warmup_steps = {self.warmup_steps} says it already", "keep one of them")
+
+    def planned(self, updates: int) -> ScheduleConfig:
+        """The schedule of a run of so many optimizer steps, with its lengths in steps.
+
+        >>> ScheduleConfig(kind="cosine", warmup_frac=0.03).planned(250).warmup_steps
+        8
+        """
+        given: dict[str, Any] = {"decay_steps": updates if self.decay_steps is None else self.decay_steps}
+        if self.warmup_frac is not None:
+            given |= {"warmup_steps": math.ceil(self.warmup_frac * updates), "warmup_frac": None}
+        return self.model_copy(update=given)
 
 
 class TokenizerConfig(Config):
@@ -119,7 +139,7 @@ class LoraConfig(Config):
 
     rank: int = Field(16, ge=1)
     """Inner dimension of the adapters."""
-    alpha: float = Field(32.0, gt=0)
+    alpha: float = Field(32.0, gt=0, le=1e5)
     """Scale: adapters are multiplied by alpha / rank."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout on adapter inputs. Non-zero makes on-policy ratios differ from 1."""
@@ -166,7 +186,8 @@ class PolicyConfig(Config):
     activation_checkpointing: Annotated[bool, RESUMABLE] = False
     """Recompute layer activations in the backward pass: about 30 % slower, far less memory."""
     microbatch_tokens: Annotated[int | None, RESUMABLE] = Field(None, ge=1)
-    """Padded tokens per forward/backward. Unset: the backend's choice for the device. It does not change results."""
+    """Padded tokens per forward/backward. Unset: 1,536 on a CPU; on a GPU 16,384, or as many fewer as its memory has
+    room for by the count of ``nemorl plan``, where that knows the devices. It does not change results."""
     max_sequence_tokens: int = Field(4096, ge=2)
     """Longest prompt plus response that is trained or generated."""
 
@@ -221,7 +242,7 @@ class GenerationConfig(Config):
     """Generation backend: a name, or a mapping with ``name`` and the backend's own options."""
     python: Annotated[Interpreter | None, RESUMABLE] = None
     """Interpreter of the engines, when their packages live in another virtual environment (Ray launcher)."""
-    temperature: float = Field(1.0, ge=0)
+    temperature: float = Field(1.0, ge=0, le=100)
     """Sampling temperature; 0 is greedy. Training computes log-probs at the same temperature."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Nucleus sampling. Below 1 the sampler and the trained distribution differ."""

@@ -171,11 +171,8 @@ class ResourceManager:
 
 
 def _planned(policy: PolicyConfig, updates: int) -> PolicyConfig:
-    """The policy with the length of its learning-rate decay filled in."""
-    if policy.schedule.decay_steps is not None:
-        return policy
-    schedule = policy.schedule.model_copy(update={"decay_steps": updates})
-    return policy.model_copy(update={"schedule": schedule})
+    """The policy with the lengths of its learning-rate schedule filled in."""
+    return policy.model_copy(update={"schedule": policy.schedule.planned(updates)})
 
 
 def short_name(backend: Any) -> str:

@@ -6,6 +6,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+from nemorl.errors import DataError
+
 from nemorl_compat.conversions.pieces import Pieces
 from nemorl_compat.peers.reading import Given
 
@@ -44,6 +46,21 @@ def dataset(paths: Any, *, weights: Any = None, kind: str | None = None, **optio
     return {"name": "mixture", "parts": parts}
 
 
+def pair(given: Given, key: str, default: tuple[float, float], *, low: float | None = None) -> tuple[float, float]:
+    """Two numbers; where ``low`` is given, one may do, which is the upper.
+
+    Raises:
+        DataError: it is something else.
+    """
+    value = given.get(key, list(default))
+    numbers = [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, int | float)]
+    if low is not None and len(numbers) == 1:
+        numbers.insert(0, low)
+    if len(numbers) != 2:
+        raise DataError(f"{key} is {value!r}, not two numbers", fix=f"write it as {default[0]} {default[1]}")
+    return float(numbers[0]), float(numbers[1])
+
+
 def listed(value: Any) -> list[str]:
     """The parts of a list, or of a text with commas between."""
     return [str(one).strip() for one in (value if isinstance(value, list) else str(value).split(","))]
@@ -53,9 +70,7 @@ def _kind(path: str) -> str:
     return "file" if Path(path).suffix in FILES or path.startswith((".", "/", "~")) else "huggingface"
 
 
-def schedule(
-    new: Pieces, key: str, kind: Any, *, warmup: float, steps: int | None, floor: float = 0.0, warmup_key: str
-) -> None:
+def schedule(new: Pieces, key: str, kind: Any, *, warmup: float, floor: float = 0.0) -> None:
     """A schedule by transformers' name; a warm-up below 1 is a share of the run."""
     kinds = {
         "linear": "linear",
@@ -73,14 +88,9 @@ def schedule(
     if kind == "constant":
         return
     if 0 < warmup < 1:
-        if steps is None:
-            text = (
-                "a share of a run whose length is not known here: set policy.schedule.warmup_steps, else there is none"
-            )
-            new.differ(warmup_key, text)
-            return
-        warmup = math.ceil(warmup * steps)
-    new.put("policy.schedule.warmup_steps", int(warmup))
+        new.put("policy.schedule.warmup_frac", warmup)
+    else:
+        new.put("policy.schedule.warmup_steps", int(warmup))
 
 
 def lora(given: Given, new: Pieces, *, rank: str, modules: str, prefix: str, alpha: float, dropout: float) -> None:

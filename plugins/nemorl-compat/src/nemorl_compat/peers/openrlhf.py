@@ -16,6 +16,7 @@ ESTIMATORS = {
     "dr_grpo": "grpo",
 }
 """``dr_grpo`` there is GRPO without the division by the spread; its average stays one over tokens."""
+AVERAGES = {"token-mean": "token", "seq-mean-token-mean": "sequence"}
 COLUMNS = {
     "input_key": "prompt_column",
     "label_key": "answer_column",
@@ -82,7 +83,7 @@ def data(given: Given, new: Pieces) -> None:
         held_out = given.get("eval_dataset")
         split = {"train_split": given.get("eval_split")} if given.has("eval_split") else {}
         new.put("validation.data", common.dataset(held_out, **_fitting(held_out, {**options, **split})))
-    if given.family == "sft" and given.has("multiturn"):
+    if given.family == "sft":
         new.put("only_last_turn", not given.get("multiturn", False))
 
 
@@ -155,12 +156,15 @@ def validation(given: Given, new: Pieces) -> None:
 
 
 def correction(given: Given, new: Pieces) -> None:
-    if not given.get("enable_vllm_is_correction", False):
+    level = "algo.advantage.is_correction_level"
+    if given.get(level, "off") != "off":
+        kind, key = _scheme(given), level
+    elif given.get("enable_vllm_is_correction", False):
+        kind, key = str(given.get("vllm_is_correction_type", "tis")), "vllm_is_correction_type"
+    else:
         return
-    kind = given.get("vllm_is_correction_type", "tis")
-    bound = given.get("vllm_is_truncated_threshold", [0.5, 5.0])
-    low, high = bound if isinstance(bound, list) else (0.0, bound)
-    if not given.has("vllm_is_truncated_threshold"):
+    low, high = common.pair(given, "vllm_is_truncated_threshold", (0.5, 5.0), low=0.0)
+    if key != level and not given.has("vllm_is_truncated_threshold"):
         new.differ("vllm_is_truncated_threshold", "the bounds are OpenRLHF's of 2026-08, 0.5 and 5; older ones had 2")
     if kind == "tis":
         new.put("importance_correction", {"kind": "truncated", "cap": high, "low": low})
@@ -168,7 +172,16 @@ def correction(given: Given, new: Pieces) -> None:
         name = "icepop" if kind == "icepop" else "sequence_mask"
         new.put("importance_correction", {"kind": name, "low": low, "high": high})
     else:
-        new.miss("vllm_is_correction_type", f"the importance correction {kind}")
+        new.miss(key, f"the importance correction {kind}")
+
+
+def _scheme(given: Given) -> str:
+    """The name before 0.11 of what is now said by three options."""
+    said = [given.get(f"algo.advantage.is_correction_{part}") for part in ("level", "mode", "gating")]
+    level, mode, gating = (value or default for value, default in zip(said, ("off", "mask", "ratio"), strict=True))
+    names = {("token", "clip"): "tis", ("token", "mask"): "icepop", ("seq", "mask"): "seq-mask-tis"}
+    known = names.get((level, mode)) if gating == "ratio" else None
+    return known or f"{level} {mode} {gating}"
 
 
 def algorithm(given: Given, new: Pieces) -> None:
@@ -194,10 +207,13 @@ def loss(given: Given, new: Pieces) -> None:
     if given.family != "grpo" or "algorithm" not in new.values:
         return
     clip = given.number("eps_clip", 0.2)
-    low, high = given.get("eps_clip_low_high", [clip, clip])
+    low, high = common.pair(given, "eps_clip_low_high", (clip, clip))
     values: dict[str, Any] = {"clip_low": low, "clip_high": high}
     if new.values["algorithm"] != "gspo":
-        values |= {"dual_clip": given.get("dual_clip"), "loss_aggregation": "token"}
+        mode = given.get("actor.loss_agg_mode", "token-mean")
+        values |= {"dual_clip": given.get("dual_clip"), "loss_aggregation": AVERAGES.get(mode, "token")}
+        if mode not in AVERAGES:
+            new.miss("actor.loss_agg_mode", f"the average {mode}")
     weight = given.number("init_kl_coef", 0.01)
     if new.values["algorithm"] == "reinforce_plus_plus":
         for knob, value in {**values, "kl_penalty": weight}.items():
@@ -222,10 +238,9 @@ def rewards(given: Given, new: Pieces) -> None:
         new.put("environment", {"name": "reward_model", "model": given.get("reward_pretrain")})
     if given.has("remote_rm_url"):
         new.miss("remote_rm_url", f"a reward by path or address ({given.get('remote_rm_url')}: register it)")
-    low, high = given.get("reward_clip_range", [-10, 10])
+    low, high = common.pair(given, "reward_clip_range", (-10.0, 10.0))
     if given.has("reward_clip_range"):
-        bounds = {"source_min": low, "source_max": high, "target_min": low, "target_max": high}
-        new.put("reward_scaling", {key: float(value) for key, value in bounds.items()})
+        new.put("reward_scaling", {"source_min": low, "source_max": high, "target_min": low, "target_max": high})
     elif given.has("reward_pretrain"):
         new.put("reward_scaling", {"source_min": -10.0, "source_max": 10.0, "target_min": -10.0, "target_max": 10.0})
     if given.has("overlong_buffer_len"):
@@ -247,9 +262,7 @@ def schedule(given: Given, new: Pieces) -> None:
         "lr_scheduler",
         given.get("lr_scheduler", "cosine_with_min_lr"),
         warmup=given.number("lr_warmup_ratio", 0.03),
-        steps=None,
         floor=given.number("min_lr_ratio", 0.1),
-        warmup_key="lr_warmup_ratio",
     )
 
 

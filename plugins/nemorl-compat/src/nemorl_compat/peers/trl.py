@@ -44,7 +44,10 @@ def precision(given: Given, new: Pieces) -> None:
     if given.get("fp16"):
         new.miss("fp16", "float16")
         return
-    kept = given.get("dtype", given.get("torch_dtype", "float32"))
+    key = "dtype" if given.has("dtype") else "torch_dtype"
+    kept = given.get(key, "float32")
+    if kept not in ("float32", "bfloat16", "auto"):
+        new.miss(key, f"the precision {kept}")
     computes = given.get("bf16", True)
     new.put("policy.precision", "bfloat16" if computes or kept == "bfloat16" else "float32")
     if computes and kept in ("float32", "auto"):
@@ -191,7 +194,7 @@ def grpo(given: Given, new: Pieces) -> None:
         "kl_in": "loss",
         "kl_type": "k3",
         "kl_gradient": "unbiased" if unbiased else "estimator",
-        "kl_importance_weights": unbiased,
+        "kl_importance_weights": "old" if unbiased else False,
         "kl_input_clamp": 40.0,
         "kl_output_clamp": None,
     }
@@ -252,17 +255,15 @@ def optimizer(given: Given, new: Pieces) -> None:
     options = given.get("lr_scheduler_kwargs", {})
     rate = new.values["policy.optimizer.lr"]
     floor = options.get("min_lr_rate", options.get("min_lr", 0.0) / rate) if isinstance(options, dict) else 0.0
-    steps = given.get("max_steps", -1)
     common.schedule(
         new,
         "lr_scheduler_type",
         given.get("lr_scheduler_type", "linear"),
         warmup=given.number("warmup_steps", 0) or given.number("warmup_ratio", 0),
-        steps=int(steps) if steps > 0 else None,
         floor=floor,
-        warmup_key="warmup_steps" if given.has("warmup_steps") else "warmup_ratio",
     )
-    new.put("policy.activation_checkpointing", bool(given.get("gradient_checkpointing", True)))
+    recomputes = bool(given.get("activation_checkpointing", given.get("gradient_checkpointing", True)))
+    new.put("policy.activation_checkpointing", recomputes)
 
 
 def loop(given: Given, new: Pieces) -> None:
