@@ -253,7 +253,10 @@ def correction(given: Given, new: Pieces) -> None:
         new.put("importance_correction", {"kind": "truncated", "cap": cap})
     per = given.get(f"{place}.rollout_is")
     if per is not None:
-        bound = given.number(f"{place}.rollout_is_threshold", 2.0)
+        bound = given.get(f"{place}.rollout_is_threshold", 2.0)
+        if isinstance(bound, str):  # "low_high"
+            new.miss(f"{place}.rollout_is_threshold", "importance weights that are cut at both ends")
+            return
         new.put("importance_correction", {"kind": "truncated", "cap": bound, "per": per})
     if given.has(f"{place}.rollout_rs"):
         new.miss(f"{place}.rollout_rs", "rejection of responses by verl's rules")
