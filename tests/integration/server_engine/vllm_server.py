@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import httpx
+import httpx2
 from nemorl_base.ports import free_port
 
 START_S = 300.0
@@ -55,8 +55,8 @@ class VLLMServer:
         """Until it serves."""
         end = time.monotonic() + START_S
         while True:
-            with contextlib.suppress(httpx.HTTPError):
-                if httpx.get(f"{self.url}/health", trust_env=False).status_code == 200:
+            with contextlib.suppress(httpx2.HTTPError):
+                if httpx2.get(f"{self.url}/health", trust_env=False).status_code == 200:
                     return
             if self._process.poll() is not None or time.monotonic() > end:
                 raise AssertionError(f"the server did not start: {self._log.read_text()[-3000:]}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
@@ -11,11 +10,11 @@ import time
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.error import HTTPError, URLError
-from urllib.request import Request, urlopen
+from typing import TYPE_CHECKING
 
+import httpx2
 from nemorl.errors import BackendError, UsageError
+from nemorl_rl.http_clients import read_json
 
 from nemorl_interop_envs.processes import reading, script
 
@@ -37,9 +36,9 @@ def agents_at(head_url: str) -> dict[str, str]:
         UsageError: Nobody is there, or it is another program.
     """
     try:
-        told = _read(f"{head_url.rstrip('/')}/server_instances")
+        told = read_json(f"{head_url.rstrip('/')}/server_instances", timeout_s=LOOK_S)
         found = {one["process_name"]: one["url"] for one in told if one["server_type"] == AGENTS}
-    except (OSError, HTTPError) as error:
+    except httpx2.HTTPError as error:
         raise UsageError(
             f"NeMo-Gym's head server at {head_url} does not answer: {error}",
             fix="start Gym first (`ng_run`, or environment.start), or give environment.agents",
@@ -132,9 +131,9 @@ class GymServers:
 
     def _is_ready(self) -> bool:
         try:
-            instances = _read(f"{self.head_url}/server_instances")
+            instances = read_json(f"{self.head_url}/server_instances", timeout_s=LOOK_S)
             return bool(instances) and all(_answers(one["url"]) for one in instances)
-        except (OSError, ValueError):
+        except (httpx2.HTTPError, ValueError):
             return False
 
     def _said(self) -> str:
@@ -142,20 +141,15 @@ class GymServers:
         return "\n".join(self._tail)
 
 
-def _read(url: str) -> Any:
-    with urlopen(Request(url), timeout=LOOK_S) as answer:
-        return json.load(answer)
-
-
 def _answers(url: str) -> bool:
     """Somebody listens, whatever they say."""
     try:
-        with urlopen(url, timeout=LOOK_S):
-            return True
-    except HTTPError:
-        return True
-    except (URLError, OSError):
+        read_json(url, timeout_s=LOOK_S)
+    except httpx2.TransportError:
         return False
+    except (httpx2.HTTPError, ValueError):
+        pass
+    return True
 
 
 def _free_port() -> int:

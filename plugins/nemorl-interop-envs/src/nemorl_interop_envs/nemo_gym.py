@@ -13,12 +13,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from aiohttp import ClientError, ClientSession, ClientTimeout
+import httpx2
 from nemorl.errors import DataError, UsageError
 from nemorl.types import Prompt, Score
 from nemorl_base.suggest import did_you_mean
 from nemorl_rl.agents.gateways import Access
 from nemorl_rl.agents.watched import WatchedPolicy
+from nemorl_rl.http_clients import http_client
 from nemorl_rl.loop_thread import LoopThread
 
 from nemorl_interop_envs.episodes_config import GYM_COLUMN as COLUMN
@@ -51,7 +52,7 @@ class NemoGym(PlayedEpisodes):
         self._config = config
         self._loop: LoopThread | None = None
         self._relay = Relay(MODEL)
-        self._client: ClientSession | None = None
+        self._client: httpx2.AsyncClient | None = None
         self._servers: GymServers | None = None
         self._agents: Mapping[str, str] = {}
 
@@ -75,7 +76,7 @@ class NemoGym(PlayedEpisodes):
                 f"port {self._config.model_port}, where Gym calls the policy, cannot be listened on: {error}",
                 fix="set environment.model_port to a free one, and Gym's policy_base_url accordingly",
             ) from error
-        self._client = ClientSession(timeout=ClientTimeout(total=None))
+        self._client = http_client(timeout_s=None)  # an episode has a deadline of its own
 
     async def play(self, prompt: Prompt, policy: WatchedPolicy, access: Access) -> Played:
         row = prompt.row.get(COLUMN)
@@ -91,7 +92,7 @@ class NemoGym(PlayedEpisodes):
         try:
             running = asyncio.run_coroutine_threadsafe(self._run(url, request_of(row, name)), self._loop.loop)
             status, text = await asyncio.wrap_future(running)
-        except ClientError as error:
+        except httpx2.HTTPError as error:
             if self._servers is not None:
                 self._servers.require_alive()
             problem = f"the agent server at {url} does not answer: {type(error).__name__}: {error}"
@@ -105,8 +106,9 @@ class NemoGym(PlayedEpisodes):
 
     async def _run(self, url: str, body: Mapping[str, Any]) -> tuple[int, str]:
         assert self._client is not None
-        async with self._client.post(url, json=body) as answer:
-            return answer.status, await answer.text()
+        text = json.dumps(body)  # a row may hold NaN, which Python's servers read
+        answer = await self._client.post(url, content=text, headers={"Content-Type": "application/json"})
+        return answer.status_code, answer.text
 
     def _address(self, row: Mapping[str, Any]) -> str:
         given = row.get("agent_ref")
@@ -132,7 +134,7 @@ class NemoGym(PlayedEpisodes):
     async def _shut(self) -> None:
         await self._relay.stop()
         if self._client is not None:
-            await self._client.close()
+            await self._client.aclose()
 
 
 def request_of(row: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the generation backend ``server`` can be told, readable where neither torch nor httpx is installed."""
+"""What the generation backend ``server`` can be told, readable where neither torch nor httpx2 is installed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from nemorl.config import RESUMABLE, SecretVariable, ServerURL
-from nemorl.config.cluster import LONGEST_WAIT_S
 from nemorl.errors import ConfigIssue
 from nemorl.plugins.kinds import GenerationBackendConfig
 from nemorl_base.encryption import plaintext_problem
@@ -28,7 +27,7 @@ class ServerConfig(GenerationBackendConfig):
     """Generate with servers that somebody else started: vLLM, SGLang or TensorRT-LLM, over HTTP."""
 
     summary: ClassVar[str] = "a vLLM, SGLang or TensorRT-LLM server that somebody else started, over HTTP"
-    requires_modules: ClassVar[tuple[str, ...]] = ("torch", "httpx")
+    requires_modules: ClassVar[tuple[str, ...]] = ("torch", "httpx2")
     install_hint: ClassVar[str] = "pip install nemorl-server-engine"
     supports: ClassVar[frozenset[str]] = frozenset({"in_flight_updates", "prompt_logprobs", "remarks", "submit"})
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process", "shared_memory", "object_store")
@@ -44,9 +43,9 @@ class ServerConfig(GenerationBackendConfig):
     plaintext: Annotated[bool, RESUMABLE] = False
     """Let prompts, responses and the key go to other machines over ``http`` all the same: they can be read and changed
     on their way. ``http`` to this machine needs no leave."""
-    timeout_s: Annotated[float, RESUMABLE] = Field(600.0, gt=0, le=LONGEST_WAIT_S)
+    timeout_s: Annotated[float, RESUMABLE] = Field(600.0, gt=0)
     """Longest wait for one response, or for a server to load weights; it then counts as lost."""
-    reconnect_timeout_s: Annotated[float, RESUMABLE] = Field(600.0, gt=0, le=LONGEST_WAIT_S)
+    reconnect_timeout_s: Annotated[float, RESUMABLE] = Field(600.0, gt=0)
     """How long a run waits for a server when it has none. Raise it to the time that a replacement takes to start."""
     max_concurrency: Annotated[int, RESUMABLE] = Field(256, ge=1, le=100_000)
     """Most requests at one server at a time: what it can decode together (vLLM: ``--max-num-seqs``)."""

@@ -1,30 +1,25 @@
 """HTTP to one server: JSON to and fro, every failure either the server's absence or an error that says what to do.
 
-Keys come from an environment variable and appear in no message. Redirects are refused: a request carries the key, and
-weights must not go where nobody sent them. Proxies of the environment are not used.
+Keys come from an environment variable and appear in no message. Redirects are refused, as by every client of
+:mod:`nemorl_rl.http_clients`: weights must not go where nobody sent them.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import ssl
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
-import httpx
+import httpx2
 from nemorl.errors import BackendError
+from nemorl_rl.http_clients import RedirectRefusedError, ReplyTooLargeError, http_client
 
 if TYPE_CHECKING:
     from nemorl_server_engine.config import ServerConfig
 
 HEALTH_TIMEOUT_S = 5.0
 """A server that serves answers this in milliseconds, also under load."""
-CONNECT_TIMEOUT_S = 10.0
-MAX_REPLY_BYTES = 256 * 2**20
-"""Of one answer: a hundred times what the longest response takes."""
 QUOTED_CHARACTERS = 400
 """Of a server's own words in a message."""
 
@@ -50,14 +45,12 @@ class Connection:
         """
         self.url, self._command = url.rstrip("/"), command
         self._key_name = options.api_key_env
-        self._client = httpx.AsyncClient(
-            base_url=self.url,
+        self._client = http_client(
+            self.url,
+            timeout_s=options.timeout_s,
             headers=_key_header(options.api_key_env),
-            timeout=httpx.Timeout(options.timeout_s, connect=min(CONNECT_TIMEOUT_S, options.timeout_s)),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=options.max_concurrency),
-            verify=_verification(self.url, options.tls_ca),
-            follow_redirects=False,
-            trust_env=False,
+            authority=options.tls_ca,
+            keepalive=options.max_concurrency,
         )
 
     async def get(self, path: str) -> Any:
@@ -76,21 +69,26 @@ class Connection:
         """It serves requests."""
         try:
             response = await self._client.get(path, timeout=HEALTH_TIMEOUT_S)
-        except (httpx.HTTPError, httpx.InvalidURL):
+        except (httpx2.HTTPError, httpx2.InvalidURL):
             return False
-        return response.status_code == httpx.codes.OK
+        return response.status_code == httpx2.codes.OK
 
     async def close(self) -> None:
         await self._client.aclose()
 
     async def _call(self, method: str, path: str, **content: Any) -> Any:
         try:
-            async with self._client.stream(method, path, **content) as response:
-                text = await _limited_text(response)
-        except httpx.TimeoutException:
+            response = await self._client.request(method, path, **content)
+        except RedirectRefusedError as error:
+            fix = "give the final address in generation.backend.urls"
+            raise BackendError(f"{self.url}{path}: {error}", fix=fix) from None
+        except ReplyTooLargeError as error:
+            raise BackendError(f"{self.url}{path}: {error}") from None
+        except httpx2.TimeoutException:
             raise GoneError(f"{self.url}{path} did not answer in time", hangs=True) from None
-        except httpx.TransportError as error:
+        except httpx2.TransportError as error:
             raise GoneError(f"{self.url}: {type(error).__name__}{f': {error}' if str(error) else ''}") from None
+        text = response.content.decode("utf-8", errors="replace")
         if response.is_success:
             return self._parsed(path, text)
         if response.is_server_error:
@@ -106,9 +104,6 @@ class Connection:
 
     def _refused(self, path: str, status: int, text: str) -> BackendError:
         said = _words(text)
-        if status < 400:
-            message = f"{self.url}{path} redirects ({status}), which is not followed: a request carries the key"
-            return BackendError(message, fix="give the final address in generation.backend.urls")
         if status == 401 or (status == 403 and "disabled" not in text):
             name = self._key_name
             given = f"the key in the environment variable {name}" if name else "requests without a key"
@@ -117,23 +112,6 @@ class Connection:
         if status in (403, 404, 405):
             return BackendError(f"{self.url} has no {path} ({status}: {said})", fix=f"start it with: {self._command}")
         return BackendError(f"{self.url}{path} refused a request ({status}): {said}")
-
-
-async def _limited_text(response: httpx.Response) -> str:
-    parts: list[bytes] = []
-    size = 0
-    async for part in response.aiter_bytes():
-        size += len(part)
-        if size > MAX_REPLY_BYTES:
-            raise BackendError(f"{response.url.host} answered with more than {MAX_REPLY_BYTES} bytes")
-        parts.append(part)
-    return b"".join(parts).decode("utf-8", errors="replace")
-
-
-def _verification(url: str, authority: Path | None) -> ssl.SSLContext | bool:
-    if urlsplit(url).scheme != "https":
-        return False  # reading the certificates takes a while, and http needs none
-    return True if authority is None else ssl.create_default_context(cafile=authority)
 
 
 def _key_header(name: str | None) -> dict[str, str]:

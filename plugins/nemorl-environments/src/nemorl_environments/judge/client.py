@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nemorl.errors import UsageError
+from nemorl_rl.http_clients import RedirectRefusedError, http_client
 from openai import (
     APIConnectionError,
     APIError,
@@ -25,6 +26,8 @@ from openai import (
 if TYPE_CHECKING:
     from nemorl_environments.judge.config import JudgeConfig
 
+MAX_REPLY_BYTES = 16 * 2**20
+"""Of one reply: the judge's thoughts and its verdict."""
 NO_KEY = "none"
 """Sent to servers that ask for no key."""
 
@@ -76,6 +79,9 @@ class JudgeClient:
         except TimeoutError as error:
             raise JudgeUnavailableError(f"no reply within {config.deadline_s:g} s") from error
         except APIConnectionError as error:
+            if isinstance(error.__cause__, RedirectRefusedError):
+                fix = "give the final address in environment.url"
+                raise UsageError(f"the judge's server {error.__cause__}", fix=fix) from error
             raise JudgeUnavailableError(f"no connection: {error.__cause__ or error}") from error
         except (APIError, ValueError) as error:  # ValueError: a reply that is no JSON
             raise JudgeUnavailableError(str(error)) from error
@@ -99,6 +105,7 @@ class JudgeClient:
                     api_key=os.environ.get(config.api_key_env) or NO_KEY,
                     max_retries=config.retries,
                     timeout=config.deadline_s,
+                    http_client=http_client(config.url, timeout_s=config.deadline_s, max_reply_bytes=MAX_REPLY_BYTES),
                 )
                 self._of_loop[loop] = client, asyncio.Semaphore(config.concurrency)
             return self._of_loop[loop]
