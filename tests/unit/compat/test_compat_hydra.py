@@ -108,6 +108,11 @@ def test_verls_own_megatron_config_keeps_its_engine() -> None:
 
 def test_interpolations_reach_what_is_given_and_verls_defaults() -> None:
     words = ["data.seed=${data.max_prompt_length}", "data.val_batch_size=${trainer.nnodes}", "trainer.nnodes=3"]
+    assert verl_hydra.of_command(["a.qat=${oc.select:actor_rollout_ref.actor.router_replay}"], Path()) == {
+        "a.qat.mode": "disabled",
+        "a.qat.record_file": None,
+        "a.qat.replay_file": None,
+    }
     # 512 is verl's default.
     assert verl_hydra.of_command(words, Path()) == {"data.seed": 512, "data.val_batch_size": 3, "trainer.nnodes": 3}
 

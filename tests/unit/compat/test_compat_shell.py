@@ -120,6 +120,7 @@ def test_the_command_takes_variables_and_says_what_decided(tmp_path: Path) -> No
     assert "num_prompts_per_step: 8" in found.output
     assert "model: org/model" in found.output
     assert "$SIZE = small" in found.output
+    assert "the script was read with $SIZE = small\n" in CliRunner().invoke(app, [*command, "SIZE=small"]).output
 
 
 # What a script may not do

@@ -1,4 +1,4 @@
-"""What a migration did, in words: five lines, a table of all keys, plain data, and the refusal."""
+"""What a migration did, in words: six lines, a table of all keys, plain data, and the refusal."""
 
 from __future__ import annotations
 
@@ -28,13 +28,20 @@ TITLES = {
 
 
 def summary(migration: Migration) -> list[str]:
-    """At most five lines: how many keys became what, and what is different or lost."""
-    lines = [f"{len(migration.of('mapped'))} of {len(migration.changes)} keys mapped"]
+    """At most six lines: how many keys became what, what decided a script's branches, what is different or lost."""
+    keys = [change for change in migration.changes if not change.key.startswith("$")]
+    lines = [f"{len(migration.of('mapped'))} of {len(keys)} keys mapped"]
     groups = Counter(change.outcome.text for change in migration.of("neutral"))
     if groups:
         parts = "; ".join(f"{count} {GROUPS[group]}" for group, count in groups.most_common())
         lines.append(f"{sum(groups.values())} keys change nothing here (--report lists them): {parts}")
-    different = migration.of("different")
+    decided: list[Change] = []
+    different: list[Change] = []
+    for change in migration.of("different"):
+        (decided if change.key.startswith("$") else different).append(change)
+    if decided:
+        parts = ", ".join(f"{change.key} = {_short(change.value)}" for change in decided)
+        lines.append(shorten(f"the script was read with {parts}", WIDTH, placeholder=" … (--report lists them)"))
     if different:
         parts = "; ".join(f"{change.key}: {change.outcome.text}" for change in different)
         lines.append(shorten(f"{len(different)} different: {parts}", WIDTH, placeholder=" … (--report lists them)"))

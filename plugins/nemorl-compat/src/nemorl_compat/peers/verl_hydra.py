@@ -36,9 +36,11 @@ def _flattened(composed: hydra.Composed) -> dict[str, Any]:
     if "ppo_megatron_trainer" in composed.bases:
         choices.setdefault(MODEL_ENGINE, "megatron")
     resolved = legacy_yaml.resolve(_over(_defaults(), composed.values), "the config")
-    asked = dict(flat(composed.values, "verl"))
-    values = dict(flat(resolved, "verl"))
-    return {**choices, **{key: _at(resolved, key) if key not in values else values[key] for key in asked}}
+    values: dict[str, Any] = dict(choices)
+    for key, _ in flat(composed.values, "verl"):
+        found = _at(resolved, key)
+        values |= dict(flat({key: found}, "verl"))  # an interpolation may stand for a whole section
+    return values
 
 
 def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
