@@ -1,25 +1,23 @@
-"""Step times of published runs beside the planner's, from 8 to 8,192 GPUs. Starts nothing and needs no GPU.
+"""Step times of published pretraining beside the planner's, from 32 to 8,192 GPUs. Starts nothing and needs no GPU.
 
     python benchmarks/plan_published.py
 
-The published times are a report's own seconds, or its TFLOP/s per GPU and its formula for the FLOPs of a step.
+The published times follow from a report's TFLOP/s per GPU and its formula for the FLOPs of a step. Runs of GRPO:
+``nemo_rl_runs.py``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 from nemorl.config import PolicyConfig
 from nemorl_megatron import MegatronConfig
 from nemorl_plan.seconds import step_time
 from nemorl_rl.devices import parse_fleet
-from nemorl_rl.memory_plan.engines import Engines
 from nemorl_rl.memory_plan.models import HeldModel
 from nemorl_rl.memory_plan.scene import Scene
 from nemorl_rl.memory_plan.work import Work
 from nemorl_rl.model_geometry import Geometry
-from nemorl_vllm import VLLMConfig
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,6 @@ def trained(
     tensor: int,
     row: int,
     checkpointing: bool = False,
-    reference: bool = False,
 ) -> HeldModel:
     """A policy whose microbatches are full rows."""
     policy = PolicyConfig(
@@ -51,7 +48,7 @@ def trained(
         max_sequence_tokens=row,
         microbatch_tokens=row,
     )
-    return HeldModel("policy", policy, geometry, gpus, has_reference=reference, microbatch_tokens=row)
+    return HeldModel("policy", policy, geometry, gpus, microbatch_tokens=row)
 
 
 def megatron_gpt(
@@ -91,57 +88,12 @@ def llama_405b(gpus: int, tf: float) -> Published:
     return Published(f"Llama 3 405 B, {gpus} H100", "2407.21783, table 4", flops / gpus / (tf * 1e12), scene)
 
 
-def nemo_rl(
-    name: str,
-    config: dict[str, Any],
-    gpus: int,
-    seconds: float,
-    tokens_per_gpu_s: float,
-    *,
-    tensor: int = 1,
-    pipeline: int = 1,
-    expert: int = 1,
-    engine_tensor: int = 1,
-    checkpointing: bool = False,
-) -> Published:
-    """A synchronous GRPO step of NeMo RL 0.5's performance summary: 2,048 responses, four updates, vLLM beside Megatron
-    on the same H100s, rows packed to 4,096 tokens. Layouts are those of its recipes
-    (``examples/configs/recipes/llm/performance``); the mean length follows from its tokens per second."""
-    length = tokens_per_gpu_s * seconds * gpus / 2048
-    geometry = Geometry.from_config(config)
-    backend = MegatronConfig(pipeline_parallel_size=pipeline, expert_parallel_size=expert, layout="packed")
-    held = trained(geometry, backend, gpus, tensor=tensor, row=4096, checkpointing=checkpointing, reference=True)
-    held = replace(held, layout="packed")
-    prompt = 150.0
-    work = Work(2048, prompt, length - prompt, 4096 - prompt, group=32, updates=4, passes=1, old_frac=1.0)
-    backend_of_engine = VLLMConfig(tensor_parallel_size=engine_tensor, max_num_seqs=1024, gpu_memory_utilization=0.6)
-    engines = Engines(backend_of_engine, geometry, 2, gpus // engine_tensor, 4096)
-    scene = Scene(parse_fleet(gpus // 8, "8xH100"), held, (), engines, work, turns=True, takes_turns=True)
-    return Published(f"GRPO, {name}, {gpus} H100", "NeMo RL 0.5, performance summary", seconds, scene)
-
-
-LLAMA_8B = {
-    **{"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32},
-    **{"num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256},
-}
-QWEN3_32B = {
-    **{"model_type": "qwen3", "hidden_size": 5120, "num_hidden_layers": 64, "num_attention_heads": 64, "head_dim": 128},
-    **{"num_key_value_heads": 8, "intermediate_size": 25600, "vocab_size": 151936},
-}
-QWEN3_30B_A3B = {
-    **{"model_type": "qwen3_moe", "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32},
-    **{"num_key_value_heads": 4, "head_dim": 128, "intermediate_size": 6144, "vocab_size": 151936},
-    **{"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
-}
 RUNS = (
     megatron_gpt(24, 2304, 24, 1, 1, 32, 512, 137),
     megatron_gpt(40, 6144, 48, 8, 1, 256, 1024, 135),
     megatron_gpt(60, 10240, 80, 8, 4, 1024, 1792, 140),
     megatron_gpt(128, 25600, 160, 8, 64, 3072, 3072, 163),
     llama_405b(8192, 430),
-    nemo_rl("Llama-3.1-8B", LLAMA_8B, 16, 92.8, 1581, pipeline=2, checkpointing=True),
-    nemo_rl("Qwen3-32B", QWEN3_32B, 32, 376, 571, tensor=4, pipeline=4, engine_tensor=4),
-    nemo_rl("Qwen3-30B-A3B", QWEN3_30B_A3B, 32, 198, 1066, expert=8, engine_tensor=2),
 )
 
 

@@ -27,6 +27,9 @@ class MegatronPlan:
     gpu_frac: float = 0.42
     """Of Megatron-LM (arXiv:2104.04473, table 1: 0.44 to 0.52). Not measured on GPUs by us."""
     layer_start_s: float = 1e-3
+    mixture_start_s: float = 12e-3
+    """Of megatron-core's token dispatch without dropping, from NeMo RL's runs of Qwen3-30B-A3B, which need as many
+    device seconds on GB200 as on H100 (``docs/results/planner.md``). Not measured by us."""
 
     def spread(self, model: HeldModel) -> Spread:
         config = self.config
@@ -39,6 +42,7 @@ class MegatronPlan:
             config.context_parallel_size,
             config.expert_parallel_size,
             shards=data,
+            mixture_start_s=self.mixture_start_s if model.geometry.experts else 0.0,
         )
 
     def row_layout(self, model: HeldModel, sharing: float) -> RowLayout:

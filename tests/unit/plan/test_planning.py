@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
@@ -20,14 +21,17 @@ from nemorl_plan.candidates import candidates, judged
 from nemorl_plan.command import app
 from nemorl_plan.launch_check import memory_plan, memory_problems
 from nemorl_plan.seconds import step_time
+from nemorl_rl import tenant_resources
 from nemorl_rl.devices import TABLE, Speed, device_named, named_by_driver, parse_fleet
+from nemorl_rl.memory_plan import reading
 from nemorl_rl.memory_plan.budgets import budgets, fullest
 from nemorl_rl.memory_plan.layouts import applied, as_fix, overrides, present, smallest_change
 from nemorl_rl.memory_plan.models import HeldModel
 from nemorl_rl.memory_plan.parts import GIB, total
-from nemorl_rl.memory_plan.reading import Lengths, Sizes, scene_of
+from nemorl_rl.memory_plan.reading import Lengths, Sizes, fitting_microbatches, scene_of
 from nemorl_rl.memory_plan.scene import Scene
 from nemorl_rl.model_geometry import Geometry
+from nemorl_rl.tenant_resources import TenantResources
 from recorded_messages import Raises
 from tiers import only
 from typer.testing import CliRunner
@@ -205,12 +209,43 @@ def shipped(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scen
 @pytest.mark.slow
 def test_a_smaller_device_fits_after_the_smallest_change() -> None:
     # 16,384 tokens a microbatch keep 105 GB of activations.
-    found = scene("8xH100", generation={"backend": {"name": "vllm"}, "max_new_tokens": 1024})
+    generation = {"backend": {"name": "vllm"}, "max_new_tokens": 1024}
+    found = scene("8xH100", generation=generation, policy={"microbatch_tokens": 16384})
     now = judged(found, present(found))
     assert not now.fits
     best = min((one for one in candidates(found) if one.fits), key=lambda one: one.changes)
     assert best.changes == 1
     assert set(overrides(found, best.choice)) <= {"policy.activation_checkpointing", "policy.microbatch_tokens"}
+
+
+@pytest.mark.parametrize("gpus", ["8xL40S", "8xA100-40GB", "8xH100", "8xB300"])
+def test_microbatches_that_the_config_leaves_open_are_the_largest_that_fit(gpus: str) -> None:
+    generation = {"backend": {"name": "vllm"}, "max_new_tokens": 1024}
+    found = scene(gpus, generation=generation)
+    budget = found.policy.budget
+    assert fullest(found).fits
+    assert budget == {"8xB300": 16384}.get(gpus, budget)
+    named = scene(gpus, generation=generation, policy={"microbatch_tokens": budget})
+    larger = scene(gpus, generation=generation, policy={"microbatch_tokens": 2 * budget})
+    assert fullest(named).needed == fullest(found).needed
+    assert budget == 16384 or not fullest(larger).fits
+
+
+def test_a_run_gets_the_microbatches_that_its_plan_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    monkeypatch.setattr(reading, "this_gpu", lambda: device_named("H100"))
+    data = {"algorithm": "dpo", "model": str(tmp_path), "data": "arithmetic", "cluster": {"gpus_per_node": 8}}
+    tokens = fitting_microbatches(load_config({**data, "policy": {"precision": "bfloat16"}}, for_cluster=True))
+    assert tokens is not None
+    assert tokens < 16384
+    named = {"precision": "bfloat16", "microbatch_tokens": 777}
+    assert fitting_microbatches(load_config({**data, "policy": named}, for_cluster=True)) is None
+    monkeypatch.setattr(tenant_resources, "fitting_microbatches", lambda _: tokens)
+    here = {**data, "cluster": {"launcher": "local"}}
+    with closing(TenantResources(load_config(here), tmp_path / "run")) as resources:
+        assert resources.config.policy.microbatch_tokens == tokens
+        critic = PolicyConfig(microbatch_tokens=777)
+        assert resources._fitting(critic).microbatch_tokens == 777
 
 
 def test_an_engine_larger_than_its_share_does_not_fit() -> None:
@@ -248,7 +283,7 @@ def test_decoding_is_bound_by_reading_weights_and_cache() -> None:
     # is 512 (half of what 4,096 leaves is more), so a row has 512 + 256 tokens of 131,072 B.
     read = 2 * (6_979_321_856 + 525_336_576) + 8 * 768 * 131072
     assert decoding.bound == "memory"
-    assert decoding.seconds == pytest.approx(1024 * (read / (3350e9 * 0.6) + 3e-3))
+    assert decoding.seconds == pytest.approx(1024 * (read / (3350e9 * 0.6) + 5e-3 + 8 * 4e-5))
 
 
 def test_devices_are_found_by_several_spellings(raises: Raises) -> None:
@@ -294,6 +329,27 @@ def test_the_command_writes_a_config_that_loads_and_fits(config_file: Path, tmp_
     assert again["present"]["fits"]
     assert again["present"]["seconds_per_step"] == answer["candidates"][0]["seconds_per_step"]
     assert load_config(target, for_cluster=True).cluster.gpus_per_node == 8
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_what_is_written_never_changes_what_is_learnt_unless_that_is_allowed(
+    mode: str, config_file: Path, tmp_path: Path
+) -> None:
+    sizes, target = ("--model-config", tmp_path / "config.json", "--json"), tmp_path / "planned.yaml"
+    apart = ("cluster.colocated=false", "cluster.generation_workers=4", "rollouts.max_staleness=2")
+    changes = ("generation.backend=vllm", *(("rollouts.mode=async", *apart) if mode == "async" else ()))
+    written = {}
+    for allow in ((), ("--allow", "rollouts.mode")):
+        done = called(config_file, "--gpus", "8xH100", *sizes, "--write", target, *allow, *changes)
+        assert done.exit_code == 0, done.output
+        written[allow] = load_config(target, for_cluster=True)
+        assert json.loads(done.output)["smallest_change"] is not None
+    strict, free = written[()], written["--allow", "rollouts.mode"]
+    assert strict.rollouts.mode == mode
+    assert strict.rollouts.max_staleness == free.rollouts.max_staleness == (2 if mode == "async" else 1)
+    assert free.rollouts.mode == "async", "sampling beside training is faster here"
+    done = called(config_file, "--gpus", "8xH100", *sizes, "--allow", "rollouts.max_staleness")
+    assert "--allow rollouts.mode" in str(done.exception.fix)
 
 
 def test_a_config_is_judged_for_the_devices_that_are_asked_for(config_file: Path, tmp_path: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
 
 from nemorl_rl.memory_plan.budgets import Budget, fullest
-from nemorl_rl.memory_plan.layouts import Choice, applied, changes, choices, present
+from nemorl_rl.memory_plan.layouts import MODE, Choice, applied, changes, choices, keeps_learning, present
 from nemorl_rl.memory_plan.scene import Scene
 
 from nemorl_plan.efficiencies import Efficiencies
@@ -34,9 +36,37 @@ def judged(scene: Scene, choice: Choice, efficiencies: Efficiencies | None = Non
     return Candidate(choice, fullest(chosen), step_time(chosen, efficiencies), changes(scene, choice))
 
 
-def candidates(scene: Scene, efficiencies: Efficiencies | None = None) -> list[Candidate]:
-    """All layouts of the run: those that fit, the fastest first; then the others, by what they lack."""
+TIE_FRAC = 0.05
+"""Seconds that differ by less are equal: a plan does not know them better."""
+SIZES = frozenset({"microbatch_tokens", "activation_checkpointing", "gpu_memory_utilization", "kv_cache_gib"})
+"""Settings that are no layout: of several layouts that differ in them alone, lists show the best."""
+
+
+def candidates(
+    scene: Scene, efficiencies: Efficiencies | None = None, *, allowed: Collection[str] = ()
+) -> list[Candidate]:
+    """All layouts of the run: those that fit, the fastest first, of equally fast ones that with the fewest changes;
+    then the others, by what they lack. In each part those that change what is learnt come last, unless allowed."""
     found = [judged(scene, choice, efficiencies) for choice in dict.fromkeys((present(scene), *choices(scene)))]
-    return sorted(
-        found, key=lambda one: (not one.fits, one.time.seconds if one.fits else -one.memory.free, one.changes)
-    )
+    fastest = min((one.time.seconds for one in found if one.fits), default=1.0)
+
+    def place(one: Candidate) -> tuple[bool, bool, float, float]:
+        learns_otherwise = MODE not in allowed and not keeps_learning(scene, one.choice)
+        if not one.fits:
+            return True, learns_otherwise, -one.memory.free, one.changes
+        slower = math.log(max(1.0, one.time.seconds / fastest))
+        return False, learns_otherwise, slower // math.log1p(TIE_FRAC), one.changes
+
+    return sorted(found, key=lambda one: (*place(one), one.time.seconds))
+
+
+def distinct(ranked: Iterable[Candidate]) -> Iterator[Candidate]:
+    """The first of each layout, whatever its sizes."""
+    seen = set()
+    for one in ranked:
+        settings = frozenset((*one.choice.training, *one.choice.sampling))
+        layout = replace(one.choice, training=(), sampling=(), turns=None)
+        key = (one.fits, layout, frozenset(setting for setting in settings if setting[0] not in SIZES))
+        if key not in seen:
+            seen.add(key)
+            yield one

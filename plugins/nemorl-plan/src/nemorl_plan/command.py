@@ -15,10 +15,13 @@ from nemorl_commands.terminal import say
 
 if TYPE_CHECKING:
     from nemorl_rl.memory_plan.reading import Lengths
+    from nemorl_rl.memory_plan.scene import Scene
 
     from nemorl_plan.measured import Comparison
     from nemorl_plan.plan import Plan
 
+MODE = "rollouts.mode"
+"""``layouts.MODE``, for a help that imports no planner."""
 app = plugin_app()
 
 
@@ -48,6 +51,10 @@ def plan(
     run: Annotated[
         Path | None, typer.Option("--from", help="Refit from this run's timings.", show_default=False)
     ] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Setting that --write may change although it changes what is learnt: {MODE}."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Count what a run takes of each device, how long its steps last, and which layout is best. Starts nothing.
@@ -62,13 +69,19 @@ def plan(
 
       nemorl plan grpo.yaml --gpus 8xH200 --write planned.yaml && nemorl train planned.yaml
 
+      nemorl plan grpo.yaml --gpus 8xH200 --write planned.yaml --allow rollouts.mode
+
       nemorl plan --from runs/grpo-1a2b3c4d
     """
     from nemorl_rl.memory_plan.reading import Lengths
 
+    from nemorl_plan.plan import Plan
+
     lengths, devices = Lengths(prompt_tokens, response_tokens, longest_response), (nodes, gpus, gpu_memory)
     if config is None and run is None:
         raise UsageError("there is nothing to plan", fix="give a config file, or a run with --from")
+    if unknown := [key for key in allow or () if key != MODE]:
+        raise UsageError(f"--allow {unknown[0]}: no layout changes it", fix=f"--allow {MODE}")
     if write is not None:
         _check_target(config, write)
     refit = _compared(run, devices, _given(model_config), lengths) if run is not None else None
@@ -76,7 +89,8 @@ def plan(
         assert refit is not None, "checked above"
         _answer(refit.as_dict(), refit.show, as_json=as_json)
         return
-    found = _planned(config, overrides or [], devices, _given(model_config), lengths, refit)
+    scene = _scene(config, overrides or [], devices, _given(model_config), lengths, refit)
+    found = Plan.of(scene, None if refit is None else refit.refitted, allowed=allow or ())
     written = _write(config, overrides or [], found, write) if write is not None else None
 
     def show_all() -> None:
@@ -97,26 +111,22 @@ Devices = tuple[int | None, str | None, float | None]
 """(nodes, GPUs of each, GiB of each)"""
 
 
-def _planned(
+def _scene(
     config: Path,
     changes: list[str],
     devices: Devices,
     given: dict[str, Any] | None,
     lengths: Lengths,
     refit: Comparison | None,
-) -> Plan:
+) -> Scene:
     from nemorl.config.load import load_config
     from nemorl_rl.memory_plan.layouts import as_overrides
     from nemorl_rl.memory_plan.reading import Sizes, asked_for, check_lengths, fleet_of, scene_of
 
-    from nemorl_plan.plan import Plan
-
     loaded = load_config(config, [*changes, *as_overrides(asked_for(*devices[:2]))], for_cluster=True)
     check_lengths(loaded, lengths)
     fleet = fleet_of(loaded.cluster, *devices)
-    if refit is None:
-        return Plan.of(scene_of(loaded, fleet, Sizes(given), lengths))
-    return Plan.of(scene_of(loaded, fleet, Sizes(given), lengths.or_else(refit.lengths)), refit.refitted)
+    return scene_of(loaded, fleet, Sizes(given), lengths if refit is None else lengths.or_else(refit.lengths))
 
 
 def _compared(run: Path, devices: Devices, given: dict[str, Any] | None, lengths: Lengths) -> Comparison:

@@ -26,8 +26,15 @@ class Efficiencies:
     """Of one decoding step besides: sampling, scheduling"""
     microbatch_s: float
     """Of starting one layer's forward and backward pass"""
+    decode_row_s: float = 0.0
+    """Of the host, for each row of a decoding step"""
+    mixture_s: float = 0.0
+    """Of giving a mixture layer's tokens to its experts and back, forward and backward, whatever the device's speed"""
 
 
+ROW_S = 4e-5
+"""Schedulers are Python: a row's place in the batch, its token and log-prob as objects. From NeMo RL's runs, where a
+model takes as long a step on GB200 as on H100, and longer the more rows an engine has (docs/results/planner.md)."""
 CPU = Efficiencies(0.55, 0.6, 0.6, 0.6, 0.7, 2e-4, 1e-3, 1e-3)
 
 
@@ -38,4 +45,7 @@ def starting_efficiencies(scene: Scene) -> Efficiencies:
     training, engines = scene.policy.plan, scene.engines
     layer_s = engines.plan.layer_start_s if engines is not None else 0.0
     step_s = engines.plan.step_start_s if engines is not None else 0.0
-    return Efficiencies(training.gpu_frac, 0.45, 0.5, 0.6, 0.7, layer_s, step_s, training.layer_start_s)
+    mixture_s = scene.policy.spread.mixture_start_s
+    return Efficiencies(
+        training.gpu_frac, 0.45, 0.5, 0.6, 0.7, layer_s, step_s, training.layer_start_s, ROW_S, mixture_s
+    )

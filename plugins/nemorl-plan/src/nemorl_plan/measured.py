@@ -181,4 +181,6 @@ def _refitted(scene: Scene, predicted: Mapping[str, float], measured: Mapping[st
         decode_layer_s=now.decode_layer_s * sampling,
         decode_step_s=now.decode_step_s * sampling,
         microbatch_s=now.microbatch_s * training,
+        decode_row_s=now.decode_row_s * sampling,
+        mixture_s=now.mixture_s * training,
     )

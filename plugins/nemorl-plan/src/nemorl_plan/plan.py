@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from nemorl_rl.memory_plan.budgets import Budget, budgets
-from nemorl_rl.memory_plan.layouts import as_overrides, enough_devices, fleet_overrides, least, overrides, present
+from nemorl_rl.memory_plan.layouts import (
+    MODE,
+    as_overrides,
+    enough_devices,
+    fleet_overrides,
+    keeps_learning,
+    least,
+    overrides,
+    present,
+)
 from nemorl_rl.memory_plan.parts import GIB, Part, total
 from nemorl_rl.memory_plan.scene import Scene
 
-from nemorl_plan.candidates import Candidate, candidates, judged
+from nemorl_plan.candidates import Candidate, candidates, distinct, judged
 from nemorl_plan.efficiencies import Efficiencies
 
 
@@ -25,22 +35,34 @@ class Plan:
     """As the config has it"""
     ranked: tuple[Candidate, ...]
     """All layouts: those that fit first, the fastest before the others"""
+    allowed: frozenset[str] = frozenset()
+    """Settings that may change although they change what is learnt"""
 
     @classmethod
-    def of(cls, scene: Scene, efficiencies: Efficiencies | None = None) -> Plan:
+    def of(cls, scene: Scene, efficiencies: Efficiencies | None = None, *, allowed: Collection[str] = ()) -> Plan:
         """Judge the present layout and all others."""
-        return cls(scene, judged(scene, present(scene), efficiencies), tuple(candidates(scene, efficiencies)))
+        now = judged(scene, present(scene), efficiencies)
+        return cls(scene, now, tuple(candidates(scene, efficiencies, allowed=allowed)), frozenset(allowed))
 
     @property
     def best(self) -> Candidate | None:
-        """The fastest layout that fits."""
-        return next((one for one in self.ranked if one.fits), None)
+        """The fastest layout that fits and learns the same."""
+        return next((one for one in self._equal if one.fits), None)
+
+    @property
+    def _equal(self) -> Iterator[Candidate]:
+        """Layouts that learn the same, or what is allowed instead."""
+        return (one for one in self.ranked if MODE in self.allowed or keeps_learning(self.scene, one.choice))
 
     @property
     def smallest_change(self) -> Candidate | None:
-        """Of those that fit, the one that changes least of the config."""
-        choice = least(self.scene, ((one.choice, one.memory) for one in self.ranked))
+        """Of those that fit and learn the same, the one that changes least of the config."""
+        choice = least(self.scene, ((one.choice, one.memory) for one in self._equal))
         return next((one for one in self.ranked if one.choice == choice), None)
+
+    def shown(self, top: int) -> list[Candidate]:
+        """The best layouts, each with its best sizes."""
+        return list(islice(distinct(self.ranked), top))
 
     @property
     def verdict(self) -> str:
@@ -77,7 +99,7 @@ class Plan:
             "cannot_fit": self.now.memory.cannot_fit,
             "smallest_change": overrides(self.scene, change.choice) if change is not None else None,
             "present": _candidate_dict(self.scene, self.now, with_parts=True),
-            "candidates": [_candidate_dict(self.scene, one) for one in self.ranked[:top]],
+            "candidates": [_candidate_dict(self.scene, one) for one in self.shown(top)],
             "judged": len(self.ranked),
         }
 
@@ -115,6 +137,7 @@ def _candidate_dict(scene: Scene, one: Candidate, *, with_parts: bool = False) -
         found["memory_by_phase"] = [_budget_dict(budget) for budget in budgets(scene).values()]
         found["takes_turns"] = scene.takes_turns
         found["phases"] = [asdict(phase) for phase in one.time.phases]
+        found["mfu"] = round(one.time.mfu, 4)
     return found
 
 

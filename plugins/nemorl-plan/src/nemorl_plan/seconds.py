@@ -7,6 +7,7 @@ beyond it. A phase takes the longest of those that overlap, plus those that do n
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from nemorl_base.memory import MemoryPart
@@ -38,6 +39,8 @@ class StepTime:
     is_async: bool
     tokens: float
     devices: int
+    mfu: float = 0.0
+    """Of the policy's training: FLOPs that its tokens need (forward and backward, each once) over the devices' peak"""
 
     @property
     def seconds(self) -> float:
@@ -54,6 +57,8 @@ class StepTime:
 
 
 SAMPLING = ("prefill", "decoding")
+SUM_S = 2e-5
+"""Of adding up few numbers over the ranks of an engine, by NVLink."""
 KEPT_ASIDE: tuple[MemoryPart, ...] = ("weights", "optimizer", "reference")
 """What goes to the host's memory and comes back, where models take turns."""
 
@@ -77,7 +82,17 @@ def step_time(scene: Scene, efficiencies: Efficiencies | None = None) -> StepTim
     if scene.takes_turns:
         phases.append(_moving(scene, found))
     devices = scene.policy.ranks + (0 if scene.colocated or scene.engines is None else scene.engines.devices)
-    return StepTime(tuple(phases), scene.is_async, scene.work.tokens, devices)
+    return StepTime(tuple(phases), scene.is_async, scene.work.tokens, devices, _mfu(scene, phases))
+
+
+def _mfu(scene: Scene, phases: Sequence[Phase]) -> float:
+    """Tokens that sequences share are needed once, so no layout of rows reaches more than the device."""
+    held, work = scene.policy, scene.work
+    tokens, squares = work.computed_tokens(held.layout), work.squares(held.layout)
+    scored = 0.0 if held.value_head else work.sequences * work.response_tokens
+    needed = work.passes * held.geometry.training_flops(tokens, scored, squares)
+    seconds = sum(phase.seconds for phase in phases if phase.name == "training")
+    return needed / seconds / held.ranks / _flops_per_s(scene, held.element)
 
 
 def _flops_per_s(scene: Scene, element: int) -> float:
@@ -94,14 +109,20 @@ def _prefill(scene: Scene, engines: Engines, found: Efficiencies) -> Phase:
 
 
 def _decoding(scene: Scene, engines: Engines, found: Efficiencies) -> Phase:
-    """As many steps as the longest response has tokens, or as full batches take; each reads weights and cache."""
+    """As many steps as the longest response has tokens, or as full batches take; each reads weights and cache.
+
+    Rows begin together, so the cache must hold them at their full length: those that it has no room for then wait, or
+    are computed again. A batch that is sampled over several steps of training waits for its longest response once in
+    as many, while rows of the next ones fill its place.
+    """
     work, g, t = scene.work, engines.geometry, engines.tensor
     rows = max(1.0, work.sequences / engines.replicas)
-    tail = max(0.0, work.longest_response - work.response_tokens)
+    depth = scene.staleness if scene.is_async else 1
+    tail = max(0.0, work.longest_response - work.response_tokens) / depth
     context = work.prompt_tokens + work.response_tokens / 2
     cached = engines.plan.cached_tokens(engines, scene.capacity)
-    at_once = max(1.0, min(engines.plan.max_rows, cached / context))
-    steps = max(work.longest_response, rows * work.response_tokens / at_once + tail)
+    at_once = max(1.0, min(engines.plan.max_rows, cached / work.length))
+    steps = max(work.longest_response / depth, rows * work.response_tokens / at_once + tail)
     batch = rows * work.response_tokens / steps
     active = g.active_parameters + g.embedding_parameters
     if g.experts:  # the share of experts that some row of the batch goes to
@@ -116,13 +137,17 @@ def _decoding(scene: Scene, engines: Engines, found: Efficiencies) -> Phase:
     flops = batch * (2 * active + g.attention_flops(1, context)) / t
     memory_s = bytes_read / (device.memory_gb_s * 1e9 * found.decode)
     compute_s = flops / (_flops_per_s(scene, engines.element) * found.prefill)
-    starting_s = found.decode_layer_s * g.layers + found.decode_step_s + (2e-5 * g.layers if t > 1 else 0.0)
-    each = max(memory_s, compute_s) + starting_s
-    bounds = {"memory": memory_s, "compute": compute_s, "starting kernels": starting_s}
+    starting_s = found.decode_layer_s * g.layers + found.decode_step_s + found.decode_row_s * batch
+    links_s = 0.0
+    if t > 1:  # sums over ranks, after attention and after the MLP
+        states = 2 * (t - 1) / t * engines.element * batch * g.hidden
+        links_s = 2 * g.layers * (SUM_S + states / (scene.fleet.link_gb_s(t) * 1e9 * found.links))
+    each = max(memory_s, compute_s) + links_s + starting_s
+    bounds = {"memory": memory_s, "compute": compute_s, "links": links_s, "starting kernels": starting_s}
     speed = device.memory_gb_s * 1e9 * found.decode
     formula = (
         f"{count(steps)} steps of {batch:.3g} rows x max({count(bytes_read)}B / {count(speed)}B/s, "
-        f"{count(flops)}FLOP) + {starting_s * 1e3:.2g} ms"
+        f"{count(flops)}FLOP) + {(links_s + starting_s) * 1e3:.2g} ms"
     )
     return Phase("decoding", steps * each, max(bounds, key=lambda name: bounds[name]), formula)
 
@@ -135,7 +160,25 @@ def _scoring(name: str, scene: Scene, held: HeldModel, found: Efficiencies, *, s
     flops = share * g.forward_flops(tokens, 0 if held.value_head else scored, squares)
     speed = _flops_per_s(scene, held.element) * found.scoring * held.ranks
     links = _links(scene, held, found, passes=share / 3)
-    return _longest(name, flops / speed, links, f"{count(flops)}FLOP / {count(speed)}FLOP/s")
+    starting = share / 3 * _starting(scene, held, found)
+    return _longest(name, flops / speed, links, f"{count(flops)}FLOP / {count(speed)}FLOP/s", starting=starting)
+
+
+def _microbatches(scene: Scene, held: HeldModel) -> float:
+    """Of one rank's share of the step. They are made of whole sequences, unless these share tokens."""
+    work = scene.work
+    tokens = work.computed_tokens(held.layout)
+    if held.layout != "shared":
+        each = max(1.0, held.microbatch_tokens // work.length) * work.length
+        tokens *= held.microbatch_tokens / each
+    return max(1.0, tokens / held.spread.data / held.microbatch_tokens)
+
+
+def _starting(scene: Scene, held: HeldModel, found: Efficiencies) -> float:
+    """Seconds of a rank's host for forward and backward passes of the step's sequences."""
+    g, spread = held.geometry, held.spread
+    each = g.layers * found.microbatch_s + g.mixture_layers * found.mixture_s
+    return _microbatches(scene, held) * each / spread.pipeline
 
 
 def _training(name: str, scene: Scene, held: HeldModel, found: Efficiencies) -> Phase:
@@ -151,17 +194,15 @@ def _training(name: str, scene: Scene, held: HeldModel, found: Efficiencies) -> 
     flops = layers * forward + 4 * head
     speed = _flops_per_s(scene, held.element) * found.training * held.ranks
     spread = held.spread
-    microbatches = max(1.0, tokens / spread.data / held.microbatch_tokens)
-    bubble = (spread.pipeline - 1) / (spread.virtual * microbatches / work.updates)
-    starting = microbatches * g.layers / spread.pipeline * found.microbatch_s
-    compute = max(flops / speed * (1 + bubble), starting)
+    microbatches = _microbatches(scene, held) * work.passes
+    bubble = (spread.pipeline - 1) / max(1.0, spread.virtual * microbatches / work.updates)
+    starting = _starting(scene, held, found) * work.passes * (1 + bubble)
     update = 28 * held.parameters / (spread.shards * spread.tensor * spread.pipeline) * work.updates
     update_s = 0.0 if held.lora_rank else update / (scene.fleet.device.memory_gb_s * 1e9 * found.decode)
     links = _links(scene, held, found, passes=1.0 * work.passes)
     formula = f"{count(flops)}FLOP / {count(speed)}FLOP/s" + (f" x {1 + bubble:.3g} idle stages" if bubble else "")
-    phase = _longest(name, compute, links, formula + f" + update {update_s:.2g} s", extra=update_s)
-    is_starting = starting > flops / speed * (1 + bubble) and phase.bound == "compute"
-    return Phase(name, phase.seconds, "starting kernels" if is_starting else phase.bound, phase.formula)
+    text = formula + f" + update {update_s:.2g} s"
+    return _longest(name, flops / speed * (1 + bubble), links, text, extra=update_s, starting=starting)
 
 
 @dataclass(frozen=True)
@@ -191,7 +232,7 @@ def _links(scene: Scene, held: HeldModel, found: Efficiencies, *, passes: float)
         return _Links(0.0, exposed)
     width = min(d * t, scene.fleet.size)
     bandwidth = scene.fleet.link_gb_s(width) * 1e9 * found.links
-    if width > scene.fleet.per_node:  # every device of a node sends its part through its own port
+    if width > scene.fleet.island:  # every device of a node sends its part through its own port
         bandwidth = scene.fleet.device.network_gb_s * 1e9 * found.links
     local = held.parameters / (t * spread.pipeline)
     if spread.gathers_layers:
@@ -202,17 +243,20 @@ def _links(scene: Scene, held: HeldModel, found: Efficiencies, *, passes: float)
     return _Links(volume / bandwidth, exposed)
 
 
-def _longest(name: str, compute: float, links: _Links, formula: str, extra: float = 0.0) -> Phase:
-    waits = max(compute, links.hidden_s)
-    bound = "links" if links.hidden_s > compute or links.exposed_s > compute else "compute"
-    text = f"max({formula}, links {links.hidden_s:.2g} s) + links {links.exposed_s:.2g} s"
+def _longest(
+    name: str, compute: float, links: _Links, formula: str, extra: float = 0.0, starting: float = 0.0
+) -> Phase:
+    waits = max(compute, links.hidden_s, starting)
+    amounts = {"compute": compute, "links": max(links.hidden_s, links.exposed_s), "starting kernels": starting}
+    bound = max(amounts, key=lambda name: amounts[name])
+    text = f"max({formula}, links {links.hidden_s:.2g} s, starting {starting:.2g} s) + links {links.exposed_s:.2g} s"
     return Phase(name, waits + links.exposed_s + extra, bound, text)
 
 
 def _sync(scene: Scene, engines: Engines, found: Efficiencies) -> Phase:
     """All weights, or adapters, gathered from their shards and handed to every engine."""
     size = scene.sync.size(scene.policy)
-    device, apart = scene.fleet.device, not scene.colocated and scene.fleet.nodes > 1
+    device, apart = scene.fleet.device, not scene.colocated and scene.fleet.size > scene.fleet.island
     bandwidth = (device.network_gb_s if apart else device.link_gb_s) * 1e9 * found.links
     ranks = scene.policy.ranks
     gathered = 0.0 if ranks == 1 or scene.sync.in_pieces else size / (scene.fleet.link_gb_s(ranks) * 1e9 * found.links)

@@ -6,6 +6,7 @@ import typer
 from nemorl.plugins import registry
 from nemorl_commands.terminal import print_table, say
 from nemorl_rl.memory_plan.budgets import budgets
+from nemorl_rl.memory_plan.layouts import MODE, keeps_learning
 from nemorl_rl.memory_plan.parts import GIB, count, total
 from nemorl_rl.memory_plan.scene import Scene
 
@@ -72,14 +73,17 @@ def _seconds(one: Candidate, explain: bool) -> None:
     columns = ("PHASE", "SECONDS", "BOUND BY", "FORMULA")
     kept = 4 if explain else 3
     print_table(columns[:kept], [row[:kept] for row in rows], numbers=("SECONDS",))
+    say(f"training reaches {one.time.mfu:.0%} of the devices' peak (MFU: what its tokens need, forward and backward)")
 
 
 def _ranked(plan: Plan, top: int) -> None:
     rows = []
-    for place, one in enumerate(plan.ranked[:top], 1):
+    for place, one in enumerate(plan.shown(top), 1):
         verdict = f"{one.memory.free / GIB:.1f} free" if one.fits else f"{-one.memory.free / GIB:.1f} too much"
         changes = " ".join(words(plan.scene, one)) or "as it is"
         rows.append((str(place), f"{one.time.seconds:.3g}", f"{one.time.tokens_per_device:,.0f}", verdict, changes))
     columns = ("BEST", "SECONDS", "TOKENS/S/DEVICE", "GIB", "CHANGES")
     print_table(columns, rows, numbers=("BEST", "SECONDS", "TOKENS/S/DEVICE"), whole=("GIB",))
     say(f"{len(plan.ranked)} layouts judged; rewards and validation are not counted")
+    if any(not keeps_learning(plan.scene, one.choice) for one in plan.shown(top)) and MODE not in plan.allowed:
+        say(f"a layout that changes {MODE} changes what is learnt: --write takes one with --allow {MODE} only")

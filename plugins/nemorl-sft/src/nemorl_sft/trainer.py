@@ -9,6 +9,7 @@ from nemorl.metrics import Mean, Metrics
 from nemorl.trainer import BaseTrainer
 from nemorl.types import Row
 from nemorl_rl.encoding import encode_row
+from nemorl_rl.tenant_resources import TenantResources
 from nemorl_rl.tokenizer import Tokenizer
 from nemorl_tensors import TokenBatch
 
@@ -20,6 +21,7 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
     """Maximum likelihood on given responses."""
 
     config_class = SFTConfig
+    resources_class = TenantResources
     loss = NLLLoss()
 
     def setup(self) -> None:

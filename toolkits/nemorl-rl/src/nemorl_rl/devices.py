@@ -54,6 +54,8 @@ class Device:
     """To the host's memory"""
     source: str
     is_cpu: bool = False
+    island: int = 0
+    """Devices that ``link_gb_s`` joins, where these are more than a node's"""
 
 
 A100, H100 = Speed(312, 156, 19.5), Speed(989.5, 494.5, 67)
@@ -69,8 +71,10 @@ TABLE = (
     Device("H200", 140.4, H100, 4800, 450, 50, 64, "NVIDIA H200 data sheet (SXM5)"),
     Device("B200", 179.1, Speed(2250, 1100, 80), 7700, 900, 50, 64, "NVIDIA HGX B200 data sheet"),
     Device("B300", 268.0, Speed(2250, 1125, 75), 8000, 900, 100, 64, "NVIDIA HGX B300 data sheet, as others quote it"),
-    Device("GB200", 185.0, Speed(2450, 1250, 80), 8000, 900, 50, 450, "NVIDIA GB200 NVL72 data sheet, per GPU"),
-    Device("GB300", 268.0, Speed(2450, 1250, 80), 8000, 900, 100, 450, "unverified"),
+    Device(
+        "GB200", 185.0, Speed(2450, 1250, 80), 8000, 900, 50, 450, "NVIDIA GB200 NVL72 data sheet, per GPU", island=72
+    ),
+    Device("GB300", 268.0, Speed(2450, 1250, 80), 8000, 900, 100, 450, "unverified", island=72),
     Device("L40S", 45.0, Speed(362, 183, 91.6), 864, 32, 12.5, 32, "NVIDIA L40S data sheet"),
     Device("L4", 22.5, Speed(121, 60, 30.3), 300, 32, 12.5, 32, "NVIDIA L4 data sheet"),
     Device("A10", 22.5, Speed(125, 62.5, 31.2), 600, 32, 12.5, 32, "NVIDIA A10 data sheet"),
@@ -100,9 +104,14 @@ class Fleet:
     def size(self) -> int:
         return self.nodes * self.per_node
 
+    @property
+    def island(self) -> int:
+        """Neighbours that are joined by more than the network: a node, or a rack of nodes."""
+        return max(self.per_node, self.device.island)
+
     def link_gb_s(self, ranks: int) -> float:
         """Of each device, among so many that are neighbours."""
-        return self.device.link_gb_s if ranks <= self.per_node else self.device.network_gb_s
+        return self.device.link_gb_s if ranks <= self.island else self.device.network_gb_s
 
 
 def device_named(name: str) -> Device:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 from nemorl.config.models import AuxiliaryModel, PolicyConfig
@@ -16,6 +17,7 @@ from nemorl.errors import WorkerLostError
 from nemorl.resources.manager import ResourceManager
 from nemorl.resources.policies import TrainingPolicy, Turn
 
+from nemorl_rl.memory_plan.reading import fitting_microbatches
 from nemorl_rl.memory_plan.watch import MemoryWatch
 from nemorl_rl.tenants import POLICY, Residents, Tenancy, TrainingTenant, phases
 
@@ -35,8 +37,15 @@ class TenantResources(ResourceManager):
         """Trained models that can leave the devices' memory, by role."""
         self._said: set[str] = set()
         self._is_first_step = True
+        self._microbatch_tokens = fitting_microbatches(config)
         super().__init__(config, run_dir, on_restart=on_restart)
-        self.config = config
+        self.config = config.model_copy(update={"policy": self._fitting(config.policy)})
+
+    def _fitting(self, policy: PolicyConfig) -> PolicyConfig:
+        """With microbatches that fit, where it leaves their size open."""
+        if self._microbatch_tokens is None or policy.microbatch_tokens is not None:
+            return policy
+        return policy.model_copy(update={"microbatch_tokens": self._microbatch_tokens})
 
     def _table(self, roles: list[str], adapted: list[str]) -> Mapping[str, Residents]:
         """Who is in memory in which phase."""
@@ -50,7 +59,8 @@ class TenantResources(ResourceManager):
 
     def auxiliary_policy(self, role: str, auxiliary: AuxiliaryModel, planned_updates: int) -> TrainingPolicy:
         self._make_room()
-        policy = super().auxiliary_policy(role, auxiliary, planned_updates)
+        fitting = replace(auxiliary, policy=self._fitting(auxiliary.policy))
+        policy = super().auxiliary_policy(role, fitting, planned_updates)
         self._admit(role, auxiliary.policy, policy.workers)
         return policy
 

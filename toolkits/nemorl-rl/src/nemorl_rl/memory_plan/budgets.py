@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from nemorl_base.memory import MemoryPart
 
 from nemorl_rl.memory_plan.describing import EngineMemory
-from nemorl_rl.memory_plan.models import HeldModel
+from nemorl_rl.memory_plan.models import SMALLER_BUDGETS, HeldModel
 from nemorl_rl.memory_plan.parts import GIB, Part, Parts, count, total
 from nemorl_rl.memory_plan.scene import Scene
 from nemorl_rl.tenants import ENGINE, POLICY, ROLLOUT, SYNC, Residents, phases
@@ -88,11 +88,23 @@ class Budget:
 
 
 def settled(scene: Scene) -> Scene:
-    """With turns taken as asked for; unasked, where models can and do not all fit awake."""
+    """With turns taken as asked for; unasked, where models can and do not all fit awake. Microbatches whose size the
+    config leaves open are then as large as fits, up to what backends take by themselves."""
     if scene.turns is not None or not scene.can_take_turns:
         has_others = scene.engines is not None or scene.policy.has_reference or bool(scene.others)
-        return replace(scene, takes_turns=bool(scene.turns) and scene.colocated and has_others)
-    return replace(scene, takes_turns=not fullest(replace(scene, takes_turns=False)).fits)
+        found = replace(scene, takes_turns=bool(scene.turns) and scene.colocated and has_others)
+    else:
+        found = replace(scene, takes_turns=not fullest(replace(scene, takes_turns=False)).fits)
+    is_open = any(model.policy.microbatch_tokens is None for model in scene.models)
+    if scene.fleet.device.is_cpu or not is_open or fullest(found).fits:
+        return found
+    smaller = [_with_budget(found, size) for size in SMALLER_BUDGETS]
+    return next((one for one in smaller if fullest(one).fits), smaller[-1])
+
+
+def _with_budget(scene: Scene, tokens: int) -> Scene:
+    policy, *others = (replace(model, default_budget=tokens).fed(scene.work) for model in scene.models)
+    return replace(scene, policy=policy, others=tuple(others))
 
 
 def fullest(scene: Scene) -> Budget:

@@ -44,6 +44,9 @@ class Spread:
     """Ranks that divide parameters or optimizer state, of the same part of the model"""
     gathers_layers: bool = False
     """Each microbatch gathers every layer and reduces its gradients (FSDP); else once per update"""
+    mixture_start_s: float = 0.0
+    """Seconds that the host takes for a mixture layer's forward and backward pass, whatever the GPU's speed: it reads
+    how many tokens each expert gets, and starts the experts one by one"""
 
 
 class TrainingPlan(Protocol):

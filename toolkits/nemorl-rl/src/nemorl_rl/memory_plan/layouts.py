@@ -27,6 +27,8 @@ BUDGETS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 """Of microbatches, in tokens; smaller than a row would change nothing, as rows are never cut."""
 SHARES = (0.25, 0.5, 0.75)
 """Of the devices, for engines that are apart."""
+MODE = "rollouts.mode"
+"""The setting of a layout that changes what a run learns: samples are as old as it says."""
 NODE_DEVICES, MOST_DEVICES = 8, 256
 """Of a node, and of all, that a run that does not fit is told it needs."""
 
@@ -67,6 +69,11 @@ def changes(scene: Scene, choice: Choice) -> int:
     return len(choice.training) + len(choice.sampling) + sum(places)
 
 
+def keeps_learning(scene: Scene, choice: Choice) -> bool:
+    """The layout changes seconds and memory alone: samples come from weights as old as those of the config."""
+    return choice.is_async == scene.is_async
+
+
 def applied(scene: Scene, choice: Choice) -> Scene:
     """The run under another layout."""
     engines = scene.engines
@@ -74,9 +81,14 @@ def applied(scene: Scene, choice: Choice) -> Scene:
         backend = updated(engines.backend, choice.sampling)
         engines = replace(engines, backend=backend, replicas=choice.engines)
     ranks = _training_ranks(scene, engines.devices if engines is not None else 0, choice.colocated)
-    policy = replace(scene.policy, policy=updated(scene.policy.policy, choice.training), ranks=ranks)
+    policy = replace(
+        scene.policy, policy=updated(scene.policy.policy, choice.training), ranks=ranks, default_budget=None
+    )
     inherited = scene.others_beside(policy.policy)
-    others = (replace(one, policy=inherited.get(one.role, one.policy), ranks=ranks) for one in scene.others)
+    others = (
+        replace(one, policy=inherited.get(one.role, one.policy), ranks=ranks, default_budget=None)
+        for one in scene.others
+    )
     return settled(
         replace(
             scene,
@@ -185,6 +197,8 @@ def smallest_change(scene: Scene, *, at_most: Mapping[str, float] | None = None)
 
     def judged() -> Iterator[tuple[Choice, Budget]]:
         for choice in dict.fromkeys((present(scene), *choices(scene))):
+            if not keeps_learning(scene, choice):
+                continue
             found = budgets(applied(scene, choice))
             if all(found[phase].needed <= size for phase, size in (at_most or {}).items() if phase in found):
                 yield choice, closest(found)
@@ -208,7 +222,7 @@ def overrides(scene: Scene, choice: Choice) -> dict[str, object]:
     if choice.colocated != now.colocated:
         found["cluster.colocated"] = choice.colocated
     if choice.is_async != now.is_async:
-        found["rollouts.mode"] = "async" if choice.is_async else "sync"
+        found[MODE] = "async" if choice.is_async else "sync"
     if choice.turns != now.turns:
         found["cluster.take_turns"] = choice.turns
     if not choice.colocated and (choice.engines != now.engines or now.colocated):

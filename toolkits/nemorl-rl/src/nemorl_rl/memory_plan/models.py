@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from nemorl.config.models import PolicyConfig
 
 MICROBATCH_TOKENS = {True: 1536, False: 16384}
-"""(on the CPU?) -> what backends take where the config names none (``nemorl_tensors.engines.rows``)."""
+"""(on the CPU?) -> what backends take where none is named (``nemorl_tensors.engines.rows``); on a GPU at most."""
+SMALLER_BUDGETS = (8192, 4096, 2048, 1024, 512, 256)
+"""Tokens of a microbatch that are tried on a GPU where that many do not fit."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class HeldModel:
     """Computed tokens of the fullest microbatch, padding included"""
     accumulates: bool = True
     """A step has more than one microbatch, so gradients of earlier ones wait"""
+    default_budget: int | None = None
+    """Most tokens of a microbatch where the config names none; unset: as many as a backend takes by itself"""
     longest: int | None = None
     """Tokens of the longest sequence that a step is expected to have; unset: as long as may be"""
 
@@ -96,7 +100,7 @@ class HeldModel:
     @property
     def budget(self) -> int:
         """Most tokens of a microbatch."""
-        return self.policy.microbatch_tokens or MICROBATCH_TOKENS[self.on_cpu]
+        return self.policy.microbatch_tokens or self.default_budget or MICROBATCH_TOKENS[self.on_cpu]
 
     @property
     def lora_rank(self) -> int:

@@ -124,7 +124,9 @@ def scene_of(config: RunConfig, fleet: Fleet, sizes: Sizes, lengths: Lengths = E
     )
     one_process = fleet.size == 1 and not config.cluster.uses_ray
     engines = _engines(config, policy, replicas, work, one_process=one_process) if sampler is not None else None
-    is_async = _rollouts(config).get("mode") == "async" and apart
+    rollouts = _rollouts(config)
+    staleness = int(rollouts.get("max_staleness", 1))
+    is_async = rollouts.get("mode") == "async" and apart and staleness > 0
     return settled(
         Scene(
             fleet,
@@ -134,6 +136,7 @@ def scene_of(config: RunConfig, fleet: Fleet, sizes: Sizes, lengths: Lengths = E
             work,
             colocated=not apart,
             is_async=is_async,
+            staleness=max(1, staleness),
             turns=config.cluster.take_turns,
             one_process=one_process,
             sync=_sync(config, fleet, one_process=one_process) if sampler is not None else Sync(),
@@ -195,6 +198,20 @@ def known_scene(config: RunConfig, lengths: Lengths = EXPECTED) -> Scene | None:
         return scene
     except UsageError:
         return None
+
+
+def fitting_microbatches(config: RunConfig) -> int | None:
+    """Tokens of a microbatch that fit the devices where the config names none; ``None``: as many as backends take by
+    themselves, or as far as is known here.
+
+    >>> from nemorl import GRPOConfig
+    >>> fitting_microbatches(GRPOConfig(model="nobody/knows", data="arithmetic", environment="math")) is None
+    True
+    """
+    if not config.cluster.uses_gpus or config.policy.microbatch_tokens is not None:
+        return None
+    scene = known_scene(config)
+    return None if scene is None else scene.policy.default_budget
 
 
 def _work(config: RunConfig, lengths: Lengths) -> Work:

@@ -46,6 +46,8 @@ class Scene:
     work: Work
     colocated: bool = True
     is_async: bool = False
+    staleness: int = 1
+    """Steps over which a batch may be sampled, where that is done beside training"""
     turns: bool | None = None
     """``cluster.take_turns``; unset: where they can and not all fit awake"""
     takes_turns: bool = False

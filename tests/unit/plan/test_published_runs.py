@@ -1,0 +1,75 @@
+"""NeMo RL's published runs beside their plans: the ratios are kept as data, so that none drifts unseen."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nemorl_plan.seconds import step_time
+from nemorl_rl.devices import Fleet, device_named, parse_fleet
+from nemorl_rl.memory_plan.budgets import fullest
+
+RATIOS = Path(__file__).parent / "published_ratios.json"
+BOUND = 1.5
+
+
+@pytest.fixture(scope="module")
+def published() -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
+        yield importlib.import_module("nemo_rl_runs")
+
+
+def test_published_seconds_are_planned_within_a_factor_of_one_and_a_half(published: Any) -> None:
+    kept = json.loads(RATIOS.read_text())
+    found = {run.name: published.ratio(run, run.scene()) for run in published.runs()}
+    assert {name: round(ratio, 2) for name, ratio in found.items()} == kept, (
+        "update the file and docs/results/planner.md"
+    )
+    near = [name for name, ratio in found.items() if 1 / BOUND <= ratio <= BOUND]
+    assert len(near) >= len(found) - 1, f"far off: {found.keys() - set(near)}"
+
+
+def test_constants_that_were_fitted_to_other_runs_do_as_well(published: Any) -> None:
+    runs = {run: run.scene() for run in published.runs()}
+    ratios = [ratio for ratio, _ in published.left_out(runs).values()]
+    assert sum(1 / BOUND <= ratio <= BOUND for ratio in ratios) >= len(ratios) - 1
+
+
+def test_set_ups_that_ran_fit_but_for_references_that_stay_on_the_device(published: Any) -> None:
+    scenes = {run.name: run.scene(microbatch_tokens=None) for run in published.runs()}
+    large = {name: scene for name, scene in scenes.items() if not fullest(scene).fits}
+    assert len(large) <= 2, f"do not fit: {large.keys()}"
+    for scene in large.values():  # NeMo RL has the frozen reference in the host's memory while the policy trains
+        assert fullest(replace(scene, policy=replace(scene.policy, has_reference=False))).fits
+
+
+def test_training_needs_no_more_than_the_device_has(published: Any) -> None:
+    for run in published.runs():
+        assert 0 < step_time(run.scene()).mfu < 0.5
+
+
+def test_a_batch_that_is_sampled_over_several_steps_does_not_wait_for_its_longest_response(published: Any) -> None:
+    # 32 engines with 64 rows each: alone they need as many steps as the longest response has tokens, 3,840, at
+    # 64 * 3206 / 3840 = 53 rows. Over eight steps of training the wait is 480, at 427 rows.
+    (deep,) = (run for run in published.runs() if run.max_staleness == 8)
+    scene = deep.scene()
+    seconds = {depth: _decoding(replace(scene, staleness=depth)) for depth in (1, 2, 4, 8)}
+    assert seconds[1] > seconds[2] > seconds[4] > seconds[8]
+    assert seconds[8] < seconds[1] / 2
+
+
+def _decoding(scene: Any) -> float:
+    return next(phase.seconds for phase in step_time(scene).phases if phase.name == "decoding")
+
+
+def test_a_rack_of_nvl72_is_one_island() -> None:
+    rack, node = parse_fleet(18, "4xGB200"), parse_fleet(18, "4xB200")
+    assert [rack.link_gb_s(ranks) for ranks in (4, 72, 73)] == [900, 900, 50]
+    assert [node.link_gb_s(ranks) for ranks in (4, 5)] == [900, 50]
+    assert Fleet(device_named("H100"), 2, 8).island == 8
