@@ -27,6 +27,8 @@ MAX_ROW_BYTES = 16 << 20
 """A row is one task: with more, a line break is missing somewhere."""
 MAX_JSON_BYTES = 1 << 30
 """A .json file is read whole."""
+MAX_RATIO, HARMLESS_BYTES = 200, 64 << 20
+"""A packed file may unpack to so many times its size, and in any case to so much."""
 TOO_LONG = "write JSON Lines (.jsonl), one row per line, long values cut"
 
 Table = Sequence[Mapping[str, Any]]
@@ -112,15 +114,29 @@ def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _compressed_lines(path: Path) -> Iterator[Mapping[str, Any]]:
+    size, packed = 0, path.stat().st_size
     try:
         with gzip.open(path, "rb") as file:
-            for number, line in enumerate(file, 1):
+            for number, line in enumerate(iter(lambda: file.readline(MAX_ROW_BYTES + 1), b""), 1):
+                size += len(line)
+                _require_ratio(path, packed, size)
+                if len(line) > MAX_ROW_BYTES:
+                    raise DataError(f"{path}, line {number}: longer than {MAX_ROW_BYTES:,} bytes", fix=TOO_LONG)
                 row = parse_json(line)
                 if not isinstance(row, dict):
                     raise DataError(f"{path}, line {number}: not a row", fix="write one JSON object per line")
                 yield row
     except (OSError, EOFError, UnreadableError) as error:
         raise DataError(f"{path} is not readable JSON Lines ({error})", fix="download or write it again") from error
+
+
+def _require_ratio(path: Path, packed: int, unpacked: int) -> None:
+    """Refuse a file that unpacks to what no data do: texts compress to a tenth, tables of numbers to a fiftieth."""
+    if unpacked > HARMLESS_BYTES and unpacked > MAX_RATIO * packed:
+        raise DataError(
+            f"{path} has {packed:,} bytes and unpacks to more than {MAX_RATIO} times as many ({unpacked:,})",
+            fix="check where it comes from; if it is right, unpack it first",
+        )
 
 
 def _read_json(path: Path) -> Table:
@@ -176,6 +192,8 @@ def _first_parquet_row(path: Path) -> Mapping[str, Any]:
 
     try:
         with parquet.ParquetFile(path) as file:
+            groups = (file.metadata.row_group(number) for number in range(file.metadata.num_row_groups))
+            _require_ratio(path, path.stat().st_size, sum(group.total_byte_size for group in groups))
             batch = next(file.iter_batches(batch_size=1), None)
             rows: list[Mapping[str, Any]] = batch.to_pylist() if batch is not None else []
     except (pyarrow.ArrowException, OSError) as error:

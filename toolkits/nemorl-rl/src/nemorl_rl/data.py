@@ -20,6 +20,7 @@ from nemorl_base.suggest import did_you_mean
 
 from nemorl_rl.fingerprints import rows_fingerprint
 from nemorl_rl.mixtures import Mixture, Order, RowSets, ShuffledOrder
+from nemorl_rl.row_sizes import require_size
 from nemorl_rl.validation_sets import HeldOutRows
 
 SPLITS: Mapping[str, tuple[str, ...]] = {
@@ -88,6 +89,7 @@ class RowDataModule:
         seed: int,
         shuffle: bool = True,
         owner: str = "the dataset",
+        max_tokens: int | None = None,
         accept_changed_data: bool = False,
     ) -> None:
         """
@@ -97,9 +99,10 @@ class RowDataModule:
             seed: Seeds the order.
             shuffle: Each epoch in another order; else in that of ``rows``.
             owner: What errors in reading a row call the dataset.
+            max_tokens: Of a sequence: rows that are far longer are refused. Unset: nobody asks.
             accept_changed_data: Load the position of another number of rows.
         """
-        self._owner = owner
+        self._owner, self._max_tokens = owner, max_tokens
         if len(rows) == 0:
             raise DataError("the dataset has no rows", fix="check its path, split and filters")
         self._rows, self._batch_size, self._seed = rows, batch_size, seed
@@ -117,10 +120,19 @@ class RowDataModule:
         with boundary(self._owner):
             return self._rows[0]
 
+    def first_rows(self, most: int) -> list[Row]:
+        """Of the data as it was given."""
+        with boundary(self._owner):
+            return [self._rows[number] for number in range(min(most, len(self._rows)))]
+
     def next_batch(self) -> list[Row]:
         positions = range(self._position, self._position + self._batch_size)
+        numbers = [self._order.row_at(position) for position in positions]
         with boundary(self._owner):
-            batch = [self._rows[self._order.row_at(position)] for position in positions]
+            batch = [self._rows[number] for number in numbers]
+        for number, row in zip(numbers, batch, strict=True):
+            if self._max_tokens is not None:
+                require_size(row, f"row {number} of {self._owner}", self._max_tokens)
         self._position += self._batch_size
         return batch
 
@@ -197,6 +209,7 @@ def _data_module(source: DataSource, config: RunConfig, batch_size: int, accept_
         seed=config.seed,
         shuffle=config.shuffle,
         owner=owner,
+        max_tokens=config.policy.max_sequence_tokens,
         accept_changed_data=accept_changed_data,
     )
 
@@ -209,7 +222,7 @@ def _held_out(source: DataSource, given: DataSource | None, config: RunConfig) -
         rows = held_out_rows_of(chosen, config.registry)
     sets = rows.sets if isinstance(rows, RowSets) else {"": rows}
     filled = {name: found for name, found in sets.items() if found}
-    return HeldOutRows(filled) if filled else None
+    return HeldOutRows(filled, config.policy.max_sequence_tokens) if filled else None
 
 
 def held_out_rows_of(source: DataSource, plugins: Registry | None = None) -> Sequence[Row] | None:

@@ -28,6 +28,7 @@ from nemorl_rl.mixtures import RowSets
 from nemorl_rl.prompts import to_prompts
 from nemorl_rl.resources import standalone_generation
 from nemorl_rl.rollouts import RolloutEngine, RolloutPlan, accuracy_of
+from nemorl_rl.row_sizes import require_size
 from nemorl_rl.tokenizer import Tokenizer
 from nemorl_rl.voting import cons_at_k, pass_at_k
 
@@ -188,7 +189,10 @@ class Evaluator:
         settings = settings or self._config.validation
         if seeds > 1 and settings.temperature == 0:
             raise UsageError("greedy responses are the same for every seed", fix="set a temperature above 0")
-        prompts = to_prompts([rows[i] for i in range(min(len(rows), settings.max_samples))], self._tokenizer)
+        asked = [rows[i] for i in range(min(len(rows), settings.max_samples))]
+        for number, row in enumerate(asked):
+            require_size(row, f"row {number}", self._config.policy.max_sequence_tokens)
+        prompts = to_prompts(asked, self._tokenizer)
         if environment is None:
             return self._responses(prompts, settings, self._pool, seeds, batch_size, on_group)
         with closing(EnvironmentPool.from_config(environment, self._config.rollouts)) as pool:

@@ -24,6 +24,7 @@ from nemorl_rl.agents.turns import FreeTurns, total_score
 from nemorl_rl.environments import EnvironmentPool
 from nemorl_rl.environments.turn import TimedEpisode
 from nemorl_rl.generation_policy import GenerationPolicy
+from nemorl_rl.row_sizes import longest_text
 from nemorl_rl.times import TimedSample, spans_of
 from nemorl_rl.tokenizer import Tokenizer
 
@@ -250,7 +251,9 @@ class RolloutEngine:
         trajectory.scores.append(step.score)
         trajectory.done = step.done or step.observation is None or is_last
         if step.observation is not None and not trajectory.done:
-            tokens = self.tokenizer.encode_observation(step.observation)
+            # What is longer leaves no room for a response, whatever else it says.
+            shown = step.observation[: longest_text(self.max_sequence_tokens)]
+            tokens = self.tokenizer.encode_observation(shown)
             trajectory.done = len(trajectory.token_ids) + len(tokens) >= self.max_sequence_tokens
             trajectory.observe([] if trajectory.done else tokens)
 

@@ -10,6 +10,7 @@ from nemorl.metrics import Mean
 from nemorl.types import Row
 
 from nemorl_rl.fingerprints import rows_fingerprint
+from nemorl_rl.row_sizes import require_size
 
 
 class HeldOutRows:
@@ -21,17 +22,22 @@ class HeldOutRows:
         {'easy/accuracy': 1.0, 'hard/accuracy': 0.0, 'accuracy': 0.25}
     """
 
-    def __init__(self, sets: Mapping[str, Sequence[Row]]) -> None:
+    def __init__(self, sets: Mapping[str, Sequence[Row]], max_tokens: int | None = None) -> None:
         """
         Args:
             sets: Name -> rows. A set alone is called ``""``, and its metrics stand under their own names.
+            max_tokens: Of a sequence: rows that are far longer are refused. Unset: nobody asks.
         """
-        self._sets = sets
+        self._sets, self._max_tokens = sets, max_tokens
 
     def read(self, max_rows: int) -> Mapping[str, Sequence[Row]]:
         """The first rows of each set."""
         with boundary("the validation dataset"):
-            return {name: [rows[i] for i in range(min(len(rows), max_rows))] for name, rows in self._sets.items()}
+            read = {name: [rows[i] for i in range(min(len(rows), max_rows))] for name, rows in self._sets.items()}
+        for name, rows in read.items():
+            for number, row in enumerate(rows if self._max_tokens is not None else ()):
+                require_size(row, f"validation row {number}{name and f' of {name}'}", self._max_tokens or 0)
+        return read
 
     def fingerprint(self) -> str:
         """Of each set, by name."""
