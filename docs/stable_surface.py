@@ -13,7 +13,8 @@ SURFACE: Mapping[str, tuple[str, ...]] = {
         *("BaseTrainer", "Callback", "ChainEnvironment", "CheckpointCallback", "ClusterConfig", "Console"),
         *("EarlyStopping", "Environment", "FunctionalRewardWrapper", "Gateway", "GenerationConfig", "LoggerCallback"),
         *("NemorlError", "PolicyConfig", "RayVirtualCluster", "RayWorkerGroup", "RewardFunction", "RolloutRunConfig"),
-        *("RolloutTrainer", "RunConfig", "Score", "TrainResult", "Trainer", "WandbCallback", "WeightedEnvironment"),
+        *("RolloutTrainer", "RunConfig", "Score", "Step", "TrainResult", "Trainer", "WandbCallback"),
+        "WeightedEnvironment",
         *(
             "agent_environment",
             "expand_datasets",
@@ -71,7 +72,7 @@ SURFACE: Mapping[str, tuple[str, ...]] = {
         *("RunInUseError", "StorageError", "TerminalLostError", "UsageError", "WeightsLostError", "WorkerHungError"),
         *("WorkerLostError", "boundary"),
     ),
-    "nemorl.environment": ("Environment", "as_score"),
+    "nemorl.environment": ("Environment", "as_score", "as_step"),
     "nemorl.plugins.hooks": ("HookSpecs", "hookimpl"),
     "nemorl.trainer": ("BaseTrainer",),
     "nemorl_base.display": ("Display",),

@@ -23,6 +23,7 @@ _KERNEL = {
     "RayWorkerGroup": "nemorl.resources.ray_workers",
     "RunConfig": "nemorl.config",
     "Score": "nemorl.types",
+    "Step": "nemorl.types",
     "TrainResult": "nemorl.run",
     "hookimpl": "nemorl.plugins.hooks",
     "load_config": "nemorl.config",

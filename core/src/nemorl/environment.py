@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, SupportsFloat
 
 from nemorl.contracts import Episode
@@ -28,6 +29,8 @@ class Environment:
     has_side_effects: bool = True
     """Whether ``score`` costs time or money, or changes anything. Where it does not, one call is tried on the first row
     before the model is loaded, so that a mistake in it shows at once."""
+    needs_columns: frozenset[str] = frozenset()
+    """Columns of rows that it cannot do without, ``answer`` for one. Asked of the first row before the model is loaded."""
 
     drives_policy: ClassVar[bool] = False
     """It defines ``rollout``: episodes call the policy when they like."""
@@ -60,6 +63,17 @@ class Environment:
         """
         raise NotImplementedError(f"{type(self).__name__} must define rollout()")
 
+    async def try_out(self, prompt: Prompt, policy: EpisodePolicy) -> None:
+        """Look whether episodes can begin, before the model is loaded: at the first row, at servers and programs.
+
+        Args:
+            prompt: Of the first row.
+            policy: Answers a call or two with a word of its own.
+
+        Raises:
+            NemorlError: What is to be mended.
+        """
+
     def rehearsals(self) -> Iterator[Environment]:
         """The environments whose ``score`` is tried before the run."""
         if not self.has_side_effects:
@@ -86,6 +100,21 @@ class _OneTurn:
         return Step(as_score(result, owner=self._environment.owner))
 
 
+def as_step(result: object, *, owner: str = "the environment") -> Step:
+    """The result of ``Episode.step`` as a :class:`Step`; what ``score`` may return is one that ends the episode.
+
+    Args:
+        result: What was returned. The score of a ``Step``, too, may be all that ``score`` may return.
+        owner: Who returned it, for the error.
+
+    >>> as_step(Step(0.5, "Go on.", done=False)).score
+    Score(reward=0.5, components={}, metrics={}, correct=None, answer=None, valid=True, turn_rewards=())
+    """
+    if not isinstance(result, Step):
+        return Step(as_score(result, owner=owner))
+    return result if isinstance(result.score, Score) else replace(result, score=as_score(result.score, owner=owner))
+
+
 def as_score(result: object, *, owner: str = "the environment") -> Score:
     """A bare number, or several, as a :class:`Score`.
 
@@ -102,7 +131,9 @@ def as_score(result: object, *, owner: str = "the environment") -> Score:
     """
     if isinstance(result, Score):
         return result
-    if isinstance(result, list | tuple) and len(result) > 1:
+    if isinstance(result, list | tuple) and len(result) == 1:
+        return Score(_as_float(result[0], owner))
+    if isinstance(result, list | tuple) and result:
         result = {f"reward{number}": part for number, part in enumerate(result, start=1)}
     if isinstance(result, Mapping) and result:
         parts = {str(name): _as_float(part, f"{owner}, part {name!r},") for name, part in result.items()}

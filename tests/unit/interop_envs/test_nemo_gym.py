@@ -113,6 +113,22 @@ def test_the_request_is_the_row_and_names_the_episode(environment: Callable[...,
     assert got["responses_create_params"]["metadata"] == {"extra_body": "{}", "nemorl_episode": got["_ng_rollout_id"]}
 
 
+def test_a_trial_episode_tells_what_the_run_would_stumble_over(
+    environment: Callable[..., NemoGym], raises: Raises
+) -> None:
+    def try_out(row: Any, **options: Any) -> None:
+        found = Prompt(0, "2+2?", (1,), row={"nemo_gym": {**ROW, **row}})
+        asyncio.run(environment(**options).try_out(found, ScriptedPolicy(repeats)))
+
+    try_out(asks("a", "nothing of use"))  # whatever it earns
+    with raises(UsageError, "crashed", "422", varies=r"(?<=127.0.0.1:)\d+"):
+        try_out({"answers": "Unprocessable", "status": 422})
+    with raises(DataError, "simple_agent", AGENT):
+        try_out({}, agent="simple_agent")
+    with raises(UsageError, "127.0.0.1:9"):
+        try_out({}, head_url="http://127.0.0.1:9")
+
+
 def test_a_sample_that_gym_masks_trains_nothing(environment: Callable[..., NemoGym]) -> None:
     [score] = play(environment(), asks("a", "a 0", verifier={"mask_sample": True}))
     assert not score.valid

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import threading
 import time
@@ -9,12 +10,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from nemorl.errors import DataError, ForeignError
+from nemorl.errors import DataError, ForeignError, UsageError
 from nemorl.types import Prompt, Step
 from nemorl_interop_envs import OpenEnvConfig
 from nemorl_interop_envs.openenv import OpenEnv
 from nemorl_rl.environments import EnvironmentPool
 from pydantic import ValidationError
+from recorded_messages import Raises
+from scripted_policy import ScriptedPolicy
 
 server: Any = pytest.importorskip("openenv.core.env_server", reason="openenv-core is not installed")
 uvicorn: Any = pytest.importorskip("uvicorn", reason="uvicorn is not installed")
@@ -137,6 +140,24 @@ def test_a_server_that_is_not_there_is_an_error() -> None:
     with pytest.raises(ForeignError, match="ConnectionError"):
         environments.step([environments.start(prompt(1))], ["2"])
     environments.close()
+
+
+def try_out(url: str, **options: Any) -> None:
+    environment = OpenEnv(OpenEnvConfig(url=url, **options))
+    asyncio.run(environment.try_out(prompt(1), ScriptedPolicy()))
+
+
+def test_a_server_is_tried_before_the_model_loads(url: str, raises: Raises) -> None:
+    opened, closed = Guessing.opened, Guessing.closed
+    try_out(url)
+    try_out(url.replace("http", "ws"))
+    assert wait_until(lambda: Guessing.closed - closed == Guessing.opened - opened >= 2)
+    with raises(UsageError, "message", "massage"):
+        try_out(url, action={"massage": "{response}"})
+    with raises(UsageError, "text", "message"):
+        try_out(url, text_field="text")
+    with raises(UsageError, "http://127.0.0.1:9"):
+        try_out("http://127.0.0.1:9")
 
 
 def test_mistakes_in_the_options_are_told() -> None:

@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 import nemorl
+import numpy as np
 import pytest
 from nemorl.environment import Environment
 from nemorl.errors import DataError, ForeignError, UsageError
@@ -83,7 +84,7 @@ def test_a_column_that_the_row_lacks_is_told_as_python_tells_it(raises: Raises) 
         step(RewardFunction(grade), ["x"])
 
 
-@pytest.mark.parametrize("result", [None, "good", "1.0", [1.0], {}], ids=repr)
+@pytest.mark.parametrize("result", [None, "good", "1.0", [], {}], ids=repr)
 def test_a_reward_that_is_no_number_names_its_function(result: Any, raises: Raises) -> None:
     def grade(prompt: str, response: str) -> Any:
         return result
@@ -566,18 +567,57 @@ def test_an_environment_without_score_says_what_to_define(raises: Raises) -> Non
         step(Environment(), ["x"])
 
 
-def test_an_episode_that_returns_a_bare_number_names_its_environment(raises: Raises) -> None:
-    class Bare(Environment):
-        name = "bare"
+class Bare(Environment):
+    """Its episodes return what they are given."""
 
-        def start(self, prompt: Prompt) -> Any:
-            return self
+    name = "bare"
 
-        def step(self, response: str) -> float:
-            return 1.0
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
 
-    with raises(ForeignError, "bare", "TypeError", "1.0"):
-        step(Bare(), ["x"])
+    def start(self, prompt: Prompt) -> Any:
+        return self
+
+    def step(self, response: str) -> Any:
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "reward"),
+    [
+        (1, 1.0),
+        (True, 1.0),
+        (0.5, 0.5),
+        (np.float32(0.5), 0.5),
+        (np.bool_(True), 1.0),
+        (np.array(0.5), 0.5),
+        (np.array([0.5]), 0.5),
+        ([0.5], 0.5),
+        ((np.float64(0.5),), 0.5),
+        ([0.5, 1], 1.5),
+        ({"correct": np.bool_(True), "format": 0.5}, 1.5),
+        (Score(0.25), 0.25),
+    ],
+)
+def test_an_episode_may_return_what_score_may_return(answer: Any, reward: float) -> None:
+    class Scoring(Environment):
+        def score(self, prompt: Prompt, response: str) -> Any:
+            return answer
+
+    whole, part, scored = (
+        step(Bare(answer), ["x"])[0],
+        step(Bare(Step(answer, "on", done=False)), ["x"])[0],
+        step(Scoring(), ["x"])[0],
+    )
+    assert (whole.score, whole.done, part.observation, part.done) == (part.score, True, "on", False)
+    assert whole.score.reward == reward
+    assert scored == whole
+
+
+def test_an_episode_that_returns_no_number_names_its_environment(raises: Raises) -> None:
+    for answer in ("1", None, [], {}, [[1.0]], Step("1")):  # type: ignore[arg-type]
+        with raises(UsageError, "bare", "nemorl.Score"):
+            step(Bare(answer), ["x"])
 
 
 def test_no_episodes_take_no_time() -> None:

@@ -20,6 +20,8 @@ from nemorl_code_env.rows import RowTrials, Tests, passes, solution_of
 from nemorl_code_env.sandbox import Limits, Result, Sandbox
 
 if TYPE_CHECKING:
+    from nemorl_rl.agents.contract import EpisodePolicy
+
     from nemorl_code_env.config import CodeConfig
 
 EVENTS = ("code_missing", "code_timeout", "code_output_limit", "code_error", "code_tampered", "code_sandbox_died")
@@ -87,6 +89,10 @@ class CodeEnvironment(Environment):
         self._lock = threading.Lock()
         self._rows: OrderedDict[str, Future[_Row]] = OrderedDict()
         self._closed = False
+
+    async def try_out(self, prompt: Prompt, policy: EpisodePolicy) -> None:
+        """The first row, before the model is loaded. The others are tried as they come."""
+        await asyncio.wrap_future(self._row(prompt))
 
     async def score(self, prompt: Prompt, response: str) -> Score:  # type: ignore[override]
         if self._closed:

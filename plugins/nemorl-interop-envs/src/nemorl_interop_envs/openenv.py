@@ -6,16 +6,25 @@ Sessions live on the event loop of the pool, which outlives the turns of an epis
 from __future__ import annotations
 
 import asyncio
+import re
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from httpx2 import HTTPError
 from nemorl.environment import Environment
-from nemorl.errors import DataError
+from nemorl.errors import DataError, UsageError
 from nemorl.types import Prompt, Score, Step
+from nemorl_rl.http_clients import read_json
+from nemorl_rl.loop_thread import in_thread
 
 if TYPE_CHECKING:
+    from nemorl_rl.agents.contract import EpisodePolicy
+
     from nemorl_interop_envs.config import OpenEnvConfig
+
+
+SCHEMA_S = 10.0
 
 
 class OpenEnv(Environment):
@@ -35,6 +44,50 @@ class OpenEnv(Environment):
             )
         return _Session(self._config, reset)
 
+    async def try_out(self, prompt: Prompt, policy: EpisodePolicy) -> None:
+        """The server answers, and takes actions and gives observations as the config says."""
+        url = self._config.url
+        session = self.start(prompt)
+        try:
+            schema = await in_thread(_schema, url)
+            await session.open()
+        except (OSError, RuntimeError, TimeoutError) as error:
+            raise UsageError(
+                f"the OpenEnv server at {url} does not begin an episode: {type(error).__name__}: {error}",
+                fix="start it, or correct environment.url, and the row's reset",
+            ) from error
+        finally:
+            await session.close()
+        for problem in _schema_problems(schema, self._config):
+            raise problem
+
+
+def _schema(url: str) -> Mapping[str, Any]:
+    """The JSON schemas that a server tells of; nothing where it tells none."""
+    address = re.sub(r"^ws", "http", url).removesuffix("/").removesuffix("/ws")
+    try:
+        told = read_json(f"{address}/schema", timeout_s=SCHEMA_S)
+    except (HTTPError, ValueError):  # if nobody is there, the session says so
+        return {}
+    return told if isinstance(told, Mapping) else {}
+
+
+def _schema_problems(schema: Mapping[str, Any], config: OpenEnvConfig) -> Iterator[UsageError]:
+    action, observation = (schema.get(name) or {} for name in ("action", "observation"))
+    known = action.get("properties") or {}
+    unknown = sorted(config.action.keys() - known.keys()) if action.get("additionalProperties") is False else []
+    missing = sorted(set(action.get("required") or ()) - config.action.keys())
+    if unknown or missing:
+        what = " and ".join([f"knows no {name!r}" for name in unknown] + [f"needs {name!r}" for name in missing])
+        fix = f"set environment.action, with {', '.join(known)}"
+        yield UsageError(f"the server's action {what}", fix=fix)
+    fields = observation.get("properties") or {}
+    if fields and config.text_field not in fields and observation.get("additionalProperties") is False:
+        yield UsageError(
+            f"the server's observation has no {config.text_field!r} (it has {', '.join(fields)})",
+            fix="set environment.text_field to one of them",
+        )
+
 
 class _Session:
     """Connects with the first response, so that episodes that wait for their turn hold no session."""
@@ -47,14 +100,14 @@ class _Session:
         """One action. A session whose episode is over, or was given up, is closed."""
         try:
             if self._client is None:
-                await self._open()
+                await self.open()
             result = await self._client.step(_filled(self._config.action, response))
         except BaseException:
-            await self._close()
+            await self.close()
             raise
         score = Score(float(result.reward or 0.0))
         if result.done:
-            await self._close()
+            await self.close()
             return Step(score)
         text = result.observation.get(self._config.text_field)
         if text is None:
@@ -64,7 +117,7 @@ class _Session:
             )
         return Step(score, self._config.turn_template.replace("{text}", str(text)), done=False)
 
-    async def _open(self) -> None:
+    async def open(self) -> None:
         from openenv.core import GenericEnvClient
 
         self._client = GenericEnvClient(self._config.url, message_timeout_s=self._config.message_timeout_s)
@@ -73,7 +126,7 @@ class _Session:
         await self._client.connect()
         await self._client.reset(**self._reset)
 
-    async def _close(self) -> None:
+    async def close(self) -> None:
         client, self._client = self._client, None
         if client is not None:
             await client.close()

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from nemorl.environment import Environment
+from nemorl.errors import UsageError
 from nemorl.types import Prompt, Score
 from nemorl_rl.agents.contract import EpisodePolicy
 from nemorl_rl.agents.gateways import Access, EpisodeGateway, start_gateway
@@ -45,6 +46,7 @@ class PlayedEpisodes(Environment):
             fix: What the error then advises.
         """
         self._outcomes, self._timeout_s = dict(outcomes), timeout_s
+        self._fix = fix
         self._first = FirstEpisodes(give_up_after, fix=fix)
         self._lock = threading.Lock()
         self._gateway: EpisodeGateway | None = None
@@ -61,13 +63,32 @@ class PlayedEpisodes(Environment):
     def end(self) -> None:
         """What ``begin`` started. Twice is harmless."""
 
+    async def try_out(self, prompt: Prompt, policy: EpisodePolicy) -> None:
+        """One episode whose policy says nothing of use. Whatever it earns, the policy must have been asked."""
+        watched = WatchedPolicy(policy)
+        played, outcome, _ = await self._episode(prompt, watched)
+        if not watched.answers:
+            raise UsageError(
+                f"a trial episode got no answer of the policy: {outcome}; {played.problem or 'it told of no error'}",
+                fix=self._fix,
+            )
+
     async def rollout(self, prompt: Prompt, policy: EpisodePolicy) -> Score:
         watched = WatchedPolicy(policy)
+        played, outcome, metrics = await self._episode(prompt, watched)
+        if outcome != "finished" and watched.failure is not None:
+            raise watched.failure  # the engine's, of which the other project is not guilty
+        self._first.note(watched.answers, lambda: f"{outcome}; {played.problem or 'it told of no error'}")
+        score = await worth(outcome, self._outcomes, lambda: _score(played), lambda: played.problem)
+        return replace(score, metrics={**score.metrics, **played.metrics, **metrics})
+
+    async def _episode(self, prompt: Prompt, watched: WatchedPolicy) -> tuple[Played, Outcome, Mapping[str, float]]:
+        """What became of it, and the metrics of its traffic."""
         gateway = await in_thread(self._running)
         access = gateway.open(watched)
         outcome: Outcome
         try:
-            async with asyncio.timeout(self._time(policy)) as limit:
+            async with asyncio.timeout(self._time(watched)) as limit:
                 played = await self.play(prompt, watched, access)
             outcome = _outcome(played, watched)
         except TimeoutError:
@@ -76,11 +97,7 @@ class PlayedEpisodes(Environment):
             played, outcome = Played(problem="it was ended at its deadline"), "timeout"
         finally:
             traffic = gateway.close(access)
-        if outcome != "finished" and watched.failure is not None:
-            raise watched.failure  # the engine's, of which the other project is not guilty
-        self._first.note(watched.answers, lambda: f"{outcome}; {played.problem or 'it told of no error'}")
-        score = await worth(outcome, self._outcomes, lambda: _score(played), lambda: played.problem)
-        return replace(score, metrics={**score.metrics, **played.metrics, **traffic.metrics()})
+        return played, outcome, traffic.metrics()
 
     def _time(self, policy: EpisodePolicy) -> float:
         return min(self._timeout_s or math.inf, SHARE_TO_PLAY * policy.limits.timeout_s)

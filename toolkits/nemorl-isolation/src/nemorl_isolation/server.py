@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from nemorl.config.load import validate
-from nemorl.environment import as_score
+from nemorl.environment import as_step
 from nemorl.errors import ConfigError, UsageError
 from nemorl.plugins import kinds
 from nemorl.types import Prompt, Score, Step
@@ -197,7 +197,8 @@ async def _later(answer: Awaitable[Step]) -> Step:
 
 def _plain_step(step: Step) -> Step:
     """Without the number types of libraries that the driver may lack."""
-    score = as_score(step.score)
+    step = as_step(step)
+    score = step.score
     plain = Score(
         float(score.reward),
         {name: float(value) for name, value in score.components.items()},

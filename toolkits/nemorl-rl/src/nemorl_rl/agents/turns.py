@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 
 from nemorl.contracts import Episode
-from nemorl.environment import Environment
+from nemorl.environment import Environment, as_step
 from nemorl.types import Prompt, Score, Step
 
 from nemorl_rl.agents.contract import EpisodePolicy
-from nemorl_rl.environments.turn import as_step
 from nemorl_rl.loop_thread import in_thread
+from nemorl_rl.row_sizes import longest_text
 from nemorl_rl.tokenizer import Tokenizer
 
 
@@ -46,7 +46,8 @@ class FreeTurns(Environment):
             scores.append(step.score)
             if step.done or step.observation is None or turn == self._max_turns - 1:
                 break
-            told += self._tokenizer.encode_observation(step.observation)
+            shown = step.observation[: longest_text(policy.limits.max_sequence_tokens)]
+            told += self._tokenizer.encode_observation(shown)
             if len(told) >= policy.limits.max_sequence_tokens:
                 break
         return replace(total_score(scores), turn_rewards=tuple(score.reward for score in scores))
@@ -55,7 +56,7 @@ class FreeTurns(Environment):
         try:
             async with asyncio.timeout(self._timeout_s) as limit:
                 answer = await in_thread(episode.step, response)
-                return as_step(await answer if isinstance(answer, Awaitable) else answer)
+                return as_step(await answer if isinstance(answer, Awaitable) else answer, owner=self.owner)
         except TimeoutError:
             if not limit.expired():
                 raise

@@ -10,16 +10,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nemorl.contracts import Episode
-from nemorl.environment import Environment
+from nemorl.environment import Environment, as_step
 from nemorl.errors import UsageError, boundary
 from nemorl.types import Prompt, Score, Step
 from nemorl_base.suggest import did_you_mean
 
 from nemorl_rl.environments.functions import RewardFunction
 from nemorl_rl.loop_thread import in_thread
+
+if TYPE_CHECKING:
+    from nemorl_rl.agents.contract import EpisodePolicy
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ class _Composition(Environment):
                     fix="add the other rewards to what its rollout() returns",
                 )
             self.parts[name], self._environments[name] = part, environment
+        self.needs_columns = frozenset().union(*(e.needs_columns for e in self._environments.values()))
         self.batched = any(environment.batched for environment in self._environments.values())
 
     def _start_all(self, prompt: Prompt) -> dict[str, Episode]:
@@ -77,11 +81,11 @@ class _Composition(Environment):
         """A part's answer, or one that comes later; its errors carry its name."""
         with boundary(f"environment {self.name}.{name}"):
             answer = episode.step(response)
-        return self._named(name, answer) if isinstance(answer, Awaitable) else answer
+            return self._named(name, answer) if isinstance(answer, Awaitable) else as_step(answer)
 
     async def _named(self, name: str, answer: Awaitable[Step]) -> Step:
         with boundary(f"environment {self.name}.{name}"):
-            return await answer
+            return as_step(await answer)
 
     def _total(self, steps: Mapping[str, Step]) -> tuple[float, dict[str, float], dict[str, float]]:
         """Reward, components (each part's own reward) and metrics (``part/metric``)."""
@@ -89,6 +93,11 @@ class _Composition(Environment):
         components = {name: step.score.reward for name, step in steps.items()}
         metrics = {f"{name}/{key}": value for name, step in steps.items() for key, value in step.score.metrics.items()}
         return reward, components, metrics
+
+    async def try_out(self, prompt: Prompt, policy: EpisodePolicy) -> None:
+        for name, environment in self._environments.items():
+            with boundary(f"environment {self.name}.{name}"):
+                await environment.try_out(prompt, policy)
 
     def rehearsals(self) -> Iterator[Environment]:
         for environment in self._environments.values():

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nemorl.contracts import Episode
-from nemorl.environment import Environment
+from nemorl.environment import Environment, as_step
 from nemorl.errors import ForeignError, boundary
 from nemorl.types import Prompt, Score, Step
 from nemorl_base.logs import log_ids
@@ -148,7 +148,7 @@ class Turn:
         with boundary(self._environment.owner):
             if isinstance(answer, BaseException):
                 raise raisable(answer, self._environment.owner)
-            step = as_step(answer)
+            step = as_step(answer, owner=self._environment.owner)
             require_finite(step.score, f"{job.response[:50]!r}{job.episode.row}")
         return step
 
@@ -320,13 +320,6 @@ def raisable(error: BaseException, owner: str) -> Exception:
     foreign = ForeignError(what, fix="raise an Exception to end a run with an error")
     foreign.__cause__ = error
     return foreign
-
-
-def as_step(answer: object) -> Step:
-    """What ``Episode.step`` returned."""
-    if not isinstance(answer, Step):
-        raise TypeError(f"step() returned {answer!r:.80}, not a nemorl.types.Step")
-    return answer
 
 
 def require_finite(score: Score, response: str) -> None:
