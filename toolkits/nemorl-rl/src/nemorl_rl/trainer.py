@@ -22,6 +22,7 @@ from nemorl.types import Row, Samples
 from nemorl_base.seeding import derive_seed
 from nemorl_base.timing import Timer
 
+from nemorl_rl.agents.trial import try_out
 from nemorl_rl.async_buffer import AsyncRolloutBuffer
 from nemorl_rl.breaker import CircuitBreaker
 from nemorl_rl.code_fingerprints import code_fingerprints
@@ -181,6 +182,7 @@ class RolloutTrainer(BaseTrainer[R]):
         if not problems:
             rehearse(self.environment, row, self.directory.warn)
             self.tokenizer = Tokenizer.of(self.config.policy)  # the model takes longer to load
+            try_out(self.environment, row, self.tokenizer, self.config.rollouts.chat_renderer)
         yield from problems
 
     def _driving_problems(self) -> Iterator[ConfigIssue]:
