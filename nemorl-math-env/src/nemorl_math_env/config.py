@@ -47,7 +47,7 @@ class MathConfig(EnvironmentConfig):
         ),
     }
 
-    timeout_s: float = Field(5.0, gt=0, le=1e8)
+    timeout_s: float = Field(5.0, gt=0)
     """Seconds that the comparison of one formula may take; then it scores 0 and counts in ``grader_timeout``. Raise it
     when that metric is high and the answers are genuinely long formulas."""
     workers: Annotated[int, RESUMABLE] = Field(2, ge=1, le=128)

@@ -113,7 +113,7 @@ class Config(BaseModel):
     def _read_field(cls, value: Any, info: ValidationInfo) -> Any:
         assert info.field_name is not None, "it validates fields"
         try:
-            return read_field(cls.model_fields[info.field_name], value)
+            return read_field(info.field_name, cls.model_fields[info.field_name], value)
         except WrongValueError as error:
             context = {"message": str(error), "fix": error.fix}
             raise PydanticCustomError(PROBLEM, "{message}", context) from error

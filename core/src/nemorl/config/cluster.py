@@ -14,9 +14,6 @@ from nemorl.config.base import Config
 from nemorl.errors import ConfigIssue
 from nemorl.weights import Distance
 
-LONGEST_WAIT_S = 1e8
-"""Three years; threads cannot wait for more than 292."""
-
 
 class SecurityConfig(Config):
     """Who may talk to the Ray cluster."""
@@ -89,9 +86,9 @@ class ClusterConfig(Config):
     runtime_env: Annotated[dict[str, Any], Names("text")] = Field(default_factory=dict)
     """Ray's runtime environment for worker processes (``working_dir``, ``pip``, ...), as Ray documents it. Variables
     belong into ``env_vars``, another interpreter into the backend's ``python``."""
-    placement_timeout_s: float = Field(300.0, gt=0, le=LONGEST_WAIT_S)
+    placement_timeout_s: float = Field(300.0, gt=0)
     """Longest wait for devices that other jobs hold."""
-    worker_timeout_s: float = Field(1800.0, gt=0, le=LONGEST_WAIT_S)
+    worker_timeout_s: float = Field(1800.0, gt=0)
     """Longest time for one call on a worker (a training step, a rollout, loading the model). On expiry the run says who
     did not answer."""
     max_restarts: int = Field(3, ge=0)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from nemorl_base.naming import FileName, Interpreter, ModelName, Options
-from nemorl_base.reading import expanded, shown
+from nemorl_base.reading import expanded, is_file, shown
 from nemorl_base.standard_plugins import DEFAULT_PLUGINS
 from nemorl_base.variants import Variants
 from pydantic import Field
@@ -27,6 +27,8 @@ from nemorl.types import SamplingParams
 
 # Workers build these, perhaps in another environment: whether their modules are there is checked apart.
 TRAINING_BACKEND = Component("training_backends", DEFAULT_PLUGINS["training_backends"], built_here=False)
+PASSTHROUGH, TEMPLATE_SUFFIX = "passthrough", ".jinja"
+"""Of ``chat_template``: the contents alone, and the end of a file's name."""
 GENERATION_BACKEND = Component("generation_backends", DEFAULT_PLUGINS["generation_backends"], built_here=False)
 
 
@@ -128,6 +130,16 @@ class TokenizerConfig(Config):
     """Jinja text, the path of a ``.jinja`` file, or ``passthrough`` (contents only). Unset: the tokenizer's own."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """What the template is given besides the messages, e.g. ``{enable_thinking: false}``."""
+
+    def problems(self) -> Iterator[ConfigIssue]:
+        yield from super().problems()
+        text = self.chat_template
+        if text is None or text == PASSTHROUGH or "{" in text:
+            return
+        what = f"no file {shown(text)}" if text.endswith(TEMPLATE_SUFFIX) else f"{shown(text)} is no template"
+        if not text.endswith(TEMPLATE_SUFFIX) or not is_file(expanded(text)):
+            fix = f"give Jinja text, a {TEMPLATE_SUFFIX} file, or {PASSTHROUGH}; leave it out for the model's own"
+            yield ConfigIssue("chat_template", what, fix, here=text.endswith(TEMPLATE_SUFFIX))
 
 
 class LoraConfig(Config):

@@ -13,7 +13,6 @@ from nemorl_base.suggest import did_you_mean
 from pydantic import Field, ValidationError, ValidationInfo, model_validator
 
 from nemorl.config.base import PLUGINS, Config
-from nemorl.config.cluster import LONGEST_WAIT_S
 from nemorl.config.component import Component
 from nemorl.errors import ConfigIssue
 from nemorl.plugins.index import KINDS
@@ -41,17 +40,17 @@ class PluginsConfig(Config):
     """Distributions that may not, applied after ``allow``."""
     prefer: dict[str, str] = Field(default_factory=dict)
     """Who wins a name that several distributions provide: ``{"environments.math": "acme-math"}``."""
-    import_timeout_s: float = Field(300.0, gt=0, le=LONGEST_WAIT_S)
+    import_timeout_s: float = Field(300.0, gt=0)
     """Seconds that importing one plugin may take. Raise it where libraries come from a slow disk."""
     hooks: tuple[Annotated[HookConfig, Component("hooks")], ...] = ()
     """Hook plugins to enable, in call order: each a name, or a mapping with ``name`` and its options."""
     report_sections: tuple[Annotated[ReportSectionConfig, Component("report_sections")], ...] = ()
     """Sections that plugins add to ``report.html``, in order: each a name, or a mapping with ``name`` and its
     options."""
-    build_timeout_s: float = Field(3600.0, gt=0, le=LONGEST_WAIT_S)
+    build_timeout_s: float = Field(3600.0, gt=0)
     """Seconds that building one part (a dataset, an environment, a logger, a model) may take. Raise it for large
     downloads."""
-    hook_timeout_s: float = Field(600.0, gt=0, le=LONGEST_WAIT_S)
+    hook_timeout_s: float = Field(600.0, gt=0)
     """Seconds that one call of a hook may take; then it is treated as one that raised."""
 
     def policy(self) -> PluginPolicy:

@@ -157,7 +157,8 @@ class RunConfig(Config):
         """``model`` and ``policy.model_name`` are one: whichever is given is both."""
         if not isinstance(data, dict):
             return data
-        model, policy = data.get("model"), data.get("policy") or {}  # built by its factory it would have no path
+        model, policy = data.get("model"), data.get("policy")
+        policy = {} if policy is None else policy  # built by its factory it would have no path
         named: Any = None
         if isinstance(policy, PolicyConfig):
             named = policy.model_name

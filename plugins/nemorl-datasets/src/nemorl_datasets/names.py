@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from nemorl.config.load import validate
 from nemorl.errors import UsageError
 from nemorl.plugins.kinds import DatasetConfig
 from nemorl.types import Row
-from nemorl_base.reading import expanded, shown
+from nemorl_base.reading import expanded, is_file, is_folder, shown
 from nemorl_base.suggest import did_you_mean
 from nemorl_rl.data import SPLITS
 from nemorl_rl.mixtures import Joined
@@ -64,7 +65,7 @@ def find_dataset(name: str | Path, installed: Sequence[str] = ()) -> DatasetConf
     path = expanded(name)
     text = str(path.absolute()) if isinstance(name, Path) else name
     try:
-        if not _is_preset(text) and path.is_dir():
+        if not _is_preset(text) and is_folder(path):
             return _folder(path)
         spelled = _spelled(text)
     except OSError as error:
@@ -138,9 +139,9 @@ def _spelled(name: str) -> dict[str, Any] | None:
     if _is_preset(name):
         return {"name": "preset", "preset": name}
     path = expanded(name)
-    if path.is_file():
+    if is_file(path):
         return {"name": "file", "path": name}
-    if HUB_NAME.fullmatch(name) and path.suffix not in TABLES and not path.exists():
+    if HUB_NAME.fullmatch(name) and path.suffix not in TABLES and not os.path.exists(path):
         return {"name": "huggingface", "path": name}
     return None
 
@@ -242,4 +243,4 @@ def _repository(folder: Path) -> DatasetConfig:
 
 
 def _beside(path: Path) -> list[Path]:
-    return sorted(path.parent.iterdir())[:200] if path.parent.is_dir() else []
+    return sorted(path.parent.iterdir())[:200] if is_folder(path.parent) else []

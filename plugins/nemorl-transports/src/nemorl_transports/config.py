@@ -63,7 +63,7 @@ class NcclConfig(WeightTransportConfig):
     works_colocated: ClassVar[bool] = False
     reaches_subprocesses: ClassVar[bool] = True
 
-    deadline_s: float = Field(120.0, gt=0, le=1e8)
+    deadline_s: float = Field(120.0, gt=0)
     """Longest wait of the trainer for a receiver, in seconds: to join a broadcast, and to take each bucket. A receiver
     waits three times as long for the trainer."""
 

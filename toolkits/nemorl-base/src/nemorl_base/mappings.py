@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from nemorl_base.errors import ConfigError, ConfigIssue
-from nemorl_base.reading import UnreadableError, check_tree, expanded, parse_json, read_text, shown
+from nemorl_base.reading import UnreadableError, check_tree, expanded, is_folder, parse_json, read_text, shown
 
 
 def read_source(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
@@ -16,10 +17,10 @@ def read_source(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(source, Mapping):
         return copy.deepcopy(checked(source, "config"))
     path = expanded(source)
-    if not path.exists():
-        nearby = ", ".join(sorted(p.name for p in path.parent.glob("*.y*ml"))[:8]) if path.parent.is_dir() else ""
+    if not os.path.exists(path):
+        nearby = ", ".join(sorted(p.name for p in path.parent.glob("*.y*ml"))[:8]) if is_folder(path.parent) else ""
         fix = f"files here: {nearby}" if nearby else "give the path of a .yaml or .json file"
-        raise ConfigError([ConfigIssue("", f"no config file {str(path)!r}", fix)], source=str(path))
+        raise ConfigError([ConfigIssue("", f"no config file {shown(str(path))}", fix)], source=str(path)[:200])
     try:
         text = read_text(path)
     except UnreadableError as error:

@@ -35,6 +35,8 @@ def read_text(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> str:
     Raises:
         UnreadableError: it is a folder or a pipe, too long, in another encoding, or cannot be opened.
     """
+    if "\0" in str(path):
+        raise UnreadableError("its name holds a NUL byte")
     try:
         if (what := kind_of(path)) != "file":
             raise UnreadableError(f"it is a {what}, not a file")
@@ -60,6 +62,16 @@ def read_text(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> str:
 def expanded(path: str | Path) -> Path:
     """The path with ``~`` as a home directory; ``~nobody`` stays as it is, where ``Path.expanduser`` raises."""
     return Path(os.path.expanduser(path))
+
+
+def is_file(path: str | Path) -> bool:
+    """A file is there. ``False`` also for what can be no path: a name too long, a NUL byte, a folder that is closed."""
+    return os.path.isfile(path)  # Path.is_file raises for them
+
+
+def is_folder(path: str | Path) -> bool:
+    """A folder is there; else as :func:`is_file`."""
+    return os.path.isdir(path)
 
 
 def kind_of(path: Path) -> str:

@@ -24,6 +24,8 @@ MOST = 10**9
 """Largest whole number of a field that sets no limit of its own (``Field(le=…)``). More of anything is a slip."""
 LARGEST = 1e12
 """Largest magnitude of other numbers."""
+SHORTEST_S, LONGEST_S = 1e-3, 1e8
+"""Of lengths of time in seconds; three years, since threads cannot wait for more than 292."""
 _SCIENTIFIC = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 """Numbers that YAML 1.1 leaves as text: ``1e-5``."""
 _COLONS = re.compile(r"(\d+):(\d{1,2}):(\d{1,2}):(\d{1,2})")
@@ -46,8 +48,8 @@ class WrongValueError(ValueError):
         self.fix = fix
 
 
-def read_field(info: FieldInfo, value: Any) -> Any:
-    """The value as the field's type means it: numbers checked, ``~`` expanded.
+def read_field(name: str, info: FieldInfo, value: Any) -> Any:
+    """The value as the field's type means it: numbers checked, ``~`` expanded; seconds (``…_s``) that one can wait.
 
     Raises:
         WrongValueError: the value is no such thing.
@@ -57,7 +59,10 @@ def read_field(info: FieldInfo, value: Any) -> Any:
         value = os.path.expanduser(value)
     if value is not None and any(isinstance(mark, Duration) for mark in info.metadata):
         seconds(value)
-    return _read(info.annotation, value, is_bounded=is_bounded)
+    value = _read(info.annotation, value, is_bounded=is_bounded)
+    if name.endswith("_s") and isinstance(value, int | float) and not isinstance(value, bool):
+        _check_seconds(value)
+    return value
 
 
 def seconds(value: Any) -> float:
@@ -118,6 +123,12 @@ def _check_size(value: float, words: str, *, is_bounded: bool) -> None:
         raise WrongValueError(f"{shown(value)} is out of range", f"give {words} up to {limit:,.0f}")
     if is_bounded and abs(value) > 2**64:  # the field's own limit is compared next; here it must only fit a float
         raise WrongValueError(f"{shown(value)} is out of range", f"give {words} that can be meant")
+
+
+def _check_seconds(value: float) -> None:
+    if 0 < value < SHORTEST_S or value > LONGEST_S:
+        what = "shorter than any wait" if value < 1 else "more than three years"
+        raise WrongValueError(f"{value:g} s is {what}", f"give seconds, from {SHORTEST_S:g} to {LONGEST_S:g}")
 
 
 def _members(annotation: Any) -> Iterator[Any]:

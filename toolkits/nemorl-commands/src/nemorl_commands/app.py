@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Annotated
 
@@ -15,6 +16,7 @@ from nemorl.errors import Interrupted, NemorlError
 from nemorl.plugins import PluginEntry, registry
 from nemorl_base.last_words import note
 from nemorl_base.owner import described
+from nemorl_base.reading import shown
 from nemorl_base.secrets import redacted
 from nemorl_base.stopping import PromptStop
 from rich.markup import escape
@@ -34,6 +36,7 @@ TYPER_LOOP = "_main"
 BY_SIGNAL = 128
 """A shell's convention: 128 + the number of the signal."""
 FIX_EXIT = "whose code that is must raise an Exception instead; only the command decides that all went well"
+FIX_PATH = "check the path, and the permissions of its folders"
 FIX_BUG = "--debug shows the traceback; if it is not in your own code, report it to whom it belongs"
 FIX_OUTPUT = "what the command did is done; where its output matters, keep the pipe or terminal open, or use a file"
 FIX_SIGNAL = "the same command continues a run from its last checkpoint"
@@ -147,12 +150,24 @@ def _run(arguments: list[str], *, debug: bool) -> int:
             code = 0
         except NemorlError as error:
             return _report(error.message, error.fix, debug=debug, code=USER_ERROR)
+        except OSError as error:
+            if _is_named(error.filename, arguments):
+                message = f"{shown(str(error.filename))} cannot be used ({error.strerror})"
+                return _report(message, FIX_PATH, debug=debug, code=USER_ERROR)
+            return _report(f"{type(error).__name__}: {error}{_raised_at(error)}", FIX_BUG, debug=debug)
         except BaseException as error:
             return _report(f"{type(error).__name__}: {error}{_raised_at(error)}", FIX_BUG, debug=debug)
         if stop.name is not None:
             number = BY_SIGNAL + signal.Signals[stop.name]
             return _report(f"received {stop.name}: ended at once", FIX_SIGNAL, debug=debug, code=number)
         return code
+
+
+def _is_named(path: object, arguments: Sequence[str]) -> bool:
+    """Whether it is a path that was written on the command line, or below one."""
+    written = (value for argument in arguments for value in (argument, argument.partition("=")[2]) if value)
+    places = {os.path.abspath(os.path.expanduser(value)) for value in written}
+    return isinstance(path, str | os.PathLike) and any(os.path.abspath(path).startswith(place) for place in places)
 
 
 def _is_own(exit_: SystemExit) -> bool:

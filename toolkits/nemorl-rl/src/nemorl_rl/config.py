@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from nemorl.config.base import RESUMABLE, Config
-from nemorl.config.cluster import LONGEST_WAIT_S
 from nemorl.config.component import Component
 from nemorl.config.models import GenerationConfig, Sampler
 from nemorl.config.run import RunConfig, ValidationConfig
@@ -86,9 +85,9 @@ class RolloutConfig(Config):
     adapters: Annotated[Literal["auto", "merged", "separate"], RESUMABLE] = "auto"
     """How a policy with LoRA gets to an engine that can apply adapters (``vllm``): ``merged`` into the weights, or
     ``separate``, the adapters alone. ``auto``: separate where weights travel between nodes with GPUs."""
-    environment_timeout_s: float = Field(60.0, gt=0, le=LONGEST_WAIT_S)
+    environment_timeout_s: float = Field(60.0, gt=0)
     """Seconds the environment may take for one response; then it scores 0 and counts in ``environment_timeout``."""
-    episode_timeout_s: float | None = Field(None, gt=0, le=LONGEST_WAIT_S)
+    episode_timeout_s: float | None = Field(None, gt=0)
     """Seconds the environment may take for all responses of an episode together, generation not counted; then it ends
     with 0 and counts in ``episode_timeout``. Set it for long conversations. Unset: only each response is limited.
     For agents, which call the policy themselves: of the whole episode, generation counted; unset: half an hour."""
@@ -132,7 +131,7 @@ class RolloutValidationConfig(ValidationConfig):
 
     num_generations: int = Field(1, ge=1, le=100_000)
     """Responses per prompt; above 1 also reports pass@k for k = 1 … this."""
-    temperature: float = Field(0.0, ge=0)
+    temperature: float = Field(0.0, ge=0, le=100)
     """Sampling temperature of validation; 0 is greedy. Use 1.0 with num_generations above 1."""
     top_p: float | None = Field(None, gt=0, le=1)
     """Nucleus sampling in validation. Unset: ``generation.top_p``."""

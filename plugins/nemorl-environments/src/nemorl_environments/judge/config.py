@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from nemorl.config import RESUMABLE, FileName, Options, SecretVariable, ServedModel, ServerURL
-from nemorl.config.cluster import LONGEST_WAIT_S
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import EnvironmentConfig
@@ -102,7 +101,7 @@ class JudgeConfig(EnvironmentConfig):
     """More parameters of the request, such as ``{seed: 0}`` or what the server takes beyond OpenAI's."""
     api_key_env: SecretVariable = "OPENAI_API_KEY"
     """Environment variable that holds the key; a server without keys needs none. The key itself is in no config."""
-    deadline_s: float = Field(45.0, gt=0, le=LONGEST_WAIT_S)
+    deadline_s: float = Field(45.0, gt=0)
     """Seconds for one verdict, waiting and retries included. Keep it below ``rollouts.environment_timeout_s``, after
     which a response scores 0 instead of being left out."""
     retries: Annotated[int, RESUMABLE] = Field(5, ge=0)

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from nemorl.config.models import PASSTHROUGH
+from nemorl.config.models import TEMPLATE_SUFFIX as SUFFIX
 from nemorl.errors import BackendError
 from nemorl_base.suggest import did_you_mean
 
-PASSTHROUGH = "passthrough"
 PASSTHROUGH_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 """The contents of all messages, one after the other, and nothing else."""
-SUFFIX = ".jinja"
 
 
 def chat_template_text(setting: str) -> str:
