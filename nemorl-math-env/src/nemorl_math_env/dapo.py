@@ -49,6 +49,7 @@ class DapoMath(Environment):
     """Compares the last ``Answer:`` of a response with the row's answer."""
 
     name = "dapo_math"
+    needs_columns = frozenset({"answer"})
     has_side_effects = False
 
     def __init__(self, config: DapoMathConfig) -> None:

@@ -20,6 +20,7 @@ class MultiRewardMath(Environment):
     """Rewards the answer, its being an integer, and the form of the response, each by itself."""
 
     name = "multi_reward_math"
+    needs_columns = frozenset({"answer"})
     has_side_effects = False
 
     def __init__(self, config: MultiRewardMathConfig) -> None:

@@ -46,6 +46,7 @@ class Agent(Environment):
             give_up_after: First episodes without a call, after which the run ends.
         """
         self._player, self._judge, self._timeout_s = player, judge, timeout_s
+        self.needs_columns = frozenset() if judge.reward is None else judge.reward.needs_columns
         self._first = FirstEpisodes(give_up_after, fix=FIX)
 
     async def rollout(self, prompt: Prompt, policy: EpisodePolicy) -> Score:

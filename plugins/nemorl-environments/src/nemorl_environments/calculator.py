@@ -30,6 +30,7 @@ class Calculator(Environment):
     """Conversations with a calculator."""
 
     name = "calculator"
+    needs_columns = frozenset({"answer"})
 
     def __init__(self, config: CalculatorConfig) -> None:
         self._config = config

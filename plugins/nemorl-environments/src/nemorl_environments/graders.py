@@ -19,6 +19,7 @@ class ExactMatch(Environment):
     """1 when the response is the answer."""
 
     name = "exact_match"
+    needs_columns = frozenset({"answer"})
     has_side_effects = False
 
     def __init__(self, config: ExactMatchConfig) -> None:
@@ -57,6 +58,7 @@ class CodeJaccard(Environment):
     """Words in common with a reference."""
 
     name = "code_jaccard"
+    needs_columns = frozenset({"answer"})
     has_side_effects = False
 
     def __init__(self, config: CodeJaccardConfig) -> None:

@@ -42,6 +42,7 @@ class MultipleChoice(Environment):
     """1 when the letter that a response names last is the row's answer."""
 
     name = "multiple_choice"
+    needs_columns = frozenset({"answer"})
     has_side_effects = False
 
     def __init__(self, config: MultipleChoiceConfig) -> None:

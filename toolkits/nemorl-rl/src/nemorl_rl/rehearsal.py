@@ -28,6 +28,7 @@ SURE_MISTAKES = (TypeError, NameError, AttributeError, KeyError, ImportError)
 
 def reward_problems(environment: Environment, row: Row | None) -> Iterator[ConfigIssue]:
     """What the rewards of an environment ask of a row that it does not have."""
+    yield from _need_problems(environment, row) if row is not None else ()
     for part in environment.rehearsals() if row is not None else ():
         yield from _column_problems(part, row or {})
 
@@ -52,8 +53,20 @@ class _NoTokens(Tokenizer):
     def encode(self, text: str) -> list[int]:
         return []
 
-    def encode_prompt(self, messages: Any) -> list[int]:
+    def encode_prompt(self, messages: Any, tools: Any = ()) -> list[int]:
         return []
+
+
+def _need_problems(environment: Environment, row: Row) -> Iterator[ConfigIssue]:
+    columns = [str(name) for name in row]
+    for name in sorted(environment.needs_columns):
+        value = row.get(name)
+        if value is not None and str(value).strip():
+            continue
+        what = f"the first row has an empty {name}" if name in columns else f"the rows have {', '.join(columns)}"
+        fix = did_you_mean(name, columns) or foreign_words("column", columns)
+        fix = fix or f"give the rows a column {name}, or say which it is: data: {{…, {name}_column: …}}"
+        yield ConfigIssue("data", f"{environment.owner} needs the column {name}; {what}", fix)
 
 
 def _column_problems(environment: Environment, row: Row) -> Iterator[ConfigIssue]:

@@ -34,6 +34,7 @@ from nemorl_rl.environments.sources import RewardSource, as_environment
 from nemorl_rl.evaluation import evaluate, planned_turns
 from nemorl_rl.generation_policy import GenerationPolicy
 from nemorl_rl.mismatch import MismatchWatch
+from nemorl_rl.prompt_check import FIRST_ROWS, prompt_problems
 from nemorl_rl.prompts import to_prompts
 from nemorl_rl.recording import NoRecorder, RolloutRecorder
 from nemorl_rl.rehearsal import rehearse, reward_problems
@@ -182,6 +183,9 @@ class RolloutTrainer(BaseTrainer[R]):
         if not problems:
             rehearse(self.environment, row, self.directory.warn)
             self.tokenizer = Tokenizer.of(self.config.policy)  # the model takes longer to load
+            rows = self.data.first_rows(FIRST_ROWS) if isinstance(self.data, RowDataModule) else ()
+            problems += prompt_problems(rows, self.tokenizer)
+        if not problems:
             try_out(self.environment, row, self.tokenizer, self.config.rollouts.chat_renderer)
         yield from problems
 
