@@ -357,3 +357,21 @@ def test_a_line_with_a_right_hash_and_fields_of_another_kind_is_no_entry(log: Au
     write_lines(log, [*lines(log)[:-1], forged.line()])
     assert not verify(log.path).ok
     assert len([*entries_of(log.path)]) == 4, "readers do not meet it"
+
+
+@pytest.mark.parametrize("place", ["a file", "too long", "home of nobody", "not to be written"])
+def test_a_log_that_cannot_be_written_is_said_by_default(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    places = {
+        "a file": tmp_path / "file",
+        "too long": tmp_path / ("x" * 5000),
+        "home of nobody": "~nobody_here/audit",
+        "not to be written": "/proc/audit",
+    }
+    monkeypatch.setenv("NEMORL_AUDIT", str(places[place]))
+    monkeypatch.chdir(tmp_path)
+    record("run_started", {"run": "here"})
+    said = capsys.readouterr().err
+    assert said.count("no entry in the audit log") == (place != "home of nobody")  # which is a folder of that name

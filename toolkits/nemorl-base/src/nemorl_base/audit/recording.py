@@ -6,12 +6,14 @@ One file per user, so that the system's own permissions keep users out of each o
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from nemorl_base.audit.log import AuditLog, user_name
 from nemorl_base.errors import StorageError
+from nemorl_base.reading import expanded
 from nemorl_base.site_policy import site_policies
 
 VARIABLE = "NEMORL_AUDIT"
@@ -34,7 +36,7 @@ def audit_folder() -> Path | None:
     wanted = os.environ.get(VARIABLE)
     if wanted == "off":
         return None
-    return Path(wanted).expanduser() if wanted else user_state_path("nemorl") / "audit"
+    return expanded(wanted) if wanted else user_state_path("nemorl") / "audit"
 
 
 def audit_log() -> AuditLog | None:
@@ -43,13 +45,17 @@ def audit_log() -> AuditLog | None:
     return None if folder is None else AuditLog(folder / f"{user_name()}.jsonl")
 
 
-def record(event: str, facts: dict[str, Any], warn: Callable[[str], None] = lambda _: None) -> None:
+def _on_stderr(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)
+
+
+def record(event: str, facts: dict[str, Any], warn: Callable[[str], None] = _on_stderr) -> None:
     """Write one entry.
 
     Args:
         event: What happened, e.g. ``run_started``.
         facts: Plain data about it. No texts of models and no secrets.
-        warn: Told where it cannot be written: what happens goes on.
+        warn: Told where it cannot be written: what happens goes on. Unset: standard error says so.
 
     Raises:
         StorageError: It cannot be written, and the site's policy demands a log.
