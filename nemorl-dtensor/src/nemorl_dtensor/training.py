@@ -88,9 +88,8 @@ class DTensorBackend(CheckpointWriter):
         self._sender = PieceSender()
         self._has_reference, self._head = reference, head
         self._work, self._gradients = self._meter(config.logprob_chunk_tokens), assembly.gradients
-        if self._adapters:
-            # Their dropout draws from the global generator, which checkpoints carry; on each rank for other sequences.
-            torch.manual_seed(worker.seed + worker.rank)
+        # Adapters' dropout draws from the global generator, which checkpoints carry; on each rank for other sequences.
+        torch.manual_seed(worker.seed + worker.rank)
         frozen = [] if assembly.frozen is None else [assembly.frozen]
         self._residency = Residency([assembly.model], frozen, lambda: self.__dict__.get("_optimizer"))
         self._trainable = {name: p for name, p in self._model.named_parameters() if p.requires_grad}

@@ -76,8 +76,8 @@ class MegatronBackend(CheckpointWriter):
         self._adapters: Adapters | None = None
         if policy.lora is not None:
             self._adapters = self._bridge.adapt(self._pieces, self._parallel, policy.lora, worker.seed)
-            # Their dropout draws from the global generator, which checkpoints carry; on each rank for other tokens.
-            torch.manual_seed(worker.seed + worker.rank)
+        # Adapters' dropout draws from the global generator, which checkpoints carry; on each rank for other tokens.
+        torch.manual_seed(worker.seed + worker.rank)
         self._work, self._has_reference = self._meter(), reference
         self._reference = self._build(worker.seed) if reference and policy.lora is None else None
         for piece in self._reference or ():

@@ -7,6 +7,7 @@ time for which training stands still is that of one copy.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,10 +48,24 @@ class RankFiles:
             file.parent.mkdir(parents=True, exist_ok=True)
             here = {key: tensor.detach().cpu().contiguous() for key, tensor in content.tensors.items()}
             save_file(here, file, dict(content.metadata) or None)
+            if len(content.metadata) > 1:
+                _order_metadata(file)
             yield file
         for name, text in self.texts.items():
             (folder / name).write_text(text)
             yield folder / name
+
+
+def _order_metadata(file: Path) -> None:
+    """Sort the metadata of a safetensors file, which come in another order in every process."""
+    with file.open("r+b") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        header = json.loads(opened.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        if len(text) <= length:  # the same text, but for the order
+            opened.seek(8)
+            opened.write(text.ljust(length))
 
 
 class CheckpointWriter:
