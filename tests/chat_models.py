@@ -61,6 +61,21 @@ def template(name: str) -> str:
     return (Path(found.submodule_search_locations[0]) / "chat_templates" / f"{name}.jinja").read_text()
 
 
+def training_template(name: str) -> str | None:
+    """The template with ``{% generation %}`` around the assistant's words: trl's, or the model's own."""
+    own = template(name)
+    training = f"{name}_training"
+    return own if "endgeneration" in own else template(training) if training in _training_names() else None
+
+
+def _training_names() -> set[str]:
+    found = importlib.util.find_spec("trl")
+    assert found is not None
+    assert found.submodule_search_locations
+    folder = Path(found.submodule_search_locations[0]) / "chat_templates"
+    return {path.stem for path in folder.glob("*_training.jinja")}
+
+
 def tokenizer_of(text: str, *more: str, **template_kwargs: Any) -> Tokenizer:
     """A tokenizer of single characters and a few pairs, with this chat template and these tokens more."""
     from tokenizers import Tokenizer as Inner

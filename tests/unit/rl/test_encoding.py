@@ -50,7 +50,7 @@ def test_an_empty_response_is_its_end(tokenizer: Tokenizer) -> None:
     [
         {"prompt": "a", "chosen": "b"},
         {"prompt": "", "chosen": "b", "rejected": "c"},
-        {"prompt": "a", "chosen": [{"role": "assistant", "content": "b"}], "rejected": "c"},
+        {"prompt": "a", "chosen": [{"role": "user", "content": "b"}], "rejected": "c"},
     ],
     ids=["no rejected", "empty prompt", "messages"],
 )
@@ -61,7 +61,7 @@ def test_a_row_of_another_shape_is_refused(row: dict[str, Any], tokenizer: Token
 
 def test_a_template_that_changes_the_prompt_is_refused(tiny_model: Path, raises: Raises) -> None:
     tokenizer = Tokenizer.load(str(tiny_model))
-    tokenizer.inner.chat_template = "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    tokenizer.inner.chat_template = "{{ messages[1].content }}{% for m in messages %}{{ m.content }}{% endfor %}"
     row = {"prompt": [{"role": "user", "content": "a"}], "chosen": "b", "rejected": "c"}
     with raises(DataError):
         encode_pair(row, tokenizer)

@@ -100,10 +100,18 @@ def test_chat_without_a_template_is_refused(tiny_model: Path, raises: Raises) ->
         encode_row({"messages": [user("1"), assistant("2")]}, bare)
 
 
-def test_a_template_that_rewrites_the_past_is_refused(tiny_model: Path, raises: Raises) -> None:
+def test_a_template_may_rewrite_the_past(tiny_model: Path) -> None:
     # This one numbers the conversation's turns at its start, so a later turn changes earlier tokens.
     tokenizer = Tokenizer.load(str(tiny_model))
     tokenizer.inner.chat_template = "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    assert shown(tokenizer, MANY_TURNS) == ("4 1 2 3 4 5", "..L.LL")
+
+
+def test_a_template_that_works_on_what_it_has_written_is_refused(tiny_model: Path, raises: Raises) -> None:
+    tokenizer = Tokenizer.load(str(tiny_model))
+    tokenizer.inner.chat_template = (
+        "{% set all %}{% for m in messages %}{{ m.content }}{% endfor %}{% endset %}{{ all[:3] }}"
+    )
     with raises(DataError):
         encode_row(MANY_TURNS, tokenizer)
 

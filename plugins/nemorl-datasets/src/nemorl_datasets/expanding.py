@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from nemorl.errors import DataError
 
+from nemorl_datasets.mapping import response_of
 from nemorl_datasets.preset_file import Preset, Ranked, Threads
 from nemorl_datasets.shapes import look_up
 
@@ -92,13 +93,14 @@ def _pairs(row: Mapping[str, Any], ranked: Ranked, which: str, place: str) -> It
     rest = {key: value for key, value in row.items() if key != ranked.completions}
     for (better, chosen), (worse, rejected) in couples:
         if better < worse:
-            yield {**rest, "chosen": chosen, "rejected": rejected, "response": chosen, "answer": chosen}
+            answer = chosen if isinstance(chosen, str) else chosen[0]["content"]
+            yield {**rest, "chosen": chosen, "rejected": rejected, "response": chosen, "answer": answer}
 
 
-def _response(value: Any, place: str) -> str:
-    """Text, or the text of the message that a list of one holds."""
+def _response(value: Any, place: str) -> Any:
+    """Text, or what the message says that a list of one holds."""
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], Mapping) and "content" in value[0]:
-        value = value[0]["content"]
+        return response_of(value[0])
     if not isinstance(value, str):
         raise DataError(f"{place}: a response is {value!r:.60}, neither text nor one message", fix="correct the row")
     return value

@@ -171,11 +171,13 @@ def _is_messages(value: Any) -> bool:
     return (
         isinstance(value, list)
         and bool(value)
-        and all(
-            isinstance(item, Mapping) and isinstance(item.get("role"), str) and isinstance(item.get("content"), str)
-            for item in value
-        )
+        and all(isinstance(item, Mapping) and isinstance(item.get("role"), str) and _says(item) for item in value)
     )
+
+
+def _says(message: Mapping[str, Any]) -> bool:
+    """Text, parts of content, or calls of tools."""
+    return isinstance(message.get("content"), str | list) or bool(message.get("tool_calls"))
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -185,11 +187,17 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 def _split_pair(
     chosen: list[dict[str, Any]], rejected: list[dict[str, Any]], place: str
-) -> tuple[list[dict[str, Any]], str, str]:
+) -> tuple[list[dict[str, Any]], Any, Any]:
     """Two conversations that differ in the last message -> (what they share, last of chosen, last of rejected)."""
     if chosen[:-1] != rejected[:-1]:
         raise DataError(
             f"{place}: chosen and rejected differ before their last message",
             fix="give two responses to the same conversation",
         )
-    return chosen[:-1], chosen[-1]["content"], rejected[-1]["content"]
+    return chosen[:-1], response_of(chosen[-1]), response_of(rejected[-1])
+
+
+def response_of(message: Mapping[str, Any]) -> str | list[Mapping[str, Any]]:
+    """The text of a message; the message itself, as a list of one, where it holds more (calls, reasoning)."""
+    bare = {name for name, value in message.items() if value is not None} <= {"role", "content"}
+    return message["content"] if bare and isinstance(message.get("content"), str) else [message]

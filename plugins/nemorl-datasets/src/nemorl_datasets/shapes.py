@@ -25,6 +25,8 @@ MULTIPLE_CHOICE = (
 )
 """The prompt of a multiple-choice question, unless the preset or the user has another."""
 ROLES = ("system", "user", "assistant", "tool")
+MORE_FIELDS = ("tool_calls", "tool_call_id", "name", "reasoning_content", "reasoning", "thinking")
+"""Of a message, beside its role and content, where a chat template may show them."""
 MEDIA = re.compile(r"<(image|video|audio|sound|speech)>")
 """Where a text conversation points to a picture or a sound, which it cannot hold."""
 
@@ -165,14 +167,23 @@ def _conversation(row: Mapping[str, Any], turns: Turns, place: str) -> list[dict
                 f"{place}: a message has no {turns.role!r} and {turns.content!r} (it has {fields})",
                 fix="complete the row",
             )
-        said, role = str(message[turns.content]), str(message[turns.role])
+        said, role = _said(message[turns.content], place), str(message[turns.role])
         role = turns.roles.get(role, role)
         if role not in ROLES:
             raise DataError(f"{place}: nobody is called {role!r}", fix=f"use {', '.join({**turns.roles, 'user': ''})}")
         if media := MEDIA.search(said):
             raise DataError(f"{place}: {media[0]} in a message: this reads text alone", fix="leave such rows out")
-        messages.append({"role": role, "content": said})
+        more = {name: message[name] for name in MORE_FIELDS if message.get(name)}
+        messages.append({**more, "role": role, "content": said})
     return messages
+
+
+def _said(content: Any, place: str) -> str:
+    if content is None or isinstance(content, str | int | float):
+        return "" if content is None else str(content)
+    if isinstance(content, list) and all(isinstance(part, Mapping) and part.get("type") == "text" for part in content):
+        return "\n".join(str(part.get("text", "")) for part in content)
+    raise DataError(f"{place}: a message holds {content!r:.80}: this reads text alone", fix="leave such rows out")
 
 
 def _pair(row: Mapping[str, Any], pair: Pair, place: str) -> dict[str, Any]:

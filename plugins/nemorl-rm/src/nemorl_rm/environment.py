@@ -17,6 +17,7 @@ import torch
 from nemorl.environment import Environment
 from nemorl.errors import BackendError, UsageError, boundary
 from nemorl.types import Prompt, Score
+from nemorl_rl.chat.rows import tools_of
 from nemorl_rl.encoding import encode_response
 from nemorl_rl.environments.batching import Batcher
 from nemorl_rl.tokenizer import Tokenizer
@@ -79,7 +80,8 @@ class RewardModel(Environment):
             return _Text(encoded["input_ids"], encoded.get("token_type_ids"))
         said = prompt.messages or ({"role": "user", "content": prompt.text},)
         as_chat = mode == "chat" or (mode == "auto" and bool(prompt.messages))
-        before, after = encode_response(said if as_chat else prompt.text, response, self._tokenizer)
+        asked, tools = (said, tools_of(prompt.row)) if as_chat else (prompt.text, ())
+        before, after = encode_response(asked, response, self._tokenizer, tools)
         return _Text(before + after)
 
     def _scored(self, value: float) -> Score:

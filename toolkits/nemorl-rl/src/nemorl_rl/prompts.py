@@ -9,24 +9,28 @@ from nemorl.errors import DataError
 from nemorl.plugins import foreign_words
 from nemorl.types import Message, Prompt, Row
 
+from nemorl_rl.chat.rows import require_text, text_of, tools_of, without_none
 from nemorl_rl.tokenizer import Tokenizer
 
 
 def to_prompt(row: Row, index: int, tokenizer: Tokenizer) -> Prompt:
-    """A dataset row as a task. ``prompt`` is raw text or chat messages; ``messages`` may stand for the latter.
+    """A dataset row as a task. ``prompt`` is raw text or chat messages; ``messages`` may stand for the latter. The chat
+    template is shown the row's ``tools``.
 
     Raises:
-        DataError: the row has neither, or an empty one.
+        DataError: the row has neither, or an empty one, or holds what would be lost.
     """
+    require_text(row)
     source = row.get("prompt") or row.get("messages")
     answer = row.get("answer")
     messages: tuple[Message, ...]
     if isinstance(source, str) and source:
         text, messages, ids = source, (), tokenizer.encode(source)
     elif isinstance(source, Sequence) and source:
-        messages = _prompt_turns(source)
+        turns = _prompt_turns(source)
+        ids = tokenizer.encode_prompt(turns, tools_of(row))
+        messages = tuple({**without_none(turn), "content": text_of(turn)} for turn in turns)
         text = next((turn["content"] for turn in reversed(messages) if turn["role"] == "user"), messages[-1]["content"])
-        ids = tokenizer.encode_prompt(messages)
     else:
         raise DataError(
             f"row {index} has no prompt (columns: {', '.join(map(str, row))})",
@@ -57,9 +61,9 @@ def required_answer(prompt: Prompt, environment: str) -> str:
 def _prompt_turns(turns: Sequence[Any]) -> tuple[Message, ...]:
     """Chat turns up to where the assistant is to speak: a final assistant turn is the answer, not the prompt."""
     for turn in turns:
-        if not isinstance(turn, Mapping) or not {"role", "content"} <= set(turn):
+        if not isinstance(turn, Mapping) or "role" not in turn or not {"content", "tool_calls"} & set(turn):
             raise DataError(f"{turn!r} is not a chat message", fix='write {"role": "user", "content": "…"}')
     kept = turns[:-1] if turns[-1]["role"] == "assistant" else turns
     if not kept:
         raise DataError("a conversation holds only the assistant's answer", fix="begin it with a user message")
-    return tuple({"role": str(turn["role"]), "content": str(turn["content"])} for turn in kept)
+    return tuple(kept)

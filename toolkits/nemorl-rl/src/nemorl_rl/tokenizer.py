@@ -8,12 +8,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemorl.errors import BackendError, DataError, boundary
-from nemorl.types import Message
+from nemorl.errors import BackendError, boundary
 from nemorl_base.reading import expanded
 
 if TYPE_CHECKING:
     from nemorl.config.models import PolicyConfig
+
+    from nemorl_rl.chat.learnt import RowChat
 
 
 class Tokenizer:
@@ -85,58 +86,23 @@ class Tokenizer:
         text: str = self.inner.decode(list(token_ids), skip_special_tokens=True)
         return text
 
-    def encode_prompt(self, messages: Sequence[Message]) -> list[int]:
+    def encode_prompt(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
         """Tokens of a conversation, ending where the assistant begins to speak.
 
         Raises:
             BackendError: the model has no chat template.
+            DataError: its template refuses the messages, or does not show the tools.
         """
-        return self._apply_template(messages, add_generation_prompt=True)
+        return self.chat.prompt(messages, tools)
 
-    def encode_chat(self, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
-        """Tokens of a finished conversation and a mask that is True on what the assistant wrote, end token included.
+    @cached_property
+    def chat(self) -> RowChat:
+        """Conversations of rows as tokens, by the chat template that the tokenizer has now."""
+        from nemorl_rl.chat.learnt import RowChat
 
-        Found by rendering each prefix of the conversation: tokens between "assistant begins" and "assistant ends"
-        are its words. Needs a template whose prefixes render to prefixes, which is checked.
-        """
-        ids: list[int] = []
-        mask: list[bool] = []
-        for turn, message in enumerate(messages):
-            if message["role"] != "assistant":
-                continue
-            before = self._apply_template(messages[:turn], add_generation_prompt=True)
-            after = self._apply_template(messages[: turn + 1], add_generation_prompt=False)
-            if before[: len(ids)] != ids or after[: len(before)] != before:
-                raise DataError(
-                    "the chat template rewrites earlier turns when a later one is added, so the assistant's tokens "
-                    "cannot be located",
-                    fix="train on single-turn rows, or use a template whose prefixes are stable",
-                )
-            mask += [False] * (len(before) - len(ids)) + [True] * (len(after) - len(before))
-            ids = after
-        if not any(mask):
-            raise DataError("a conversation has no assistant turn to learn from", fix="add an assistant message")
-        return ids, mask
-
-    def encode_reply(self, messages: Sequence[Message], reply: str) -> tuple[list[int], list[int]]:
-        """Tokens of a conversation up to where the assistant begins to speak, and those of what it says next.
-
-        The latter include whatever the template puts after the assistant's words.
-
-        Raises:
-            BackendError: the model has no chat template.
-            DataError: the template renders the conversation otherwise once there is a reply.
-        """
-        before = self._apply_template(messages, add_generation_prompt=True)
-        turn = {"role": "assistant", "content": reply}
-        after = self._apply_template([*messages, turn], add_generation_prompt=False)
-        if after[: len(before)] != before or len(after) == len(before):
-            raise DataError(
-                "the chat template writes the prompt in another way once a reply follows, so the reply's tokens cannot "
-                "be located",
-                fix="use a template whose prefixes are stable",
-            )
-        return before, after[len(before) :]
+        return RowChat(self)
 
     def save(self, path: Path) -> None:
         self.inner.save_pretrained(path)
@@ -173,11 +139,6 @@ class Tokenizer:
                 **self.template_kwargs,
             )
         return text
-
-    def _apply_template(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> list[int]:
-        if not messages and self.has_chat_template:
-            return []
-        return self.encode_observation(self.chat_text(messages, add_generation_prompt=add_generation_prompt))
 
 
 def context_tokens(model_name: str) -> int | None:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 ASKED, SAID, TOLD = "qUestion8471", "aNswer8472", "sYstem8473"
 """Words that no template and no message holds, by which a place in a rendered text is found."""
+REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
+"""What datasets and templates call an answer's reasoning."""
 PROBE_TOOL = {
     "type": "function",
     "function": {
@@ -84,15 +86,37 @@ class TemplateText:
     @cached_property
     def _form(self) -> MessageForm:
         """The first in which a call and its result are shown."""
-        call, result = (
-            probe_calls(["call_0"], ["pRobe8474"]),
-            {"role": "tool", "tool_call_id": "call_0", "content": TOLD},
-        )
+        call, result = probe_calls(["call_0"], ["pRobe8474"]), probe_result("call_0")
         for form in FORMS:
             text = self._tried([_user(ASKED), call, result], [PROBE_TOOL], form=form)
             if text is not None and SAID in text and TOLD in text:
                 return form
         return FORMS[0]
+
+    @cached_property
+    def reasoning_names(self) -> tuple[str, ...]:
+        """Fields of an answer that it shows as the reasoning."""
+        answers = {name: {"role": "assistant", "content": SAID, name: TOLD} for name in REASONING_NAMES}
+        return tuple(
+            name for name, answer in answers.items() if TOLD in self._rendering([*self.shown([_user(ASKED)]), answer])
+        )
+
+    @cached_property
+    def _wants_parts(self) -> bool:
+        """It reads contents as lists of parts only."""
+        return ASKED not in self._rendering([_user(ASKED)]) and ASKED in self._rendering([_in_parts(ASKED)])
+
+    @cached_property
+    def _takes_parts(self) -> bool:
+        """It reads contents that are lists of parts, and writes them as text."""
+        text = self._rendering([_in_parts(ASKED, TOLD)])
+        return ASKED in text and TOLD in text and "'text'" not in text and '"text"' not in text
+
+    def _rendering(self, shown: Sequence[Mapping[str, Any]]) -> str:
+        try:
+            return self.rendered(shown, [])
+        except DataError:
+            return ""
 
     def text(self, messages: Sequence[ChatMessage], tools: Tools, *, prompt: bool = True) -> str:
         """
@@ -104,15 +128,24 @@ class TemplateText:
         Raises:
             DataError: The template refuses them.
         """
-        has_calls = any("tool_calls" in message or message["role"] == "tool" for message in messages)
-        return self._text(messages, tools, form=self._form if has_calls else FORMS[0], prompt=prompt)
+        return self.rendered(self.shown(messages), tools, prompt=prompt)
 
-    def _text(self, messages: Sequence[ChatMessage], tools: Tools, *, form: MessageForm, prompt: bool) -> str:
-        shown = [self._shown(message, form) for message in messages]
+    def shown(self, messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+        """Messages in the form in which the template reads them."""
+        has_calls = any("tool_calls" in message or message["role"] == "tool" for message in messages)
+        form = self._form if has_calls else FORMS[0]
+        return [self._shown(message, form) for message in messages]
+
+    def rendered(self, shown: Sequence[Mapping[str, Any]], tools: Tools, *, prompt: bool = False) -> str:
+        """What the template writes of messages in this form.
+
+        Raises:
+            DataError: It refuses them.
+        """
         try:
             return encodable(self._tokenizer.chat_text(shown, tools, add_generation_prompt=prompt))
         except ForeignError as error:
-            roles = ", ".join(str(message["role"]) for message in messages[-8:])
+            roles = ", ".join(str(message["role"]) for message in shown[-8:])
             raise DataError(
                 f"the chat template refuses the messages (the last roles are {roles}): {error.__cause__}",
                 fix="send messages in an order that the model's template knows, or set policy.tokenizer.chat_template",
@@ -122,7 +155,7 @@ class TemplateText:
         self, messages: Sequence[ChatMessage], tools: Tools, *, form: MessageForm, prompt: bool = True
     ) -> str | None:
         try:
-            return self._text(messages, tools, form=form, prompt=prompt)
+            return self.rendered([self._shown(message, form) for message in messages], tools, prompt=prompt)
         except DataError:
             return None
 
@@ -135,6 +168,11 @@ class TemplateText:
         if "tool_calls" in message:
             shown["tool_calls"] = [_shown_call(call, form) for call in message["tool_calls"]]
             shown["content"] = message["content"] or (None if form.empty_as_none else "")
+        content = shown["content"]
+        if isinstance(content, str) and self._wants_parts:
+            shown["content"] = [{"type": "text", "text": content}]
+        elif isinstance(content, list) and not self._takes_parts:
+            shown["content"] = "\n".join(str(part["text"]) for part in content)
         return shown
 
 
@@ -147,8 +185,17 @@ def probe_calls(ids: Sequence[str], names: Sequence[str]) -> dict[str, Any]:
     return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
+def probe_result(call: str) -> dict[str, Any]:
+    """What a tool returns to that call."""
+    return {"role": "tool", "tool_call_id": call, "content": TOLD}
+
+
 def _user(content: str) -> dict[str, Any]:
     return {"role": "user", "content": content}
+
+
+def _in_parts(*texts: str) -> dict[str, Any]:
+    return {"role": "user", "content": [{"type": "text", "text": text} for text in texts]}
 
 
 def _shown_call(call: Mapping[str, Any], form: MessageForm) -> dict[str, Any]:
@@ -156,7 +203,7 @@ def _shown_call(call: Mapping[str, Any], form: MessageForm) -> dict[str, Any]:
     if not form.arguments_as_text:
         with suppress(ValueError, RecursionError):  # a model's mistake is shown as it was made
             function["arguments"] = json.loads(function["arguments"] or "{}")
-    return {**call, "id": _short(call["id"]) if form.short_ids else call["id"], "function": function}
+    return {**call, **({"id": _short(call.get("id", ""))} if form.short_ids else {}), "function": function}
 
 
 def _short(own: str) -> str:
