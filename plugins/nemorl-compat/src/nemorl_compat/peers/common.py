@@ -138,3 +138,19 @@ def loss(new: Pieces, flavour: str, values: dict[str, Any], kl_penalty: float) -
             new.put(knob, value)
     if kl_penalty or config.kl_penalty or "loss" not in new.values:
         new.put("kl_penalty", kl_penalty)
+
+
+def microbatches(given: Given, new: Pieces, rows: str, limit: float, *, tokens: str | None = None) -> None:
+    """Microbatches of the size that ran there, where it is given: full rows, or tokens as they are.
+
+    Args:
+        given: The config.
+        new: Gets ``policy.microbatch_tokens``.
+        rows: Key of the rows per device.
+        limit: Tokens of the longest row.
+        tokens: Key of the tokens per device, where these count instead.
+    """
+    if tokens is not None and given.number(tokens, 0) > 0:
+        new.put("policy.microbatch_tokens", int(given.number(tokens, 0)))
+    elif tokens is None and given.number(rows, 0) > 0:
+        new.put("policy.microbatch_tokens", int(given.number(rows, 0) * limit))

@@ -94,6 +94,8 @@ def lengths(given: Given, new: Pieces) -> None:
     if given.number(f"{ROLLOUT}.max_model_len", total) < total:
         new.miss(f"{ROLLOUT}.max_model_len", f"an engine for shorter sequences than training ({total} tokens)")
     new.put("policy.max_sequence_tokens", total)
+    tokens = f"{ACTOR}.ppo_max_token_len_per_gpu" if given.get(f"{ACTOR}.use_dynamic_bsz", False) else None
+    common.microbatches(given, new, f"{ACTOR}.ppo_micro_batch_size_per_gpu", total, tokens=tokens)
 
 
 def batches(given: Given, new: Pieces) -> None:
