@@ -93,6 +93,9 @@ class MegatronConfig(TrainingBackendConfig, PlansTraining):
     """Divide optimizer state and master weights over the data-parallel ranks instead of copying them to each."""
     freeze_moe_router: bool = False
     """Do not train the routers of mixtures of experts: tokens keep going to the experts that they went to."""
+    router_precision: Literal["float32", "float64"] | None = None
+    """In which routers of mixtures of experts score tokens, so that fewer ties are broken by rounding. Unset: the
+    policy's."""
     layout: Annotated[LayoutName, RESUMABLE] = "auto"
     """How sequences become rows. ``padded``: one row each, of similar length together. ``packed``: all of a microbatch
     in one row. ``shared``: also compute tokens that they have in common (the prompt of a group, turns before a branch)

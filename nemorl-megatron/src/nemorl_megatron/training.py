@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from nemorl_megatron.lora import Adapters
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+ROUTER_DTYPES: dict[str | None, str] = {"float32": "fp32", "float64": "fp64"}
 
 
 class MegatronBackend(CheckpointWriter):
@@ -92,6 +93,7 @@ class MegatronBackend(CheckpointWriter):
             attention=self._config.attention,
             activation_checkpointing=self._policy.activation_checkpointing,
             calculate_per_token_loss=True,  # which is to say: gradients are sums
+            moe_router_dtype=ROUTER_DTYPES.get(self._config.router_precision),
         )
         self._bridge.load(pieces, self._parallel, seed)
         return pieces

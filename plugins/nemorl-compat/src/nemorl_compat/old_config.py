@@ -133,6 +133,13 @@ class OldConfig:
         return str(self.get("policy.generation.vllm_cfg.precision")) == "fp8"
 
     @property
+    def samples_as_is(self) -> bool:
+        """Responses are drawn from what the model says, without temperature and filters."""
+        neutral = {"temperature": (1,), "top_p": (1, None), "top_k": (-1, None)}
+        given = {name: self.get(f"policy.generation.{name}", values[0]) for name, values in neutral.items()}
+        return all(given[name] in values for name, values in neutral.items())
+
+    @property
     def is_flat(self) -> bool:
         """Data is described as until January 2026: by one dataset, without sections of its own."""
         return isinstance(self.get("data"), Mapping) and not self.has("data.train")

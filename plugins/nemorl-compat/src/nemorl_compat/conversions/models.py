@@ -47,6 +47,9 @@ def backend(old: OldConfig, new: Pieces) -> None:
     width_key = f"{settings}.{'tensor_model_parallel_size' if is_megatron else 'tensor_parallel_size'}"
     width = old.get(width_key, 1)
     new.put("policy.tensor_parallel_size", width)
+    rows, limit = old.get("policy.train_micro_batch_size"), old.get("policy.max_total_sequence_length")
+    if isinstance(rows, int) and isinstance(limit, int):  # the size that ran there
+        new.put("policy.microbatch_tokens", rows * limit)
     if width not in (1, None):
         new.put("policy.backend.sequence_parallel", old.get(f"{settings}.sequence_parallel", False))
     if is_megatron:
@@ -58,6 +61,8 @@ def backend(old: OldConfig, new: Pieces) -> None:
         )
         if old.mixture:
             new.put_given("policy.backend.freeze_moe_router", old.get(f"{settings}.freeze_moe_router"))
+            scored = {"fp32": "float32", "fp64": "float64"}.get(str(old.get(f"{settings}.moe_router_dtype")))
+            new.put_given("policy.backend.router_precision", scored)
         return
     new.put_given("policy.backend.data_parallel_replicas", old.get(f"{settings}.dp_replicate_size"))
     new.put_given("policy.backend.logprob_chunk_tokens", old.get("policy.logprob_chunk_size"))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from nemorl.config import RunConfig
+from nemorl.plugins import registry
+
 from nemorl_compat.conversions.pieces import Pieces
 from nemorl_compat.old_config import OldConfig
 
@@ -51,6 +54,10 @@ def checkpoints(old: OldConfig, new: Pieces) -> None:
 def _metric(old: OldConfig, new: Pieces, metric: str) -> None:
     source, _, name = metric.rpartition(":")
     if source != "train" and name in OWN_METRICS.get(old.family, ()):
+        own: type[RunConfig] = registry().load("algorithms", str(new.values["algorithm"]))
+        if old.get("checkpointing.higher_is_better") == (not own.best_is_highest):
+            new.put("checkpoint.metric", own.best_metric)
+            new.put("checkpoint.higher_is_better", not own.best_is_highest)
         return
     known = VALIDATION_NAMES.get(old.family, {})
     new.put("checkpoint.metric", f"train/{name}" if source == "train" else known.get(name, f"validation/{name}"))
