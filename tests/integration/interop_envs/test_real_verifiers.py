@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
-import venv
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +13,7 @@ from nemorl.types import Prompt, Score
 from nemorl_interop_envs.episodes_config import VerifiersEnvConfig, VerifiersEnvTasksConfig
 from nemorl_interop_envs.verifiers_env import VerifiersEnv
 from nemorl_rl.agents.contract import CallLimitError
+from peer_venvs import peer_python
 from scripted_policy import LIMITS, Asked, ScriptedPolicy, calling, saying
 
 pytestmark = pytest.mark.full
@@ -27,14 +24,8 @@ AGENT = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
 
 @pytest.fixture(scope="module")
 def common(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Where verifiers is. ``NEMORL_VERIFIERS_PYTHON`` names an interpreter that has it already, with uv."""
-    given = os.environ.get("NEMORL_VERIFIERS_PYTHON")
-    if given is None:
-        folder = tmp_path_factory.mktemp("verifiers")
-        venv.create(folder)
-        given = str(folder / "bin" / "python")
-        pip = [sys.executable, "-m", "pip", "--python", given, "install", "-q", "verifiers==0.4.0", "uv"]
-        subprocess.run(pip, check=True, timeout=900)
+    """Where verifiers is."""
+    given = peer_python(tmp_path_factory.mktemp("verifiers"), "verifiers==0.4.0", "uv")
     return {"taskset": "nemorl-toy-counter", "python": given, "variables": {"PYTHONPATH": str(HERE)}}
 
 

@@ -121,10 +121,18 @@ def test_sessions_of_episodes_that_nobody_continues_are_closed(url: str) -> None
     environments.close()
 
 
-def test_an_action_the_server_refuses_names_the_environment(url: str) -> None:
+def test_what_the_server_fails_at_earns_nothing_and_ends_its_episode_only(url: str) -> None:
+    environments = pool(url)
+    refused, taken = environments.step([environments.start(prompt(1)) for _ in range(2)], ["no number", "1"])
+    assert (refused.score.reward, refused.done, dict(refused.score.metrics)) == (0.0, True, {"action_refused": 1.0})
+    assert (taken.score.reward, dict(taken.score.metrics)) == (1.0, {"action_refused": 0.0})
+    environments.close()
+
+
+def test_a_server_that_takes_no_action_at_all_ends_the_run(url: str, raises: Raises) -> None:
     environments = pool(url, action={"massage": "{response}"})
-    with pytest.raises(ForeignError, match="RuntimeError"):
-        environments.step([environments.start(prompt(1))], ["2"])
+    with raises(UsageError, 8, "environment.action", varies=r"(?<=last one: ).*"):
+        environments.step([environments.start(prompt(1)) for _ in range(8)], ["2"] * 8)
     environments.close()
 
 

@@ -121,6 +121,11 @@ class OpenEnvConfig(EnvironmentConfig):
     summary: ClassVar[str] = "multi-turn client of an OpenEnv server"
     requires_modules: ClassVar[tuple[str, ...]] = ("openenv",)
     install_hint: ClassVar[str] = 'pip install "nemorl-interop-envs[openenv]"'
+    metrics: ClassVar[Mapping[str, MetricInfo]] = {
+        "train/environment/action_refused": MetricInfo(
+            "Actions refused", "share", "share of responses that the server fails at", "growth: see the server's log"
+        ),
+    }
 
     url: ServerURL = Field(pattern=r"^(https?|wss?)://")
     """Address of the server."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from httpx2 import HTTPError
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 
 SCHEMA_S = 10.0
+GIVE_UP_AFTER = 8
+"""First actions that the server fails at."""
+REFUSED = "action_refused"
 
 
 class OpenEnv(Environment):
@@ -34,6 +37,7 @@ class OpenEnv(Environment):
 
     def __init__(self, config: OpenEnvConfig) -> None:
         self._config = config
+        self._actions = _Actions()
 
     def start(self, prompt: Prompt) -> _Session:
         reset = prompt.row.get(self._config.reset_column) or {}
@@ -42,7 +46,7 @@ class OpenEnv(Environment):
                 f"column {self._config.reset_column!r} of prompt {prompt.text[:60]!r} is {reset!r:.80}, not a mapping",
                 fix='give what the server\'s reset takes, e.g. {"seed": 3}, or no such column',
             )
-        return _Session(self._config, reset)
+        return _Session(self._config, reset, self._actions)
 
     async def try_out(self, prompt: Prompt, policy: EpisodePolicy) -> None:
         """The server answers, and takes actions and gives observations as the config says."""
@@ -89,11 +93,39 @@ def _schema_problems(schema: Mapping[str, Any], config: OpenEnvConfig) -> Iterat
         )
 
 
+class _Actions:
+    """Of all sessions: a server that fails at what a policy wrote is no reason to end a run, one that never took an
+    action is."""
+
+    def __init__(self) -> None:
+        self._were_taken = False
+        self._refused = 0
+
+    async def take(self, step: Awaitable[Any]) -> Any:
+        """The server's answer; ``None`` where it fails at the action.
+
+        Raises:
+            UsageError: It has failed at all first actions.
+        """
+        try:
+            result = await step
+        except RuntimeError as error:  # its client's word for an error that the server tells of
+            self._refused += 1
+            if not self._were_taken and self._refused >= GIVE_UP_AFTER:
+                raise UsageError(
+                    f"the OpenEnv server refused the first {self._refused} actions; the last one: {error}",
+                    fix="correct environment.action, or mend the server",
+                ) from error
+            return None
+        self._were_taken = True
+        return result
+
+
 class _Session:
     """Connects with the first response, so that episodes that wait for their turn hold no session."""
 
-    def __init__(self, config: OpenEnvConfig, reset: Mapping[str, Any]) -> None:
-        self._config, self._reset = config, reset
+    def __init__(self, config: OpenEnvConfig, reset: Mapping[str, Any], actions: _Actions) -> None:
+        self._config, self._reset, self._actions = config, reset, actions
         self._client: Any = None
 
     async def step(self, response: str) -> Step:
@@ -101,11 +133,14 @@ class _Session:
         try:
             if self._client is None:
                 await self.open()
-            result = await self._client.step(_filled(self._config.action, response))
+            result = await self._actions.take(self._client.step(_filled(self._config.action, response)))
         except BaseException:
             await self.close()
             raise
-        score = Score(float(result.reward or 0.0))
+        if result is None:
+            await self.close()
+            return Step(Score(0.0, metrics={REFUSED: 1.0}))
+        score = Score(float(result.reward or 0.0), metrics={REFUSED: 0.0})
         if result.done:
             await self.close()
             return Step(score)

@@ -16,6 +16,7 @@ from nemorl.errors import BackendError, DataError, UsageError
 from nemorl.types import Prompt, Row, Score
 from nemorl_rl.agents.gateways import Access
 from nemorl_rl.agents.watched import WatchedPolicy
+from packaging.version import InvalidVersion, Version
 
 from nemorl_interop_envs.played import Played, PlayedEpisodes, usable
 from nemorl_interop_envs.processes import WorkerProcess, script
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from nemorl_interop_envs.episodes_config import VerifiersEnvConfig, VerifiersEnvTasksConfig, VerifiersOptions
 
 COLUMN = "verifiers_task"
-SUPPORTED = (0, 4)
-"""Version of verifiers whose v1 API the worker speaks."""
+SUPPORTED = ((0, 1), (0, 2), (0, 4))
+"""Versions of verifiers: the first two for classic environments, the last with the v1 API that the worker speaks."""
 LOAD_S = 300.0
 """For a taskset to be imported and its tasks to be read."""
 FIX = "see that its harness runs by hand (`eval TASKSET`); a seat with a client of its own does not call the policy"
@@ -79,15 +80,27 @@ def loaded(config: VerifiersOptions) -> WorkerProcess:
     except (BackendError, UsageError) as error:
         worker.close()
         raise UsageError(
-            f"{what} cannot be loaded by {python}: {error.args[0] if error.args else error}",
+            f"{what} cannot be loaded by {python}: {error.message}",
             fix='correct its options, set `python`, or pip install "verifiers>=0.4,<0.5" and the taskset for that one',
         ) from error
-    if tuple(int(part) for part in version.split(".")[:2]) != SUPPORTED:
+    if not is_supported(version):
         worker.close()
         raise UsageError(
             f"{python} has verifiers {version}, whose API differs", fix='pip install "verifiers>=0.4,<0.5" for it'
         )
     return worker
+
+
+def is_supported(version: str) -> bool:
+    """The worker speaks its API; a release candidate has that of its release.
+
+    >>> [is_supported(version) for version in ("0.4rc1", "0.4.0.dev3", "0.1.14", "0.3.1", "1.4", "unknown")]
+    [True, True, True, False, False, False]
+    """
+    try:
+        return (*Version(version).release, 0)[:2] in SUPPORTED
+    except InvalidVersion:
+        return False
 
 
 def env_config(config: VerifiersOptions) -> dict[str, Any]:

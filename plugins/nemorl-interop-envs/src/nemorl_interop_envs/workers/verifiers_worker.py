@@ -2,7 +2,7 @@
 
 A script: ``python verifiers_worker.py`` reads one JSON object per line from standard input, and writes one per answer
 to what was its standard output; all else that is printed goes to standard error. It ends when standard input does.
-Imports verifiers (0.4, its ``v1`` API), aiohttp and the standard library.
+Imports verifiers (0.4, its ``v1`` API; 0.1 and 0.2 for classic environments), aiohttp and the standard library.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import os
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from typing import IO, Any
 
+from classic_verifiers import ClassicPlayer, is_classic
 from relay import Relay, Route
 
 MODEL = "policy"
@@ -80,9 +81,28 @@ class Player:
         await self._stack.aclose()
 
 
-def loaded(config: Any) -> Player:
+def loaded(config: Any) -> Player | ClassicPlayer:
     """The environment of a config, as verifiers itself would resolve it."""
-    from verifiers.v1.utils.loaders import load_environment, resolve_env_config
+    try:
+        installed = version("verifiers")
+    except PackageNotFoundError:
+        raise ToldError(f"verifiers is not installed for {sys.executable}") from None
+    taskset = dict(config["taskset"])
+    if is_classic(name := taskset.pop("id")):
+        if installed.startswith(("0.1.", "0.2.")):
+            return ClassicPlayer(name, taskset)
+        raise ToldError(
+            f"{name} is a classic environment (load_environment()), which verifiers {installed} runs no more: set "
+            '`python` to an interpreter with "verifiers>=0.1.10,<0.3", or port it to a Taskset: its dataset becomes '
+            "load(), each reward of its rubric an @vf.reward of the Task, its tools a Toolset"
+        )
+    try:
+        from verifiers.v1.utils.loaders import load_environment, resolve_env_config
+    except ImportError as error:
+        raise ToldError(
+            f"verifiers {installed} has no tasksets of its v1 API, and {name} no load_environment(): "
+            'pip install "verifiers>=0.4,<0.5" there'
+        ) from error
 
     try:
         return Player(load_environment(resolve_env_config(config)))
@@ -138,7 +158,7 @@ class Worker:
     def __init__(self, answers: IO[str]) -> None:
         self._answers = answers
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._player: Player | None = None
+        self._player: Player | ClassicPlayer | None = None
 
     async def work(self, questions: asyncio.StreamReader) -> None:
         while line := await questions.readline():
