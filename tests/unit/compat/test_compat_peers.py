@@ -228,6 +228,31 @@ def test_sizes_that_do_not_divide_are_refused_where_they_stand() -> None:
     assert [change.key for change in charged.refused] == ["init_kl_coef"]
 
 
+@pytest.mark.parametrize(
+    ("system", "base", "given", "tokens"),
+    [
+        ("trl", TRL_SFT, {"per_device_train_batch_size": 4, "max_length": 512}, 2048),
+        ("trl", TRL_SFT, {}, None),
+        ("verl", VERL, {"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 2}, 2 * (512 + 512)),
+        (
+            "verl",
+            VERL,
+            {
+                "actor_rollout_ref.actor.use_dynamic_bsz": True,
+                "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": 24000,
+                "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 2,
+            },
+            24000,
+        ),
+        ("openrlhf", OPENRLHF, {"micro_train_batch_size": 2, "prompt_max_len": 100, "generate_max_len": 200}, 600),
+    ],
+)
+def test_microbatches_are_as_large_as_they_were(
+    system: str, base: dict[str, Any], given: dict[str, Any], tokens: int | None
+) -> None:
+    assert loaded(translated(system, {**base, **given})).policy.microbatch_tokens == tokens
+
+
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_a_key_that_nobody_knows_is_refused(system: str) -> None:
     refused = translated(system, {**BASES[system], "no_such_key_at_all": 1})

@@ -94,8 +94,12 @@ def _fitting(path: Any, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def lengths(given: Given, new: Pieces) -> None:
+    tokens = "train_max_tokens_per_gpu" if given.get("use_dynamic_batch", False) else None
+    rows = "micro_train_batch_size"
     if given.family != "grpo":
-        new.put("policy.max_sequence_tokens", int(given.number("max_len", 2048 if given.family == "sft" else 512)))
+        limit = int(given.number("max_len", 2048 if given.family == "sft" else 512))
+        new.put("policy.max_sequence_tokens", limit)
+        common.microbatches(given, new, rows, limit * (1 if given.family == "sft" else 2), tokens=tokens)
         return
     # Since 2026 max_len bounds prompt and response together, and a response takes what the prompt leaves.
     free = given.number("max_len", 0) - 1 if given.has("max_len") else 1024
@@ -103,6 +107,7 @@ def lengths(given: Given, new: Pieces) -> None:
     new.put("generation.max_new_tokens", int(longest))
     whole = given.number("max_len", given.number("prompt_max_len", 1024) + longest)
     new.put("policy.max_sequence_tokens", int(whole))
+    common.microbatches(given, new, rows, whole, tokens=tokens)
 
 
 def batches(given: Given, new: Pieces) -> None:

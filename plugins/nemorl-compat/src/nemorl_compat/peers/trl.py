@@ -86,17 +86,20 @@ def data(given: Given, new: Pieces) -> None:
 
 
 def lengths(given: Given, new: Pieces) -> None:
+    rows = "per_device_train_batch_size"
     if given.family != "grpo":
-        new.put("policy.max_sequence_tokens", int(given.number("max_length", given.number("max_seq_length", 1024))))
+        limit = int(given.number("max_length", given.number("max_seq_length", 1024)))
+        new.put("policy.max_sequence_tokens", limit)
+        common.microbatches(given, new, rows, limit * (2 if given.family == "dpo" else 1))
         if given.family == "dpo" and given.has("max_completion_length"):
             new.differ("max_completion_length", "responses are not cut: policy.max_sequence_tokens bounds the whole")
         return
     longest = int(given.number("max_completion_length", 512))
     new.put("generation.max_new_tokens", longest)
     given_length = given.get("vllm_max_model_length")
-    new.put(
-        "policy.max_sequence_tokens", int(given_length or max(4096, longest + given.number("max_prompt_length", 1024)))
-    )
+    limit = int(given_length or max(4096, longest + given.number("max_prompt_length", 1024)))
+    new.put("policy.max_sequence_tokens", limit)
+    common.microbatches(given, new, rows, limit)
 
 
 def batches(given: Given, new: Pieces) -> None:
