@@ -216,6 +216,45 @@ def test_reasoning_is_learnt_by_whatever_name_the_row_has_it(name: str, field: s
     assert REASONED[name] in runs(tokenizer, ids, mask)[0]
 
 
+DROPS = (
+    "deepseek",
+    "diffusion_gemma",
+    "gemma4_v5",
+    "glm4moe",
+    "gptoss",
+    "lfm2_2_5",
+    "nemotron_3",
+    "qwen3",
+    "qwen3_5",
+    "qwen3_6",
+)
+KEEPS = ("qwen3_8", "qwen3_instruct", "qwen3_vl")
+"""By their beginnings; as in docs/algorithms/sft.md."""
+
+
+@pytest.mark.parametrize("name", [name for name in template_names() if not name.startswith("deepseek")])
+def test_reasoning_of_earlier_turns_is_dropped_by_the_families_that_the_page_names(name: str) -> None:
+    tokenizer = tokenizer_for(name)
+    for field in tokenizer.chat.reasoning_names or ("",):
+        answers = [
+            {**said(text), field: text * 2} if field else said(f"<think>\n{text * 2}\n</think>\n\n{text}")
+            for text in ("A.", "B.")
+        ]
+        if field and name.startswith("gemma4") and not name.startswith(DROPS):
+            continue  # it shows the field beside calls alone
+        row = {"messages": [user("1 + 2?"), answers[0], user("And then?"), answers[1]]}
+        text = tokenizer.inner.decode(encode_row(row, tokenizer)[0])
+        assert "B.B." in text
+        assert ("A.A." not in text) == (name.startswith(DROPS) and not name.startswith(KEEPS))
+
+
+@pytest.mark.parametrize("name", ["llama3_1", "llama3_2"])
+def test_text_that_a_template_leaves_out_beside_calls_is_refused(name: str) -> None:
+    row = {"messages": [user("1 + 2?"), {**said("Sum."), "tool_calls": [CALL]}], "tools": [ADD]}
+    with pytest.raises(DataError, match="does not show the text beside the calls"):
+        encode_row(row, tokenizer_for(name))
+
+
 @pytest.mark.parametrize("last", ["<|user|>", "<|observation|>"])
 def test_an_answer_that_the_next_message_ends_learns_that_token(last: str) -> None:
     """GLM has no token of its own for the end of a turn."""

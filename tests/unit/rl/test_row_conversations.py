@@ -208,6 +208,22 @@ HEADERS = {
         "<|assistant|>{% endif %}{% endfor %}",
         ["A.</s>", "B.</s>"],
     ),
+    "lines and spaces before the header": (
+        "{% for m in messages %}\n\n  {% if m.role == 'user' %}{{ '[INST]' + m.content }}{% else %}\n    "
+        "{{ '<|me|>\n' + m.content + '</s>' }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}\n{{ '<|me|>\n' }}{% endif %}",
+        ["A.</s>", "B.</s>"],
+    ),
+    "a prompt that goes on with what an answer may lack": (
+        "{% for m in messages %}<|{{ m.role }}|>name\n{{ m.content }}</s>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>name\n<|channel|>thought\n{% endif %}",
+        ["A.</s>", "B.</s>"],
+    ),
+    "an answer like the beginning of a header": (
+        "{% for m in messages %}{% if m.role == 'user' %}[INST]{{ m.content }}{% else %}{{ m.content }}</s>{% endif %}"
+        "{% endfor %}{% if add_generation_prompt %}A.I.:{% endif %}",
+        ["A.</s>", "B.</s>"],
+    ),
     "no special tokens": (
         "{% for m in messages %}{{ m.role }}> {{ m.content }}\n{% endfor %}"
         "{% if add_generation_prompt %}assistant>{% endif %}",

@@ -63,7 +63,7 @@ class RowChat:
             BackendError: The model has no chat template.
             DataError: The template refuses them or does not show one of them.
         """
-        given = row_messages(messages, self._text.reasoning_names)
+        given = row_messages(messages, self.reasoning_names)
         self._require_tools(tools)
         shown = self._text.shown(given)
         text, segments = self._render(shown, tools)
@@ -81,6 +81,11 @@ class RowChat:
             last.append((last[-1][1], len(text)))
         return self._tokens(text, spans)
 
+    @property
+    def reasoning_names(self) -> tuple[str, ...]:
+        """Fields of an answer that the template shows as its reasoning."""
+        return self._text.reasoning_names
+
     def prompt(self, messages: Sequence[Mapping[str, Any]], tools: Tools) -> list[int]:
         """Tokens of messages, ending where the assistant begins to speak.
 
@@ -88,7 +93,7 @@ class RowChat:
             BackendError: The model has no chat template.
             DataError: The template refuses them or does not show the tools.
         """
-        shown = self._text.shown(row_messages(messages, self._text.reasoning_names))
+        shown = self._text.shown(row_messages(messages, self.reasoning_names))
         self._require_tools(tools)
         return self._tokenizer.encode_observation(self._text.rendered(shown, tools, prompt=True))
 
@@ -125,12 +130,21 @@ class RowChat:
 
     def _turn(self, number: int, text: str, segments: Sequence[Segment]) -> list[Span]:
         (start, end), *rest = ((one.start, one.end) for one in segments if one.message == number)
-        opening = max((_common(text[start:end], cue) for cue in self._cues), default=0)
-        spans = [(start + opening, end), *rest]
+        spans = [(start + max((self._opening(text[start:end], cue) for cue in self._cues), default=0), end), *rest]
         if not self._ends_itself:
             end = spans[-1][1]
             spans.append((end, end + len(self._token_at(text, end))))
         return spans
+
+    def _opening(self, said: str, cue: str) -> int:
+        """Characters of the words that open an answer: all of them, or those up to where one of its tokens is."""
+        begin, wanted = len(said) - len(said.lstrip()), cue.lstrip()
+        same = _common(said[begin:], wanted)
+        if same < len(wanted.rstrip()):
+            starts = [(wanted.find(token), len(token)) for token in self._added if token in wanted]
+            ends = [place for start, size in starts for place in (start, start + size)]
+            same = max((place for place in ends if place <= same), default=0)
+        return begin + same if same else 0
 
     @cached_property
     def _cues(self) -> list[str]:
@@ -150,7 +164,7 @@ class RowChat:
         found = [text[_common(text, without) :], text[last:]]
         for marks in REASONING:
             found = [cue.partition(marks.open)[0] for cue in found]
-        return [cue for cue in found if cue]
+        return [cue for cue in found if cue.strip()]
 
     # What ends a turn
 
@@ -254,41 +268,42 @@ def _within(enclosed: Sequence[Span], parts: Sequence[Span]) -> Iterator[Span]:
                 yield max(start, first), min(end, last)
 
 
-def _reasoning(message: Mapping[str, Any]) -> str:
-    """Of an answer, as a field or at the beginning of its content."""
+def _taken_apart(message: Mapping[str, Any]) -> tuple[str, str]:
+    """Reasoning and text of an answer; the former is a field, or stands before a mark in the content."""
     field = next((message[name] for name in REASONING_NAMES if isinstance(message.get(name), str)), "")
-    said = text_of(message)
-    closed = ((marks.open, marks.close) for marks in REASONING if marks.close and marks.close in said)
-    within = [said.partition(close)[0].rpartition(begin)[2] for begin, close in closed]
-    return str(field or next(iter(within), "")).strip()
+    content = text_of(message)
+    for marks in REASONING:
+        before, mark, after = content.rpartition(marks.close or "\0")
+        if mark:
+            return (field or before.rpartition(marks.open)[2]).strip(), after.strip()
+    return field.strip(), content.strip()
 
 
 def _require_shown(shown: Sequence[Mapping[str, Any]], text: str, segments: Sequence[Segment]) -> None:
     """
     Raises:
-        DataError: The template writes nothing for a message, or leaves out a call.
+        DataError: The template writes nothing for a message, or leaves out something of an answer that is learnt.
     """
     written: dict[int | None, str] = {}
     for one in segments:
         written[one.message] = written.get(one.message, "") + text[one.start : one.end]
     for number, message in enumerate(shown):
         own, words = written.get(number, ""), text_of(message).strip()
-        is_missing = message["role"] == "assistant" or (words and words not in text)
-        if not own and is_missing:
-            raise DataError(
-                f"the model's chat template does not show message {number} (role {message['role']!r})",
-                fix="leave such messages out, or use a template that shows them (policy.tokenizer.chat_template)",
-            )
+        if not own and (message["role"] == "assistant" or (words and words not in text)):
+            raise _left_out(f"message {number} (role {message['role']!r})")
         for call in message.get("tool_calls", ()):
             if call["function"]["name"] not in own:
-                raise DataError(
-                    f"the model's chat template does not show the call of {call['function']['name']!r} in message "
-                    f"{number}",
-                    fix="leave such rows out, or use a template that shows tool calls beside what else the message "
-                    "holds (policy.tokenizer.chat_template)",
-                )
-    if shown and _reasoning(shown[-1]) not in written.get(len(shown) - 1, ""):
-        raise DataError(
-            "the model's chat template does not show the reasoning of the last answer, so it cannot be learnt",
-            fix="use a template that keeps it (policy.tokenizer.chat_template), or leave the reasoning out of the rows",
-        )
+                raise _left_out(f"the call of {call['function']['name']!r} in message {number}")
+        _, said = _taken_apart(message)
+        if "tool_calls" in message and said not in own:
+            raise _left_out(f"the text beside the calls of message {number} ({said[:60]!r})")
+    thought, _ = _taken_apart(shown[-1])
+    if thought not in written.get(len(shown) - 1, ""):
+        raise _left_out("the reasoning of the last answer, which is to be learnt")
+
+
+def _left_out(what: str) -> DataError:
+    return DataError(
+        f"the model's chat template does not show {what}",
+        fix="leave it out of the rows, or set policy.tokenizer.chat_template to a template that shows it",
+    )

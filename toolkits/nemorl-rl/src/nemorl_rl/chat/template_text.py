@@ -95,10 +95,12 @@ class TemplateText:
 
     @cached_property
     def reasoning_names(self) -> tuple[str, ...]:
-        """Fields of an answer that it shows as the reasoning."""
-        answers = {name: {"role": "assistant", "content": SAID, name: TOLD} for name in REASONING_NAMES}
+        """Fields of an answer that it shows as the reasoning, at least where the answer calls a tool (Gemma 4)."""
+        answers = ({"role": "assistant", "content": SAID}, probe_calls(["call_0"], ["pRobe8474"]))
         return tuple(
-            name for name, answer in answers.items() if TOLD in self._rendering([*self.shown([_user(ASKED)]), answer])
+            name
+            for name in REASONING_NAMES
+            if any(TOLD in self._rendering(self.shown([_user(ASKED), {**answer, name: TOLD}])) for answer in answers)
         )
 
     @cached_property
