@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 KERNEL = Path(__file__).parents[3] / "core/src/nemorl"
-MAX_LINES = 6_450
+MAX_LINES = 6_500
 """Of all sources, without the examples in docstrings. It goes up for a contract alone (rows that are known
 again, the last time): what two plugins need belongs into a toolkit."""
 MAX_ROOT_MODULES = 12

@@ -65,8 +65,6 @@ def test_the_template_is_given_what_transformers_would_give_it(tiny_model: Path)
 @pytest.mark.parametrize(
     ("settings", "facts"),
     [
-        ({"chat_template": "gone.jinja"}, ["gone.jinja"]),
-        ({"chat_template": "default"}, ["'default'"]),
         (
             {"chat_template": THINKING, "chat_template_kwargs": {"enable_thinkin": False}},
             ["enable_thinkin", "enable_thinking"],
