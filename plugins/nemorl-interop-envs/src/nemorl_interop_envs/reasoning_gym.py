@@ -41,7 +41,7 @@ class ReasoningGym(Environment):
                 fix="use `data: {name: reasoning_gym, task: …}`",
             )
         source = (origin["task"], json.dumps(origin["options"]), origin["seed"], origin["size"])
-        dataset, entry = _dataset(*source), _entry(*source, origin["index"], origin["question"])
+        dataset, entry = _dataset(*source), _entry(*source, origin["index"], origin.get("question"))
         if (
             _score(dataset, entry, NONSENSE) or 0.0
         ) >= 1.0:  # it pays for any text, as that of game_of_life_halting does
@@ -120,17 +120,17 @@ _dataset = lru_cache(maxsize=64)(_new_dataset)
 
 
 @lru_cache(maxsize=4096)
-def _entry(task: str, options: str, seed: int, size: int, index: int, question: str) -> Any:
-    """A task, generated again; the samples of a group share it.
+def _entry(task: str, options: str, seed: int, size: int, index: int, question: str | None) -> Any:
+    """A task, generated again; the samples of a group share it. Rows that were made long ago do not know its question.
 
     Raises:
         DataError: It is another one now.
     """
     entry = _dataset(task, options, seed, size)[index]
-    if _digest(entry["question"]) != question:  # some generators remember what they made before: begin anew
+    if question not in (None, _digest(entry["question"])):  # some generators remember what they made before: begin anew
         dataset = _new_dataset(task, options, seed, size)
         entry = [dataset[number] for number in range(index + 1)][-1]
-    if _digest(entry["question"]) != question:
+    if question not in (None, _digest(entry["question"])):
         raise DataError(
             f"reasoning-gym makes another task of {task!r}, seed {seed}, number {index}, than when the rows were made",
             fix="install the version of reasoning-gym that made them, or make them again",
