@@ -244,3 +244,24 @@ def test_loading_a_config_imports_no_torch_and_prints_nothing(tmp_path):
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (result.stdout, result.stderr) == ("", "")
+
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+ASK = {"role": "user", "content": [{"type": "text", "text": "1 + 2?"}]}
+
+
+def test_calls_parts_and_tools_of_conversations_are_kept(tmp_path):
+    called = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    rows = [
+        {"messages": [ASK, called, {"role": "tool", "tool_call_id": "c1", "content": "3"}], "tools": [{"name": "add"}]}
+    ]
+    row = FileConfig(path=write(tmp_path / "a.jsonl", rows)).build("train")[0]
+    assert row["messages"] == [ASK, {"role": "assistant", "tool_calls": [CALL]}, rows[0]["messages"][2]]
+    assert row["tools"] == [{"name": "add"}]
+
+
+def test_a_pair_keeps_the_calls_and_the_reasoning_of_its_messages(tmp_path):
+    called = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    rows = [{"chosen": [ASK, called], "rejected": [ASK, {"role": "assistant", "content": "4"}], "tools": []}]
+    row = FileConfig(path=write(tmp_path / "a.jsonl", rows)).build("train")[0]
+    assert (row["prompt"], row["chosen"], row["rejected"]) == ([ASK], [called], "4")

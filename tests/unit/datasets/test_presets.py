@@ -342,6 +342,19 @@ def test_a_picture_in_a_conversation_is_refused(tmp_path, raises: Raises):
         PresetConfig(preset="ShareGPT", path=str(path))
 
 
+def test_a_conversation_keeps_its_calls_and_text_in_parts(tmp_path):
+    path = tmp_path / "train.jsonl"
+    parts = [{"type": "text", "text": "1 + 2?"}]
+    said = [{"from": "human", "value": parts}, {"from": "gpt", "value": None, "tool_calls": [{"name": "add"}]}]
+    path.write_text(json.dumps({"conversations": said}))
+    row = PresetConfig(preset="ShareGPT", path=str(path)).build("train")[0]
+    called = {"tool_calls": [{"name": "add"}], "role": "assistant", "content": ""}
+    assert row["messages"] == [{"role": "user", "content": "1 + 2?"}, called]
+    path.write_text(json.dumps({"conversations": [{"from": "human", "value": [{"type": "image"}]}]}))
+    with pytest.raises(ValueError, match="text alone"):
+        PresetConfig(preset="ShareGPT", path=str(path))
+
+
 def test_a_preset_of_files_of_ones_own_asks_for_their_path(raises: Raises):
     with raises(ConfigError, "openai_format", path="data.path"):
         config("openai_format")
