@@ -170,7 +170,7 @@ def test_a_preempted_job_saves_and_continues_afterwards(site: Site) -> None:
 @pytest.mark.full
 def test_a_heterogeneous_job_trains_on_one_kind_of_node_and_generates_on_the_other(site: Site) -> None:
     apart = ["cluster.colocated=false", "cluster.generation_workers=1"]
-    parts = ["launch.nodes=2", "launch.generation={nodes: 1, sbatch_options: [--nodelist=n2]}"]
+    parts = ["launch.nodes=2", "launch.generation={nodes: 1, cpus_per_node: 1, sbatch_options: [--nodelist=n2]}"]
     job_id = site.submit("parts", *parts, *apart, f"max_steps={LONG}")["handle"]["job_id"]
     site.await_step("parts", 6)
     assert len(set(site.status("parts").nodes)) == 2

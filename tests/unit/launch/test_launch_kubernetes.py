@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,86 @@ def test_objects_are_as_the_published_schemas_want_them(run_yaml: Path, override
         assert rules_that_apply(found[kind]) == []
 
 
+def test_kubernetes_puts_no_other_variable_into_a_value(run_yaml: Path) -> None:
+    job = objects(run_yaml, [*LEAST, "launch.environment={A: '$(HOME)/x', B: '$HOME'}"])["RayJob"]
+    (container,) = job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"]
+    values = {each["name"]: each.get("value") for each in container["env"]}
+    assert (values["A"], values["B"]) == ("$$(HOME)/x", "$HOME")  # the API: "$$(X)" is the text "$(X)"
+
+
+def test_a_template_adds_to_containers_and_groups(run_yaml: Path, tmp_path: Path) -> None:
+    own = {
+        "spec": {
+            "rayClusterSpec": {
+                "headGroupSpec": {
+                    "template": {
+                        "metadata": {"annotations": {"owner": "me"}},
+                        "spec": {
+                            "containers": [
+                                {
+                                    "name": "ray",
+                                    "securityContext": {"runAsUser": 1000},
+                                    "env": [{"name": "X", "value": "1"}],
+                                },
+                                {"name": "beside", "image": "example/logs:1"},
+                            ]
+                        },
+                    }
+                },
+                "workerGroupSpecs": [{"groupName": "workers", "template": {"spec": {"hostNetwork": True}}}],
+            }
+        }
+    }
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(own))
+    options = [*LEAST, "launch.nodes=2", f"launch.template={tmp_path / 'own.yaml'}"]
+    plain = objects(run_yaml, options[:-1])["RayJob"]["spec"]["rayClusterSpec"]
+    found = objects(run_yaml, options)["RayJob"]
+    assert mistakes(found) == []
+    head, (group,) = (found["spec"]["rayClusterSpec"][key] for key in ("headGroupSpec", "workerGroupSpecs"))
+    ray, beside = head["template"]["spec"]["containers"]
+    assert head["template"]["metadata"]["annotations"] == {"owner": "me"}
+    assert (ray["securityContext"], ray["image"], beside["name"]) == ({"runAsUser": 1000}, "example/nemorl:1", "beside")
+    before = plain["headGroupSpec"]["template"]["spec"]["containers"][0]["env"]
+    assert ray["env"] == [*before, {"name": "X", "value": "1"}]
+    assert (group["replicas"], group["template"]["spec"]["hostNetwork"]) == (1, True)
+    assert group["template"]["spec"]["containers"] == plain["workerGroupSpecs"][0]["template"]["spec"]["containers"]
+
+
+def test_cores_are_those_of_what_runs_there(run_yaml: Path) -> None:
+    def cores(*options: str) -> str:
+        job = objects(run_yaml, [*LEAST, *options])["RayJob"]
+        (container,) = job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"]
+        return str(container["resources"]["requests"]["cpu"])
+
+    # 8 workers of 4, 8 engines with a scheduler each, 8 graders, 2 for Ray and the driver.
+    assert cores("launch.gpus_per_node=8", "cluster.cpus_per_worker=4") == "50"
+    assert cores("launch.gpus_per_node=8", "launch.cpus_per_node=12.5") == "12.5"
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_real_head_answers_the_probes_and_a_dead_one_does_not(run_yaml: Path) -> None:
+    job = objects(run_yaml, LEAST)["RayJob"]
+    (container,) = job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"]
+    command = [sys.executable, *container["readinessProbe"]["exec"]["command"][1:]]
+    assert "wget" not in json.dumps(container)
+    assert subprocess.run(command, capture_output=True, check=False).returncode != 0, "nothing runs yet"
+    ports = ["--port=26379", "--dashboard-port=8265", "--dashboard-agent-listen-port=52365", "--num-cpus=1"]
+    ray = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--disable-usage-stats", *ports]
+    with tempfile.TemporaryDirectory(prefix="r") as folder:  # paths of sockets are short
+        environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "x" * 64, "RAY_TMPDIR": folder}
+        head = subprocess.Popen(ray, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            deadline = time.monotonic() + 90
+            while subprocess.run(command, capture_output=True, check=False).returncode != 0:
+                assert head.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(1)
+        finally:
+            head.terminate()
+            head.wait(30)
+
+
 def test_the_schemas_refuse_what_an_api_server_would(run_yaml: Path) -> None:
     job = objects(run_yaml, ALL)["RayJob"]
     workers = job["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]
@@ -103,7 +184,11 @@ def test_ray_is_encrypted_unless_somebody_says_that_it_need_not_be(run_yaml: Pat
     def pod(*more: str) -> tuple[dict[str, Any], dict[str, str]]:
         spec = objects(run_yaml, [*ALL, *more])["RayJob"]["spec"]["rayClusterSpec"]
         (group,) = spec["workerGroupSpecs"]
-        assert group["template"] == spec["headGroupSpec"]["template"]
+        pods = [yaml.safe_load(yaml.safe_dump(each["template"])) for each in (group, spec["headGroupSpec"])]
+        for each in pods:
+            for probe in ("livenessProbe", "readinessProbe"):  # a head is asked for the cluster's state besides
+                del each["spec"]["containers"][0][probe]
+        assert pods[0] == pods[1]
         assert spec["authOptions"] == {"mode": "token"}
         found: dict[str, Any] = group["template"]["spec"]
         return found, {each["name"]: each.get("value", "") for each in found["containers"][0]["env"]}

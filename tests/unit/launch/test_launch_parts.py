@@ -16,6 +16,7 @@ from nemorl_base import process_guard
 from nemorl_launch import detached, ray_part, topology
 from nemorl_launch.attempts import Attempt, Outcome
 from nemorl_launch.ports import FIRST, LAST, SIZE, PortBlock
+from nemorl_launch.prepare import prepare
 
 
 def test_attempts_count_from_the_newest(tmp_path: Path) -> None:
@@ -123,3 +124,18 @@ def test_a_detached_process_is_known_again_and_ended_with_its_children(tmp_path:
     detached.kill(handle)
     os.waitpid(handle["pid"], 0)
     assert not detached.is_alive(handle)
+
+
+def test_slurm_is_asked_for_the_cores_of_what_runs_there_and_reads_no_pattern_in_a_folder(run_yaml: Path) -> None:
+    def lines(*options: str) -> list[str]:
+        script = prepare(run_yaml, list(options), on="slurm", name="a", root=Path("at%j")).files["job.sbatch"]
+        return [line.removeprefix("#SBATCH --") for line in script.splitlines() if line.startswith("#SBATCH --")]
+
+    shared = lines("launch.gpus_per_node=8", "cluster.cpus_per_worker=2")
+    # 8 workers of 2, a scheduler for each of 8 engines, 8 graders, 2 for Ray and the driver.
+    assert "cpus-per-task=34" in shared
+    assert f"output={Path.cwd()}/at%%j/a/slurm-%j.log" in shared
+    assert not any(line.startswith("mem=") for line in shared)
+    alone = lines("launch.gpus_per_node=8", "launch.exclusive=true")
+    assert "mem=0" in alone, "all of the node's memory is not an exclusive job's before it asks"
+    assert not any(line.startswith("cpus-per-task") for line in alone)

@@ -109,8 +109,9 @@ class KubernetesConfig(LauncherConfig):
     """Volumes of all pods. One must hold the directory of the run: what else the pods write goes with them."""
     working_dir: str = "/tmp"
     """Where relative paths of the config begin, in the pods."""
-    cpus_per_node: float = Field(8.0, gt=0)
-    """Cores of each pod."""
+    cpus_per_node: float | None = Field(None, gt=0)
+    """Cores of each pod. Unset: what runs there keeps busy: the workers (``cluster.cpus_per_worker``), a scheduler per
+    engine, graders, Ray and the driver."""
     memory_gib_per_node: float = Field(64.0, gt=0)
     """Memory of each pod, /dev/shm included."""
     shm_gib: float = Field(16.0, gt=0)

@@ -23,6 +23,10 @@ AUTHORITY_FOLDER, TLS_FOLDER = "/etc/nemorl-ca", "/etc/nemorl-tls"
 LABEL = "nemorl.launch/name"
 QUEUE = "kueue.x-k8s.io/queue-name"
 PRIORITY = "kueue.x-k8s.io/priority-class"
+AGENT_PORT, DASHBOARD_PORT = 52365, 8265
+"""Where Ray's dashboard and its agents listen unless told otherwise."""
+NAMES = ("name", "groupName", "mountPath")
+"""Fields by which items of a list are told apart."""
 MARGIN_S = 30
 """What a pod has beyond the time for saving."""
 
@@ -65,14 +69,14 @@ def ray_cluster(options: KubernetesConfig, job: Job) -> dict[str, Any]:
 
 def cluster_spec(options: KubernetesConfig, job: Job) -> dict[str, Any]:
     """One pod per node, the head among them: it works like the others."""
-    head = {"rayStartParams": {"dashboard-host": "0.0.0.0"}, "template": _pod(options, job)}
+    head = {"rayStartParams": {"dashboard-host": "0.0.0.0"}, "template": _pod(options, job, is_head=True)}
     workers = {
         "groupName": "workers",
         "replicas": job.num_nodes - 1,
         "minReplicas": job.num_nodes - 1,
         "maxReplicas": job.num_nodes - 1,
         "rayStartParams": {},
-        "template": _pod(options, job),
+        "template": _pod(options, job, is_head=False),
     }
     return {
         "rayVersion": options.ray_version,
@@ -83,15 +87,51 @@ def cluster_spec(options: KubernetesConfig, job: Job) -> dict[str, Any]:
 
 
 def merged(base: Any, over: Any) -> Any:
-    """``over`` put over ``base``: mappings are merged, all else is replaced.
+    """``over`` put over ``base``: mappings are merged, and lists of named things item by item: containers, volumes,
+    variables, groups of workers. What has a new name is added; all else is replaced.
 
     >>> merged({"a": {"b": 1, "c": 2}, "d": [1, 2]}, {"a": {"b": 3}, "d": [4]})
     {'a': {'b': 3, 'c': 2}, 'd': [4]}
+    >>> merged([{"name": "ray", "image": "x"}], [{"name": "ray", "tty": True}, {"name": "beside"}])
+    [{'name': 'ray', 'image': 'x', 'tty': True}, {'name': 'beside'}]
     """
+    key = next((key for key in NAMES if _are_named(base, key) and _are_named(over, key)), None)
+    if key is not None:
+        changes = {item[key]: item for item in over}
+        kept = [merged(item, changes.pop(item[key], {})) for item in base]
+        return [*kept, *changes.values()]
     if not isinstance(base, Mapping) or not isinstance(over, Mapping):
         return over
     both = {key: merged(base[key], over[key]) for key in base if key in over}
     return {**base, **over, **both}
+
+
+def _are_named(value: Any, key: str) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(item, Mapping) and key in item for item in value)
+
+
+def _literal(value: str) -> str:
+    """The value of a variable in which Kubernetes finds no other variable: ``$(HOME)`` stays what it is."""
+    return value.replace("$(", "$$(")
+
+
+def _probes(*, is_head: bool) -> dict[str, Any]:
+    """KubeRay's own ask by ``wget``, which an image need not have: a head without it never gets ready.
+
+    Raylet and, on the head, the store of the cluster's state are asked as KubeRay does, and given the same time.
+    """
+    ports = {"raylet": f"{AGENT_PORT}/api/local_raylet_healthz", "gcs": f"{DASHBOARD_PORT}/api/gcs_healthz"}
+    places = [f"http://localhost:{place}" for name, place in ports.items() if is_head or name == "raylet"]
+    asking = "import sys, urllib.request as web; [web.urlopen(url, timeout=4).read() for url in sys.argv[1:]]"
+    probe = {
+        "exec": {"command": ["python", "-I", "-S", "-c", asking, *places]},
+        "timeoutSeconds": 10,
+        "periodSeconds": 10,
+    }
+    return {
+        "livenessProbe": {**probe, "initialDelaySeconds": 30, "failureThreshold": 60},
+        "readinessProbe": {**probe, "initialDelaySeconds": 10, "failureThreshold": 10},
+    }
 
 
 def _metadata(options: KubernetesConfig, job: Job) -> dict[str, Any]:
@@ -103,7 +143,7 @@ def _metadata(options: KubernetesConfig, job: Job) -> dict[str, Any]:
     return {"name": job.name, "namespace": options.namespace, "labels": labels}
 
 
-def _pod(options: KubernetesConfig, job: Job) -> dict[str, Any]:
+def _pod(options: KubernetesConfig, job: Job, *, is_head: bool) -> dict[str, Any]:
     volumes: list[dict[str, Any]] = [
         {"name": "config", "configMap": {"name": f"{job.name}-config"}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{options.shm_gib:g}Gi"}},
@@ -116,7 +156,7 @@ def _pod(options: KubernetesConfig, job: Job) -> dict[str, Any]:
         volumes.append({"name": "tls", "emptyDir": {"medium": "Memory"}})
     spec: dict[str, Any] = {
         **({} if job.plaintext else {"initContainers": [_certifying(options)]}),
-        "containers": [_container(options, job)],
+        "containers": [_container(options, job, is_head=is_head)],
         "volumes": volumes,
         "terminationGracePeriodSeconds": int(options.grace_s) + MARGIN_S,
     }
@@ -131,8 +171,9 @@ def _pod(options: KubernetesConfig, job: Job) -> dict[str, Any]:
     return {"metadata": {"labels": {LABEL: job.name}}, "spec": spec}
 
 
-def _container(options: KubernetesConfig, job: Job) -> dict[str, Any]:
-    amounts: dict[str, Any] = {"cpu": f"{options.cpus_per_node:g}", "memory": f"{options.memory_gib_per_node:g}Gi"}
+def _container(options: KubernetesConfig, job: Job, *, is_head: bool) -> dict[str, Any]:
+    cores = options.cpus_per_node or job.cores_per_node
+    amounts: dict[str, Any] = {"cpu": f"{cores:g}", "memory": f"{options.memory_gib_per_node:g}Gi"}
     if job.gpus_per_node:
         amounts[options.gpu_resource] = job.gpus_per_node
     amounts |= options.extended_resources
@@ -149,7 +190,7 @@ def _container(options: KubernetesConfig, job: Job) -> dict[str, Any]:
         folder = PurePosixPath(TLS_FOLDER)
         values |= tls_variables(*(folder / name for name in ("pod.pem", "pod.key", "ca.pem")))
         mounts.append({"name": "tls", "mountPath": TLS_FOLDER, "readOnly": True})
-    variables: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in values.items()]
+    variables: list[dict[str, Any]] = [{"name": name, "value": _literal(value)} for name, value in values.items()]
     for name in options.secrets:
         variables.append({"name": name, "valueFrom": {"secretKeyRef": {"name": options.secret, "key": name}}})
     variables.append({"name": entry.POD, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}})
@@ -162,6 +203,7 @@ def _container(options: KubernetesConfig, job: Job) -> dict[str, Any]:
         "env": variables,
         "resources": {"requests": dict(amounts), "limits": dict(amounts)},
         "volumeMounts": mounts,
+        **_probes(is_head=is_head),
         "lifecycle": {"preStop": {"exec": {"command": stop}}},
     }
 

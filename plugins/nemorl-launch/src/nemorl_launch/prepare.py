@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shlex
@@ -23,6 +24,8 @@ from nemorl_launch.base import CONFIG, Job, LauncherConfig
 from nemorl_launch.planning import Planned, planned
 from nemorl_launch.section import SECTION, contradictions, on_its_nodes, read_section, within_section
 
+RAY_AND_DRIVER, MOST_GRADERS = 2, 8
+"""Cores of a node for Ray's own processes and the driver; and at most for what grades responses."""
 SHORTEST_SECRET = 6
 """Shorter values are found in any text by chance."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -113,8 +116,18 @@ def _job(config: RunConfig, name: str | None, root: Path) -> tuple[Job, RunConfi
         plaintext=cluster.security.plaintext,
         generation_devices=apart,
         engine_devices=width,
+        cores_per_node=_cores_per_node(config),
     )
     return job, config.model_copy(update={"run_dir": run_dir})
+
+
+def _cores_per_node(config: RunConfig) -> int:
+    """Cores for the workers, the scheduler that each engine has, graders, and for Ray and the driver together."""
+    cluster, sampler = config.cluster, config.sampler
+    workers = math.ceil(cluster.devices_per_node * cluster.cpus_per_worker)
+    engines = 0 if sampler is None else math.ceil(cluster.devices_per_node / sampler.devices)
+    grading = 0 if sampler is None else min(cluster.devices_per_node, MOST_GRADERS)
+    return workers + engines + grading + RAY_AND_DRIVER
 
 
 def _cannot_fit(plan: Planned) -> ConfigIssue:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from nemorl.config.base import Config
@@ -43,7 +44,7 @@ class GenerationNodes(Config):
     gpu_type: str | None = None
     """Kind of their GPUs. Each has as many as a node that trains."""
     cpus_per_node: int | None = Field(None, ge=1)
-    """Cores of each. Unset: one per worker."""
+    """Cores of each. Unset: as ``cpus_per_node`` of the others."""
     memory_gib_per_node: float | None = Field(None, gt=0)
     """Memory of each. Unset: the site's default."""
     sbatch_options: tuple[str, ...] = ()
@@ -124,7 +125,7 @@ def directives(launch: SlurmConfig, job: Job) -> list[str]:
     whole: dict[str, object] = {
         "job-name": job.name,
         "array": f"0-{len(launch.seeds) - 1}" if launch.seeds else None,
-        "output": job.folder / ("slurm-%A_%a.log" if launch.seeds else "slurm-%j.log"),
+        "output": f"{_literal(job.folder)}/slurm-{'%A_%a' if launch.seeds else '%j'}.log",
         "open-mode": "append",
         "chdir": job.working_directory,
         "signal": f"B:USR1@{int(launch.grace_s) + LATE_S}",
@@ -142,9 +143,10 @@ def _part(launch: SlurmConfig, part: SlurmConfig | GenerationNodes, job: Job, no
     options: dict[str, object] = {
         "nodes": nodes,
         "ntasks-per-node": 1,
-        "cpus-per-task": part.cpus_per_node or (None if launch.exclusive else job.workers_per_node),
+        "cpus-per-task": part.cpus_per_node or (None if launch.exclusive else job.cores_per_node),
         "gres": f"{gpu}:{job.gpus_per_node}" if job.gpus_per_node else None,
-        "mem": f"{int(memory * 1024)}M" if memory is not None else None,
+        # An exclusive node's memory is not the job's own before it asks: 0 is all there is.
+        "mem": f"{int(memory * 1024)}M" if memory is not None else 0 if launch.exclusive else None,
         "partition": part.partition,
         "account": launch.account,
         "qos": launch.qos,
@@ -155,6 +157,11 @@ def _part(launch: SlurmConfig, part: SlurmConfig | GenerationNodes, job: Job, no
     others = (option.partition("=") for option in part.sbatch_options)
     given = [f"{name}{equals}{_quoted(value)}" for name, equals, value in others]
     return [*_lines(options), "--requeue", *(["--exclusive"] if launch.exclusive else []), *given]
+
+
+def _literal(path: PurePath) -> str:
+    """A path in which sbatch finds no pattern: ``%j`` in a folder's name is no job id."""
+    return str(path).replace("%", "%%")
 
 
 def _lines(options: dict[str, object]) -> list[str]:

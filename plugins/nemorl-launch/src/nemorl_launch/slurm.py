@@ -54,9 +54,10 @@ class SlurmConfig(LauncherConfig):
     constraint: str | None = None
     """Features of the nodes."""
     cpus_per_node: int | None = Field(None, ge=1)
-    """Cores of each node. Unset: all, where the nodes are exclusive; else one per worker."""
+    """Cores of each node. Unset: all, where the nodes are exclusive; else what runs there keeps busy: the workers
+    (``cluster.cpus_per_worker``), a scheduler per engine, graders, Ray and the driver."""
     memory_gib_per_node: float | None = Field(None, gt=0)
-    """Memory of each node. Unset: the site's default."""
+    """Memory of each node. Unset: all of exclusive nodes; else the site's default, mostly so much per core."""
     exclusive: bool = False
     """Share nodes with no other job."""
     segment_size: int | None = Field(None, ge=1)

@@ -19,7 +19,9 @@ _NAME = (
 )
 """How options and variables for secrets are called."""
 SECRET_KEY = re.compile(rf"(^|[._-])({_NAME}|token|auth|authorization|cookie|bearer)$", re.IGNORECASE)
-"""Keys of a config whose texts are secrets, however they look."""
+"""Keys of a config whose texts are secrets."""
+_NAME_OF_ONE = re.compile(r"[a-z0-9]{1,16}([-._/][a-z0-9]{1,16})+|[a-z]+")
+"""Under such a key this is the name of a secret, e.g. of one that Kubernetes keeps: ``nemorl-ca``."""
 _OF_A_TOKENIZER = re.compile(
     r"(pad|eos|bos|unk|sep|cls|mask|stop|end|start|special|image|video|audio|tool|think)\w*_token$", re.IGNORECASE
 )
@@ -126,13 +128,16 @@ def is_placeholder(value: str) -> bool:
     return value.startswith(("<", "$", "{", "%")) or not value.strip("*.") or bool(_PLACEHOLDER.fullmatch(value))
 
 
-def is_secret_key(name: str) -> bool:
-    """The text under a key of this name is a secret.
+def is_secret_under(key: str, text: str) -> bool:
+    """The text under a key of a config is a secret, by the key's name.
 
-    >>> is_secret_key("wandb.api_key"), is_secret_key("token"), is_secret_key("pad_token")
-    (True, True, False)
+    >>> is_secret_under("wandb.api_key", "hunter2hunter"), is_secret_under("tls_secret", "nemorl-ca")
+    (True, False)
     """
-    return bool(SECRET_KEY.search(name)) and not _OF_A_TOKENIZER.search(name)
+    if not SECRET_KEY.search(key) or _OF_A_TOKENIZER.search(key) or len(text) < SHORTEST:
+        return False
+    names_one = key.lower().endswith("secret") and _NAME_OF_ONE.fullmatch(text)
+    return not is_placeholder(text) and not names_one
 
 
 def _can_be_secret(found: re.Match[str]) -> bool:

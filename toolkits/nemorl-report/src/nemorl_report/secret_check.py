@@ -11,7 +11,7 @@ from typing import Any
 
 from nemorl.config.run import RunConfig
 from nemorl.errors import ConfigIssue
-from nemorl_base.secret_forms import SHORTEST, is_placeholder, is_secret_key, secrets_by_form
+from nemorl_base.secret_forms import SHORTEST, is_placeholder, is_secret_under, secrets_by_form
 from nemorl_base.secrets import NAMED, SECRET_NAME, names_secret, redacted, secret_values
 
 VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
@@ -68,15 +68,11 @@ def _secret_in(path: str, text: str, values: Mapping[str, str]) -> str | None:
             return f"the value of {name}"
     for _, _, what in secrets_by_form(text):
         return f"a {what}"
-    if (is_secret_key(path) or _sets_secret(path, text)) and _can_be_secret(text):
+    if (is_secret_under(path, text) or _sets_secret(path, text)) and not Path(text).exists():
         return "what its name says to be a secret"
     if (rule := _ruled(text)) is not None:
         return f"what looks like: {rule}"
     return None
-
-
-def _can_be_secret(text: str) -> bool:
-    return len(text) >= SHORTEST and not is_placeholder(text) and not Path(text).exists()
 
 
 def _ruled(text: str) -> str | None:
@@ -99,7 +95,8 @@ def _rules() -> tuple[Any, ...]:
 def _sets_secret(path: str, text: str) -> bool:
     """A key of a config is an environment variable whose name says that it holds a secret."""
     name = path.rpartition(".")[2]
-    return bool(VARIABLE.fullmatch(name) and SECRET_NAME.search(name)) and not text.startswith(ELSEWHERE)
+    is_named = bool(VARIABLE.fullmatch(name) and SECRET_NAME.search(name)) and not text.startswith(ELSEWHERE)
+    return is_named and len(text) >= SHORTEST and not is_placeholder(text)
 
 
 def _texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
