@@ -101,7 +101,7 @@ def skeleton(
 
 
 def _with_every_row(model: PreTrainedModel) -> PreTrainedModel:
-    """A model whose embedding learns the row of the padding token too: it is sampled, often as the end of a response."""
+    """A model whose embedding learns the row of the padding token too: it may be sampled, as the end of a response."""
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             module.padding_idx = None
