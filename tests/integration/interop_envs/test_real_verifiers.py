@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nemorl.errors import UsageError
 from nemorl.types import Prompt, Score
 from nemorl_interop_envs.episodes_config import VerifiersEnvConfig, VerifiersEnvTasksConfig
 from nemorl_interop_envs.verifiers_env import VerifiersEnv
@@ -80,3 +81,17 @@ def test_what_goes_wrong_over_there_is_an_outcome(common: dict[str, Any], enviro
     )
     assert crashed.metrics["outcome_crashed"] == 1.0
     assert stopped.metrics["outcome_stopped"] == 1.0
+
+
+def test_a_trial_episode_is_played_and_tells_of_a_harness_that_is_none(
+    common: dict[str, Any], environment: VerifiersEnv
+) -> None:
+    rows = VerifiersEnvTasksConfig(**common).build("train")
+    assert rows is not None
+    prompt, policy = Prompt(0, "count", (1,), row=rows[0]), ScriptedPolicy(count)
+    asyncio.run(environment.try_out(prompt, policy))
+    assert policy.asked[0].tools
+    broken = VerifiersEnv(VerifiersEnvConfig(**common, env={"agent": {**AGENT, "harness": {"id": "no-such"}}}))
+    with pytest.raises(UsageError, match="no-such") as caught:
+        asyncio.run(broken.try_out(prompt, policy))
+    assert str(caught.value).count("fix:") == 1
