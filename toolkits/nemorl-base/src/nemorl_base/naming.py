@@ -30,37 +30,96 @@ WHOLE: tuple[Kind, ...] = ("command", "variables")
 
 @dataclass(frozen=True)
 class Names:
-    """What the texts of a field name: a mark in its type, of which the types below are made."""
+    """A mark in the type of a field: what its texts name. The types below are made of it.
+
+    Example:
+        >>> class Sampler(Config):
+        ...     draft: Annotated[str, Names("model")] = "org/draft"
+        >>> [named.kind for named in Sampler().named_values()]
+        ['model']
+    """
 
     kind: Kind
 
 
 ModelName = Annotated[str, Names("model")]
-"""Hugging Face name or local folder of a model or a tokenizer, loaded by nemorl."""
+"""Hugging Face name or local folder of a model or a tokenizer that nemorl loads.
+
+Example:
+    >>> model: ModelName = "Qwen/Qwen3-0.6B"
+"""
 ServedModel = Annotated[str, Names("served_model")]
-"""A model by the name that a server has for it."""
+"""A model by the name that a server has for it.
+
+Example:
+    >>> judge: ServedModel = "judge-70b"
+"""
 DatasetName = Annotated[str, Names("dataset")]
-"""A dataset: name on the hub, file or folder."""
+"""A dataset: name on the hub, file or folder.
+
+Example:
+    >>> corpus: DatasetName = "wikipedia"
+"""
 DatasetFile = Annotated[Path, Names("dataset")]
-"""A file or folder of a dataset."""
+"""A file or folder of a dataset.
+
+Example:
+    >>> rows: DatasetFile = Path("rows.jsonl")
+"""
 FileName = Annotated[str, Names("file")]
-"""A text that may be the path of a file."""
+"""A text that may be the path of a file.
+
+Example:
+    >>> template: FileName = "chat.jinja"
+"""
 ServerURL = Annotated[str, Names("server")]
-"""Address of a server: a URL, ``host`` or ``host:port``."""
+"""Address of a server: a URL, ``host`` or ``host:port``.
+
+Example:
+    >>> url: ServerURL = "https://node7:8000"
+"""
 Command = Annotated[tuple[str, ...], Names("command")]
-"""A program with its arguments."""
+"""A program with its arguments.
+
+Example:
+    >>> command: Command = ("python", "agent.py")
+"""
 Interpreter = Annotated[Path, Names("interpreter")]
-"""A Python of another environment, with the packages that are installed there."""
+"""A Python of another environment, with the packages that are installed there.
+
+Example:
+    >>> python: Interpreter = Path("/opt/venv/bin/python")
+"""
 CodeName = Annotated[str, Names("code")]
-"""Code by its name: ``file.py:function``, a module, a shell script."""
+"""Code by its name: ``file.py:function``, a module, a shell script.
+
+Example:
+    >>> reward: CodeName = "rewards.py:correct"
+"""
 SecretVariable = Annotated[str, Names("secret")]
-"""Name of the environment variable that holds a secret."""
+"""Name of the environment variable that holds a secret.
+
+Example:
+    >>> api_key_env: SecretVariable = "OPENAI_API_KEY"
+"""
 Variables = Annotated[dict[str, str], Names("variables")]
-"""Environment variables of a process, with their values."""
+"""Environment variables of a process, with their values.
+
+Example:
+    >>> env: Variables = {"NCCL_DEBUG": "WARN"}
+"""
 Options = Annotated[dict[str, Any], Names("options")]
-"""Options that are handed on to other software: what each names is guessed from its key."""
+"""Options that are handed on to other software: what each names is guessed from its key.
+
+Example:
+    >>> engine_args: Options = {"tokenizer": "org/model"}
+"""
 PlainText = Annotated[str, Names("text")]
-"""A text that names nothing, whatever its field is called."""
+"""A text that names nothing, whatever its field is called.
+
+Example:
+    >>> model_column: PlainText = "which"
+"""
 
 
 class Named(NamedTuple):
