@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 from nemorl.errors import DataError
-from nemorl.types import Prompt
+from nemorl.types import Prompt, Score
 from nemorl_environments import CodeJaccardConfig, ExactMatchConfig, FormatConfig, RepetitionConfig
 from nemorl_environments.graders import CodeJaccard, ExactMatch, Format, Repetition
 from recorded_messages import Raises
@@ -54,7 +56,10 @@ def test_tags_come_in_order_once_filled_and_alone(response: str, reward: float) 
 
 def test_a_pattern_must_match_all_of_a_response_that_is_not_too_long() -> None:
     grader = Format(FormatConfig(pattern=r"\w+\n.*", max_chars=10))
-    assert [grader.score(PARIS, text) for text in ("a\nb\nc", " a\nb", "a", "abc\n" + "x" * 7)] == [1.0, 0.0, 0.0, 0.0]
+    assert [
+        float(getattr(s := grader.score(PARIS, text), "reward", s))
+        for text in ("a\nb\nc", " a\nb", "a", "abc\n" + "x" * 7)
+    ] == [1.0, 0.0, 0.0, 0.0]
 
 
 FORMS = {
@@ -105,7 +110,9 @@ TEXTS = (
 )
 def test_repetition_costs_what_it_costs_in_open_r1(run_length: int, max_penalty: float, rewards: list[float]) -> None:
     grader = Repetition(RepetitionConfig(run_length=run_length, max_penalty=max_penalty))
-    assert [grader.score(PARIS, text) for text in TEXTS] == pytest.approx(rewards, abs=1e-15)
+    assert [float(getattr(s := grader.score(PARIS, text), "reward", s)) for text in TEXTS] == pytest.approx(
+        rewards, abs=1e-15
+    )
 
 
 def test_characters_are_counted_where_words_have_no_spaces() -> None:
@@ -129,3 +136,19 @@ def test_words_in_common_by_hand(answer: str, response: str, reward: float, plai
     prompt = Prompt(0, "?", (1,), answer=answer)
     assert CodeJaccard(CodeJaccardConfig()).score(prompt, response) == pytest.approx(reward)
     assert CodeJaccard(CodeJaccardConfig(length_penalty=False)).score(prompt, response) == pytest.approx(plain)
+
+
+@pytest.mark.parametrize("pattern", [r"<a>(.|\n)*</a>", r"(.|\s)+\d", r"<a>(\n|\n\n)+[xy]"])
+def test_a_response_cannot_stall_a_pattern(pattern: str) -> None:
+    score = Format(FormatConfig(pattern=pattern)).score(PARIS, "<a>" + "\n" * 60)
+    assert score == Score(0.0, metrics={"pattern_timeout": 1.0})
+
+
+@pytest.mark.parametrize(
+    "blank", ["\u200b", "\ufeff", "\x00", "\x1b", "\u2060", "\u3164", "\u2800", "\ufe0f", "\u00ad", "\u0301"]
+)
+@pytest.mark.parametrize("credit", ["whole", "elements"])
+def test_what_cannot_be_seen_fills_no_element(blank: str, credit: Literal["whole", "elements"]) -> None:
+    grader = Format(FormatConfig(tags=("answer",), credit=credit))
+    assert grader.score(PARIS, f"<answer> {blank}</answer>") == 0.0
+    assert grader.score(PARIS, f"<answer>{blank}答</answer>") == 1.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -127,8 +126,9 @@ class FormatConfig(EnvironmentConfig):
     """The response is these elements in order, each once, with text in them and only space between:
     ``[think, answer]`` asks for ``<think>…</think><answer>…</answer>``."""
     pattern: str | None = None
-    """A regular expression that the whole response matches; a dot matches line ends too. Avoid nested repetitions such
-    as ``(a+)+``: a response that almost matches would take forever, and nothing can interrupt it."""
+    """A regular expression that the whole response matches; a dot matches line ends too. A response that keeps the
+    search busy for 0.2 s, as repetitions of alternatives such as ``(a|aa)*`` let it, earns 0 and counts in
+    ``train/environment/pattern_timeout``."""
     credit: Literal["whole", "elements", "tags"] = "whole"
     """Parts of the form that earn their share. ``whole``: none, it is all or nothing. ``elements``: each element that
     stands in the response once, closed and with text in it. ``tags``: each opening and each closing tag that occurs
@@ -154,9 +154,11 @@ class FormatConfig(EnvironmentConfig):
             fix = f"name each of {', '.join(self.tags) or 'the tags'} and set credit to elements or tags"
             yield ConfigIssue("shares", f"shares of {', '.join(self.shares)} are not what is paid", fix)
         if self.pattern is not None:
+            from nemorl_rl.patterns import BoundedPattern
+
             try:
-                re.compile(self.pattern)
-            except re.error as error:
+                BoundedPattern(self.pattern)
+            except ValueError as error:
                 yield ConfigIssue("pattern", f"no regular expression: {error}", "mend it, or escape special characters")
 
     def build(self) -> Environment:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING
 
 from nemorl.environment import Environment
 from nemorl.types import Prompt, Score
+from nemorl_rl.patterns import BoundedPattern, PatternTimeoutError
 from nemorl_rl.prompts import required_answer
 
 if TYPE_CHECKING:
@@ -41,14 +42,14 @@ class Format(Environment):
 
     def __init__(self, config: FormatConfig) -> None:
         self._config = config
-        self._pattern = None if config.pattern is None else re.compile(config.pattern, re.DOTALL)
+        self._pattern = None if config.pattern is None else BoundedPattern(config.pattern)
         self._shares = config.shares or {tag: 1 / len(config.tags) for tag in config.tags}
 
-    def score(self, prompt: Prompt, response: str) -> float:
+    def score(self, prompt: Prompt, response: str) -> float | Score:
         if len(response) > self._config.max_chars:
             return 0.0
         if self._pattern is not None:
-            return float(self._pattern.fullmatch(response) is not None)
+            return _matched(self._pattern, response)
         if self._config.credit == "whole":
             return float(_has_tags(response, self._config.tags))
         return partial_credit(response, self._shares, single_tags=self._config.credit == "tags")
@@ -126,8 +127,25 @@ def partial_credit(response: str, shares: Mapping[str, float], *, single_tags: b
         if single_tags:
             earned += share * sum(once) / 2
         elif all(once) and start in response.partition(end)[0]:
-            earned += share * bool(response.partition(start)[2].partition(end)[0].strip())
+            earned += share * has_content(response.partition(start)[2].partition(end)[0])
     return earned
+
+
+def has_content(text: str) -> bool:
+    """Something can be seen in it: a letter, digit, punctuation mark or symbol, not only spaces, controls and marks."""
+    return any(unicodedata.category(char)[0] in "LNPS" and char not in _BLANK for char in text)
+
+
+_BLANK = "\u115f\u1160\u2800\u3164\uffa0"
+"""Fillers of Hangul and the empty Braille cell: letters and symbols by category, and nothing to be seen."""
+
+
+def _matched(pattern: BoundedPattern, response: str) -> Score:
+    """A response that would keep the search busy earns nothing, and is counted."""
+    try:
+        return Score(float(pattern.matches(response)), metrics={"pattern_timeout": 0.0})
+    except PatternTimeoutError:
+        return Score(0.0, metrics={"pattern_timeout": 1.0})
 
 
 def _has_tags(response: str, tags: tuple[str, ...]) -> bool:
@@ -139,6 +157,6 @@ def _has_tags(response: str, tags: tuple[str, ...]) -> bool:
             return False
         inside, _, rest = rest[len(start) :].partition(end)
         rest = rest.lstrip()
-        if not inside.strip():
+        if not has_content(inside):
             return False
     return not rest
