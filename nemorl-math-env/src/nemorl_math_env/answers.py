@@ -45,6 +45,13 @@ _HEDGE = re.compile(
     r"\b(?:or|maybe|perhaps|possibly|could|might|vs|versus|rather|to|and)\b|[?±–,;-]\s*$", re.IGNORECASE
 )
 _DENIED = re.compile(r"\b(?:not|never|no|neither|nor|cannot|except|minus|negative)\b|n[’']t\b", re.IGNORECASE)
+_BOX_ALONE = re.compile(r"\A\s*\\f?box(?:ed)?\s*\{((?:[^{}]|\{[^{}]*\})*)\}\s*\Z")
+_TAKEN_BACK = re.compile(
+    r",?\s*(?:or\s+(?:\$|\\|[-\d(]|maybe|perhaps|possibly)|"
+    r"(?:is|was|would be|cannot be)\s+(?:\w+\s+)?(?:wrong|incorrect|false)\b"
+    r"|(?:is|was)\s+(?:not|never)\b|(?:isn|wasn)[’']t\b|cannot\b)",
+    re.IGNORECASE,
+)
 _DENIED_AFTER = re.compile(r"\b(?:wrong|incorrect|false|not|never)\b|n[’']t\b", re.IGNORECASE)
 _HARMLESS_AFTER = frozenset(
     ("or", "to", "and", "all", "each", "every", "any", "some", "by", "before", "after", "until", "up", "under", "over")
@@ -167,6 +174,8 @@ def _marked(text: str, markers: Sequence[str], numeric: bool) -> str | None:
         if start in boxes:
             answer = strip_wrapping(boxes[start])
             meant = bool(answer)
+            said = re.split(r"\n|[.!?;]\s", text[max(0, start - 80) : start])[-1].rstrip(" $*")
+            answer = f"not {answer}" if meant and (is_changed(f"{said} ") or _taken_back(text, start)) else answer
         else:
             end = phrases[start].end()
             answer = _segment(text[end : end + MAX_ANSWER_CHARS], numeric)
@@ -308,16 +317,20 @@ def _sentence_length(line: str) -> int:
 
 def _boxed(text: str) -> list[tuple[int, str]]:
     r"""(position, content) of every ``\boxed{…}`` with balanced braces."""
-    found = []
+    found: list[tuple[int, str]] = []
+    outer = 0
     # A response may repeat an open box thousands of times.
     for match in list(re.finditer(r"\\f?box(?:ed)?\s*\{", text))[-MAX_MARKS:]:
+        if match.start() < outer:  # a box in a box is a part of its content
+            continue
         depth, start = 1, match.end()
         escaped = False
         for position in range(start, min(len(text), start + MAX_ANSWER_CHARS + 1)):
             if not escaped:
                 depth += {"{": 1, "}": -1}.get(text[position], 0)
             if depth == 0:
-                content = text[start:position]
+                content = _BOX_ALONE.sub(r"\1", text[start:position])
+                outer = position
                 before = BOXED_PART.search(text[: match.start()][-10:])
                 beside = BESIDE_BOX.match(text[position + 1 : position + 20])
                 content = f"{before.group()}({content})" if before else content
@@ -325,6 +338,17 @@ def _boxed(text: str) -> list[tuple[int, str]]:
                 break
             escaped = text[position] == "\\" and not escaped
     return found
+
+
+def _taken_back(text: str, start: int) -> bool:
+    """The words after the box that begins here deny it or offer another value: ``is wrong``, ``or 43``."""
+    depth, end = 0, start
+    for end in range(start, min(len(text), start + MAX_ANSWER_CHARS + 20)):
+        depth += {"{": 1, "}": -1}.get(text[end], 0)
+        if text[end] == "}" and depth <= 0:
+            break
+    after = re.split(r"\n|[.!?;](?:\s|$)", text[end + 1 : end + 80])[0].lstrip(" $*)")
+    return _TAKEN_BACK.match(after) is not None
 
 
 def _content(match: re.Match[str]) -> str:

@@ -36,9 +36,13 @@ CHANGED = re.compile(
 CHANGING_BEFORE = MODIFIERS | FUNCTIONS | {"near", "root", "than", "besides"}
 CHANGING_BEFORE -= {"to", "all", "and", "some", "positive", "up"}
 """``twice 5``, ``sqrt 5``."""
-BOXED_PART = re.compile(r"(?:[-+/^\d]|\\(?:sqrt|[dt]?frac)|(?:\\sqrt|\^|\\[dt]?frac)\{)\Z", re.ASCII)
+BOXED_PART = re.compile(
+    r"(?:[-+/^\d]|\}\s?\{|\\(?:cdot|times)\s?|\\(?:sqrt|[dt]?frac)|(?:\\sqrt|\^|\\[dt]?frac)\{)\Z", re.ASCII
+)
 BESIDE_BOX = re.compile(
-    r"\s*[\^_!][^\s$]*|\d+|\{[^\s$]*|[-+*/](?=[\d.(\\]|[A-Za-z](?![A-Za-z]))[^\s$]*|[ ]?[+*/][ ]?\d[^\s$]*", re.ASCII
+    r"\s*(?:[\^_]|!(?!\s|\Z))[^\s$]*|\d+|\{[^\s$]*"
+    r"|[-+*/](?=[\d.(\\]|[A-Za-z](?![A-Za-z]))[^\s$]*|[ ]?[+*/][ ]?\d[^\s$]*",
+    re.ASCII,
 )
 r"""What makes a part of an expression of the box beside it: ``-\boxed{5}``, ``\boxed{5}^2``."""
 
