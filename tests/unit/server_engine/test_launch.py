@@ -49,6 +49,12 @@ def test_a_server_that_does_not_fit_is_a_problem_of_its_address(serve: Any, tiny
     assert problems(run_config(tiny_model, fits.url, old.url), tmp_path) == (["generation.backend.urls.1"], [])
 
 
+def test_a_server_that_only_fails_is_a_problem_of_its_address(serve: Any, tiny_model: Path, tmp_path: Path) -> None:
+    server = serve()
+    server.reply = lambda path, body: (500, {})
+    assert problems(run_config(tiny_model, server.url), tmp_path) == (["generation.backend.urls.0"], [])
+
+
 def test_sampling_that_a_server_cannot_report_is_a_problem(serve: Any, tiny_model: Path, tmp_path: Path) -> None:
     server = serve()
     server.mode = "raw_logprobs"

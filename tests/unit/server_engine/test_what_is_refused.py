@@ -218,6 +218,21 @@ def test_another_program_at_the_address_is_refused(serve: Any, build: Any, raise
         build(server)
 
 
+def test_a_server_that_answers_500_to_everything_is_refused_at_once(serve: Any, build: Any, raises: Any) -> None:
+    server = serve()
+    server.reply = lambda path, body: (500, {"error": {"message": "EngineDeadError"}})
+    with raises(BackendError, "answered 500", "EngineDeadError", varies=PORT):
+        build(server, reconnect_timeout_s=600.0)
+    assert len(server.calls) < 5
+
+
+def test_a_server_that_starts_is_waited_for(serve: Any, build: Any) -> None:
+    server = serve()
+    answer = server.reply
+    server.reply = lambda path, body: (503, {}) if len(server.calls) < 6 else answer(path, body)
+    assert build(server).generate(ONE)
+
+
 def test_what_a_server_adds_after_a_stop_token_is_cut(serve: Any, build: Any) -> None:
     server = serve()
     engine = build(server)

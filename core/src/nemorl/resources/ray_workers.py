@@ -23,10 +23,11 @@ from typing import Any
 import ray
 from nemorl_base.interpreters import require_interpreter
 from nemorl_base.logs import carried
+from nemorl_base.ray_errors import FIXES, fate_of, in_words
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from nemorl.config.cluster import ClusterConfig
-from nemorl.errors import BackendError, ForeignError, NemorlError, WorkerHungError, WorkerLostError
+from nemorl.errors import BackendError, ForeignError, NemorlError, ResourceError, WorkerHungError, WorkerLostError
 from nemorl.resources.ray_actor import RayWorker, WorkerFacts
 from nemorl.resources.ray_cluster import Place, RayVirtualCluster
 from nemorl.resources.worker import AttachedFactory, Role, WorkerContext, WorkerFactory
@@ -167,7 +168,7 @@ class RayWorkerGroup:
             with suppress(InvalidStateError):  # nobody waits any more
                 try:
                     answer.set_result(self._read(method, worker, done.result, {}))
-                except NemorlError as error:
+                except Exception as error:  # whatever it is, somebody waits
                     answer.set_exception(error)
 
         self._invoke(worker, "backend", method, {}, args).future().add_done_callback(settle)
@@ -300,9 +301,13 @@ class RayWorkerGroup:
         """What ``get`` returns of a call, or its error with the rank's name."""
         try:
             return get()
-        except RayActorError as error:
-            raise self._lost(what, rank) from error
-        except RayTaskError as error:
+        except RayError as error:
+            if fate_of(error) == "worker":
+                raise self._lost(what, rank, error) from error
+            if not isinstance(error, RayTaskError):
+                raise ResourceError(
+                    f"{self._who(rank)}, {what}: {in_words(error)}", fix=FIXES[fate_of(error)]
+                ) from error
             cause = error.cause if isinstance(error.cause, Exception) else error
             if isinstance(cause, NemorlError):
                 raise cause from None
@@ -328,10 +333,9 @@ class RayWorkerGroup:
                 return
             try:
                 ray.get(ready[0])
-            except RayActorError as error:
-                raise self._lost(what, others[ready[0]]) from error
-            except RayTaskError:
-                continue
+            except RayError as error:
+                if fate_of(error) == "worker":
+                    raise self._lost(what, others[ready[0]], error) from error
 
     # Errors
 
@@ -340,10 +344,11 @@ class RayWorkerGroup:
         process = f" (process {facts.pid} on {facts.host})" if facts.pid else f" ({facts.host})"
         return f"{self.settings.name} rank {rank.number}{process}"
 
-    def _lost(self, what: str, rank: _Rank) -> WorkerLostError:
+    def _lost(self, what: str, rank: _Rank, error: RayError) -> WorkerLostError:
         rank.is_lost = True
+        why = "" if isinstance(error, RayActorError) else f" ({in_words(error)})"
         return WorkerLostError(
-            f"{self._who(rank)} died during {what}{self._log_tail(rank)}",
+            f"{self._who(rank)} died during {what}{why}{self._log_tail(rank)}",
             fix="if it was killed for memory, lower policy.microbatch_tokens or generation limits; "
             f"the run replaces lost workers up to cluster.max_restarts times{self._where_log(rank)}",
         )

@@ -27,10 +27,12 @@ QUOTED_CHARACTERS = 400
 class GoneError(Exception):
     """A server that cannot be reached, hangs or fails. Another may do its work."""
 
-    def __init__(self, message: str, *, hangs: bool = False) -> None:
+    def __init__(self, message: str, *, hangs: bool = False, status: int | None = None) -> None:
         super().__init__(message)
         self.hangs = hangs
         """It did not answer in time"""
+        self.status = status
+        """Of its answer, where there was one: 500 and above"""
 
 
 class Connection:
@@ -92,7 +94,8 @@ class Connection:
         if response.is_success:
             return self._parsed(path, text)
         if response.is_server_error:
-            raise GoneError(f"{self.url}{path} answered {response.status_code}: {_words(text)}")
+            said = f"{self.url}{path} answered {response.status_code}: {_words(text)}"
+            raise GoneError(said, status=response.status_code)
         raise self._refused(path, response.status_code, text)
 
     def _parsed(self, path: str, text: str) -> Any:

@@ -26,6 +26,8 @@ State = Literal["joining", "ready", "loading", "lost", "refused", "leaving"]
 looked after. ``refused``: there, and not fit; looked at again when it was away. ``leaving``: gets no more requests."""
 
 
+STARTING = (502, 503, 504)
+"""What a server, or what stands before it, answers until it serves."""
 NEEDS: Mapping[Way, str] = {
     "folder": "generation.backend.weights_folder must be seen by the run and by the server under one path",
     "distributed": "the server's processes must reach the run's address, else set generation.backend.weights: folder",
@@ -84,10 +86,19 @@ class Server:
             BackendError: It does not fit.
         """
         with _sense(self.url):
-            self.facts = await self.spoken.facts(self.connection)
+            self.facts = await self._found()
             await self._identity.require_fit(
                 self.connection, self.spoken, self.facts, url=self.url, command=self.command
             )
+
+    async def _found(self) -> Facts:
+        try:
+            return await self.spoken.facts(self.connection)
+        except GoneError as error:
+            if self.facts is not None or error.status in (None, *STARTING):
+                raise
+            # Asked what it is for the first time, it fails: no wait would mend that.
+            raise BackendError(f"{error}", fix="see its own log, and start it anew") from None
 
     async def load(self, weights: Weights, way: Way, name: str) -> None:
         """Give it weights.

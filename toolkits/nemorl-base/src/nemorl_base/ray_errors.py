@@ -5,12 +5,44 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Literal
 
 from nemorl_base.errors import ResourceError, WorkerLostError
 from nemorl_base.ray_security import MODE, TOKEN, TOKEN_PATH
 
+Fate = Literal["worker", "machine", "cluster", "environment", "call"]
+"""What an error of Ray is about, so what mends it: another worker, room on a machine, another cluster, another
+``runtime_env``, or nothing, since the call itself failed."""
+FATES: Mapping[Fate, frozenset[str]] = {
+    "worker": frozenset({
+        "RayActorError", "ActorDiedError", "ActorUnavailableError", "OutOfMemoryError", "WorkerCrashedError",
+        "NodeDiedError", "LocalRayletDiedError", "ActorUnschedulableError", "ActorPlacementGroupRemoved",
+        "TaskUnschedulableError", "TaskPlacementGroupRemoved", "GetTimeoutError",
+        # What was sent to it, or came from it, was held by a node that is gone.
+        "ObjectLostError", "ObjectFetchTimedOutError", "ObjectFreedError", "ObjectReconstructionFailedError",
+        "OwnerDiedError", "ReferenceCountingAssertionError", "PlasmaObjectNotAvailable",
+    }),
+    "machine": frozenset({"OutOfDiskError", "ObjectStoreFullError"}),
+    "cluster": frozenset({"RpcError", "AuthenticationError"}),
+    "environment": frozenset({"RuntimeEnvSetupError"}),
+    "call": frozenset({
+        "RayTaskError", "UserCodeException", "UnserializableException", "CrossLanguageError", "TaskCancelledError",
+        "PendingCallsLimitExceeded", "AsyncioActorExit", "ActorAlreadyExistsError", "ActorHandleNotFoundError",
+        "ObjectRefStreamEndOfStreamError", "OufOfBandObjectRefSerializationException", "RayChannelError",
+        "RayChannelTimeoutError", "RayCgraphCapacityExceeded", "RayDirectTransportError",
+        "StreamingGeneratorReplayInconsistentError",
+        "RaySystemError",  # mostly a value that one side cannot read
+    }),
+}  # fmt: skip
+"""Ray's exceptions by name: a newer Ray may have others, which are what they derive from."""
+FIXES: Mapping[Fate, str] = {
+    "machine": "make room on the node's disk (RAY_TMPDIR names another one), or shorten what a step holds",
+    "cluster": "start the cluster again if it is not back; the same command then continues from the last checkpoint",
+    "environment": "correct cluster.runtime_env: the node's logs of Ray say what could not be installed",
+    "call": "the original traceback is below (--debug)",
+}
 ASK_WITHOUT_TOKEN = """
 import sys
 from ray._raylet import GcsClient
@@ -18,6 +50,22 @@ GcsClient(address=sys.argv[1]).internal_kv_get(b"session_name", b"session")
 """
 LONGEST_ASK_S = 30
 """For a process that imports Ray and asks one question."""
+
+
+def fate_of(error: BaseException) -> Fate:
+    """What an error of Ray is about.
+
+    Args:
+        error: A ``ray.exceptions.RayError``.
+    """
+    names = [kind.__name__ for kind in type(error).__mro__]
+    return next((fate for name in names for fate, known in FATES.items() if name in known), "call")
+
+
+def in_words(error: BaseException) -> str:
+    """An error of Ray's on one line: its class, and how it begins."""
+    first_line = next(iter(str(error).strip().splitlines()), "")
+    return f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
 
 
 @contextmanager
@@ -32,11 +80,7 @@ def lost_cluster_named() -> Iterator[None]:
     try:
         yield
     except RayError as error:
-        first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise ResourceError(
-            f"the Ray cluster was lost: {type(error).__name__}: {first_line}",
-            fix="start the cluster again if it is not back; the same command then continues from the last checkpoint",
-        ) from error
+        raise ResourceError(f"the Ray cluster was lost: {in_words(error)}", fix=FIXES["cluster"]) from error
 
 
 @contextmanager

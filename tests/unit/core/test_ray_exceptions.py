@@ -1,0 +1,88 @@
+"""Every exception that Ray has is about a worker, a machine, the cluster, the environment or the call itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from nemorl.errors import ForeignError, ResourceError, WorkerLostError
+from nemorl_base.ray_errors import FATES, FIXES, fate_of
+
+pytestmark = pytest.mark.slow  # Ray is imported
+
+
+def every_exception() -> Iterator[type[Exception]]:
+    from ray.exceptions import RayError
+
+    waiting: list[type[Exception]] = [RayError]
+    while waiting:
+        found = waiting.pop()
+        if found.__module__ == "ray.exceptions":
+            waiting += found.__subclasses__()
+            if found is not RayError:
+                yield found
+
+
+def made(kind: type[Exception]) -> Exception:
+    """An exception of Ray's, whatever its constructor wants."""
+    error = kind.__new__(kind)
+    error.args = ("the node is at 97 % of its memory",)
+    kind.__str__ = lambda self: self.args[0]  # type: ignore[method-assign, assignment, return-value]
+    return error
+
+
+def test_each_is_known_by_its_own_name_and_none_twice() -> None:
+    names = [name for known in FATES.values() for name in known]
+    assert len(names) == len(set(names))
+    assert {kind.__name__ for kind in every_exception()} == set(names), (
+        "sort what this Ray has new, drop what it has not"
+    )
+
+
+def group() -> Any:
+    from nemorl.resources.ray_workers import GroupSettings, RayWorkerGroup
+
+    found = RayWorkerGroup.__new__(RayWorkerGroup)
+    found.settings = GroupSettings()
+    return found
+
+
+@pytest.mark.parametrize("name", sorted({name for known in FATES.values() for name in known} - {"RayTaskError"}))
+def test_a_worker_that_is_gone_is_replaced_and_all_else_ends_the_run_in_words(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray.exceptions
+
+    kind = getattr(ray.exceptions, name)
+    monkeypatch.setattr(kind, "__str__", kind.__str__)  # as it was, afterwards
+    error = made(kind)
+    rank = SimpleNamespace(number=3, is_lost=False, facts=SimpleNamespace(pid=7, host="node9"))
+
+    def get() -> None:
+        raise error
+
+    with pytest.raises((WorkerLostError, ResourceError, ForeignError), match="rank 3") as caught:
+        group()._read("train_step", rank, get, {})
+    is_lost = fate_of(error) == "worker"
+    assert isinstance(caught.value, WorkerLostError) is is_lost is rank.is_lost
+    assert is_lost or FIXES[fate_of(error)] == caught.value.fix
+    assert "97 %" in str(caught.value) or isinstance(error, ray.exceptions.RayActorError)
+
+
+def test_a_reply_that_nobody_expects_hangs_nobody() -> None:
+    answers: list[Future[Any]] = []
+    rank, workers = SimpleNamespace(number=0, is_lost=False, facts=SimpleNamespace(pid=7, host="here")), group()
+    workers._ranks = [rank]
+
+    def invoke(*_: Any) -> Any:
+        answers.append(Future())
+        return SimpleNamespace(future=lambda: answers[-1])
+
+    workers._invoke = invoke
+    reply = workers.submit(0, "generate")
+    answers[0].set_exception(RuntimeError("not of Ray at all"))
+    with pytest.raises(RuntimeError, match="not of Ray"):
+        reply.result(timeout=10)
