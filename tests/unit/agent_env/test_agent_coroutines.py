@@ -113,7 +113,7 @@ def test_the_loop_answers_tool_calls_until_a_message_has_none(tools: str) -> Non
     ],
 )
 def test_whatever_a_model_asks_of_a_tool_it_gets_an_answer(tools: str, name: str, arguments: str, told: str) -> None:
-    from nemorl_agent_env.references import load_function
+    from nemorl_rl.references import load_function
 
     functions = [load_function(f"{tools}:{one}") for one in ("add", "look", "broken", "slow")]
     box = Toolbox(map(function_tool, functions), timeout_s=0.2)
@@ -267,10 +267,11 @@ def test_mistakes_in_a_config_are_named(
 
 def test_a_config_loads_again_to_the_same(tools: str) -> None:
     reward = {"name": "exact_match", "ignore_case": True, "contains": False}
-    for scored in (f"{tools}:says_42", reward):
+    function = {"name": "function", "function": f"{tools}:says_42"}
+    for scored, meant in ((f"{tools}:says_42", function), (reward, reward)):
         config = AgentConfig(reward=scored, tools={"functions": [f"{tools}:add"]}, outcomes={"timeout": None})
         dumped = config.model_dump(mode="json")
-        assert dumped["reward"] == scored
+        assert dumped["reward"] == meant
         assert AgentConfig(**dumped) == config
 
 

@@ -47,6 +47,9 @@ UNKNOWN_KEYS = [
     ("in cluster", {"cluster": {"gpus": 1}}, "cluster.gpus"),
     ("in plugins", {"plugins": {"blocked": []}}, "plugins.blocked"),
     ("in reward_scaling", {"reward_scaling": {"source": 1}}, "reward_scaling.source"),
+    ("for devices", {"n_gpus": 2}, "n_gpus"),
+    ("for devices, as a launcher has it", {"num_gpus": 2}, "num_gpus"),
+    ("of a section, at the top", {"schedule": "cosine"}, "schedule"),
     ("of a backend", {"policy": {"backend": {"layot": 1}}}, "policy.backend.layot"),
     ("of a generator", {"generation": {"backend": {"max_rows": 3}}}, "generation.backend.max_rows"),
     ("of a dataset", {"data": {"name": "arithmetic", "digits": 2}}, "data.digits"),
@@ -60,6 +63,7 @@ WRONG_TYPES = [
     ("text for a number", {"policy": {"optimizer": {"lr": "fast"}}}, "policy.optimizer.lr"),
     ("text for a switch", {"leave_one_out": "maybe"}, "leave_one_out"),
     ("a number for a mapping", {"policy": 3}, "policy"),
+    ("one of its values for a mapping", {"policy": {"schedule": "cosine"}}, "policy.schedule"),
     ("a list for a mapping", {"generation": ["x"]}, "generation"),
     ("a number for the model", {"model": 3}, "model"),
     ("a number for model_name", {"policy": {"model_name": 3}}, "policy.model_name"),
@@ -107,6 +111,7 @@ MODELS_AND_PLUGINS = [
     ("adapters on random weights", {"policy": {"init": "random", "lora": {}}}, "policy.lora"),
     ("unknown algorithm", {"algorithm": "grop"}, "algorithm"),
     ("no algorithm", {"algorithm": ...}, "algorithm"),
+    ("algorithm in capitals", {"algorithm": "GRPO"}, "algorithm"),
     ("algorithm in a list", {"algorithm": ["grpo"]}, "algorithm"),
     ("unknown backend", {"policy": {"backend": "dtensr"}}, "policy.backend"),
     ("known, not installed", {"policy": {"backend": "acme"}}, "policy.backend"),
@@ -406,6 +411,33 @@ ELEVEN = {
     "generation": {"temperature": 0},
     "validation": {"num_generations": 4},
 }
+
+
+@pytest.mark.parametrize("algorithm", ["GRPO", "grop", "nothing_like_it", ["grpo"], None], ids=str)
+def test_a_wrong_algorithm_hides_no_other_mistake(
+    algorithm: Any, tiny_model: Path, files: Path, raises: Raises
+) -> None:
+    # What another algorithm might have at the top is not judged where nobody knows which one is meant.
+    wrong = {"algorithm": algorithm, "seed": "lucky", "policy": {"precision": "bf16"}, "model": "/no/such/model"}
+    found = problems_of(raises, placed(changed(GRPO, wrong), tiny_model, files))
+    assert sorted(found) == ["algorithm", "model", "policy.precision", "seed"]
+
+
+VERL = {
+    "algorithm": {"adv_estimator": "grpo", "kl_ctrl": {"kl_coef": 0.001}},
+    "data": {"train_files": "gsm8k/train.parquet", "train_batch_size": 1024},
+    "actor_rollout_ref": {"actor": {"strategy": "fsdp"}, "rollout": {"n": 5}},
+    "trainer": {"n_gpus_per_node": 8, "nnodes": 1},
+}
+NEMO_RL = {"grpo": {"num_prompts_per_step": 32}, "policy": {"train_global_batch_size": 512, "dtensor_cfg": {}}}
+AXOLOTL = {"base_model": "org/model", "datasets": [], "micro_batch_size": 2, "sequence_len": 2048}
+
+
+@pytest.mark.parametrize("theirs", [VERL, NEMO_RL, AXOLOTL], ids=["verl", "NeMo-RL", "axolotl"])
+def test_the_config_of_another_system_is_one_problem_that_says_how_to_go_on(
+    theirs: dict[str, Any], raises: Raises
+) -> None:
+    assert problems_of(raises, theirs) == ["algorithm"]
 
 
 def test_all_mistakes_are_reported_at_once(tiny_model: Path, files: Path, raises: Raises) -> None:

@@ -53,12 +53,10 @@ class Component:
             if entry.name != self.default:
                 shape["required"] = ["name", *shape.get("required", [])]
             options.append(shape)
-        if is_open := offered(f"expand_{self.kind}") is not None:  # names beyond those of plugins
-            options.append({"type": "object", "properties": {"name": {"not": {"enum": names}}}, "required": ["name"]})
-            several = {"additionalProperties": {"type": ["string", "object"]}, "not": {"required": ["name"]}}
-            options.append({"type": "object", **several})
+        other = offered(f"other_{self.kind}")  # forms beyond the names of plugins
+        options += [] if other is None else other(names)
         text = f"Name of {a_kind(self.kind)}, or a mapping with `name` and its options."
-        return {"description": text, "anyOf": [{"type": "string"} | ({} if is_open else {"enum": names}), *options]}
+        return {"description": text, "anyOf": [{"type": "string", "enum": names}, *options]}
 
     def _resolve(self, value: Any, info: core_schema.ValidationInfo) -> Config:
         context = info.context or {}
@@ -101,11 +99,11 @@ class Component:
         if not isinstance(value, Mapping):
             return value
         value = value if self.default is None else {"name": self.default, **value}
-        installed = [entry.name for entry in plugins.index.of_kind(self.kind)]
-        if str(value.get("name")).rpartition(":")[2] in installed:
+        entries = plugins.index.of_kind(self.kind)
+        if any(value.get("name") in (entry.name, entry.id) for entry in entries):
             return value
         expand = offered(f"expand_{self.kind}")
-        return value if expand is None else expand(value, installed) or value
+        return value if expand is None else expand(value, [entry.name for entry in entries]) or value
 
     def dump(self, value: Config) -> dict[str, Any]:
         return {"name": registry().name_of(self.kind, type(value)), **value.model_dump(mode="json")}

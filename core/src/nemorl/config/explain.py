@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from nemorl_base.pydantic_words import in_words
 from nemorl_base.standard_plugins import STANDARD_PLUGINS
-from nemorl_base.suggest import did_you_mean
+from nemorl_base.suggest import SURE, did_you_mean, in_other_words, nested
 from nemorl_base.variants import variant
 
 from nemorl.config.base import Config
@@ -22,22 +22,51 @@ def explain(config_class: type[Config], data: Mapping[str, Any], path: str, erro
     """One pydantic error item as a :class:`ConfigIssue`."""
     if error["type"] == "extra_forbidden":
         return _unknown_key(config_class, data, path, error.get("input"))
-    return ConfigIssue(path, *in_words(error, path.rpartition(".")[2]))
+    what, fix = in_words(error, path.rpartition(".")[2])
+    owner = config_at(config_class, data, path) if fix == "give a mapping" else None
+    return ConfigIssue(path, what, fix if owner is None else _mapping_of(path, owner, error.get("input")))
+
+
+def _mapping_of(path: str, owner: type[Config], value: Any) -> str:
+    """How a section is written, for somebody who wrote one value in its place."""
+    fields = owner.model_fields
+    key = next((name for name, info in fields.items() if value in _choices(info.annotation)), None)
+    if key is not None:
+        return f"write {nested(path, f'{key}: {value}')}"
+    return f"give a mapping, {nested(path, 'KEY: VALUE')}, with keys of {', '.join(fields)}"
+
+
+def _choices(annotation: Any) -> tuple[Any, ...]:
+    return get_args(annotation) if get_origin(annotation) is Literal else ()
 
 
 def _unknown_key(config_class: type[Config], data: Mapping[str, Any], path: str, value: Any) -> ConfigIssue:
     parent, _, key = path.rpartition(".")
     owner = config_at(config_class, data, parent)
     choices = list(owner.model_fields) if owner is not None else []
-    where = parent or config_class.__name__
-    elsewhere = [known for known in field_paths(config_class) if known.rpartition(".")[2] == key and known != path]
-    guess = foreign_words("key", [path], value, data.get("algorithm"))
-    guess = guess or _of_other_plugins(config_class, data, parent, key) or did_you_mean(key, choices)
-    if elsewhere and guess is None:
-        guess = f"this key lives at {' or '.join(elsewhere[:2])}"
-    return ConfigIssue(
-        path, f"unknown key in {where}", guess or (f"keys here: {', '.join(choices)}" if choices else None)
+    below = [known for known in field_paths(config_class) if known.startswith(f"{parent}." if parent else "")]
+    guess = (
+        foreign_words("key", [path], value, data.get("algorithm"))
+        or _of_other_plugins(config_class, data, parent, key)
+        or did_you_mean(key, choices, likeness=SURE)
+        or _elsewhere(config_class, path, value)
+        or did_you_mean(key, choices)
+        or in_other_words(key, below)
+        or (f"keys here: {', '.join(choices)}" if choices else None)
     )
+    return ConfigIssue(path, f"unknown key in {parent or config_class.__name__}", guess)
+
+
+def _elsewhere(config_class: type[Config], path: str, value: Any) -> str | None:
+    """Where the sections have a key of this very name."""
+    key = path.rpartition(".")[2]
+    found = [known for known in field_paths(config_class) if known.rpartition(".")[2] == key and known != path]
+    if not found:
+        return None
+    section = config_at(config_class, {}, found[0])
+    if section is not None and not isinstance(value, Mapping):
+        return f"this key lives at {found[0]}; {_mapping_of(found[0], section, value)}"
+    return f"this key lives at {' or '.join(found[:2])}"
 
 
 def _of_other_plugins(config_class: type[Config], data: Mapping[str, Any], parent: str, key: str) -> str | None:

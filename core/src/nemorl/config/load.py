@@ -13,14 +13,15 @@ from typing import Any, Generic, TypeVar
 
 from nemorl_base.mappings import apply_overrides, checked, read_source
 from nemorl_base.reading import shown
+from nemorl_base.suggest import closest
 from pydantic import ValidationError
 
 from nemorl.config.base import DEFERRED, ELSEWHERE, PLUGINS, PROBLEM, Config, all_problems
 from nemorl.config.explain import explain
 from nemorl.config.plugin_lists import policy_in
 from nemorl.config.run import RunConfig
-from nemorl.errors import ConfigError, ConfigIssue, NemorlError
-from nemorl.plugins.registry import Registry, offered, registry
+from nemorl.errors import ConfigError, ConfigIssue, NemorlError, PluginNotFoundError
+from nemorl.plugins.registry import Registry, foreign_words, offered, registry
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 
@@ -52,7 +53,14 @@ def load_config(
         data, mistakes = read(data)  # without a section such as `launch`, which is no part of the run itself
         wrong += mistakes
     plugins = registry().restricted(policy_in(data))
-    found = _Reading(_algorithm_class(data, name, plugins), data, plugins, elsewhere=for_cluster)
+    algorithm, unknown = _algorithm_class(data, plugins)
+    found = _Reading(algorithm, data, plugins, elsewhere=for_cluster)
+    if unknown is not None:
+        if (words := foreign_words("config", [name], data)) is not None:
+            raise ConfigError([replace(unknown, fix=words)], source=name)  # every key of it would be wrong
+        known = algorithm.model_fields
+        rest = [one for one in found.issues if algorithm is not RunConfig or one.path.partition(".")[0] in known]
+        found.issues = [unknown, *(issue for issue in rest if issue.path != unknown.path)]
     if found.config is not None and for_launch:
         lacks = found.config.launch_problems()
         found.issues += [lack for lack in lacks if not _is_at_or_above(lack.path, found.issues)]
@@ -127,19 +135,21 @@ class _Reading(Generic[AnyConfig]):
             return None
 
 
-def _algorithm_class(data: Mapping[str, Any], source: str, plugins: Registry) -> type[RunConfig]:
+def _algorithm_class(data: Mapping[str, Any], plugins: Registry) -> tuple[type[RunConfig], ConfigIssue | None]:
+    """The class that reads a config. Where it names none: what is wrong with that, and the class that tells the rest,
+    of the algorithm that is probably meant, else the one for what every run has."""
     name = data.get("algorithm")
-    installed = [entry.name for entry in plugins.index.of_kind("algorithms")]
+    installed = [entry.name for entry in plugins.index.of_kind("algorithms") if not entry.diagnostics]
     if not isinstance(name, str):
         what = "no algorithm given" if name is None else f"expected the name of an algorithm, got {shown(name)}"
-        raise ConfigError(
-            [ConfigIssue("algorithm", what, f"set `algorithm:` to one of {', '.join(installed)}")], source=source
-        )
+        return RunConfig, ConfigIssue("algorithm", what, f"set `algorithm:` to one of {', '.join(installed)}")
     try:
         loaded: type[RunConfig] = plugins.load("algorithms", name)
     except NemorlError as error:
-        raise ConfigError([ConfigIssue("algorithm", error.message, error.fix)], source=source) from error
-    return loaded
+        meant = closest(name, installed) if isinstance(error, PluginNotFoundError) else None
+        issue = ConfigIssue("algorithm", error.message, error.fix)
+        return RunConfig if meant is None else plugins.load("algorithms", meant), issue
+    return loaded, None
 
 
 def _as_written(path: str, data: Mapping[str, Any]) -> str:

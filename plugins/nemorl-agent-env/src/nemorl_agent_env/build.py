@@ -9,13 +9,13 @@ from typing import Any
 from nemorl.environment import Environment
 from nemorl_rl.agents.gateways import EpisodeGateway, start_gateway
 from nemorl_rl.environments.sources import as_environment
+from nemorl_rl.references import load_function
 
 from nemorl_agent_env.config import CHAT_LOOP, AgentConfig, ToolsConfig
 from nemorl_agent_env.coroutines import Coroutines, OpenTools, Rollout, chat_loop, parameters_of
 from nemorl_agent_env.environment import Agent, Player
 from nemorl_agent_env.judging import Judge
 from nemorl_agent_env.programs import Programs
-from nemorl_agent_env.references import load_function
 from nemorl_agent_env.tools import Toolbox, function_tool
 
 

@@ -13,53 +13,20 @@ from nemorl.config import RESUMABLE, CodeName, Command, Config, Names, ServerURL
 from nemorl.config.component import Component
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
-from nemorl.plugins import Registry
 from nemorl.plugins.kinds import EnvironmentConfig
 from nemorl_base.encryption import plaintext_problem
 from nemorl_base.suggest import did_you_mean
 from nemorl_rl.agents.gateways import gateway_is_installed
 from nemorl_rl.agents.outcomes import OUTCOME_METRICS, Fate, outcome_problems
+from nemorl_rl.references import FORM, reference_problems
 from pydantic import Field, WithJsonSchema
 
 from nemorl_agent_env.places import search_path
-from nemorl_agent_env.references import FORM, is_reference, reference_problems
 
 if TYPE_CHECKING:
     from nemorl.contracts import Environment
 
 CHAT_LOOP = "chat_loop"
-
-
-class FunctionReward(EnvironmentConfig):
-    """A function of a file, as a reward."""
-
-    function: CodeName = Field(pattern=FORM)
-    """``file.py:function``."""
-
-    def problems(self) -> Iterator[ConfigIssue]:
-        yield from super().problems()
-        yield from reference_problems("", self.function)
-
-    def build(self) -> Environment:
-        from nemorl_rl.environments import RewardFunction
-
-        from nemorl_agent_env.references import load_function
-
-        return RewardFunction(load_function(self.function))
-
-
-class _Reward(Component):
-    """An environment, or a function of a file."""
-
-    def resolve(self, value: Any, plugins: Registry | None = None, context: Mapping[str, Any] | None = None) -> Config:
-        if isinstance(value, FunctionReward):
-            return value
-        if is_reference(value):
-            return FunctionReward.model_validate({"function": value}, context=context)
-        return super().resolve(value, plugins, context)
-
-    def dump(self, value: Config) -> Any:
-        return value.function if isinstance(value, FunctionReward) else super().dump(value)
 
 
 REWARD_SCHEMA: dict[str, Any] = {
@@ -136,7 +103,7 @@ class AgentConfig(EnvironmentConfig):
     rollout: CodeName = Field(CHAT_LOOP, pattern=rf"^{CHAT_LOOP}$|{FORM}")
     """Without ``command``: a coroutine ``async def rollout(prompt, policy)`` as ``file.py:function``, or ``chat_loop``,
     which answers tool calls until a message has none."""
-    reward: Annotated[EnvironmentConfig, _Reward("environments"), WithJsonSchema(REWARD_SCHEMA)] | None = None
+    reward: Annotated[EnvironmentConfig, Component("environments"), WithJsonSchema(REWARD_SCHEMA)] | None = None
     """What scores the answer: ``file.py:function``, or an environment of one turn. A coroutine may return its score
     instead."""
     answer: str = Field("", pattern=r"^(|stdout|last_message|file:.+)$")

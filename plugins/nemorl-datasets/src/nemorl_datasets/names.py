@@ -121,6 +121,17 @@ def expand_datasets(value: Mapping[str, Any], installed: Sequence[str]) -> Mappi
     return None
 
 
+def other_datasets(names: Sequence[str]) -> list[dict[str, Any]]:
+    """JSON schemas of what stands for a dataset besides the ``names`` of plugins: any text, or several by name.
+
+    >>> [form["type"] for form in other_datasets(["file"])]
+    ['string', 'object', 'object']
+    """
+    several = {"additionalProperties": {"type": ["string", "object"]}, "not": {"required": ["name"]}}
+    other = {"properties": {"name": {"not": {"enum": list(names)}}}, "required": ["name"]}
+    return [{"type": "string"}, {"type": "object", **other}, {"type": "object", **several}]
+
+
 def _are_sets(value: Mapping[str, Any]) -> bool:
     """Whether a mapping has several datasets by name, and not the options of one whose name was forgotten."""
     options = {option for config_class in BY_NAME.values() for option in config_class.model_fields}

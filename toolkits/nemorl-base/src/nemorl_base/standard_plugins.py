@@ -33,6 +33,7 @@ STANDARD_PLUGINS: Mapping[str, str] = {
     "environments:retriever": "nemorl-environments",
     "environments:judge": "nemorl-environments",
     "environments:code": "nemorl-code-env",
+    "environments:function": "nemorl-rl",
     "environments:agent": "nemorl-agent-env",
     "environments:reasoning_gym": "nemorl-interop-envs",
     "environments:verifiers": "nemorl-interop-envs",

@@ -34,13 +34,20 @@ def parse_yaml(text: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
-        raise UnreadableError(where + (error.problem or "not valid")) from error
+        raise UnreadableError(where + _in_words(error, text)) from error
     except yaml.YAMLError as error:
         raise UnreadableError(" ".join(str(error).split())) from error
     except UnicodeEncodeError as error:
         raise UnreadableError("it holds bytes that are not UTF-8") from error
     check_tree(data)
     return _unshared(data)
+
+
+def _in_words(error: yaml.MarkedYAMLError, text: str) -> str:
+    lines, mark = text.splitlines(), error.problem_mark
+    if mark is not None and mark.line < len(lines) and "\t" in lines[mark.line][: mark.column + 1]:
+        return "a tab, which YAML does not allow here: indent with spaces, two for each level"
+    return error.problem or "not valid"
 
 
 def format_yaml(data: Any, *, one_line: bool = False) -> str:

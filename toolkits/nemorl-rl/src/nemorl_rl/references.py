@@ -81,7 +81,7 @@ def _names(tree: ast.Module) -> list[str]:
 
 def _file(path: Path) -> ModuleType:
     path = path.resolve()
-    name = f"nemorl_agent_file_{sha256(str(path).encode()).hexdigest()[:12]}"
+    name = f"nemorl_file_{sha256(str(path).encode()).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]
     spec = spec_from_file_location(name, path)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nemorl_compat.peers.tables import NEUTRAL, SYSTEMS, Entry, Table, table
+from nemorl_compat.systems import NEMO_RL, NEMORL, seems_from
 
 FEW = 2
 """Keys inside an unknown section that are explained one by one."""
@@ -17,9 +18,9 @@ def foreign_words(kind: str, name: str, value: Any = None, algorithm: Any = None
     """Say what to do here about a name of another training system; ``None`` where it is of none that is known.
 
     Args:
-        kind: ``key`` of a config, ``column`` of a dataset, or ``reward``: the parameters of a function.
-        name: A dotted key, a column, or the names of parameters with a space between.
-        value: What stands under the key.
+        kind: ``key`` of a config, ``column`` of a dataset, ``reward``: the parameters of a function, or ``config``.
+        name: A dotted key, a column, the names of parameters with a space between, or a config's file.
+        value: What stands under the key; the whole config.
         algorithm: Of the config that has the key.
 
     Example:
@@ -30,6 +31,8 @@ def foreign_words(kind: str, name: str, value: Any = None, algorithm: Any = None
     """
     family = str(algorithm) if algorithm in ("sft", "dpo") else "grpo"
     known = [table(system) for system in SYSTEMS]
+    if kind == "config":
+        return _of_config(name, value)
     if kind == "column":
         return next((f"`{name}` is of {t.system}: {t.columns[name]}" for t in known if name in t.columns), None)
     if kind == "reward":
@@ -37,6 +40,18 @@ def foreign_words(kind: str, name: str, value: Any = None, algorithm: Any = None
         return next((said for t in known for convention, said in t.rewards if convention <= named), None)
     path = ".".join(part.lstrip("-") for part in name.split("."))
     return next((found for t in known if (found := _of_key(t, path, value, family)) is not None), None)
+
+
+def _of_config(file: str, config: Mapping[str, Any]) -> str | None:
+    """A whole config that another system reads."""
+    name = seems_from(config)
+    if name in (None, NEMORL):
+        return None
+    command = next((table(system).command for system in SYSTEMS if table(system).system == name), None)
+    if command is None and name != NEMO_RL:
+        return f"this is a config of {name}, which nemorl does not read: begin with one of `nemorl config templates`"
+    options = "" if command is None else f" --from {command}"
+    return f"this is a config of {name}: `nemorl config migrate{options} {file}` translates it"
 
 
 def _of_key(system: Table, path: str, value: Any, family: str) -> str | None:

@@ -1,0 +1,102 @@
+"""A function of a file as an environment: ``environment: reward.py:score``, or ``reward_fn: reward.py:score``."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from nemorl.config import CodeName
+from nemorl.errors import ConfigIssue, UsageError
+from nemorl.plugins.kinds import EnvironmentConfig
+from nemorl_base.reading import shown
+from pydantic import Field
+
+from nemorl_rl.references import FORM, is_reference, load_function, reference_problems
+
+if TYPE_CHECKING:
+    from nemorl.contracts import Environment
+
+NAME = "function"
+SECTION = "reward_fn"
+PLACE = "environment"
+
+
+class FunctionConfig(EnvironmentConfig):
+    """A function of a file of yours: ``reward.py:score`` in place of an environment's name means this.
+
+    >>> FunctionConfig(function="math:gcd").function
+    'math:gcd'
+    """
+
+    summary: ClassVar[str] = "a function of a file, f(prompt, response) -> reward, written `reward.py:score`"
+
+    function: CodeName = Field(pattern=FORM)
+    """``file.py:function`` from the folder that the command runs in, or ``package.module:function``. It takes what a
+    ``reward_fn`` of ``nemorl.train`` takes; a class of environments works as well."""
+
+    def problems(self) -> Iterator[ConfigIssue]:
+        yield from super().problems()
+        yield from reference_problems("", self.function)
+
+    def build(self) -> Environment:
+        from nemorl_rl.environments.sources import as_environment
+
+        found = load_function(self.function)
+        made = as_environment(found() if inspect.isclass(found) else found)
+        if made is None:
+            raise UsageError(f"{self.function} made no environment", fix="return one, or name a function of two")
+        return made
+
+
+def expand_environments(value: Mapping[str, Any], installed: Sequence[str]) -> Mapping[str, Any] | None:
+    """How a config spells a function of a file: ``nemorl.expand_environments({"name": "reward.py:score"}, ())``.
+
+    Args:
+        value: What was written, as a mapping with ``name``.
+        installed: Names of the installed environments.
+
+    Example:
+        >>> expand_environments({"name": "reward.py:score"}, ["math"])
+        {'name': 'function', 'function': 'reward.py:score'}
+    """
+    if not is_reference(value.get("name")):
+        return None
+    return {**value, "name": NAME, "function": value["name"]}
+
+
+def other_environments(names: Sequence[str]) -> list[dict[str, Any]]:
+    """JSON schemas of what stands for an environment besides the ``names`` of plugins.
+
+    >>> other_environments(["math"])[0]["pattern"].startswith("[.]py:")
+    True
+    """
+    return [{"type": "string", "pattern": r"[.]py:[A-Za-z_]\w*$"}]
+
+
+def section_reward_fn(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[ConfigIssue]]:
+    """A config with its ``reward_fn`` as the environment, and what is wrong with it.
+
+    Args:
+        data: The config as it was written, changes applied.
+
+    >>> section_reward_fn({"reward_fn": "reward.py:score"})
+    ({'environment': 'reward.py:score'}, [])
+    """
+    rest = {key: value for key, value in data.items() if key != SECTION}
+    wanted = data[SECTION]
+    if not is_reference(wanted):
+        fix = "write FILE.py:FUNCTION, or the name of an environment under `environment:`"
+        return rest, [ConfigIssue(SECTION, f"expected a function of a file, got {shown(wanted)}", fix)]
+    if PLACE in rest:
+        return rest, [ConfigIssue(SECTION, "`environment:` says what scores the responses, too", "keep one of them")]
+    return {**rest, PLACE: wanted}, []
+
+
+def section_schema_reward_fn() -> dict[str, Any]:
+    """The JSON schema of ``reward_fn``, for editors.
+
+    >>> section_schema_reward_fn()["type"]
+    'string'
+    """
+    return {"description": "A function that scores responses, `file.py:function`.", **other_environments(())[0]}
