@@ -34,67 +34,27 @@ if TYPE_CHECKING:
     from nemorl.config.run import CheckpointConfig, RunConfig, ValidationConfig
 
 __all__ = [
-    "RESUMABLE",
-    "CheckpointConfig",
-    "ClusterConfig",
-    "CodeName",
-    "Command",
-    "Config",
-    "DatasetFile",
-    "DatasetName",
-    "FileName",
-    "GenerationConfig",
-    "Interpreter",
-    "LoraConfig",
-    "ModelName",
-    "Names",
-    "OptimizerConfig",
-    "Options",
-    "PlainText",
-    "PluginsConfig",
-    "PolicyConfig",
-    "RunConfig",
-    "ScheduleConfig",
-    "SecretVariable",
-    "ServedModel",
-    "ServerURL",
-    "ValidationConfig",
-    "Variables",
-    "load_config",
-]
+    "RESUMABLE", "CheckpointConfig", "ClusterConfig", "CodeName", "Command", "Config", "DatasetFile", "DatasetName",
+    "FileName", "GenerationConfig", "Interpreter", "LoraConfig", "ModelName", "Names", "OptimizerConfig", "Options",
+    "PlainText", "PluginsConfig", "PolicyConfig", "RunConfig", "ScheduleConfig", "SecretVariable", "ServedModel",
+    "ServerURL", "ValidationConfig", "Variables", "load_config",
+]  # fmt: skip
 
 _MODULES = {
     "Config": "nemorl.config.base",
     "RESUMABLE": "nemorl.config.base",
     "ClusterConfig": "nemorl.config.cluster",
-    **dict.fromkeys(
-        (
-            "CodeName",
-            "Command",
-            "DatasetFile",
-            "DatasetName",
-            "FileName",
-            "Interpreter",
-            "ModelName",
-            "Names",
-            "Options",
-            "PlainText",
-            "SecretVariable",
-            "ServedModel",
-            "ServerURL",
-            "Variables",
-        ),
-        "nemorl_base.naming",
-    ),
     "PluginsConfig": "nemorl.config.plugin_lists",
     "load_config": "nemorl.config.load",
     **dict.fromkeys(
         ("GenerationConfig", "LoraConfig", "OptimizerConfig", "PolicyConfig", "ScheduleConfig"), "nemorl.config.models"
     ),
+    **dict.fromkeys(("CheckpointConfig", "RunConfig", "ValidationConfig"), "nemorl.config.run"),
 }
+"""Where names come from; the others are types of what fields name."""
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES.get(name, "nemorl.config.run")), name)
+    return getattr(importlib.import_module(_MODULES.get(name, "nemorl_base.naming")), name)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 from nemorl_base.field_texts import field_texts, for_editors
-from nemorl_base.naming import Kind, Named, declared_kind, kind_by_name, takes_text, texts_of
+from nemorl_base.naming import Named, Naming, declared_kind, kind_by_name, takes_text, texts_of
 from nemorl_base.pydantic_words import shown_default, shown_type
 from nemorl_base.reading import shown
 from nemorl_base.scalars import WrongValueError, read_field
@@ -55,7 +55,7 @@ PROBLEM = "nemorl_problem"
 """pydantic error type under which our own findings travel; ``config.load`` unpacks message and fix."""
 
 
-class Config(BaseModel):
+class Config(Naming, BaseModel):
     """A frozen, strict piece of configuration.
 
     Example:
@@ -106,7 +106,7 @@ class Config(BaseModel):
             if not field.exclude:  # another field says the same
                 kind = declared_kind(field.annotation, field.metadata)
                 guessed = kind_by_name(name) if kind is None and takes_text(field.annotation) else None
-                yield from _named(getattr(self, name), f"{path}.{name}" if path else name, kind or guessed)
+                yield from texts_of(getattr(self, name), f"{path}.{name}" if path else name, kind or guessed)
 
     @field_validator("*", mode="before")
     @classmethod
@@ -155,19 +155,6 @@ def all_problems(value: Any, path: str = "") -> Iterator[ConfigIssue]:
         yield from all_problems(item, f"{path}.{key}" if path else str(key))
     for problem in value.own_problems() if isinstance(value, Config) else ():
         yield replace(problem, path=".".join(filter(None, (path, problem.path))))
-
-
-def _named(value: Any, path: str, kind: Kind | None) -> Iterator[Named]:
-    if isinstance(value, Config):
-        yield from value.named_values(path)
-    elif isinstance(value, Mapping) and any(isinstance(item, Config) for item in value.values()):
-        for key, item in value.items():
-            yield from _named(item, f"{path}.{key}", kind)
-    elif isinstance(value, list | tuple) and any(isinstance(item, Config) for item in value):
-        for number, item in enumerate(value):
-            yield from _named(item, f"{path}.{number}", kind)
-    else:
-        yield from texts_of(value, path, kind)
 
 
 def identity(config: Any, data: Any) -> Any:

@@ -12,8 +12,6 @@ from nemorl.errors import DataError
 
 FILE = "inputs.json"
 """In the run directory: those of the process that began or continued it last."""
-SHOWN_CHARACTERS = 80
-"""Of a fingerprint in an error; a mixture's is as long as it has parts."""
 
 
 @dataclass(frozen=True)
@@ -57,14 +55,9 @@ def refuse(changes: Mapping[str, tuple[str, str]], place: str) -> None:
         place: The checkpoint that was saved with the rows as they were.
     """
     if changes:
-        told = "; ".join(f"{name} were {_cut(old)}, are {_cut(new)}" for name, (old, new) in changes.items())
+        told = "; ".join(f"{name} were {old:.80}, are {new:.80}" for name, (old, new) in changes.items())
         raise DataError(
             f"the data is not what {place} was trained on: {told}",
             fix="put the rows back as they were, start a new run (--fresh, or another run_dir), or go on with "
             "these: --accept-changed-data, in Python fit(accept_changed_data=True)",
         )
-
-
-def _cut(fingerprint: str) -> str:
-    is_short = len(fingerprint) <= SHOWN_CHARACTERS
-    return fingerprint if is_short else f"{fingerprint[:SHOWN_CHARACTERS]}…"
