@@ -9,7 +9,7 @@ from typing import Any, get_args
 from nemorl.config import Config, ModelName, Options, PlainText, RunConfig, ServerURL, Variables, load_config
 from nemorl.plugins import registry
 from nemorl.plugins.registry import config_bases
-from nemorl_base.naming import Named
+from nemorl_base.naming import Named, is_url
 from nemorl_testing.every_config import undeclared_names
 from pydantic import Field
 
@@ -59,6 +59,7 @@ class Inner(Config):
 class Outer(Config):
     parts: dict[str, Inner] = Field({"a": Inner(url="https://node7")})
     more: tuple[Inner, ...] = (Inner(),)
+    lists: dict[str, tuple[Inner, ...]] = Field({"b": (Inner(judge_model="org/deep"),)})
     weights: Path = Path("weights")
     engine: Options = Field({"tokenizer": "org/t", "speculative": {"model": "org/d"}, "dtype": "auto", "seed": 1})
     variables: Variables = Field({"A": "1"})
@@ -72,6 +73,7 @@ def test_values_are_found_wherever_they_stand() -> None:
         Named("x.parts.a.judge_model", "model", "org/judge"),
         Named("x.parts.a.url", "server", "https://node7"),
         Named("x.more.0.judge_model", "model", "org/judge"),
+        Named("x.lists.b.0.judge_model", "model", "org/deep"),
         Named("x.weights", "file", "weights"),
         Named("x.engine.tokenizer", "model", "org/t"),
         Named("x.engine.speculative.model", "model", "org/d"),
@@ -84,3 +86,7 @@ def test_values_are_found_wherever_they_stand() -> None:
 def test_a_dataset_by_a_name_of_ours_is_the_repository_that_it_is_read_from() -> None:
     config = load_config({"algorithm": "grpo", "model": "org/m", "data": "gsm8k", "environment": "math"})
     assert Named("data.preset", "dataset", "openai/gsm8k") in list(config.named_values())
+
+
+def test_a_long_text_is_no_address_within_a_moment() -> None:
+    assert not is_url("https://" + "a" * 1_000_000 + " x")

@@ -13,6 +13,7 @@ do not say) :func:`kind_by_name` guesses, so that leaving the declaration out op
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -132,6 +133,18 @@ class Named(NamedTuple):
     """A text; a tuple of texts of a command; a mapping of variables."""
 
 
+class Naming(ABC):
+    """A value whose parts say themselves what they name: a config."""
+
+    @abstractmethod
+    def named_values(self, path: str = "") -> Iterator[Named]:
+        """All that it names.
+
+        Args:
+            path: Of this value, in the config that it is part of.
+        """
+
+
 _WORDS: tuple[tuple[Kind, str], ...] = (
     ("text", r"column|field|tag|label|config_name|server_name|tool_parser|file_type"),
     ("secret", r"(?:api_?key|token|password|secret|credential)_env|secret"),
@@ -139,11 +152,13 @@ _WORDS: tuple[tuple[Kind, str], ...] = (
     ("server", r"ur[il]|base_url|endpoint|address|addresse|host|hostname|server|api_base|tracking_uri"),
     ("dataset", r"dataset|corpus|corpora|data_files?|train_files?|val_files?|data_path|dataset_path|parquet"),
     ("model", r"model|model_name|model_path|model_id|tokenizer|tokenizer_name|teacher|critic_model|draft_model"
-              r"|checkpoint|adapter|lora_path|lora_module|base_model|reward_model|reference_model"),
+              r"|checkpoint|adapter|lora|lora_path|lora_module|base_model|reward_model|reference_model"),
     ("interpreter", r"python|interpreter|py_executable"),
     ("command", r"command|cmd|executable|program|argv"),
-    ("code", r"function|script|class_path|py_module|plugin_path|setup|entry_?point|rollout|auto_map"),
-    ("file", r"path|file|filename|folder|dir|directory|directorie|chat_template|cache|certificate|ca|keyfile|cert"),
+    ("code", r"function|script|cls|callable|hook|module_path|class_path|py_module|plugin|plugin_path|logits_processor"
+             r"|middleware|setup|entry_?point|rollout|auto_map"),
+    ("file", r"path|file|filename|folder|dir|directory|directorie|chat_template|cache|certificate|ca|keyfile|cert"
+             r"|generation_config"),
 )  # fmt: skip
 _GUESSES = [(kind, re.compile(rf"(?:^|[_.])(?:{words})s?$", re.IGNORECASE)) for kind, words in _WORDS]
 
@@ -185,13 +200,16 @@ def _parts(annotation: Any) -> Iterator[Any]:
 
 
 def texts_of(value: Any, path: str, kind: Kind | None) -> Iterator[Named]:
-    """What plain values name: each text by itself, by what is declared or by the name of its key.
+    """All that values name: a text by what is declared or by the name of its key, a config as it says itself.
 
     Args:
-        value: A text, path, sequence or mapping; anything else names nothing.
+        value: A text, path, config, sequence or mapping; anything else names nothing.
         path: Of the option.
         kind: What it names; ``None``: nobody said.
     """
+    if isinstance(value, Naming):
+        yield from value.named_values(path)
+        return
     if kind == "text" or value in (None, "", (), {}):
         return
     kind = None if kind == "options" else kind
@@ -209,7 +227,7 @@ def texts_of(value: Any, path: str, kind: Kind | None) -> Iterator[Named]:
             yield from texts_of(item, f"{path}.{number}", kind)
 
 
-_URL = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/]+\S*", re.IGNORECASE)
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/]\S*", re.IGNORECASE)
 
 
 def is_url(text: str) -> bool:

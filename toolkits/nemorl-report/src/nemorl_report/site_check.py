@@ -32,12 +32,12 @@ from nemorl_report.signatures import signature_problems
 ENGINES = (TrainingBackendConfig, GenerationBackendConfig)
 LOADS_CODE = re.compile(
     r"PYTHON(PATH|STARTUP|HOME|USERBASE|PLATLIBDIR|PYCACHEPREFIX|BREAKPOINT)|LD_(PRELOAD|LIBRARY_PATH|AUDIT)"
-    r"|PATH|BASH_ENV|ENV|RAY_.*(PLUGIN|HOOK|RUNTIME_ENV).*|NEMORL_(SITE_)?POLICY",
+    r"|PATH|BASH_ENV|ENV|CC|CXX|GCONV_PATH|RAY_.*(PLUGIN|HOOK|RUNTIME_ENV).*|NEMORL_(SITE_)?POLICY",
 )
 """Environment variables by which a process gets other code than is installed."""
 RAY_INSTALLS = ("pip", "uv", "conda")
-RAY_CODE = ("py_modules", "working_dir", "container", "image_uri", "worker_process_setup_hook", "java_jars")
-"""Keys of Ray's runtime environment that bring packages, and other code."""
+RAY_SETTINGS = ("excludes", "config", "nsight")
+"""Keys of Ray's runtime environment that bring packages, and those that bring nothing; all others may bring code."""
 BESIDE = ("loggers.", "plugins.")
 """Parts that take no part in computing: their servers may be denied by name, and need not be allowed as engines."""
 
@@ -195,17 +195,15 @@ def _of_variables(path: str, variables: Mapping[str, str]) -> Iterator[Use]:
 
 
 def _of_ray(environment: Mapping[str, Any]) -> Iterator[Use]:
-    """What Ray installs and brings to its workers, and the variables that it sets."""
+    """What Ray installs and brings to its workers. Variables and interpreters have options of their own."""
     for key, value in environment.items():
         path = f"cluster.runtime_env.{key}"
         if key in RAY_INSTALLS:
             for text in _texts(value):
                 yield Use(path, "install", (_distribution(text), text), replaces=True)
-        elif key in RAY_CODE:
+        elif key not in RAY_SETTINGS:
             for text in _texts(value):
                 yield Use(path, "code", tuple(names_of_path(text)), replaces=True)
-        elif key == "env_vars" and isinstance(value, Mapping):
-            yield from _of_variables(path, {str(name): str(item) for name, item in value.items()})
 
 
 def _distribution(requirement: str) -> str:
