@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from nemorl.plugins import registry
 from nemorl_commands.template_choice import TemplateFacts, billions_in, choose, facts_of, gpus_in, unknown_words
+from nemorl_commands.template_words import OTHER_WORDS
 from nemorl_report.source import read_source, template_text
 
 EIGHT = facts_of(
@@ -95,3 +96,53 @@ def test_words_that_say_nothing_are_left_out() -> None:
 )
 def test_a_newcomer_finds_the_right_one_first(wish: str, name: str, installed: list[TemplateFacts]) -> None:
     assert choose(wish, installed)[0].template.name == name
+
+
+@pytest.mark.parametrize(
+    ("wish", "names"),
+    [
+        ("teach my chatbot to be more polite from thumbs up and thumbs down", "dpo dpo_8gpu dpo_ipo dpo_lora rm"),
+        ("make a small model as good as a big one", "distillation distillation_8gpu distillation_given opd"),
+        ("solve school exercises", "grpo_gsm8k"),
+        ("write python functions that pass unit tests", "grpo_code"),
+        ("call functions and use a search engine", "grpo_multi_turn"),
+        ("my GPU has only little memory, 8B model", "dpo_lora grpo_lora ppo_lora"),
+        ("just try it out on my laptop", "rloo_small"),
+        ("teach it facts from question answer pairs", "sft sft_packing"),
+        ("play a puzzle game", "ppo_multi_turn"),
+        ("summarise very long reports", "sft_long_context"),
+        ("score answers by human taste for later RL", "rm rm_8gpu rm_for_rl rm_margin"),
+        ("let GPT-4 grade free-form essays", "grpo_judge"),
+        ("pick the better of two answers", "dpo dpo_8gpu dpo_ipo dpo_lora rm"),
+        ("deepseek r1 style thinking", "dapo_17k dapo_long_context grpo grpo_8gpu grpo_gsm8k sft_reasoning"),
+        ("huge mixture-of-experts on a cluster", "gspo_megatron_moe"),
+        ("cheap fine-tune of llama on customer support dialogues", "sft"),
+        ("sampling and training at the same time so no GPU waits", "grpo_async"),
+        ("copy answers of a teacher model that I saved in a file", "distillation_given"),
+        ("competition maths olympiad problems on one machine with 8 cards", "dapo_17k grpo_8gpu ppo_8gpu"),
+        ("coding assistant for leetcode", "grpo_code"),
+        ("agent that uses tools over several rounds", "grpo_multi_turn"),
+        ("fine-tune on my own chat logs", "sft sft_8gpu sft_packing"),
+        ("compress a 32B model into a 4B one", "distillation_8gpu"),
+        ("teacher has a different vocabulary", "distillation_other_tokenizer"),
+        ("beginner, small, cheap, nothing to download", "grpo_gsm8k rloo_small"),
+        ("my training set is tiny and it overfits", "dpo_ipo"),
+        ("a classifier that rates how good an answer is", "rm rm_8gpu rm_for_rl rm_margin"),
+        ("actor critic with value function", "ppo ppo_8gpu ppo_lora"),
+        ("70 billion parameters supervised", "sft_megatron"),
+    ],
+)
+def test_a_wish_in_the_words_of_a_newcomer_finds_one_that_suits_it(
+    wish: str, names: str, installed: list[TemplateFacts]
+) -> None:
+    assert choose(wish, installed)[0].template.name in names.split()
+
+
+def test_other_words_belong_to_what_templates_say_of_themselves(installed: list[TemplateFacts]) -> None:
+    said = {tag.lower() for template in installed for fact in ("task", "uses") for tag in template.facts[fact]}
+    assert not set(OTHER_WORDS) - said
+
+
+def test_a_word_that_few_templates_have_counts_for_more() -> None:
+    both = [EIGHT, ONE, *(facts_of(f"other{n}", "", "# x\n# task: math\nalgorithm: grpo\n") for n in range(8))]
+    assert choose("math, preferences", both)[0].template is ONE
