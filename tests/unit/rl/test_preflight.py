@@ -44,6 +44,12 @@ def config(model: str) -> RunConfig:
     )
 
 
+def test_a_model_that_only_an_option_of_other_software_names_need_not_be_here(tiny_model: Path) -> None:
+    judge = {"name": "judge", "url": "https://node7/v1", "model": "served", "options": {"judge_model": "gpt-4.1-mini"}}
+    given = {"model": str(tiny_model), "data": "arithmetic", "environment": judge}
+    assert not list(absent_models(validate(registry().load("algorithms", "grpo"), given)))
+
+
 @pytest.fixture
 def run(tiny_model: Path, tmp_path: Path) -> Callable[..., list[str]]:
     """The checks of a run whose model and directory are fine, with this reward; returns the warnings."""

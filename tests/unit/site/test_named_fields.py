@@ -75,11 +75,11 @@ def test_values_are_found_wherever_they_stand() -> None:
         Named("x.more.0.judge_model", "model", "org/judge"),
         Named("x.lists.b.0.judge_model", "model", "org/deep"),
         Named("x.weights", "file", "weights"),
-        Named("x.engine.tokenizer", "model", "org/t"),
-        Named("x.engine.speculative.model", "model", "org/d"),
+        Named("x.engine.tokenizer", "model", "org/t", True),
+        Named("x.engine.speculative.model", "model", "org/d", True),
         Named("x.variables", "variables", {"A": "1"}),
-        Named("x.other", "server", "https://example.org/v1"),
-        Named("x.undeclared_model", "model", "org/u"),
+        Named("x.other", "server", "https://example.org/v1", True),
+        Named("x.undeclared_model", "model", "org/u", True),
     ])  # fmt: skip
 
 

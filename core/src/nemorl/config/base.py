@@ -105,8 +105,9 @@ class Config(Naming, BaseModel):
         for name, field in type(self).model_fields.items():
             if not field.exclude:  # another field says the same
                 kind = declared_kind(field.annotation, field.metadata)
-                guessed = kind_by_name(name) if kind is None and takes_text(field.annotation) else None
-                yield from texts_of(getattr(self, name), f"{path}.{name}" if path else name, kind or guessed)
+                guess = kind_by_name(name) if kind is None and takes_text(field.annotation) else None
+                place = f"{path}.{name}" if path else name
+                yield from texts_of(getattr(self, name), place, kind or guess, is_guess=kind is None)
 
     @field_validator("*", mode="before")
     @classmethod

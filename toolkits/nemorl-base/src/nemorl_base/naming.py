@@ -131,6 +131,8 @@ class Named(NamedTuple):
     kind: Kind
     value: Any
     """A text; a tuple of texts of a command; a mapping of variables."""
+    is_guess: bool = False
+    """Nobody declared it: the name of its key sounds so."""
 
 
 class Naming(ABC):
@@ -199,13 +201,14 @@ def _parts(annotation: Any) -> Iterator[Any]:
         yield from _parts(part)
 
 
-def texts_of(value: Any, path: str, kind: Kind | None) -> Iterator[Named]:
+def texts_of(value: Any, path: str, kind: Kind | None, *, is_guess: bool = False) -> Iterator[Named]:
     """All that values name: a text by what is declared or by the name of its key, a config as it says itself.
 
     Args:
         value: A text, path, config, sequence or mapping; anything else names nothing.
         path: Of the option.
         kind: What it names; ``None``: nobody said.
+        is_guess: By its name alone.
     """
     if isinstance(value, Naming):
         yield from value.named_values(path)
@@ -213,18 +216,19 @@ def texts_of(value: Any, path: str, kind: Kind | None) -> Iterator[Named]:
     if kind == "text" or value in (None, "", (), {}):
         return
     kind = None if kind == "options" else kind
+    is_guess = is_guess or kind is None
     if kind in WHOLE and isinstance(value, list | tuple | Mapping):
-        yield Named(path, kind, value)
+        yield Named(path, kind, value, is_guess)
     elif isinstance(value, str | PurePath):
         found = kind or ("server" if isinstance(value, str) and is_url(value) else None)
         if found is not None:
-            yield Named(path, found, (value,) if found == "command" else str(value))
+            yield Named(path, found, (value,) if found == "command" else str(value), is_guess)
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            yield from texts_of(item, f"{path}.{key}", kind or kind_by_name(str(key)))
+            yield from texts_of(item, f"{path}.{key}", kind or kind_by_name(str(key)), is_guess=is_guess)
     elif isinstance(value, list | tuple | set | frozenset):
         for number, item in enumerate(value):
-            yield from texts_of(item, f"{path}.{number}", kind)
+            yield from texts_of(item, f"{path}.{number}", kind, is_guess=is_guess)
 
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/]\S*", re.IGNORECASE)

@@ -133,7 +133,7 @@ def _engine(part: PluginConfig) -> Use:
 
 def _named(values: Iterator[Named]) -> Iterator[Use]:
     """What the fields of configs declare that they name, as rules know it."""
-    for path, kind, value in values:
+    for path, kind, value, _ in values:
         if path == "cluster.address":
             continue  # asked about as a cluster
         if kind in ("model", "served_model"):

@@ -41,7 +41,7 @@ def absent_models(config: RunConfig) -> Iterator[ConfigIssue]:
     """Models and tokenizers that are neither a folder nor in the hub's cache nor on the hub, each by its first key."""
     models = {config.policy.model_name: "model"}
     for named in config.named_values():
-        if named.kind == "model":
+        if named.kind == "model" and not named.is_guess:  # who it is handed on to may take other names
             models.setdefault(named.value, named.path)
     for role, auxiliary in config.auxiliary_models.items():
         models.setdefault(auxiliary.policy.model_name, f"{role}.model_name")
