@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -51,7 +52,9 @@ ALL = [
 def objects(run_yaml: Path, overrides: list[str]) -> dict[str, dict[str, Any]]:
     """What is submitted, by kind."""
     files = prepare(run_yaml, overrides, on="kubernetes", name="a", root=ROOT).files
-    texts = [files["rayjob.yaml"], files["raycluster.yaml"]]
+    texts = [
+        re.sub("--launch=[0-9a-f]{8}", "--launch=<token>", files[name]) for name in ("rayjob.yaml", "raycluster.yaml")
+    ]
     found = [each for text in texts for each in yaml.safe_load_all(text)]
     return {each["kind"]: each for each in found}
 

@@ -49,6 +49,8 @@ class Job:
     """Devices that generation has to itself; 0: it shares those of training, or nothing samples."""
     engine_devices: int = 1
     """Devices that one engine spreads over."""
+    token: str = ""
+    """Another one for each submission."""
     cores_per_node: int = 1
     """Cores that what runs on a node keeps busy: its workers, engines, graders, Ray and the driver."""
 

@@ -9,6 +9,7 @@ apart: here a run that was asked to stop ends with code 75, so that the job is t
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import subprocess
@@ -18,7 +19,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from nemorl.errors import DeadlineError
+from nemorl.errors import DeadlineError, ResourceError
+
+from nemorl_launch.lives import Lives
 
 CONTINUE = 75
 """EX_TEMPFAIL of sysexits.h: try again later."""
@@ -28,6 +31,10 @@ POD = "NEMORL_POD"
 WORKER, IDLE = b"ray::", b"ray::IDLE"
 """How Ray names the processes of actors, and those that wait to be one."""
 POLL_S = 0.5
+JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+"""In which Ray tells the driver of a job what job it is."""
+STOPPED_S = 60.0
+"""How long it may take Ray to end a job that shall stop."""
 
 
 def run(command: Sequence[str]) -> int:
@@ -133,6 +140,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog=f"python -m {MARK}", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--stop", type=float, metavar="SECONDS", help="Ask the run of this pod to save, and wait.")
     parser.add_argument("--nodes", type=int, default=0, help="Wait for so many nodes of Ray first.")
+    parser.add_argument("--run-dir", type=Path, help="Of the run: where it gets nowhere, the job ends.")
+    parser.add_argument("--launch", default="", help="Names the submission.")
     parser.add_argument("--join-s", type=float, default=600.0, help="At most so long.")
     parser.add_argument("command", nargs="*", help="Of the run, after --.")
     given = parser.parse_args(arguments)
@@ -141,7 +150,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if given.nodes:
         await_nodes(given.nodes, given.join_s)
-    return run(given.command)
+    lives = Lives(given.run_dir, given.launch) if given.run_dir is not None else None
+    try:
+        if lives is not None:
+            lives.begin()
+    except ResourceError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return end_job()
+    code = run(given.command)
+    if lives is not None and code == CONTINUE:
+        lives.asked()
+    return code
+
+
+def end_job() -> int:
+    """End Ray's job as stopped, after which KubeRay starts no other cluster, as it does after a failure.
+
+    Returns:
+        The exit code, where this is no job of Ray's.
+    """
+    config = json.loads(os.environ.get(JOB_CONFIG) or "{}")
+    name = config.get("metadata", {}).get("job_submission_id")
+    if name is None:
+        return 1
+    asked = subprocess.run(["ray", "job", "stop", "--no-wait", name], check=False)  # it ends this process, too
+    if asked.returncode == 0:
+        time.sleep(STOPPED_S)
+    return 1
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ Plain data, from options and a job; ``kubernetes`` writes and applies it. Field 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -39,7 +40,8 @@ def config_map(options: KubernetesConfig, job: Job, config: str) -> dict[str, An
 
 def ray_job(options: KubernetesConfig, job: Job) -> dict[str, Any]:
     """The RayJob: a cluster, the run on it, and another cluster when that one is lost."""
-    wait = f"python -m {entry.MARK} --nodes={job.num_nodes} --"
+    begun = f"--run-dir={shlex.quote(str(job.run_dir))} --launch={job.token}"
+    wait = f"python -m {entry.MARK} --nodes={job.num_nodes} {begun} --"
     command = f"{wait} python -m nemorl train {CONFIG_FOLDER}/{CONFIG}"
     spec: dict[str, Any] = {
         "entrypoint": command,

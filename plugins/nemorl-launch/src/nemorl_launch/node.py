@@ -23,6 +23,7 @@ from nemorl.errors import DeadlineError, NemorlError, ResourceError
 
 from nemorl_launch import topology
 from nemorl_launch.attempts import CANCELLED, Attempt, Outcome
+from nemorl_launch.lives import Lives
 from nemorl_launch.ray_access import (
     authority_key,
     child_environment,
@@ -62,6 +63,8 @@ class Node:
     grace_s: float
     plaintext: bool
     """Ray does without certificates."""
+    lives: Lives | None
+    """Of a job that is started again by itself."""
     command: tuple[str, ...]
     """Of the run, which gets ``cluster.address=…`` where there are several nodes."""
 
@@ -141,6 +144,8 @@ class Node:
             ended.set()
 
     def _led(self, stack: ExitStack) -> Outcome:
+        if self.lives is not None:
+            self.lives.begin()
         if self.nodes == 1:
             return self._watch(self._start_run([]), lambda: None)
         make_access(self.attempt.folder, plaintext=self.plaintext)
@@ -236,6 +241,8 @@ class Node:
             reason = self.attempt.stop_reason
             if reason is not None:
                 saved = _end(run, self.grace_s)
+                if self.lives is not None:
+                    self.lives.asked()
                 result = "cancelled" if reason.startswith(CANCELLED) else "continue"
                 return Outcome(result, reason if saved else f"{reason}; it did not save in time")  # type: ignore[arg-type]
             lost = loss()
@@ -327,9 +334,13 @@ def _read(arguments: Sequence[str] | None) -> Node:
     parser.add_argument("--join-s", type=float, default=600.0)
     parser.add_argument("--grace-s", type=float, default=120.0)
     parser.add_argument("--plaintext", action="store_true", help="Ray encrypts nothing.")
+    parser.add_argument("--run-dir", type=Path, help="Of a run that is started again by itself: it has to get on.")
+    parser.add_argument("--launch", default="", help="Names the submission.")
     parser.add_argument("command", nargs="+", help="Of the run, after --.")
     found = vars(parser.parse_args(arguments))
-    return Node(**{**found, "attempt": Attempt(found["attempt"]), "command": tuple(found["command"])})
+    run_dir, launch = found.pop("run_dir"), found.pop("launch")
+    lives = Lives(run_dir, launch) if run_dir is not None else None
+    return Node(**{**found, "attempt": Attempt(found["attempt"]), "command": tuple(found["command"]), "lives": lives})
 
 
 if __name__ == "__main__":

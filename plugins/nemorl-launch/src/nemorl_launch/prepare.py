@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import secrets
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -116,6 +117,7 @@ def _job(config: RunConfig, name: str | None, root: Path) -> tuple[Job, RunConfi
         plaintext=cluster.security.plaintext,
         generation_devices=apart,
         engine_devices=width,
+        token=secrets.token_hex(4),
         cores_per_node=_cores_per_node(config),
     )
     return job, config.model_copy(update={"run_dir": run_dir})

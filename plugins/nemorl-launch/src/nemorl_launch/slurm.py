@@ -130,6 +130,7 @@ class SlurmConfig(LauncherConfig):
             "node_script": shlex.quote(node),
             "run": shlex.join(train_command(python, job)),
             "run_dir": shlex.quote(run_dir),
+            "run_folder": shlex.quote(str(job.run_dir)),
             "patience_s": LATE_S,
             "max_requeues": self.max_requeues,
         }
