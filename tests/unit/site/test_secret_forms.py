@@ -44,6 +44,11 @@ FORMS = [
     "AIza" + f"{MIXED}{MIXED}"[:35], f"nvapi-{MIXED}{MIXED}",
     f"gsk_{MIXED}{MIXED}", f"r8_{MIXED}{MIXED}", f"tgp_v1_{MIXED}{MIXED}", f"npm_{MIXED}{MIXED}", f"sk_live_{MIXED}",
     f"SG.{MIXED[:22]}.{MIXED}{MIXED}", f"dapi{HEX[:32]}", f"hvs.{MIXED}", f"ya29.{MIXED}",
+    f"AGE-SECRET-KEY-1{MIXED.upper()}{MIXED.upper()}", f"ATATT3{MIXED}", f"tskey-auth-{MIXED}",
+    # commands and files of theirs; JSON within JSON
+    f"curl -u me:{MIXED} https://h.test", f"machine h.test login me password {MIXED}", f"sshpass -p '{MIXED}' ssh h",
+    f"git clone https://{MIXED}@h.test/a.git", rf'{{\"api_key\": \"{MIXED}\"}}',
+    "-----BEGIN PGP PRIVATE KEY BLOCK-----\nb3BlbnNzaC1rZXk\n-----END PGP PRIVATE KEY BLOCK-----",
     "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXk\n-----END OPENSSH PRIVATE KEY-----",
 ]  # fmt: skip
 NONE = [
@@ -60,7 +65,8 @@ NONE = [
     "sk-learn is a library",
     "https://node7:8000/v1", "me@example.org:22", "ssh://git@example.org:22/a.git", "token_level_loss: true",
     "What is the secret: x in {1, 2, 3}?", "credentials: none", "tokenizer: Qwen/Qwen2.5-0.5B-Instruct",
-    "--token-budget 12345678",
+    "--token-budget 12345678", "seconds_per_token: 0.01234567", "reward_per_token=1.234567e-05",
+    "docker run --user nobody:nogroup -u 1000:1000 x", "https://node7.example.org/@somebody",
 ]  # fmt: skip
 
 
@@ -70,6 +76,7 @@ def test_a_secret_is_seen_in_any_form(text: str) -> None:
     said = redacted(f"failed: {text} (401)")
     for secret in (
         MIXED,
+        MIXED.upper(),
         "hunter2",
         HEX,
         "s3cr3tpw",
@@ -98,7 +105,7 @@ def test_the_text_under_a_key_for_secrets_is_one(key: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["pad_token", "eos_token", "stop_token", "token_level", "tokens", "key", "cookies_eaten"]
+    "key", ["per_token_price", "pad_token", "eos_token", "stop_token", "token_level", "tokens", "key", "cookies_eaten"]
 )
 def test_a_key_that_only_sounds_like_it_is_none(key: str) -> None:
     assert not [*secrets_in({key: "<|endoftext|> and more"}, "")]

@@ -25,6 +25,9 @@ _NAME_OF_ONE = re.compile(r"[a-z0-9]{1,16}([-._/][a-z0-9]{1,16})+|[a-z]+")
 _OF_A_TOKENIZER = re.compile(
     r"(pad|eos|bos|unk|sep|cls|mask|stop|end|start|special|image|video|audio|tool|think)\w*_token$", re.IGNORECASE
 )
+_COUNTS = re.compile(r"(?:.*[_-])?(?:token|pat)", re.IGNORECASE)
+_NUMBER = re.compile(r"[\d.]+(?:e[-+]?\d+)?", re.IGNORECASE)
+"""Under such names it is a measure: ``seconds_per_token: 0.01234567``."""
 
 
 class Form(NamedTuple):
@@ -47,17 +50,19 @@ FORMS = (
         r"|nvapi-[A-Za-z0-9_-]{30,}|gsk_[A-Za-z0-9]{30,}|xai-[A-Za-z0-9]{40,}|pplx-[A-Za-z0-9]{30,}|r8_[A-Za-z0-9]{30,}"
         r"|tgp_v1_[A-Za-z0-9_-]{30,}|fw_[A-Za-z0-9]{20,}|npm_[A-Za-z0-9]{30,}|pypi-[A-Za-z0-9_-]{30,}"
         r"|SG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}|[rs]k_(?:live|test)_[A-Za-z0-9]{16,}|dapi[a-f0-9]{32}"
-        r"|dop_v1_[a-f0-9]{40,}|hvs\.[A-Za-z0-9_-]{20,}|lsv2_[a-z]{2}_[a-f0-9_]{30,}|wandb_v1_[A-Za-z0-9_]{30,})"
+        r"|dop_v1_[a-f0-9]{40,}|hvs\.[A-Za-z0-9_-]{20,}|lsv2_[a-z]{2}_[a-f0-9_]{30,}|wandb_v1_[A-Za-z0-9_]{30,}"
+        r"|AGE-SECRET-KEY-1[A-Z0-9]{30,}|ATATT3[A-Za-z0-9_=-]{20,}|tskey-[a-z]{2,10}-[A-Za-z0-9-]{16,})"
     ), (
         "hf_", "sk-", "gh", "glpat-", "xox", "xapp-", "akia", "asia", "aiza", "ya29.", "gocspx-", "nvapi-", "gsk_",
         "xai-", "pplx-", "r8_", "tgp_", "fw_", "npm_", "pypi-", "sg.", "k_live_", "k_test_", "dapi", "dop_v1_", "hvs.",
-        "lsv2_", "wandb_v1_",
+        "lsv2_", "wandb_v1_", "age-secret-key-", "atatt3", "tskey-",
     ), is_sure=True),
     Form("JSON Web Token", re.compile(
         r"(?P<value>\beyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{4,})"
     ), ("eyj",), is_sure=True),
     Form("private key", re.compile(
-        r"(?P<value>-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|$))", re.DOTALL
+        r"(?P<value>-----BEGIN [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
+        r".*?(?:-----END [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----|$))", re.DOTALL
     ), ("private key",), is_sure=True),
     # A token has a digit, and a word after "basic" has none.
     Form("token", re.compile(
@@ -79,10 +84,15 @@ FORMS = (
         rf"(?<![\w-])--?(?:{_NAME}|token)(?:\s+|=)[\"']?(?!-)(?P<value>[^\s\"'`$<>]{{8,}})", re.IGNORECASE
     ), ("-",)),
     Form("secret", re.compile(
-        rf"(?<![\w$-])(?P<name>{_NAME}|(?:[\w-]{{0,40}}_)?token|(?:\w{{0,40}}_)?(?:PAT|APIKEY))[\"']?\s*(?:=|:)\s*[\"']?"
+        rf"(?<![\w$-])(?P<name>{_NAME}|(?:[\w-]{{0,40}}_)?token|(?:\w{{0,40}}_)?(?:PAT|APIKEY))\\{{0,3}}[\"']?\s*[=:]\s*\\{{0,3}}[\"']?"
         r"(?![/$<`*{(])" + _VALUE,
         re.IGNORECASE,
     ), ("key", "token", "secret", "passw", "passphrase", "credential", "pat")),
+    Form("password", re.compile(  # curl, .netrc, sshpass
+        r"(?:(?<![\w-])(?:-u|--user)[\s=][\"']?[\w.@-]{1,60}:|\blogin\s+\S{1,60}\s+password\s+|\bsshpass\s+-p\s*)"
+        r"[\"']?(?P<value>[^\s\"'`$<>]{8,})", re.IGNORECASE
+    ), ("-u", "login", "sshpass")),
+    Form("token", re.compile(r"://(?=[A-Za-z_-]{0,200}\d)(?P<value>[A-Za-z0-9_-]{20,200})@"), ("://",)),
     Form("account key", re.compile(r"\bAccountKey=(?P<value>[A-Za-z0-9+/=]{20,})"), ("accountkey",), is_sure=True),
 )  # fmt: skip
 URL_PASSWORD = re.compile(
@@ -137,12 +147,16 @@ def is_secret_under(key: str, text: str) -> bool:
     if not SECRET_KEY.search(key) or _OF_A_TOKENIZER.search(key) or len(text) < SHORTEST:
         return False
     names_one = key.lower().endswith("secret") and _NAME_OF_ONE.fullmatch(text)
-    return not is_placeholder(text) and not names_one
+    return not is_placeholder(text) and not names_one and not _is_measure(key, text)
 
 
 def _can_be_secret(found: re.Match[str]) -> bool:
     value, name = found["value"], found.groupdict().get("name")
-    if is_placeholder(value) or (name is not None and _OF_A_TOKENIZER.search(name)):
+    if is_placeholder(value) or (name is not None and (_OF_A_TOKENIZER.search(name) or _is_measure(name, value))):
         return False
     is_mixed = any(map(str.isdigit, value)) or (any(map(str.isupper, value)) and any(map(str.islower, value)))
     return name is None or is_mixed or name.isupper()
+
+
+def _is_measure(name: str, value: str) -> bool:
+    return bool(_COUNTS.fullmatch(name) and _NUMBER.fullmatch(value))
