@@ -281,6 +281,19 @@ def test_plain_text_is_given_and_nothing_is_sampled(align: str, tmp_path: Path) 
     assert not [name for name in found if name.endswith("/generation")]
 
 
+@pytest.mark.parametrize(("column", "fraction"), [("response", 1.0), ("prompt", 0.5)])
+def test_what_training_cannot_use_is_asked_before_the_models_load(
+    column: str, fraction: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = {"prompt": "1+1=", "response": "2", "answer": "2"}
+    rows = [good, good, {**good, column: None}]
+    student = tiny_model(num_hidden_layers=1)
+    config = settings(tmp_path, student, student, teacher={"model": str(student)}, dataset_fraction=fraction)
+    monkeypatch.setattr("nemorl.session.Run.build", lambda *_, **__: pytest.fail("a model is loaded"))
+    with pytest.raises(ConfigError, match=column):
+        config.build().fit(rows, console=Console(quiet=True))
+
+
 def test_validation_compares_stretches_of_text(tmp_path: Path) -> None:
     # Both read `ab+bb<eos>` after `a+a=`: stretches ab+ | bb | <eos>, of 2, 2 and 1 tokens of the student.
     models = write_model(tmp_path / "s", STUDENT, seed=3), write_model(tmp_path / "t", TEACHER, seed=4)

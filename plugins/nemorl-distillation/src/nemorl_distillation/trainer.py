@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 import torch
-from nemorl.errors import UsageError
+from nemorl.errors import ConfigIssue, DataError, UsageError
 from nemorl.metrics import Metrics
 from nemorl.resources.policies import TrainingPolicy
 from nemorl.types import Row, Samples
@@ -202,6 +202,16 @@ class DistillationTrainer(TaughtTrainer[DistillationConfig]):
         """Some rows with the dataset's response, the rest with the student's."""
         count = given_count(self.config.dataset_fraction, len(rows), self.step)
         return Samples([*self.given(rows[:count]), *(self.collect(rows[count:]) if rows[count:] else ())])
+
+    def row_problems(self, rows: Sequence[Row]) -> Iterator[ConfigIssue]:
+        """Where nothing is sampled, rows are what :meth:`given` takes."""
+        if self.config.dataset_fraction < 1:
+            yield from super().row_problems(rows)
+            return
+        try:
+            self.given(rows)
+        except DataError as error:
+            yield ConfigIssue("data", error.message, error.fix)
 
     def held_out(self, rows: Sequence[Row]) -> Samples:
         """What is never sampled in training is not in validation."""

@@ -184,10 +184,14 @@ class RolloutTrainer(BaseTrainer[R]):
             rehearse(self.environment, row, self.directory.warn)
             self.tokenizer = Tokenizer.of(self.config.policy)  # the model takes longer to load
             rows = self.data.first_rows(FIRST_ROWS) if isinstance(self.data, RowDataModule) else ()
-            problems += prompt_problems(rows, self.tokenizer)
+            problems += self.row_problems(rows)
         if not problems:
             try_out(self.environment, row, self.tokenizer, self.config.rollouts.chat_renderer)
         yield from problems
+
+    def row_problems(self, rows: Sequence[Row]) -> Iterator[ConfigIssue]:
+        """The first row that training cannot use, asked before the model loads. By default each is a prompt."""
+        return prompt_problems(rows, self.tokenizer)
 
     def _driving_problems(self) -> Iterator[ConfigIssue]:
         backend = self.config.generation.backend
