@@ -111,6 +111,10 @@ def test_a_key_that_only_sounds_like_it_is_none(key: str) -> None:
     assert not [*secrets_in({key: "<|endoftext|> and more"}, "")]
 
 
+def test_a_secret_too_long_for_a_path_is_seen() -> None:
+    assert [*secrets_in({"api_key": MIXED * 20}, "")]
+
+
 def test_no_config_of_ours_holds_a_secret() -> None:
     files = [
         *ROOT.glob("examples/**/*.yaml"),

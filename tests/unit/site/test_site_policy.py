@@ -323,6 +323,13 @@ def test_a_dataset_under_a_name_of_ours_is_denied_by_the_repository_that_it_is_r
     assert len(problems(**{**RL, "data": "GSM8K"})) == 1
 
 
+@pytest.mark.parametrize("word", ["x" * 5_000, "x/" * 5_000, "~nobody-here/x"])
+def test_a_word_that_can_be_no_path_is_asked_about_as_it_is(policy: Policy, word: str) -> None:
+    policy(f"rules: [{{deny: {{code: ['{word[:4]}*'], models: [secret/*]}}}}]")
+    agent = {"name": "agent", "command": ["python", word], "reward": "exact_match"}
+    assert len(problems(**{**RL, "environment": agent})) == 1
+
+
 def test_a_folder_of_links_is_what_the_links_lead_to(tmp_path: Path, policy: Policy) -> None:
     hidden, shown = tmp_path / "hidden", tmp_path / "shown"
     (shown / "deep").mkdir(parents=True)

@@ -283,12 +283,13 @@ def _group_name(number: int) -> str | None:
 
 def names_of_path(text: str) -> Iterator[str]:
     """The names of a file or folder: what it is with all links followed first, then as it was written."""
-    path = Path(text).expanduser()
-    if path.exists():
+    path = os.path.expanduser(text)
+    is_here = os.path.exists(path)  # False also for what can be no path, for which Path.exists raises
+    if is_here:
         yield os.path.realpath(path)
         yield os.path.abspath(path)
     yield text
-    if not path.exists() and path.is_absolute():  # it may be there on another machine
+    if not is_here and os.path.isabs(path):  # it may be there on another machine
         yield os.path.normpath(path)
 
 

@@ -68,7 +68,7 @@ def _secret_in(path: str, text: str, values: Mapping[str, str]) -> str | None:
             return f"the value of {name}"
     for _, _, what in secrets_by_form(text):
         return f"a {what}"
-    if (is_secret_under(path, text) or _sets_secret(path, text)) and not Path(text).exists():
+    if (is_secret_under(path, text) or _sets_secret(path, text)) and not os.path.exists(text):
         return "what its name says to be a secret"
     if (rule := _ruled(text)) is not None:
         return f"what looks like: {rule}"

@@ -24,6 +24,7 @@ from nemorl_base.naming import Named, is_url
 from nemorl_base.permission import asked, require
 from nemorl_base.plugin_policy import HOUSE, normalize
 from nemorl_base.ray_security import ray_address
+from nemorl_base.reading import expanded, is_folder
 from nemorl_base.site_policy import SitePolicy, links_out_of, names_of_path, site_policies
 
 from nemorl_report.lock import entries_by_distribution, parts_of, plugins_of
@@ -157,8 +158,8 @@ def _named(values: Iterator[Named]) -> Iterator[Use]:
 def _at_paths(path: str, kind: str, text: str) -> Iterator[Use]:
     """A model or dataset, and where it is a folder, all that links in it lead to: each has to be allowed by itself."""
     yield Use(path, kind, tuple(names_of_path(text)))
-    folder = Path(text).expanduser()
-    if folder.is_dir():
+    folder = expanded(text)
+    if is_folder(folder):
         inside = Path(os.path.realpath(folder))
         for target in links_out_of(inside):
             yield Use(path, kind, (target,))
