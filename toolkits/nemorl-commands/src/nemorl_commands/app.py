@@ -12,21 +12,26 @@ from typing import Annotated
 
 import typer
 from nemorl import __version__
-from nemorl.errors import Interrupted, NemorlError
+from nemorl.errors import Interrupted, NemorlError, UsageError
 from nemorl.plugins import PluginEntry, registry
 from nemorl_base.last_words import note
-from nemorl_base.owner import described
 from nemorl_base.reading import shown
 from nemorl_base.secrets import redacted
+from nemorl_base.standard_plugins import STANDARD_PLUGINS
 from nemorl_base.stopping import PromptStop
+from nemorl_report.source import read_source
 from rich.markup import escape
 
 from nemorl_commands import compare, configs, evals, plugin_installs, plugins, runs, samples, watch
 from nemorl_commands.forwarding import forward
 from nemorl_commands.help_texts import App
+from nemorl_commands.leaving import leave
 from nemorl_commands.streams import SteadyStream
 from nemorl_commands.terminal import plain, say
 
+HELP = ("-h", "--help")
+ANYTHING = {"ignore_unknown_options": True, "allow_extra_args": True}
+"""Settings of a command that reads its arguments itself."""
 USER_ERROR = 2
 UNEXPECTED = 1
 LOST_OUTPUT = 1
@@ -46,7 +51,7 @@ app = App(
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": [*HELP]},
     help="Post-train language models with reinforcement learning.",
     epilog="Start with: nemorl quickstart",
 )
@@ -81,33 +86,49 @@ def _root(
 
 
 @contextmanager
-def _plugin_commands() -> Iterator[None]:
-    """One command per entry of ``nemorl.commands``: described from metadata, imported when it is called.
+def _plugin_commands(arguments: Sequence[str]) -> Iterator[None]:
+    """One command per entry of ``nemorl.commands``: described by its source, imported when it is called.
 
     The next command of this process finds the tree without them: it may see other plugins.
     """
     own = [(group, len(group.registered_commands)) for group in (app, *GROUPS.values())]
     try:
-        _add_plugin_commands()
+        _add_plugin_commands(described=len(arguments) <= 1 or bool({*HELP} & {*arguments}))
         yield
     finally:
         for group, count in own:
             del group.registered_commands[count:]
 
 
-def _add_plugin_commands() -> None:
+def _add_plugin_commands(*, described: bool) -> None:
     for entry in registry().index.of_kind("commands"):
         if entry.diagnostics:
             continue
-        summary = described(entry.point.dist).summary if entry.point.dist is not None else f"from {entry.distribution}"
+        summary = read_source(entry).summary if described else ""  # only a help text shows it
         group, _, name = entry.name.rpartition(".")
         GROUPS.get(group, app).command(
             name if group in GROUPS else entry.name,
-            help=escape(plain(summary)),  # help texts are rich's markup
+            help=escape(plain(summary or f"from {entry.distribution}")),  # help texts are rich's markup
             rich_help_panel="Commands from plugins",
             add_help_option=False,
-            context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+            context_settings=ANYTHING,
         )(_forward_to(entry))
+
+
+    have = {entry.name for entry in registry().index.of_kind("commands")}
+    for known, distribution in STANDARD_PLUGINS.items():
+        kind, _, name = known.partition(":")
+        if kind == "commands" and name not in have:
+            lacking = app.command(name, hidden=True, add_help_option=False, context_settings=ANYTHING)
+            lacking(_missing(name, distribution))
+
+
+def _missing(name: str, distribution: str) -> Callable[[], None]:
+    def run() -> None:
+        message = f"`nemorl {name}` comes with {distribution}, which is not installed"
+        raise UsageError(message, fix=f"pip install {distribution}")
+
+    return run
 
 
 def _forward_to(entry: PluginEntry) -> Callable[[typer.Context], None]:
@@ -129,15 +150,15 @@ def main() -> None:
         if stdout.is_lost and code == 0:
             code = _report("nobody read all of what went to standard output", FIX_OUTPUT, debug=False, code=LOST_OUTPUT)
         stderr.flush()
-    note(exit=code)
-    sys.exit(code)
+        note(exit=code)
+        leave(code)
 
 
 def _run(arguments: list[str], *, debug: bool) -> int:
     """The exit code; errors are printed."""
     with PromptStop() as stop:
         try:
-            with _plugin_commands():
+            with _plugin_commands(arguments):
                 app(arguments, prog_name="nemorl")
             return 0
         except SystemExit as exit_:
