@@ -16,8 +16,10 @@ from typing import Any
 
 import datasets
 import nemorl
+import numpy as np
 import pytest
 from nemorl_datasets.config import FileConfig
+from nemorl_environments.judge.config import JudgeConfig
 from nemorl_rl import fingerprints
 from nemorl_rl.code_fingerprints import code_fingerprints
 from nemorl_rl.data import rows_of
@@ -127,7 +129,7 @@ def test_values_that_json_lacks_are_told_apart_and_addresses_are_not() -> None:
     assert row(Picture()) == row(Picture())
     assert row({1: Picture()}) == row({1: Picture()})
     values: list[Any] = [b"a", b"b", Decimal(1), Decimal(2), datetime.date(2026, 1, 1), datetime.date(2026, 1, 2)]
-    values += [float("nan"), None, "\ud800", {"a", "b"}, {"a", "c"}]
+    values += [float("nan"), None, "\ud800", {"a", "b"}, {"a", "c"}, np.int64(3), np.int64(4), np.float32(0.5)]
     assert len({row(value) for value in values}) == len(values)
 
 
@@ -211,6 +213,8 @@ def test_rewards_are_found_wherever_they_are_given(tmp_path: Path, monkeypatch: 
     assert names(nemorl.RewardFunction(rewards.score)) == ["score"]
     assert [*code_fingerprints("own.py:reward")] == ["own.py"]
     assert code_fingerprints({"name": "agent", "command": ["python", "own.py"]}).keys() == {"own.py"}
+    judge = JudgeConfig(url="https://node7/v1", model="m", cache="own.py")
+    assert code_fingerprints(judge) == {}, "what a run writes itself is no code"
     assert code_fingerprints("x" * 5000 + ".py") == code_fingerprints("a\0.py") == {}
 
 

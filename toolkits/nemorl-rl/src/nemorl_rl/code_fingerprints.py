@@ -16,6 +16,7 @@ from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
+from nemorl.config import RESUMABLE
 from nemorl.environment import Environment
 from nemorl.errors import StorageError
 from pydantic import BaseModel
@@ -41,7 +42,8 @@ def code_fingerprints(source: Any) -> dict[str, str]:
     if isinstance(source, Part):
         return code_fingerprints(source.environment)
     if isinstance(source, BaseModel):
-        return _all(getattr(source, name) for name in type(source).model_fields)
+        fields = type(source).model_fields  # what may differ in a continuation is no code: a judge's cache grows
+        return _all(getattr(source, name) for name, field in fields.items() if RESUMABLE not in field.metadata)
     if isinstance(source, str | Path):
         return _of_file(str(source))
     if isinstance(source, WeightedEnvironment | ChainEnvironment):

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, time
 from decimal import Decimal
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,8 @@ PLAIN: Mapping[type, Callable[[Any], Any]] = {
     date: str,  # and datetime
     time: str,
     Decimal: str,
+    Integral: int,  # of numpy, as Real
+    Real: float,
     Path: str,
     Mapping: dict,
     set: lambda value: sorted(map(repr, value)),
