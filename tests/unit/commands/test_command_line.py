@@ -77,6 +77,23 @@ def test_the_next_command_of_a_process_sees_the_plugins_that_are_there(
     assert nemorl("quickstart", "--help").code == 2
 
 
+def test_a_command_of_a_package_that_is_not_installed_says_which(
+    nemorl: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tree, "registry", lambda: Registry(Index([])))
+    done = nemorl("engines", "list", "runs/first")
+    assert done.code == 2
+    assert "pip install nemorl-server-engine" in done.err
+    assert "engines" not in nemorl("--help").out
+
+
+def test_help_describes_commands_of_plugins_by_their_own_words(nemorl: Command) -> None:
+    words = " ".join(nemorl("--help").out.replace("│", " ").split())
+    assert "Make a step again from the checkpoint before it" in words
+    assert "Find the first step, quantity and token at which two runs part." in words
+    assert "Train two steps of a config in small" in " ".join(nemorl("config").out.replace("│", " ").split())
+
+
 def test_help_names_every_command(nemorl: Command) -> None:
     done = nemorl("--help")
     assert done.code == 0

@@ -28,6 +28,31 @@ def test_a_summary_is_read_from_the_source_and_nothing_runs(install: Install) ->
     assert "acme_env" not in sys.modules
 
 
+@pytest.mark.parametrize(
+    ("code", "summary"),
+    [
+        ("app = make(help='Words of the app.')\n", "Words of the app."),
+        ("app = make()\n@app.command()\ndef one():\n    '''The\n    one.\n\n    More.'''\n", "The one."),
+        ("app = make()\n@app.callback()\ndef all_(): 'All.'\n@app.command()\ndef one(): 'One.'\n", "All."),
+        ("app = make()\n@app.command()\ndef one(): 'One.'\n@app.command()\ndef two(): 'Two.'\n", ""),
+        ("app = make()\n@other.command()\ndef one(): 'One.'\n", ""),
+        ("app = make(help=words())\n", ""),
+        ("def app(args):\n    'A function.'\n", "A function."),
+    ],
+)
+def test_a_command_is_summarised_by_its_help_or_its_docstring(install: Install, code: str, summary: str) -> None:
+    install("acme-do", {"do": "acme_do:app"}, code=EXPLODES + code, group="commands")
+    facts = read_source(entry("do", "commands"))
+    assert (facts.summary, facts.problem) == (summary, None)
+
+
+def test_every_command_of_this_repository_has_a_sentence_of_its_own() -> None:
+    commands = [one for one in Index.installed().of_kind("commands") if one.distribution.startswith("nemorl-")]
+    said = {one.name: read_source(one).summary for one in commands}
+    assert len(set(said.values())) == len(said)
+    assert all(text.endswith((".", "?")) for text in said.values()), said
+
+
 def test_what_the_program_registered_is_read_from_the_object() -> None:
     class Here(EnvironmentConfig):
         """Defined in a function, where no file has a name for it."""

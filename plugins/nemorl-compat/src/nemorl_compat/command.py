@@ -52,7 +52,7 @@ def migrate(
     report: Annotated[bool, typer.Option("--report", help="List what became of every key.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Translate a config of NeMo RL, with its parents and interpolations; of a folder, all configs below it.
+    """Translate a config of NeMo RL, verl, TRL or OpenRLHF; of a folder, all configs of NeMo RL below it.
 
     With --from trl, verl or openrlhf, a config of theirs (YAML, JSON) or the shell script that starts the run: bash
     says what it would run, with nothing of your environment but what you give, and nothing is run.

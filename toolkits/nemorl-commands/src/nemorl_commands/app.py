@@ -114,13 +114,15 @@ def _add_plugin_commands(*, described: bool) -> None:
             context_settings=ANYTHING,
         )(_forward_to(entry))
 
-
     have = {entry.name for entry in registry().index.of_kind("commands")}
-    for known, distribution in STANDARD_PLUGINS.items():
-        kind, _, name = known.partition(":")
-        if kind == "commands" and name not in have:
-            lacking = app.command(name, hidden=True, add_help_option=False, context_settings=ANYTHING)
-            lacking(_missing(name, distribution))
+    known = (item for item in STANDARD_PLUGINS.items() if item[0].startswith("commands:"))
+    for name, distribution in ((key.partition(":")[2], distribution) for key, distribution in known):
+        if name not in have:
+            group, _, last = name.rpartition(".")
+            lacking = GROUPS.get(group, app).command(
+                last, hidden=True, add_help_option=False, context_settings=ANYTHING
+            )
+            lacking(_missing(name.replace(".", " "), distribution))
 
 
 def _missing(name: str, distribution: str) -> Callable[[], None]:

@@ -56,7 +56,8 @@ def read_source(entry: PluginEntry) -> SourceFacts:
     if attribute not in names and not names.keys() & {"*", DYNAMIC}:
         message = f"{entry.point.module} defines no {attribute!r}, which its entry point names"
         return SourceFacts(fallback, Diagnostic("broken", "NRL106", entry.id, message, _reinstall(entry)))
-    return SourceFacts(_summary(names.get(attribute)) or fallback)
+    own = _of_command(tree, attribute, names.get(attribute)) if entry.kind == "commands" else ""
+    return SourceFacts(own or _summary(names.get(attribute)) or fallback)
 
 
 def template_text(entry: PluginEntry) -> str:
@@ -169,6 +170,28 @@ def _summary(node: ast.stmt | None) -> str:
             case ast.Assign(targets=[ast.Name(id="summary")], value=ast.Constant(value=str(text))):
                 return text
     return (ast.get_docstring(node) or "").partition("\n")[0]
+
+
+def _of_command(tree: ast.Module, name: str, node: ast.stmt | None) -> str:
+    """The ``help`` that an app of typer is made with, else of its callback's docstring or its one command's."""
+    match node:
+        case ast.Assign(value=ast.Call(keywords=keywords)):
+            given = [word.value for word in keywords if word.arg == "help"]
+        case _:
+            given = []
+    texts = [value.value for value in given if isinstance(value, ast.Constant) and isinstance(value.value, str)]
+    for kind in ("callback", "command"):
+        functions = [one for one in tree.body if isinstance(one, ast.FunctionDef) and _is_of_app(one, name, kind)]
+        texts += [ast.get_docstring(function) or "" for function in functions if len(functions) == 1]
+    first = next(filter(None, texts), "").partition("\n\n")[0]
+    return " ".join(first.split())
+
+
+def _is_of_app(function: ast.FunctionDef, app: str, kind: str) -> bool:
+    """Whether ``@app.command(…)`` stands above it."""
+    called = [one.func for one in function.decorator_list if isinstance(one, ast.Call)]
+    of_app = [one for one in called if isinstance(one, ast.Attribute) and isinstance(one.value, ast.Name)]
+    return any(one.attr == kind and one.value.id == app for one in of_app)  # type: ignore[attr-defined]
 
 
 def _leading_comment(text: str) -> str:
