@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from nemorl_base.built import checked_build
+
 from nemorl.config.base import Config
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
@@ -41,6 +43,14 @@ class PluginConfig(Config):
     """Capabilities by name, compared when the config loads: ``lora``, ``reference``, ``packing``, …"""
     metrics: ClassVar[Mapping[str, MetricInfo]] = {}
     """What it logs, by full name, e.g. ``train/environment/moves``; shown in the report and the documentation."""
+
+    builds_nothing: ClassVar[bool] = False
+    """``build`` may return ``None``."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if (build := cls.__dict__.get("build")) is not None:
+            cls.build = checked_build(build, may_be_none=cls.builds_nothing)  # type: ignore[attr-defined]
 
     @classmethod
     def missing_modules(cls) -> list[str]:
@@ -178,6 +188,8 @@ class DatasetConfig(PluginConfig):
     >>> SumsConfig().first_row()["answer"]
     '2'
     """
+
+    builds_nothing: ClassVar[bool] = True
 
     def build(self, split: str) -> Sequence[Row] | None:
         """The rows of ``train`` or ``validation``; ``None`` where there is no such split.
