@@ -57,17 +57,30 @@ def test_the_margin_is_that_of_scipys_welch_interval() -> None:
     assert found.difference == pytest.approx(0.175)
     # scipy.stats.ttest_ind(second, first, equal_var=False).confidence_interval(0.95) is 0.06731 … 0.28269, with 4.86
     # degrees of freedom: half of it is 0.10769.
-    assert found.margin == pytest.approx(0.10769, rel=0.005)
+    assert found.margin == pytest.approx(0.10769, rel=1e-4)
     assert found.verdict == "differs"
     assert contrast([0.5, 0.7], [0.6, 0.8]).verdict == "noise"
     assert contrast([0.5, 0.5], [0.5, 0.5]).verdict == "same"
 
 
 @pytest.mark.parametrize(
-    ("count", "quantile"), [(2, 4.303), (6, 2.228), (8, 2.145), (9, 2.120), (16, 2.042), (31, 2.000), (61, 1.980)]
+    ("count", "quantile"),
+    [
+        (1.5, 12.706),
+        (1.75, 6.0167),
+        (2, 4.303),
+        (2.25, 3.5747),
+        (6, 2.228),
+        (8, 2.145),
+        (9, 2.120),
+        (16, 2.042),
+        (31, 2.000),
+        (61, 1.980),
+    ],
 )
-def test_a_margin_widens_by_students_t_as_tables_have_it(count: int, quantile: float) -> None:
-    """Two sides of equal errors and counts n: 2 (n - 1) degrees of freedom, error sqrt(2). NIST handbook, 1.3.6.7.2."""
+def test_a_margin_widens_by_students_t_as_tables_have_it(count: float, quantile: float) -> None:
+    """Two sides of equal errors and counts n: 2 (n - 1) degrees of freedom, error sqrt(2). NIST handbook, 1.3.6.7.2;
+    for 1.5 and 2.5 degrees of freedom, ``scipy.stats.t.ppf(0.975, v)``."""
     side = Estimate(0.0, 1.0, count, of_seeds=True)
     margin = Contrast("m", side, side).margin
     assert margin is not None
@@ -159,6 +172,53 @@ def test_another_version_of_the_environment_explains_other_rewards(tmp_path: Pat
     assert {one["key"] for one in answer["differences"]} == {"max_steps", "plugin", "environment.libraries.torch"}
     shown = nemorl("compare", first, second).out
     assert shown.index("Possible causes") < shown.index("environment.libraries.torch")
+
+
+AGENT = {"train/environment/outcome_finished": 1.0}
+DEBATE = {"train/avg_turns_per_sample": 3.0}
+SHORTER = {"train/mean_gen_tokens_per_sample": 12.0, "train/reward": 0.2}
+
+
+def inputs(folder: Path, **changes: Any) -> None:
+    (folder / "inputs.json").write_text(json.dumps({"data": "40 rows 1a", "validation": None, "code": {}, **changes}))
+
+
+@pytest.mark.parametrize("kind", [AGENT, DEBATE], ids=["agent", "conversation"])
+def test_another_program_that_drives_the_policy_explains_other_responses(
+    kind: dict[str, float], tmp_path: Path, nemorl: Command
+) -> None:
+    agents = [{"name": "agent", "command": ["python", f"agent{number}.py"]} for number in (1, 2)]
+    first = make(tmp_path / "a", kind, environment=agents[0])
+    second = make(tmp_path / "b", {**kind, **SHORTER}, environment=agents[1])
+    [answer] = nemorl("compare", first, second, "--json").json["compared"]
+    assert answer["likely_causes"] == ["environment.command"]
+
+
+@pytest.mark.parametrize(
+    ("change", "parting", "cause"),
+    [
+        ({"code": {"agent.py": "2"}}, {**AGENT, **SHORTER}, "the code of agent.py"),
+        ({"code": {"rewards.py": "2"}}, {"train/reward": 0.2}, "the code of rewards.py"),
+        ({"data": "40 rows 2b"}, {"train/mean_prompt_length": 8.0}, "the training rows"),
+    ],
+    ids=["agent", "reward", "rows"],
+)
+def test_other_code_or_rows_of_one_config_are_a_likely_cause(
+    change: dict[str, Any], parting: dict[str, float], cause: str, tmp_path: Path, nemorl: Command
+) -> None:
+    agent = AGENT if "agent" in cause else {}
+    first, second = make(tmp_path / "a", agent), make(tmp_path / "b", parting)
+    inputs(first, code=dict.fromkeys(change.get("code", {}), "1"))
+    inputs(second, **change)
+    [answer] = nemorl("compare", first, second, "--json").json["compared"]
+    assert answer["likely_causes"] == [cause]
+
+
+def test_runs_of_other_code_are_no_repetitions(tmp_path: Path) -> None:
+    folders = [make(tmp_path / name, {}, seed=seed) for seed, name in enumerate("abc")]
+    for folder, digest in zip(folders, "112", strict=True):
+        inputs(folder, code={"rewards.py": digest})
+    assert [len(variant.runs) for variant in variants_of(folders)] == [2, 1]
 
 
 @pytest.mark.parametrize("width", [50, 160])

@@ -62,6 +62,9 @@ PLUGIN_KINDS: Mapping[str, str] = {
     "algorithms": "loss",
     "training_backends": "update",
 }
+TURNS = "train/avg_turns_per_sample"
+AGENTS = "train/environment/outcome_"
+"""Metrics that tell that an environment talks to the policy, or drives it."""
 TOLERANCE = 1e-6
 """Relative; less is rounding."""
 
@@ -133,13 +136,27 @@ def _is_equal(one: float | None, other: float | None) -> bool:
     return one is not None and other is not None and math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=1e-12)
 
 
+def _environment_stage(*variants: Variant) -> str:
+    """Where environments take effect first: they shape what is sampled where they talk to the policy or drive it."""
+    named = {name for variant in variants for name in variant.runs[0].metrics}
+    turns = [run.metrics.get(TURNS, {}) for variant in variants for run in variant.runs]
+    talks = any(value > 1 for run in turns for value in run.values())
+    return "generation" if talks or any(name.startswith(AGENTS) for name in named) else "rewards"
+
+
 def stage_of(difference: Difference, first: Variant, second: Variant) -> str | None:
     """Where in a step a difference takes effect first; ``None`` for what may do so anywhere, such as a library."""
     if difference.key == "plugin":
         name = str(difference.second).partition(" ")[0].rstrip(":")
         plugins = [*(first.plugins or ()), *(second.plugins or ())]
         kinds = {part.partition(":")[0] for plugin in plugins if plugin.distribution == name for part in plugin.parts}
-        return next((stage for kind, stage in PLUGIN_KINDS.items() if kind in kinds), None)
+        stage = next((stage for kind, stage in PLUGIN_KINDS.items() if kind in kinds), None)
+        return _environment_stage(first, second) if stage == "rewards" else stage
     if difference.key.startswith("environment.") and difference.key.split(".")[1] in ("libraries", "git", "python"):
         return None
-    return next((stage for key, stage in KEYS if difference.key == key or difference.key.startswith(f"{key}.")), "loss")
+    if difference.key == "the training rows":
+        return "data"
+    keys = ((key, stage) for key, stage in KEYS if difference.key == key or difference.key.startswith(f"{key}."))
+    key, stage = next(keys, ("", "loss"))
+    is_of_environment = key == "environment" or difference.key.startswith("the code of ")
+    return _environment_stage(first, second) if is_of_environment else stage

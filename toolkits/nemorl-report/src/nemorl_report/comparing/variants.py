@@ -12,7 +12,9 @@ from typing import Any
 from nemorl.config.base import identity
 from nemorl.config.load import load_config
 from nemorl.errors import NemorlError, UsageError
+from nemorl.storage.fingerprints import FILE as INPUTS
 from nemorl_base.mappings import differences
+from nemorl_base.reading import UnreadableError, parse_json, read_text
 
 from nemorl_report.lock import FILE, LockedPlugin, read_lock
 from nemorl_report.lock import differences as plugin_differences
@@ -59,7 +61,7 @@ class Difference:
     """Something that two variants were told or ran on."""
 
     key: str
-    """Dotted path of the config; ``plugin`` or ``environment`` and a name."""
+    """Dotted path of the config; ``plugin`` or ``environment`` and a name; ``the training rows``, ``the code of …``."""
     first: Any
     second: Any
     is_neutral: bool = False
@@ -81,7 +83,8 @@ def variants_of(folders: Sequence[Path]) -> list[Variant]:
         if not (folder / "config.yaml").is_file():
             raise no_run(folder)
         run = RunData.load(folder)
-        runs, places = found.setdefault(json.dumps(_settings(run), sort_keys=True, default=str), ([], []))
+        what = _settings(run), _inputs(folder).get("code")
+        runs, places = found.setdefault(json.dumps(what, sort_keys=True, default=str), ([], []))
         if folder.resolve() not in [place.resolve() for place in places]:
             runs.append(run)
             places.append(folder)
@@ -103,13 +106,31 @@ def config_differences(first: Variant, second: Variant) -> list[Difference]:
 
 
 def surrounding_differences(first: Variant, second: Variant) -> Iterator[Difference]:
-    """Plugins, libraries and the state of the source that differ."""
+    """Rows, code of the rewards, plugins, libraries and the state of the source that differ."""
+    yield from input_differences(first, second)
     if first.plugins is not None and second.plugins is not None:
         for line in plugin_differences(first.plugins, second.plugins):
             yield Difference("plugin", None, line)
     old, new = ({name: variant.runs[0].environment.get(name) for name in ENVIRONMENT} for variant in (first, second))
     for key, one, other in differences(old, new):
         yield Difference(f"environment.{key}", one, other)
+
+
+def input_differences(first: Variant, second: Variant) -> Iterator[Difference]:
+    """What the first runs of both were given beside their configs, as far as both recorded it: rows, code by name."""
+    one, other = (_inputs(variant.folders[0]) for variant in (first, second))
+    given = {"the training rows": (one.get("data"), other.get("data"))}
+    codes = [inputs.get("code") or {} for inputs in (one, other)]
+    given |= {f"the code of {name}": (codes[0][name], codes[1][name]) for name in codes[0] if name in codes[1]}
+    yield from (Difference(name, *pair) for name, pair in given.items() if None not in pair and pair[0] != pair[1])
+
+
+def _inputs(folder: Path) -> dict[str, Any]:
+    """``inputs.json``; empty where a run has none that can be read."""
+    with suppress(OSError, UnreadableError):
+        found = parse_json(read_text(folder / INPUTS))
+        return found if isinstance(found, dict) else {}
+    return {}
 
 
 def _settings(run: RunData) -> dict[str, Any]:
