@@ -49,6 +49,11 @@ def in_words(error: Mapping[str, Any], key: str) -> tuple[str, str | None]:
     if kind in _BOUNDS:
         bound, words = _BOUNDS[kind]
         return f"{shown(value)} is out of range", f"give a value {words} {context[bound]}"
+    if kind == "string_pattern_mismatch":
+        return f"{shown(value)} has another form", f"give text that matches {context['pattern']}"
+    if kind in ("string_too_short", "string_too_long"):
+        bound = f"at least {context['min_length']}" if "min_length" in context else f"at most {context['max_length']}"
+        return f"{shown(value)} has {len(str(value)):,} characters", f"give {bound}"
     if kind == "too_short":
         return f"has {context['actual_length']} values", f"give at least {context['min_length']}"
     expected = _TYPES.get(kind.split("_")[0])
