@@ -146,8 +146,10 @@ class Run:
         """One record to ``metrics.jsonl``, the console and every logger."""
         self.directory.metrics.write({"step": step, "time": time.time(), **metrics})
         self.console.step(step, metrics)
+        limit_s = self.config.plugins.hook_timeout_s
         for logger in self.loggers:
-            with boundary(f"logger {type(logger).__name__}"):
+            owner = f"logger {type(logger).__name__}"
+            with boundary(owner), deadline(owner, limit_s, setting="plugins.hook_timeout_s"):
                 logger.log(metrics, step)
 
     def close(self) -> None:
