@@ -92,6 +92,7 @@ def test_the_tools_of_a_row_are_shown(reads: Reads, tokenizer: Tokenizer) -> Non
 def test_parts_of_content_are_shown_as_the_template_shows_them(reads: Reads, tokenizer: Tokenizer) -> None:
     ids = reads({"prompt": [user(PARTS)]}, tokenizer)
     assert ids == reads({"prompt": [user("1 + 2?")]}, tokenizer)
+    assert ids == reads({"prompt": [user(["1 + ", "2?"])]}, tokenizer)
     plain = tokenizer_of(TEXT_ONLY, "<|end|>")
     assert reads({"prompt": [user(PARTS)]}, plain) == reads({"prompt": [user("1 + \n2?")]}, plain)
 
@@ -113,12 +114,21 @@ def test_calls_results_and_names_before_the_answer_are_shown(reads: Reads, token
         {"prompt": [{"role": "user", "content": 3}]},
         {"prompt": [user("a"), said("", tool_calls=[{"function": {}}])]},
         {"prompt": [user("a"), said("b", thinking="so so")]},
+        {"prompt": [user("a"), said("", tool_calls=5)]},
+        {"messages": 5},
     ],
-    ids=["no JSON", "no list", "no name", "a number", "a call without a name", "reasoning that is not shown"],
+    ids=["no JSON", "no list", "no name", "number", "nameless call", "hidden thought", "no calls", "no messages"],
 )
 def test_what_cannot_be_shown_is_refused(row: dict[str, Any], tokenizer: Tokenizer, raises: Raises) -> None:
     with raises(DataError):
-        demonstration(row, tokenizer)
+        encode_row({**row, "response": "3"} if "prompt" in row else row, tokenizer)
+
+
+@pytest.mark.parametrize("reads", READERS)
+def test_half_a_character_is_a_sign_that_says_so(reads: Reads, tokenizer: Tokenizer) -> None:
+    """JSON may hold one, no tokenizer takes it."""
+    for asked, same in (("a\ud83d", "a\ufffd"), ([user("a\ud83d")], [user("a\ufffd")])):
+        assert reads({"prompt": asked}, tokenizer) == reads({"prompt": same}, tokenizer)
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ def encode_row(row: Row, tokenizer: Tokenizer, *, only_last_turn: bool = False) 
         messages, first = _two_parts(row, prompt, response)
     elif response is not None and isinstance(prompt, Sequence):
         messages = [*prompt, {"role": "assistant", "content": str(response)}]
-    elif row.get("messages"):
+    elif row.get("messages") and isinstance(row["messages"], Sequence):
         messages = list(row["messages"])
     else:
         raise DataError(

@@ -17,6 +17,15 @@ if TYPE_CHECKING:
     from nemorl_rl.chat.learnt import RowChat
 
 
+def encodable(text: str) -> str:
+    """A text that a tokenizer takes: what JSON or a file's name may hold of half characters is U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
 class Tokenizer:
     """A Hugging Face tokenizer, reduced to what training needs."""
 
@@ -73,12 +82,12 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Tokens of raw text, with the special tokens the tokenizer adds itself."""
-        ids: list[int] = self.inner(text)["input_ids"]
+        ids: list[int] = self.inner(encodable(text))["input_ids"]
         return ids
 
     def encode_observation(self, text: str) -> list[int]:
         """Tokens of text that is appended to a running sequence: no special tokens."""
-        ids: list[int] = self.inner(text, add_special_tokens=False)["input_ids"]
+        ids: list[int] = self.inner(encodable(text), add_special_tokens=False)["input_ids"]
         return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:

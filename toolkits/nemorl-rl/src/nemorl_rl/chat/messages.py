@@ -11,6 +11,7 @@ from nemorl.errors import DataError
 
 from nemorl_rl.agents.contract import ChatMessage
 from nemorl_rl.chat.codec import Tools
+from nemorl_rl.tokenizer import encodable
 
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 """Types of content parts that hold text."""
@@ -54,15 +55,6 @@ def require_tools(tools: Tools) -> None:
                 f"tool {number} is no function with a name",
                 fix='write tools as {"type": "function", "function": {"name": …, "parameters": …}}',
             )
-
-
-def encodable(text: str) -> str:
-    """A text that a tokenizer takes: what JSON or a file's name may hold of half characters is U+FFFD."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return text
 
 
 def message_key(message: ChatMessage) -> str:

@@ -11,8 +11,9 @@ from nemorl.types import Row
 
 from nemorl_rl.agents.contract import ChatMessage
 from nemorl_rl.chat.codec import Tools
-from nemorl_rl.chat.messages import TEXT_PARTS, encodable, require_tools
+from nemorl_rl.chat.messages import TEXT_PARTS, require_tools
 from nemorl_rl.chat.template_text import REASONING_NAMES
+from nemorl_rl.tokenizer import encodable
 
 TOOLS_FIX = "give a list of functions, or rename the column if it holds something else"
 MEDIA_COLUMNS = ("image", "images", "video", "videos", "audio", "audios")
@@ -75,7 +76,9 @@ def text_of(message: ChatMessage) -> str:
     content = message.get("content")
     if not isinstance(content, list):
         return str(content or "")
-    return "\n".join(str(part.get("text") or part.get("refusal") or "") for part in content)
+    return "\n".join(
+        part if isinstance(part, str) else str(part.get("text") or part.get("refusal") or "") for part in content
+    )
 
 
 def without_none(value: Any) -> Any:
@@ -95,8 +98,10 @@ def _message(given: Any, number: int, reasoning_names: Sequence[str]) -> dict[st
         raise DataError(f"message {number} is {given!r:.80}", fix='write {"role": "user", "content": "…"}')
     message = {str(name): value for name, value in given.items() if value is not None and name != "tool_calls"}
     message["content"] = _content(given.get("content"), number)
-    calls = given.get("tool_calls")
-    if calls is not None and len(calls):
+    calls = given.get("tool_calls") or ()
+    if not isinstance(calls, Sequence):
+        raise DataError(f"`tool_calls` of message {number} is {calls!r:.80}", fix="give a list of calls")
+    if calls:
         message["tool_calls"] = [_call(call, number) for call in calls]
     _name_reasoning(message, number, reasoning_names)
     return message

@@ -8,16 +8,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nemorl.errors import DataError, ForeignError
 
 from nemorl_rl.agents.contract import ChatMessage
 from nemorl_rl.chat.codec import Tools
-from nemorl_rl.chat.messages import encodable
-
-if TYPE_CHECKING:
-    from nemorl_rl.tokenizer import Tokenizer
+from nemorl_rl.tokenizer import Tokenizer, encodable
 
 ASKED, SAID, TOLD = "qUestion8471", "aNswer8472", "sYstem8473"
 """Words that no template and no message holds, by which a place in a rendered text is found."""
