@@ -585,3 +585,17 @@ def test_a_library_that_wraps_sys_exit_makes_no_failure_of_a_success(monkeypatch
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 0
+
+
+@pytest.mark.parametrize(
+    ("place", "code"), [("train", 2), ("train/deep/file", 2), ("training.log", 1), ("option", 2), (None, 1)]
+)
+def test_an_error_of_the_disk_is_the_user_s_where_the_command_line_names_the_place(
+    place: str | None, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(13, "Permission denied", *([] if place is None else [str(tmp_path / place)]))
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tree, "_plugin_commands", fail)
+    assert tree._run(["train", "--file=option"], debug=False) == code

@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -187,10 +188,12 @@ def _run(arguments: list[str], *, debug: bool) -> int:
 
 
 def _is_named(path: object, arguments: Sequence[str]) -> bool:
-    """Whether it is a path that was written on the command line, or below one."""
+    """A path that was written on the command line, or one below it."""
     written = (value for argument in arguments for value in (argument, argument.partition("=")[2]) if value)
     places = {os.path.abspath(os.path.expanduser(value)) for value in written}
-    return isinstance(path, str | os.PathLike) and any(os.path.abspath(path).startswith(place) for place in places)
+    return isinstance(path, str | os.PathLike) and any(
+        Path(os.path.abspath(path)).is_relative_to(place) for place in places
+    )
 
 
 def _is_own(exit_: SystemExit) -> bool:
