@@ -17,7 +17,7 @@ from nemorl_base.audit.recording import audit_folder, audit_log
 from nemorl_base.audit.verifying import entries_of
 from nemorl_base.permission import require
 from nemorl_base.plugin_policy import machine_policy
-from nemorl_base.site_policy import Person, names_of_path, read_site_policy, refusal
+from nemorl_base.site_policy import Person, links_out_of, names_of_path, read_site_policy, refusal
 from nemorl_report.site_check import refuse
 from recorded_messages import Raises
 
@@ -342,6 +342,22 @@ def test_a_folder_of_links_is_what_the_links_lead_to(tmp_path: Path, policy: Pol
         assert len(problems(**RL, model=str(shown))) == 1
     policy(f"rules: [{{allow: {{models: ['{tmp_path}/*']}}}}]")
     assert problems(**RL, model=str(shown)) == []
+
+
+def test_links_are_followed_through_the_folders_that_they_lead_to(
+    tmp_path: Path, policy: Policy, raises: Raises
+) -> None:
+    hidden, between, shown = (tmp_path / name for name in ("hidden", "between", "shown"))
+    for folder in (hidden, between, shown):
+        folder.mkdir()
+    (hidden / "rows.jsonl").write_text("{}")
+    (between / "rows.jsonl").symlink_to(hidden / "rows.jsonl")
+    (between / "back").symlink_to(shown)
+    (shown / "part").symlink_to(between)
+    policy(f"rules: [{{deny: {{models: ['{hidden}/*']}}}}]")
+    assert len(problems(**RL, model=str(shown))) == 1
+    with raises(UsageError, "cannot be read"):
+        [*links_out_of(tmp_path / "nowhere")]
 
 
 def test_files_that_a_run_reads_besides_are_denied_as_data_are(tmp_path: Path, policy: Policy) -> None:

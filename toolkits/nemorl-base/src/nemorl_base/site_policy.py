@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from nemorl_base.errors import UsageError
 from nemorl_base.suggest import did_you_mean
 
 SITE_FILE = Path("/etc/nemorl/policy.yaml")
@@ -294,20 +295,24 @@ def names_of_path(text: str) -> Iterator[str]:
 
 
 def links_out_of(folder: Path) -> Iterator[str]:
-    """What the links in a folder lead to, where that is outside of it: each is read as if it lay there.
+    """Places outside of a folder that links in it lead to, and links in those: each is read as if it lay there.
 
     Raises:
-        OSError: A folder cannot be read.
+        UsageError: A folder cannot be read.
     """
-    seen: set[str] = set()
-    for place, folders, files in os.walk(folder, onerror=_raise):
-        for name in (*folders, *files):
-            path = os.path.join(place, name)
-            target = os.path.realpath(path) if os.path.islink(path) else None
-            if target is not None and target not in seen and not Path(target).is_relative_to(folder):
-                seen.add(target)
-                yield target
+    seen, waiting = {str(folder)}, [str(folder)]
+    while waiting:
+        for place, folders, files in os.walk(waiting.pop(), onerror=_refuse_unread):
+            for path in (os.path.join(place, name) for name in (*folders, *files)):
+                target = os.path.realpath(path) if os.path.islink(path) else str(folder)
+                if target not in seen and not Path(target).is_relative_to(folder):
+                    seen.add(target)
+                    yield target
+                    waiting += [target] * os.path.isdir(target)
 
 
-def _raise(error: OSError) -> None:
-    raise error
+def _refuse_unread(error: OSError) -> None:
+    raise UsageError(
+        f"{error.filename} cannot be read ({error.strerror}), so nobody knows where links in it lead",
+        fix="ask for the right to read it, or name another folder",
+    ) from error
