@@ -71,8 +71,11 @@ def serve(
 
       nemorl serve Qwen/Qwen2.5-1.5B-Instruct --name gpt-4o --ignore-field response_format
     """
+    from nemorl_base.open_files import allow_more_open_files
+
     from nemorl_gateway.options import GatewayOptions
 
+    allow_more_open_files()
     names = dict.fromkeys([Path(model).name or model, model, *(name or [])])
     options = GatewayOptions(
         host=host, port=port, models=tuple(names), ignored_fields=tuple(ignore_field or ()),

@@ -7,10 +7,10 @@ import socket
 import threading
 from typing import Self
 
-import uvicorn
 from nemorl.errors import UsageError
 from nemorl_base.audit.recording import record
 from nemorl_base.encryption import require_certificate, require_safe_listening
+from nemorl_base.http_server import HttpServer
 from nemorl_base.ports import listening_socket
 from nemorl_rl.agents.contract import EpisodePolicy
 
@@ -52,23 +52,14 @@ class Gateway:
         self._served_at = self.address
         self._traffic: list[Traffic] = []
         """Of episodes that have ended"""
-        app = Server(self._doors, self._options).app
-        config = uvicorn.Config(
-            app,
-            http="h11",
-            loop="asyncio",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            timeout_keep_alive=IDLE_S,
-            timeout_graceful_shutdown=ENDING_S,
-            ssl_certfile=self._options.tls_certificate,
-            ssl_keyfile=self._options.tls_key,
+        self._server = HttpServer(
+            "the gateway",
+            Server(self._doors, self._options).app,
+            idle_s=IDLE_S,
+            ending_s=ENDING_S,
+            certificate=self._options.tls_certificate,
+            key=self._options.tls_key,
         )
-        self._server = uvicorn.Server(config)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="nemorl-gateway", daemon=True)
         self._thread.start()

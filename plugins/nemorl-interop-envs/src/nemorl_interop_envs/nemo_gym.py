@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import httpx2
 from nemorl.errors import DataError, UsageError
 from nemorl.types import Prompt, Score
+from nemorl_base.front_door import FrontDoor, Limits
 from nemorl_base.suggest import did_you_mean
 from nemorl_rl.agents.gateways import Access
 from nemorl_rl.agents.watched import WatchedPolicy
@@ -51,7 +52,7 @@ class NemoGym(PlayedEpisodes):
         super().__init__(config.outcomes, timeout_s=config.timeout_s, give_up_after=config.give_up_after, fix=fix)
         self._config = config
         self._loop: LoopThread | None = None
-        self._relay = Relay(MODEL)
+        self._relay = Relay(MODEL, FrontDoor("the relay of model calls", Limits()))
         self._client: httpx2.AsyncClient | None = None
         self._servers: GymServers | None = None
         self._agents: Mapping[str, str] = {}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from nemorl.errors import BackendError, DataError, UsageError
 from nemorl.types import Prompt, Row, Score
+from nemorl_base import front_door
 from nemorl_rl.agents.gateways import Access
 from nemorl_rl.agents.watched import WatchedPolicy
 from packaging.version import InvalidVersion, Version
@@ -74,7 +75,8 @@ def loaded(config: VerifiersOptions) -> WorkerProcess:
     what = f"verifiers environment {config.taskset!r}"
     # Programs of its environment, such as uv, which the harnesses of verifiers want.
     path = os.pathsep.join([str(Path(python).parent), os.environ.get("PATH", os.defpath)])
-    worker = WorkerProcess([python, script("verifiers_worker.py")], what, variables={"PATH": path, **config.variables})
+    command = [python, script("verifiers_worker.py"), front_door.__file__]
+    worker = WorkerProcess(command, what, variables={"PATH": path, **config.variables})
     try:
         version = worker.ask_now("load", within_s=LOAD_S, config=env_config(config))
     except (BackendError, UsageError) as error:

@@ -23,7 +23,7 @@ class PrometheusConfig(LoggerConfig):
     """An endpoint that Prometheus scrapes in the run's process. Its token comes from the environment, not a config."""
 
     summary: ClassVar[str] = "an endpoint that Prometheus scrapes while the run lasts"
-    requires_modules: ClassVar[tuple[str, ...]] = ("prometheus_client",)
+    requires_modules: ClassVar[tuple[str, ...]] = ("prometheus_client", "uvicorn")
     install_hint: ClassVar[str] = "pip install nemorl-prometheus"
 
     port: int = Field(9464, ge=0, le=65_535)

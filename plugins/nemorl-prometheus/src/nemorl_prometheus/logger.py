@@ -8,20 +8,19 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, make_server
 
-from nemorl.errors import UsageError
 from nemorl_base.files import replace_text
+from nemorl_base.http_server import App, HttpServer
+from nemorl_base.ports import listening_socket
 from nemorl_report.alerts.alert import Alert
 from nemorl_report.declared import Declarations, admitted
 from nemorl_report.run_data import RunData
-from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client import CollectorRegistry, make_asgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
-from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.process_collector import ProcessCollector
 
 from nemorl_prometheus.config import PrometheusConfig
@@ -29,8 +28,9 @@ from nemorl_prometheus.names import Families
 
 TARGETS = "prometheus.json"
 """File of the run directory with the endpoint's address, as Prometheus' ``file_sd_configs`` reads it."""
-LOOK_FOR_END_S = 0.05
-"""A run that ends waits as long for its endpoint, at most."""
+MOST_CONNECTIONS = 64
+ENDING_S = 1
+"""A run that ends waits as long for scrapes under way, at most."""
 
 
 class PrometheusLogger:
@@ -41,22 +41,15 @@ class PrometheusLogger:
         self._values = Values(run_dir)
         registry.register(self._values)
         ProcessCollector(registry=registry)
-        app = guarded(make_wsgi_app(registry), config.token, config.username)
-        try:
-            self._server = make_server(config.host, config.port, app, ThreadingWSGIServer, _Quiet)
-        except OSError as error:
-            raise UsageError(
-                f"no endpoint at {config.host}:{config.port} ({error.strerror or error})",
-                fix="choose another port; port: 0 takes a free one, which prometheus.json in the run directory names",
-            ) from error
-        self._server.daemon_threads = True  # a scrape under way does not hold up the end of the run
-        self.port = int(self._server.server_port)
+        app = guarded(make_asgi_app(registry), config.token, config.username)
+        listening = listening_socket("the endpoint for Prometheus", config.host, config.port, waiting=MOST_CONNECTIONS)
+        self.port = int(listening.getsockname()[1])
         """The port it listens on."""
+        self._server = HttpServer("the endpoint for Prometheus", app, most=MOST_CONNECTIONS, ending_s=ENDING_S)
         self._targets = run_dir / TARGETS
         target = {"targets": [f"{config.host}:{self.port}"], "labels": {"job": "nemorl"}}
         replace_text(self._targets, json.dumps([target]) + "\n")
-        serve = self._server.serve_forever
-        self._thread = threading.Thread(target=serve, args=(LOOK_FOR_END_S,), name="prometheus", daemon=True)
+        self._thread = threading.Thread(target=self._server.run, args=([listening],), name="prometheus", daemon=True)
         self._thread.start()
         self._is_closed = False
 
@@ -69,8 +62,7 @@ class PrometheusLogger:
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
-            self._server.shutdown()
-            self._server.server_close()
+            self._server.should_exit = True
             self._thread.join()
             self._targets.unlink(missing_ok=True)
 
@@ -137,9 +129,6 @@ class Values:
         return Families(Declarations.of(self._run, admitted(self._run)).metrics)
 
 
-App = Callable[[dict[str, Any], Any], Iterable[bytes]]
-
-
 def guarded(app: App, token: str | None, username: str | None) -> App:
     """``app`` for requests that know the token: as bearer token, or as the password of a name."""
     if token is None:
@@ -148,19 +137,14 @@ def guarded(app: App, token: str | None, username: str | None) -> App:
     if username is not None:
         said = "Basic " + base64.b64encode(f"{username}:{token}".encode()).decode()
 
-    def checked(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        given = str(environ.get("HTTP_AUTHORIZATION", ""))
-        if hmac.compare_digest(given.encode(), said.encode()):
-            return app(environ, start_response)
+    async def checked(scope: Any, receive: Any, send: Any) -> None:
+        given = dict(scope["headers"]).get(b"authorization", b"")
+        if hmac.compare_digest(given, said.encode()):
+            await app(scope, receive, send)
+            return
         way = "Basic" if username is not None else "Bearer"
-        start_response(
-            "401 Unauthorized", [("WWW-Authenticate", f'{way} realm="nemorl"'), ("Content-Type", "text/plain")]
-        )
-        return [b"this endpoint asks for a token\n"]
+        asks = [(b"www-authenticate", f'{way} realm="nemorl"'.encode()), (b"content-type", b"text/plain")]
+        await send({"type": "http.response.start", "status": 401, "headers": asks})
+        await send({"type": "http.response.body", "body": b"this endpoint asks for a token\n"})
 
     return checked
-
-
-class _Quiet(WSGIRequestHandler):
-    def log_message(self, format: str, *args: Any) -> None:
-        """Scrapes are no news."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-import uvicorn
 from nemorl_base.encryption import is_loopback, require_certificate, require_safe_listening
+from nemorl_base.http_server import HttpServer
 from nemorl_base.ports import listening_socket
 
 from nemorl_view.guard import LOOPBACK
@@ -21,6 +21,7 @@ from nemorl_view.watched import WatchedRun
 
 ENDING_S = 2
 """Seconds for answers that are being sent when the viewer is shut down."""
+MOST_CONNECTIONS = 256
 POLL_S = 1.0
 """Seconds between two looks for new records."""
 
@@ -70,22 +71,15 @@ class Viewer:
         self._once: set[str] = set()
         hosts = (*LOOPBACK, place.host.lower()) if is_loopback(place.host) else None
         app = Server(self._runs, hosts=hosts, token=self._token, once=self._once, is_over=self._is_over.is_set).app
-        config = uvicorn.Config(
+        self._server = HttpServer(
+            "nemorl view",
             app,
-            http="h11",
-            loop="asyncio",
-            ws="none",
-            lifespan="off",
-            log_config=None,
+            most=MOST_CONNECTIONS,
+            ending_s=ENDING_S,
             log_level="critical",  # answers that nobody waits for are cut when it ends
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            timeout_graceful_shutdown=ENDING_S,
-            ssl_certfile=place.tls_certificate,
-            ssl_keyfile=place.tls_key,
+            certificate=place.tls_certificate,
+            key=place.tls_key,
         )
-        self._server = uvicorn.Server(config)
         self._threads = [
             threading.Thread(target=self._serve, name="nemorl-view", daemon=True),
             threading.Thread(target=self._follow, name="nemorl-view-index", daemon=True),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from nemorl.errors import DataError, UsageError
+from nemorl_base.open_files import allow_more_open_files
 
 from nemorl_commands.answers import AsJson, echo_json
 from nemorl_commands.eval_output import Display, open_display, open_samples, refuse_unknown_form
@@ -72,6 +73,7 @@ def evaluate(
         list_suites(as_json=as_json)
         return
     refuse_unknown_form(output)
+    allow_more_open_files()
     if config is not None and "=" in config.name and not config.exists():
         config, overrides = None, [str(config), *(overrides or [])]
     settings = {"max_samples": max_samples, "num_generations": generations, "temperature": temperature}

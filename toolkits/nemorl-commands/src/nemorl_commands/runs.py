@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from nemorl.errors import ConfigError, ConfigIssue, TerminalLostError, UsageError
 from nemorl.plugins import offered
+from nemorl_base.open_files import allow_more_open_files
 from nemorl_base.stopping import TERMINAL_LOST
 from typer.core import TyperGroup
 
@@ -80,6 +81,7 @@ def train(
         options = ["--dry-run"] * dry_run + ["--json"] * as_json
         launch(config, overrides or [], run_dir=run_dir, here_only=here_only, options=options)
         return
+    allow_more_open_files()
     console = Console(quiet=as_json)
     console.announce(f"reading {config}")
     with console:

@@ -3,21 +3,31 @@
 verifiers and NeMo-Gym know one model server for all their episodes. What they do send along is an episode's name: in
 the path (``/ng-rollout/NAME/v1/…``), in a header (``X-Session-ID``) or in the body's ``metadata``. The relay finds the
 episode by it and passes the call on. Runs in nemorl's process and in those of other projects: it imports aiohttp and
-the standard library only.
+the standard library only, and is given the class of its door.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import socket
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, TCPConnector, web
+
+if TYPE_CHECKING:
+    from nemorl_base.front_door import FrontDoor
 
 SESSION_HEADER = "X-Session-ID"
 METADATA_KEY = "nemorl_episode"
 MAX_BODY_BYTES = 64 << 20
+BODY_S = 30.0
+"""Longest time for a body to arrive."""
+WAITING = 1024
+"""Connections that may wait until they are taken."""
 _PATH = re.compile(r"(?:/ng-rollout/(?P<name>[^/]+))?(?:/training-token-capture)?(?P<rest>/v1/.+)")
 _OWN_HEADERS = frozenset(
     (
@@ -41,12 +51,19 @@ class Route:
 class Relay:
     """A server on this machine. ``routes`` may be changed at any time, by any thread."""
 
-    def __init__(self, model: str, *, host: str = "127.0.0.1") -> None:
+    def __init__(self, model: str, door: FrontDoor, *, host: str = "127.0.0.1") -> None:
+        """
+        Args:
+            model: The name that it answers to.
+            door: Lets its connections in.
+            host: Where it listens.
+        """
         self.routes: dict[str, Route] = {}
         self.port = 0
-        self._model, self._host = model, host
+        self._model, self._door, self._host = model, door, host
         self._runner: web.AppRunner | None = None
         self._client: ClientSession | None = None
+        self._listening: socket.socket | None = None
 
     @property
     def base_url(self) -> str:
@@ -61,27 +78,50 @@ class Relay:
         """
         # Gym and verifiers bound their own calls, and generation takes what it takes.
         self._client = ClientSession(timeout=ClientTimeout(total=None), connector=TCPConnector(limit=0))
-        app = web.Application(client_max_size=MAX_BODY_BYTES)
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._announced])
         app.router.add_get("/", self._alive)
         app.router.add_get("/v1/models", self._models)
         app.router.add_route("*", "/{path:.*}", self._pass_on)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self._host, port)
+        listening = socket.socket(socket.AF_INET6 if ":" in self._host else socket.AF_INET)
+        self._listening = listening
         try:
-            await site.start()
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind((self._host, port))
+            listening.listen(WAITING)
         except OSError:
             await self.stop()
             raise
-        self.port = int(self._runner.addresses[0][1])
+        assert self._runner.server is not None
+        self._door.open(listening, self._runner.server)
+        self.port = int(listening.getsockname()[1])
 
     async def stop(self) -> None:
         """Twice is harmless."""
+        self._door.close()
+        if self._listening is not None:
+            self._listening.close()
         runner, client, self._runner, self._client = self._runner, self._client, None, None
         if runner is not None:
             await runner.cleanup()
         if client is not None:
             await client.close()
+
+    @web.middleware
+    async def _announced(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Tells the door of a request."""
+        peer = None if request.transport is None else request.transport.get_extra_info("peername")
+        with self._door.asked(peer, has_body=request.can_read_body) as is_complete:
+            try:
+                async with asyncio.timeout(BODY_S):
+                    await request.read()  # kept for whoever reads it again
+            except TimeoutError:
+                return _refusal(408, f"the body did not arrive in {BODY_S:.0f} s", "request_timeout")
+            is_complete()
+            return await handler(request)
 
     async def _alive(self, _: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})

@@ -1,8 +1,9 @@
 """Plays episodes of one environment of verifiers, in an interpreter that has verifiers and need not have nemorl.
 
-A script: ``python verifiers_worker.py`` reads one JSON object per line from standard input, and writes one per answer
-to what was its standard output; all else that is printed goes to standard error. It ends when standard input does.
-Imports verifiers (0.4, its ``v1`` API; 0.1 and 0.2 for classic environments), aiohttp and the standard library.
+A script: ``python verifiers_worker.py FRONT_DOOR``, the file of :mod:`nemorl_base.front_door`, reads one JSON object
+per line from standard input, and writes one per answer to what was its standard output; all else that is printed goes
+to standard error. It ends when standard input does. Imports verifiers (0.4, its ``v1`` API; 0.1 and 0.2 for classic
+environments), aiohttp and the standard library.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import module_from_spec, spec_from_file_location
 from itertools import islice
+from pathlib import Path
+from types import ModuleType
 from typing import IO, Any
 
 from classic_verifiers import ClassicPlayer, is_classic
@@ -34,7 +38,8 @@ class Player:
 
     def __init__(self, env: Any) -> None:
         self._env = env
-        self._relay = Relay(MODEL)
+        doors = _module_of(sys.argv[1])
+        self._relay = Relay(MODEL, doors.FrontDoor("the relay of model calls", doors.Limits()))
         self._stack = AsyncExitStack()
         self._starting: asyncio.Task[None] | None = None
 
@@ -108,6 +113,17 @@ def loaded(config: Any) -> Player | ClassicPlayer:
         return Player(load_environment(resolve_env_config(config)))
     except ModuleNotFoundError as error:
         raise ToldError(f"{error} (is the taskset's package installed for {sys.executable}?)") from error
+
+
+def _module_of(path: str) -> ModuleType:
+    """A file of nemorl that imports the standard library only."""
+    spec = spec_from_file_location(Path(path).stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclasses look there
+    spec.loader.exec_module(module)
+    return module
 
 
 def _row(task: Any) -> dict[str, Any]:
