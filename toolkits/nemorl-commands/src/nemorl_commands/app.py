@@ -41,6 +41,8 @@ TYPER_LOOP = "_main"
 """The function of typer that calls ``sys.exit`` with a command's exit code; what commands do is called by others."""
 BY_SIGNAL = 128
 """A shell's convention: 128 + the number of the signal."""
+ENOUGH = BY_SIGNAL + signal.SIGPIPE
+"""The reader of the output has read what it wanted, as `head` does: that is no mistake, and no word is said of it."""
 FIX_EXIT = "whose code that is must raise an Exception instead; only the command decides that all went well"
 FIX_PATH = "check the path, and the permissions of its folders"
 FIX_BUG = "--debug shows the traceback; if it is not in your own code, report it to whom it belongs"
@@ -150,7 +152,9 @@ def main() -> None:
     with redirect_stdout(stdout), redirect_stderr(stderr):  # type: ignore[type-var]
         code = _run([argument for argument in sys.argv[1:] if argument != "--debug"], debug="--debug" in sys.argv)
         stdout.flush()
-        if stdout.is_lost and code == 0:
+        if stdout.had_enough and code == 0:
+            code = ENOUGH
+        elif stdout.is_lost and code == 0:
             code = _report("nobody read all of what went to standard output", FIX_OUTPUT, debug=False, code=LOST_OUTPUT)
         stderr.flush()
         note(exit=code)
@@ -165,6 +169,8 @@ def _run(arguments: list[str], *, debug: bool) -> int:
                 app(arguments, prog_name="nemorl")
             return 0
         except SystemExit as exit_:
+            if isinstance(exit_.__context__, BrokenPipeError):  # typer's answer to one
+                return ENOUGH
             if stop.name is None and not _is_own(exit_):
                 return _report(f"{type(exit_).__name__}: {exit_.code}{_raised_at(exit_)}", FIX_EXIT, debug=debug)
             code = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)

@@ -16,7 +16,17 @@ class SteadyStream:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self.is_lost = False
+        self.lost_by = 0
+        """The ``errno`` with which its reader left; 0: it is there."""
+
+    @property
+    def is_lost(self) -> bool:
+        return self.lost_by != 0
+
+    @property
+    def had_enough(self) -> bool:
+        """Whether the reader is a program that has read what it wanted, such as ``head``."""
+        return self.lost_by == errno.EPIPE
 
     def write(self, text: str) -> int:
         try:
@@ -34,7 +44,7 @@ class SteadyStream:
     def _lose(self, error: OSError) -> None:
         if error.errno not in GONE:
             raise error
-        self.is_lost = True
+        self.lost_by = error.errno
         try:
             descriptor = self._stream.fileno()
         except (io.UnsupportedOperation, AttributeError):
