@@ -13,6 +13,7 @@ from nemorl.types import Prompt, Score, Step
 from nemorl_rl.prompts import required_answer
 
 from nemorl_environments.expressions import ExpressionError, evaluate, show
+from nemorl_environments.wording import has_alternative, is_denied, is_scaled
 
 if TYPE_CHECKING:
     from nemorl_environments.config import CalculatorConfig
@@ -21,9 +22,16 @@ MAX_CALL_CHARS = 2000
 """The part of a response, from its end, in which a call is looked for. What comes before is reasoning."""
 _TAG = re.compile(r"<tool>([^<>]*)</tool>\Z")
 _CALL = re.compile(r"<tool_call>([^<>]*)</tool_call>\Z")
-_NUMBER = r"[-+−]?\s*\$?\d[\d,]*(?:\.\d+)?(?:\s*/\s*\d+)?"
-_MARKED = re.compile(rf"(?:answer(?:\s+is)?\s*[:=]?|<answer>|\\boxed\{{)\s*({_NUMBER})", re.IGNORECASE)
-_ANY = re.compile(_NUMBER)
+_NUMBER = r"(?P<number>(?:[-+−]\s*)?\$?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:\s*/\s*\d+)?)"
+_MARKED = re.compile(rf"(?:answer(?:\s+is)?\s*[:=]?|<answer>|\\boxed\{{)[\s*_$(]*{_NUMBER}", re.IGNORECASE)
+_ANY = re.compile(rf"(?<![\w.,]){_NUMBER}")
+_OTHER = r"[-+−]?\$?\d[\d,.]*"
+_GOES_ON = re.compile(
+    r"\w|[.,]\d|\s*(?:[%^!°‰]|(?:\*{1,2}|[×·/+])\s*[\d(\\]|[-−]\s*\d|(?:hundred|thousand|million|billion|trillion|percent|dozen|squared|cubed)\b"
+    r"|\\(?:times|cdot|div|pi|%|frac|sqrt))",
+    re.IGNORECASE,
+)
+"""After a number that is a part of another: an exponent, a percent sign, more digits, an operation."""
 
 
 class Calculator(Environment):
@@ -98,12 +106,19 @@ def _expression_in(text: str) -> str:
 
 
 def final_number(response: str) -> Fraction | None:
-    """The last number after ``Answer:``, ``<answer>`` or ``\\boxed{``, else the last number of the response."""
+    """The last number after ``Answer:``, ``<answer>`` or ``\\boxed{``, else the last number of the response.
+
+    ``None`` where the words round it deny it, make another number of it or offer a second one.
+    """
     end = response[-MAX_CALL_CHARS:]
-    found = _MARKED.findall(end) or _ANY.findall(end)
+    found = list(_MARKED.finditer(end)) or list(_ANY.finditer(end))
     if not found:
         return None
+    begin, stop = found[-1].span("number")
+    before, after = end[:begin], end[stop:]
+    if _GOES_ON.match(after) or is_denied(before, after) or is_scaled(before) or has_alternative(before, after, _OTHER):
+        return None
     try:
-        return evaluate(found[-1].replace("$", ""))
+        return evaluate(found[-1]["number"].replace("$", ""))
     except ExpressionError:
         return None

@@ -9,6 +9,8 @@ from nemorl.environment import Environment
 from nemorl.types import Prompt, Score
 from nemorl_rl.prompts import required_answer
 
+from nemorl_environments.wording import NEAR_CHARS, has_alternative, is_denied
+
 if TYPE_CHECKING:
     from nemorl_environments.config import MultipleChoiceConfig
 
@@ -37,6 +39,10 @@ DEFAULT_LETTERS = "ABCDEFGHIJ"
 _DECORATION = r"(?:[\s*_$(){\[\\]|boxed|text|mathrm|mathbf){0,40}+"
 """Markdown and LaTeX between the colon and the letter: ``**Answer:** $\\boxed{\\text{B}}$``."""
 
+_BOX = re.compile(rf"\\boxed\s*\{{{_DECORATION}(\w)[\s)}}]{{0,9}}\}}")
+MOST_ANSWERS = 2
+"""Different letters that a response may call its answer: a first one and a second thought."""
+
 
 class MultipleChoice(Environment):
     """1 when the letter that a response names last is the row's answer."""
@@ -58,11 +64,18 @@ class MultipleChoice(Environment):
         return Score(float(given == wanted), correct=given == wanted, answer=given)
 
     def letter(self, response: str, letters: str) -> str | None:
-        """The letter that a response names last, if it is one of those of the question."""
-        found = self._pattern.findall(response)
+        """The letter that a response names last, if it is one of those of the question and stands for itself."""
+        found = list(self._pattern.finditer(response))
         if not found and self._boxed:
-            found = re.findall(rf"\\boxed\s*\{{{_DECORATION}(\w)[\s)}}]{{0,9}}\}}", response)
-        if not found:
+            found = list(_BOX.finditer(response))
+        if not found or len({_plain(each[1]) for each in found}) > MOST_ANSWERS:
             return None
-        letter = str(found[-1]).translate(OTHER_LETTERS).upper()
-        return letter if letter in letters else None
+        letter, (begin, end) = _plain(found[-1][1]), found[-1].span(1)
+        before, after = response[:begin], response[end : end + NEAR_CHARS]
+        if letter not in letters or is_denied(before, after) or has_alternative(before, after, f"[{letters}]"):
+            return None
+        return letter
+
+
+def _plain(letter: str) -> str:
+    return letter.translate(OTHER_LETTERS).upper()

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from nemorl_environments.retriever.config import RetrieverConfig
 
 NOTHING_FOUND = "Nothing was found."
+MOST_ANSWERS = 2
+"""Answers that a response may give: a first one and a second thought."""
 MAX_CALL_CHARS = 2000
 """The part of a response, from its end, in which a search is looked for. What comes before is reasoning."""
 
@@ -73,9 +75,17 @@ class _Session:
 
 
 def final_answer(response: str) -> str:
-    """What the last ``<answer>`` element holds; of a response without one, all of it."""
-    before, mark, inside = response.rpartition("<answer>")
-    return inside.partition("</answer>")[0].strip() if mark else before or response
+    """What the last ``<answer>`` element holds; of a response without one, all of it. One that tries out several
+    answers gives none.
+
+    >>> final_answer("<answer>Bonn</answer> no, <answer>Berlin</answer>"), final_answer("<answer>" * 3 + "Berlin")
+    ('Berlin', '')
+    """
+    _, *elements = response.split("<answer>")
+    answers = [inside.partition("</answer>")[0].strip() for inside in elements]
+    if len(answers) > MOST_ANSWERS:
+        return ""
+    return answers[-1] if answers else response
 
 
 def _counts(searches: int = 0, empty: int = 0) -> dict[str, float]:
