@@ -11,14 +11,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemorl.errors import UsageError
-from nemorl.types import Row, Samples
+from nemorl.types import Row
 from nemorl_base.checkpoints import Checkpoint
 from nemorl_rl.exporting import export_model
 from nemorl_rl.rollouts import rollout_metrics
 from nemorl_rl.trainer import RolloutTrainer
 
-from nemorl_diff.recorded import recorded_samples, require_scores, rescored, with_recorded_reference
-from nemorl_diff.replaying import Replay
+from nemorl_diff.recorded import (
+    RecordedRollouts,
+    RecordedStep,
+    require_scores,
+    require_weights,
+    with_recorded_reference,
+)
+from nemorl_diff.replaying import Replay, is_asynchronous
+from nemorl_diff.run_files import RunFiles
 
 if TYPE_CHECKING:
     from nemorl.config.run import RunConfig
@@ -45,54 +52,72 @@ def trainer_for(config: RunConfig, replay: Replay) -> BaseTrainer[Any]:
         UsageError: it does not sample, or the other half was not recorded whole.
     """
     trainer: BaseTrainer[Any] = config.build()
-    if replay.only is None:
+    if replay.half is None:
         return trainer
     if not isinstance(trainer, RolloutTrainer):
         raise UsageError(f"{config.algorithm} does not sample: it has no halves", fix="leave out --only")
     base: Any = type(trainer)
-    if replay.scores:
-        require_scores(trainer)
-    if replay.only == "sampler":
+    if replay.half == "sampler":
 
         class SamplerAlone(base):  # type: ignore[misc]
-            """Samples at the step, or scores what was sampled, and does not learn."""
+            """Does not learn."""
 
             def train_step(self, rows: Sequence[Row]) -> Metrics:
-                if self.step != replay.step:
-                    found: Metrics = super().train_step(rows)
-                    return found
                 return rollout_metrics(self.collect(rows))
 
-            def collect(self, rows: Sequence[Row]) -> Samples:
-                if self.step != replay.step or not replay.scores:
-                    found: Samples = super().collect(rows)
-                    return found
-                samples = rescored(recorded_samples(replay, self)[0], self.generation)
-                self.recorder.rollout(samples, "train", self.step)
-                return samples
-
-        return SamplerAlone(config)  # type: ignore[no-any-return]
-    samples, references = recorded_samples(replay, trainer)
+        if not replay.scores:
+            return SamplerAlone(config)  # type: ignore[no-any-return]
+        require_scores(trainer)
+        recorded = RecordedStep.read(replay.run, replay.step, trainer)
+        require_weights(replay, recorded)
+        return learning_from(SamplerAlone, config, {replay.step: recorded}, scores=True)
+    recorded = RecordedStep.read(replay.run, replay.step, trainer)
 
     class TrainerAlone(base):  # type: ignore[misc]
-        """Learns at the step from the samples of the record."""
-
-        def collect(self, rows: Sequence[Row]) -> Samples:
-            if self.step != replay.step:
-                found: Samples = super().collect(rows)
-                return found
-            self.run.hooks.fire("on_rollout_end", trainer=self, step=self.step, samples=samples)
-            self.recorder.rollout(samples, "train", self.step)
-            return samples
+        """Takes what the reference says from the record, where its own is another model."""
 
         def with_reference_logprobs(self, batch: TokenBatch) -> TokenBatch:
             # The weights of a replay under another backend are those of the step, and its reference has them too.
-            if self.step == replay.step and replay.is_foreign:
-                return with_recorded_reference(batch, references, replay)
+            if replay.is_foreign:
+                return with_recorded_reference(batch, recorded.references, replay)
             found: TokenBatch = super().with_reference_logprobs(batch)
             return found
 
-    return TrainerAlone(config)  # type: ignore[no-any-return]
+    return learning_from(TrainerAlone, config, {replay.step: recorded})
+
+
+def trainer_before(config: RunConfig, replay: Replay) -> BaseTrainer[Any]:
+    """The trainer of the steps between the checkpoint and the step: as the run made them.
+
+    Where only the trainer's half is made again, they learn from the record, if it has them whole.
+
+    Raises:
+        UsageError: it has not, and they cannot be sampled again, as rollouts ran ahead of training.
+    """
+    trainer: BaseTrainer[Any] = config.build()
+    if not isinstance(trainer, RolloutTrainer) or (replay.half != "trainer" and not is_asynchronous(replay.run)):
+        return trainer
+    try:
+        steps = {step: RecordedStep.read(replay.run, step, trainer) for step in replay.steps_before}
+    except UsageError:
+        if is_asynchronous(replay.run):
+            raise
+        return trainer
+    return learning_from(type(trainer), config, steps)
+
+
+def learning_from(
+    base: Any, config: RunConfig, steps: Mapping[int, RecordedStep], *, scores: bool = False
+) -> BaseTrainer[Any]:
+    """A trainer whose samples come from a record."""
+
+    class Recorded(base):  # type: ignore[misc]
+        """Has the record in the place of a buffer."""
+
+        def new_buffer(self) -> Any:
+            return RecordedRollouts(self, steps, scores=scores)
+
+    return Recorded(config)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -114,24 +139,18 @@ class Foreign:
         """
         from nemorl.config.load import load_config
 
-        begins = replay.begins_after
-        if replay.step - begins > 1:
-            raise UsageError(
-                f"the checkpoint before step {replay.step} is that of step {begins}: the steps between need the "
-                "optimizer's state, which another backend cannot read",
-                fix=f"give --step {begins + 1}",
-            )
-        if config.needs_reference and replay.only is None:
+        if config.needs_reference and replay.half is None:
             raise UsageError(
                 "the reference is the run's first model, and a replay under another backend starts from the "
                 "checkpoint's weights",
                 fix="give --only trainer, which takes the reference's log-probs from the record, or --step 1",
             )
         folder = Path(f"{replay.folder}-weights")
-        export_model(replay.run.path, folder, step=begins)
-        data = replay.config().model_dump(mode="json")
+        origin = RunFiles.of(replay.folder_before) if replay.steps_before else replay.run
+        export_model(origin.path, folder, step=replay.step - 1)
+        data = config.model_dump(mode="json")
         data["policy"] |= {"model_name": str(folder), "init": "pretrained", "lora": None}
-        checkpoint = Checkpoint.read(replay.run.checkpoints[begins])
+        checkpoint = Checkpoint.read(origin.checkpoints[replay.step - 1])
         return cls(load_config(data), checkpoint.read_state())
 
     def on_fit_begin(self, trainer: BaseTrainer[Any]) -> None:

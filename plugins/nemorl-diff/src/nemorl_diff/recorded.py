@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from nemorl.errors import UsageError
@@ -11,9 +11,12 @@ from nemorl.types import Branch, GenerationRequest, Prompt, Sample, Samples, Sam
 from nemorl_report.records.reading import FOLDER, read_table, record_files
 from nemorl_rl.trainer import RolloutTrainer
 
-from nemorl_diff.replaying import Replay
+from nemorl_diff.replaying import Replay, is_asynchronous
+from nemorl_diff.run_files import RunFiles
 
 if TYPE_CHECKING:
+    from nemorl.metrics import Metric
+    from nemorl.types import Row
     from nemorl_rl.generation_policy import GenerationPolicy
     from nemorl_tensors import TokenBatch
 
@@ -21,25 +24,84 @@ SCORES = "prompt_logprobs"
 """The capability of engines that say log-probs of tokens which they did not sample."""
 
 
-def recorded_samples(replay: Replay, trainer: RolloutTrainer[Any]) -> tuple[Samples, list[Sequence[float] | None]]:
-    """The samples that the step learned from, and the reference's log-probs of each token sequence.
+@dataclass(frozen=True)
+class RecordedStep:
+    """What a step of a run learned from."""
 
-    Raises:
-        UsageError: some were not recorded; says which setting keeps them.
+    rows: Sequence[Mapping[str, Any]]
+    """Its records, in the order of the batch, without those of rejected groups."""
+
+    @classmethod
+    def read(cls, run: RunFiles, step: int, trainer: RolloutTrainer[Any]) -> RecordedStep:
+        """
+        Raises:
+            UsageError: some samples were not recorded; says which setting keeps them.
+        """
+        files = record_files(run.path / FOLDER, split="train", step=step)
+        rows = [row for file in files for row in read_table(file).to_pylist()]
+        kept = [row for row in rows if not row["group_id"].endswith("r")]
+        groups, size = trainer.batch_size, trainer.rollout_plan.samples_per_prompt
+        if len(kept) < groups * size:
+            otherwise = "" if is_asynchronous(run) else "; without --only the step is sampled again"
+            raise UsageError(
+                f"{run.path} recorded {len(kept)} of the {groups * size} samples of step {step}",
+                fix=f"`records: {{every: 1, groups: {groups}}}` keeps all of them in the next run{otherwise}",
+            )
+        kept.sort(key=lambda row: (row["group"], int(row["sample_id"].rpartition("-")[2])))
+        return cls(kept)
+
+    @property
+    def samples(self) -> Samples:
+        return Samples([_sample(row) for row in self.rows])
+
+    @property
+    def references(self) -> list[Sequence[float] | None]:
+        """The reference's log-probs of each token sequence."""
+        return [sequence["reference_logprobs"] for row in self.rows for sequence in row["sequences"]]
+
+    @property
+    def versions(self) -> set[int]:
+        """The steps whose weights sampled them."""
+        return {version for row in self.rows for version in row["weight_versions"]}
+
+
+class RecordedRollouts:
+    """In the place of a trainer's buffer: its steps learn from what was recorded, and nothing is drawn from the data.
+
+    The data's place, or the buffer's, stays that of the checkpoint: what follows these steps comes from a record too.
     """
-    files = record_files(replay.run.path / FOLDER, split="train", step=replay.step)
-    rows = [row for file in files for row in read_table(file).to_pylist()]
-    kept = [row for row in rows if not row["group_id"].endswith("r")]
-    kept.sort(key=lambda row: (row["group"], int(row["sample_id"].rpartition("-")[2])))
-    groups, size = trainer.batch_size, trainer.rollout_plan.samples_per_prompt
-    if len(kept) < groups * size:
-        raise UsageError(
-            f"{replay.run.path} recorded {len(kept)} of the {groups * size} samples of step {replay.step}",
-            fix=f"`records: {{every: 1, groups: {groups}}}` keeps all of them in the next run; "
-            "without --only the step is sampled again",
-        )
-    references = [sequence["reference_logprobs"] for row in kept for sequence in row["sequences"]]
-    return Samples([_sample(row) for row in kept]), references
+
+    epoch = 0
+
+    def __init__(self, trainer: RolloutTrainer[Any], steps: Mapping[int, RecordedStep], *, scores: bool) -> None:
+        """
+        Args:
+            trainer: Whose steps these are.
+            steps: By number.
+            scores: The engine says the log-probs of the recorded tokens anew.
+        """
+        self._trainer, self._steps, self._scores = trainer, steps, scores
+        self._state: Mapping[str, Any] = {}
+
+    def next_batch(self) -> list[Row]:
+        """Rows that nobody reads, as many as there are."""
+        return [{} for _ in range(self._trainer.batch_size)]
+
+    def collect(self) -> Samples:
+        samples = self._steps[self._trainer.step].samples
+        return rescored(samples, self._trainer.generation) if self._scores else samples
+
+    def publish(self, version: int) -> None:
+        """Nobody samples."""
+
+    def metrics(self) -> dict[str, Metric]:
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self._state)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._state = state
 
 
 def _sample(row: Mapping[str, Any]) -> Sample:
@@ -109,6 +171,19 @@ def require_scores(trainer: RolloutTrainer[Any]) -> None:
     if generation.temperature not in (0.0, 1.0):
         raise UsageError(
             f"the recorded log-probs are at temperature {generation.temperature}, an engine's of a prompt at 1", fix=fix
+        )
+
+
+def require_weights(replay: Replay, recorded: RecordedStep) -> None:
+    """
+    Raises:
+        UsageError: other weights sampled the step than those that learned from it.
+    """
+    if others := recorded.versions - {replay.step - 1}:
+        raise UsageError(
+            f"step {replay.step} learned from samples of the weights of steps {', '.join(map(str, sorted(others)))}, "
+            f"and an engine has those of step {replay.step - 1}",
+            fix="give --only trainer",
         )
 
 

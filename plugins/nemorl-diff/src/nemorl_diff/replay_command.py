@@ -46,8 +46,9 @@ def replay(
 ) -> None:
     """Make a step again from the checkpoint before it, and say whether it is bit-equal or what differs first.
 
-    With --set, --backend or --generation under another setting: the difference is what that changes. With --only
-    trainer the update is made from the recorded samples, with --only sampler the samples from the checkpoint's weights.
+    With --set, --backend or --generation under another setting, that of this step alone: the difference is what that
+    changes. With --only trainer the update is made from the recorded samples, as it always is where rollouts ran beside
+    training; with --only sampler the samples from the checkpoint's weights.
 
     The run is read, and nothing in its folder changes. Exit 0 if all that it kept is equal, 1 if something differs.
 
@@ -59,7 +60,7 @@ def replay(
 
       nemorl replay runs/grpo-1a2b3c4d --step 12 --only trainer --backend megatron --tolerance 1e-4
     """
-    from nemorl_diff.replaying import Replay, compare, make
+    from nemorl_diff.replaying import Replay, compare, compare_before, make
     from nemorl_diff.run_files import RunFiles
 
     if only not in (None, *HALVES):
@@ -72,17 +73,17 @@ def replay(
         folder = output if output is not None else Path(scratch) / "replay"
         wanted = Replay(RunFiles.of(run), step, folder, [*(changes or []), *others], only)  # type: ignore[arg-type]
         make(wanted, Console(quiet=as_json))
-        found = compare(wanted, tolerance)
+        before, found = compare_before(wanted, tolerance), compare(wanted, tolerance)
         if as_json:
-            echo_json(_as_data(wanted, found, tolerance), indent=2, default=str)
+            echo_json(_as_data(wanted, before, found, tolerance), indent=2, default=str)
         else:
-            _show(wanted, found, tolerance)
-    if found.parting is not None:
+            _show(wanted, before, found, tolerance)
+    if found.parting is not None or (before is not None and before.parting is not None):
         raise typer.Exit(DIFFERS)
 
 
-def _as_data(wanted: Replay, found: Walk, tolerance: float) -> dict[str, object]:
-    from nemorl_diff.telling import as_data
+def _as_data(wanted: Replay, before: Walk | None, found: Walk, tolerance: float) -> dict[str, object]:
+    from nemorl_diff.telling import as_data, steps_data
     from nemorl_diff.words_of_replay import metric_rows, sentences
 
     return {
@@ -91,20 +92,28 @@ def _as_data(wanted: Replay, found: Walk, tolerance: float) -> dict[str, object]
         "begins_after": wanted.begins_after,
         "changes": list(wanted.changes),
         "only": wanted.only,
-        "metrics": {name: {"run": one, "replay": other} for name, one, other in metric_rows(wanted, tolerance)},
-        "text": list(sentences(wanted, found, tolerance)),
+        "samples": "record" if wanted.half == "trainer" or wanted.scores else "replay",
+        "steps_before": [] if before is None else steps_data(before),
+        "metrics_of_step": found.last_step,
+        "metrics": {name: {"run": one, "replay": other} for name, one, other in metric_rows(wanted, found, tolerance)},
+        "text": list(sentences(wanted, before, found, tolerance)),
     }
 
 
-def _show(wanted: Replay, found: Walk, tolerance: float) -> None:
+def _show(wanted: Replay, before: Walk | None, found: Walk, tolerance: float) -> None:
     from nemorl_diff.telling import step_rows, value_text
     from nemorl_diff.words_of_replay import metric_rows, sentences
 
-    for sentence in sentences(wanted, found, tolerance):
+    for sentence in sentences(wanted, before, found, tolerance):
         console().print(styled(sentence))
     console().print()
-    print_list(("PART", "KNOWN BY", "VERDICT", "RUN", "REPLAY"), list(step_rows(found)), first_to_go=("KNOWN BY",))
-    differing = [(name, value_text(one), value_text(other)) for name, one, other in metric_rows(wanted, tolerance)]
+    of_step = f" OF STEP {found.last_step}"
+    print_list(
+        (f"PART{of_step}", "KNOWN BY", "VERDICT", "RUN", "REPLAY"), list(step_rows(found)), first_to_go=("KNOWN BY",)
+    )
+    differing = [
+        (name, value_text(one), value_text(other)) for name, one, other in metric_rows(wanted, found, tolerance)
+    ]
     if differing:
         console().print()
-        print_list(("METRIC", "RUN", "REPLAY"), differing)
+        print_list((f"METRIC{of_step}", "RUN", "REPLAY"), differing)

@@ -122,9 +122,8 @@ def rows(walk: Walk) -> Iterator[tuple[str, str, str, str, str]]:
 
 def step_rows(walk: Walk) -> Iterator[tuple[str, str, str, str, str]]:
     """(part, known by, verdict, value, other value) of each part of the last step that was compared."""
-    last = max((finding.step for finding in walk.findings), default=0)
     for finding in walk.findings:
-        if finding.step == last:
+        if finding.step == walk.last_step:
             point = finding.point
             verdict = "equal" if finding.known_by != "nothing" else "not known"
             if point is not None:
@@ -172,9 +171,14 @@ def as_data(walk: Walk, tolerance: float) -> dict[str, Any]:
         "settings": [_setting_data(setting) for setting in walk.settings],
         "suspects": [setting.text for setting in walk.suspects],
         "unrecorded": list(walk.unrecorded),
-        "steps": [_finding_data(finding) for finding in walk.findings],
+        "steps": steps_data(walk),
         "text": list(sentences(walk)),
     }
+
+
+def steps_data(walk: Walk) -> list[dict[str, Any]]:
+    """Each compared part of each step."""
+    return [_finding_data(finding) for finding in walk.findings]
 
 
 def _finding_data(finding: Finding) -> dict[str, Any]:

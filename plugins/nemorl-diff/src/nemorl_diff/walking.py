@@ -38,6 +38,11 @@ class Walk:
         return next((finding for finding in self.findings if finding.point is not None), None)
 
     @property
+    def last_step(self) -> int:
+        """That was compared; 0: none."""
+        return max((finding.step for finding in self.findings), default=0)
+
+    @property
     def differs(self) -> bool:
         return self.parting is not None or any(setting.counts for setting in self.settings)
 

@@ -6,17 +6,23 @@ from collections.abc import Iterator
 
 from nemorl_diff.numbers import is_equal
 from nemorl_diff.replaying import Replay
-from nemorl_diff.run_files import RunFiles
 from nemorl_diff.stages import STAGES, stage_of_metric
 from nemorl_diff.telling import point_text
 from nemorl_diff.walking import Walk
 
 
-def sentences(replay: Replay, found: Walk, tolerance: float) -> Iterator[str]:
-    """Whether the step is bit-equal, else the first value that is not; what that rests on."""
+def sentences(replay: Replay, before: Walk | None, found: Walk, tolerance: float) -> Iterator[str]:
+    """Whether the step is bit-equal, else the first value that is not; what that rests on.
+
+    Args:
+        replay: The step.
+        before: The steps before it, where they were made by themselves.
+        found: The step.
+        tolerance: With which they were compared.
+    """
     begins, parting = replay.begins_after, found.parting
     origin = f"from the checkpoint of step {begins}" if begins else "from the beginning of the run"
-    half = f" by the {replay.only} alone" if replay.only else ""
+    half = f" by the {replay.half} alone" if replay.half else ""
     half = " by scoring the recorded tokens" if replay.scores else half
     changes = f" with {', '.join(replay.changes)}" if replay.changes else ""
     what = f"Step {replay.step} of {replay.run.path}, made again{half} {origin}{changes}"
@@ -27,6 +33,15 @@ def sentences(replay: Replay, found: Walk, tolerance: float) -> Iterator[str]:
         exact = [STAGES[one.stage] for one in found.findings if one.is_exact and one.step == replay.step]
         equal = f"equal within {tolerance:g}" if tolerance else "bit-equal"
         yield f"{what}, is {equal} in {', '.join(exact)}." if exact else f"{what}, has nothing to be compared with."
+    if replay.half != replay.only:
+        yield "Its samples are those of the record: the rollouts of this run ran beside training."
+    first = before.parting if before is not None else None
+    if first is not None and first.point is not None:
+        yield (
+            f"The steps before it, made again as the run made them, differ already at step {first.step} in the "
+            f"{STAGES[first.stage]}: {point_text(first.point)}. What is said of step {replay.step} follows from that "
+            "as well."
+        )
     for reason, parts in _unknown(replay, found).items():
         yield f"Not known exactly: {', '.join(parts)}; {reason}."
     if replay.is_foreign:
@@ -45,10 +60,9 @@ def _unknown(replay: Replay, found: Walk) -> dict[str, list[str]]:
     return reasons
 
 
-def metric_rows(replay: Replay, tolerance: float) -> Iterator[tuple[str, float | None, float | None]]:
-    """Metrics of the step that differ: those of the parts that were made again."""
-    ones = replay.run.metrics.get(replay.step, {})
-    others = RunFiles(replay.folder).metrics.get(replay.step, {})
+def metric_rows(replay: Replay, found: Walk, tolerance: float) -> Iterator[tuple[str, float | None, float | None]]:
+    """Metrics that differ at the last step that was compared: those of the parts that were made again."""
+    ones, others = (run.metrics.get(found.last_step, {}) for run in (found.first, found.second))
     for name in [name for name in ones if name in others and stage_of_metric(name) in replay.parts]:
         if not is_equal(ones[name], others[name], tolerance):
             yield name, ones[name], others[name]

@@ -237,7 +237,7 @@ class RolloutTrainer(BaseTrainer[R]):
 
     def restore(self) -> None:
         """Be where the run was, rollouts that ran ahead included."""
-        self.buffer = self._new_buffer()
+        self.buffer = self.new_buffer()
         super().restore()
 
     @property
@@ -269,8 +269,8 @@ class RolloutTrainer(BaseTrainer[R]):
     def _rollout_seed(self, batch: int) -> int:
         return derive_seed(self.config.seed, "rollout", batch)
 
-    def _new_buffer(self) -> AsyncRolloutBuffer | None:
-        """Needed where rollouts run ahead of training, or not every group is trained on."""
+    def new_buffer(self) -> AsyncRolloutBuffer | None:
+        """A buffer of rollouts, where they run ahead of training, or not every group is trained on."""
         settings = self.config.rollouts
         if settings.mode == "sync" and self.rollout_plan.keep is None:
             return None
