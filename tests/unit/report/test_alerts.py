@@ -62,6 +62,8 @@ def test_the_usual_is_the_median_of_the_window_before() -> None:
     assert changes(rule, [1, 2, 9, 21, 21]) == [(4, "raised")]
     assert changes(rule, [1, 500]) == []  # there is no window yet
     assert changes(rule, [0, 0, 0, 5]) == []  # there is no multiple of nothing
+    floor = Rule(metric="m", above_usual=10.0, least=2.0, window=3)
+    assert changes(floor, [0.1, 0.1, 0.1, 2.0, 2.1]) == [(5, "raised")]
 
 
 def test_a_fall_to_under_half_stays_one_alert_until_it_is_over() -> None:
@@ -114,6 +116,16 @@ def test_healthy_runs_raise_no_alert() -> None:
             for alert, _ in watching.take({m: v[step] for m, v in columns.items() if v[step] is not None}, step)
         ]
         assert not raised, (name, raised)
+
+
+def test_gradients_next_to_nothing_do_not_spike() -> None:
+    """A policy that gets nearly everything right: rounding, and now and then a group that still teaches something."""
+    noise = random.Random(0)
+    learnt = [noise.choice((0.3, 0.6)) if step % 25 == 24 else abs(noise.gauss(0, 1e-4)) for step in range(600)]
+    assert changes(BUILTIN["gradient_spike"], learnt) == []
+    assert len(changes(BUILTIN["gradient_spike"].model_copy(update={"least": None}), learnt)) > 20
+    usual = [abs(noise.gauss(0.3, 0.05)) for _ in range(100)]
+    assert changes(BUILTIN["gradient_spike"], [*usual, 40.0, *usual[:5]]) == [(101, "raised"), (102, "over")]
 
 
 @pytest.mark.parametrize("mean", [0.0, 0.5])

@@ -95,6 +95,7 @@ BUILTIN: Mapping[str, Rule] = {
     "gradient_spike": Rule(
         metric="train/grad_norm",
         above_usual=10.0,
+        least=1.0,  # the default of policy.max_grad_norm: what is not clipped is an ordinary update
         patience=1,
         meaning="The gradient norm jumped: one batch pulls far harder than those before it.",
         remedy="Once is harmless: policy.max_grad_norm clips it. If it comes again, lower the learning rate.",

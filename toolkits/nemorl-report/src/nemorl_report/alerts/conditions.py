@@ -26,6 +26,7 @@ class Usual:
 
     def __init__(self, rule: Rule) -> None:
         self._above, self._below = rule.above_usual, rule.below_usual
+        self._least = -math.inf if rule.least is None else rule.least
         self._before: deque[float] = deque(maxlen=rule.window)
 
     def __call__(self, value: float) -> bool:
@@ -38,7 +39,9 @@ class Usual:
     def _holds(self, value: float, usual: float) -> bool:
         if usual <= 0:
             return False  # there is no multiple of nothing
-        return value > self._above * usual if self._above is not None else value < (self._below or 0.0) * usual
+        if self._above is not None:
+            return value > max(self._above * usual, self._least)
+        return value < (self._below or 0.0) * usual
 
 
 class Collapse:

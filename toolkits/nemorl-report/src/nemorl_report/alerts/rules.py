@@ -32,6 +32,9 @@ class Rule(Config):
     """Holds while the value is smaller than this."""
     above_usual: float | None = Field(None, gt=1)
     """Holds while the value is more than this many times the median of the ``window`` records before it."""
+    least: float | None = None
+    """Of ``above_usual``: a value that is not greater than this is never too much. Set it where usual values may be
+    next to nothing, of which anything is a multiple."""
     below_usual: float | None = Field(None, gt=0, lt=1)
     """Holds while the value is less than this fraction of the median of the ``window`` records before it."""
     collapses: float | None = Field(None, gt=0, lt=1)
@@ -62,7 +65,8 @@ class Rule(Config):
             case ["above" | "below" as name]:
                 return f"{name} {getattr(self, name):g}"
             case ["above_usual"]:
-                return f"more than {self.above_usual:g} times what it was in the {self.window} records before"
+                least = f", and above {self.least:g}" if self.least is not None else ""
+                return f"more than {self.above_usual:g} times what it was in the {self.window} records before{least}"
             case ["below_usual"]:
                 return f"less than {self.below_usual:g} of what it was in the {self.window} records before"
             case ["collapses"]:
@@ -91,7 +95,7 @@ class Rule(Config):
     def over(self, base: Rule) -> Rule:
         """``base`` with what is set here. A condition that is set takes the place of that of ``base``."""
         own = {name: getattr(self, name) for name in self.model_fields_set}
-        cleared = dict.fromkeys(CONDITIONS) if self.conditions else {}
+        cleared = dict.fromkeys((*CONDITIONS, "least")) if self.conditions else {}
         return base.model_copy(update={**cleared, **own})
 
     def mistake(self) -> ConfigIssue | None:
@@ -100,6 +104,10 @@ class Rule(Config):
             found = ", ".join(self.conditions) or "none"
             return ConfigIssue(
                 "", f"a rule has one condition, this one has {found}", f"set one of {', '.join(CONDITIONS)}"
+            )
+        if self.least is not None and self.above_usual is None:
+            return ConfigIssue(
+                "least", "it belongs to above_usual, which is not set", "leave it out, or set above_usual"
             )
         if not self.metric:
             return ConfigIssue("metric", "no metric given", "write its full name, e.g. train/reward")
