@@ -19,6 +19,7 @@ from command_line import Command
 from kuberay_schema import mistakes, rules_that_apply
 from nemorl.errors import ConfigError, DeadlineError
 from nemorl_launch import entry, pod_certificate
+from nemorl_launch.manifests import merged
 from nemorl_launch.prepare import prepare
 from nemorl_report import authority
 from recorded_messages import Raises
@@ -111,6 +112,30 @@ def test_a_template_adds_to_containers_and_groups(run_yaml: Path, tmp_path: Path
     assert ray["env"] == [*before, {"name": "X", "value": "1"}]
     assert (group["replicas"], group["template"]["spec"]["hostNetwork"]) == (1, True)
     assert group["template"]["spec"]["containers"] == plain["workerGroupSpecs"][0]["template"]["spec"]["containers"]
+
+
+@pytest.mark.parametrize(
+    ("base", "over", "expected"),
+    [
+        ({"name": "A", "value": "1"}, {"name": "A", "valueFrom": {"fieldRef": {}}}, "over"),
+        ({"name": "shm", "emptyDir": {"medium": "Memory"}}, {"name": "shm", "hostPath": {"path": "/dev/shm"}}, "over"),
+        ({"name": "shm", "emptyDir": {"a": 1}}, {"name": "shm", "emptyDir": {"b": 2}},
+         {"name": "shm", "emptyDir": {"a": 1, "b": 2}}),
+        ({"exec": {"command": ["x"]}, "periodSeconds": 9}, {"httpGet": {"port": 1}},
+         {"httpGet": {"port": 1}, "periodSeconds": 9}),
+    ],
+)  # fmt: skip
+def test_of_two_sources_or_probes_that_of_the_template_stays(base: Any, over: Any, expected: Any) -> None:
+    """The API refuses `value` beside `valueFrom`, two kinds of one volume and two handlers of one probe."""
+    assert merged([base] if "name" in base else base, [over] if "name" in over else over) == (
+        [over] if expected == "over" else [expected] if "name" in base else expected
+    )
+
+
+def test_a_template_mounts_a_volume_at_several_paths() -> None:
+    base = [{"name": "storage", "mountPath": "/a"}, {"name": "shm", "mountPath": "/dev/shm"}]
+    over = [{"name": "storage", "mountPath": "/b"}, {"name": "storage", "mountPath": "/c"}]
+    assert merged(base, over) == [*base, *over]
 
 
 def test_cores_are_those_of_what_runs_there(run_yaml: Path) -> None:

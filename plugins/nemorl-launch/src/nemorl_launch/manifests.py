@@ -26,8 +26,10 @@ QUEUE = "kueue.x-k8s.io/queue-name"
 PRIORITY = "kueue.x-k8s.io/priority-class"
 AGENT_PORT, DASHBOARD_PORT = 52365, 8265
 """Where Ray's dashboard and its agents listen unless told otherwise."""
-NAMES = ("name", "groupName", "mountPath")
-"""Fields by which items of a list are told apart."""
+NAMES = ("mountPath", "groupName", "name")
+"""Fields by which items of a list are told apart; a volume may be mounted at several paths."""
+HANDLERS = {"exec", "httpGet", "tcpSocket", "grpc"}
+"""Ways of asking a container, of which there is one at a time."""
 MARGIN_S = 30
 """What a pod has beyond the time for saving."""
 
@@ -102,10 +104,16 @@ def merged(base: Any, over: Any) -> Any:
         changes = {item[key]: item for item in over}
         kept = [merged(item, changes.pop(item[key], {})) for item in base]
         return [*kept, *changes.values()]
-    if not isinstance(base, Mapping) or not isinstance(over, Mapping):
+    if not isinstance(base, Mapping) or not isinstance(over, Mapping) or _is_other_source(base, over):
         return over
     both = {key: merged(base[key], over[key]) for key in base if key in over}
-    return {**base, **over, **both}
+    given_up = HANDLERS if HANDLERS & over.keys() else ()
+    return {**{key: value for key, value in base.items() if key not in given_up}, **over, **both}
+
+
+def _is_other_source(base: Mapping[str, Any], over: Mapping[str, Any]) -> bool:
+    """A variable or volume, which has its name and where it comes from, comes from elsewhere: from there alone."""
+    return len(base) == len(over) == 2 and "name" in base and base.keys() != over.keys()
 
 
 def _are_named(value: Any, key: str) -> bool:
