@@ -41,7 +41,7 @@ class Resumable(Generic[C]):
     progress: Progress
     history: list[dict[str, float]]
     inputs: Fingerprints
-    """What this process was given beside the config."""
+    """Rows and code that this process was given beside the config."""
     accept_changed_data: bool
     """Continue with other rows than the run has had so far."""
 

@@ -1,4 +1,4 @@
-"""What a run was given beside its config: its rows, and the code of its rewards. Saved with each checkpoint, so that a
+"""A run's inputs beside its config: its rows, and the code of its rewards. Saved with each checkpoint, so that a
 run does not go on with others unnoticed.
 """
 
@@ -23,7 +23,7 @@ class Fingerprints:
     validation: str | None = None
     """Of the held-out rows."""
     validation_data: Any = None
-    """What the config's ``validation.data`` says: who changes it means other rows."""
+    """The config's ``validation.data``: who changes it means other rows."""
     code: Mapping[str, str] = field(default_factory=dict)
     """Of the source of rewards, by their names or files."""
 
@@ -31,7 +31,7 @@ class Fingerprints:
         return asdict(self)
 
     def other_rows(self, before: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-        """What has other rows than were recorded: its name -> the fingerprints before and now."""
+        """Data with other rows than were recorded: its name -> the fingerprints before and now."""
         pairs = {"the training rows": (before.get("data"), self.data)}
         if before.get("validation_data") == self.validation_data:
             pairs["the validation rows"] = (before.get("validation"), self.validation)

@@ -83,7 +83,7 @@ class Exchange:
             parts[name].copy_(values)
 
     def read(self, parts: Collection[str], source: Source) -> Iterator[tuple[str, Tensor]]:
-        """What this rank holds of the stored tensors, as they are stored, one parameter after the other.
+        """This rank's parts of the stored tensors, as they are stored, one parameter after the other.
 
         Raises:
             BackendError: a stored tensor is missing or of another shape.

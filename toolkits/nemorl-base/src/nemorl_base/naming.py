@@ -1,4 +1,4 @@
-"""What the texts and paths of a config name: a field declares it once, as its type.
+"""Kinds of things that the texts and paths of a config name: a field declares its kind once, as its type.
 
     model: ModelName
     urls: tuple[ServerURL, ...] = ()
@@ -166,7 +166,7 @@ _GUESSES = [(kind, re.compile(rf"(?:^|[_.])(?:{words})s?$", re.IGNORECASE)) for 
 
 
 def kind_by_name(name: str) -> Kind | None:
-    """What an option of this name usually names.
+    """The kind of thing that an option of this name usually names.
 
     >>> kind_by_name("reward_model"), kind_by_name("base_url"), kind_by_name("model_column"), kind_by_name("lr")
     ('model', 'server', 'text', None)
@@ -175,7 +175,7 @@ def kind_by_name(name: str) -> Kind | None:
 
 
 def declared_kind(annotation: Any, metadata: list[Any]) -> Kind | None:
-    """What a field declares that its texts name; a path that declares nothing is a file."""
+    """The kind that a field declares for its texts; a path that declares nothing is a file."""
     marks = [*metadata, *_parts(annotation)]
     kind = next((mark.kind for mark in marks if isinstance(mark, Names)), None)
     return kind or ("file" if Path in marks else None)

@@ -133,7 +133,7 @@ def _engine(part: PluginConfig) -> Use:
 
 
 def _named(values: Iterator[Named]) -> Iterator[Use]:
-    """What the fields of configs declare that they name, as rules know it."""
+    """Things that the fields of configs name, as rules know them."""
     for path, kind, value, _ in values:
         if path == "cluster.address":
             continue  # asked about as a cluster
@@ -196,7 +196,7 @@ def _of_variables(path: str, variables: Mapping[str, str]) -> Iterator[Use]:
 
 
 def _of_ray(environment: Mapping[str, Any]) -> Iterator[Use]:
-    """What Ray installs and brings to its workers. Variables and interpreters have options of their own."""
+    """Packages and code that Ray brings to its workers. Variables and interpreters have options of their own."""
     for key, value in environment.items():
         path = f"cluster.runtime_env.{key}"
         if key in RAY_INSTALLS:

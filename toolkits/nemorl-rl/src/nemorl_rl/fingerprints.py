@@ -119,7 +119,7 @@ PLAIN: Mapping[type, Callable[[Any], Any]] = {
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has for it; for an unknown object its type alone: its text may hold its address."""
+    """The value in JSON's types; for an unknown object its type alone: its text may hold its address."""
     of_type = (convert for kind, convert in PLAIN.items() if isinstance(value, kind))
     convert = next(of_type, lambda value: type(value).__name__)
     return convert(value)

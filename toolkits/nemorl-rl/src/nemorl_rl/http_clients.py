@@ -70,7 +70,7 @@ def http_client(
 
 
 def read_json(url: str, *, timeout_s: float, max_reply_bytes: int = 2**20) -> Any:
-    """What one GET answers, as JSON, by the same rules. Blocks.
+    """The answer to one GET, as JSON, by the same rules. Blocks.
 
     Raises:
         httpx2.HTTPError: Nobody answers, or not with success.

@@ -27,7 +27,7 @@ class BoundedPattern:
         self._timeout_s = timeout_s
 
     def matches(self, text: str) -> bool:
-        """Whether the whole text has the form.
+        """The whole text has the form.
 
         Raises:
             PatternTimeoutError: The search took longer than the pattern's time.

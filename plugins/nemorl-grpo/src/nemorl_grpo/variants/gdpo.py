@@ -37,7 +37,7 @@ class GDPOConfig(ClippedConfig):
     reward_weights: dict[str, float] | None = None
     """Weight of each component of the reward by name, all of them. Unset: 1 each."""
     batch_std: Literal["population", "sample"] = "population"
-    """What the sum of the components is divided by: its standard deviation over the responses of the step as that of a
+    """Divisor of the sum of the components: its standard deviation over the responses of the step as that of a
     population, plus 1e-6, or of a sample (n - 1), and nothing added, as in NeMo RL."""
 
     def problems(self) -> Iterator[ConfigIssue]:
