@@ -462,6 +462,17 @@ def test_the_command_refuses_writes_and_lists(nemorl: Command, tmp_path: Path) -
     assert nemorl("config", "migrate", tmp_path / "absent.yaml").code == 2
 
 
+def test_a_config_that_holds_a_secret_is_not_written(nemorl: Command, tmp_path: Path) -> None:
+    server = "logger: {mlflow_enabled: true, mlflow: {tracking_uri: 'https://me:hunter2@tracking.example.org'}}"
+    old, new = write(tmp_path, "old.yaml", f"defaults: base.yaml\n{server}"), tmp_path / "new.yaml"
+    write(tmp_path, "base.yaml", SFT)
+    refused = nemorl("config", "migrate", old, "-o", new, "--report")
+    assert (refused.code, new.exists()) == (2, False)
+    assert "tracking_uri: holds a" in refused.err
+    assert "hunter2" not in refused.out + refused.err
+    assert "hunter2" not in nemorl("config", "migrate", old, "--json").out
+
+
 def test_the_command_walks_a_tree(nemorl: Command, tmp_path: Path) -> None:
     write(tmp_path, "tree/good.yaml", SFT)
     write(tmp_path, "tree/deep/child.yaml", "defaults: ../good.yaml\nsft: {max_num_steps: 7}")

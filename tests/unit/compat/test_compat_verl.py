@@ -211,3 +211,24 @@ def test_a_penalty_on_length_has_verls_numbers_wherever_it_is_written() -> None:
         given = {manager: "dapo", f"{cfg}.enable": True, f"{cfg}.len": 64, f"{place}.max_resp_len": 400}
         penalty = {"max_response_tokens": 400, "buffer_tokens": 64, "penalty": 1.0}
         assert translated(BASE, **given).config["overlong_penalty"] == penalty
+
+
+def test_cispo_has_bounds_of_a_tokens_weight_and_averages_over_tokens() -> None:
+    # verl: clamp(ratio, 1 - clip_ratio_low, 1 + clip_ratio_high).detach() * advantage * log_prob
+    said = {f"{ACTOR}.policy_loss.loss_mode": "cispo", f"{ACTOR}.clip_ratio_low": 0.4, f"{ACTOR}.clip_ratio_high": 2.0}
+    made = translate(Given("verl", {**BASE, **said})).config
+    assert (made["algorithm"], made["ratio_floor"], made["ratio_cap"]) == ("cispo", 0.6, 3.0)
+    other = translate(Given("verl", {**BASE, **said, f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum"}))
+    assert other.features == ["CISPO with the average seq-mean-token-sum"]
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [("fp32", "float32"), ("fp64", "float64")])
+def test_megatrons_routers_keep_their_precision(theirs: str, ours: str) -> None:
+    key = f"{ACTOR}.megatron.override_transformer_config.moe_router_dtype"
+    made = translate(Given("verl", {**MEGATRON, key: theirs}))
+    assert made.config["policy"]["backend"]["router_precision"] == ours
+    assert translate(Given("verl", {**MEGATRON, key: "bf16"})).features == ["a router in bf16"]
+
+
+def test_the_seed_of_the_rows_seeds_the_run() -> None:
+    assert translate(Given("verl", {**BASE, "data.seed": 7})).config["seed"] == 7

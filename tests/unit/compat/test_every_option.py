@@ -107,3 +107,8 @@ def test_openrlhf_learns_the_last_turn_unless_it_is_told_otherwise() -> None:
     base = BASES["openrlhf"]["sft"]
     assert translate(Given("openrlhf", base, "sft")).config["only_last_turn"] is True
     assert "only_last_turn" not in translate(Given("openrlhf", {**base, "multiturn": True}, "sft")).config
+
+
+def test_a_batch_of_part_of_a_row_is_refused() -> None:
+    made = translate(Given("trl", {**BASES["trl"]["sft"], "per_device_train_batch_size": 0.75}, "sft"))
+    assert made.features == ["a batch of 1.5 rows"]

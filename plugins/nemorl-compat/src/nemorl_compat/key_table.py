@@ -15,6 +15,7 @@ the key is absent, and ``proof``, ``with``, ``base``, ``at``, ``absent`` are for
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -27,7 +28,7 @@ from nemorl_base.suggest import did_you_mean
 
 from nemorl_compat.braces import unbraced
 from nemorl_compat.features import feature_of
-from nemorl_compat.old_config import FAMILIES, XTOKEN, OldConfig
+from nemorl_compat.old_config import FAMILIES, XTOKEN, OldConfig, without_number
 
 Kind = Literal["mapped", "neutral", "different", "missing", "unknown"]
 GROUPS: Mapping[str, str] = {
@@ -77,6 +78,7 @@ class Row:
     default: Any = None
     has_default: bool = False
     comes_first: bool = False
+    is_open: bool = False
     proofs: tuple[Any, ...] = ()
     test: Mapping[str, Any] = field(default_factory=dict)
 
@@ -96,6 +98,11 @@ class Row:
             named = feature_of(self.feature, key, value) if self.feature else None
             return Outcome("missing", named or self.missing or key)
         return Outcome("neutral", self.neutral or "same")
+
+    def means(self, key: str) -> bool:
+        """A pattern that calls all keys neutral stands for options that there are; one that also refuses, for any."""
+        says_more = self.to or self.differs or self.missing or self.feature
+        return bool(self.is_open or says_more) or is_option(key)
 
     def _is_moot(self, key: str, old: OldConfig) -> bool:
         if self.comes_first and not self.conditions and not self.exceptions:
@@ -121,6 +128,7 @@ def _is_among(value: Any, values: tuple[Any, ...]) -> bool:
 
 def judge(old: OldConfig, key: str, value: Any) -> Outcome:
     """What becomes of one key of a config."""
+    key = without_number(key)
     for row in _rows_of(old.family, key):
         found = row.judge(key, value, old)
         if found is not None:
@@ -186,8 +194,12 @@ def _rows_of(family: str, key: str) -> tuple[Row, ...]:
     return tuple(row for _, row in found)
 
 
+def _matches(key: str, pattern: str, row: Row) -> bool:
+    return "*" in pattern and fnmatchcase(key, pattern) and row.means(key)
+
+
 def _rank(row: Row, key: str) -> tuple[bool, bool, int, bool] | None:
-    patterns = [pattern for pattern in row.keys if fnmatchcase(key, pattern)]
+    patterns = [pattern for pattern in row.keys if pattern == key or _matches(key, pattern, row)]
     if not patterns:
         return None
     literal = max(len(pattern.replace("*", "")) for pattern in patterns)
@@ -247,6 +259,7 @@ FIELDS = frozenset(
         "missing",
         "feature",
         "default",
+        "open",
         "first",
         "proof",
         "with",
@@ -270,6 +283,31 @@ ORDER = (
     "run",
 )
 """The files of the table."""
+
+
+@cache
+def options() -> Mapping[str, tuple[str, tuple[Any, ...]]]:
+    """Every option of NeMo RL -> its type and its defaults: ``keys/options.tsv``."""
+    lines = (files("nemorl_compat") / "keys" / "options.tsv").read_text(encoding="utf-8").splitlines()
+    rows = [line.split("\t") for line in lines if not line.startswith("#")]
+    return {
+        name: (kind, tuple(json.loads(default) for default in defaults.split(" | ")))
+        for names, kind, defaults in rows
+        for name in unbraced(names)
+    }
+
+
+def is_option(key: str) -> bool:
+    """NeMo RL has an option of this name, or one whose value is a mapping of free names that it is in.
+
+    Of the critic and the teacher, what the policy has.
+    """
+    part, _, rest = key.partition(".")
+    if part in ("value", "teacher"):
+        return is_option(f"policy.{rest}")
+    names = key.split(".")
+    parents = (".".join(names[:end]) for end in range(1, len(names)))
+    return key in options() or any(options().get(parent, ("",))[0] == "dict" for parent in parents)
 
 
 def _row(item: Mapping[str, Any], table: str) -> Row:
@@ -297,6 +335,7 @@ def _row(item: Mapping[str, Any], table: str) -> Row:
         default=item.get("default"),
         has_default="default" in item,
         comes_first=item.get("first", False),
+        is_open=item.get("open", False),
         proofs=tuple(item.get("proof", ())),
         test={key: item[key] for key in ("with", "base", "at", "absent") if key in item},
     )

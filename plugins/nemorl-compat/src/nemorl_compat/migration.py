@@ -6,7 +6,7 @@ become one config, which is checked for the machines that it asks for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -17,6 +17,7 @@ from nemorl.config import RunConfig, load_config
 from nemorl.errors import ConfigError, ConfigIssue, NemorlError
 from nemorl.plugins import registry
 from nemorl_base.yaml_text import format_yaml
+from nemorl_report.secret_check import secrets_in
 
 from nemorl_compat import legacy_yaml
 from nemorl_compat.conversions import PARTS
@@ -26,6 +27,7 @@ from nemorl_compat.evaluation import as_training, old_name
 from nemorl_compat.key_table import Kind, Outcome, judge, rows
 from nemorl_compat.old_config import OldConfig
 
+NO_EFFECT = "nothing here changes with it: it says what holds without it, or what it belongs to is turned off"
 FIRST = ("algorithm", "model", "data", "environment")
 """Keys at the top of a config, in this order."""
 BACKENDS = {
@@ -109,12 +111,11 @@ def migrate(data: Mapping[str, Any], *, folders: tuple[Path, ...] = (), allow_lo
     training, moved = as_training(data)
     old = OldConfig(training, folders)
     judged = {key: judge(old, key, value) for key, value in old.leaves.items()}
-    new = Pieces()
-    put_mapped(old, new, judged)
-    for part in PARTS.values():
-        part(old, new)
-    defaults = options_of(str(new.values["algorithm"]))
-    _find_foreign(old, new, judged, defaults)
+    named = Pieces()
+    put_mapped(old, named, judged)
+    new = _with_parts(old, named)
+    judged |= _without_effect(old, judged, named, new)
+    _find_foreign(old, new, judged, options_of(str(new.values["algorithm"])))
     for key in judged.keys() & new.findings.keys():
         if judged[key].kind != "neutral":
             judged[key] = new.findings[key]
@@ -125,6 +126,61 @@ def migrate(data: Mapping[str, Any], *, folders: tuple[Path, ...] = (), allow_lo
     ]
     unplaced = [Change(key, None, found) for key, found in new.findings.items() if key not in judged]
     return assembled(new.values, [*changes, *unplaced])
+
+
+def _without_effect(old: OldConfig, judged: Mapping[str, Outcome], named: Pieces, new: Pieces) -> dict[str, Outcome]:
+    """Keys that have a place here and whose value nonetheless changes nothing: the result is the same without them.
+
+    Where another value would change it, what they say is what holds anyway.
+
+    Args:
+        old: The old config.
+        judged: What becomes of each of its keys.
+        named: The new config as far as values only have another name.
+        new: All of it.
+    """
+    found: dict[str, Outcome] = {}
+    for key in [key for key, outcome in judged.items() if outcome.kind == "mapped" and key not in new.findings]:
+        value, target = old.get(key), judged[key].to
+        if target in named.values:
+            is_usual = any(row.to == target and row.default == value for row in rows(old.family))
+            is_without = is_usual or named.values[target] != value
+        else:
+            is_without = old.has(key) and _makes(old.changed(key), named, new)
+            is_usual = value is None or (is_without and _has_effect(old, key, named, new))
+        if is_without:
+            found[key] = Outcome("neutral", "same") if is_usual else Outcome("different", NO_EFFECT)
+    return found
+
+
+def _has_effect(old: OldConfig, key: str, named: Pieces, new: Pieces) -> bool:
+    return any(not _makes(old.changed(key, value), named, new) for value in _other_values(old.get(key)))
+
+
+def _makes(old: OldConfig, named: Pieces, new: Pieces) -> bool:
+    try:
+        other = _with_parts(old, named)
+    except NemorlError:
+        return False
+    return (other.values, other.findings) == (new.values, new.findings)
+
+
+def _with_parts(old: OldConfig, named: Pieces) -> Pieces:
+    new = Pieces()
+    new.values |= named.values
+    for part in PARTS.values():
+        part(old, new)
+    return new
+
+
+def _other_values(value: Any) -> Iterator[Any]:
+    """Values of the same kind."""
+    if isinstance(value, bool):
+        yield not value
+    elif isinstance(value, int | float):
+        yield from (value + 1, value - 1, value / 2)
+    else:
+        yield from ("other", "float32", True, 1)
 
 
 def assembled(values: Mapping[str, Any], changes: Sequence[Change], *, for_launch: bool = True) -> Migration:
@@ -220,8 +276,9 @@ def _ordered(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _problems(tree: Mapping[str, Any], *, for_launch: bool) -> Sequence[ConfigIssue]:
+    secrets = tuple(secrets_in(tree, "", "the new config"))
     try:
         load_config(tree, for_launch=for_launch, for_cluster=True)
     except ConfigError as error:
-        return error.problems
-    return ()
+        return *secrets, *error.problems
+    return secrets

@@ -1,4 +1,4 @@
-"""What a migration did, in words: six lines, a table of all keys, plain data, and the refusal."""
+"""What a migration did, in words: some lines, a table of all keys, plain data, and the refusal."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from textwrap import shorten
 from typing import Any
 
 from nemorl.errors import UsageError
+from nemorl_base.secrets import Redactor
 from nemorl_base.yaml_text import format_yaml
 
 from nemorl_compat.key_table import GROUPS
@@ -16,7 +17,7 @@ from nemorl_compat.migration import Change, Migration
 WIDTH = 160
 """Characters of a line of the short report."""
 MOST_KEYS = 6
-"""Keys that a refusal lists of one feature."""
+"""Keys that a refusal lists of one feature, and a summary of those with another meaning."""
 TITLES = {
     "mapped": "mapped",
     "neutral": "neutral",
@@ -28,7 +29,7 @@ TITLES = {
 
 
 def summary(migration: Migration) -> list[str]:
-    """At most six lines: how many keys became what, what decided a script's branches, what is different or lost."""
+    """How many keys became what, what decided a script's branches, and what is different or lost, line by line."""
     keys = [change for change in migration.changes if not change.key.startswith("$")]
     lines = [f"{len(migration.of('mapped'))} of {len(keys)} keys mapped"]
     groups = Counter(change.outcome.text for change in migration.of("neutral"))
@@ -43,8 +44,10 @@ def summary(migration: Migration) -> list[str]:
         parts = ", ".join(f"{change.key} = {_short(change.value)}" for change in decided)
         lines.append(shorten(f"the script was read with {parts}", WIDTH, placeholder=" … (--report lists them)"))
     if different:
-        parts = "; ".join(f"{change.key}: {change.outcome.text}" for change in different)
-        lines.append(shorten(f"{len(different)} different: {parts}", WIDTH, placeholder=" … (--report lists them)"))
+        lines.append(f"{len(different)} different:" + (" (--report lists all)" if len(different) > MOST_KEYS else ""))
+        lines += [f"  - {change.key}: {change.outcome.text}" for change in different[:MOST_KEYS]]
+    if any(change.key.startswith("eval.") for change in keys):
+        lines.append("it is an evaluation: `nemorl eval FILE` runs the new config")
     lost = [change.key for change in migration.of("missing", "unknown") if change.is_allowed]
     if lost:
         lines.append(shorten(f"{len(lost)} lost, as allowed: {', '.join(lost)}", WIDTH, placeholder=" …"))
@@ -73,7 +76,7 @@ def _new(change: Change, config: Mapping[str, Any]) -> str:
 
 
 def _short(value: Any) -> str:
-    return shorten(" ".join(format_yaml(value, one_line=True).split()), 48, placeholder="…")
+    return shorten(" ".join(format_yaml(Redactor().data(value), one_line=True).split()), 48, placeholder="…")
 
 
 def _at(tree: Any, path: str) -> Any:
@@ -88,7 +91,12 @@ def _at(tree: Any, path: str) -> Any:
 
 
 def as_data(migration: Migration) -> dict[str, Any]:
-    """The whole migration as plain data."""
+    """The whole migration as plain data, without secrets."""
+    data: dict[str, Any] = Redactor().data(_as_data(migration))
+    return data
+
+
+def _as_data(migration: Migration) -> dict[str, Any]:
     return {
         "complete": migration.is_complete,
         "config": dict(migration.config),

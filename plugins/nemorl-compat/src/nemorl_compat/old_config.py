@@ -42,9 +42,12 @@ class OldConfig:
             return getattr(self, path.removeprefix("facts."))
         found: Any = self.data
         for key in path.split("."):
-            if not isinstance(found, Mapping) or key not in found:
+            if isinstance(found, list) and key.isdecimal() and int(key) < len(found):
+                found = found[int(key)]
+            elif isinstance(found, Mapping) and key in found:
+                found = found[key]
+            else:
                 return default
-            found = found[key]
         return found
 
     def number(self, path: str, default: float) -> float:
@@ -63,8 +66,12 @@ class OldConfig:
 
     @cached_property
     def leaves(self) -> dict[str, Any]:
-        """Every value by its path; an empty mapping is one."""
+        """Every value by its path; an empty mapping is one, and each of several datasets has paths of its own."""
         return dict(_leaves(self.data))
+
+    def changed(self, path: str, *value: Any) -> OldConfig:
+        """This config with another value at a path, or without it."""
+        return OldConfig(_changed(self.data, path.split("."), value), self.folders)
 
     @cached_property
     def family(self) -> str:
@@ -146,18 +153,47 @@ class OldConfig:
 
     @property
     def environments(self) -> tuple[str, ...]:
-        """Names of the environments that the data asks for."""
-        places = [f"data.{place}env_name" for place in ("", "train.", "default.", "validation.")]
-        named = [self.get(place) for place in places]
+        """Names of the environments that the data asks for; that of ``default`` is for datasets without one."""
+        named = [self.get("data.env_name")]
+        for part in ("train", "validation"):
+            given = self.get(f"data.{part}")
+            items = given if isinstance(given, list) else [given]
+            usual = self.get("data.default.env_name")
+            named += [item.get("env_name", usual) for item in items if isinstance(item, Mapping)]
         return tuple(dict.fromkeys(str(name) for name in named if name is not None))
 
 
+_DATASETS = ("data.train", "data.validation")
+"""Sections that may be lists, of datasets."""
+
+
 def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(node, Mapping) and (node or not prefix):
+    if isinstance(node, list) and prefix in _DATASETS and node and all(isinstance(item, Mapping) for item in node):
+        for number, item in enumerate(node):
+            yield from _leaves(item, f"{prefix}.{number}")
+    elif isinstance(node, Mapping) and (node or not prefix):
         for key, value in node.items():
             yield from _leaves(value, f"{prefix}.{key}" if prefix else str(key))
     else:
         yield prefix, node
+
+
+def without_number(key: str) -> str:
+    """The path of a dataset's option, as it is where there is one dataset alone."""
+    return _NUMBER.sub(r"\1.", key)
+
+
+_NUMBER = re.compile(r"^(data\.(?:train|validation))\.\d+\.")
+
+
+def _changed(node: Any, keys: list[str], value: tuple[Any, ...]) -> Any:
+    """Plain data with the value of keys replaced, or taken out where none is given; nothing of it is shared."""
+    key, *below = keys
+    if isinstance(node, list):
+        return [_changed(item, below, value) if str(at) == key else item for at, item in enumerate(node)]
+    if below:
+        return {**node, key: _changed(node[key], below, value)}
+    return {**node, key: value[0]} if value else {name: item for name, item in node.items() if name != key}
 
 
 COMMANDS = {"TRL": "trl", "verl": "verl", "OpenRLHF": "openrlhf"}

@@ -88,11 +88,11 @@ def _several(old: OldConfig, new: Pieces) -> None:
 def _each(old: OldConfig, new: Pieces, part: str) -> list[dict[str, Any]] | None:
     """The datasets of a list, or of what stands in its place; ``None`` where one of them is not here."""
     given = old.get(f"data.{part}")
-    made = []
-    for item in given if isinstance(given, list) else [given]:
-        if item:
-            view = OldConfig({**old.data, "data": {**old.data["data"], part: item}}, old.folders)
-            made.append(_Dataset(view, new, (f"data.{part}.", "data.default.")).made())
+    places = (
+        [f"data.{part}.{number}." for number in range(len(given))] if isinstance(given, list) else [f"data.{part}."]
+    )
+    described = [place for place in places if old.get(place.removesuffix("."))]
+    made = [_Dataset(old, new, (place, "data.default.")).made() for place in described]
     return [found for found in made if found is not None] if None not in made else None
 
 
@@ -127,14 +127,25 @@ def _held_out(old: OldConfig, new: Pieces, train: _Dataset, made: dict[str, Any]
         if file is not None or not isinstance(own, str):
             return str(file) if file is not None and made["name"] == "file" else made.get("validation_split")
         return own if own == "validation" else _Dataset(old, new, ("data.",), name=own).made()
-    if not any(old.get(f"data.validation.{key}") for key in ("dataset_name", "data_path")):
+    described = _Dataset(old, new, ("data.validation.", "data.default."))
+    if not old.get("data.validation") or not (described.name or described.take("data_path")):
         return None
-    other = _Dataset(old, new, ("data.validation.", "data.default.")).made()
-    if other is None or any(other.get(key) != made.get(key) for key in ("name", "path", "preset")):
+    if described.take("split_validation_size"):
+        new.differ(described.key_of("split_validation_size"), "all rows of the set to validate on are validated on")
+    other = described.made()
+    if other is None or made["name"] == "file" or _but_split(other) != _but_split(made):
         return other
     split = other.get("split") or other.get("train_split")
     own = made.get("split") or made.get("train_split")
-    return str(split) if split is not None and split != own and made["name"] != "file" else other
+    return str(split) if split is not None and split != own else other
+
+
+SPLIT = ("split", "train_split", "validation_split", "validation_fraction", "seed")
+"""Which rows of a dataset are meant."""
+
+
+def _but_split(dataset: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in dataset.items() if key not in SPLIT}
 
 
 class _Dataset:
@@ -148,8 +159,7 @@ class _Dataset:
         """It came along with the one that the config names: the config's options are not its own"""
 
     def take(self, name: str) -> Any:
-        found = [self.old.get(f"{place}{name}") for place in self.places]
-        return next((value for value in found if value is not None), None)
+        return next((self.old.get(f"{place}{name}") for place in self.places if self.old.has(f"{place}{name}")), None)
 
     def key_of(self, name: str) -> str:
         """Where a value is given."""
@@ -289,7 +299,10 @@ def environment(old: OldConfig, new: Pieces) -> None:
     """The one environment that the data names."""
     if old.family not in GRADED:
         return
-    name = next(iter(old.environments), "math")
+    name, *others = old.environments or ("math",)
+    for key, value in old.leaves.items() if others else ():
+        if key.endswith(".env_name") and str(value) in others:
+            new.miss(key, f"several environments in one run ({value} beside {name})")
     settings, is_gym = old.get(f"env.{name}"), name == gym.NAME
     if is_gym != bool(old.get("env.should_use_nemo_gym")) or (is_gym and old.family not in SAMPLED):
         new.miss("env.should_use_nemo_gym", GYM)

@@ -62,6 +62,8 @@ def minibatches(old: OldConfig, new: Pieces) -> None:
         new.miss("policy.train_global_batch_size", f"a batch of {responses} responses in unequal steps of {size}")
     elif size < responses:
         new.put("num_minibatches", responses // size)
+    elif size > responses:
+        new.differ("policy.train_global_batch_size", f"the {responses} responses of a step are one optimizer step")
 
 
 def loss(old: OldConfig, new: Pieces) -> None:

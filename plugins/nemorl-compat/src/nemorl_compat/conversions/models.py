@@ -128,7 +128,10 @@ def _put_floor(new: Pieces, floor: Any, rate: Any) -> None:
 def _torch_schedule(old: OldConfig, new: Pieces, key: str, target: str, rate: Any) -> None:
     """A warm-up and a decay out of PyTorch's list of schedulers."""
     given = old.get(key)
-    parts = [part for part in (given if isinstance(given, list) else [given]) if isinstance(part, Mapping)]
+    listed = given if isinstance(given, list) else [given]
+    parts = [part for part in listed if isinstance(part, Mapping)]
+    if len(parts) < len(listed) and given is not None:
+        new.miss(key, ONE_RULE)
     warmup, decays = 0, 0
     for part in parts:
         kind, options = str(part.get("name", "")).rpartition(".")[2], OldConfig(part)
@@ -173,7 +176,11 @@ def critic(old: OldConfig, new: Pieces) -> None:
     if old.family != "ppo":
         return
     standing, own = old.standing_for("value"), Pieces()
-    put_mapped(standing, own, {key: judge(standing, key, value) for key, value in standing.leaves.items()})
+    put_mapped(
+        standing,
+        own,
+        {key: judge(standing, key, value) for key, value in standing.leaves.items() if key.startswith("policy.")},
+    )
     for part in (backend, optimizer):
         part(standing, own)
     settings = {path: value for path, value in own.values.items() if path.startswith("policy.")}

@@ -16,15 +16,13 @@ from nemorl_base.suggest import did_you_mean
 
 from nemorl_compat.conversions.pieces import Pieces
 from nemorl_compat.key_table import Outcome
-from nemorl_compat.migration import Change, Migration, assembled, options_of
+from nemorl_compat.migration import NO_EFFECT, Change, Migration, assembled, options_of
 from nemorl_compat.peers import openrlhf, trl, verl
 from nemorl_compat.peers.reading import Given, ScriptRun, read
 from nemorl_compat.peers.tables import Entry, Table, table
 
 Part = Callable[[Given, Pieces], None]
 PARTS: Mapping[str, Sequence[Part]] = {"trl": trl.PARTS, "verl": verl.PARTS, "openrlhf": openrlhf.PARTS}
-
-NO_EFFECT = "nothing here changes with it: it says what holds without it, or what it belongs to is turned off"
 
 
 def translate_file(

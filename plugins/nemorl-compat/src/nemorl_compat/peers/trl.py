@@ -116,7 +116,10 @@ def batches(given: Given, new: Pieces) -> None:
     accumulated = given.number("gradient_accumulation_steps", 1)
     size = given.number(size_key, 8) * processes
     if given.family != "grpo":
-        new.put("batch_size", int(size * accumulated))
+        rows = size * accumulated
+        if rows != int(rows):
+            new.miss("per_device_train_batch_size", f"a batch of {rows:g} rows")
+        new.put("batch_size", int(rows))
         return
     rollouts = given.number("steps_per_generation", accumulated)
     together = given.number("generation_batch_size", size * rollouts)

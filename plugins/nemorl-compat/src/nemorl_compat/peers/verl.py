@@ -197,8 +197,8 @@ def algorithm(given: Given, new: Pieces) -> None:
         new.miss("algorithm.adv_estimator", f"{what}{said}")
         return
     new.put("algorithm", ESTIMATORS[estimator])
-    if mode == "gspo" and estimator == "grpo":
-        new.put("algorithm", "gspo")
+    if mode in ("gspo", "cispo") and estimator == "grpo":
+        new.put("algorithm", mode)
     elif mode != "vanilla":
         new.miss(f"{ACTOR}.policy_loss.loss_mode", f"the loss {mode} with {estimator}")
     if estimator == "grpo":
@@ -229,12 +229,18 @@ def loss(given: Given, new: Pieces) -> None:
             "it is taken for both bounds; verl's own defaults of clip_ratio_low and _high are 0.2",
         )
     values: dict[str, Any] = {"clip_low": low, "clip_high": high}
-    if new.values["algorithm"] != "gspo":
+    average = given.get(f"{ACTOR}.loss_agg_mode", "token-mean")
+    if new.values["algorithm"] == "cispo":  # bounds of a token's weight, and no second one
+        values = {}
+        new.put("ratio_cap", 1 + high)
+        new.put("ratio_floor", max(0.0, 1 - low))
+        if average != "token-mean":
+            new.miss(f"{ACTOR}.loss_agg_mode", f"CISPO with the average {average}")
+    elif new.values["algorithm"] != "gspo":
         values["dual_clip"] = given.number(f"{ACTOR}.clip_ratio_c", 3.0)
-        mode = given.get(f"{ACTOR}.loss_agg_mode", "token-mean")
-        if mode not in AVERAGES:
-            new.miss(f"{ACTOR}.loss_agg_mode", f"the average {mode}")
-        values["loss_aggregation"] = AVERAGES.get(mode, "token")
+        if average not in AVERAGES:
+            new.miss(f"{ACTOR}.loss_agg_mode", f"the average {average}")
+        values["loss_aggregation"] = AVERAGES.get(average, "token")
     if new.values["algorithm"] == "reinforce_plus_plus":
         for knob, value in values.items():
             new.put(knob, value)

@@ -102,6 +102,18 @@ def backend(given: Given, new: Pieces) -> None:
             new.put(target, given.get(other))
         elif given.has(other):
             new.differ(other, f"the policy is trained by {name}")
+    _router(given, new, name)
+
+
+def _router(given: Given, new: Pieces, name: str) -> None:
+    key = f"{ACTOR}.megatron.override_transformer_config.moe_router_dtype"
+    said = given.get(key)
+    if said is not None and name != "megatron":
+        new.differ(key, f"the policy is trained by {name}")
+    elif said is not None:
+        new.put("policy.backend.router_precision", {"fp32": "float32", "fp64": "float64"}.get(said))
+        if said not in ("fp32", "fp64"):
+            new.miss(key, f"a router in {said}")
 
 
 def precision(given: Given, new: Pieces, key: str, name: str) -> None:
