@@ -160,6 +160,31 @@ def test_a_script_sees_no_secret_no_file_and_no_other_process(tmp_path: Path, mo
     assert not any("hunter2" in one or "root:" in one for one in said)
 
 
+def test_what_links_beside_a_script_lead_to_stays_unread(tmp_path: Path) -> None:
+    (tmp_path / "secret.txt").write_text("hunter2")
+    for name, target in (("file.sh", "secret.txt"), ("below", "."), ("all.sh", "/")):
+        script(tmp_path, "", "of/run.sh")
+        (tmp_path / "of" / name).symlink_to(target if target == "/" else tmp_path / target)
+    read = "; ".join(f'python "$(<{path})"' for path in ("file.sh", "below/secret.txt", f"all.sh{tmp_path}/secret.txt"))
+    found = expand(script(tmp_path, f'trap - DEBUG; cd "${{0%/*}}"; {read}', "of/run.sh"))
+    assert found.commands == [["python", ""]] * 3
+
+
+@pytest.mark.parametrize("count", ["0", "7" * 5000])
+def test_a_script_that_writes_records_of_its_own_says_nothing(tmp_path: Path, count: str) -> None:
+    assert expand(script(tmp_path, f"trap - DEBUG; printf 'branch\\0%s\\0' {count} >&200")).branches == {}
+
+
+def test_what_is_left_in_the_background_is_recorded_and_has_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = "(for ((n = 0; n < 20000; n++)); do :; done; python a) &"
+    assert expand(script(tmp_path, slow)).commands == [["python", "a"]]
+    monkeypatch.setattr(expanding, "WALL_S", 0.5)
+    with pytest.raises(DataError, match="does not end"):
+        expand(script(tmp_path, "(while :; do :; done) &"))
+
+
 def test_a_script_reaches_no_network_and_signals_nobody(tmp_path: Path) -> None:
     import socket
 

@@ -6,6 +6,7 @@ there are. verl's command line is Hydra's.
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -83,14 +84,14 @@ class Given:
         return self.values.get(key) is not None
 
     def number(self, key: str, default: float) -> float:
-        """A number, where the value is one.
+        """A finite number, where the value is one.
 
         Raises:
             DataError: it is something else.
         """
         value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise DataError(f"{key} is {value!r}, not a number", fix="write the number out")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise DataError(f"{key} is {value!r}, not a finite number", fix="write the number out")
         return value
 
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,8 @@ WALL_S = 10.0
 """Seconds that a script may take; nothing that it calls takes any."""
 RECORDS_BYTES = 1 << 22
 GRACE_S = 20.0
+COUNT = re.compile("[1-9][0-9]{0,6}")
+"""Of the words of a record; a script may write records of its own."""
 MOST_SCRIPTS = 200
 """Scripts beside it that it may read."""
 ERROR_LINES = 3
@@ -74,7 +78,7 @@ def expand(path: Path, variables: Mapping[str, str] | None = None, arguments: Se
         raise DataError(f"{path} {what}", fix=INSTEAD)
     expanded = Expanded()
     for kind, words in _records(base64.b64decode(found["records"])):
-        if kind == "branch":
+        if kind == "branch" and len(words) == 3:
             expanded.branches.setdefault(words[0], words[2] if words[1] == "set" else None)
         elif kind == "ran":
             expanded.commands.append(words)
@@ -90,13 +94,12 @@ def _run(path: Path, variables: dict[str, str], arguments: list[str]) -> dict[st
     if bash is None or sys.platform != "linux":
         raise UsageError("scripts are read on Linux, by bash, alone", fix=INSTEAD)
     bash = os.path.realpath(bash)
-    scripts = [str(one) for pattern in ("*.sh", "*/*.sh") for one in path.parent.glob(pattern)][:MOST_SCRIPTS]
     spec = {
         "bash": bash,
         "arguments": [str(path), *arguments],
         "cwd": os.getcwd(),
         "confinement": str(FOLDER),
-        "readable": [bash, *LIBRARIES, str(INSIDE / "recorder.bash"), str(path), *scripts],
+        "readable": [bash, *LIBRARIES, str(INSIDE / "recorder.bash"), str(path), *_scripts_beside(path)],
         "environment": {
             "HOME": "~",
             "PATH": "/nonexistent",
@@ -129,10 +132,18 @@ def _run(path: Path, variables: dict[str, str], arguments: list[str]) -> dict[st
     return found
 
 
+def _scripts_beside(path: Path) -> list[str]:
+    """Scripts that it may read: files of its folder and of one folder below, not what links there lead to elsewhere."""
+    folder = path.parent.resolve()
+    found = (one for pattern in ("*.sh", "*/*.sh") for one in folder.glob(pattern))
+    inside = (one for one in found if one.is_file() and one.resolve().is_relative_to(folder))
+    return [str(one) for one in islice(inside, MOST_SCRIPTS)]
+
+
 def _records(data: bytes) -> Iterator[tuple[str, list[str]]]:
     fields = data.decode("utf-8", "replace").split("\0")
     place = 0
-    while place + 1 < len(fields) and fields[place + 1].isdecimal():
+    while place + 1 < len(fields) and COUNT.fullmatch(fields[place + 1]):
         kind, count = fields[place], int(fields[place + 1])
         yield kind, fields[place + 2 : place + 2 + count]
         place += 2 + count

@@ -55,32 +55,23 @@ def main() -> None:
 
 
 def _listen(child: int, records: int, errors: int, deadline: float, most: int) -> tuple[dict[int, bytes], str]:
-    """What bash says, until it has ended or says too much; how it ended."""
+    """What bash and what it leaves in the background say until all have ended, or say too much; how bash ended."""
     said = {records: b"", errors: b""}
-    while True:
-        pid, status = os.waitpid(child, os.WNOHANG)
-        ready, _, _ = select.select([records, errors], [], [], 0.0 if pid else 0.02)
-        for fd in ready:
+    heard, ended = {records, errors}, None
+    while heard or ended is None:
+        for fd in select.select(list(heard), [], [], 0.02)[0]:
             chunk = os.read(fd, 1 << 16)
+            if not chunk:
+                heard.remove(fd)
             said[fd] = said[fd] + chunk if fd == records else (said[fd] + chunk)[-ERROR_BYTES:]
         if len(said[records]) > most:
             return said, "too much output"
         if time.monotonic() > deadline:
             return said, "no end"
-        if pid:
-            child_code = os.waitstatus_to_exitcode(status)
-            for fd in (records, errors):  # what is still in the pipes
-                os.set_blocking(fd, False)
-                while chunk := _read(fd):
-                    said[fd] += chunk
-            return said, "cannot confine" if child_code == CANNOT_CONFINE else f"exit {child_code}"
-
-
-def _read(fd: int) -> bytes:
-    try:
-        return os.read(fd, 1 << 16)
-    except BlockingIOError:
-        return b""
+        if ended is None:
+            pid, status = os.waitpid(child, os.WNOHANG)
+            ended = os.waitstatus_to_exitcode(status) if pid else None
+    return said, "cannot confine" if ended == CANNOT_CONFINE else f"exit {ended}"
 
 
 def _end_all() -> None:
