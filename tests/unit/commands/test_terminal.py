@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from nemorl_commands.console import Console
-from nemorl_commands.terminal import PlainConsole, plain, say, styled
+from nemorl_commands.terminal import PlainConsole, called, plain, say, styled
 from rich.table import Table
 
 ROOT = Path(__file__).parents[3]
@@ -147,3 +147,25 @@ def test_no_command_lets_foreign_text_through(tmp_path: Path) -> None:
     assert "\x1b]" not in printed
     assert "\u202e" not in printed
     assert "\x07" not in printed
+
+
+@pytest.mark.parametrize(
+    ("argument", "found_as", "name"),
+    [
+        (".venv/bin/nemorl", None, ".venv/bin/nemorl"),  # right after `make quickstart`
+        (".venv/bin/nemorl", ".venv/bin", "nemorl"),
+        (".venv/bin/nemorl", "elsewhere", ".venv/bin/nemorl"),  # another one would be found
+        ("script.py", None, "nemorl"),
+    ],
+)
+def test_a_command_is_called_as_a_shell_finds_it(
+    argument: str, found_as: str | None, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for place in (".venv/bin", "elsewhere"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "nemorl").write_text("")
+        (tmp_path / place / "nemorl").chmod(0o755)
+    monkeypatch.setattr("sys.argv", [argument])
+    monkeypatch.setenv("PATH", str(tmp_path / found_as) if found_as else "/nowhere")
+    assert called() == name

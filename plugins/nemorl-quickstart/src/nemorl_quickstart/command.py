@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from nemorl_base.jsonl import read_jsonl
 from nemorl_commands.answers import AsJson, echo_json
 from nemorl_commands.console import Console
 from nemorl_commands.plugin_app import plugin_app
-from nemorl_commands.terminal import say
+from nemorl_commands.terminal import called, say
 from nemorl_report.report import write_combined_report
 from nemorl_rl.data import rows_of
 from nemorl_testing.tiny import write_tiny_model
@@ -57,7 +58,9 @@ def quickstart(
     before, after = summary["accuracy_before"], summary["accuracy_after"]
     say(f"\nheld-out accuracy: {before:.0%} before GRPO, {after:.0%} after ({summary['seconds']:.0f} s)")
     say(f"report: {summary['report']}")
-    say(f'try it: nemorl generate --raw --model {folder / "grpo" / "model"} "27+15="')
+    say(f'try it: {called()} generate --raw --model {folder / "grpo" / "model"} "27+15="')
+    if called() != "nemorl":
+        say(f"your shell does not find `nemorl` yet: source {shlex.quote(str(Path(called()).with_name('activate')))}")
 
 
 def run(folder: Path, seed: int, console: Console, overrides: Sequence[str] = ()) -> dict[str, Any]:

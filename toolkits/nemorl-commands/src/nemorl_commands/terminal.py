@@ -8,8 +8,10 @@ characters are shown as escapes (``\\x1b``), and rich's markup and emoji codes a
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from textwrap import fill
 from typing import Any, Literal
 
@@ -52,6 +54,15 @@ def say(text: object = "", *, lead: str = "", err: bool = False, nl: bool = True
         nl: End the line.
     """
     typer.echo(lead + plain(text), err=err, nl=nl)
+
+
+def called() -> str:
+    """How this command is called from here: ``nemorl``, or by its path where a shell would not find it."""
+    own = Path(sys.argv[0])
+    found = shutil.which("nemorl")
+    if found is not None and Path(found).resolve() == own.resolve():
+        return "nemorl"
+    return str(own) if own.name == "nemorl" and own.is_file() else "nemorl"
 
 
 def styled(text: object, style: str = "", **options: Any) -> Text:

