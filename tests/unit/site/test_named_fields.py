@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
+import pytest
 from nemorl.config import Config, ModelName, Options, PlainText, RunConfig, ServerURL, Variables, load_config
 from nemorl.plugins import registry
 from nemorl.plugins.registry import config_bases
-from nemorl_base.naming import Named, is_url
+from nemorl_base.naming import Named, is_url, kind_by_name
 from nemorl_testing.every_config import undeclared_names
 from pydantic import Field
 
@@ -49,6 +50,26 @@ def test_a_field_that_does_not_say_so_is_seen() -> None:
         plain_path: PlainText = ""
 
     assert undeclared_names(Forgetful) == {"reward_model": "model", "base_urls": "server", "api_key_env": "secret"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("model", "model_name_or_path pretrained_model_name_or_path tokenizer_name_or_path adapter_name_or_path "
+                  "model_id base_model draft_model reward_models peft_path ckpt_path repo_id hf_repo "
+                  "teacher_model_name_or_path"),
+        ("dataset", "dataset_name dataset_path eval_dataset train_file val_files data_dir dataset_ids train_files"),
+        ("server", "api_base base_url server_host endpoint_url"),
+        ("code", "_target_ plugin_path reward_function scheduler_cls kv_connector_module_path"),
+        ("secret", "api_key_env hf_token_env"),
+        ("file", "cache_dir log_file output_path"),
+        ("text", "model_column dataset_config_name"),
+        (None, "lr lora_r max_model_len model_type datasets_seen reward_weights data token_ids checkpointing"),
+    ],
+)  # fmt: skip
+def test_options_are_guessed_by_the_names_that_others_give_them(kind: str | None, names: str) -> None:
+    """Names of transformers, TRL, verl, peft, vLLM and Hydra."""
+    assert {name: kind_by_name(name) for name in names.split()} == dict.fromkeys(names.split(), kind)
 
 
 class Inner(Config):

@@ -147,18 +147,20 @@ class Naming(ABC):
         """
 
 
+_OF_HUB = r"(?:_(?:name|path|id|dir|repo|name_or_path|id_or_path))?"
 _WORDS: tuple[tuple[Kind, str], ...] = (
     ("text", r"column|field|tag|label|config_name|server_name|tool_parser|file_type"),
     ("secret", r"(?:api_?key|token|password|secret|credential)_env|secret"),
     ("variables", r"env|env_vars|environ|environment|environment_variable|variable"),
     ("server", r"ur[il]|base_url|endpoint|address|addresse|host|hostname|server|api_base|tracking_uri"),
-    ("dataset", r"dataset|corpus|corpora|data_files?|train_files?|val_files?|data_path|dataset_path|parquet"),
-    ("model", r"model|model_name|model_path|model_id|tokenizer|tokenizer_name|teacher|critic_model|draft_model"
-              r"|checkpoint|adapter|lora|lora_path|lora_module|base_model|reward_model|reference_model"),
+    ("dataset", rf"(?:dataset|corpus|data_set){_OF_HUB}|corpora|(?:data|train|val|eval|test)_(?:path|dir|file)"
+                r"|parquet"),
+    ("model", rf"(?:model|tokenizer|adapter|checkpoint|ckpt|lora|peft|teacher){_OF_HUB}|lora_module|(?:hf_|hub_)?repo"
+              r"|repo_id"),
     ("interpreter", r"python|interpreter|py_executable"),
     ("command", r"command|cmd|executable|program|argv"),
     ("code", r"function|script|cls|callable|hook|module_path|class_path|py_module|plugin|plugin_path|logits_processor"
-             r"|middleware|setup|entry_?point|rollout|auto_map"),
+             r"|middleware|setup|entry_?point|rollout|auto_map|target_"),
     ("file", r"path|file|filename|folder|dir|directory|directorie|chat_template|cache|certificate|ca|keyfile|cert"
              r"|generation_config"),
 )  # fmt: skip
