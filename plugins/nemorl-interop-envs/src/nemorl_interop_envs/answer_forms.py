@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import re
 
-_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-_MARKED = re.compile(
-    r"^(?=[^\n]*answer)[^\n:\uff1a]*\banswer\b[^\n:\uff1a]*[:\uff1a]([^\n]*)$", re.IGNORECASE | re.MULTILINE
-)
-_FENCE = re.compile(r"\A\s*(`{3,}|~{3,})[^\n]*\n(.*?)^[ \t]*\1", re.DOTALL | re.MULTILINE)
+OPEN_TAG, CLOSE_TAG = "<answer>", "</answer>"
+_WORD = re.compile(r"\banswer\b", re.IGNORECASE)
+_COLON = re.compile("[:\uff1a]")
+_FENCE = re.compile(r"\A\s*(`{3,}+|~{3,}+)[^\n]*\n(.*?)^[ \t]*\1", re.DOTALL | re.MULTILINE)
 _BRACES = re.compile(r"(\\f?boxed\s*\{)|\\.|[{}]", re.DOTALL)
 MARKS = (("**", "**"), ("__", "__"), ("*", "*"), ("`", "`"), ("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
 WRAPPERS = (*MARKS, (r"\text{", "}"), ('"', '"'), ("\u201c", "\u201d"))
@@ -28,10 +27,15 @@ def readings(response: str) -> list[str]:
 
     The last tagged answer, else the last boxed one, else what follows the last ``Answer:``, else all there is.
     """
-    tagged = _TAGGED.findall(response)
-    found = tagged[-1] if tagged else _boxed(response) or _marked(response)
+    tagged = _tagged(response)
+    found = tagged if tagged is not None else _boxed(response) or _marked(response)
     written = (response if found is None else found).strip()
     return list(dict.fromkeys([written, _plain(written)]))
+
+
+def _tagged(response: str) -> str | None:
+    *closed, _ = response.split(CLOSE_TAG)
+    return next((part.partition(OPEN_TAG)[2] for part in reversed(closed) if OPEN_TAG in part), None)
 
 
 def _boxed(response: str) -> str | None:
@@ -48,16 +52,22 @@ def _boxed(response: str) -> str | None:
 
 def _marked(response: str) -> str | None:
     """The rest of the line, or all that follows where nothing is left of it: a grid, or a block of code."""
-    lines = list(_MARKED.finditer(response))
-    if not lines:
-        return None
-    rest = lines[-1][1]
-    # In `**Answer:** 12` and `**Answer: 12**` one half of the marks is before the colon.
+    end = len(response)
+    for line in reversed(response.split("\n")):
+        colon = _COLON.search(line)
+        if colon is not None and _WORD.search(line, 0, colon.start()):
+            rest = _without_half_a_mark(line, line[colon.end() :])
+            return rest if rest.strip() else response[end:]
+        end -= len(line) + 1
+    return None
+
+
+def _without_half_a_mark(line: str, rest: str) -> str:
+    """In ``**Answer:** 12`` and ``**Answer: 12**`` one half of the marks is before the colon."""
     for mark in ("**", "__", "*", "_"):
-        if rest.count(mark) % 2 and lines[-1][0].count(mark) % 2 == 0:
-            rest = rest.strip().removeprefix(mark).removesuffix(mark)
-            break
-    return rest if rest.strip() else response[lines[-1].end() :]
+        if rest.count(mark) % 2 and line.count(mark) % 2 == 0:
+            return rest.strip().removeprefix(mark).removesuffix(mark)
+    return rest
 
 
 def _plain(answer: str) -> str:
