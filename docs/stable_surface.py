@@ -43,8 +43,8 @@ SURFACE: Mapping[str, tuple[str, ...]] = {
         *("SamplingParams", "Score", "Step"),
     ),
     "nemorl.contracts": (
-        *("DataModule", "Environment", "Episode", "Fingerprinted", "GenerationBackend", "Head", "HeldOut", "Logger", "Loss"),
-        *("RemarkingBackend", "SizedDataModule", "Table"),
+        *("DataModule", "Environment", "Episode", "Fingerprinted", "GenerationBackend", "Head", "HeldOut", "Logger"),
+        *("Loss", "RemarkingBackend", "SizedDataModule", "Table"),
         *("TrainingBackend", "WeightTransport", "WeightsName", "WorkerGroup"),
     ),
     "nemorl_rl.agents.contract": (

@@ -30,7 +30,7 @@ class Environment:
     """Whether ``score`` costs time or money, or changes anything. Where it does not, one call is tried on the first row
     before the model is loaded, so that a mistake in it shows at once."""
     needs_columns: frozenset[str] = frozenset()
-    """Columns of rows that it cannot do without, ``answer`` for one. Asked of the first row before the model is loaded."""
+    """Columns of rows that it cannot do without, e.g. ``answer``. Asked of the first row before the model is loaded."""
 
     drives_policy: ClassVar[bool] = False
     """It defines ``rollout``: episodes call the policy when they like."""

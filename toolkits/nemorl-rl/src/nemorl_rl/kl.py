@@ -66,7 +66,7 @@ class KLPenalty(KLCharge):
     that of the forward KL(initial policy || policy)."""
     kl_importance_weights: bool | Literal["old"] = False
     """``true``: weigh the KL of a token in the loss by policy over sampler: unbiased also for tokens of older weights
-    or of another engine, at the price of variance. ``old``: by policy over old policy, for older weights alone (TRL)."""
+    or of another engine, at the price of variance. ``old``: by policy over old policy, for older weights only (TRL)."""
 
     @property
     def charges_kl(self) -> bool:
