@@ -5,14 +5,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from nemorl_testing.models import tiny_model
+
 EXAMPLES = [({"text": "1+1=", "answer": "2"}, "2", 1.0), ({"text": "1+1=", "answer": "2"}, "3", 0.0)]
+TWO_TURNS = [*EXAMPLES, ({"text": "1+1=", "answer": "2"}, ["3", "2"], 0.5)]
+SECOND_ANSWER = [*EXAMPLES, ({"text": "1+1=", "answer": "2"}, ["3", "2"], 1.0)]
+OF_EPISODES = {
+    **dict.fromkeys(("GoodGame", "PaysLateAnswersInFull", "EndsWithTheFirstMistake"), TWO_TURNS),
+    **dict.fromkeys(("GoodAgent", "ListensOnce"), SECOND_ANSWER),
+    "SharesItsState": [("6*7=", "42", 1.0)],
+}
+"""Examples of environments that are asked several times."""
 SMALL_BATCHES = {"batch_size": 4}
 SMALL_GROUPS = {"num_prompts_per_step": 2, "num_generations_per_prompt": 4}
-SILENT = frozenset({"generator_has_the_weights_of_each_step", "garbage_in_masked_slots_changes_nothing"})
+SMALL_CRITIC = {"num_prompts_per_step": 2, "num_generations_per_prompt": 3, "critic": {"optimizer": {"lr": 1e-3}}}
+TEACHER = {"model": str(tiny_model(seed=11, num_hidden_layers=1)), "precision": "float32"}
+TAUGHT = {"num_prompts_per_step": 4, "teacher": TEACHER}
+OF_REWARDS, OF_ROWS = "what_earns_more_becomes_likelier", "given_responses_become_likelier"
+OF_CRITICS, OF_STUDENTS = "a_critic_nears_what_is_earned", "a_student_nears_its_teachers"
+SILENT = frozenset(
+    {
+        *("generator_has_the_weights_of_each_step", "garbage_in_masked_slots_changes_nothing"),
+        *(OF_REWARDS, OF_CRITICS, OF_STUDENTS),
+    }
+)
 """Checks that say nothing about algorithms that sample nothing."""
 
 
@@ -26,12 +46,17 @@ class Mutant:
     fails: frozenset[str]
     """Names of the checks."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    skips: frozenset[str] = frozenset()
+    skips: Collection[str] = frozenset()
     """Names of checks that say nothing about it."""
 
     @property
     def name(self) -> str:
         return str(self.options.get("mistake") or self.value.partition(":")[2])
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """What its author says of it."""
+        return {"examples": OF_EPISODES.get(self.name, EXAMPLES)} if self.kind == "environments" else {}
 
     @property
     def is_slow(self) -> bool:
@@ -62,6 +87,14 @@ ENVIRONMENTS = {
     "async_code_never_blocks": "SleepsOnTheLoop",
     "episode_answers": "FallsSilent",
     "close_twice_is_harmless": "ClosesOnce",
+    "conversations_get_their_total": ("PaysLateAnswersInFull", "EndsWithTheFirstMistake", "ListensOnce"),
+    "prompts_are_left_as_they_are": ("PopsFromTheRow", "PopsInARollout"),
+    "any_form_of_an_example_gets_a_finite_score": (
+        "FailsOnFences",
+        "TakesRaisedDigitsForNumbers",
+        "TakesColumnsForText",
+        "PassesNoNumbers",
+    ),
     "an_agent_ends_whatever_the_policy_says": "DividesByWords",
     "episodes_of_an_agent_are_apart": "SharesItsState",
     "a_cancelled_agent_ends": "GoesOnWhenCancelled",
@@ -117,13 +150,25 @@ ALGORITHMS = {
     "trainer_belongs_to_the_config": ("algorithms:BorrowedTrainer", "algorithms:OtherName"),
     "small_run_finishes": "algorithms:Diverges",
     "microbatches_change_nothing": "algorithms:OwnNormalisation",
+    "metrics_are_those_of_the_whole_batch": "algorithms:AveragesAverages",
+    "what_is_trained_is_what_was_chosen": "algorithms:LosesTheEnd",
+    OF_ROWS: "algorithms:Unlearns",
     "run_learns_something": "algorithms:OnlyLooks",
     "killed_run_resumes_as_if_nothing_happened": "algorithms:Forgetful",
     "same_seed_gives_the_same_run": "algorithms:FixedSeed",
 }
 SAMPLING_ALGORITHMS = {
     "garbage_in_masked_slots_changes_nothing": "algorithms:SpillsMaskedSlots",
-    "generator_has_the_weights_of_each_step": "algorithms:SyncsNowAndThen",
+    "generator_has_the_weights_of_each_step": "algorithms:SyncsTooLate",
+    OF_REWARDS: ("algorithms:WantsTheWorst", "algorithms:ClimbsTheLoss"),
+    "what_is_trained_is_what_was_chosen": "algorithms:RollsItsMask",
+    "every_trained_token_has_a_gradient": "algorithms:RollsTheMaskOfItsLoss",
+}
+ALGORITHMS_WITH_A_CRITIC = {
+    OF_CRITICS: "algorithms:CriticFlees",
+    "microbatches_change_nothing": "algorithms:CriticAverages",
+    "every_trained_token_has_a_gradient": "algorithms:CriticRollsItsMask",
+    "garbage_in_masked_slots_changes_nothing": "algorithms:CriticTimesMask",
 }
 TRAINING = {
     "logprobs_equal_transformers": "ReturnsFloat64",
@@ -227,21 +272,29 @@ DRIVING = frozenset(
     }
 )
 """Checks of environments that drive the policy; the others answer it."""
-ANSWERING = frozenset(ENVIRONMENTS) - DRIVING - {"close_twice_is_harmless"}
+CONVERSATIONS = frozenset({"conversations_get_their_total"})
+"""Checks of examples that only environments of several turns have."""
+OF_BOTH = frozenset(
+    {"close_twice_is_harmless", "prompts_are_left_as_they_are", "any_form_of_an_example_gets_a_finite_score"}
+)
+ANSWERING = frozenset(ENVIRONMENTS) - DRIVING - CONVERSATIONS - OF_BOTH
 
 SOUND = (
     *(
-        Mutant(kind, value, frozenset(), skips=DRIVING if kind == "environments" else frozenset())
+        Mutant(kind, value, frozenset(), skips=DRIVING | CONVERSATIONS if kind == "environments" else frozenset())
         for kind, value in BASES.items()
     ),
-    Mutant("environments", "configs:Sound", frozenset(), skips=DRIVING),
+    Mutant("environments", "configs:Sound", frozenset(), skips=DRIVING | CONVERSATIONS),
+    Mutant("environments", BASES["environments"], frozenset(), {"mistake": "GoodGame"}, DRIVING),
     Mutant("commands", "commands:good", frozenset()),
     Mutant("templates", "templates:good.yaml", frozenset()),
     Mutant("environments", BASES["environments"], frozenset(), {"mistake": "GoodAgent"}, ANSWERING),
     Mutant("datasets", BASES["datasets"], frozenset(), {"mistake": "none: prompts with several answers"}),
     Mutant("loggers", BASES["loggers"], frozenset(), {"mistake": "none: a database"}),
     Mutant("algorithms", "algorithms:SoundSFT", frozenset(), SMALL_BATCHES, SILENT),
-    Mutant("algorithms", "algorithms:SoundGRPO", frozenset(), SMALL_GROUPS),
+    Mutant("algorithms", "algorithms:SoundGRPO", frozenset(), SMALL_GROUPS, {OF_ROWS, OF_CRITICS, OF_STUDENTS}),
+    Mutant("algorithms", "algorithms:SoundPPO", frozenset(), SMALL_CRITIC, {OF_ROWS, OF_STUDENTS}),
+    Mutant("algorithms", "algorithms:SoundStudent", frozenset(), TAUGHT, {OF_ROWS, OF_CRITICS, OF_REWARDS}),
 )
 """What the mutants derive from: all checks pass, so what fails is the mistake."""
 
@@ -271,6 +324,8 @@ ALONE = (
     *_by_mistake("report_sections", REPORT_SECTIONS),
     *_by_value("algorithms", ALGORITHMS, **SMALL_BATCHES),
     *_by_value("algorithms", SAMPLING_ALGORITHMS, **SMALL_GROUPS),
+    *_by_value("algorithms", ALGORITHMS_WITH_A_CRITIC, **SMALL_CRITIC),
+    *_by_value("algorithms", {OF_STUDENTS: "algorithms:Disagrees"}, **TAUGHT),
     *_by_mistake("training_backends", TRAINING),
     *_by_mistake("generation_backends", GENERATION),
 )

@@ -46,7 +46,7 @@ test_format_pattern = conformance("environments", {"name": "format", "pattern": 
 test_sliding_puzzle = conformance(
     "environments",
     {"name": "sliding_puzzle", "illegal_penalty": 0.5},
-    examples=[(PUZZLE, "left", 1.0), (PUZZLE, "down", 0.0), (PUZZLE, "up", -0.5)],
+    examples=[(PUZZLE, "left", 1.0), (PUZZLE, "down", 0.0), (PUZZLE, "up", -0.5), (PUZZLE, ["up", "up", "left"], 0.0)],
 )
 test_sliding_puzzle_rows = conformance("datasets", "sliding_puzzle")
 test_far_sliding_puzzle_rows = conformance(
@@ -55,7 +55,12 @@ test_far_sliding_puzzle_rows = conformance(
 test_calculator = conformance(
     "environments",
     {"name": "calculator"},
-    examples=[(SUM, "Answer: 2", 1.0), (SUM, "<tool>1+1</tool>", 0.0), (SUM, "Answer: 3", 0.0)],
+    examples=[
+        (SUM, "Answer: 2", 1.0),
+        (SUM, "<tool>1+1</tool>", 0.0),
+        (SUM, "Answer: 3", 0.0),
+        (SUM, ["<tool>1+1</tool>", "Answer: 2"], 1.0),
+    ],
 )
 test_agent = conformance(
     "environments",
@@ -67,7 +72,12 @@ FOLDER = tempfile.TemporaryDirectory(prefix="nemorl-corpus-")
 test_retriever = conformance(
     "environments",
     {"name": "retriever", "corpus": FOLDER.name},
-    examples=[(SUM, "<answer>2</answer>", 1.0), (SUM, "<search>one</search>", 0.0), (SUM, "<answer>3</answer>", 0.0)],
+    examples=[
+        (SUM, "<answer>2</answer>", 1.0),
+        (SUM, "<search>one</search>", 0.0),
+        (SUM, "<answer>3</answer>", 0.0),
+        (SUM, ["<search>one</search>", "<answer>2</answer>"], 1.0),
+    ],
 )
 # Nobody listens there: no response is graded, and none trains anything.
 test_judge = conformance(

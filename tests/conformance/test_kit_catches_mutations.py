@@ -10,7 +10,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
-from mutants import ALONE, BASES, EXAMPLES, SOUND, TOGETHER, Mutant
+from mutants import ALONE, BASES, SOUND, TOGETHER, Mutant
 from nemorl.errors import UsageError
 from nemorl.plugins import Registry
 from nemorl.plugins.index import PREFIX, singular
@@ -35,8 +35,7 @@ def cases(mutants: tuple[Mutant, ...]) -> list[object]:
 def run(mutant: Mutant, registry: Registry, only: Collection[str] = ()) -> Report:
     """All checks on a mutant, installed as ``broken``, or only some."""
     registry.index = registry.index.with_entry(entry_point("broken", mutant))
-    settings = {"examples": EXAMPLES} if mutant.kind == "environments" else {}
-    return run_checks(mutant.kind, {"name": "broken", **mutant.options}, only=sorted(only), **settings)
+    return run_checks(mutant.kind, {"name": "broken", **mutant.options}, only=sorted(only), **mutant.settings)
 
 
 def entry_point(name: str, mutant: Mutant) -> EntryPoint:
@@ -114,8 +113,7 @@ def test_entry_point_that_is_not_usable_fails_that_check_alone(
         nemorl_registry.index = nemorl_registry.index.with_entry(point)
     module = f"broken.{value.partition(':')[0]}"
     name = next(e.id for e in nemorl_registry.index.of_kind(kind) if e.name == "twin" and e.value.startswith(module))
-    settings = {"examples": EXAMPLES} if kind == "environments" else {}
-    report = run_checks(kind, {"name": name, **sound.options}, **settings)
+    report = run_checks(kind, {"name": name, **sound.options}, **sound.settings)
     assert list(report.failed) == [USABLE]
     assert "ambiguous" in report.failed[USABLE].message
 

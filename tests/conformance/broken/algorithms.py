@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
+from nemorl_distillation import OPDConfig
 from nemorl_grpo import GRPOConfig
+from nemorl_ppo import PPOConfig
 from nemorl_sft import SFTConfig
 
 
@@ -75,7 +77,95 @@ class SpillsMaskedSlots(SoundGRPO):
     trainer: ClassVar[str] = "broken.trainers:SpillingTrainer"
 
 
-class SyncsNowAndThen(SoundGRPO):
-    """Samples from an older policy every other step."""
+class SyncsTooLate(SoundGRPO):
+    """Publishes the weights of a step when the next one begins: what looks at the run in between sees older ones."""
 
-    trainer: ClassVar[str] = "broken.trainers:SyncsNowAndThenTrainer"
+    trainer: ClassVar[str] = "broken.trainers:SyncsTooLateTrainer"
+
+
+class WantsTheWorst(SoundGRPO):
+    """Its advantages have the other sign."""
+
+    trainer: ClassVar[str] = "broken.trainers:WantsTheWorstTrainer"
+
+
+class ClimbsTheLoss(SoundGRPO):
+    """Its loss has the other sign."""
+
+    trainer: ClassVar[str] = "broken.trainers:ClimbsTheLossTrainer"
+
+
+class Unlearns(SoundSFT):
+    """Makes the responses less likely."""
+
+    trainer: ClassVar[str] = "broken.trainers:UnlearningTrainer"
+
+
+class RollsItsMask(SoundGRPO):
+    """Its batches train on the token after each of those that were sampled."""
+
+    trainer: ClassVar[str] = "broken.trainers:RollsItsMaskTrainer"
+
+
+class LosesTheEnd(SoundSFT):
+    """Trains on responses but for their last token."""
+
+    trainer: ClassVar[str] = "broken.trainers:LosesTheEndTrainer"
+
+
+class RollsTheMaskOfItsLoss(SoundGRPO):
+    """Sees the mask one token too late in its loss."""
+
+    trainer: ClassVar[str] = "broken.trainers:RollsTheMaskOfItsLossTrainer"
+
+
+class AveragesAverages(SoundSFT):
+    """Of a metric."""
+
+    trainer: ClassVar[str] = "broken.trainers:AveragesAveragesTrainer"
+
+
+class SoundPPO(PPOConfig):
+    """Nothing is wrong with it."""
+
+    trainer: ClassVar[str] = "broken.trainers:SoundPPOTrainer"
+    algorithm: Literal["broken"] = "broken"  # type: ignore[assignment]
+    """Name of the algorithm."""
+
+
+class CriticFlees(SoundPPO):
+    """Its critic's loss has the other sign."""
+
+    trainer: ClassVar[str] = "broken.trainers:CriticFleesTrainer"
+
+
+class CriticAverages(SoundPPO):
+    """Its critic averages over the tokens that it is shown."""
+
+    trainer: ClassVar[str] = "broken.trainers:CriticAveragesTrainer"
+
+
+class CriticRollsItsMask(SoundPPO):
+    """Its critic sees the mask one token too late in its loss."""
+
+    trainer: ClassVar[str] = "broken.trainers:CriticRollsItsMaskTrainer"
+
+
+class CriticTimesMask(SoundPPO):
+    """Its critic multiplies by the mask."""
+
+    trainer: ClassVar[str] = "broken.trainers:CriticTimesMaskTrainer"
+
+
+class SoundStudent(OPDConfig):
+    """Nothing is wrong with it."""
+
+    trainer: ClassVar[str] = "broken.trainers:SoundStudentTrainer"
+    algorithm: Literal["broken"] = "broken"  # type: ignore[assignment]
+    """Name of the algorithm."""
+
+
+class Disagrees(SoundStudent):
+    """Its loss has the other sign."""
+
+    trainer: ClassVar[str] = "broken.trainers:DisagreesTrainer"

@@ -96,6 +96,68 @@ class SleepsOnTheLoop(GoodEnvironment):
         return super().score(prompt, response)
 
 
+class PopsFromTheRow(GoodEnvironment):
+    def score(self, prompt: Prompt, response: str) -> float:
+        prompt.row.pop("answer", None)  # type: ignore[attr-defined]
+        return super().score(prompt, response)
+
+
+class FailsOnFences(GoodEnvironment):
+    def score(self, prompt: Prompt, response: str) -> float:
+        _, found, code = response.partition("```\n")
+        return super().score(prompt, code.split("\n```")[2] if found else response)
+
+
+class TakesRaisedDigitsForNumbers(GoodEnvironment):
+    def score(self, prompt: Prompt, response: str) -> float:
+        return float(response.isdigit() and int(response) == int(prompt.answer or 0))
+
+
+class TakesColumnsForText(GoodEnvironment):
+    def score(self, prompt: Prompt, response: str) -> float:
+        return float(response == prompt.row["answer"].strip())
+
+
+class PassesNoNumbers(GoodEnvironment):
+    """Compares with the column as it is, and a number is no text."""
+
+    def score(self, prompt: Prompt, response: str) -> float:
+        return float(response == prompt.row["answer"])
+
+
+class _Game:
+    def __init__(self, environment: GoodGame, prompt: Prompt) -> None:
+        self._environment, self._prompt, self._tries = environment, prompt, 0
+
+    def step(self, response: str) -> Step:
+        self._tries += 1
+        if response == self._prompt.answer:
+            return Step(Score(self._environment.pays(self._tries)))
+        is_over = self._tries == self._environment.tries
+        return Step(Score(0.0), None if is_over else "No.", is_over)
+
+
+class GoodGame(Environment):
+    """Three tries; the second earns half."""
+
+    tries = 3
+
+    def start(self, prompt: Prompt) -> Any:
+        return _Game(self, prompt)
+
+    def pays(self, tries: int) -> float:
+        return 1 / tries
+
+
+class PaysLateAnswersInFull(GoodGame):
+    def pays(self, tries: int) -> float:
+        return 1.0
+
+
+class EndsWithTheFirstMistake(GoodGame):
+    tries = 1
+
+
 class GoodAgent(Environment):
     """Asks until the policy says the answer, or has said something else three times."""
 
@@ -112,7 +174,8 @@ class GoodAgent(Environment):
 
 class DividesByWords(GoodAgent):
     async def rollout(self, prompt: Prompt, policy: EpisodePolicy) -> float:
-        return 1.0 / len((await self.asked(prompt, policy)).split())
+        reply = await self.asked(prompt, policy)
+        return float(reply == prompt.answer) / len(reply.split())
 
 
 class SharesItsState(GoodAgent):
@@ -136,4 +199,15 @@ class GoesOnWhenCancelled(GoodAgent):
 class SleepsInARollout(GoodAgent):
     async def asked(self, prompt: Prompt, policy: EpisodePolicy) -> str:
         time.sleep(0.001)
+        return await super().asked(prompt, policy)
+
+
+class ListensOnce(GoodAgent):
+    async def rollout(self, prompt: Prompt, policy: EpisodePolicy) -> float | None:
+        return float(await self.asked(prompt, policy) == prompt.answer)
+
+
+class PopsInARollout(GoodAgent):
+    async def asked(self, prompt: Prompt, policy: EpisodePolicy) -> str:
+        prompt.row.pop("prompt", None)  # type: ignore[attr-defined]
         return await super().asked(prompt, policy)

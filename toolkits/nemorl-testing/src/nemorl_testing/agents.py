@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
-from itertools import count
+from itertools import count, repeat
 from typing import Any
 
 from nemorl.environment import as_score
@@ -33,7 +33,7 @@ ENDING_S = 2.0
 
 
 class ScriptedPolicy:
-    """An ``EpisodePolicy`` that says the same over and over, each character a token.
+    """An ``EpisodePolicy`` that says the same over and over, or one thing after the other, each character a token.
 
     Example:
         >>> reply = asyncio.run(ScriptedPolicy("42").chat([{"role": "user", "content": "6 * 7?"}]))
@@ -41,15 +41,16 @@ class ScriptedPolicy:
         ('42', (52, 50))
     """
 
-    def __init__(self, says: str | None, *, calls: int = CALLS) -> None:
+    def __init__(self, says: str | Sequence[str] | None, *, calls: int = CALLS) -> None:
         """
         Args:
-            says: Its answer; ``None``: it never answers.
-            calls: After this many, ``CallLimitError``.
+            says: Its answer, or its answers in turn; ``None``: it never answers.
+            calls: After this many, or the last of several answers, ``CallLimitError``.
         """
         self.asked: list[Sequence[ChatMessage] | Sequence[int]] = []
         """What it was asked, in order: messages or tokens"""
-        self._says, self._numbers = says, count()
+        self._says = repeat(says) if isinstance(says, str) else None if says is None else iter(says)
+        self._numbers = count()
         self.episode_id, self.text = "episode of the kit", None
         self.limits = EpisodeLimits(max_sequence_tokens=1 << 20, max_new_tokens=4096, max_calls=calls, timeout_s=60.0)
 
@@ -62,27 +63,28 @@ class ScriptedPolicy:
         options: CallOptions = AS_THE_RUN,
     ) -> ChatReply:
         self.asked.append(messages)
-        completion = await self._answer()
-        return ChatReply({"role": "assistant", "content": self._says}, completion, prompt_tokens=1)
+        said, completion = await self._answer()
+        return ChatReply({"role": "assistant", "content": said}, completion, prompt_tokens=1)
 
     async def complete(self, token_ids: Sequence[int], *, options: CallOptions = AS_THE_RUN) -> Completion:
         self.asked.append(token_ids)
-        return await self._answer()
+        return (await self._answer())[1]
 
-    async def _answer(self) -> Completion:
-        if next(self._numbers) >= self.limits.max_calls:
-            raise CallLimitError("the script has ended", fix="call less often")
+    async def _answer(self) -> tuple[str, Completion]:
         if self._says is None:
             await asyncio.Event().wait()
-        ids = tuple(map(ord, self._says or ""))
-        return Completion(ids, (-1.0,) * len(ids), "stop")
+        said = next(self._says or iter(()), None)
+        if said is None or next(self._numbers) >= self.limits.max_calls:
+            raise CallLimitError("the script has ended", fix="call less often")
+        ids = tuple(map(ord, said))
+        return said, Completion(ids, (-1.0,) * len(ids), "stop")
 
 
 def check_an_agent_ends_whatever_the_policy_says(subject: Subject) -> None:
     """``rollout`` gives a finite score or None, in time, for empty, endless, broken and foreign answers. (DESIGN 5)"""
     environment = _driving(subject)
     for says in (*TAME_RESPONSES, *ODD_RESPONSES):
-        score = asyncio.run(_played(environment, _prompt(subject), says))
+        score = asyncio.run(played(environment, _prompt(subject), ScriptedPolicy(says)))
         numbers = {"reward": score.reward, **score.components, **score.metrics}
         bad = [f"{name} = {value!r}" for name, value in numbers.items() if not is_finite(value)]
         expect(not bad, f"a policy that says {says[:60]!r} gets {', '.join(bad)}")
@@ -92,10 +94,10 @@ def check_episodes_of_an_agent_are_apart(subject: Subject) -> None:
     """Episodes that run at the same time score as they do alone. (DESIGN 5)"""
     environment, prompt = _driving(subject), _prompt(subject)
     says = [TAME_RESPONSES[number % len(TAME_RESPONSES)] for number in range(EPISODES)]
-    alone = [asyncio.run(_played(environment, prompt, text)) for text in says]
+    alone = [asyncio.run(played(environment, prompt, ScriptedPolicy(text))) for text in says]
 
     async def at_once() -> list[Score]:
-        return await asyncio.gather(*(_played(environment, prompt, text) for text in says))
+        return await asyncio.gather(*(played(environment, prompt, ScriptedPolicy(text)) for text in says))
 
     for text, one, other in zip(says, alone, asyncio.run(at_once()), strict=True):
         expect(one == other, f"a policy that says {text!r} gets {one} alone, {other} beside others")
@@ -126,7 +128,7 @@ def check_an_agent_never_blocks(subject: Subject) -> None:
     """All episodes share an event loop: ``rollout`` awaits, and neither sleeps nor asks a server there. (DESIGN 5)"""
     environment = _driving(subject)
     with blocking_calls() as seen:
-        asyncio.run(_played(environment, _prompt(subject), TAME_RESPONSES[0]))
+        asyncio.run(played(environment, _prompt(subject), ScriptedPolicy(TAME_RESPONSES[0])))
     expect(not seen, f"it calls {', '.join(sorted(seen))} on the event loop: await, or asyncio.to_thread")
 
 
@@ -141,8 +143,9 @@ def _prompt(subject: Subject) -> Prompt:
     return as_prompt(next((given for given, *_ in subject.settings.examples), {"text": "1+1=", "answer": "2"}))
 
 
-async def _played(environment: Any, prompt: Prompt, says: str) -> Score:
-    playing: Coroutine[Any, Any, float | Score | None] = environment.rollout(prompt, ScriptedPolicy(says))
+async def played(environment: Any, prompt: Prompt, policy: ScriptedPolicy) -> Score:
+    """The score of one episode."""
+    playing: Coroutine[Any, Any, float | Score | None] = environment.rollout(prompt, policy)
     try:
         result = await asyncio.wait_for(playing, TIMEOUT_S)
     except EpisodeError:

@@ -17,6 +17,7 @@ from nemorl_rl.callbacks import Callback
 from nemorl_rl.config import RolloutRunConfig
 
 from nemorl_testing.kit import NotApplicable, Subject, expect, slow
+from nemorl_testing.updates import Updates
 
 STEPS = 3
 ROWS = [
@@ -31,6 +32,7 @@ ROWS = [
     for b in range(2, 6)
 ]
 """Sums with every column that a text algorithm may want."""
+WHOLE: Mapping[str, Any] = {"microbatch_tokens": 1_000_000}
 STEP_TOLERANCE = 1e-4
 """Relative difference of losses and gradient norms of one step that are sums in another order."""
 SMALL: Mapping[str, Any] = {
@@ -58,18 +60,25 @@ class _KillAt(Callback):
             raise _KilledError("killed by the check")
 
 
-class _Versions(Callback):
-    """Notes which weights the generator has at the end of each step."""
+class _Unpublished(Callback):
+    """Counts the updates of the policy that the generator has not heard of at the end of each step."""
 
     def __init__(self) -> None:
-        self.version = -1
+        self.updates = 0
         self.at_end: dict[int, int] = {}
 
+    def on_fit_begin(self, trainer: Any) -> None:
+        trainer.run.policy.train_step = partial(self._train_step, trainer.run.policy.train_step)
+
     def on_weights_synced(self, trainer: Any, step: int, version: int) -> None:
-        self.version = version
+        self.updates = 0
 
     def on_step_end(self, trainer: Any, step: int, metrics: Any) -> None:
-        self.at_end[step] = self.version
+        self.at_end[step] = self.updates
+
+    def _train_step(self, train_step: Callable[..., Any], batch: Any, loss: Any) -> Any:
+        self.updates += 1
+        return train_step(batch, loss)
 
 
 class _Spiller(Callback):
@@ -99,8 +108,8 @@ class _SmallRun:
     """A finished run that several checks look at."""
 
     result: Any
-    versions: dict[int, int]
-    """Step -> version of the weights that the generator had when it ended."""
+    unpublished: dict[int, int]
+    """Step -> updates that the generator had not heard of when it ended."""
 
     def shutdown(self) -> None:
         """Nothing is alive in it."""
@@ -155,34 +164,35 @@ def check_generator_has_the_weights_of_each_step(subject: Subject) -> None:
     """``train_step`` ends with ``sync_weights()``: the next rollout samples from the new weights. (DESIGN 7.8)"""
     if not issubclass(subject.config_class, RolloutRunConfig):
         raise NotApplicable("this algorithm samples nothing")
-    for step, version in _small_run(subject).versions.items():
+    for step, updates in _small_run(subject).unpublished.items():
         expect(
-            version == step,
-            f"step {step} ended and the generator still had the weights of step {version}: "
+            updates == 0,
+            f"step {step} ended and the generator lacked the weights of the last {updates} updates: "
             "call self.sync_weights() after the last update of train_step",
         )
 
 
 def check_microbatches_change_nothing(subject: Subject) -> None:
-    """Loss and gradient of a step are the same whole or one sequence at a time: the loss only adds what
+    """Loss and gradient of each model's updates are the same whole or one sequence at a time: a loss only adds what
     ``loss_weights`` weigh, and divides by nothing of its own. (DESIGN 7.5)"""
-    whole = _one_step(subject, "whole", policy={"microbatch_tokens": 1_000_000})
-    parts = _one_step(subject, "parts", policy={"microbatch_tokens": 1})
-    for name in whole.keys() & {"train/loss", "train/grad_norm"}:
-        close = math.isclose(whole[name], parts[name], rel_tol=STEP_TOLERANCE, abs_tol=STEP_TOLERANCE)
-        expect(close, f"{name} is {whole[name]} in one microbatch and {parts[name]} with one sequence in each")
+    whole, parts = first_step(subject).numbers, _one_step(subject, "parts", {"microbatch_tokens": 1}).numbers
+    for name in whole:
+        expect(
+            _close(whole[name], parts[name]),
+            f"{name} is {whole[name]} in one microbatch and {parts[name]} with one sequence in each",
+        )
 
 
 def check_garbage_in_masked_slots_changes_nothing(subject: Subject) -> None:
     """What the batch's fields hold where the mask is False, NaN say, reaches neither loss nor gradient. (DESIGN 7.6)"""
     spiller = _Spiller()
-    clean = _one_step(subject, "clean")
-    dirty = _one_step(subject, "dirty", callbacks=[spiller])
+    clean = first_step(subject).numbers
+    dirty = _one_step(subject, "dirty", WHOLE, spiller).numbers
     if not spiller.fields:
         raise NotApplicable("its batches have no fields of numbers")
-    for name in clean.keys() & {"train/loss", "train/grad_norm"}:
+    for name in clean:
         expect(
-            math.isclose(clean[name], dirty[name], rel_tol=STEP_TOLERANCE, abs_tol=STEP_TOLERANCE),
+            _close(clean[name], dirty[name]),
             f"with NaN in the masked slots of {', '.join(sorted(spiller.fields))}, {name} is {dirty[name]}, "
             f"without {clean[name]}: choose with torch.where(batch.mask, …) before any arithmetic",
         )
@@ -191,15 +201,15 @@ def check_garbage_in_masked_slots_changes_nothing(subject: Subject) -> None:
 @slow
 def check_killed_run_resumes_as_if_nothing_happened(subject: Subject) -> None:
     """A run that is killed and resumed ends with the same weights, bit for bit, and the same metrics. (DESIGN 7.9)"""
-    straight = _fit(subject, subject.folder / "straight")
+    straight = fit(subject, subject.folder / "straight")
     folder = subject.folder / "killed"
     try:
-        _fit(subject, folder, callbacks=[_KillAt(STEPS)])
+        fit(subject, folder, callbacks=[_KillAt(STEPS)])
     except _KilledError:
         pass
     else:
         expect(False, "on_step_begin was not called for the last step")
-    resumed = _fit(subject, folder, resume=True)
+    resumed = fit(subject, folder, resume=True)
     expect(resumed.steps == STEPS, f"the resumed run ended after {resumed.steps} steps")
     last = [_results(run.history[-1]) for run in (straight, resumed)]
     expect(last[0] == last[1], f"the last step's metrics differ: {_changes(*last)}")
@@ -211,8 +221,8 @@ def check_killed_run_resumes_as_if_nothing_happened(subject: Subject) -> None:
 @slow
 def check_same_seed_gives_the_same_run(subject: Subject) -> None:
     """Two runs of one config compute the same; another seed computes something else. (DESIGN 6)"""
-    runs = [_fit(subject, subject.folder / name) for name in ("one", "two")]
-    other = _fit(subject, subject.folder / "three", seed=7)
+    runs = [fit(subject, subject.folder / name) for name in ("one", "two")]
+    other = fit(subject, subject.folder / "three", seed=7)
     first, second, third = (_results(run.history[-1]) for run in (*runs, other))
     expect(first == second, f"the last step's metrics differ: {_changes(first, second)}")
     expect(first != third, "seed 7 gives exactly the metrics of the default seed: the seed is not used")
@@ -220,24 +230,46 @@ def check_same_seed_gives_the_same_run(subject: Subject) -> None:
 
 def _small_run(subject: Subject) -> _SmallRun:
     if "small run" not in subject.shared:
-        versions = _Versions()
-        result = _fit(subject, subject.folder / "run", callbacks=[versions])
-        subject.shared["small run"] = _SmallRun(result, versions.at_end)
+        unpublished = _Unpublished()
+        result = fit(subject, subject.folder / "run", callbacks=[unpublished])
+        subject.shared["small run"] = _SmallRun(result, unpublished.at_end)
     found: _SmallRun = subject.shared["small run"]
     return found
 
 
-def _one_step(subject: Subject, name: str, **changes: Any) -> dict[str, float]:
-    """What the first step of a run computed."""
-    result = _fit(subject, subject.folder / name, **{"max_steps": 1, "checkpoint": {"every": 0}, **changes})
-    return _results(next(record for record in result.history if "train/loss" in record))
+def first_step(subject: Subject) -> Updates:
+    """Those of the first step of a run, each in one microbatch."""
+    if "first step" not in subject.shared:
+        subject.shared["first step"] = _one_step(subject, "whole", WHOLE)
+    found: Updates = subject.shared["first step"]
+    return found
 
 
-def _fit(subject: Subject, run_dir: Path, *, resume: bool = False, callbacks: Any = (), **changes: Any) -> Any:
+def _one_step(subject: Subject, name: str, policy: Mapping[str, Any], *callbacks: Callback) -> Updates:
+    updates = Updates()
+    changes: dict[str, Any] = {"max_steps": 1, "checkpoint": {"every": 0}, "policy": policy}
+    fit(subject, subject.folder / name, callbacks=[*callbacks, updates], **changes)
+    return updates
+
+
+def _close(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=STEP_TOLERANCE, abs_tol=STEP_TOLERANCE)
+
+
+def fit(
+    subject: Subject,
+    run_dir: Path,
+    *,
+    resume: bool = False,
+    callbacks: Any = (),
+    reward_fn: Callable[..., Any] | None = None,
+    **changes: Any,
+) -> Any:
+    """The result of a run. Its rewards are of ``reward_fn``, or the author's, where it takes any."""
     config = run_config(subject, run_dir=run_dir, **changes)
     trainer, given = config.build(), dict[str, Any]()
     if isinstance(config, RolloutRunConfig) and list(config.reward_problems(None, "")):
-        given["reward_fn"] = subject.settings.reward_fn or _share_of_digits
+        given["reward_fn"] = reward_fn or subject.settings.reward_fn or _share_of_digits
     return trainer.fit(
         list(subject.settings.rows or ROWS),
         **given,

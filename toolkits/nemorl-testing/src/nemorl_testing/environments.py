@@ -31,20 +31,23 @@ TAME_RESPONSES = ("42", "I do not know.")
 TIMEOUT_S = 60.0
 THREADS = 8
 
+Example = tuple[Any, str, float | None]
+"""Prompt, response and reward of one turn."""
+
 
 def check_examples_get_their_reward(subject: Subject) -> None:
     """Right and wrong answers get the rewards that the author states. (DESIGN 5)"""
-    stated = [example for example in subject.settings.examples if example[2] is not None]
+    stated = [example for example in examples(subject) if example[2] is not None]
     if not stated:
         raise NotApplicable("give examples=[(prompt, response, expected reward), …]")
-    for (prompt, response, _), (*_, wanted), step in zip(_pairs(stated), stated, _steps(subject, stated), strict=True):
+    for (prompt, response, wanted), step in zip(_pairs(stated), _steps(subject, stated), strict=True):
         close = wanted is not None and math.isclose(step.score.reward, wanted, rel_tol=1e-6, abs_tol=1e-9)
         expect(close, f"{response!r} to {prompt.text!r} scores {step.score.reward}, expected {wanted}")
 
 
 def check_any_response_gets_a_finite_score(subject: Subject) -> None:
     """Empty, endless, broken and foreign responses get a finite score, in time; nothing raises. (DESIGN 5)"""
-    cases = [(prompt, response, None) for prompt in _prompts(subject) for response in ODD_RESPONSES]
+    cases = [(prompt, response, None) for prompt in prompts(subject) for response in ODD_RESPONSES]
     for (_, response, _), step in zip(cases, _steps(subject, cases), strict=True):
         score = step.score
         numbers = {"reward": score.reward, **score.components, **score.metrics}
@@ -65,7 +68,7 @@ def check_scores_are_repeatable(subject: Subject) -> None:
 def check_threads_do_not_change_scores(subject: Subject) -> None:
     """Scores from many threads at once are those of one thread. (DESIGN 5)"""
     environment = build(subject)
-    pool = _answering(environment, concurrency=1)
+    pool = pool_of(environment, concurrency=1)
     cases = _cases(subject)
     wanted = [_step_in(pool, case).score for case in cases]
     with ThreadPoolExecutor(THREADS) as threads:
@@ -84,7 +87,7 @@ def check_async_code_never_blocks(subject: Subject) -> None:
 def check_episode_answers(subject: Subject) -> None:
     """start(prompt) gives a fresh episode; each answers alike and says how it goes on. (DESIGN 5)"""
     environment = build(subject)
-    pool = _answering(environment)
+    pool = pool_of(environment)
     for case in _cases(subject)[:4]:
         one, other = _step_in(pool, case), _step_in(pool, case)
         expect(isinstance(one, Step) and isinstance(one.score, Score), f"step() returned {one!r}")
@@ -99,7 +102,7 @@ def check_close_twice_is_harmless(subject: Subject) -> None:
     unused, used = build(subject), build(subject)
     expect(isinstance(used, Environment), f"{type(used).__name__} does not derive from nemorl.Environment")
     if not used.drives_policy:
-        _step_in(_answering(used), _cases(subject)[0])
+        _step_in(pool_of(used), _cases(subject)[0])
     for environment in (unused, used):
         environment.close()
         environment.close()
@@ -125,32 +128,42 @@ def is_finite(value: object) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 
-def _prompts(subject: Subject) -> list[Prompt]:
+def examples(subject: Subject) -> list[Example]:
+    """The author's examples of one turn. Conversations are played by ``episodes``."""
+    return [(given, said, wanted) for given, said, wanted in subject.settings.examples if isinstance(said, str)]
+
+
+def prompts(subject: Subject) -> list[Prompt]:
+    """The prompt of the author's first example, or a sum."""
     return [as_prompt(given) for given, *_ in subject.settings.examples[:1]] or [
         as_prompt({"text": "1+1=", "answer": "2"})
     ]
 
 
-def _cases(subject: Subject) -> list[tuple[Any, str, float | None]]:
-    return [*subject.settings.examples, *((_prompts(subject)[0], response, None) for response in TAME_RESPONSES)]
+def _cases(subject: Subject) -> list[Example]:
+    """What is said first in each example, and what any policy says."""
+    stated = ((given, said if isinstance(said, str) else said[0]) for given, said, _ in subject.settings.examples)
+    tame = ((prompts(subject)[0], response) for response in TAME_RESPONSES)
+    return [(given, said, None) for given, said in (*stated, *tame)]
 
 
-def _pairs(cases: Sequence[tuple[Any, str, float | None]]) -> list[tuple[Prompt, str, float | None]]:
+def _pairs(cases: Sequence[Example]) -> list[tuple[Prompt, str, float | None]]:
     return [(as_prompt(given, index), response, wanted) for index, (given, response, wanted) in enumerate(cases)]
 
 
-def _steps(subject: Subject, cases: Sequence[tuple[Any, str, float | None]]) -> list[Step]:
+def _steps(subject: Subject, cases: Sequence[Example]) -> list[Step]:
     """The first turn of every case, one after the other, in a new environment."""
-    pool = _answering(build(subject), concurrency=1)
+    pool = pool_of(build(subject), concurrency=1)
     pairs = _pairs(cases)
     return pool.step([pool.start(prompt) for prompt, *_ in pairs], [response for _, response, _ in pairs])
 
 
-def _answering(environment: Environment, *, concurrency: int = 16) -> EnvironmentPool:
+def pool_of(environment: Environment, *, concurrency: int = 16) -> EnvironmentPool:
+    """What steps its episodes, as in a run."""
     if environment.drives_policy:
         raise NotApplicable("it drives the policy, and does not answer it")
     return EnvironmentPool(environment, timeout_s=TIMEOUT_S, concurrency=concurrency)
 
 
-def _step_in(pool: EnvironmentPool, case: tuple[Any, str, float | None]) -> Step:
+def _step_in(pool: EnvironmentPool, case: Example) -> Step:
     return pool.step([pool.start(as_prompt(case[0]))], [case[1]])[0]

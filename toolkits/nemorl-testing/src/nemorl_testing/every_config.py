@@ -58,7 +58,7 @@ def check_every_option_is_documented(subject: Subject) -> None:
 
 
 def check_options_that_name_something_declare_it(subject: Subject) -> None:
-    """An option for a model, dataset, file, server, command, code or secret has a type that says so. (DESIGN 3)"""
+    """An option for a model, dataset, file, server, command, code or secret has a type that says so. (DESIGN 6)"""
     for owner in _config_classes(subject.config_class):
         missing = undeclared_names(owner)
         expect(

@@ -44,7 +44,8 @@ _ABLE_TRAINERS = ("adapters", "observed_trainers", "rates")
 _OF_ENGINES = ("generation_backends", "single_requests", "snapshots", "observed_samplers")
 _MODULES: Mapping[str, tuple[str, ...]] = {
     **{kind: (*_OF_CONFIGS, kind) for kind in CONFIG_KINDS},
-    "environments": (*_OF_CONFIGS, "environments", "agents"),
+    "algorithms": (*_OF_CONFIGS, "algorithms", "trained_tokens", "learning"),
+    "environments": (*_OF_CONFIGS, "environments", "agents", "episodes"),
     "training_backends": (*_OF_CONFIGS, *_OF_TRAINERS, *_ABLE_TRAINERS, "pairs"),
     "generation_backends": (*_OF_CONFIGS, *_OF_ENGINES, "pairs"),
     **{kind: ("entry_points", kind) for kind in ("commands", "templates")},
@@ -88,9 +89,10 @@ class Settings:
         0.0001
     """
 
-    examples: Sequence[tuple[Any, str, float | None]] = ()
+    examples: Sequence[tuple[Any, str | Sequence[str], float | None]] = ()
     """Environments: ``(prompt, response, expected reward)``. The prompt is text, a ``Prompt`` or a mapping of
-    ``Prompt`` fields such as ``{"text": "1+1=", "answer": "2"}``; reward ``None`` means any finite one."""
+    ``Prompt`` fields such as ``{"text": "1+1=", "answer": "2"}``; reward ``None`` means any finite one. A list of
+    replies in place of the response is a conversation, and its reward the total of all turns."""
     model: Path | str | None = None
     """Backends and algorithms: a small Hugging Face folder with weights. Unset: a Qwen2 of 100k parameters."""
     policy: Mapping[str, Any] = field(default_factory=dict)
