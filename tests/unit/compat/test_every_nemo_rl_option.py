@@ -27,7 +27,7 @@ OF_SOME = {
     "teacher": ("distillation",),
     "loss_fn": ("grpo", "ppo", "distillation"),
 }
-EVERY = 25
+EVERY = 40
 """One option in so many is changed in `make test`, others in each family; all of them in `make test-full`."""
 LEARNING = re.compile(
     r"loss|reward|advantage|kl_|clip|temperature|top_[pk]$|seed|split|prompt|^lr|_lr$|decay|lr_warmup|precision|dtype|fp32|bf16"
