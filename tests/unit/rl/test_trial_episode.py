@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from chat_models import tokenizer_of
 from nemorl.config.load import load_config
 from nemorl.environment import Environment
-from nemorl.errors import DataError, NemorlError, UsageError
+from nemorl.errors import DataError, DeadlineError, NemorlError, UsageError
 from nemorl.types import Prompt
 from nemorl_commands.console import Console
 from nemorl_rl.agents.contract import CallLimitError
@@ -51,6 +52,11 @@ class Agent(Environment):
             raise error
 
 
+def run(folder: Path, **changes: Any) -> Any:
+    given = {"algorithm": "grpo", "model": str(tiny_model()), "data": "arithmetic", "max_steps": 1}
+    return load_config({**given, "run_dir": str(folder / "run"), **changes})
+
+
 def test_the_trial_policy_answers_a_call_or_two() -> None:
     environment = Agent(calls=CALLS)
     try_out(environment, ROW, tokenizer_of(PLAIN), None)
@@ -88,6 +94,23 @@ def test_an_error_of_a_trial_names_the_environment() -> None:
         try_out(Broken(), ROW, tokenizer_of(PLAIN), None)
 
 
+@pytest.mark.parametrize("blocks", [False, True])
+def test_a_trial_that_never_ends_is_given_up(blocks: bool, tmp_path: Path) -> None:
+    class Silent(Environment):
+        name = "toy"
+
+        def score(self, prompt: Prompt, response: str) -> float:
+            return 1.0
+
+        async def try_out(self, prompt: Prompt, policy: Any) -> None:
+            if blocks:
+                time.sleep(3)
+            await asyncio.sleep(3600)
+
+    with pytest.raises(DeadlineError, match=r"trial episode of environment 'toy' took more than 0.5 s"):
+        run(tmp_path, plugins={"build_timeout_s": 0.5}).build().fit(reward_fn=Silent(), console=Console(quiet=True))
+
+
 def test_a_run_whose_environment_cannot_begin_ends_before_its_model_is_loaded(tmp_path: Path, raises: Raises) -> None:
     class NoServer(Environment):
         name = "toy"
@@ -98,15 +121,6 @@ def test_a_run_whose_environment_cannot_begin_ends_before_its_model_is_loaded(tm
         async def try_out(self, prompt: Prompt, policy: Any) -> None:
             raise UsageError(f"no server for {prompt.answer}", fix="start it")
 
-    config: Any = load_config(
-        {
-            "algorithm": "grpo",
-            "model": str(tiny_model()),
-            "data": "arithmetic",
-            "max_steps": 1,
-            "run_dir": str(tmp_path / "run"),
-        }
-    )
     with raises(UsageError, "no server", "start it"):
-        config.build().fit(reward_fn=NoServer(), console=Console(quiet=True))
+        run(tmp_path).build().fit(reward_fn=NoServer(), console=Console(quiet=True))
     assert not [*tmp_path.rglob("*.safetensors")]

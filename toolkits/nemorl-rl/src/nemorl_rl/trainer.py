@@ -19,6 +19,7 @@ from nemorl.plugins import offered, registry
 from nemorl.run import TrainResult
 from nemorl.trainer import BaseTrainer
 from nemorl.types import Row, Samples
+from nemorl_base.deadlines import deadline
 from nemorl_base.seeding import derive_seed
 from nemorl_base.timing import Timer
 
@@ -186,7 +187,9 @@ class RolloutTrainer(BaseTrainer[R]):
             rows = self.data.first_rows(FIRST_ROWS) if isinstance(self.data, RowDataModule) else ()
             problems += self.row_problems(rows)
         if not problems:
-            try_out(self.environment, row, self.tokenizer, self.config.rollouts.chat_renderer)
+            owner, limit_s = f"a trial episode of {self.environment.owner}", self.config.plugins.build_timeout_s
+            with deadline(owner, limit_s, setting="plugins.build_timeout_s"):
+                try_out(self.environment, row, self.tokenizer, self.config.rollouts.chat_renderer)
         yield from problems
 
     def row_problems(self, rows: Sequence[Row]) -> Iterator[ConfigIssue]:
