@@ -33,5 +33,5 @@ def test_a_recipe_trains_two_steps_in_small(name: str, tmp_path: Path) -> None:
     file = tmp_path / "recipe.yaml"
     file.write_text(RECIPES[name])
     with Console(quiet=True) as console:
-        metrics = run(read_source(file), tmp_path / "small", console)
+        metrics = run(read_source(file), tmp_path / "small", console).metrics
     assert math.isfinite(metrics["train/loss"])

@@ -31,7 +31,7 @@ def test_a_template_trains_two_steps_in_small(entry: PluginEntry, tmp_path: Path
     file = tmp_path / "template.yaml"
     file.write_text(text)
     with Console(quiet=True) as console:
-        metrics = run(read_source(file) | WITHOUT_SERVER.get(entry.name, {}), tmp_path / "small", console)
+        metrics = run(read_source(file) | WITHOUT_SERVER.get(entry.name, {}), tmp_path / "small", console).metrics
     assert math.isfinite(metrics["train/loss"])
     assert (tmp_path / "small" / "run" / "checkpoints").is_dir()
 

@@ -10,6 +10,7 @@ import pytest
 from nemorl.errors import ConfigError
 from nemorl.plugins import registry
 from nemorl_quickstart.shrinking import load_shrunk, shrunk
+from nemorl_quickstart.trial import untried
 
 BIG: dict[str, Any] = {
     "algorithm": "dapo",
@@ -112,3 +113,33 @@ def test_published_data_are_replaced_to_train_and_to_validate_on(tmp_path: Path)
     )
     assert Path(config.data.path).parent == tmp_path  # type: ignore[union-attr]
     assert config.validation.data is None
+
+
+@pytest.mark.parametrize("metric", ["validation/accuracy", "train/reward"])
+def test_a_metric_that_ranks_checkpoints_is_still_measured(metric: str, tmp_path: Path) -> None:
+    # Validation during training is left out; where the config has none at the end, nothing would log the metric.
+    checkpoint = {"every": 5, "metric": metric}
+    config = load_shrunk({**BIG, "validation": {"every": 5, "at_end": False}, "checkpoint": checkpoint}, tmp_path)
+    assert config.checkpoint.metric == metric
+
+
+STAGES = {
+    "pipeline_parallel_size": 4,
+    "virtual_pipeline_parallel_size": 2,
+    "layers_in_first_stage": 7,
+    "layers_in_last_stage": 7,
+    "embedding_counts_as_layer": True,
+    "head_counts_as_layer": True,
+}
+
+
+@pytest.mark.parametrize("option", [name for name in STAGES if name != "pipeline_parallel_size"])
+def test_no_option_of_a_layout_is_left_without_its_layout(option: str, tmp_path: Path) -> None:
+    backend = {"name": "megatron", "pipeline_parallel_size": 4, option: STAGES[option]}
+    assert load_shrunk({**BIG, "policy": {"backend": backend}}, tmp_path).cluster.world_size == 1
+
+
+def test_equal_rewards_are_said_to_show_little() -> None:
+    assert untried([{"train/reward": 0.0}, {"train/reward": 0.0}])
+    assert untried([{"train/reward": 0.0}, {"train/reward": 0.25}]) is None
+    assert untried([{"train/loss": 2.0}]) is None  # nothing is rewarded

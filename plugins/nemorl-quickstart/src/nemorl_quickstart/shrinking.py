@@ -38,7 +38,8 @@ NEW_TOKENS = 8
 ROWS = 16
 MODEL_KEYS = frozenset({"model", "model_name"})
 MACHINE_KEYS = frozenset({"python", "device", "dtype", "attn_implementation", "data_parallel_replicas", "workers"})
-"""Options of any part that say where it runs. So do those that end in ``_parallel_size``."""
+"""Options of any part that say where it runs. So do those with one of ``LAYOUT_WORDS`` in their names."""
+LAYOUT_WORDS = ("_parallel_size", "_stage", "_counts_as_layer")
 PLACES = frozenset({"path", "validation_path"})
 """Options of a dataset that say where its rows are."""
 MODEL_SIZE: Mapping[str, Any] = {
@@ -72,7 +73,7 @@ def shrunk(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         "policy": {key: value for key, value in policy.items() if key not in MODEL_KEYS},
         "cluster": {"gpus_per_node": 0},
         "data": _data(config, folder),
-        "validation": {**_validation(small), "every": 0, "at_start": False, "max_samples": 2},
+        "validation": {**_validation(small), "every": 0, "at_start": False, "at_end": True, "max_samples": 2},
         "checkpoint": {**_section(small, "checkpoint"), "every": 0, "export": False},
         "loggers": [],
         "max_steps": STEPS,
@@ -118,7 +119,7 @@ def _without_machine(value: Any, model: str) -> Any:
     return {
         key: model if key in loaded and isinstance(item, str) else _without_machine(item, model)
         for key, item in value.items()
-        if key not in MACHINE_KEYS and not str(key).endswith("_parallel_size")
+        if key not in MACHINE_KEYS and not any(word in str(key) for word in LAYOUT_WORDS)
     }
 
 

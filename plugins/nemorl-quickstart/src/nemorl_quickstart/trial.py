@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from nemorl.errors import ConfigError, UsageError
+from nemorl.run import TrainResult
 from nemorl_base.mappings import apply_overrides, read_source
 from nemorl_commands.answers import AsJson, echo_json
 from nemorl_commands.console import Console
 from nemorl_commands.plugin_app import plugin_app
 from nemorl_commands.runs import ConfigPath, Overrides
 from nemorl_commands.terminal import say
+
+REWARD = "train/reward"
 
 app = plugin_app()
 
@@ -48,15 +51,33 @@ def try_config(
     with ExitStack() as stack:
         folder = output or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nemorl-try-")))
         console = stack.enter_context(Console(quiet=as_json))
-        metrics = run(written, folder, console)
+        result = run(written, folder, console)
+    doubt = untried(result.history)
     if as_json:
-        echo_json({"ok": True, "metrics": dict(metrics), "folder": str(folder) if output else None})
+        answer = {"ok": True, "metrics": dict(result.metrics), "folder": str(folder) if output else None}
+        echo_json({**answer, "not_tried": doubt})
         return
     say(f"{config}: trained two steps in small" + (f", kept in {folder}" if output else ""))
+    if doubt is not None:
+        say(doubt)
 
 
-def run(written: Mapping[str, Any], folder: Path, console: Console) -> Mapping[str, float]:
-    """The metrics of two steps of a config in small.
+def untried(history: Sequence[Mapping[str, float]]) -> str | None:
+    """What two steps in which all rewards are the same do not show.
+
+    >>> untried([{"train/reward": 0.0}, {"train/reward": 0.5}])
+    """
+    rewards = {record[REWARD] for record in history if REWARD in record}
+    if len(rewards) != 1:
+        return None
+    return (
+        f"not tried: every reward was {rewards.pop():g}, as a model of random weights answers nothing right: nothing "
+        "was learnt, and what a right answer earns is not known: score some of your own"
+    )
+
+
+def run(written: Mapping[str, Any], folder: Path, console: Console) -> TrainResult:
+    """Two steps of a config in small.
 
     Raises:
         ConfigError: the config is wrong, whatever its size.
@@ -69,5 +90,5 @@ def run(written: Mapping[str, Any], folder: Path, console: Console) -> Mapping[s
     assert small.run_dir is not None, "a small config has one"
     if found := list(small.dry_run(small.run_dir, lambda text: console.message(f"warning: {text}"))):
         raise ConfigError(found, source="before loading anything")
-    metrics: Mapping[str, float] = small.build().fit(console=console).metrics
-    return metrics
+    result: TrainResult = small.build().fit(console=console)
+    return result
