@@ -116,9 +116,8 @@ class Resumable(Generic[C]):
         Raises:
             DataError: they have changed, and that is not accepted.
         """
-        directory = self.directory
-        checkpoints = directory.checkpoints
-        newest = checkpoints.latest() if directory.from_step is None else checkpoints.of_step(directory.from_step)
+        checkpoints, step = self.directory.checkpoints, self.directory.from_step
+        newest = checkpoints.latest() if step is None else checkpoints.of_step(step)
         if newest is not None and not self.accept_changed_data:
             with suppress(CheckpointError):  # it is damaged, and an older one will be found
                 refuse(self.inputs.other_rows(newest.read_state().get("inputs") or {}), newest.path.name)

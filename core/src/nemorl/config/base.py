@@ -15,14 +15,7 @@ from nemorl_base.naming import Named, Naming, declared_kind, kind_by_name, takes
 from nemorl_base.pydantic_words import shown_default, shown_type
 from nemorl_base.reading import shown
 from nemorl_base.scalars import WrongValueError, read_field
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from nemorl.errors import ConfigIssue, PluginError, boundary

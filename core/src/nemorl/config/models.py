@@ -93,8 +93,7 @@ class ScheduleConfig(Config):
     warmup_steps: int = Field(0, ge=0)
     """Optimizer steps of linear warm-up. The first of them has rate 0, the first after them the peak rate."""
     warmup_frac: float | None = Field(None, ge=0, lt=1)
-    """Instead of ``warmup_steps``: the warm-up as a share of the run's planned number of optimizer steps, rounded
-    up."""
+    """Instead of ``warmup_steps``: the warm-up as a share of the run's planned optimizer steps, rounded up."""
     min_lr_frac: float = Field(0.0, ge=0, le=1)
     """Floor of the decay, as a fraction of the peak rate."""
     decay_steps: int | None = Field(None, ge=1)
