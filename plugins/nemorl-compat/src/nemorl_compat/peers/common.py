@@ -39,7 +39,10 @@ def dataset(paths: Any, *, weights: Any = None, kind: str | None = None, **optio
     made = [{"name": kind or _kind(path), "path": path, **options} for path in named]
     if len(made) == 1:
         return made[0]
-    shares = [float(weight) for weight in listed(weights)] if weights is not None else []
+    try:
+        shares = [float(weight) for weight in listed(weights)] if weights is not None else []
+    except ValueError as error:
+        raise DataError(f"weights of datasets are {weights!r}", fix="write a number for each dataset") from error
     parts: list[dict[str, Any]] = [{"data": one} for one in made]
     for part, share in zip(parts, shares, strict=False):
         part["weight"] = share
@@ -95,7 +98,7 @@ def schedule(new: Pieces, key: str, kind: Any, *, warmup: float, floor: float = 
 
 def lora(given: Given, new: Pieces, *, rank: str, modules: str, prefix: str, alpha: float, dropout: float) -> None:
     """Adapters: ``rank`` and ``modules`` are keys, ``prefix`` that of the others; then their defaults."""
-    new.put("policy.lora.rank", int(given.number(rank, 16)))
+    new.put("policy.lora.rank", given.whole(rank, 16))
     new.put("policy.lora.alpha", given.number(f"{prefix}lora_alpha", alpha))
     new.put("policy.lora.dropout", given.number(f"{prefix}lora_dropout", dropout))
     new.put("policy.lora.target_modules", given.get(modules, "all-linear"))
@@ -151,6 +154,6 @@ def microbatches(given: Given, new: Pieces, rows: str, limit: float, *, tokens: 
         tokens: Key of the tokens per device, where these count instead.
     """
     if tokens is not None and given.number(tokens, 0) > 0:
-        new.put("policy.microbatch_tokens", int(given.number(tokens, 0)))
+        new.put("policy.microbatch_tokens", given.whole(tokens, 0))
     elif tokens is None and given.number(rows, 0) > 0:
         new.put("policy.microbatch_tokens", int(given.number(rows, 0) * limit))

@@ -77,7 +77,7 @@ def data(given: Given, new: Pieces) -> None:
     if given.get("apply_chat_template", False) and given.family == "grpo":
         options["chat"] = True
     if given.number("max_samples", 1e8) < 1e8:
-        options["max_rows"] = int(given.number("max_samples", 1e8))
+        options["max_rows"] = given.whole("max_samples", 1e8)
     new.put("data", common.dataset(given.get(key), weights=weights, **_fitting(given.get(key), options)))
     if given.has("eval_dataset"):
         held_out = given.get("eval_dataset")
@@ -97,7 +97,7 @@ def lengths(given: Given, new: Pieces) -> None:
     tokens = "train_max_tokens_per_gpu" if given.get("use_dynamic_batch", False) else None
     rows = "micro_train_batch_size"
     if given.family != "grpo":
-        limit = int(given.number("max_len", 2048 if given.family == "sft" else 512))
+        limit = given.whole("max_len", 2048 if given.family == "sft" else 512)
         new.put("policy.max_sequence_tokens", limit)
         common.microbatches(given, new, rows, limit * (1 if given.family == "sft" else 2), tokens=tokens)
         return
@@ -120,8 +120,8 @@ def batches(given: Given, new: Pieces) -> None:
 
 def cluster(given: Given, new: Pieces) -> None:
     if given.family == "grpo":
-        nodes = int(given.number("actor_num_nodes", 1))
-        new.put("cluster.gpus_per_node", int(given.number("actor_num_gpus_per_node", 8)))
+        nodes = given.whole("actor_num_nodes", 1)
+        new.put("cluster.gpus_per_node", given.whole("actor_num_gpus_per_node", 8))
         new.put("cluster.num_nodes", nodes)
         new.put("cluster.address", "auto" if nodes > 1 else None)
 
@@ -130,7 +130,7 @@ def rollout(given: Given, new: Pieces) -> None:
     if given.family != "grpo":
         return
     new.put("generation.backend", "vllm")
-    width = given.number("vllm_tensor_parallel_size", 1)
+    width = given.whole("vllm_tensor_parallel_size", 1, least=1)
     new.put("generation.backend.gpu_memory_utilization", given.number("vllm_gpu_memory_utilization", 0.95))
     new.put("generation.backend.enforce_eager", bool(given.get("enforce_eager", False)))
     if given.get("colocate_all_models", False):
@@ -143,21 +143,21 @@ def rollout(given: Given, new: Pieces) -> None:
             total = new.values["cluster.num_nodes"] * new.values["cluster.gpus_per_node"] + int(engines)
             nodes = new.values["cluster.num_nodes"]
             new.put("cluster.gpus_per_node", common.divided(new, "vllm_num_engines", total, nodes, "GPUs per node"))
-            new.put("cluster.generation_workers", int(given.number("vllm_num_engines", 1)))
+            new.put("cluster.generation_workers", given.whole("vllm_num_engines", 1))
     if given.get("async_train", False):
         new.put("rollouts.mode", "async")
-        new.put("rollouts.max_staleness", int(given.number("async_queue_size", 1)))
+        new.put("rollouts.max_staleness", given.whole("async_queue_size", 1))
         new.differ("async_queue_size", "it bounds how many updates old a response may be, not a queue")
 
 
 def validation(given: Given, new: Pieces) -> None:
-    every = max(0, int(given.number("eval_steps", -1)))
+    every = max(0, given.whole("eval_steps", -1))
     new.put("validation.every", every if given.has("eval_dataset") else 0)
     new.put("validation.at_end", bool(every))
     new.put("validation.max_samples", common.ALL_ROWS)
     if given.family == "grpo" and every:
         new.put("validation.temperature", given.number("eval_temperature", 0.6))
-        new.put("validation.num_generations", int(given.number("eval_n_samples_per_prompt", 4)))
+        new.put("validation.num_generations", given.whole("eval_n_samples_per_prompt", 4))
 
 
 def correction(given: Given, new: Pieces) -> None:
@@ -182,8 +182,8 @@ def correction(given: Given, new: Pieces) -> None:
 
 def _scheme(given: Given) -> str:
     """The name before 0.11 of what is now said by three options."""
-    said = [given.get(f"algo.advantage.is_correction_{part}") for part in ("level", "mode", "gating")]
-    level, mode, gating = (value or default for value, default in zip(said, ("off", "mask", "ratio"), strict=True))
+    defaults = {"level": "off", "mode": "mask", "gating": "ratio"}
+    level, mode, gating = (given.word(f"algo.advantage.is_correction_{part}", word) for part, word in defaults.items())
     names = {("token", "clip"): "tis", ("token", "mask"): "icepop", ("seq", "mask"): "seq-mask-tis"}
     known = names.get((level, mode)) if gating == "ratio" else None
     return known or f"{level} {mode} {gating}"
@@ -192,7 +192,7 @@ def _scheme(given: Given) -> str:
 def algorithm(given: Given, new: Pieces) -> None:
     if given.family != "grpo":
         return
-    estimator = given.get("advantage_estimator", "gae")
+    estimator = given.word("advantage_estimator", "gae")
     if estimator not in ESTIMATORS:
         new.miss("advantage_estimator", "PPO with a critic (not translated)")
         return
@@ -215,7 +215,7 @@ def loss(given: Given, new: Pieces) -> None:
     low, high = common.pair(given, "eps_clip_low_high", (clip, clip))
     values: dict[str, Any] = {"clip_low": low, "clip_high": high}
     if new.values["algorithm"] != "gspo":
-        mode = given.get("actor.loss_agg_mode", "token-mean")
+        mode = given.word("actor.loss_agg_mode", "token-mean")
         values |= {"dual_clip": given.get("dual_clip"), "loss_aggregation": AVERAGES.get(mode, "token")}
         if mode not in AVERAGES:
             new.miss("actor.loss_agg_mode", f"the average {mode}")
@@ -253,7 +253,7 @@ def rewards(given: Given, new: Pieces) -> None:
             "overlong_penalty",
             {
                 "max_response_tokens": new.values["generation.max_new_tokens"],
-                "buffer_tokens": int(given.number("overlong_buffer_len", 1)),
+                "buffer_tokens": given.whole("overlong_buffer_len", 1),
                 "penalty": given.number("overlong_penalty_factor", 1.0),
             },
         )
@@ -265,16 +265,16 @@ def schedule(given: Given, new: Pieces) -> None:
     common.schedule(
         new,
         "lr_scheduler",
-        given.get("lr_scheduler", "cosine_with_min_lr"),
+        given.word("lr_scheduler", "cosine_with_min_lr"),
         warmup=given.number("lr_warmup_ratio", 0.03),
         floor=given.number("min_lr_ratio", 0.1),
     )
 
 
 def checkpoints(given: Given, new: Pieces) -> None:
-    every = max(0, int(given.number("save_steps", -1)))
+    every = max(0, given.whole("save_steps", -1))
     new.put("checkpoint.every", every)
-    new.put("checkpoint.keep_last", int(given.number("max_ckpt_num", 3)))
+    new.put("checkpoint.keep_last", given.whole("max_ckpt_num", 3))
 
 
 def loggers(given: Given, new: Pieces) -> None:

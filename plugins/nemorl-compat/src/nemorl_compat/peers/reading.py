@@ -94,6 +94,29 @@ class Given:
             raise DataError(f"{key} is {value!r}, not a finite number", fix="write the number out")
         return value
 
+    def whole(self, key: str, default: float, *, least: float = -math.inf) -> int:
+        """A whole number of at least so much, where the value is one.
+
+        Raises:
+            DataError: it is something else.
+        """
+        value = self.number(key, default)
+        if value != int(value) or value < least:
+            wanted = "a whole number" if value >= least else f"{least:g} or more"
+            raise DataError(f"{key} is {value!r}, not {wanted}", fix=f"write {wanted}")
+        return int(value)
+
+    def word(self, key: str, default: str) -> str:
+        """A text, where the value is one.
+
+        Raises:
+            DataError: it is something else.
+        """
+        value = self.get(key, default)
+        if not isinstance(value, str):
+            raise DataError(f"{key} is {value!r}, not a word", fix="write one word, without a list around it")
+        return value
+
 
 def read(path: Path, system: str, family: str | None = None, run: ScriptRun | None = None) -> Given:
     """A config file or script of a system.

@@ -26,10 +26,10 @@ def family(given: Given) -> str | None:
 
 def _updates(given: Given, new: Pieces) -> int:
     """Optimizer steps of a step."""
-    return int(new.values.get("num_minibatches", 1)) * int(new.values.get("num_epochs_per_rollout", 1))
+    return int(new.values.get("num_minibatches", 1)) * max(1, given.whole("num_iterations", 1))
 
 
-def _period(given: Given, new: Pieces, key: str, default: int) -> int:
+def _period(given: Given, new: Pieces, key: str, default: float) -> int:
     """So many of TRL's steps, which are optimizer steps, as steps; rounded where an update in between is meant."""
     value, updates = given.number(key, default), _updates(given, new)
     if 0 < value < 1:
@@ -88,23 +88,23 @@ def data(given: Given, new: Pieces) -> None:
 def lengths(given: Given, new: Pieces) -> None:
     rows = "per_device_train_batch_size"
     if given.family != "grpo":
-        limit = int(given.number("max_length", given.number("max_seq_length", 1024)))
+        limit = given.whole("max_length", given.number("max_seq_length", 1024))
         new.put("policy.max_sequence_tokens", limit)
         common.microbatches(given, new, rows, limit * (2 if given.family == "dpo" else 1))
         if given.family == "dpo" and given.has("max_completion_length"):
             new.differ("max_completion_length", "responses are not cut: policy.max_sequence_tokens bounds the whole")
         return
-    longest = int(given.number("max_completion_length", 512))
+    longest = given.whole("max_completion_length", 512)
     new.put("generation.max_new_tokens", longest)
-    given_length = given.get("vllm_max_model_length")
-    limit = int(given_length or max(4096, longest + given.number("max_prompt_length", 1024)))
+    longest_row = max(4096, longest + given.whole("max_prompt_length", 1024))
+    limit = given.whole("vllm_max_model_length", 0) or longest_row
     new.put("policy.max_sequence_tokens", limit)
     common.microbatches(given, new, rows, limit)
 
 
 def batches(given: Given, new: Pieces) -> None:
-    processes = int(given.number("num_processes", given.number("nproc_per_node", 1)))
-    machines = int(given.number("num_machines", 1))
+    processes = given.whole("num_processes", given.number("nproc_per_node", 1))
+    machines = given.whole("num_machines", 1)
     size_key = "per_device_train_batch_size"
     if not (given.has("num_processes") or given.has("nproc_per_node")):
         new.differ(size_key, "taken for one process: give the script with `accelerate launch --num_processes N`")
@@ -132,7 +132,7 @@ def batches(given: Given, new: Pieces) -> None:
 
 def sampling(given: Given, new: Pieces) -> None:
     if given.family == "grpo":
-        top_k = int(given.number("top_k", 0))
+        top_k = given.whole("top_k", 0)
         new.put("generation.top_k", top_k if top_k > 0 else None)
         new.put("generation.min_p", given.number("min_p", 0.0))
 
@@ -142,7 +142,7 @@ def vllm(given: Given, new: Pieces) -> None:
         return
     new.put("generation.backend", "vllm")
     new.put("generation.backend.gpu_memory_utilization", given.number("vllm_gpu_memory_utilization", 0.3))
-    width = given.number("vllm_tensor_parallel_size", 1)
+    width = given.whole("vllm_tensor_parallel_size", 1, least=1)
     if given.get("vllm_mode", "colocate") == "colocate":
         common.shared_engine(new, "vllm_tensor_parallel_size", width)
     else:
@@ -172,8 +172,8 @@ def rewards(given: Given, new: Pieces) -> None:
         new.put("environment", {"name": "reward_model", "model": given.get("reward_model_name_or_path")})
         if named:
             new.miss("reward_funcs", "a reward model and functions together (write the environment `weighted`)")
-    elif len(named) == 1 and named[0] in REWARDS:
-        new.put("environment", REWARDS[named[0]])
+    elif len(named) == 1 and str(named[0]) in REWARDS:
+        new.put("environment", REWARDS[str(named[0])])
     elif named:
         new.miss("reward_funcs", f"the reward {named[0]} by name (register it, or pass reward_fn in Python)")
     if given.has("reward_weights") and len(named) < 2 and given.get("reward_weights") != [1.0]:
@@ -260,11 +260,12 @@ def optimizer(given: Given, new: Pieces) -> None:
     new.put("policy.optimizer.betas", [given.number("adam_beta1", 0.9), given.number("adam_beta2", 0.999)])
     options = given.get("lr_scheduler_kwargs", {})
     rate = new.values["policy.optimizer.lr"]
-    floor = options.get("min_lr_rate", options.get("min_lr", 0.0) / rate) if isinstance(options, dict) else 0.0
+    given_floor = Given(given.system, options if isinstance(options, dict) else {})
+    floor = given_floor.number("min_lr_rate", given_floor.number("min_lr", 0.0) / rate if rate else 0.0)
     common.schedule(
         new,
         "lr_scheduler_type",
-        given.get("lr_scheduler_type", "linear"),
+        given.word("lr_scheduler_type", "linear"),
         warmup=given.number("warmup_steps", 0) or given.number("warmup_ratio", 0),
         floor=floor,
     )
@@ -289,15 +290,13 @@ def validation(given: Given, new: Pieces) -> None:
     strategy = given.get("eval_strategy", "no")
     if strategy == "epoch":
         new.miss("eval_strategy", "validation once an epoch")
-    every = _period(given, new, "eval_steps", int(given.number("logging_steps", 10))) if strategy == "steps" else 0
+    every = _period(given, new, "eval_steps", given.number("logging_steps", 10)) if strategy == "steps" else 0
     new.put("validation.every", every)
     if not every:
         new.put("validation.at_end", False)
         return
     if given.family == "grpo":
-        new.put(
-            "validation.num_generations", int(given.number("num_generations_eval", given.number("num_generations", 8)))
-        )
+        new.put("validation.num_generations", given.whole("num_generations_eval", given.number("num_generations", 8)))
         new.put("validation.temperature", given.number("temperature", 1.0))
     new.put("validation.max_samples", common.ALL_ROWS)
 
@@ -308,7 +307,7 @@ def checkpoints(given: Given, new: Pieces) -> None:
         new.miss("save_strategy", f"checkpoints at each {strategy}")
     new.put("checkpoint.every", _period(given, new, "save_steps", 500) if strategy == "steps" else 0)
     if given.has("save_total_limit"):
-        new.put("checkpoint.keep_last", int(given.number("save_total_limit", 1)))
+        new.put("checkpoint.keep_last", given.whole("save_total_limit", 1))
     elif strategy == "steps":
         new.put("checkpoint.keep_every", new.values["checkpoint.every"])
     if given.get("save_only_model", False):

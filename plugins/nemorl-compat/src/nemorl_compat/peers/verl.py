@@ -39,7 +39,7 @@ def family(given: Given) -> str | None:
 
 
 def data(given: Given, new: Pieces) -> None:
-    most = int(given.number("data.train_max_samples", -1))
+    most = given.whole("data.train_max_samples", -1)
     if not given.has("data.train_files"):
         if most > 0:
             new.miss("data.train_max_samples", "a number of rows without rows (data.train_files)")
@@ -73,7 +73,7 @@ def tokenizer(given: Given, new: Pieces) -> None:
     """Where it is, and what has keys below one: arguments of the template, overrides of the model's config."""
     named = [key for key in ("data.tokenizer", f"{MODEL}.tokenizer_path") if given.has(key)]
     new.put_given("policy.tokenizer.name", given.get(named[0]) if named else None)
-    if len({given.get(key) for key in named}) > 1:
+    if len({str(given.get(key)) for key in named}) > 1:
         new.miss(named[1], "two tokenizers")
     for place, target in NESTED.items():
         found = {
@@ -112,7 +112,7 @@ def rollout(given: Given, new: Pieces) -> None:
     name = given.get(f"{ROLLOUT}.name", "vllm")
     if name not in ("vllm", "hf"):
         new.miss(f"{ROLLOUT}.name", f"rollouts by {name}")
-    top_k = int(given.number(f"{ROLLOUT}.top_k", -1))
+    top_k = given.whole(f"{ROLLOUT}.top_k", -1)
     new.put("generation.top_k", top_k if top_k > 0 else None)
     if name == "vllm":
         new.put("generation.backend", "vllm")
@@ -123,7 +123,8 @@ def engine(given: Given, new: Pieces) -> None:
     """vLLM's options, and how it is divided."""
     place = "generation.backend"
     key = f"{ROLLOUT}.tensor_model_parallel_size"
-    width, depth = given.number(key, 2), given.number(f"{ROLLOUT}.pipeline_model_parallel_size", 1)
+    width = given.whole(key, 2, least=1)
+    depth = given.whole(f"{ROLLOUT}.pipeline_model_parallel_size", 1, least=1)
     devices = given.number("trainer.n_gpus_per_node", 8)
     if devices % (width * depth):
         new.miss(key, f"an engine on {width * depth:g} GPUs of nodes with {devices:g}")
@@ -156,7 +157,7 @@ def engine_arguments(given: Given, new: Pieces) -> None:
 
 def logprobs(given: Given, new: Pieces) -> None:
     mode = given.get(f"{ROLLOUT}.logprobs_mode", "processed_logprobs")
-    filters = given.number(f"{ROLLOUT}.top_p", 1.0) == 1.0 and int(given.number(f"{ROLLOUT}.top_k", -1)) <= 0
+    filters = given.number(f"{ROLLOUT}.top_p", 1.0) == 1.0 and given.whole(f"{ROLLOUT}.top_k", -1) <= 0
     is_plain = given.number(f"{ROLLOUT}.temperature", 1.0) == 1.0 and filters
     if mode != "processed_logprobs" and not (mode == "raw_logprobs" and is_plain):
         new.miss(f"{ROLLOUT}.logprobs_mode", f"{mode} of a distribution that sampling changes")
@@ -167,30 +168,30 @@ def logprobs(given: Given, new: Pieces) -> None:
 
 
 def validation(given: Given, new: Pieces) -> None:
-    every = int(given.number("trainer.test_freq", -1))
+    every = given.whole("trainer.test_freq", -1)
     new.put("validation.every", max(0, every))
     new.put("validation.at_start", bool(given.get("trainer.val_before_train", True)))
     new.put("validation.at_end", every > 0)
     if given.get("trainer.val_only"):
         new.miss("trainer.val_only", "a run that only validates (`nemorl eval`)")
     sampled = bool(given.get(f"{ROLLOUT}.val_kwargs.do_sample", False))
-    count = int(given.number(f"{ROLLOUT}.val_kwargs.n", 1))
+    count = given.whole(f"{ROLLOUT}.val_kwargs.n", 1)
     if count > 1 and not sampled:
         new.differ(f"{ROLLOUT}.val_kwargs.n", "without do_sample all responses are the same: one is drawn")
     new.put("validation.num_generations", count if sampled else 1)
     new.put("validation.temperature", given.number(f"{ROLLOUT}.val_kwargs.temperature", 0.0) if sampled else 0.0)
     if sampled:
         new.put("validation.top_p", given.number(f"{ROLLOUT}.val_kwargs.top_p", 1.0))
-        top_k = int(given.number(f"{ROLLOUT}.val_kwargs.top_k", -1))
+        top_k = given.whole(f"{ROLLOUT}.val_kwargs.top_k", -1)
         new.put("validation.top_k", top_k if top_k > 0 else None)
-    most = int(given.number("data.val_max_samples", -1))
+    most = given.whole("data.val_max_samples", -1)
     new.put("validation.max_samples", most if most > 0 else common.ALL_ROWS)
 
 
 def algorithm(given: Given, new: Pieces) -> None:
     """The algorithm and its advantage."""
-    estimator = given.get("algorithm.adv_estimator", "gae")
-    mode = given.get(f"{ACTOR}.policy_loss.loss_mode", "vanilla")
+    estimator = given.word("algorithm.adv_estimator", "gae")
+    mode = given.word(f"{ACTOR}.policy_loss.loss_mode", "vanilla")
     if estimator not in ESTIMATORS:
         what = "PPO with a critic" if estimator == "gae" else f"the advantage {estimator}"
         said = " (not translated)" if given.has("algorithm.adv_estimator") else ", verl's default (not translated)"
@@ -229,7 +230,7 @@ def loss(given: Given, new: Pieces) -> None:
             "it is taken for both bounds; verl's own defaults of clip_ratio_low and _high are 0.2",
         )
     values: dict[str, Any] = {"clip_low": low, "clip_high": high}
-    average = given.get(f"{ACTOR}.loss_agg_mode", "token-mean")
+    average = given.word(f"{ACTOR}.loss_agg_mode", "token-mean")
     if new.values["algorithm"] == "cispo":  # bounds of a token's weight, and no second one
         values = {}
         new.put("ratio_cap", 1 + high)
@@ -245,7 +246,7 @@ def loss(given: Given, new: Pieces) -> None:
         for knob, value in values.items():
             new.put(knob, value)
         return
-    kind = given.get(f"{ACTOR}.kl_loss_type", "low_var_kl")
+    kind = given.word(f"{ACTOR}.kl_loss_type", "low_var_kl")
     is_on = bool(given.get(f"{ACTOR}.use_kl_loss", False))
     if is_on and kind not in KL_TYPES:
         new.miss(f"{ACTOR}.kl_loss_type", f"the KL {kind} by its derivative")
@@ -271,7 +272,7 @@ def correction(given: Given, new: Pieces) -> None:
 
 
 def groups(given: Given, new: Pieces) -> None:
-    most = int(given.number("algorithm.filter_groups.max_num_gen_batches", 0))
+    most = given.whole("algorithm.filter_groups.max_num_gen_batches", 0)
     if most > 0 and given.get("algorithm.filter_groups.enable", False):
         new.put("rollouts.max_batches_per_step", most)
 
@@ -297,11 +298,11 @@ def overlong(given: Given, new: Pieces, place: str, manager: str) -> None:
     if manager != "dapo":
         new.differ(f"{place}.enable", f"the reward manager {manager} has no penalty on length")
         return
-    most = int(given.number("data.max_response_length", 512))
+    most = given.whole("data.max_response_length", 512)
     limit = f"{place.rpartition('.')[0]}.max_resp_len"
     values = {
-        "max_response_tokens": int(given.number(limit, most)) if limit.count(".") > 1 else most,
-        "buffer_tokens": int(given.number(f"{place}.len", 512)),
+        "max_response_tokens": given.whole(limit, most) if limit.count(".") > 1 else most,
+        "buffer_tokens": given.whole(f"{place}.len", 512),
         "penalty": given.number(f"{place}.penalty_factor", 1.0),
     }
     new.put("overlong_penalty", values)
@@ -314,14 +315,14 @@ def _inactive(given: Given, new: Pieces, place: str) -> None:
 
 
 def checkpoints(given: Given, new: Pieces) -> None:
-    every = max(0, int(given.number("trainer.save_freq", -1)))
+    every = max(0, given.whole("trainer.save_freq", -1))
     new.put("checkpoint.every", every)
     if given.has("trainer.max_actor_ckpt_to_keep"):
-        new.put("checkpoint.keep_last", int(given.number("trainer.max_actor_ckpt_to_keep", 1)))
+        new.put("checkpoint.keep_last", given.whole("trainer.max_actor_ckpt_to_keep", 1))
     elif every:
         new.put("checkpoint.keep_every", every)
     contents = given.get(f"{ACTOR}.checkpoint.save_contents", ["optimizer"])
-    new.put("checkpoint.save_optimizer", "optimizer" in contents)
+    new.put("checkpoint.save_optimizer", "optimizer" in common.listed(contents))
     if given.has("trainer.default_local_dir"):
         new.put("run_dir", given.get("trainer.default_local_dir"))
 

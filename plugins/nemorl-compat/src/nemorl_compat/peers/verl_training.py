@@ -49,12 +49,12 @@ def schedule(given: Given, new: Pieces) -> None:
     for name in set(foreign) - {key}:
         if given.has(f"{place}.{name}"):
             new.differ(f"{place}.{name}", "it is of the other engine's scheduler, and not read")
-    kind = given.get(f"{place}.{key}", "constant")
+    kind = given.word(f"{place}.{key}", "constant")
     if kind == "constant":
         for name in own[1:]:
             if given.has(f"{place}.{name}"):
                 new.differ(f"{place}.{name}", "a constant rate does not decay")
-    steps = int(given.number(f"{place}.lr_warmup_steps", -1))
+    steps = given.whole(f"{place}.lr_warmup_steps", -1)
     takes_steps = steps > 0 or (steps == 0 and not is_megatron(given))
     common.schedule(
         new,
@@ -64,7 +64,7 @@ def schedule(given: Given, new: Pieces) -> None:
         floor=floor,
     )
     if is_megatron(given) and given.has(f"{place}.lr_decay_steps") and kind != "constant":
-        new.put("policy.schedule.decay_steps", int(given.number(f"{place}.lr_decay_steps", 0)))
+        new.put("policy.schedule.decay_steps", given.whole(f"{place}.lr_decay_steps", 0))
 
 
 def gradients(given: Given, new: Pieces) -> None:
@@ -119,8 +119,8 @@ def _router(given: Given, new: Pieces, name: str) -> None:
 def precision(given: Given, new: Pieces, key: str, name: str) -> None:
     section = f"{ACTOR}.megatron" if name == "megatron" else f"{ACTOR}.fsdp_config"
     computes = [other for other in ("mixed_precision.param_dtype", "dtype") if given.has(f"{section}.{other}")]
-    dtype = given.get(f"{section}.{computes[0]}") if computes else "bfloat16"
-    kept = given.get(f"{section}.model_dtype", "fp32")
+    dtype = given.word(f"{section}.{computes[0]}", "") if computes else "bfloat16"
+    kept = given.word(f"{section}.model_dtype", "fp32")
     for other, value in ((computes[0] if computes else "dtype", dtype), ("model_dtype", kept)):
         if value not in DTYPES:
             new.miss(f"{section}.{other}", f"training in {value}")

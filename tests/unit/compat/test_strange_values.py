@@ -1,0 +1,55 @@
+"""Whatever a config of another system holds: it is translated, or refused by an error of ours that names the key."""
+
+from __future__ import annotations
+
+import math
+import random
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from nemorl.errors import DataError, NemorlError
+from nemorl_compat.peers.reading import Given
+from nemorl_compat.peers.tables import SYSTEMS, table
+from nemorl_compat.peers.translation import translate
+
+BASES = {
+    "trl": {"model_name_or_path": "org/model"},
+    "verl": {"actor_rollout_ref.model.path": "org/model", "algorithm.adv_estimator": "grpo"},
+    "openrlhf": {"pretrain": "org/model", "advantage_estimator": "group_norm"},
+}
+STRANGE: tuple[Any, ...] = (None, 0, -1, 2.5, math.nan, math.inf, 10**30, "x", "", True, [], [[1]], {"a": 1}, "a,b")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_no_value_of_an_option_ends_in_another_error(system: str) -> None:
+    draw = random.Random(system)
+    keys = [key for entry in table(system).entries if "to" in entry.row for key in entry.keys if "*" not in key]
+    for key in keys:
+        for value in draw.sample(STRANGE, 3):
+            with suppress(NemorlError):
+                translate(Given(system, {**BASES[system], key: value}, "grpo"))
+
+
+@pytest.mark.parametrize(
+    ("system", "key", "value"),
+    [
+        ("trl", "gradient_accumulation_steps", math.inf),
+        ("trl", "max_completion_length", 2.5),
+        ("trl", "lr_scheduler_type", ["cosine"]),
+        ("verl", "data.max_prompt_length", math.nan),
+        ("verl", "actor_rollout_ref.actor.loss_agg_mode", ["token-mean"]),
+        ("verl", "actor_rollout_ref.rollout.tensor_model_parallel_size", 0),
+        ("openrlhf", "algo.advantage.is_correction_level", ["token"]),
+    ],
+)
+def test_what_is_no_number_or_word_is_refused_by_its_key(system: str, key: str, value: Any) -> None:
+    with pytest.raises(DataError, match=key):
+        translate(Given(system, {**BASES[system], key: value}, "grpo"))
+
+
+def test_weights_that_are_no_numbers_are_refused() -> None:
+    given = {"prompt_data": "org/a,org/b", "prompt_data_probs": "much,little"}
+    with pytest.raises(DataError, match="much"):
+        translate(Given("openrlhf", {**BASES["openrlhf"], **given}, "grpo"))
