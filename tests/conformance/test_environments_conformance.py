@@ -79,6 +79,14 @@ test_retriever = conformance(
         (SUM, ["<search>one</search>", "<answer>2</answer>"], 1.0),
     ],
 )
+CODE_FOLDER = tempfile.TemporaryDirectory(prefix="nemorl-reward-")
+REWARD = Path(CODE_FOLDER.name) / "reward.py"
+REWARD.write_text("def score(prompt, response, answer):\n    return float(response.strip() == str(answer))\n")
+test_function = conformance(
+    "environments",
+    {"name": "function", "function": f"{REWARD}:score"},
+    examples=[(SUM, "2", 1.0), (SUM, "3", 0.0)],
+)
 # Nobody listens there: no response is graded, and none trains anything.
 test_judge = conformance(
     "environments",
