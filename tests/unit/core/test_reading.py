@@ -301,7 +301,7 @@ GRPO = {"algorithm": "grpo", "data": "arithmetic", "environment": "math"}
         ({"plugins": {"block": ["nemorl-*"]}}, "plugins.block.0", "the name that pip knows"),
         ({"plugins": {"allow": [""]}}, "plugins.allow.0", "the name that pip knows"),
         ({"cluster": {"workers_per_node": 10**6}}, "cluster.workers_per_node", "at most 1024"),
-        ({"rollouts": {"environment_timeout_s": 1e9}}, "rollouts.environment_timeout_s", "at most"),
+        ({"rollouts": {"environment_timeout_s": 1e9}}, "rollouts.environment_timeout_s", "from 0.001 to 1e+08"),
     ],
     ids=str,
 )

@@ -68,6 +68,7 @@ def test_several_steps_equal_torchs_own_optimizers_on_a_plain_model(
 ) -> None:
     backend = build(optimizer={"name": "muon", "lr": 1e-2, "weight_decay": 0.1, "adamw_lr": 3e-3, "nesterov": False})
     model = AutoModelForCausalLM.from_pretrained(pretrained)
+    model.get_input_embeddings().padding_idx = None  # the padding token is among those trained on
     hidden = [p for name, p in model.named_parameters() if ".layers." in name and p.ndim == 2]
     rest = [p for name, p in model.named_parameters() if not (".layers." in name and p.ndim == 2)]
     muon = torch.optim.Muon(hidden, lr=1e-2, weight_decay=0.1, nesterov=False, adjust_lr_fn="match_rms_adamw")

@@ -256,6 +256,7 @@ def test_rollout_metrics_by_hand(collect: Collect) -> None:
     samples, _ = collect(["1", "2"], lambda prompt, number: "a|" if prompt == "1" else "bb", max_new_tokens=2)
     numbers = values(rollout_metrics(Samples(samples)))
     assert numbers == {
+        "num_samples": 2.0,
         "reward": 1.5,
         "accuracy": 1.5,
         "mean_prompt_length": 1.0,

@@ -76,7 +76,6 @@ def test_an_async_function_may_return_several_too() -> None:
         (lambda prompt, response: [1.0, None], ["'reward2'", None]),
         (lambda prompt, response: {}, ["{}"]),
         (lambda prompt, response: [], ["[]"]),
-        (lambda prompt, response: [1.0], ["[1.0]"]),
         (lambda prompts, responses: {"correct": [1.0]}, [1, "'correct'", 2]),
         (lambda prompts, responses: {"correct": 1.0}, ["dict"]),
     ],

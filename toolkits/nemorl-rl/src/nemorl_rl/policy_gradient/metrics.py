@@ -62,7 +62,7 @@ def advantage_metrics(batch: TokenBatch) -> dict[str, Metric]:
         >>> from nemorl_tensors import TokenBatch
         >>> batch = TokenBatch.from_sequences([[5, 6], [5, 7]], [[False, True], [False, True]])
         >>> advantage_metrics(batch.with_tokens(advantages=torch.tensor([0.0, 0.5, 0.0, 0.0])))
-        {'without_gradient_frac': Mean(total=1.0, count=2.0)}
+        {'without_gradient_frac': Mean(total=1.0, count=2)}
     """
     from nemorl_tensors import segment_sum
 
