@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import yaml
+from nemorl_report.charts import _label
 from nemorl_report.run_data import RunData, no_run
 from nemorl_report.viewing.settings import settings_of
 
@@ -34,3 +36,22 @@ def test_a_folder_of_runs_is_no_run_and_they_are_named(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.yaml").touch()
     assert f"fix: give one of the runs in it: {tmp_path}/grpo, {tmp_path}/sft" in str(no_run(tmp_path))
+
+
+def test_a_part_is_shown_by_the_name_that_a_config_writes(tmp_path: Path) -> None:
+    config = {
+        "algorithm": "grpo", "model": "org/model", "data": "arithmetic", "environment": "math",
+        "policy": {"backend": "megatron", "lora": {}},
+    }  # fmt: skip
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    (tmp_path / "metrics.jsonl").write_text("")
+    told = {row["key"]: row["value"] for row in settings_of(RunData.load(tmp_path))["rows"]}
+    assert (told["environment"], told["data"], told["policy.backend"]) == ("math", "arithmetic", "megatron")
+    assert told["policy.lora"] == "set"
+    assert not [value for value in told.values() if value.endswith("Config")]
+
+
+def test_a_curve_is_labelled_in_words() -> None:
+    names = ["system/node.0.mem_gib", "system/node.0.mem_total_gib"]
+    assert [_label(name, names) for name in names] == ["node 0 memory", "node 0 memory total"]
+    assert _label("validation/pass@8_of_0.9", ["validation/pass@8_of_0.9"]) == "pass@8 of 0.9"

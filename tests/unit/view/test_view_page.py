@@ -156,6 +156,30 @@ def test_every_view_fits_and_shows_hostile_text_as_text(looks: str, run: Path, v
         assert r"\u202eevil\x1b[31m{{7*7}}" in page.inner_text("#app")
 
 
+def test_every_view_can_be_reached_on_a_phone(run: Path, page_of: Open) -> None:
+    page, url = page_of("phone"), write_report(run).as_uri()
+    go(page, url, "overview")
+    width = LOOKS["phone"]["viewport"]["width"]
+    boxes = [link.bounding_box() for link in page.locator("nav .links a").all()]
+    assert len(boxes) == len(VIEWS)
+    assert all(box["x"] >= 0 and box["x"] + box["width"] <= width for box in boxes)
+
+
+def test_a_metric_that_is_constant_in_one_run_stays_beside_another_run(tmp_path: Path, page_of: Open) -> None:
+    runs = {"still": [0.5, 0.5, 0.5], "moving": [0.1, 0.2, 0.3]}
+    for name, rewards in runs.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text(json.dumps({"algorithm": "grpo", "model": "org/model"}))
+        lines = [json.dumps({"step": step, "train/reward": reward}) for step, reward in enumerate(rewards, 1)]
+        (tmp_path / name / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    with Viewer([tmp_path / name for name in runs], tmp_path / "cache") as viewer:
+        page = page_of("light")
+        go(page, viewer.url, "curves")
+        chart = page.locator("figure", has=page.locator("h3", has_text="Reward"))
+        expect(chart.first).to_contain_text("still")
+        expect(chart.first).to_contain_text("moving")
+
+
 def test_an_alert_is_in_a_list_and_marked_on_the_curve_that_it_is_about(run: Path, page_of: Open) -> None:
     page, url = page_of("dark"), write_report(run).as_uri()
     for view in ("overview", "events"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,10 @@ COLOURS = 8
 """Colours of the palette in page.css."""
 
 
+UNITS = ("gib", "mib", "bytes")
+"""Last words of names that the chart's unit says."""
+_DOT = re.compile(r"\.(?=[a-z])|(?<=[a-z])\.")
+"""A dot of a name that is none of a number."""
 EFFICIENCY = ("performance/", "system/")
 """Metrics of the section on efficiency begin with one of these."""
 MAX_CURVES = COLOURS
@@ -132,7 +137,9 @@ def _label(name: str, names: Sequence[str]) -> str:
     shared = 0
     while all(len(folder) > shared and folder[shared] == folders[0][shared] for folder in folders):
         shared += 1
-    return " ".join(name.split("/")[shared:]).replace("_", " ")
+    words = _DOT.sub(" ", " ".join(name.split("/")[shared:])).replace("_", " ").split(" ")
+    kept = words[:-1] if len(words) > 1 and words[-1] in UNITS else words
+    return " ".join("memory" if word == "mem" else word for word in kept)
 
 
 def timing_chart(run: RunData) -> dict[str, Any] | None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from nemorl.config.load import load_config
-from nemorl.errors import NemorlError, boundary
+from nemorl.errors import NemorlError, PluginError, boundary
+from nemorl.plugins import registry
+from nemorl.plugins.registry import config_bases
 from nemorl_base.mappings import differences
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -66,7 +69,7 @@ def _told(model: BaseModel, default: BaseModel | None, path: str) -> Iterator[tu
         if isinstance(value, BaseModel):
             same = usual if isinstance(usual, BaseModel) and type(usual) is type(value) else None
             if same is None:
-                yield key, type(value).__name__, NO_DEFAULT if usual is PydanticUndefined else usual
+                yield key, _called(value), NO_DEFAULT if usual is PydanticUndefined else usual
             yield from _told(value, same, key)
         elif value != usual:
             yield key, value, NO_DEFAULT if usual is PydanticUndefined else usual
@@ -79,11 +82,20 @@ def _usual(field: FieldInfo, model: BaseModel) -> Any:
     return field.get_default(call_default_factory=True)
 
 
+def _called(value: BaseModel) -> str:
+    """A section by the name that a config writes: of its plugin, or of its variant."""
+    with suppress(PluginError):
+        kind = next((kind for kind, base in config_bases().items() if isinstance(value, base)), None)
+        if kind is not None and kind != "algorithms":
+            return registry().name_of(kind, type(value))
+    return str(getattr(value, "name", None) or "set")
+
+
 def _shown(value: Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, BaseModel):
-        return type(value).__name__
+        return _called(value)
     if not isinstance(value, Mapping | list | tuple | int | float | None):
         return str(value)
     return json.dumps(value, ensure_ascii=False, default=str)

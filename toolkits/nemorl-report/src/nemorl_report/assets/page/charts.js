@@ -177,13 +177,22 @@ export class Chart {
   }
 }
 
+// The cards of a run that move, and those that move in another of the runs: a curve that keeps its value is one, too.
+export function movingCards(overviews) {
+  const keys = new Set(overviews.flatMap(({ curves, efficiency }) => [...curves.moving, ...efficiency.curves.moving].map(keyOf)));
+  return overviews.map(({ curves, efficiency }) => [...curves.moving, ...curves.still, ...efficiency.curves.moving, ...efficiency.curves.still]
+    .filter((card) => keys.has(keyOf(card))));
+}
+
+const keyOf = ({ title, unit }) => `${title}\n${unit}`;
+
 // Cards of several runs with the same title and unit, as one; each run has a colour, each of its curves a dash.
 export function overlaid(cardsOfRuns) {
   if (cardsOfRuns.length === 1) return cardsOfRuns[0].cards;
   const found = new Map();
   for (const { name, place, cards } of cardsOfRuns) {
     for (const card of cards) {
-      const key = `${card.title}\n${card.unit}`;
+      const key = keyOf(card);
       if (!found.has(key)) found.set(key, { ...card, curves: [], alerts: [] });
       found.get(key).alerts.push(...card.alerts.map((alert) => ({ ...alert, run: name })));
       card.series.forEach(({ label, values }, index) => {

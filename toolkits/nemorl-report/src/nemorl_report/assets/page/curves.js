@@ -1,16 +1,20 @@
 // All curves, of one run or of several over each other.
 import { choice, el, replace } from "./dom.js";
-import { Chart, overlaid, setSmoothing } from "./charts.js";
+import { Chart, movingCards, overlaid, setSmoothing } from "./charts.js";
 import { constantsOf } from "./about.js";
 
 let words = "";
+
+function cardsOf(runs) {
+  const moving = movingCards(runs.map(({ overview }) => overview));
+  return overlaid(runs.map(({ name, place }, at) => ({ name, place, cards: moving[at] })));
+}
 
 export async function showCurves(place, state) {
   const found = await Promise.all(state.shown.map(async (run) => ({
     name: state.names[run], place: run, overview: await state.overview(run),
   })));
-  const of = (pick) => overlaid(found.map(({ name, place: at, overview }) => ({ name, place: at, cards: pick(overview) })));
-  const cards = of(({ curves, efficiency }) => [...curves.moving, ...efficiency.curves.moving]);
+  const cards = cardsOf(found);
   const shown = new Map(cards.map((card) => [`${card.title}\n${card.unit}`, new Chart(card)]));
   const filter = el("input", { type: "search", placeholder: "Title of a chart", "aria-label": "Show charts with this title", value: words });
   const apply = () => {
@@ -34,7 +38,7 @@ export async function showCurves(place, state) {
   return async () => {
     // What was added is drawn in place; new charts need a new page.
     const now = await Promise.all(state.shown.map(async (run) => ({ name: state.names[run], place: run, overview: await state.overview(run) })));
-    const fresh = overlaid(now.map(({ name, place: at, overview }) => ({ name, place: at, cards: [...overview.curves.moving, ...overview.efficiency.curves.moving] })));
+    const fresh = cardsOf(now);
     if (fresh.length !== shown.size) return showCurves(place, state);
     for (const card of fresh) shown.get(`${card.title}\n${card.unit}`)?.update(card);
     return null;

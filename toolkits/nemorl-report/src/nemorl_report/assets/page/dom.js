@@ -73,4 +73,5 @@ export function later(call, wait) {
 }
 
 export const cssValue = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-export const colour = (index) => cssValue(`--c${(index % 8) + 1}`);
+// Beyond the palette each hue is a golden angle from the one before: no two curves of a chart look alike.
+export const colour = (index) => (index < 8 ? cssValue(`--c${index + 1}`) : `hsl(${(index * 137.5) % 360} 55% 50%)`);
