@@ -13,16 +13,31 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from nemorl_math_env.boxes import Box, find_boxes
 from nemorl_math_env.comparison import equal_forms
-from nemorl_math_env.context import BESIDE_BOX, BOXED_PART, CHANGED, CHANGING_BEFORE, DOUBTED, is_changed, is_part
+from nemorl_math_env.context import (
+    CHANGED,
+    CHANGING_BEFORE,
+    DOUBTED,
+    corrected,
+    is_changed,
+    is_denied,
+    is_part,
+    is_struck,
+    is_supposed,
+    is_taken_back,
+)
 from nemorl_math_env.forms import Brackets, Chain, Form, Matrix, Name, Scalar, Words, read_form
 from nemorl_math_env.judges import QuickJudge
+from nemorl_math_env.markdown import plain
 from nemorl_math_env.quantities import read_quantity
 from nemorl_math_env.spelling import strip_wrapping, tidy
 from nemorl_math_env.units import MODIFIERS, NONE, Unit
 
 MAX_ANSWER_CHARS = 1000
 """Longer than this is not an answer."""
+CONTEXT_CHARS = 300
+"""So much before and after an answer may deny it or take it back."""
 MAX_MARKS = 50
 """Marked answers looked at, from the last one back."""
 DEFAULT_MARKERS = ("####", "answer is", "answer:", "answer =")
@@ -35,23 +50,27 @@ _RUN = re.compile(rf"{_SIGNED}(?:\s*{_OPERATOR}\s*(?:{_SIGNED}))*(?:\s?%)?", re.
 _FRACTION = re.compile(r"[-+]?\\[dt]?frac\s*(?:\{\s*[-+]?\d+\s*\}\s*\{\s*\d+\s*\}|\d\s*\d)")
 _FORMULA = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|\$([^$\n]+)\$", re.DOTALL)
 _WORD = re.compile(r"(?<!\\)\b[A-Za-z]{2,}")
+_CONTRAST = re.compile(
+    r"\bnot\s+\$?-?\d[\d.,/]{0,20}\$?,?\s+but\s+(?:rather\s+)?"
+    r"|,?\s+(?:and\s+)?not\s+\$?-?\d(?:[\d.,/]{0,20}\d)?\$?(?=[.!\s]*\Z)",
+    re.IGNORECASE,
+)
+"""``not 41 but`` before an answer, ``, not 43`` after it."""
+_LABEL = re.compile(r"\A(?:A|Ans)[.:]\s+")
+_WORKING = re.compile(r"\s\((?=[\s$]*\d)[^()\w]*(?:[\w.,]*\s*[-+*/=×÷^]\s*)+[\w.,$]*\)(?=[\s.!]*\Z)")
+"""``(12 + 30)`` after an answer."""
 _SENTENCE_END = re.compile(r"[.?](?=\s|$)|!(?=\s+[A-Z]|\s*$)")
 _JOINED = re.compile(r"\s*,?\s*(?:or|and|to|,|/|;|±|\\pm|vs\.?)?\s*(?:\$|\\[(\[]|\d)", re.IGNORECASE)
 """Another number or formula directly after the first."""
 _BESIDE_BEFORE = re.compile(r"(?:^|[\s*\"':=`])$")
-_BESIDE_AFTER = re.compile(r"[.,;:?)*\"'`]*(?:!(?=\s*$|\s+[A-Z]))?(?:\s+(?:[A-Za-z(.,;]|\*\*)|\s*$)")
+_BESIDE_AFTER = re.compile(
+    r"[$€£]?[.,;:?)*\"'`]*(?:!(?=\s*$|\s+[A-Z]))?(?:\s+(?:[A-Za-z(.,;]|\*\*|[-–—]+\s[A-Za-z])|\s*$)"
+)
 """Characters that may stand right before and after a number that stands for itself."""
 _HEDGE = re.compile(
     r"\b(?:or|maybe|perhaps|possibly|could|might|vs|versus|rather|to|and)\b|[?±–,;-]\s*$", re.IGNORECASE
 )
 _DENIED = re.compile(r"\b(?:not|never|no|neither|nor|cannot|except|minus|negative)\b|n[’']t\b", re.IGNORECASE)
-_BOX_ALONE = re.compile(r"\A\s*\\f?box(?:ed)?\s*\{((?:[^{}]|\{[^{}]*\})*)\}\s*\Z")
-_TAKEN_BACK = re.compile(
-    r",?\s*(?:or\s+(?:\$|\\|[-\d(]|maybe|perhaps|possibly)|"
-    r"(?:is|was|would be|cannot be)\s+(?:\w+\s+)?(?:wrong|incorrect|false)\b"
-    r"|(?:is|was)\s+(?:not|never)\b|(?:isn|wasn)[’']t\b|cannot\b)",
-    re.IGNORECASE,
-)
 _DENIED_AFTER = re.compile(r"\b(?:wrong|incorrect|false|not|never)\b|n[’']t\b", re.IGNORECASE)
 _HARMLESS_AFTER = frozenset(
     ("or", "to", "and", "all", "each", "every", "any", "some", "by", "before", "after", "until", "up", "under", "over")
@@ -76,6 +95,8 @@ def final_answer(
         numeric: The ground truth is a number, so words around a number are its context and not part of it.
     """
     text = response.rpartition("</think>")[2]
+    if "box" not in text:
+        text = plain(text, markers)
     inside, after = _last_element(text)
     answer = _marked(after, markers, numeric)
     if answer is None and inside is not None:
@@ -87,9 +108,9 @@ def final_answer(
 
 def reference_answer(answer: str) -> str:
     """The ground truth itself, out of a worked solution such as GSM8K's ``… #### 42`` or one with ``\\boxed{…}``."""
-    boxed = _boxed(answer)
-    if boxed:
-        return strip_wrapping(boxed[-1][1])
+    boxes = find_boxes(answer)
+    if boxes:
+        return strip_wrapping(boxes[-1].content)
     return strip_wrapping(answer.rpartition("####")[2])
 
 
@@ -165,27 +186,42 @@ def _last_element(text: str) -> tuple[str | None, str]:
 
 def _marked(text: str, markers: Sequence[str], numeric: bool) -> str | None:
     """The last marked answer that has any content."""
-    boxes = dict(_boxed(text))
+    boxes = {box.position: box for box in find_boxes(text)} if "box" in text else {}
     phrases: dict[int, re.Match[str]] = {}
     for marker in markers:
         phrases |= {found.start(): found for found in re.finditer(re.escape(marker), text, re.IGNORECASE)}
     # From the end, and not for ever: a response may repeat its marker thousands of times.
     for start in sorted({*boxes, *phrases}, reverse=True)[:MAX_MARKS]:
         if start in boxes:
-            answer = strip_wrapping(boxes[start])
-            meant = bool(answer)
-            said = re.split(r"\n|[.!?;]\s", text[max(0, start - 80) : start])[-1].rstrip(" $*")
-            answer = f"not {answer}" if meant and (is_changed(f"{said} ") or _taken_back(text, start)) else answer
+            answer = _in_words(text, boxes[start], numeric)
+            meant = bool(strip_wrapping(boxes[start].content))
         else:
             end = phrases[start].end()
             answer = _segment(text[end : end + MAX_ANSWER_CHARS], numeric)
             meant = bool(answer) and (numeric or phrases[start].group() == "####" or _looks_mathematical(answer))
             meant = meant and (not numeric or re.search(r"\d|\\[A-Za-z]", answer) is not None)
             meant = meant or (not numeric and not boxes and _is_closing(text, end, answer))
-            answer = f"not {answer}" if meant and DOUBTED.search(text[max(0, start - 60) : start]) else answer
+            if meant:
+                doubted = DOUBTED.search(text[max(0, start - 60) : start]) is not None
+                answer = _unless(doubted, answer, corrected(f"_{text[end : end + CONTEXT_CHARS]}"), numeric)
         if meant:
             return answer
     return None
+
+
+def _in_words(text: str, box: Box, numeric: bool) -> str:
+    """What the box says, unless the words around it deny it or offer something else."""
+    before, after = text[max(0, box.start - CONTEXT_CHARS) : box.start], text[box.end : box.end + CONTEXT_CHARS]
+    after = f"%{after}" if box.answer.endswith("%") else after
+    denied = is_changed(before) or is_taken_back(after) or is_struck(before) or is_supposed(before, after)
+    denied = denied or "?" in box.content[-2:]
+    return _unless(denied, strip_wrapping(box.answer), corrected(after), numeric)
+
+
+def _unless(denied: bool, answer: str, correction: str | None, numeric: bool) -> str:
+    """The answer; what the response says in its stead; or that it is denied."""
+    instead = None if correction is None else _unmarked(correction, numeric)
+    return instead or (f"not {answer}" if denied or correction is not None else answer)
 
 
 def _is_closing(text: str, end: int, answer: str) -> bool:
@@ -197,7 +233,7 @@ def _is_closing(text: str, end: int, answer: str) -> bool:
 def _segment(rest: str, numeric: bool) -> str:
     """The answer after a marker: up to the end of its sentence; for numbers, the value it arrives at."""
     rest = rest.lstrip(" \t\r\n:*_=")
-    line = rest.split("\n", 1)[0]
+    line = _CONTRAST.sub("", rest.split("\n", 1)[0])
     length = _sentence_length(line)
     if re.match(r"[.!?]\s*or\b", line[length:]):
         return line
@@ -238,6 +274,7 @@ def _number_in(sentence: str, *, first: bool) -> str | None:
         return sentence
     if (
         _DENIED.search(before)
+        or is_denied(before)
         or _DENIED_AFTER.search(after)
         or CHANGED.search(before)
         or is_part(before)
@@ -245,7 +282,8 @@ def _number_in(sentence: str, *, first: bool) -> str | None:
         or _JOINED.match(after)
     ):
         return sentence
-    if earlier and _HEDGE.search(before.rstrip(" $")[-12:]) and not re.search(r"\w{3,}", re.sub(_HEDGE, "", before)):
+    said = re.sub(_HEDGE, "", before)
+    if earlier and _HEDGE.search(before.rstrip(" $")[-12:]) and not re.search(r"\w{3,}|\bso\b", said):
         return sentence
     changing = _changing_words(after)
     if changing and re.search(r"\d", after):  # 5 times 6
@@ -278,7 +316,11 @@ def _changing_words(after: str) -> str:
 
 def _unmarked(text: str, numeric: bool) -> str | None:
     """The last formula, fraction or number; the whole text or its last line where the truth is not a number."""
+    if numeric:
+        text = _LABEL.sub("", _WORKING.sub("", text))
     whole = text.strip()
+    if "\n" not in whole:
+        whole = _FORMULA.sub(lambda found: f" {_content(found)} ", whole).strip()
     if "\n" not in whole and (not _WORD.search(tidy(whole)) or is_number(whole)):
         return strip_wrapping(whole)
     found: list[tuple[int, str]] = []
@@ -307,7 +349,9 @@ def _bare_numbers(text: str) -> list[tuple[int, str]]:
     line = text[start : last.end() + 60].split("\n", 1)[0]
     end = last.end() - start + _sentence_length(line[last.end() - start :])
     sentence = re.split(r"[.!?]\s+", line[:end])[-1]
-    return [(last.end(), _number_in(re.sub(r"^.*(?<![<>!])=(?=[^=]*\d)", "", sentence), first=False) or "")]
+    number = _number_in(re.sub(r"^.*(?<![<>!])=(?=[^=]*\d)", "", sentence), first=False) or ""
+    taken_back = corrected(text[last.end() : last.end() + CONTEXT_CHARS]) is not None
+    return [(last.end(), f"not {number}" if taken_back else number)]
 
 
 def _sentence_length(line: str) -> int:
@@ -315,44 +359,14 @@ def _sentence_length(line: str) -> int:
     return end.start() if end else len(line)
 
 
-def _boxed(text: str) -> list[tuple[int, str]]:
-    r"""(position, content) of every ``\boxed{…}`` with balanced braces."""
-    found: list[tuple[int, str]] = []
-    outer = 0
-    # A response may repeat an open box thousands of times.
-    for match in list(re.finditer(r"\\f?box(?:ed)?\s*\{", text))[-MAX_MARKS:]:
-        if match.start() < outer:  # a box in a box is a part of its content
-            continue
-        depth, start = 1, match.end()
-        escaped = False
-        for position in range(start, min(len(text), start + MAX_ANSWER_CHARS + 1)):
-            if not escaped:
-                depth += {"{": 1, "}": -1}.get(text[position], 0)
-            if depth == 0:
-                content = _BOX_ALONE.sub(r"\1", text[start:position])
-                outer = position
-                before = BOXED_PART.search(text[: match.start()][-10:])
-                beside = BESIDE_BOX.match(text[position + 1 : position + 20])
-                content = f"{before.group()}({content})" if before else content
-                found.append((match.start(), f"{content} {beside.group().strip()}" if beside else content))
-                break
-            escaped = text[position] == "\\" and not escaped
-    return found
-
-
-def _taken_back(text: str, start: int) -> bool:
-    """The words after the box that begins here deny it or offer another value: ``is wrong``, ``or 43``."""
-    depth, end = 0, start
-    for end in range(start, min(len(text), start + MAX_ANSWER_CHARS + 20)):
-        depth += {"{": 1, "}": -1}.get(text[end], 0)
-        if text[end] == "}" and depth <= 0:
-            break
-    after = re.split(r"\n|[.!?;](?:\s|$)", text[end + 1 : end + 80])[0].lstrip(" $*)")
-    return _TAKEN_BACK.match(after) is not None
-
-
 def _content(match: re.Match[str]) -> str:
-    return next(group for group in match.groups() if group is not None)
+    """What a formula says: of aligned lines, the last."""
+    content = next(group for group in match.groups() if group is not None)
+    if r"\begin{align" in content or r"\begin{gather" in content:
+        rows = re.split(r"\\\\|\\(?:begin|end)\{[a-z]+\*?\}", content)
+        last = next((row for row in reversed(rows) if row.strip()), content)
+        content = last.replace("&", " ").strip().removeprefix("=")
+    return content
 
 
 def _is_formula(content: str) -> bool:

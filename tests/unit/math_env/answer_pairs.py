@@ -35,6 +35,20 @@ def written_pairs() -> list[Pair]:
     return pairs
 
 
+def whole_responses(name: str) -> list[Pair]:
+    """The pairs of a file of whole responses."""
+    pairs, truth, category = [], "", ""
+    for line in FILE.with_name(name).read_text(encoding="utf-8").splitlines():
+        if line.startswith("## "):
+            category = line.removeprefix("## ")
+        elif line.startswith("  "):
+            mark, _, response = line.strip().partition(" ")
+            pairs.append(Pair(truth, response.replace("⏎", "\n"), mark == "=", category))
+        elif line and not line.startswith("#"):
+            truth = line
+    return pairs
+
+
 def right_answers() -> list[str]:
     """Every text that is right for some task: the tasks' answers, and those that equal them."""
     return list(dict.fromkeys(pair.truth for pair in written_pairs()))

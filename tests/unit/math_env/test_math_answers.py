@@ -2,7 +2,8 @@ import time
 from fractions import Fraction
 
 import pytest
-from nemorl_math_env.answers import MAX_MARKS, _boxed, decide, final_answer, reference_answer
+from nemorl_math_env.answers import decide, final_answer, reference_answer
+from nemorl_math_env.boxes import MAX_BOXES, find_boxes
 from nemorl_math_env.quantities import read_quantity
 
 
@@ -110,5 +111,5 @@ def test_a_repetitive_response_is_read_in_linear_time(piece):
 
 def test_only_the_last_boxes_are_read() -> None:
     # 20,000 of them are 140,000 characters; each used to be read for 1,000 characters: seconds, without the GIL free.
-    assert [content for _, content in _boxed(r"\boxed{" * 20_000 + r"\boxed{7}")] == ["7"]
-    assert len(_boxed(r"\boxed{7} " * 20_000)) == MAX_MARKS
+    assert [box.content for box in find_boxes(r"\boxed{" * 20_000 + r"\boxed{7}")] == ["7"]
+    assert len(find_boxes(r"\boxed{7} " * 20_000)) == MAX_BOXES

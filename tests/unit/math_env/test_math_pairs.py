@@ -2,7 +2,7 @@ import random
 from collections.abc import Iterable
 
 import pytest
-from answer_pairs import Pair, changed_truths, generated_pairs, written_pairs
+from answer_pairs import Pair, changed_truths, generated_pairs, whole_responses, written_pairs
 from nemorl_math_env import MathConfig, worker
 from nemorl_math_env.answers import canonical, decide, final_answer, is_number, reference_answer
 
@@ -103,6 +103,14 @@ def test_no_hand_written_pair_is_judged_wrongly():
     assert len({(pair.truth, pair.response) for pair in pairs}) >= 800
     assert sum(pair.is_right for pair in pairs) >= 300
     assert wrongly_judged(pairs) == []
+
+
+@pytest.mark.parametrize("name", ["response_pairs.txt", "response_pairs_later.txt", "response_pairs_last.txt"])
+def test_no_wrong_response_is_paid_and_hardly_a_right_one_refused(name):
+    pairs = whole_responses(name)
+    wrongly = wrongly_judged(pairs)
+    assert [pair for pair in wrongly if not pair.is_right] == []
+    assert len(wrongly) <= 0.02 * sum(pair.is_right for pair in pairs), wrongly
 
 
 def test_one_change_to_a_right_answer_makes_it_wrong_and_a_rewriting_does_not():
