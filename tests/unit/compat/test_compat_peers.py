@@ -335,7 +335,7 @@ TRIALS = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_no_key_that_a_part_reads_can_change_without_a_trace(system: str) -> None:
     def outcome(family: str, config: dict[str, Any]) -> tuple[Any, ...]:

@@ -102,7 +102,7 @@ def test_every_option_has_a_place_and_none_is_called_the_same_when_it_is_not() -
     assert [key for key in changed if kinds[key].kind == "neutral" and kinds[key].text == "same"] == []
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_every_mapped_option_changes_the_new_config_or_what_is_said() -> None:
     """A row's ``to`` is a promise; each mapped option is changed once, under FSDP and under Megatron."""
     entries = {key: table("verl").find(key) for key in OPTIONS}
