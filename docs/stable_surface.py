@@ -33,6 +33,7 @@ SURFACE: Mapping[str, tuple[str, ...]] = {
             "push_to_hub",
             "section_launch",
             "section_schema_launch",
+            "weights_fingerprint",
         ),
         *("register_algorithm", "register_dataset", "register_environment", "register_generation_backend"),
         *("register_logger", "register_training_backend", "train", "train_dpo", "train_grpo", "train_sft"),

@@ -110,7 +110,14 @@ def _fingerprints(trainer: BaseTrainer[Any], held_out: HeldOut | None) -> Finger
     data, validation = (
         part.fingerprint() if isinstance(part, Fingerprinted) else None for part in (trainer.data, held_out)
     )
-    return Fingerprints(data, validation, asked, trainer.code_fingerprints())
+    return Fingerprints(data, validation, asked, trainer.code_fingerprints(), _weights(trainer.config))
+
+
+def _weights(config: RunConfig) -> dict[str, str | None]:
+    """Random ones follow from the config."""
+    fingerprint = offered("weights_fingerprint") or (lambda _: None)
+    policies = {"policy": config.policy, **{name: one.policy for name, one in config.auxiliary_models.items()}}
+    return {name: fingerprint(policy.model_name) for name, policy in policies.items() if policy.init == "pretrained"}
 
 
 def display_of(given: Display | None) -> AbstractContextManager[Display]:

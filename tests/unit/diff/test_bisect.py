@@ -18,7 +18,7 @@ from installed_plugins import write_distribution
 from made_runs import CONFIG, LOCK, changed, make_run, with_config, with_version
 from nemorl_base.ownership import Ownership
 from nemorl_diff.bisecting import BudgetSpent, Judge, guilty_checkpoint, guilty_settings
-from nemorl_diff.deltas import Delta, config_deltas, folders_in_front, plugin_deltas
+from nemorl_diff.deltas import Delta, as_installed, config_deltas, folders_in_front, plugin_deltas
 from nemorl_diff.journal import Journal
 from nemorl_diff.probing import Evaluations, Measured, ShortRuns
 from nemorl_diff.run_files import RunFiles
@@ -124,13 +124,16 @@ def test_a_plugins_other_version_comes_first_where_it_is_tried(tmp_path: Path, r
     for version, folder in folders.items():
         folder.mkdir()
         write_distribution(folder, LOCK["distribution"], {}, version=version)
-    assert plugin_deltas(good, bad, []) == ([], ["nemorl-grpo"])
-    newer, _ = plugin_deltas(good, bad, [folders["0.2.0"]])
+    assert plugin_deltas(good, bad, []) == []
+    newer = plugin_deltas(good, bad, [folders["0.2.0"]])
     assert (folders_in_front(newer, []), folders_in_front(newer, [0])) == ([], [folders["0.2.0"]])
-    older, _ = plugin_deltas(good, bad, [folders["0.1.0"]])
+    older = plugin_deltas(good, bad, [folders["0.1.0"]])
     assert (folders_in_front(older, []), folders_in_front(older, [0])) == ([folders["0.1.0"]], [])
     with raises(ValueError):
         plugin_deltas(good, bad, [folders["0.3.0"]])
+    (told,) = as_installed(good, bad, [])  # the good run's version is installed, with other files
+    assert told == "nemorl-grpo 0.1.0 (the good run had other files, the bad run had 0.2.0)"
+    assert as_installed(good, bad, newer) == []
 
 
 class Pretended(ShortRuns):
@@ -165,8 +168,8 @@ def test_a_search_goes_on_where_its_budget_ended(pretended: Pretended, raises: R
     assert len(told) == 3
     (found,) = guilty_settings(pretended, judge(50), lower_is_better=False)
     assert found.text == "policy.optimizer.lr: 1e-05 -> 0.01"
-    assert told[0] == "1. the good run's settings: train/reward 0.9 ± 0.01, as good"
-    assert told[1] == "2. all of the bad run's settings: train/reward 0.2 ± 0.01, it falls"
+    assert told[0] == "1. the good run's settings: train/reward 0.9 ± 0.01, the good end"
+    assert told[1] == "2. all of the bad run's settings: train/reward 0.2 ± 0.01, the bad end"
     assert any("which says nothing" in line for line in told)
     assert len(told) == len({line.partition(". ")[2] for line in told})  # none was made twice
     before = len(told)
@@ -265,3 +268,28 @@ def test_checkpoints_are_judged_by_their_evaluation(tmp_path: Path, monkeypatch:
     judge = Judge(Journal(tmp_path / "found", {}), "validation/accuracy", 9, lambda _: None)
     assert guilty_checkpoint(runs, range(10, 101, 10), judge, lower_is_better=False) == (50, 60)
     assert len(judge.journal.probes) <= 2 + math.ceil(math.log2(9))
+
+
+def test_no_probe_falls_that_is_as_good_or_says_nothing(pretended: Pretended, tmp_path: Path) -> None:
+    """What is told of a probe agrees with its number: equal ends, the middle, a metric that is bad when it rises."""
+    told: list[str] = []
+    ends = [("a", "one end", 0.5), ("b", "the other", 0.5)]
+
+    def probes(values: Sequence[tuple[str, str, float]]) -> list[tuple[str, str, Callable[[str], Measured]]]:
+        return [(key, words, lambda _, value=value: measured(value)) for key, words, value in values]
+
+    def measured(value: float) -> Measured:
+        return Measured(Estimate(value, 0.001, 20, of_seeds=False))
+
+    judge = Judge(Journal(pretended.folder, {}), "train/reward", 9, told.append)
+    with pytest.raises(ValueError, match="does not fall"):
+        judge.ends(probes(ends), lower_is_better=False)
+    assert not [line for line in told if "falls" in line]
+    (tmp_path / "loss").mkdir()
+    judge = Judge(Journal(tmp_path / "loss", {}), "train/loss", 9, told.append)
+    judge.ends(probes([("a", "one end", 0.25), ("b", "the other", 0.75)]), lower_is_better=True)
+    assert [judge.outcome(str(v), f"with {v}", lambda _, v=v: measured(v)) for v in (0.3, 0.5, 0.7)] == [
+        "holds", "unresolved", "falls"
+    ]  # fmt: skip
+    assert told[-1].endswith("it rises")
+    assert "falls" not in " ".join(told)

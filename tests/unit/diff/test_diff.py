@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Callable
@@ -254,3 +255,41 @@ def test_tensors_are_compared_as_torch_compares_them(
     assert found.largest == float(unlike.abs().max())
     assert found.place == int(unlike.flatten().nonzero()[0]) == 100
     assert found.first == float(one["b.weight"].flatten()[100])
+
+
+def with_inputs(**inputs: Any) -> Callable[[Path], None]:
+    given = {"data": "6 rows, aa", "validation": None, "code": {}, "weights": {"policy": "1 file, aa"}}
+    return lambda folder: (folder / "inputs.json").write_text(json.dumps({**given, **inputs})) and None
+
+
+@pytest.mark.parametrize(
+    ("inputs", "key"),
+    [
+        ({"data": "6 rows, bb"}, "the training rows"),
+        ({"weights": {"policy": "1 file, bb"}}, "the first weights of policy"),
+    ],
+)
+def test_what_a_run_was_given_beside_its_config_is_compared(tmp_path: Path, inputs: dict[str, Any], key: str) -> None:
+    one, same, other = (
+        changed(make_run(tmp_path / f"{name}0"), tmp_path / name, with_inputs(**given))
+        for name, given in (("a", {}), ("b", {}), ("c", inputs))
+    )
+    assert not walk(RunFiles.of(one), RunFiles.of(same)).settings
+    (setting,) = walk(RunFiles.of(one), RunFiles.of(other)).settings
+    assert (setting.kind, setting.difference.key, setting.counts) == ("inputs", key, True)
+    # A run that is older, or has none of what a fingerprint is taken of: that is said, and nothing is made up.
+    older = walk(RunFiles.of(one), RunFiles.of(make_run(tmp_path / "older")))
+    assert not older.settings
+    assert {"the training rows", "the first weights of policy"} <= set(older.unrecorded)
+    assert "Not recorded in both" in " ".join(sentences(older))
+
+
+def test_an_option_of_the_environment_is_no_library(tmp_path: Path) -> None:
+    runs = [
+        changed(
+            make_run(tmp_path / f"{name}0"), tmp_path / name, with_config(environment={"name": "f", "pattern": name})
+        )
+        for name in "ab"
+    ]
+    (setting,) = walk(*map(RunFiles.of, runs)).settings
+    assert (setting.kind, setting.difference.key) == ("config", "environment.pattern")

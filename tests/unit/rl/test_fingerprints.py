@@ -25,6 +25,9 @@ from nemorl_rl.code_fingerprints import code_fingerprints
 from nemorl_rl.data import rows_of
 from nemorl_rl.fingerprints import rows_fingerprint
 from nemorl_rl.mixtures import Joined, Mixture, RowSets
+from nemorl_rl.model_files import weights_fingerprint
+from pydantic import BaseModel
+from safetensors.numpy import save_file
 
 Rows = list[dict[str, Any]]
 
@@ -226,3 +229,33 @@ def test_splits_have_fingerprints_of_their_own(tmp_path: Path) -> None:
     assert train is not None
     assert held_out is not None
     assert rows_fingerprint(train) != rows_fingerprint(held_out)
+
+
+def test_weights_are_known_by_their_contents_and_not_by_their_place(tmp_path: Path) -> None:
+    values = {"norm": np.ones(4, np.float32), "head": np.zeros((2, 4), np.float32)}
+    folders = {name: tmp_path / name for name in ("one", "copy", "other", "renamed")}
+    for name, folder in folders.items():
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+        changed = {**values, "head": values["head"] + 1e-3} if name == "other" else values
+        changed = {"nom": values["norm"], "head": values["head"]} if name == "renamed" else changed
+        save_file(changed, folder / "model.safetensors")
+    found = {name: weights_fingerprint(str(folder)) for name, folder in folders.items()}
+    assert found["one"] == found["copy"]
+    assert len(set(found.values())) == 3
+    (folders["one"] / "model.safetensors").unlink()
+    assert weights_fingerprint(str(folders["one"])) is None
+    assert weights_fingerprint("no/such-model") is None
+
+
+def test_a_program_without_a_suffix_is_code_as_well(tmp_path: Path) -> None:
+    class Program(BaseModel):
+        command: tuple[str, ...]
+
+    program = tmp_path / "agent"
+    program.write_text("#!/bin/sh\necho 1\n")
+    config = Program(command=(str(program), "{prompt}"))
+    before = code_fingerprints(config)
+    assert list(before) == [str(program)]
+    program.write_text("#!/bin/sh\necho 2\n")
+    assert code_fingerprints(config) != before

@@ -25,7 +25,9 @@ class Fingerprints:
     validation_data: Any = None
     """The config's ``validation.data``: who changes it means other rows."""
     code: Mapping[str, str] = field(default_factory=dict)
-    """Of the source of rewards, by their names or files."""
+    """Of the source of rewards and agents, by their names or files."""
+    weights: Mapping[str, str | None] = field(default_factory=dict)
+    """Of the weights that each model begins with, by its part of the run: ``policy``, ``critic``, …"""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

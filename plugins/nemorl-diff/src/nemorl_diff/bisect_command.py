@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -148,15 +148,14 @@ def _of_settings(
     if question["from_step"] and question["from_step"] not in good.checkpoints:
         there = ", ".join(map(str, sorted(good.checkpoints))) or "none"
         raise UsageError(f"{good.path} has no checkpoint of step {question['from_step']}", fix=f"there are: {there}")
-    plugins, fixed = plugin_deltas(good, bad, folders)
-    deltas: list[Delta] = [*config_deltas(good, bad), *plugins]
-    told = (
-        [f"Plugins whose versions differ and stay as installed: {', '.join(fixed)} (--plugin-folder)."] if fixed else []
-    )
+    deltas: list[Delta] = [*config_deltas(good, bad), *plugin_deltas(good, bad, folders)]
+    told = [*_as_installed(good, bad, deltas), *_as_given(good, bad)]
+    for sentence in told:
+        judge.tell(sentence)
     if not deltas:
         raise UsageError(
             f"{good.path} and {bad.path} differ in no setting that a probe could change",
-            fix=" ".join(told) or "nemorl diff says where they part",
+            fix=" ".join([*told, "nemorl diff says where they part"]),
         )
     runs = ShortRuns(
         good, deltas, judge.metric, question["steps"], question["seeds"], question["from_step"], judge.journal.folder
@@ -164,9 +163,9 @@ def _of_settings(
     found = guilty_settings(runs, judge, lower_is_better=question["lower_is_better"])
     made = len(judge.journal.probes)
     together = " together, and with none of them left out" if len(found) > 1 else ""
-    text = f"{judge.metric} falls with {'; '.join(delta.text for delta in found)}{together}."
+    text = f"{judge.metric} {judge.turns} with {'; '.join(delta.text for delta in found)}{together}."
     size = f"{len(deltas)} differences, {made} probes of {question['seeds']} x {question['steps']} steps."
-    return {"found": [delta.text for delta in found], "text": [text, size, *told]}
+    return {"found": [delta.text for delta in found], "as_installed": told, "text": [text, size]}
 
 
 def _of_checkpoints(sides: list[tuple[RunFiles, int | None]], judge: Judge, question: dict[str, Any]) -> dict[str, Any]:
@@ -181,11 +180,30 @@ def _of_checkpoints(sides: list[tuple[RunFiles, int | None]], judge: Judge, ques
     if missing:
         there = ", ".join(map(str, sorted(run.checkpoints))) or "none"
         raise UsageError(f"{run.path} has no checkpoint of step {missing[0]}", fix=f"there are: {there}")
+    told = _as_installed(run, run, ())
+    for sentence in told:
+        judge.tell(sentence)
     runs = Evaluations(run, judge.metric, question["seeds"], judge.journal.folder)
     good, bad = guilty_checkpoint(runs, steps, judge, lower_is_better=question["lower_is_better"])
-    text = f"{judge.metric} falls between the checkpoints of step {good} and step {bad}."
+    text = f"{judge.metric} {judge.turns} between the checkpoints of step {good} and step {bad}."
     size = f"{len(steps)} checkpoints, {len(judge.journal.probes)} probes. What was trained on: "
-    return {"found": [good, bad], "text": [text, f"{size}nemorl samples {json.dumps(str(run.path))} --step {bad}"]}
+    samples = f"{size}nemorl samples {json.dumps(str(run.path))} --step {bad}"
+    return {"found": [good, bad], "as_installed": told, "text": [text, samples]}
+
+
+def _as_installed(good: RunFiles, bad: RunFiles, deltas: Sequence[Delta]) -> list[str]:
+    from nemorl_diff.deltas import as_installed
+
+    plugins = as_installed(good, bad, deltas)
+    return [f"As installed in every probe (--plugin-folder has others): {'; '.join(plugins)}."] if plugins else []
+
+
+def _as_given(good: RunFiles, bad: RunFiles) -> list[str]:
+    """What no config names, and probes have as it is now."""
+    from nemorl_diff.settings import settings_between
+
+    given = [setting.text for setting in settings_between(good, bad) if setting.kind == "inputs"]
+    return [f"As it is now in every probe: {'; '.join(given)}."] if given else []
 
 
 def _tell(text: str) -> None:

@@ -30,6 +30,8 @@ class Judge:
     """Told of each probe that was made."""
     good: Estimate | None = None
     bad: Estimate | None = None
+    turns: str = "falls"
+    """What a metric does that gets worse."""
 
     def ends(self, probes: Sequence[tuple[str, str, Callable[[str], Measured]]], *, lower_is_better: bool) -> None:
         """Measure both ends.
@@ -41,9 +43,10 @@ class Judge:
         Raises:
             UsageError: an end has no value, or the metric does not tell them apart.
         """
-        estimates = []
-        for (tried, words, measure), outcome in zip(probes, ("holds", "falls"), strict=True):
-            probe = self._made(tried, words, measure, lambda _, known=outcome: known)  # type: ignore[misc]
+        self.turns = "rises" if lower_is_better else "falls"
+        estimates: list[Estimate] = []
+        for (tried, words, measure), outcome in zip(probes, ENDS, strict=True):
+            probe = self._made(tried, words, measure, lambda _, known=outcome: known, END[outcome])  # type: ignore[misc]
             if probe.measured.estimate is None:
                 raise UsageError(
                     f"{words} gives no {self.metric}: {probe.measured.problem}", fix=f"see {self.journal.folder}"
@@ -51,9 +54,10 @@ class Judge:
             estimates.append(probe.measured.estimate)
         self.good, self.bad = estimates
         contrast = Contrast(self.metric, self.good, self.bad)
-        fallen = contrast.difference > 0 if lower_is_better else contrast.difference < 0
-        if contrast.verdict in ("same", "noise") or not fallen:
-            how = "does not fall" if not fallen else "falls by no more than its noise"
+        is_worse = contrast.difference > 0 if lower_is_better else contrast.difference < 0
+        if contrast.verdict in ("same", "noise") or not is_worse:
+            does = self.turns.removesuffix("s")
+            how = f"does not {does}" if not is_worse else f"{self.turns} by no more than its noise"
             raise UsageError(
                 f"{self.metric} {how} between both ends: {_value(self.good)} and {_value(self.bad)}",
                 fix="give ends further apart (--steps, checkpoints), more --seeds or another --metric; where a rise is "
@@ -69,7 +73,12 @@ class Judge:
         return self._made(tried, words, measure, self._judged).outcome
 
     def _made(
-        self, tried: str, words: str, measure: Callable[[str], Measured], judge: Callable[[Measured], Outcome]
+        self,
+        tried: str,
+        words: str,
+        measure: Callable[[str], Measured],
+        judge: Callable[[Measured], Outcome],
+        meaning: str | None = None,
     ) -> Probe:
         if (known := self.journal.find(tried)) is not None:
             return known
@@ -81,23 +90,24 @@ class Judge:
         measured = measure(name)
         outcome = judge(measured)
         found = f"no value ({measured.problem})" if measured.estimate is None else _value(measured.estimate)
-        probe = Probe(name, tried, outcome, f"{number}. {words}: {self.metric} {found}, {MEANING[outcome]}", measured)
+        meant = meaning or {"holds": "as good", "falls": f"it {self.turns}"}.get(outcome, "which says nothing")
+        probe = Probe(name, tried, outcome, f"{number}. {words}: {self.metric} {found}, {meant}", measured)
         self.journal.add(probe)
         self.tell(probe.text)
         return probe
 
     def _judged(self, measured: Measured) -> Outcome:
-        """On which side of the middle between both ends."""
+        """The end that it is nearer to."""
         assert self.good is not None, "ends are measured first"
         assert self.bad is not None, "ends are measured first"
         if measured.estimate is None:
             return "unresolved"
-        middle = (self.good.mean + self.bad.mean) / 2
-        is_above = measured.estimate.mean > middle
-        return "holds" if is_above == (self.good.mean > middle) else "falls"
+        to_good, to_bad = (abs(measured.estimate.mean - end.mean) for end in (self.good, self.bad))
+        return "unresolved" if to_good == to_bad else "holds" if to_good < to_bad else "falls"
 
 
-MEANING: dict[Outcome, str] = {"holds": "as good", "falls": "it falls", "unresolved": "which says nothing"}
+ENDS: Sequence[Outcome] = ("holds", "falls")
+END = {"holds": "the good end", "falls": "the bad end"}
 
 
 def _value(estimate: Estimate) -> str:
@@ -157,4 +167,4 @@ def known_so_far(judge: Judge) -> str:
     """What is known when the budget is spent, in words."""
     fallen = [probe for probe in judge.journal.probes if probe.outcome == "falls"]
     fewest = min(fallen, key=lambda probe: len(probe.tried.split("; ")), default=None)
-    return f"So far it falls with: {fewest.tried}." if fewest is not None else "No probe has told anything yet."
+    return f"So far it {judge.turns} with: {fewest.tried}." if fewest is not None else "No probe has told anything yet."

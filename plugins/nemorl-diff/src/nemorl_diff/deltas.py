@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
-from importlib.metadata import distributions
+from importlib.metadata import PackageNotFoundError, distributions
+from importlib.metadata import version as metadata_version
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from nemorl.config.base import identity
 from nemorl.config.load import load_config
 from nemorl.errors import UsageError
 from nemorl_report.comparing.variants import Difference
-from nemorl_report.lock import FILE, LockedPlugin, read_lock
+from nemorl_report.lock import FILE, LockedPlugin, locked_plugins, read_lock
 
 from nemorl_diff.run_files import RunFiles
 
@@ -91,7 +93,7 @@ def _between(good: Any, bad: Any, path: tuple[str, ...]) -> Iterator[ConfigDelta
         yield ConfigDelta(path, good, bad)
 
 
-def plugin_deltas(good: RunFiles, bad: RunFiles, folders: Sequence[Path]) -> tuple[list[PluginDelta], list[str]]:
+def plugin_deltas(good: RunFiles, bad: RunFiles, folders: Sequence[Path]) -> list[PluginDelta]:
     """Plugins whose versions differ.
 
     Args:
@@ -100,7 +102,7 @@ def plugin_deltas(good: RunFiles, bad: RunFiles, folders: Sequence[Path]) -> tup
         folders: Each with another version of one or more plugins, as ``pip install --target`` makes them.
 
     Returns:
-        Those that a folder has the other version of, and the names of the others, which stay as they are installed.
+        Those that a folder has the other version of; the others stay as they are installed.
 
     Raises:
         UsageError: a folder has neither run's version of any.
@@ -124,7 +126,37 @@ def plugin_deltas(good: RunFiles, bad: RunFiles, folders: Sequence[Path]) -> tup
         for name, version in of_use.items():
             one, other = differing[name]
             found[name] = PluginDelta(name, one, other, folder.resolve(), version == other)
-    return list(found.values()), [name for name in differing if name not in found]
+    return list(found.values())
+
+
+def as_installed(good: RunFiles, bad: RunFiles, deltas: Sequence[Delta]) -> list[str]:
+    """Plugins that every probe has as they are installed, which is not what both runs had; a text for each."""
+    locks = {"the good run": _locked(good), "the bad run": _locked(bad)}
+    config = load_config(dict(good.data.config))
+    here = {plugin.distribution: plugin for plugin in locked_plugins(config)}
+    switched = {delta.name for delta in deltas if isinstance(delta, PluginDelta)}
+    found = []
+    for name in sorted({name for lock in locks.values() for name in lock} - switched):
+        present, had = here.get(name), {run: lock[name] for run, lock in locks.items() if name in lock}
+        version = present.version if present is not None else _installed_version(name)
+        others = [f"{run} had {_form(one, version)}" for run, one in had.items() if _is_other(one, present, version)]
+        if others:
+            found.append(f"{name} {version or 'is not installed'} ({', '.join(others)})")
+    return found
+
+
+def _installed_version(name: str) -> str | None:
+    with suppress(PackageNotFoundError):
+        return metadata_version(name)
+    return None
+
+
+def _is_other(one: LockedPlugin, present: LockedPlugin | None, version: str | None) -> bool:
+    return one.version != version or (present is not None and one.files_sha256 != present.files_sha256)
+
+
+def _form(one: LockedPlugin, version: str | None) -> str:
+    return one.version if one.version != version else "other files"
 
 
 def _locked(run: RunFiles) -> dict[str, LockedPlugin]:

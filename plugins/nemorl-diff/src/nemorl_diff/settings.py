@@ -1,4 +1,4 @@
-"""What two runs were told and ran on: config, plugins, libraries."""
+"""What two runs were told, were given and ran on: config, plugins, inputs, libraries."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from nemorl_report.comparing.causes import stage_of
-from nemorl_report.comparing.variants import Difference, Variant, config_differences, surrounding_differences
+from nemorl_report.comparing.variants import (
+    ENVIRONMENT,
+    Difference,
+    Variant,
+    config_differences,
+    surrounding_differences,
+    unknown_inputs,
+)
 
 from nemorl_diff.run_files import RunFiles
 from nemorl_diff.stages import Stage
@@ -34,7 +41,10 @@ class Setting:
     @property
     def kind(self) -> str:
         key = self.difference.key
-        return "plugins" if key == "plugin" else "libraries" if key.startswith("environment.") else "config"
+        if key.startswith("the "):
+            return "inputs"
+        is_of_machine = key.startswith("environment.") and key.split(".")[1] in ENVIRONMENT
+        return "plugins" if key == "plugin" else "libraries" if is_of_machine else "config"
 
     @property
     def text(self) -> str:
@@ -47,8 +57,8 @@ class Setting:
 
 
 def settings_between(first: RunFiles, second: RunFiles) -> list[Setting]:
-    """Those that differ: of the config, of plugins, of libraries, those that may change results first."""
-    variants = Variant([first.data], [first.path]), Variant([second.data], [second.path])
+    """Those that differ: of the config, of plugins, inputs and libraries, those that may change results first."""
+    variants = _variants(first, second)
     found = [*_seed(first, second), *config_differences(*variants), *surrounding_differences(*variants)]
     settings = [Setting(difference, _effect(difference, variants)) for difference in found]
     return sorted(settings, key=lambda setting: not setting.counts)
@@ -63,11 +73,18 @@ def _seed(first: RunFiles, second: RunFiles) -> Iterator[Difference]:
 def _effect(difference: Difference, variants: tuple[Variant, Variant]) -> Stage | None:
     if difference.key == "seed":
         return "data"
+    if difference.key == "the validation rows":
+        return "validation"
     stage = stage_of(difference, *variants)
     return None if stage is None else EFFECT[stage]
 
 
 def unrecorded(first: RunFiles, second: RunFiles) -> Sequence[str]:
-    """Records of settings that one of the runs lacks."""
+    """Plugins, libraries and inputs of which one of the runs has no record."""
     files = {"plugins": "plugins.lock.json", "libraries": "environment.json"}
-    return [kind for kind, name in files.items() if not all((run.path / name).is_file() for run in (first, second))]
+    lacking = [kind for kind, name in files.items() if not all((run.path / name).is_file() for run in (first, second))]
+    return [*lacking, *unknown_inputs(*_variants(first, second))]
+
+
+def _variants(first: RunFiles, second: RunFiles) -> tuple[Variant, Variant]:
+    return Variant([first.data], [first.path]), Variant([second.data], [second.path])

@@ -13,12 +13,14 @@ from nemorl_diff.walking import Walk
 
 SHOWN = 4
 """Settings in a sentence."""
+KINDS = ("config", "plugins", "inputs", "libraries")
+"""Of settings, in order."""
 
 
 def first_difference(walk: Walk) -> str | None:
     """The name of what differs first, in the order of computation: a kind of setting, or a part of a step."""
     kinds = [setting.kind for setting in walk.settings if setting.counts]
-    first = next((kind for kind in ("config", "plugins", "libraries") if kind in kinds), None)
+    first = next((kind for kind in KINDS if kind in kinds), None)
     parting = walk.parting
     return first or (parting.stage if parting is not None else None)
 
@@ -53,7 +55,7 @@ def _agreement(walk: Walk) -> str:
 def _setting_sentences(walk: Walk) -> Iterator[str]:
     serious = [setting for setting in walk.settings if setting.counts]
     if not serious and walk.parting is not None:
-        yield "Nothing in their config, plugins or libraries explains it."
+        yield "Nothing in their config, plugins, inputs or libraries explains it."
     if serious and walk.parting is None:
         yield f"They differ in {_settings_text(serious)}."
     if serious and walk.parting is not None:
@@ -67,7 +69,7 @@ def _setting_sentences(walk: Walk) -> Iterator[str]:
     if neutral:
         yield f"Different, and changing no result beyond rounding: {_settings_text(neutral)}."
     if walk.unrecorded:
-        yield f"What {' and '.join(walk.unrecorded)} they used is not recorded in both."
+        yield f"Not recorded in both: {', '.join(walk.unrecorded)}."
 
 
 def _settings_text(settings: Sequence[Setting]) -> str:
@@ -102,9 +104,12 @@ def value_text(value: Any) -> str:
 
 def rows(walk: Walk) -> Iterator[tuple[str, str, str, str, str]]:
     """(part, steps known exactly, steps known by means, steps not known, verdict) of each part of a step."""
-    for kind in ("config", "plugins", "libraries"):
+    for kind in KINDS:
         count = sum(setting.kind == kind and setting.counts for setting in walk.settings)
-        known = "not recorded" if kind in walk.unrecorded else "equal"
+        lacking = kind in walk.unrecorded or (
+            kind == "inputs" and any(one.startswith("the ") for one in walk.unrecorded)
+        )
+        known = "not recorded" if lacking else "equal"
         yield kind, "", "", "", f"differs ({count})" if count else known
     for stage, title in STAGES.items():
         found = [finding for finding in walk.findings if finding.stage == stage]

@@ -66,14 +66,14 @@ def compare(
         _show(variants[0], answer, show_all=all_metrics or bool(metric), prompts=prompts)
 
 
-Answer = tuple["Variant", list["Contrast"], list["Difference"], "Causes", "Pairs | None"]
+Answer = tuple["Variant", list["Contrast"], list["Difference"], "Causes", "Pairs | None", list[str]]
 
 
 def _compared(first: Variant, second: Variant, wanted: Sequence[str], prompts: int) -> Answer:
     from nemorl_report.comparing.causes import causes
     from nemorl_report.comparing.numbers import contrasts, metric_names
     from nemorl_report.comparing.prompts import pairs_of
-    from nemorl_report.comparing.variants import config_differences, surrounding_differences
+    from nemorl_report.comparing.variants import config_differences, surrounding_differences, unknown_inputs
 
     names = metric_names([first, second])
     chosen = [name for name in names if not wanted or any(part in name for part in wanted)]
@@ -83,7 +83,8 @@ def _compared(first: Variant, second: Variant, wanted: Sequence[str], prompts: i
         raise UsageError(f"no metric has {' or '.join(map(repr, wanted))} in its name", fix=fix)
     found = [*config_differences(first, second), *surrounding_differences(first, second)]
     pairs = pairs_of(first.folders[0], second.folders[0]) if prompts else None
-    return second, list(contrasts(first, second, chosen)), found, causes(first, second, found), pairs
+    unknown = unknown_inputs(first, second)
+    return second, list(contrasts(first, second, chosen)), found, causes(first, second, found), pairs, unknown
 
 
 def _about(variant: Variant) -> dict[str, Any]:
@@ -91,7 +92,12 @@ def _about(variant: Variant) -> dict[str, Any]:
 
 
 def _as_data(
-    second: Variant, numbers: list[Contrast], found: list[Difference], why: Causes, pairs: Pairs | None
+    second: Variant,
+    numbers: list[Contrast],
+    found: list[Difference],
+    why: Causes,
+    pairs: Pairs | None,
+    unknown: list[str],
 ) -> dict[str, Any]:
     return {
         **_about(second),
@@ -108,6 +114,7 @@ def _as_data(
         "differences": [asdict(one) for one in found],
         "parting": None if why.parting is None else asdict(why.parting),
         "likely_causes": [one.key if one.key != "plugin" else one.second for one in why.likely],
+        "not_recorded": unknown,
         "prompts": None if pairs is None else {"split": pairs.split, "step": pairs.step, **pairs.counts},
     }
 
@@ -116,7 +123,7 @@ def _as_data(
 
 
 def _show(first: Variant, answer: Answer, *, show_all: bool, prompts: int) -> None:
-    second, numbers, found, why, pairs = answer
+    second, numbers, found, why, pairs, unknown = answer
     say(f"{first.name} and {second.name}")
     say()
     shown = numbers if show_all else [one for one in numbers if one.verdict != "same"][:HEADLINES]
@@ -125,6 +132,8 @@ def _show(first: Variant, answer: Answer, *, show_all: bool, prompts: int) -> No
     if len(shown) < len(numbers):
         say(f"… {len(numbers) - len(shown)} more: --all")
     _show_causes(found, why)
+    if unknown:
+        _tell(f"Not recorded in both, and so perhaps a cause: {', '.join(unknown)}.")
     if pairs is not None:
         _show_pairs(pairs, prompts)
 

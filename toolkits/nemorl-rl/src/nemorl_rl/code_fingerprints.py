@@ -1,7 +1,7 @@
 """Fingerprints of the code that a user wrote for a run's rewards, so that a continued run can say that it changed.
 
 Of a function or class: its source, that of the functions and classes of the same module that it names, and the
-constants that it reads. Of a file that a config names (``rewards.py:correct``, a prompt of a judge): its bytes. What
+constants that it reads. Of a file that a config names (``rewards.py:correct``, an agent's program): its bytes. What
 these import is not looked at; plugins have their versions and hashes in ``plugins.lock.json``.
 """
 
@@ -62,7 +62,7 @@ def _of_file(text: str) -> dict[str, str]:
     for name in (text, text.rpartition(":")[0]):
         path = Path(name)
         with suppress(OSError, ValueError, StorageError):  # any text may be no path at all
-            if path.suffix and path.is_file():
+            if (path.suffix or path.name != name) and path.is_file():  # a lone word is more often none
                 return {name: file_digest(path)}
     return {}
 

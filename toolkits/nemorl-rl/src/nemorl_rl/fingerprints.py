@@ -70,8 +70,12 @@ def joined(parts: Sequence[Sequence[Any]]) -> str:
     return f"{sum(map(len, parts))} rows in {len(parts)} parts, {digest}"
 
 
-def file_digest(path: Path) -> str:
+def file_digest(path: Path, most_blocks: int = WHOLE_FILE_BLOCKS) -> str:
     """Of the bytes of a file.
+
+    Args:
+        path: Of the file.
+        most_blocks: Of a file that has more, as many are read: the first, and others at fixed places.
 
     Raises:
         StorageError: it cannot be read.
@@ -79,8 +83,8 @@ def file_digest(path: Path) -> str:
     digest, size = hashlib.sha256(), path.stat().st_size
     blocks = -(-size // BLOCK_BYTES)
     chosen: Sequence[int] = range(blocks)
-    if blocks > WHOLE_FILE_BLOCKS:
-        chosen = sorted(random.Random(0).sample(chosen, WHOLE_FILE_BLOCKS))
+    if blocks > most_blocks:
+        chosen = [0, *sorted(random.Random(0).sample(range(1, blocks), most_blocks - 1))]
         digest.update(str(size).encode())
     with loading(path), path.open("rb") as file:
         for block in chosen:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from nemorl_report.comparing.variants import Difference, Variant
+from nemorl_report.comparing.variants import CODE, Difference, Variant
 from nemorl_report.run_data import RunData
 
 STAGES = ("data", "generation", "rewards", "loss", "update")
@@ -62,6 +62,8 @@ PLUGIN_KINDS: Mapping[str, str] = {
     "algorithms": "loss",
     "training_backends": "update",
 }
+GIVEN: Mapping[str, str] = {"the training rows": "data", "the first weights": "generation"}
+"""Where rows and first weights take effect; rows to validate on do so in no part of a step."""
 TURNS = "train/avg_turns_per_sample"
 AGENTS = "train/environment/outcome_"
 """Metrics that tell that an environment talks to the policy, or drives it."""
@@ -154,9 +156,9 @@ def stage_of(difference: Difference, first: Variant, second: Variant) -> str | N
         return _environment_stage(first, second) if stage == "rewards" else stage
     if difference.key.startswith("environment.") and difference.key.split(".")[1] in ("libraries", "git", "python"):
         return None
-    if difference.key == "the training rows":
-        return "data"
+    if difference.key.startswith("the ") and not difference.key.startswith(CODE):
+        return GIVEN.get(difference.key.partition(" of ")[0])
     keys = ((key, stage) for key, stage in KEYS if difference.key == key or difference.key.startswith(f"{key}."))
     key, stage = next(keys, ("", "loss"))
-    is_of_environment = key == "environment" or difference.key.startswith("the code of ")
+    is_of_environment = key == "environment" or difference.key.startswith(CODE)
     return _environment_stage(first, second) if is_of_environment else stage

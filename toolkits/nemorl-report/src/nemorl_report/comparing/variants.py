@@ -24,6 +24,8 @@ OF_ONE_RUN = ("seed", "run_dir")
 """Keys by which repetitions of a run differ."""
 ENVIRONMENT = ("python", "machine", "cpus", "threads", "libraries", "git")
 """Of ``environment.json``: what may explain a difference."""
+CODE, WEIGHTS = "the code of ", "the first weights of "
+"""Beginnings of keys of what a run was given."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,8 @@ class Difference:
     """Something that two variants were told or ran on."""
 
     key: str
-    """Dotted path of the config; ``plugin`` or ``environment`` and a name; ``the training rows``, ``the code of …``."""
+    """Dotted path of the config; ``plugin`` or ``environment`` and a name; ``the training rows``, ``the code of …``,
+    ``the first weights of …``."""
     first: Any
     second: Any
     is_neutral: bool = False
@@ -106,7 +109,7 @@ def config_differences(first: Variant, second: Variant) -> list[Difference]:
 
 
 def surrounding_differences(first: Variant, second: Variant) -> Iterator[Difference]:
-    """Rows, code of the rewards, plugins, libraries and the state of the source that differ."""
+    """Rows, code, first weights, plugins, libraries and the state of the source that differ."""
     yield from input_differences(first, second)
     if first.plugins is not None and second.plugins is not None:
         for line in plugin_differences(first.plugins, second.plugins):
@@ -118,11 +121,30 @@ def surrounding_differences(first: Variant, second: Variant) -> Iterator[Differe
 
 def input_differences(first: Variant, second: Variant) -> Iterator[Difference]:
     """What the first runs of both were given beside their configs, as far as both recorded it: rows, code by name."""
-    one, other = (_inputs(variant.folders[0]) for variant in (first, second))
-    given = {"the training rows": (one.get("data"), other.get("data"))}
-    codes = [inputs.get("code") or {} for inputs in (one, other)]
-    given |= {f"the code of {name}": (codes[0][name], codes[1][name]) for name in codes[0] if name in codes[1]}
-    yield from (Difference(name, *pair) for name, pair in given.items() if None not in pair and pair[0] != pair[1])
+    one, other = (_given(variant) for variant in (first, second))
+    pairs = {name: (one[name], other[name]) for name in one if name in other}
+    yield from (Difference(name, *pair) for name, pair in pairs.items() if None not in pair and pair[0] != pair[1])
+
+
+def unknown_inputs(first: Variant, second: Variant) -> list[str]:
+    """What both were given, and of which a record lacks whether it is the same."""
+    one, other = (_given(variant) for variant in (first, second))
+    return [name for name in {**one, **other} if None in (one.get(name), other.get(name))]
+
+
+def _given(variant: Variant) -> dict[str, str | None]:
+    """Fingerprints of what its first run was given; ``None`` where it was given something that has none."""
+    config, inputs = variant.runs[0].config, _inputs(variant.folders[0])
+    found: dict[str, str | None] = {"the training rows": inputs.get("data")}
+    if inputs.get("validation") is not None:
+        found["the validation rows"] = inputs["validation"]
+    found |= {f"{CODE}{name}": digest for name, digest in (inputs.get("code") or {}).items()}
+    if "environment" in config and config["environment"] is None and not inputs.get("code"):
+        found[f"{CODE}rewards"] = None  # given in Python, and without a source that can be read
+    policy = config.get("policy")
+    if isinstance(policy, Mapping) and policy.get("init") != "random":
+        found |= {f"{WEIGHTS}{name}": digest for name, digest in (inputs.get("weights") or {"policy": None}).items()}
+    return found
 
 
 def _inputs(folder: Path) -> dict[str, Any]:
