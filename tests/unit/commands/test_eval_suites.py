@@ -114,3 +114,12 @@ def test_a_mistake_is_told_before_a_model_is_loaded(
     done = evaluate(tmp_path / "run.yaml", *arguments)
     assert done.code == 2
     assert says in done.err
+
+
+def test_a_suite_whose_rows_cannot_be_had_says_how_to_give_them(evaluate: Command, tmp_path: Path) -> None:
+    done = evaluate(tmp_path / "run.yaml", "--suite", "gpqa")
+    assert done.code == 1
+    assert "gpqa was not run: cannot load split" in done.err
+    assert "--rows gpqa=rows.jsonl" in done.err
+    missing = evaluate(tmp_path / "run.yaml", "--suite", "gpqa", "--rows", f"gpqa={tmp_path / 'none.jsonl'}")
+    assert "hub" not in missing.err

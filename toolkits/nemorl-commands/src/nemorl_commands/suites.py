@@ -103,6 +103,10 @@ def ask(names: Sequence[str], options: Options, display: Display) -> list[Asked]
         try:
             require("datasets", *names_of_path(str(suite.data.get("path", name))))
             asked.append(Asked(name, suite, suite.rows(), differing))
+        except DataError as error:
+            here = "" if name in rows_at else f"where the hub cannot be reached: --rows {name}=rows.jsonl"
+            fix = "; ".join(filter(None, (error.fix, here)))
+            options.fail(name, DataError(error.message, fix=fix or None), display)
         except NemorlError as error:
             options.fail(name, error, display)
     return asked
