@@ -46,6 +46,7 @@ SET_ELSEWHERE = {
     "logprobs_mode": "log-probs are those that training recomputes",
     "max_logprobs": "the log-prob of the sampled token is all that is asked for",
     "speculative_config": "set speculative of the backend",
+    "trust_remote_code": "code that comes with a model is not run: the trainer would not have it either",
     "hf_overrides": "set policy.hf_config_overrides: the trainer's model has them too",
     "quantization": "set precision of the backend: the trainer's weights are rounded as they are loaded",
     "quantization_config": "set precision of the backend",
