@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from nemorl_base.display import Display
+from nemorl_base.jsonl import read_jsonl
 from nemorl_base.reading import shown
 from nemorl_base.stopping import NOBODY_WATCHES, GracefulStop
 from nemorl_base.suggest import did_you_mean
@@ -17,7 +18,7 @@ from nemorl_base.suggest import did_you_mean
 from nemorl.config.load import validate
 from nemorl.config.run import RunConfig
 from nemorl.contracts import DataModule, DataSource, SizedDataModule
-from nemorl.errors import ConfigError, ConfigIssue, UsageError, WorkerLostError, boundary
+from nemorl.errors import BackendError, ConfigError, ConfigIssue, UsageError, WorkerLostError, boundary
 from nemorl.metrics import Metrics, values
 from nemorl.resources.manager import ResourceManager
 from nemorl.resources.preflight import launch_problems
@@ -279,6 +280,8 @@ class BaseTrainer(Resumable[C]):
                 self.run_validation()
             self.save()
             self.publish_checkpoint(wait=True)
+        if is_complete:
+            self._refuse_to_have_learnt_nothing()
         if is_complete and self.config.checkpoint.export:
             self.run.policy.save_pretrained(self.run.path / "model")
         ending = "finished" if is_complete else "stopped"
@@ -294,6 +297,20 @@ class BaseTrainer(Resumable[C]):
             self.progress.step,
             None if is_complete else self.stop_reason,
         )
+
+    def _refuse_to_have_learnt_nothing(self) -> None:
+        """
+        Raises:
+            BackendError: every update of the whole run was skipped.
+        """
+        name = "train/skipped_updates"
+        shares = [record[name] for record in read_jsonl(self.directory.metrics.path) if name in record]
+        if shares and all(share == 1 for share in shares):
+            raise BackendError(
+                f"nothing was learnt: the updates of all {len(shares)} steps were skipped, as no gradient was finite",
+                fix="lower policy.optimizer.lr; see that rewards, advantages and the model's log-probs are finite "
+                "(nemorl samples RUN --step 1)",
+            )
 
     def _warn_of_absent_metric(self) -> None:
         """Say so when the metric that ranks checkpoints has not occurred by the end."""
