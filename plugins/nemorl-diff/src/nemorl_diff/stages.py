@@ -32,6 +32,7 @@ METRICS: Mapping[str, Stage] = {
     "train/truncation_rate": "tokens",
     "train/natural_termination_rate": "tokens",
     "train/avg_turns_per_sample": "tokens",
+    "train/num_samples": "tokens",
     "train/num_valid_samples": "rewards",
     "train/reward": "rewards",
     "train/accuracy": "rewards",
@@ -42,6 +43,7 @@ METRICS: Mapping[str, Stage] = {
     "train/kl_penalty": "loss",
     "train/grad_norm": "gradient",
     "train/lr": "weights",
+    "train/skipped_updates": "weights",
 }
 PREFIXES: Mapping[str, Stage] = {
     "train/reward/": "rewards",
