@@ -212,8 +212,7 @@ def _marked(text: str, markers: Sequence[str], numeric: bool) -> str | None:
 def _in_words(text: str, box: Box, numeric: bool) -> str:
     """What the box says, unless the words around it deny it or offer something else."""
     before, after = text[max(0, box.start - CONTEXT_CHARS) : box.start], text[box.end : box.end + CONTEXT_CHARS]
-    after = f"%{after}" if box.answer.endswith("%") else after
-    denied = is_changed(before) or is_taken_back(after) or is_struck(before) or is_supposed(before, after)
+    denied = is_changed(before, after) or is_taken_back(after) or is_struck(before) or is_supposed(before, after)
     denied = denied or "?" in box.content[-2:]
     return _unless(denied, strip_wrapping(box.answer), corrected(after), numeric)
 
@@ -317,7 +316,7 @@ def _changing_words(after: str) -> str:
 def _unmarked(text: str, numeric: bool) -> str | None:
     """The last formula, fraction or number; the whole text or its last line where the truth is not a number."""
     if numeric:
-        text = _LABEL.sub("", _WORKING.sub("", text))
+        text = _LABEL.sub("", _WORKING.sub("", text) if text.rstrip(" .!").endswith(")") else text)
     whole = text.strip()
     if "\n" not in whole:
         whole = _FORMULA.sub(lambda found: f" {_content(found)} ", whole).strip()

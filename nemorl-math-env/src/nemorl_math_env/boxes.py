@@ -20,13 +20,17 @@ _REACH = 300
 _OPENING = re.compile(r"\\{1,2}f?box(?:ed)?\s*\{")
 _ALONE = re.compile(r"\A\s*\\f?box(?:ed)?\s*\{((?:[^{}]|\{[^{}]*\})*)\}\s*\Z")
 _WORD = r"(?<![\\A-Za-z])(?:[A-Za-z]{2,}(?:[’'][a-z]+)?|[aAI](?=\s[a-z]))"
-_COMMANDS = r"\\(?:implies|iff|to|in|therefore|because|approx|equiv|[qQ]?quad|(?:[Ll]ong)?[Rr]ightarrow|hline)(?![A-Za-z])"
+_COMMANDS = (
+    r"\\(?:implies|iff|to|in|therefore|because|approx|equiv|[qQ]?quad|(?:[Ll]ong)?[Rr]ightarrow|hline)(?![A-Za-z])"
+)
 _BEGINS = re.compile(
     rf"\$|\\[\[(]|\n|~~|</?[a-z][^<>]{{0,80}}>|[.!?;:](?=[\s*])|\\begin\{{[a-z]+\*?\}}|\\text[a-z]*\{{[^{{}}]*\}}|{_COMMANDS}|\\\\|&"
-    rf"|(?<![<>!])=|[≈≡→⇒∴✅|](?=\s)|\b(?:for|in|with|at|after|case|step|when|if)\s[^,\n]{{1,20}},|{_WORD}",
+    rf"|(?<![<>])(?<![a-z ]!)=|[≈≡→⇒∴✅|](?=\s)|\b(?:for|in|with|at|after|case|step|when|if)\s[^,\n]{{1,20}},|{_WORD}",
     re.IGNORECASE,
 )
 r"""After any of these, a formula can begin."""
+_FRESH = re.compile(r"(?:\$|\\[\[(]|\n|(?<![<>\\])(?<![a-z ]!)=|(?<![\\A-Za-z{])[a-z]{2,}:?)[ \t]*\Z")
+"""The nearest of these is right before the box."""
 _ENDS = re.compile(
     rf"\$|~~|\\[\])]|\n|[.!?;:](?=\s|\Z|\*)|\\end\{{|\\text[a-z]*\{{|{_COMMANDS}|\\\\|&|\s[|(✅]|</?[a-z]|[^\x00-\x7f²³±×÷·−≤≥≠]"
     rf"|,?\s*(?:[-–—]+\s+)?{_WORD}"
@@ -76,7 +80,7 @@ def _in_formula(text: str, start: int, end: int, content: str) -> Box:
     left, right = text[max(0, start - _REACH) : start], text[end : end + _REACH]
     lead = _lead(left)
     tail = _tail(right)
-    if re.search(r"(?:\\equiv|≡)\s*\Z", left[: len(left) - len(lead)]):
+    if "mod" in tail and re.search(r"(?:\\equiv|≡)\s*\Z", left[: len(left) - len(lead)]):
         tail = re.sub(r"\A(?:\s|\\[,;:! ])*(?:\\pmod\s*\{?\w{1,9}\}?|\(\\?mod[^()]{1,9}\))", "", tail)
     quoted = lead.endswith("'")
     before, after = _bare(lead, 1), _bare(tail.removeprefix("'") if quoted else tail, -1)
@@ -94,6 +98,8 @@ def _in_formula(text: str, start: int, end: int, content: str) -> Box:
 
 def _lead(left: str) -> str:
     """What stands before the box in its formula."""
+    if _FRESH.search(left[-20:]):
+        return ""
     for cut in reversed([0, *(match.end() for match in _BEGINS.finditer(left))]):
         lead = left[cut:]
         if _is_balanced(lead):
@@ -121,6 +127,8 @@ def _is_balanced(text: str) -> bool:
 
 def _bare(text: str, side: int) -> str:
     """Without space, emphasis and quotes; without the punctuation that separates it from the words beyond."""
+    if not text or text.isspace():
+        return ""
     text = _SPACE.sub(" ", text)
     if "box" in text:
         text = re.sub(r"\\boxed\s*\{\s*\}", "", text)

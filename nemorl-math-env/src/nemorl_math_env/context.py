@@ -40,8 +40,8 @@ _OTHERS = _words("you one some most people many students someone anyone everyone
 _LINKS = _BELIEFS | _words(
     """
     a an the it it's that that's this x is be been are was were would same equal equals to final correct right true
-    my our your result value solution number total sum really actually possibly simply just exactly definitely certainly quite
-    necessarily ever give gives have put case mean make makes yield yields lead leads come comes add adds up
+    my our your result value solution number total sum really actually possibly simply just exactly definitely certainly
+    quite necessarily ever give gives have put case mean make makes yield yields lead leads come comes add adds up
     results in as for why =
     """
 )
@@ -57,11 +57,14 @@ DOUBTED = re.compile(
 )
 """``I don't think the`` (answer is 5)."""
 _OTHER_BEFORE = re.compile(
-    r"\b(?:or|vs\.?|versus|either)\s*$|[\d})]\s*,?\s*(?:and|to|through|/)\s*$|\bbetween\b[^.;:]*\band\s*$"
+    r"\b(?:or|vs\.?|versus|either)\s*$|(?:(?:\A|[a-z:(,])\s*-?[\d.]+|box(?:ed)?\{[^{}]*\})\s*,?\s*(?:and|to|through|/)\s*$"
+    r"|\bbetween\b[^.;:]*\band\s*$"
     r"|(?:\A|[:(]\s*)[-\d./]+\s*,\s*$",
     re.IGNORECASE,
 )
 """``41 or``."""
+_APPOSED = re.compile(r"(?:\)|\d\s*(?:[-+*/^]|\\cdot|\\times)\s*\d+)\s*,\s*or\s*$")
+"""``18 * 17, or``: the same, worked out."""
 CHANGED = re.compile(
     r"\b(?:at (?:least|most)|(?:more|less|fewer|greater|other|rather|larger|smaller|higher|lower) than|over|under|above"
     r"|below|up to|close to|between|either|about|around|approximately|almost|nearly|roughly)\s+(?:[a-z]+\s+)?$",
@@ -69,18 +72,19 @@ CHANGED = re.compile(
 )
 _BOUNDED = re.compile(
     r"\b(?:at (?:least|most)|(?:more|less|fewer|greater|larger|smaller|higher|lower|bigger) than|and over|just under"
-    r"|\b(?:add|subtract|multiply|divide|take|deduct)\b[^,.]*\b(?:to|from|by)"
+    r"|\b(?:add|subtract|multiply|divide|take|deduct)\b[^,.]*\b(?:(?<!equal )to|from|by)"
     r"|above|below|up to|close to|next to|between|almost|nearly|exceeds?|exceeding"
     r"|(?:multiplied|divided|increased|decreased|reduced) by)\s*$",
     re.IGNORECASE,
 )
 """An approximation (``about``) is what some tasks ask for; a bound is not."""
+_MINIMUM = re.compile(r"\bat (?:least|most)[\s$]*$", re.IGNORECASE)
 _PART_OF = re.compile(r"([A-Za-z]+)\s+(?:of|to|from)\s+(?:the\s+)?$")
 """``half of 42``."""
 _PARTS = (MODIFIERS - _words("all each every some any up to and")) | _words(
     """
     square cube multiple multiples divisor divisors factor factors opposite reciprocal negation negative inverse
-    complement digit digits logarithm sine cosine tangent next close far
+    complement digits logarithm sine cosine tangent next close far
     """
 )
 CHANGING_BEFORE = (MODIFIERS | FUNCTIONS | _words("near root than besides")) - _words("to all and some positive up")
@@ -92,9 +96,7 @@ _STRUCK = re.compile(r"(?:~~|<(?:del|s|strike)>)[\s$*_`]*$")
 
 # After an answer.
 
-_SCALING_AFTER = MULTIPLIERS.keys() | _words(
-    "half halves thirds quarters plus minus times less point squared cubed divided multiplied factorial modulo"
-)
+_SCALING_AFTER = MULTIPLIERS.keys() | _words("half halves thirds quarters squared cubed divided multiplied factorial")
 _OTHER_AFTER = re.compile(
     r"[,(\s–—-]*(?:(?:or|and|vs|versus|to|through|maybe|perhaps|possibly|alternatively)\b[\s:,.]*)+"
     r"(?:\$|\\|[-−(]?\d|(?:more|less|higher|fewer|else|so|maybe|perhaps|possibly|one|a half|a third|a quarter"
@@ -103,6 +105,7 @@ _OTHER_AFTER = re.compile(
     re.IGNORECASE,
 )
 """``or 43``, ``(or 43)``, ``or more``, ``→ 43``, ``; 43``."""
+_COMPUTED_AFTER = re.compile(r"[\s)]*(?:plus|minus|times|less|point)\s+[$\\(\d]", re.IGNORECASE)
 _CROSSED = re.compile(r"[\s$*_`).]*[❌✗✘🚫❎👎]")
 _WRONG = r"(?:wrong|incorrect|false|untrue|impossible|an?\s(?:mistake|error)|out\sof\sthe\squestion)\b"
 _JUDGED = re.compile(
@@ -143,18 +146,24 @@ _CORRECTION = re.compile(
 )
 """``Wait``, ``no, 43``, ``that is wrong``: what follows counts."""
 
+_SAID = re.compile(r"[A-Za-z]{2}")
 _MARKUP = re.compile(r"\\text[a-z]*\s*\{([^{}]*)\}|[$*_`~]|\\[\[\]()]|<[^<>]{0,80}>|\\[,;:! ]")
 _SENTENCE = re.compile(r"\n|[.!?;](?=[\s*])")
 
 
-def is_changed(before: str) -> bool:
+def is_changed(before: str, after: str = "") -> bool:
     """The words right before a formula deny it or make another value of it: ``not``, ``41 or``, ``half of``."""
-    said = _MARKUP.sub(r"\1", _SENTENCE.split(before)[-1]).rstrip() + " "
+    if re.match(r"[\s$]*[a-z]{3,}", after):  # at least 5 eggs, which is what a task asks for
+        before = _MINIMUM.sub("", before)
+    sentence = _SENTENCE.split(before.rpartition("\n")[2])[-1].strip(" $*")
+    if not sentence:
+        return False
+    said = _MARKUP.sub(r"\1", sentence).rstrip() + " "
     beside = re.search(r"([A-Za-z]+)\s*$", said)
     return (
         (beside is not None and beside[1].casefold() in _SCALING_BEFORE)
         or is_denied(said)
-        or _OTHER_BEFORE.search(said) is not None
+        or (_OTHER_BEFORE.search(said) is not None and _APPOSED.search(said) is None)
         or _BOUNDED.search(said) is not None
         or is_part(said)
     )
@@ -193,11 +202,13 @@ def _is_negation(word: str) -> bool:
 
 def is_taken_back(after: str) -> bool:
     """The words right after it deny it, scale it, or offer another value: ``is wrong``, ``million``, ``or 43``."""
-    said = _MARKUP.sub(r"\1", _SENTENCE.split(after)[0])
+    if not after.strip(" $*.\n"):
+        return False
+    said = _MARKUP.sub(r"\1", _SENTENCE.split(after, maxsplit=1)[0])
     word = re.match(r"[\s)]*([A-Za-z]+)", said)
     return (
         (word is not None and word[1].casefold() in _SCALING_AFTER)
-        or re.match(r"\s*(?:%|percent) of\b", said) is not None
+        or _COMPUTED_AFTER.match(said) is not None
         or _CROSSED.match(after) is not None
         or _OTHER_AFTER.match(said) is not None
         or _OTHER_AFTER.match(after) is not None
@@ -207,6 +218,8 @@ def is_taken_back(after: str) -> bool:
 
 def corrected(after: str) -> str | None:
     """What the response says after it has taken its answer back; ``None`` where it has not."""
+    if _SAID.search(after) is None:
+        return None
     found = _CORRECTION.search(after)
     return None if found is None else after[found.start() :]
 

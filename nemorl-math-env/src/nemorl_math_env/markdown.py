@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 
 MAX_CHARS = 2000
 """So much of the end of a response is read as Markdown: more holds no answer, and parsers are slow on odd texts."""
-_MARKS = re.compile(r"[*_`#>|~<\[&]|^\s*[-+]\s|^\s*(?:-{2,}|={2,})\s*$|\\(?:[*_+#:-]|text[a-z]+\{)|[^\x00-\x7f]", re.M)
+_MARKS = re.compile(
+    r"\*(?!\s)|(?<!\s)\*|^\s*\*|[_`>|~<\[&]|(?<!#)(?:#{1,3}|#{5,})(?!#)|^\s*[-+]\s|^\s*(?:-{2,}|={2,})\s*$|\\(?:[*_+#:-]|text[a-z]+\{)|[^\x00-\x7f]",
+    re.M,
+)
+_BOLD = re.compile(r"(?<![\w*\\])\*\*(\w(?:[^*_`~<>\[\\$&#\n|]*[\w.:])?)\*\*(?=[\s.,]|\Z)")
+"""The commonest mark, which needs no parser."""
 _KEPT = re.compile(
     r"\$\$.+?\$\$|\\\[.+?\\\]|\\\(.+?\\\)|\$(?=\S)[^$\n]*[^$\s]\$(?!\d)|####"
     r"|\\begin\{\w{1,20}\*?\}.*?\\end\{\w{1,20}\*?\}|\\[^\s*_+#`~-]|(?<=[\w)}])\*{1,2}(?=[\w({\\])",
@@ -51,7 +56,10 @@ def plain(text: str, markers: Sequence[str]) -> str:
     """The response with its end, from where its answer can stand, as plain lines."""
     start = _answer_begins(text, markers)
     end = text[start:]
-    return text[:start] + _read(end) if _MARKS.search(end) else text
+    if _MARKS.search(end) is None:
+        return text
+    bare = _BOLD.sub(r"\1", end)
+    return text[:start] + (_read(end) if _MARKS.search(bare) else bare)
 
 
 def _answer_begins(text: str, markers: Sequence[str]) -> int:
