@@ -121,6 +121,11 @@ class FormatConfig(EnvironmentConfig):
     part of it where ``credit`` says so."""
 
     summary: ClassVar[str] = "1 when the response has the right form, or a share for parts of it"
+    metrics: ClassVar[Mapping[str, MetricInfo]] = {
+        "train/environment/pattern_timeout": MetricInfo(
+            "Pattern timeouts", "share", "share of responses that earned 0 because matching them took over 0.2 s"
+        )
+    }
 
     tags: tuple[Annotated[str, Field(pattern=r"^\w+$")], ...] = ()
     """The response is these elements in order, each once, with text in them and only space between:
