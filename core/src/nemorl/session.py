@@ -106,18 +106,16 @@ def _open_data(inputs: Inputs, config: RunConfig, batch_size: int) -> tuple[Data
 
 
 def _fingerprints(trainer: BaseTrainer[Any], held_out: HeldOut | None) -> Fingerprints:
-    asked = trainer.config.validation.model_dump(mode="json", include={"data"})["data"]
+    config = trainer.config
+    asked = config.validation.model_dump(mode="json", include={"data"})["data"]
     data, validation = (
         part.fingerprint() if isinstance(part, Fingerprinted) else None for part in (trainer.data, held_out)
     )
-    return Fingerprints(data, validation, asked, trainer.code_fingerprints(), _weights(trainer.config))
-
-
-def _weights(config: RunConfig) -> dict[str, str | None]:
-    """Random ones follow from the config."""
     fingerprint = offered("weights_fingerprint") or (lambda _: None)
     policies = {"policy": config.policy, **{name: one.policy for name, one in config.auxiliary_models.items()}}
-    return {name: fingerprint(policy.model_name) for name, policy in policies.items() if policy.init == "pretrained"}
+    # Random ones follow from the config.
+    weights = {name: fingerprint(one.model_name) for name, one in policies.items() if one.init == "pretrained"}
+    return Fingerprints(data, validation, asked, trainer.code_fingerprints(), weights)
 
 
 def display_of(given: Display | None) -> AbstractContextManager[Display]:

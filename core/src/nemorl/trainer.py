@@ -299,17 +299,12 @@ class BaseTrainer(Resumable[C]):
         )
 
     def _refuse_to_have_learnt_nothing(self) -> None:
-        """
-        Raises:
-            BackendError: every update of the whole run was skipped.
-        """
-        name = "train/skipped_updates"
-        shares = [record[name] for record in read_jsonl(self.directory.metrics.path) if name in record]
+        records = read_jsonl(self.directory.metrics.path)
+        shares = [record["train/skipped_updates"] for record in records if "train/skipped_updates" in record]
         if shares and all(share == 1 for share in shares):
+            what = f"nothing was learnt: the updates of all {len(shares)} steps were skipped, as no gradient was finite"
             raise BackendError(
-                f"nothing was learnt: the updates of all {len(shares)} steps were skipped, as no gradient was finite",
-                fix="lower policy.optimizer.lr; see that rewards, advantages and the model's log-probs are finite "
-                "(nemorl samples RUN --step 1)",
+                what, fix="lower policy.optimizer.lr; look for odd rewards (nemorl samples RUN --step 1)"
             )
 
     def _warn_of_absent_metric(self) -> None:
