@@ -164,7 +164,7 @@ def test_a_token_is_asked_for(run_dir: Path, monkeypatch: pytest.MonkeyPatch, us
 
 
 def test_a_port_that_is_taken_is_said(logger: PrometheusLogger, tmp_path: Path, raises: Raises) -> None:
-    with raises(UsageError, logger.port):
+    with raises(UsageError, logger.port, varies=rf"port {logger.port}"):
         PrometheusLogger(PrometheusConfig(port=logger.port), tmp_path)
 
 

@@ -42,7 +42,7 @@ class PrometheusLogger:
         registry.register(self._values)
         ProcessCollector(registry=registry)
         app = guarded(make_asgi_app(registry), config.token, config.username)
-        listening = listening_socket("the endpoint for Prometheus", config.host, config.port, waiting=MOST_CONNECTIONS)
+        listening = listening_socket("the endpoint for Prometheus", config.host, config.port, waiting=1024)
         self.port = int(listening.getsockname()[1])
         """The port it listens on."""
         self._server = HttpServer("the endpoint for Prometheus", app, most=MOST_CONNECTIONS, ending_s=ENDING_S)

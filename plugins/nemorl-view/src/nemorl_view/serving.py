@@ -138,4 +138,4 @@ def _listening(place: Place) -> socket.socket:
     require_certificate("nemorl view", place.tls_certificate, place.tls_key)
     encrypted = place.tls_certificate is not None
     require_safe_listening("nemorl view", place.host, encrypted=encrypted, key=None, plaintext=place.plaintext)
-    return listening_socket("nemorl view", place.host, place.port, waiting=128)
+    return listening_socket("nemorl view", place.host, place.port, waiting=1024)

@@ -3,7 +3,8 @@
 ``loop.create_server`` takes whoever comes: each connection holds a descriptor from before the first byte, a server
 learns of it when its request's header is complete, and where none are left asyncio logs a traceback per attempt. Here
 a connection is let in, bounded in number and in time, until it has asked something; the server says when that is
-(:meth:`FrontDoor.asked`). Where there are too many, the one that has had longest to ask and did not makes room.
+(:meth:`FrontDoor.asked`). Where there are too many, the one that has had longest to ask and did not makes room. Where
+all of them are being answered, the next one gets 503.
 
 Imports the standard library only: it is also loaded from its file, by interpreters that do not have nemorl.
 """
@@ -24,8 +25,10 @@ from dataclasses import dataclass
 log = logging.getLogger(__name__)
 
 PER_PASS = 8
-"""Connections that are accepted before those that are there are read: somebody who asks at once is heard before as many
-as the bound have come after."""
+"""Connections that are accepted before those that are there are read."""
+GRACE_S = 0.5
+"""The least time that a connection has to ask, or to send what it asks: so long, others wait where the system keeps
+them, unaccepted. One that was answered may be closed at any time, as HTTP has it."""
 SHARE = 4
 """One server has at most this part of the descriptors that the process may open: the rest is for files, and others."""
 PER_PEER = 0.75
@@ -88,6 +91,8 @@ class FrontDoor:
         """Connections by address"""
         self._news = _News(who)
         self._listening: socket.socket | None = None
+        self._next: tuple[socket.socket, Peer] | None = None
+        """Accepted, and waits until there is room"""
         self._pause: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -115,6 +120,9 @@ class FrontDoor:
         self._listening = None
         if self._pause is not None:
             self._pause.cancel()
+        if self._next is not None:
+            self._next[0].close()
+            self._next = None
         for task in self._tasks:
             task.cancel()
         self._news.tell_rest()
@@ -138,7 +146,7 @@ class FrontDoor:
         try:
             yield lambda: self._trust(visit)
         finally:
-            self._listen_to(visit, self.limits.idle_s)
+            self._listen_to(visit, self.limits.idle_s, grace=visit.is_sending())
 
     # Accepting
 
@@ -146,41 +154,81 @@ class FrontDoor:
         assert self._listening is not None
         for _ in range(PER_PASS):
             try:
-                connection, address = self._listening.accept()
+                if self._next is None:
+                    connection, address = self._listening.accept()
+                    connection.setblocking(False)
+                    self._next = connection, address[:2]
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
                 if error.errno in GONE:
                     continue
                 self._news.hear(f"cannot accept connections ({error.strerror}); it tries again")
-                self._make_room(None)
-                self._loop.remove_reader(self._listening)
-                self._pause = self._loop.call_later(PAUSE_S, self._go_on)
+                self._make_room(None, at_once=True)
+                self._rest(PAUSE_S)
                 return
-            connection.setblocking(False)
-            self._receive(connection, address[:2])
+            has_room = self._has_room(self._next[1][0])
+            if has_room is None:
+                self._rest(GRACE_S / 10)
+                return
+            (self._receive if has_room else self._turn_away)(*self._next)
+            self._next = None
+
+    def _rest(self, seconds: float) -> None:
+        """Accept nobody for so long."""
+        assert self._listening is not None
+        self._loop.remove_reader(self._listening)
+        self._pause = self._loop.call_later(seconds, self._go_on)
 
     def _go_on(self) -> None:
         if self._listening is not None:
             self._loop.add_reader(self._listening, self._accept)
+            self._accept()
+
+    def _has_room(self, host: str) -> bool | None:
+        """There is room for a connection of this address, or was made; unset: there will be."""
+        has_room: bool | None = True
+        if self._count[host] >= self._per_peer:
+            has_room = self._make_room(host)
+        if has_room and len(self._visits) >= self._most:
+            has_room = self._make_room(None)
+        return has_room
+
+    def _make_room(self, host: str | None, *, at_once: bool = False) -> bool | None:
+        """Close the connection that has been silent longest, of this address or of that with most.
+
+        Returns:
+            There was one. Unset: it still has time.
+        """
+        if host is None:
+            host = max(self._silent, key=lambda each: len(self._silent[each]), default="")
+        oldest = next(iter(self._silent.get(host, ())), None)
+        if oldest is None:
+            return False
+        if self._loop.time() < oldest.grace_until_s and not at_once:
+            return None
+        self._news.hear(f"has too many connections ({len(self._visits)}): it closes those that ask nothing")
+        self._end(oldest)
+        return True
 
     def _receive(self, connection: socket.socket, peer: Peer) -> None:
-        host = peer[0]
         if peer in self._visits:  # the same port again, before its earlier end was noticed
             self._end(self._visits[peer])
-        if self._count[host] >= self._per_peer and not self._make_room(host):
-            self._turn_away(connection, f"{self._per_peer} from {host}")
-            return
-        if len(self._visits) >= self._most and not self._make_room(None):
-            self._turn_away(connection, str(self._most))
-            return
         visit = _Visit(self, self._protocol, peer)
         self._visits[peer] = visit
-        self._count[host] += 1
+        self._count[peer[0]] += 1
         self._listen_to(visit, self.limits.header_s)
         visit.task = self._loop.create_task(self._welcome(visit, connection))
         self._tasks.add(visit.task)
         visit.task.add_done_callback(lambda task: self._welcomed(visit, connection, task))
+
+    def _turn_away(self, connection: socket.socket, peer: Peer) -> None:
+        self._news.hear(f"is answering as many requests as it can ({len(self._visits)}): it refuses connections")
+        with connection, suppress(OSError):
+            if self._tls is None:
+                connection.send(REFUSAL)
+                connection.shutdown(socket.SHUT_WR)
+            connection.recv(65_536)  # what stays unread would cancel the answer
 
     async def _welcome(self, visit: _Visit, connection: socket.socket) -> None:
         timeout_s = None if self._tls is None else self.limits.header_s
@@ -195,32 +243,14 @@ class FrontDoor:
             connection.close()
             self.forget(visit)
 
-    def _make_room(self, host: str | None) -> bool:
-        """Close the connection that has been silent longest, of this address or of that with most; if there is one."""
-        if host is None:
-            host = max(self._silent, key=lambda each: len(self._silent[each]), default="")
-        oldest = next(iter(self._silent.get(host, ())), None)
-        if oldest is None:
-            return False
-        self._news.hear(f"has too many connections ({len(self._visits)}): it closes those that ask nothing")
-        self._end(oldest)
-        return True
-
-    def _turn_away(self, connection: socket.socket, most: str) -> None:
-        self._news.hear(f"answers too many requests at the same time ({most}): it refuses connections")
-        with connection, suppress(OSError):
-            if self._tls is None:
-                connection.send(REFUSAL)
-                connection.shutdown(socket.SHUT_WR)
-            connection.recv(65_536)  # what stays unread would cancel the answer
-
     # Connections that are there
 
-    def _listen_to(self, visit: _Visit, seconds: float) -> None:
-        """A connection is to say something, within so many seconds."""
+    def _listen_to(self, visit: _Visit, seconds: float, *, grace: bool = True) -> None:
+        """A connection is to say something, within so many seconds; earlier only if others need the room."""
         self._trust(visit)
         if self._visits.get(visit.peer) is visit:
             self._silent[visit.peer[0]][visit] = None
+            visit.grace_until_s = self._loop.time() + GRACE_S if grace else 0.0
             visit.deadline = self._loop.call_later(seconds, self._end, visit)
 
     def _trust(self, visit: _Visit) -> None:
@@ -260,6 +290,11 @@ class _Visit(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self.task: asyncio.Task[None] | None = None
         self.deadline: asyncio.TimerHandle | None = None
+        self.grace_until_s = 0.0
+
+    def is_sending(self) -> bool:
+        """Part of an answer has still to be sent."""
+        return self.transport is not None and self.transport.get_write_buffer_size() > 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
