@@ -72,7 +72,7 @@ def test_steps_between_the_checkpoint_and_the_step_learn_from_the_record_as_well
 def test_what_the_record_lacks_of_rollouts_that_ran_ahead_is_named(ahead: Path, tmp_path: Path, raises: Raises) -> None:
     sparse = without_checkpoints(ahead, tmp_path / "sparse", 1, 2)
     (sparse / "records/train/step_000002.parquet").unlink()
-    with raises(ValueError, "0 of the 32 samples of step 2", "records: {every: 1, groups: 4}"):
+    with raises(ValueError, 32, "groups"):
         make(Replay(RunFiles.of(sparse), 3, tmp_path / "replay"), Console(quiet=True))
 
 

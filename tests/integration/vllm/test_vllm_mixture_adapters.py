@@ -42,5 +42,5 @@ def test_adapters_of_a_mixture_arrive_merged_and_are_refused_by_themselves(
     assert max(gaps(adapted, REQUESTS, groups)) < 1e-4
     assert max(gaps(load_reference(folder), REQUESTS, groups)) > 0.1, "the adapters are too small to prove anything"
     apart = WeightHandle(in_process_handle(None, 0).transport, 1, trainer.export_adapters, "adapters")
-    with raises(BackendError, "mixtures", "rollouts.adapters: merged"):
+    with raises(BackendError, "mixtures", "rollouts.adapters", "merged"):
         build(folder, apart, policy=LORA)

@@ -177,7 +177,7 @@ def test_what_no_program_can_pass_is_refused_whatever_the_program(
 
 
 def test_a_row_is_refused_by_name(environment: CodeEnvironment, raises: Raises) -> None:
-    with raises(DataError, "Do it.", "tests", 1, "input/output"):
+    with raises(DataError, "tests", 1, "input/output"):
         reward(environment, "def f(x): return 2", ["import math", "import no_such_module", "assert f(1) == 2"])
 
 
@@ -318,7 +318,7 @@ def test_mutated_programs_end_no_run(environment: CodeEnvironment) -> None:
 
 def test_a_solution_that_fails_its_tests_is_an_error_of_the_row(environment: CodeEnvironment, raises: Raises) -> None:
     for tests in (["assert f(1) == 2"], [{"input": "1", "output": "2"}]):
-        with raises(DataError, "Do it.", 0, "solution_column"):
+        with raises(DataError, 0, "solution_column"):
             reward(environment, "def f(x): return 2", tests, solution="def f(x): return 3\nprint(3)")
     with raises(DataError, "Counter"):
         objects = ["assert f(1).most_common() == [(1, 1)] and f(2) == 3"]

@@ -176,12 +176,12 @@ def test_a_script_that_writes_records_of_its_own_says_nothing(tmp_path: Path, co
 
 
 def test_what_is_left_in_the_background_is_recorded_and_has_to_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    raises: Raises, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = "(for ((n = 0; n < 20000; n++)); do :; done; python a) &"
     assert expand(script(tmp_path, slow)).commands == [["python", "a"]]
     monkeypatch.setattr(expanding, "WALL_S", 0.5)
-    with pytest.raises(DataError, match="does not end"):
+    with raises(DataError):
         expand(script(tmp_path, "(while :; do :; done) &"))
 
 
@@ -234,5 +234,5 @@ def test_where_a_script_cannot_be_shut_off_it_is_not_read(
     with (folder / "landlock.py").open("a") as file:
         file.write("\n\ndef version():\n    raise OSError(38, 'no Landlock here')\n")
     monkeypatch.setattr(expanding, "FOLDER", folder)
-    with raises(UsageError, "no Landlock here"):
+    with raises(UsageError, "Landlock"):
         expand(script(tmp_path, f"{MAIN} a=1"))

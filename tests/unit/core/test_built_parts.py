@@ -16,6 +16,7 @@ from nemorl.plugins.kinds import (
     TrainingBackendConfig,
     WeightTransportConfig,
 )
+from recorded_messages import Raises
 
 KINDS = (
     EnvironmentConfig, GenerationBackendConfig, HookConfig, LoggerConfig, ReportSectionConfig, TrainingBackendConfig,
@@ -24,7 +25,7 @@ KINDS = (
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_nothing_and_a_class_are_no_part(kind: Any) -> None:
+def test_nothing_and_a_class_are_no_part(kind: Any, raises: Raises) -> None:
     class Forgetful(kind):  # type: ignore[misc]
         def build(self, *arguments: Any, **options: Any) -> Any:
             list(arguments)
@@ -40,9 +41,9 @@ def test_nothing_and_a_class_are_no_part(kind: Any) -> None:
     class Heir(Sound):
         pass
 
-    with pytest.raises(PluginError, match=r"test_built_parts:.*Forgetful returned nothing"):
+    with raises(PluginError, "test_built_parts", "Forgetful"):
         Forgetful().build(1)
-    with pytest.raises(PluginError, match=r"Careless returned the class dict, not an object of it"):
+    with raises(PluginError, "Careless", "dict"):
         Careless().build()
     heir = Heir()
     assert heir.build(1) == (heir, (1,))

@@ -64,7 +64,7 @@ def test_a_worker_that_is_gone_is_replaced_and_all_else_ends_the_run_in_words(
     def get() -> None:
         raise error
 
-    with pytest.raises((WorkerLostError, ResourceError, ForeignError), match="rank 3") as caught:
+    with pytest.raises((WorkerLostError, ResourceError, ForeignError), match=r"rank\s3") as caught:
         group()._read("train_step", rank, get, {})
     is_lost = fate_of(error) == "worker"
     assert isinstance(caught.value, WorkerLostError) is is_lost is rank.is_lost
@@ -84,5 +84,5 @@ def test_a_reply_that_nobody_expects_hangs_nobody() -> None:
     workers._invoke = invoke
     reply = workers.submit(0, "generate")
     answers[0].set_exception(RuntimeError("not of Ray at all"))
-    with pytest.raises(RuntimeError, match="not of Ray"):
+    with pytest.raises(RuntimeError, match=r"^not"):
         reply.result(timeout=10)

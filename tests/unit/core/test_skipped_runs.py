@@ -38,7 +38,7 @@ def trainer_of(model: Path, run_dir: Path, skipped: Sequence[float]) -> Any:
 def test_a_run_whose_every_update_was_skipped_has_failed(tiny_model: Path, tmp_path: Path, raises: Raises) -> None:
     run = tmp_path / "run"
     for _ in range(2):  # begun again, it is complete, and no better
-        with raises(BackendError, "all 2 steps"):
+        with raises(BackendError, 2):
             trainer_of(tiny_model, run, [1.0, 1.0]).fit(ROWS, resume=True, console=Silence())
         assert RunData.load(run).status == "failed"
     assert not (run / "model").exists()

@@ -342,7 +342,7 @@ def test_a_picture_in_a_conversation_is_refused(tmp_path, raises: Raises):
         PresetConfig(preset="ShareGPT", path=str(path))
 
 
-def test_a_conversation_keeps_its_calls_and_text_in_parts(tmp_path):
+def test_a_conversation_keeps_its_calls_and_text_in_parts(tmp_path, raises: Raises):
     path = tmp_path / "train.jsonl"
     parts = [{"type": "text", "text": "1 + 2?"}]
     said = [{"from": "human", "value": parts}, {"from": "gpt", "value": None, "tool_calls": [{"name": "add"}]}]
@@ -351,7 +351,7 @@ def test_a_conversation_keeps_its_calls_and_text_in_parts(tmp_path):
     called = {"tool_calls": [{"name": "add"}], "role": "assistant", "content": ""}
     assert row["messages"] == [{"role": "user", "content": "1 + 2?"}, called]
     path.write_text(json.dumps({"conversations": [{"from": "human", "value": [{"type": "image"}]}]}))
-    with pytest.raises(ValueError, match="text alone"):
+    with raises(ValueError):
         PresetConfig(preset="ShareGPT", path=str(path))
 
 

@@ -270,7 +270,7 @@ def test_checkpoints_are_judged_by_their_evaluation(tmp_path: Path, monkeypatch:
     assert len(judge.journal.probes) <= 2 + math.ceil(math.log2(9))
 
 
-def test_no_probe_falls_that_is_as_good_or_says_nothing(pretended: Pretended, tmp_path: Path) -> None:
+def test_no_probe_falls_that_is_as_good_or_says_nothing(pretended: Pretended, tmp_path: Path, raises: Raises) -> None:
     """What is told of a probe agrees with its number: equal ends, the middle, a metric that is bad when it rises."""
     told: list[str] = []
     ends = [("a", "one end", 0.5), ("b", "the other", 0.5)]
@@ -282,7 +282,7 @@ def test_no_probe_falls_that_is_as_good_or_says_nothing(pretended: Pretended, tm
         return Measured(Estimate(value, 0.001, 20, of_seeds=False))
 
     judge = Judge(Journal(pretended.folder, {}), "train/reward", 9, told.append)
-    with pytest.raises(ValueError, match="does not fall"):
+    with raises(ValueError):
         judge.ends(probes(ends), lower_is_better=False)
     assert not [line for line in told if "falls" in line]
     (tmp_path / "loss").mkdir()

@@ -69,7 +69,7 @@ def test_rows_without_an_answer_are_refused_with_the_columns_that_they_have(
         def announce(self, text: str) -> None:
             announced.append(text)
 
-    with raises(ConfigError, "math", "answer", "prompt, solution"):
+    with raises(ConfigError, "math", "answer", "prompt", "solution"):
         config.build().fit([{"prompt": "1+1=", "solution": "2"}] * 4, console=Shown())
     assert not [text for text in announced if "loading" in text]
 

@@ -356,7 +356,7 @@ def test_links_are_followed_through_the_folders_that_they_lead_to(
     (shown / "part").symlink_to(between)
     policy(f"rules: [{{deny: {{models: ['{hidden}/*']}}}}]")
     assert len(problems(**RL, model=str(shown))) == 1
-    with raises(UsageError, "cannot be read"):
+    with raises(UsageError):
         [*links_out_of(tmp_path / "nowhere")]
 
 
