@@ -48,11 +48,11 @@ _OPERATOR = r"(?:[-+*/×÷·^−–]|(?<=\s)x(?=\s))"
 _RUN = re.compile(rf"{_SIGNED}(?:\s*{_OPERATOR}\s*(?:{_SIGNED}))*(?:\s?%)?", re.ASCII)
 """A number, or an arithmetic expression of numbers: ``12``, ``1/2``, ``12 + 7``."""
 _FRACTION = re.compile(r"[-+]?\\[dt]?frac\s*(?:\{\s*[-+]?\d+\s*\}\s*\{\s*\d+\s*\}|\d\s*\d)")
-_FORMULA = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|\$([^$\n]+)\$", re.DOTALL)
+_FORMULA = re.compile(r"\$\$(.{1,1000}?)\$\$|\\\[(.{1,1000}?)\\\]|\\\((.{1,1000}?)\\\)|\$([^$\n]{1,1000})\$", re.DOTALL)
 _WORD = re.compile(r"(?<!\\)\b[A-Za-z]{2,}")
 _CONTRAST = re.compile(
     r"\bnot\s+\$?-?\d[\d.,/]{0,20}\$?,?\s+but\s+(?:rather\s+)?"
-    r"|,?\s+(?:and\s+)?not\s+\$?-?\d(?:[\d.,/]{0,20}\d)?\$?(?=[.!\s]*\Z)",
+    r"|,?\s(?:and\s+)?not\s+\$?-?\d(?:[\d.,/]{0,20}\d)?\$?(?=[.!\s]*\Z)",
     re.IGNORECASE,
 )
 """``not 41 but`` before an answer, ``, not 43`` after it."""
@@ -60,7 +60,7 @@ _LABEL = re.compile(r"\A(?:A|Ans)[.:]\s+")
 _WORKING = re.compile(r"\s\((?=[\s$]*\d)[^()\w]*(?:[\w.,]*\s*[-+*/=×÷^]\s*)+[\w.,$]*\)(?=[\s.!]*\Z)")
 """``(12 + 30)`` after an answer."""
 _SENTENCE_END = re.compile(r"[.?](?=\s|$)|!(?=\s+[A-Z]|\s*$)")
-_JOINED = re.compile(r"\s*,?\s*(?:or|and|to|,|/|;|±|\\pm|vs\.?)?\s*(?:\$|\\[(\[]|\d)", re.IGNORECASE)
+_JOINED = re.compile(r"\s{0,9},?\s{0,9}(?:or|and|to|,|/|;|±|\\pm|vs\.?)?\s{0,9}(?:\$|\\[(\[]|\d)", re.IGNORECASE)
 """Another number or formula directly after the first."""
 _BESIDE_BEFORE = re.compile(r"(?:^|[\s*\"':=`])$")
 _BESIDE_AFTER = re.compile(
@@ -262,8 +262,9 @@ def _number_in(sentence: str, *, first: bool) -> str | None:
         return None
     run = runs[0] if first else runs[-1]
     earlier = runs[-2].end() if len(runs) > 1 and not first else 0
-    before, after = sentence[earlier : run.start()], sentence[run.end() :]
-    if not _BESIDE_BEFORE.search(sentence[: run.start()]):
+    before = sentence[max(earlier, run.start() - CONTEXT_CHARS) : run.start()]
+    after = sentence[run.end() : run.end() + CONTEXT_CHARS]
+    if not _BESIDE_BEFORE.search(sentence[max(0, run.start() - 1) : run.start()]):
         return sentence
     attached = re.match(r"[A-Za-z°€£¢]+[²³]?", after)
     if attached and is_number(run.group() + attached.group()) and not _is_hedged(after):
@@ -318,12 +319,13 @@ def _unmarked(text: str, numeric: bool) -> str | None:
     if numeric:
         text = _LABEL.sub("", _WORKING.sub("", text) if text.rstrip(" .!").endswith(")") else text)
     whole = text.strip()
-    if "\n" not in whole:
+    is_short = "\n" not in whole and len(whole) <= MAX_ANSWER_CHARS
+    if is_short:
         whole = _FORMULA.sub(lambda found: f" {_content(found)} ", whole).strip()
-    if "\n" not in whole and (not _WORD.search(tidy(whole)) or is_number(whole)):
+    if is_short and (not _WORD.search(tidy(whole)) or is_number(whole)):
         return strip_wrapping(whole)
     found: list[tuple[int, str]] = []
-    for match in _FORMULA.finditer(text):
+    for match in list(_FORMULA.finditer(text))[-MAX_MARKS:]:
         content = _content(match)
         if _is_formula(content):
             said = strip_wrapping(content + _changing_words(text[match.end() : match.end() + 40]))
@@ -335,7 +337,7 @@ def _unmarked(text: str, numeric: bool) -> str | None:
     if found:
         return max(found, key=lambda item: item[0])[1] or None
     last_line = whole.rsplit("\n", 1)[-1]
-    return None if numeric else strip_wrapping(last_line) or None
+    return None if numeric or len(last_line) > MAX_ANSWER_CHARS else strip_wrapping(last_line) or None
 
 
 def _bare_numbers(text: str) -> list[tuple[int, str]]:

@@ -19,7 +19,7 @@ from nemorl_math_env.units import MODIFIERS, read_unit
 
 Tree = tuple[Any, ...]
 
-MAX_TOKENS = 400
+MAX_TOKENS = 200
 MAX_DEPTH = 40
 FUNCTIONS = frozenset(
     re.findall(

@@ -95,6 +95,9 @@ _FACTORS = {"square": 2, "sq": 2, "sq.": 2, "cubic": 3, "cu": 3, "cu.": 3}
 _LETTERS = "mgsL"
 """Units of a single letter that count as plain letters apart from the number (``5 m``, not ``5m``); others as text."""
 
+MAX_UNIT_CHARS = 60
+"""Longer than this is no unit; each ``/`` and ``square`` of one is read by a call of its own."""
+
 MODIFIERS = _words(
     """
     zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
@@ -147,6 +150,8 @@ def read_unit(text: str, *, apart: bool, compound: bool = False) -> Unit | None:
         compound: It is part of a unit such as ``m/s``, in which single letters are clear.
     """
     text = text.strip().rstrip(".")
+    if len(text) > MAX_UNIT_CHARS:
+        return None
     if "/" in text or " per " in text:
         above, _, below = text.replace(" per ", "/").partition("/")
         over = read_unit(above.strip(), apart=apart, compound=True)
