@@ -46,11 +46,7 @@ def test_a_run_under_attack_finishes(tmp_path: Path) -> None:
         "algorithm": "grpo",
         "model": str(tiny_model()),
         "data": {"name": "file", "path": str(tmp_path / "rows.jsonl")},
-        "environment": {
-            "name": "agent",
-            "command": ["python", "-S", str(program)],
-            "reward": f"{tmp_path / 'reward.py'}:share",
-        },
+        "environment": {"name": "agent", **agent},
         "policy": {"init": "random", "max_sequence_tokens": 64},
         "generation": {"max_new_tokens": 6},
         "num_prompts_per_step": 2,
