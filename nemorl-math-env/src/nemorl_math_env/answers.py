@@ -188,7 +188,10 @@ def _marked(text: str, markers: Sequence[str], numeric: bool) -> str | None:
     """The last marked answer that has any content."""
     boxes = {box.position: box for box in find_boxes(text)} if "box" in text else {}
     phrases: dict[int, re.Match[str]] = {}
+    lowered = text.casefold()
     for marker in markers:
+        if marker.casefold() not in lowered:
+            continue
         phrases |= {found.start(): found for found in re.finditer(re.escape(marker), text, re.IGNORECASE)}
     # From the end, and not for ever: a response may repeat its marker thousands of times.
     for start in sorted({*boxes, *phrases}, reverse=True)[:MAX_MARKS]:

@@ -32,7 +32,7 @@ r"""After any of these, a formula can begin."""
 _FRESH = re.compile(r"(?:\$|\\[\[(]|\n|(?<![<>\\])(?<![a-z ]!)=|(?<![\\A-Za-z{])[a-z]{2,}:?)[ \t]*\Z")
 """The nearest of these is right before the box."""
 _ENDS = re.compile(
-    rf"\$|~~|\\[\])]|\n|[.!?;:](?=\s|\Z|\*)|\\end\{{|\\text[a-z]*\{{|{_COMMANDS}|\\\\|&|\s[|(✅]|</?[a-z]|[^\x00-\x7f²³±×÷·−≤≥≠]"
+    rf"\$|~~|\\[\])]|\n|[.!?;:](?=\s|\Z|\*)|\\end\{{|\\text[a-z]*\{{|\\(?:implies|iff|therefore|because|[qQ]?quad|hline)(?![A-Za-z])|\\\\|&|\s[|(✅]|</?[a-z]|[^\x00-\x7f²³±×÷·−≤≥≠]"
     rf"|,?\s*(?:[-–—]+\s+)?{_WORD}"
 )
 _LIST_MARK = re.compile(r"\A(?:\s*(?:[-*+>#|]+|\d+[.)])\s)+")

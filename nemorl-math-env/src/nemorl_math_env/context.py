@@ -23,7 +23,8 @@ _NEGATIONS = _words("not never neither nor cannot")
 _DENIALS = _NEGATIONS | _words(
     """
     besides except unlike excluding doubt deny reject exclude eliminate discard avoid wrong false incorrect untrue
-    impossible unlikely mistaken wrongly incorrectly mistakenly erroneously nobody contrary tempting refuse unless
+    impossible unlikely mistaken wrongly incorrectly mistakenly erroneously nobody
+    ignore forget contrary tempting refuse unless
     if suppose assume imagine whether
     """
 )
@@ -96,7 +97,9 @@ _STRUCK = re.compile(r"(?:~~|<(?:del|s|strike)>)[\s$*_`]*$")
 
 # After an answer.
 
-_SCALING_AFTER = MULTIPLIERS.keys() | _words("half halves thirds quarters squared cubed divided multiplied factorial")
+_SCALING_AFTER = MULTIPLIERS.keys() | _words(
+    "half halves thirds quarters squared cubed increased decreased reduced divided multiplied factorial"
+)
 _OTHER_AFTER = re.compile(
     r"[,(\s–—-]*(?:(?:or|and|vs|versus|to|through|maybe|perhaps|possibly|alternatively)\b[\s:,.]*)+"
     r"(?:\$|\\|[-−(]?\d|(?:more|less|higher|fewer|else|so|maybe|perhaps|possibly|one|a half|a third|a quarter"
@@ -116,7 +119,7 @@ _JUDGED = re.compile(
         (?= \s+(?:be|the|my|our|right|correct|it|true|what|a\ solution|an\ answer|work|hold|possible|valid|fit)\b
           | [\s.]*$ )
       | (?:not|never)\s*$ )
-    | (?!.*(?:\d|\b(?:since|because|as|while|so|but|others?|any|if|unless)\b))
+    | (?!.*(?:\d|\b(?:since|because|as|while|so|others?|any|if|unless)\b))
       .*\b(?:is|was)\ (?: {_WRONG} | not\ (?:the\ |my\ )?(?:right|correct|true|answer)\b )
     """,
     re.IGNORECASE | re.VERBOSE,
@@ -130,7 +133,7 @@ _CORRECTION = re.compile(
     rf"""
     (?: \A | [.,;:!?()–—\n-] | \bbut ) \s* (?:(?:oh|but|ah)[,\s]+)? (?:
         {_REGRET}
-      | no\b (?= \s*(?:[,.:;!–—-] | $ | (?:it|that|the)\b | [$\d]) )
+      | no\b (?= \s*(?:[,.:;!–—-] | $ | wait\b | (?:it|that|the)\b | [$\d]) )
       | (?:correction|edit|update|revised) \s* :
       | (?:or\ )? rather [,\s]+ [$\\\d]
       | (?:actually|in\ fact) [,\s]+ (?:(?:it|that|this|the\ answer)(?:[’']s|\ is|\ should\ be|\ must\ be)\s+)?
