@@ -51,7 +51,7 @@ class PluginsConfig(Config):
     """Seconds that building one part (a dataset, an environment, a logger, a model) may take. Raise it for large
     downloads."""
     hook_timeout_s: float = Field(600.0, gt=0)
-    """Seconds that one call of a hook may take; then it is treated as one that raised."""
+    """Seconds that one call of a hook or a logger may take; then it is treated as one that raised."""
 
     def policy(self) -> PluginPolicy:
         return PluginPolicy(self.allow, self.block, self.prefer, import_timeout_s=self.import_timeout_s)
