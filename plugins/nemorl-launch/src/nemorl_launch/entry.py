@@ -155,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if lives is not None:
             lives.begin()
     except ResourceError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"error: {error}\n")
         return end_job()
     code = run(given.command)
     if lives is not None and code == CONTINUE:
