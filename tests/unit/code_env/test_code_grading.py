@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import subprocess
@@ -331,6 +332,20 @@ def test_programs_go_on_after_the_death_of_the_server(environment: CodeEnvironme
     (server,) = [pid for pid in below(os.getpid()) if "inside" in Path(f"/proc/{pid}/cmdline").read_text()]
     os.kill(server, 9)
     assert grade(environment, "def add(a, b): return a + b").reward == 1.0
+
+
+def test_what_nobody_holds_any_more_leaves_no_process() -> None:
+    """At once: nothing in it refers back to it, so no garbage has to be collected first."""
+    before = set(below(os.getpid()))
+    environment = built()
+    assert grade(environment, "def add(a, b): return a + b").reward == 1.0
+    assert set(below(os.getpid())) - before
+    gc.disable()
+    try:
+        del environment
+        assert set(below(os.getpid())) <= before
+    finally:
+        gc.enable()
 
 
 class Dying(Server):

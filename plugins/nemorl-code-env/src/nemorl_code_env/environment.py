@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nemorl.environment import Environment
-from nemorl.errors import BackendError, UsageError
+from nemorl.errors import UsageError
 from nemorl.types import Prompt, Score
 
 from nemorl_code_env.cases import last_program
 from nemorl_code_env.probe import best_sandbox
-from nemorl_code_env.rows import RowTrials, Tests, passes, solution_of
+from nemorl_code_env.rows import RowTrials, Tests, passes, solution_of, survived
 from nemorl_code_env.sandbox import Limits, Result, Sandbox
 
 if TYPE_CHECKING:
@@ -31,8 +31,6 @@ UNPROVEN = "code_unproven"
 """1 where the row has no solution, and a test of it that no program of this run has passed."""
 MAX_ROWS = 16384
 """Tried rows that are remembered."""
-CONTROL = "print(6 * 7)"
-"""A program that every working sandbox survives."""
 
 
 @dataclass
@@ -84,18 +82,17 @@ class CodeEnvironment(Environment):
         python = None if config.python is None else str(config.python)
         self._config = config
         self.sandbox: Sandbox = best_sandbox(limits, python, allow_weaker=config.allow_weaker_sandbox)
-        self._trials = RowTrials(self.sandbox, limits, self._survived)
+        self._trials = RowTrials(self.sandbox, limits)
         self._workers = ThreadPoolExecutor(config.workers, thread_name_prefix="environment-code")
         self._lock = threading.Lock()
         self._rows: OrderedDict[str, Future[_Row]] = OrderedDict()
-        self._closed = False
 
     async def try_out(self, prompt: Prompt, policy: EpisodePolicy) -> None:
         """The first row, before the model is loaded. The others are tried as they come."""
         await asyncio.wrap_future(self._row(prompt))
 
     async def score(self, prompt: Prompt, response: str) -> Score:  # type: ignore[override]
-        if self._closed:
+        if self.sandbox.is_closed:
             raise UsageError("the code environment is closed", fix="build a new one from its config")
         # Others wait for the same trial, also where this one is given up.
         row = await asyncio.shield(asyncio.wrap_future(self._row(prompt)))
@@ -109,9 +106,8 @@ class CodeEnvironment(Environment):
 
     def close(self) -> None:
         """Begin nothing more. What runs ends by its own limits."""
-        self._closed = True
-        self._workers.shutdown(wait=False, cancel_futures=True)
         self.sandbox.close()
+        self._workers.shutdown(wait=False, cancel_futures=True)
 
     def _row(self, prompt: Prompt) -> Future[_Row]:
         """The row, tried when it is first met."""
@@ -129,34 +125,18 @@ class CodeEnvironment(Environment):
 
     def _judge(self, program: str, tests: Tests, tally: _Tally) -> None:
         if tests.asserts is not None:
-            result = self._survived(self.sandbox.judge(program, tests.asserts))
+            result = survived(self.sandbox, self.sandbox.judge(program, tests.asserts))
             tally.note(result)
             counted = (n for n, counts in enumerate(tests.asserts.counts) if counts)
             verdicts = dict(enumerate(result.verdicts))
             tally.passed |= {number for number in counted if verdicts.get(number) == "passed"}
         for number, pair in enumerate(tests.pairs):
-            if self._closed or (len(tally.passed) < number and self._config.all_or_nothing):
+            if self.sandbox.is_closed or (len(tally.passed) < number and self._config.all_or_nothing):
                 break  # nobody wants to know, or one failure decides
-            result = self._survived(self.sandbox.run({"solution.py": program}, ["solution.py"], pair.input))
+            result = survived(self.sandbox, self.sandbox.run({"solution.py": program}, ["solution.py"], pair.input))
             tally.note(result)
             if passes(result, pair):
                 tally.passed.add(number)
-
-    def _survived(self, result: Result) -> Result:
-        """The same, unless the sandbox died and so does one that a harmless program runs in.
-
-        A program that brings its sandbox down scores nothing; where none can be run, a zero would teach the wrong
-        lesson.
-        """
-        if result.outcome == "broken" and not self._closed:
-            control = self.sandbox.run({"solution.py": CONTROL}, ["solution.py"])
-            if (control.outcome, control.stdout) != ("done", "42\n"):
-                raise BackendError(
-                    f"the code sandbox ({self.sandbox.mode}) runs no program, not even {CONTROL!r}: "
-                    f"{(control.stderr or result.stderr).strip()[-500:]}",
-                    fix="raise environment.memory_mib or max_processes, or check what the machine has left of both",
-                )
-        return result
 
     def _score(self, row: _Row, tally: _Tally) -> Score:
         share = len(tally.passed) / row.tests.total

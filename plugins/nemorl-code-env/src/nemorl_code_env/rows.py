@@ -6,17 +6,19 @@ what is wrong with a row is told of the row, and a program can but fail.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nemorl.errors import DataError
+from nemorl.errors import BackendError, DataError
 
 from nemorl_code_env.cases import Pair, last_program, read_tests
 from nemorl_code_env.sandbox import Limits, Result, Sandbox
 
 PATIENCE = 3.0
 """Times what a program may take, for the row's own solution: a busy machine is not its fault."""
+CONTROL = "print(6 * 7)"
+"""A program that every working sandbox survives."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +52,13 @@ class Tests:
 class RowTrials:
     """Tries rows in a sandbox."""
 
-    def __init__(self, sandbox: Sandbox, limits: Limits, survived: Callable[[Result], Result]) -> None:
+    def __init__(self, sandbox: Sandbox, limits: Limits) -> None:
         """
         Args:
             sandbox: That of programs.
             limits: Its limits.
-            survived: Raises where a sandbox that broke runs nothing else either.
         """
-        self._sandbox, self._survived = sandbox, survived
+        self._sandbox = sandbox
         self._patient = sandbox.within(replace(limits, wall_s=PATIENCE * limits.wall_s))
 
     def tests(self, given: Any, solution: str | None, where: str) -> Tests:
@@ -80,7 +81,7 @@ class RowTrials:
         return found
 
     def _tried(self, sources: tuple[str, ...], where: str) -> Asserts:
-        result = self._survived(self._patient.try_tests(sources))
+        result = survived(self._sandbox, self._patient.try_tests(sources))
         ends: list[list[str]] = [[] for _ in sources]
         for number, verdict, *_ in result.verdicts:
             end, _, why = verdict.partition(" ")
@@ -98,18 +99,37 @@ class RowTrials:
 
     def _solve(self, tests: Tests, solution: str, where: str) -> None:
         for number, pair in enumerate(tests.pairs):
-            result = self._survived(self._patient.run({"solution.py": solution}, ["solution.py"], pair.input))
+            result = survived(self._sandbox, self._patient.run({"solution.py": solution}, ["solution.py"], pair.input))
             if not passes(result, pair):
                 shown = f"it prints {result.stdout[-100:]!r} for {pair.output[:100]!r}"
                 raise _unsolved(where, number, pair.input, shown if result.returncode == 0 else _end(result))
         if tests.asserts is None:
             return
-        result = self._survived(self._patient.judge(solution, tests.asserts))
+        result = survived(self._sandbox, self._patient.judge(solution, tests.asserts))
         for number, source in enumerate(tests.asserts.sources):
             if number >= len(result.verdicts):
                 raise _unsolved(where, number, source, _end(result))
             if result.verdicts[number] != "passed":
                 raise _unsolved(where, number, source, result.verdicts[number].partition(" ")[2])
+
+
+def survived(sandbox: Sandbox, result: Result) -> Result:
+    """The same, unless the sandbox died and so does one that a harmless program runs in.
+
+    A program that brings its sandbox down scores nothing; where none can be run, a zero would teach the wrong lesson.
+
+    Raises:
+        BackendError: the sandbox, which is not closed, runs nothing.
+    """
+    if result.outcome == "broken" and not sandbox.is_closed:
+        control = sandbox.run({"solution.py": CONTROL}, ["solution.py"])
+        if (control.outcome, control.stdout) != ("done", "42\n"):
+            raise BackendError(
+                f"the code sandbox ({sandbox.mode}) runs no program, not even {CONTROL!r}: "
+                f"{(control.stderr or result.stderr).strip()[-500:]}",
+                fix="raise environment.memory_mib or max_processes, or check what the machine has left of both",
+            )
+    return result
 
 
 def passes(result: Result, pair: Pair) -> bool:

@@ -111,6 +111,8 @@ class Sandbox:
         self._limits, self.mode, self._python, self.filters_calls = limits, mode, python, filters_calls
         self._readable = list(dict.fromkeys([*SYSTEM_PATHS, *readable]))
         self._server = server or Server(python)
+        self.is_closed = False
+        """What ends from then on may have been ended by that."""
 
     def within(self, limits: Limits) -> Sandbox:
         """The same isolation with other limits."""
@@ -125,6 +127,7 @@ class Sandbox:
 
     def close(self) -> None:
         """Start no more runs; the next one would start the server again. What runs ends by its own limits."""
+        self.is_closed = True
         self._server.close()
 
     def run(self, files: Mapping[str, str], arguments: Sequence[str], stdin: str = "") -> Result:
