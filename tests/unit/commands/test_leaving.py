@@ -9,18 +9,24 @@ import sys
 import pytest
 
 BEGIN = """
-import os, sys, threading, time
-from nemorl_commands import leaving, main
+import os, subprocess, sys, threading, time
+from nemorl_commands import app, leaving
 leaving.LINGER_S = 0.3
 sys.argv = ["nemorl", *sys.argv[1:]]
 def acme_uploads():
     time.sleep(600)
+command = app._run
+def run(arguments, *, debug):
+    exec(during)
+    return command(arguments, debug=debug)
+app._run = run
 """
 
 
-def run(left_behind: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(during: str, *arguments: str, before: str = "") -> subprocess.CompletedProcess[str]:
+    """A command during which, or before which, that code runs."""
     return subprocess.run(
-        [sys.executable, "-c", f"{BEGIN}{left_behind}\nmain()", *arguments],
+        [sys.executable, "-c", f"{BEGIN}during = {during!r}\n{before}\napp.main()", *arguments],
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
 
@@ -49,8 +55,17 @@ def test_a_forked_child_is_ended_and_holds_no_pipe_open() -> None:
 
 
 def test_what_was_detached_on_purpose_stays() -> None:
-    started = "import subprocess; p = subprocess.Popen(['sleep', '30'], start_new_session=True, stdout=-3, stderr=-3)"
+    started = "p = subprocess.Popen(['sleep', '30'], start_new_session=True, stdout=-3, stderr=-3)"
     done = run(f"{started}; print(p.pid, flush=True)", "--version")
+    child = int(done.stdout.split()[0])
+    assert (done.returncode, done.stderr) == (0, "")
+    os.kill(child, 9)
+
+
+def test_a_child_from_before_the_command_stays() -> None:
+    """``monitor & exec nemorl train …`` in a job script."""
+    started = "p = subprocess.Popen(['sleep', '30'], stdout=-3, stderr=-3); print(p.pid, flush=True)"
+    done = run("", "--version", before=started)
     child = int(done.stdout.split()[0])
     assert (done.returncode, done.stderr) == (0, "")
     os.kill(child, 9)

@@ -26,7 +26,7 @@ from rich.markup import escape
 from nemorl_commands import compare, configs, evals, plugin_installs, plugins, runs, samples, watch
 from nemorl_commands.forwarding import forward
 from nemorl_commands.help_texts import App
-from nemorl_commands.leaving import leave
+from nemorl_commands.leaving import Others, leave
 from nemorl_commands.streams import SteadyStream
 from nemorl_commands.terminal import plain, say
 
@@ -148,7 +148,7 @@ def main() -> None:
 
     A user's mistake prints what happened and how to fix it, without a traceback, and exits 2.
     """
-    stdout, stderr = SteadyStream(sys.stdout), SteadyStream(sys.stderr)
+    others, stdout, stderr = Others.now(), SteadyStream(sys.stdout), SteadyStream(sys.stderr)
     with redirect_stdout(stdout), redirect_stderr(stderr):  # type: ignore[type-var]
         code = _run([argument for argument in sys.argv[1:] if argument != "--debug"], debug="--debug" in sys.argv)
         stdout.flush()
@@ -158,7 +158,7 @@ def main() -> None:
             code = _report("nobody read all of what went to standard output", FIX_OUTPUT, debug=False, code=LOST_OUTPUT)
         stderr.flush()
         note(exit=code)
-        leave(code)
+        leave(code, others)
 
 
 def _run(arguments: list[str], *, debug: bool) -> int:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from nemorl_commands.terminal import say
@@ -25,12 +26,25 @@ OWN_ENDING = (b"multiprocessing", b"ray::", b"raylet")
 """In command lines of processes that end by themselves when this one does."""
 
 
-def leave(code: int) -> None:
-    """Exit with a code, also where threads or forked children go on."""
-    threads = _lingering(LINGER_S)
+@dataclass(frozen=True)
+class Others:
+    """Threads and child processes that were there before the command, and outlive it: a job script that starts a
+    monitor and then does ``exec nemorl`` makes it a child of the command."""
+
+    threads: frozenset[threading.Thread]
+    processes: frozenset[int]
+
+    @classmethod
+    def now(cls) -> Others:
+        return cls(frozenset(threading.enumerate()), frozenset(pid for pid, _ in _children()))
+
+
+def leave(code: int, others: Others) -> None:
+    """Exit with a code, also where threads or forked children of the command go on."""
+    threads = _lingering(LINGER_S, others.threads)
     for thread in threads:
         say(f"warning: the thread {thread.name!r} does not end{_place(thread)}; the command ends without it", err=True)
-    for pid, command in _end(list(_children())):
+    for pid, command in _end([child for child in _children() if child[0] not in others.processes]):
         say(f"warning: process {pid} was left behind and has been ended: {command}", err=True)
     if threads:
         sys.stdout.flush()
@@ -39,10 +53,10 @@ def leave(code: int) -> None:
     sys.exit(code)
 
 
-def _lingering(patience_s: float) -> list[threading.Thread]:
-    """Threads for which Python would wait, and that have not ended in time."""
+def _lingering(patience_s: float, others: frozenset[threading.Thread]) -> list[threading.Thread]:
+    """Threads but for ``others`` for which Python would wait, and that have not ended in time."""
     deadline = time.monotonic() + patience_s
-    waiting = [each for each in threading.enumerate() if not each.daemon and each is not threading.current_thread()]
+    waiting = [each for each in threading.enumerate() if not each.daemon and each not in others]
     for thread in waiting:
         thread.join(max(0.0, deadline - time.monotonic()))
     return [thread for thread in waiting if thread.is_alive()]
