@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agent_program import PROGRAM
 from nemorl.config.load import load_config
 from nemorl_commands.console import Console
 from nemorl_rl.evaluation import Evaluator
@@ -39,14 +40,6 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 """``<system>calculate<user>1+1=<assistant>``"""
-PROGRAM = """
-import json, os, sys, urllib.request
-body = json.dumps({"model": os.environ["OPENAI_MODEL"], "messages": [{"role": "user", "content": sys.stdin.read()}]})
-headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
-url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
-answer = json.load(urllib.request.urlopen(urllib.request.Request(url, body.encode(), headers)))
-print(answer["choices"][0]["message"]["content"])
-"""
 
 
 @pytest.fixture

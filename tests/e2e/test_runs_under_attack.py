@@ -11,18 +11,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from agent_program import PROGRAM
 from attacks import under
 from nemorl_testing.models import tiny_model
 
 FILES = 1024
-PROGRAM = """
-import json, os, sys, urllib.request
-body = json.dumps({"model": os.environ["OPENAI_MODEL"], "messages": [{"role": "user", "content": sys.stdin.read()}]})
-headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
-url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
-answer = json.load(urllib.request.urlopen(urllib.request.Request(url, body.encode(), headers)))
-print(answer["choices"][0]["message"]["content"])
-"""
 
 
 def listening(pid: int) -> list[tuple[str, int]]:

@@ -26,6 +26,15 @@ from nemorl_compat.peers.reading import Given
 from nemorl_compat.peers.tables import table
 from nemorl_compat.peers.translation import translate
 
+OPENRLHF: Mapping[str, Any] = {
+    "pretrain": "org/model",
+    "advantage_estimator": "group_norm",
+    "n_samples_per_prompt": 8,
+    "use_kl_loss": True,
+    "kl_estimator": "k3",
+    "colocate_all_models": True,
+}
+"""A run of GRPO."""
 CHANGES: Mapping[str, Sequence[Any]] = {
     "int": (3, 7, 64),
     "float": (0.37, 0.75, 2.0),

@@ -12,7 +12,7 @@ from nemorl_compat.conversions import PARTS
 from nemorl_compat.key_table import GROUPS, Row, all_rows, rows
 from nemorl_compat.migration import migrate
 from nemorl_compat.old_config import FAMILIES
-from whole_configs import MEGATRON_SETTINGS, PROMPTS, WHOLE, put, remove, whole
+from whole_configs import MEGATRON_SETTINGS, WHOLE, put, remove, whole
 
 
 class Proof(NamedTuple):
@@ -68,15 +68,6 @@ def at(tree: Any, path: str) -> Any:
         else:
             tree = tree.get(key) if isinstance(tree, dict) else None
     return tree
-
-
-@pytest.fixture(scope="module")
-def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("prompts")
-    (folder / "prompts").mkdir()
-    for name, text in PROMPTS.items():
-        (folder / "prompts" / name).write_text(text)
-    return folder
 
 
 @pytest.mark.parametrize("base", WHOLE)

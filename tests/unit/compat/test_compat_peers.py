@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from every_option import OPENRLHF
 from nemorl.config import load_config
 from nemorl.errors import DataError, UsageError
 from nemorl_compat.command import app
@@ -27,14 +28,6 @@ VERL = {
     "algorithm.adv_estimator": "grpo",
     f"{ROLLOUT}.n": 5,
     f"{ROLLOUT}.name": "vllm",
-}
-OPENRLHF = {
-    "pretrain": "org/model",
-    "advantage_estimator": "group_norm",
-    "n_samples_per_prompt": 8,
-    "use_kl_loss": True,
-    "kl_estimator": "k3",
-    "colocate_all_models": True,
 }
 SAMPLED = {**VERL, f"{ROLLOUT}.val_kwargs.do_sample": True, f"{ROLLOUT}.val_kwargs.temperature": 0.6}
 BASES = {"trl": TRL_GRPO, "verl": VERL, "openrlhf": OPENRLHF}

@@ -17,7 +17,7 @@ from nemorl.errors import NemorlError
 from nemorl_compat.key_table import is_option, judge, options, rows
 from nemorl_compat.migration import NO_EFFECT, Change, Migration, migrate
 from nemorl_compat.old_config import OldConfig
-from whole_configs import PROMPTS, put, remove, whole
+from whole_configs import put, remove, whole
 
 BASES = ("grpo", "megatron", "ppo", "sft", "dpo", "rm", "distillation")
 SECTIONS = {"grpo", "ppo", "sft", "dpo", "rm", "distillation", "eval"}
@@ -34,15 +34,6 @@ LEARNING = re.compile(
     r"|dropout|epoch|coef|aux|mask|beta"
 )
 """Names of what may change what is learnt."""
-
-
-@pytest.fixture(scope="module")
-def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("prompts")
-    (folder / "prompts").mkdir()
-    for name, text in PROMPTS.items():
-        (folder / "prompts" / name).write_text(text)
-    return folder
 
 
 def _family(base: str) -> str:

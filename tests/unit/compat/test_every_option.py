@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from every_option import options, silent
+from every_option import OPENRLHF, options, silent
 from nemorl_compat.peers.reading import Given
 from nemorl_compat.peers.tables import table
 from nemorl_compat.peers.translation import translate
@@ -17,14 +17,7 @@ BASES: dict[str, dict[str, dict[str, Any]]] = {
         "dpo": {"model_name_or_path": "org/model", "beta": 0.1, "num_processes": 1},
     },
     "openrlhf": {
-        "grpo": {
-            "pretrain": "org/model",
-            "advantage_estimator": "group_norm",
-            "n_samples_per_prompt": 8,
-            "use_kl_loss": True,
-            "kl_estimator": "k3",
-            "colocate_all_models": True,
-        },
+        "grpo": OPENRLHF,
         "sft": {"pretrain": "org/model", "dataset": "org/rows"},
         "dpo": {"pretrain": "org/model", "dataset": "org/rows"},
     },
