@@ -92,7 +92,10 @@ MEGATRON_SETTINGS = {
     "expert_model_parallel_size": 1,
     "expert_tensor_parallel_size": 1,
     "sequence_parallel": False,
-    "optimizer": {"optimizer": "adam", "lr": 5e-6, "min_lr": 5e-7, "weight_decay": 0.01, "clip_grad": 1.0},
+    "optimizer": {
+        **{"optimizer": "adam", "lr": 5e-6, "min_lr": 5e-7, "weight_decay": 0.01, "clip_grad": 1.0},
+        "use_distributed_optimizer": True,
+    },
     "scheduler": {"lr_decay_style": "constant", "lr_decay_iters": 100, "lr_warmup_iters": 0, "lr_warmup_init": 0},
 }
 MEGATRON = {
