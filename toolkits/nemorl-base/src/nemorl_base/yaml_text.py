@@ -94,6 +94,28 @@ class _Loader(yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader):  
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012
     yaml_constructors: dict[str, Any] = {}  # noqa: RUF012
 
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Write merged pairs out, those that win last: PyYAML 6.0.4 lets the last mapping of a list win, not the first.
+
+        Source: https://yaml.org/type/merge.html ("Keys in mapping nodes earlier in the sequence override keys specified
+        in later mapping nodes").
+        """
+        own, merged = [], []
+        for key, value in node.value:
+            if key.tag == f"{TAG}merge":
+                several = isinstance(value, yaml.SequenceNode)
+                merged += [self._merged(each) for each in (value.value if several else [value])]
+            else:
+                own.append((key, value))
+        node.value = [pair for pairs in reversed(merged) for pair in pairs] + own
+
+    def _merged(self, given: yaml.Node) -> list[tuple[yaml.Node, yaml.Node]]:
+        if not isinstance(given, yaml.MappingNode):
+            raise _refusal("<<: takes a mapping, or a list of mappings", given.start_mark)
+        self.flatten_mapping(given)
+        pairs: list[tuple[yaml.Node, yaml.Node]] = given.value
+        return pairs
+
 
 def _whole_number(loader: Any, node: yaml.ScalarNode) -> int:
     if len(node.value) > MAX_DIGITS:
