@@ -1,4 +1,4 @@
-"""Two fresh runs of one config and seed, in processes of their own, leave the same bytes: but for times."""
+"""Two fresh runs of one config and seed leave the same bytes: but for times, and readings of the machine."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def leave(folder: Path, model: Path, case: dict[str, Any], hash_seed: int) -> Pa
 
 
 def without_times(file: Path) -> Any:
-    """What is in a file; of numbers that clocks made, nothing."""
+    """What is in a file; of numbers that clocks and the machine made, nothing."""
     if file.suffix == ".parquet":
         from pyarrow import parquet
 
@@ -64,7 +64,7 @@ def without_times(file: Path) -> Any:
 
 def _cut(value: Any, names: tuple[str, ...]) -> Any:
     if isinstance(value, dict):
-        clocks = ("timing/", "performance/", "trainer.json", "sha256")
+        clocks = ("timing/", "performance/", "system/", "trainer.json", "sha256")  # system/: what this machine has free
         return {k: _cut(v, names) for k, v in value.items() if k not in names and not k.startswith(clocks)}
     return [_cut(item, names) for item in value] if isinstance(value, list) else value
 
