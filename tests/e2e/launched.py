@@ -52,11 +52,10 @@ def _run(arguments: list[str], out: str, err: str) -> None:
     sys.stdout = io.TextIOWrapper(io.FileIO(1, "w"), write_through=True)
     sys.stderr = io.TextIOWrapper(io.FileIO(2, "w"), write_through=True)
     sys.argv = ["nemorl", *arguments]
-    leave = os._exit  # a command that is supervised notes who calls it
     from nemorl_commands.supervisor import run
 
     try:
         run()
     except SystemExit as end:
-        leave(end.code if isinstance(end.code, int) else 98)
-    leave(99)
+        os._exit(end.code if isinstance(end.code, int) else 98)
+    os._exit(99)

@@ -7,7 +7,6 @@ installed algorithm plugins are found here too: ``nemorl.GRPOConfig``, ``nemorl.
 from __future__ import annotations
 
 import importlib
-from importlib.machinery import PathFinder
 from typing import Any
 
 __version__ = "0.1.0"
@@ -29,18 +28,6 @@ _KERNEL = {
     "load_config": "nemorl.config",
 }
 """The kernel's own names. All others come from the entry points ``nemorl.names`` of toolkits and plugins."""
-
-
-def _find_distributions(*args: Any, **kwargs: Any) -> Any:
-    from nemorl_base.distributions import (
-        find_distributions,  # importlib.metadata takes as long as all of `import nemorl`
-    )
-
-    return find_distributions(*args, **kwargs)
-
-
-# Before pydantic or torch is imported, which one damaged distribution would prevent: see nemorl_base.distributions.
-PathFinder.find_distributions = staticmethod(_find_distributions)  # type: ignore[method-assign]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,9 +1,11 @@
 """``python -m nemorl``: the ``nemorl`` script, where nemorl-commands is installed."""
 
 import sys
-from importlib.metadata import entry_points
 
-scripts = entry_points(group="console_scripts", name="nemorl")
-if not scripts:
+from nemorl_base.distributions import installed, points_of
+
+points = (point for dist in installed() for point in points_of(dist, "console_scripts")[0])
+script = next((point for point in points if point.name == "nemorl"), None)
+if script is None:
     sys.exit("error: nemorl has no command line here\n  fix: pip install nemorl-commands")
-next(iter(scripts)).load()()
+script.load()()

@@ -47,13 +47,14 @@ def attempt(folder: Path, start: int, go: int) -> int:
         os.close(go)
         os.read(start, 1)  # returns in all of them at once, when the parent closes its end
         try:
-            Ownership(folder)
+            kept = Ownership(folder)
         except RunInUseError:
             code = LOST
         else:
             with (folder / "winners").open("a") as file:
                 file.write("one\n")
             signal.pause()
+            kept.close()
     finally:
         os._exit(code)
 

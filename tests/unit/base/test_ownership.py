@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -12,11 +13,12 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import racing
 from nemorl.errors import NemorlError, RunInUseError, StorageError
-from nemorl_base.ownership import FILE, Owner, Ownership
+from nemorl_base.ownership import FILE, MARKER, Owner, Ownership
 from recorded_messages import Raises
 
 HOLDER = """
@@ -107,35 +109,37 @@ def test_a_child_that_outlives_a_killed_owner_does_not_hold_the_lock(tmp_path: P
         os.kill(grandchild, signal.SIGKILL)
 
 
-GONE = {
-    "an earlier boot": {"boot_id": "before"},
-    "a pid used again": {"process_start": "1"},
-}
-
-
-@pytest.mark.parametrize("changes", GONE.values(), ids=GONE)
-def test_without_flock_a_record_of_a_process_that_ended_is_replaced(
-    tmp_path: Path, changes: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_flock_what_a_killed_owner_leaves_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fcntl.flock", racing.no_flock)
-    (tmp_path / FILE).write_text(json.dumps(asdict(replace(Owner.me(), **changes))))
-    kept = Ownership(tmp_path)
+    kept: list[Ownership] = []
+    pid = child(lambda: kept.append(Ownership(tmp_path)) or 0)  # type: ignore[func-returns-value]  # never closed
+    assert code_of(pid) == 0
+    assert (tmp_path / MARKER).read_text().startswith(f"{pid}\n")
+    after = Ownership(tmp_path)
     assert Owner.read((tmp_path / FILE).read_text()) == replace(Owner.me(), since=pytest.approx(time.time(), abs=60))
-    kept.close()
-    assert [path.name for path in tmp_path.iterdir()] == []
+    after.close()
+    assert [path.name for path in tmp_path.iterdir()] == [FILE]
 
 
-@pytest.mark.parametrize("text", ["other host", "{", "[]", '{"host": 3}'])
+@pytest.mark.parametrize(
+    ("marker", "record", "facts"),
+    [
+        ("7\nelsewhere\n", asdict(replace(Owner.me(), host="elsewhere", pid=7)), [7, "elsewhere"]),
+        ("{", asdict(replace(Owner.me(), boot_id="before", pid=7)), [7]),
+        ("{", {"host": 3}, []),
+        ("", [], []),
+    ],
+    ids=["other host", "ended", "other record", "no record"],
+)
 def test_without_flock_what_cannot_be_judged_is_not_overridden(
-    tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch, raises: Raises
+    tmp_path: Path, marker: str, record: object, facts: list[object], monkeypatch: pytest.MonkeyPatch, raises: Raises
 ) -> None:
     monkeypatch.setattr("fcntl.flock", racing.no_flock)
-    record = json.dumps(asdict(replace(Owner.me(), host="elsewhere", pid=7))) if text == "other host" else text
-    (tmp_path / FILE).write_text(record)
-    facts = [7, "elsewhere", tmp_path / FILE] if text == "other host" else []
-    with raises(RunInUseError, *facts):
+    (tmp_path / MARKER).write_text(marker)
+    (tmp_path / FILE).write_text(json.dumps(record))
+    with raises(RunInUseError, *facts, tmp_path / MARKER):
         Ownership(tmp_path)
-    assert (tmp_path / FILE).read_text() == record
+    assert (tmp_path / MARKER).read_text() == marker
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"host": 3}', "\x00\xff"])
@@ -151,25 +155,35 @@ def test_a_lock_that_is_a_folder_is_one_clear_error(tmp_path: Path, raises: Rais
     assert isinstance(caught.value, NemorlError)
 
 
-def test_a_disk_that_refuses_the_record_of_the_end_is_no_error_and_keeps_no_lock(tmp_path: Path) -> None:
+def test_a_disk_that_refuses_the_record_of_the_end_is_no_error_and_keeps_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kept = Ownership(tmp_path)
-    os.close(kept._file.fileno())  # to empty and to close the file is refused now
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
+        kept.close()
     kept.close()
-    kept.close()
+    assert (tmp_path / FILE).read_text()
+    Ownership(tmp_path).close()
+
+
+def test_a_disk_that_refuses_the_first_record_keeps_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raises: Raises
+) -> None:
+    with monkeypatch.context() as patch, raises(StorageError, tmp_path / FILE):
+        patch.setattr(Path, "write_bytes", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+        Ownership(tmp_path)
     Ownership(tmp_path).close()
 
 
 def test_an_owner_removes_what_killed_ones_had_begun_to_write(tmp_path: Path) -> None:
-    gone = subprocess.Popen(["true"])
-    gone.wait()  # no process has its number any more
-    host = socket.gethostname()
-    begun = [".config.yaml.41.draft", f".{FILE}.{host}.{gone.pid}", f".{FILE}.stale.{host}.{gone.pid}"]
-    kept = ["config.yaml", f".{FILE}.{host}.{os.getppid()}", f".{FILE}.elsewhere.{gone.pid}"]
-    for name in [*begun, *kept, "records/train/.step_000001.parquet.41.draft", "records/train/step_000001.parquet"]:
+    begun = [".config.yaml.41.draft", "records/train/.step_000001.parquet.41.draft"]
+    kept = ["config.yaml", "records/train/step_000001.parquet"]
+    for name in [*begun, *kept]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / ".nemorl-probe").mkdir()
     Ownership(tmp_path).close()
     files = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if not path.is_dir()}
-    assert files == {FILE, *kept, "records/train/step_000001.parquet"}
+    assert files == {FILE, *kept}
     assert not (tmp_path / ".nemorl-probe").exists()

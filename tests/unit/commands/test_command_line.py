@@ -6,6 +6,7 @@ import json
 import shlex
 import shutil
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from nemorl import __version__
 from nemorl.plugins.index import Index
 from nemorl.plugins.kinds import HookConfig
 from nemorl.plugins.registry import Registry
+from nemorl_base.ownership import Owner
 from nemorl_commands import app as tree
 from nemorl_commands import main, terminal
 from nemorl_commands.plugins import listed
@@ -460,6 +462,10 @@ def test_runs_lists_runs_newest_first(nemorl: Command, tmp_path: Path, monkeypat
         ("new", 2, 4, 0.5, "incomplete"),
         ("old", 2, 4, 0.25, "incomplete"),
     ]
+    gone = replace(Owner.me(), boot_id="of an earlier boot")
+    (tmp_path / "runs/old/run.lock").write_text(json.dumps(asdict(gone)))
+    listed = nemorl("runs", tmp_path / "runs", "--json").json
+    assert [run["status"] for run in listed] == ["incomplete", "lost"]
     assert "new" in nemorl("runs", tmp_path / "runs").out
     assert "no folder" in nemorl("runs", tmp_path / "gone").err
     assert nemorl("runs", "list", tmp_path / "runs", "--json").json == listed

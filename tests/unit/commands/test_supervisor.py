@@ -1,4 +1,4 @@
-"""A command and its parent: signals arrive once, a lost terminal and a lost parent end it, and what it says is kept."""
+"""A long command and its parent: signals arrive once, a lost terminal or parent ends it, a death is explained."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 from nemorl_base.last_words import MARK
 from nemorl_commands.streams import SteadyStream
-from nemorl_commands.unexplained import LastWords, how_it_ended
+from nemorl_commands.supervisor import _conclude
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="commands are supervised on Linux only")
 
 COMMANDS = """
 import os, sys, time
-from nemorl_commands.supervisor import run
+from nemorl_commands import supervisor
 from nemorl_commands.app import app
 from nemorl_base.stopping import GracefulStop
 
@@ -63,7 +63,12 @@ def lagging():
     import atexit, signal
     atexit.register(lambda: (signal.signal(signal.SIGINT, signal.SIG_DFL), os.kill(os.getpid(), signal.SIGINT)))
 
-run()
+@app.command("alone")
+def alone():
+    print("supervised" if "NEMORL_SUPERVISOR" in os.environ else "alone")
+
+supervisor.SUPERVISED = supervisor.SUPERVISED | {"wait", "echo", "stuck", "chat", "lagging"}
+supervisor.run()
 """
 
 
@@ -194,6 +199,11 @@ def test_code_that_nothing_interrupts_is_ended_and_named() -> None:
     assert "(stuck), before the command had ended" in err
 
 
+def test_a_command_that_trains_nothing_has_no_parent() -> None:
+    process = start("alone")
+    assert process.communicate(timeout=60) == ("alone\n", "")
+
+
 def test_the_command_reads_what_the_parent_was_given() -> None:
     process = start("echo", stdin=subprocess.PIPE)
     assert process.communicate("a line", timeout=60) == ("a line\n", "")
@@ -219,8 +229,8 @@ def write():
         print("no play", flush=True)
         own.write(str(own.fileno() > 2))
 
-run()"""
-    script = COMMANDS.replace("run()\n", "") + write
+supervisor.run()"""
+    script = COMMANDS.replace("supervisor.run()\n", "") + write
     (tmp_path / "commands.py").write_text(script)
     command = f'"$1" "$2" write {closed}'
     arguments = ["sh", "-c", command, "sh", sys.executable, str(tmp_path / "commands.py")]
@@ -273,24 +283,27 @@ Thread 0x2 (most recent call first):
 
 
 @pytest.mark.parametrize(
-    ("notes", "fault", "code", "said"),
+    ("notes", "fault", "code", "exit_code", "said"),
     [
-        ("", FAULT, -11, "killed by signal 11 (SIGSEGV) in /site/acme.py, line 7 (build), before the command"),
-        ('{"run": "/runs/a"}', FAULT, -11, "in the middle of the run in /runs/a"),
-        ('{"run": "/runs/a"}\n{"closed": "/runs/a"}', "", -9, "before the command had ended, as the kernel does"),
-        ('{"left": "acme.py, line 1 (f)"}', "", 0, "os._exit(0) was called in acme.py, line 1 (f)"),
-        ("", TIMEOUT, 1, "was stuck in /site/acme.py, line 8 (on_step_end)"),
-        ("", "", 3, "the process ended itself with exit code 3"),
-        ('{"ray": true}', "", 1, "as Ray does to a driver that has lost its raylet or its GCS"),
-        ('{"exit": 0}', "", -11, "after the command had ended with exit code 0"),
+        ("", FAULT, -11, 139, "killed by signal 11 (SIGSEGV) in /site/acme.py, line 7 (build), before the command"),
+        ('{"run": "/runs/a"}', "", -9, 137, "before the command had ended, as the kernel does when memory runs out"),
+        ("", "", 0, 70, "ended itself with exit code 0, before the command had ended: by os._exit"),
+        ("", TIMEOUT, 1, 1, "was stuck in /site/acme.py, line 8 (on_step_end)"),
+        ("", "", 3, 3, "the process ended itself with exit code 3"),
+        ('{"exit": 0}', "", -11, 139, "after the command had ended with exit code 0"),
+        ('{"exit": 2}', "", 0, 2, ""),
+        ('{"exit": 0}', "", -15, 0, ""),
     ],
 )
-def test_last_words_become_one_line(tmp_path: Path, notes: str, fault: str, code: int, said: str) -> None:
+def test_an_end_that_the_command_did_not_mean_has_an_exit_code_and_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], notes: str, fault: str, code: int, exit_code: int, said: str
+) -> None:
     file = tmp_path / "said"
     stdlib = os.path.dirname(os.__file__)
     lines = b"".join(MARK + note.encode() + b"\n" for note in notes.splitlines())
     file.write_bytes(lines + fault.replace("{stdlib}", stdlib).encode())
     with file.open("rb") as opened:
-        line = how_it_ended(code, LastWords.of(opened.fileno()))
-    assert said in line
-    assert "\n" not in line
+        assert _conclude(code, opened.fileno()) == exit_code
+    told = capsys.readouterr().err.splitlines()
+    assert said in "".join(told[:1])
+    assert [line.partition(":")[0] for line in told] == (["error", "  fix"] if said else [])

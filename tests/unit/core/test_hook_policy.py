@@ -1,4 +1,4 @@
-"""Order and wrappers through the guard, and what happens when a hook raises, exits, or cannot be built."""
+"""Order through the guard, and what happens when a hook raises, exits, or cannot be built."""
 
 from __future__ import annotations
 
@@ -51,37 +51,10 @@ def saying(word: str, **options: bool) -> object:
     return type(word, (), {"on_step_begin": hookimpl(**options)(on_step_begin)})()  # type: ignore[call-overload]
 
 
-class Wrapper:
-    """Says when it is entered and left; raises where it is told to."""
-
-    def __init__(self, name: str = "wrapper", *, before: bool = False, after: bool = False) -> None:
-        self.name, self.before, self.after = name, before, after
-
-    @hookimpl(wrapper=True)
-    def on_step_begin(self, step: int) -> Iterator[None]:
-        said.append(f"enter {self.name}")
-        if self.before:
-            raise ValueError(f"{self.name} before")
-        try:
-            yield
-        finally:
-            said.append(f"leave {self.name}")
-        if self.after:
-            raise ValueError(f"{self.name} after")
-
-
 class Failing:
     def on_step_begin(self) -> None:
         said.append("failing")
         raise ValueError("no")
-
-
-class EssentialFailing(Failing):
-    essential = True
-
-
-class EssentialWrapper(Wrapper):
-    essential = True
 
 
 def registered(hooks: Hooks, *plugins: object) -> Hooks:
@@ -100,12 +73,6 @@ def test_first_and_last_are_relative_to_all_others(hooks: Hooks) -> None:
     assert said == ["early", "one", "two", "late"]
 
 
-def test_wrappers_run_around_everything_the_first_outermost(hooks: Hooks) -> None:
-    plugins = (saying("early", tryfirst=True), Wrapper("outer"), saying("one"), Wrapper("inner"))
-    registered(hooks, *plugins).fire("on_step_begin", **BEGIN)
-    assert said == ["enter outer", "enter inner", "early", "one", "leave inner", "leave outer"]
-
-
 def test_the_example_of_the_page_runs(tiny_model: Path, tmp_path: Path) -> None:
     (code,) = [block for block in re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL) if "order = []" in block]
 
@@ -115,96 +82,18 @@ def test_the_example_of_the_page_runs(tiny_model: Path, tmp_path: Path) -> None:
 
     names: dict[str, Any] = {"trainer": Tiny()}
     exec(compile(code, "docs/hooks.md", "exec"), names)
-    assert names["order"].count("open") == 2
+    assert names["order"].count("before the others") == 2
 
 
 # A hook that raises
 
 
-def test_a_wrapper_that_raises_before_its_yield_is_disabled_and_the_others_run(
-    hooks: Hooks, reports: list[str]
-) -> None:
-    registered(hooks, Wrapper(before=True), saying("one"))
+def test_an_observer_that_raises_is_disabled_and_the_others_run(hooks: Hooks, reports: list[str]) -> None:
+    registered(hooks, Failing(), saying("one"))
     for _ in range(2):
         hooks.fire("on_step_begin", **BEGIN)
-    assert said == ["enter wrapper", "one", "one"]
-    assert reports == [
-        "hook on_step_begin of acme:0 raised ValueError: wrapper before; it is disabled for the rest of this run"
-    ]
-
-
-def test_a_wrapper_that_raises_after_its_yield_is_disabled(hooks: Hooks, reports: list[str]) -> None:
-    registered(hooks, Wrapper(after=True), saying("one"))
-    for _ in range(2):
-        hooks.fire("on_step_begin", **BEGIN)
-    assert said == ["enter wrapper", "one", "leave wrapper", "one"]
-    assert len(reports) == 1
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_an_essential_wrapper_that_raises_ends_the_run(
-    hooks: Hooks, reports: list[str], when: str, raises: Raises
-) -> None:
-    registered(hooks, EssentialWrapper(**{when: True}), saying("one"))
-    with raises(ForeignError, "on_step_begin", "acme:0", "ValueError", when):
-        hooks.fire("on_step_begin", **BEGIN)
-    assert reports == []
-
-
-def test_an_observer_that_raises_is_nothing_that_a_wrapper_notices(hooks: Hooks, reports: list[str]) -> None:
-    registered(hooks, Wrapper(), Failing(), saying("one")).fire("on_step_begin", **BEGIN)
-    assert said == ["enter wrapper", "failing", "one", "leave wrapper"]
-    assert len(reports) == 1
-
-
-def test_a_wrapper_sees_the_error_that_ends_the_run_and_cannot_stop_it(
-    hooks: Hooks, reports: list[str], raises: Raises
-) -> None:
-    class Swallows:
-        @hookimpl(wrapper=True)
-        def on_step_begin(self) -> Iterator[None]:
-            try:
-                yield
-            except ForeignError as error:
-                said.append(f"saw {type(error.__cause__).__name__}")
-
-    registered(hooks, Swallows(), Wrapper(after=True), EssentialFailing())
-    with raises(ForeignError, "acme:2", "ValueError"):
-        hooks.fire("on_step_begin", **BEGIN)
-    assert said == ["enter wrapper", "failing", "leave wrapper", "saw ValueError"]
-    assert reports == []
-
-
-def test_a_wrapper_that_fails_while_the_run_ends_is_reported_and_the_first_error_raised(
-    hooks: Hooks, reports: list[str], raises: Raises
-) -> None:
-    class Replaces:
-        essential = True
-
-        @hookimpl(wrapper=True)
-        def on_step_begin(self) -> Iterator[None]:
-            try:
-                yield
-            finally:
-                raise RuntimeError("and another thing")
-
-    registered(hooks, Replaces(), EssentialFailing())
-    with raises(ForeignError, "acme:1", "ValueError"):
-        hooks.fire("on_step_begin", **BEGIN)
-    assert reports == ["hook on_step_begin of acme:0 raised RuntimeError: and another thing"]
-
-
-@pytest.mark.parametrize("count", [0, 2])
-def test_a_wrapper_yields_exactly_once(hooks: Hooks, reports: list[str], count: int) -> None:
-    class Miscounts:
-        @hookimpl(wrapper=True)
-        def on_step_begin(self) -> Iterator[None]:
-            for _ in range(count):
-                yield
-
-    registered(hooks, Miscounts(), saying("one")).fire("on_step_begin", **BEGIN)
-    assert said == ["one"]
-    assert re.search("returned before its yield" if count == 0 else "yielded twice", reports[0])
+    assert said == ["failing", "one", "one"]
+    assert reports == ["hook on_step_begin of acme:0 raised ValueError: no; it is disabled for the rest of this run"]
 
 
 def test_a_failing_on_exception_does_not_hide_the_error_of_the_run(hooks: Hooks, reports: list[str]) -> None:
@@ -243,14 +132,11 @@ def test_an_essential_hook_that_exits_ends_the_run_with_an_error(hooks: Hooks, r
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(int(signal.SIGTERM))], ids=["Ctrl-C", "SIGTERM"])
-def test_what_a_person_asks_for_passes_through_hooks_and_wrappers(
-    hooks: Hooks, reports: list[str], error: BaseException
-) -> None:
-    registered(hooks, Wrapper(), Exits(error))
+def test_what_a_person_asks_for_passes_through_hooks(hooks: Hooks, reports: list[str], error: BaseException) -> None:
+    registered(hooks, Exits(error))
     with pytest.raises(type(error)) as caught:
         hooks.fire("on_step_begin", **BEGIN)
     assert caught.value is error
-    assert said == ["enter wrapper", "leave wrapper"]
     assert reports == []
 
 
@@ -272,15 +158,6 @@ class EssentialClumsy(Clumsy):
     """The same, and the run depends on it."""
 
     essential = True
-
-
-class Wrapped(Clumsy):
-    """The same in a wrapper."""
-
-    @hookimpl(wrapper=True)
-    def on_step_begin(self, step: int) -> Iterator[None]:
-        yield
-        raise KeyError("loss_of_mind")
 
 
 class ConstructedWrong:
@@ -322,11 +199,6 @@ class EssentialConfig(HookConfig):
         return EssentialClumsy()
 
 
-class WrappedConfig(HookConfig):
-    def build(self) -> object:
-        return Wrapped()
-
-
 class UnbuiltConfig(HookConfig):
     """Cannot be built."""
 
@@ -341,7 +213,7 @@ class UnbuiltConfig(HookConfig):
 @pytest.fixture
 def plugins() -> Iterator[Registry]:
     scoped = Registry(Index.installed())
-    offered = {"clumsy": ClumsyConfig, "essential": EssentialConfig, "wrapped": WrappedConfig, "unbuilt": UnbuiltConfig}
+    offered = {"clumsy": ClumsyConfig, "essential": EssentialConfig, "unbuilt": UnbuiltConfig}
     for name, config in offered.items():
         scoped.register("hooks", name, config)
     with use_registry(scoped):
@@ -375,13 +247,12 @@ def events(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("name", ["clumsy", "wrapped"])
 def test_a_hook_plugin_that_raises_is_named_once_in_the_audit_log_and_the_run_goes_on(
-    plugins: Registry, tiny_model: Path, tmp_path: Path, name: str
+    plugins: Registry, tiny_model: Path, tmp_path: Path
 ) -> None:
-    assert fit(tiny_model, tmp_path / "run", [], plugins={"hooks": [name]}).steps == 2
-    identity = plugins.index.find("hooks", name).id
-    assert identity.endswith(f":{name}")
+    assert fit(tiny_model, tmp_path / "run", [], plugins={"hooks": ["clumsy"]}).steps == 2
+    identity = plugins.index.find("hooks", "clumsy").id
+    assert identity.endswith(":clumsy")
     (warning,) = [line for line in events(tmp_path / "run") if line["event"] == "warning"]
     assert f"hook on_step_begin of {identity} raised KeyError: 'loss_of_mind'" in warning["message"]
     assert "disabled for the rest of this run" in warning["message"]

@@ -75,9 +75,10 @@ class StaticGenerator:
         yield
 
 
-class WrapperWithoutYield:
+class Wrapper:
     @hookimpl(wrapper=True)
-    def on_step_end(self, step: int) -> None: ...
+    def on_step_end(self, step: int) -> Iterator[None]:
+        yield
 
 
 class OldWrapper:
@@ -106,7 +107,7 @@ WRONG = [
     HoldsAsyncObject,
     Generator,
     StaticGenerator,
-    WrapperWithoutYield,
+    Wrapper,
     OldWrapper,
     AnotherName,
     NotCallable,

@@ -7,7 +7,7 @@ Each spec is either *observer* (an implementation that raises is reported once w
 disabled) or *control* (it is re-raised, attributed, and ends the run). A plugin or callback with ``essential = True``
 is always treated as control. ``SystemExit`` counts as raising; a person's Ctrl-C does not.
 
-Call order: wrappers, then ``tryfirst``, then the rest, then ``trylast``; within each, the config's ``plugins.hooks``
+Call order: ``tryfirst``, then the rest, then ``trylast``; within each, the config's ``plugins.hooks``
 order, then callbacks in the order given.
 """
 
@@ -17,7 +17,7 @@ import functools
 import inspect
 import math
 import types
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -144,8 +144,7 @@ class Hooks:
         for found in implementations(plugin, name, ARGUMENTS):
             is_essential = found.event in CONTROL or bool(getattr(plugin, "essential", False))
             guard = _Guard(found, name, is_essential, self.failures, self._report, self._limit_s)
-            call = guard.wrapper() if found.is_wrapper else guard.plain()
-            marked = hookimpl(call, wrapper=found.is_wrapper, tryfirst=found.goes_first, trylast=found.goes_last)
+            marked = hookimpl(guard.as_the_event(), tryfirst=found.goes_first, trylast=found.goes_last)
             setattr(guarded, found.event, marked)
         # pluggy calls the most recently registered first; callers register in reverse of the wanted order.
         self._manager.register(guarded, name=name)
@@ -166,83 +165,30 @@ class _Guard:
     report: Callable[[str], None]
     limit_s: float
 
-    def plain(self) -> Callable[..., None]:
+    def as_the_event(self) -> Callable[..., None]:
+        """pluggy passes what a signature names, but nothing that has a default: this shows it the event's own."""
+
+        @functools.wraps(getattr(HookSpecs, self.found.event))
         def call(*values: Any) -> None:
-            self._attempt(lambda: self.found.method(**self._taken(values)))
+            offered = zip(ARGUMENTS[self.found.event], values, strict=True)
+            self._attempt({argument: value for argument, value in offered if argument in self.found.arguments})
 
-        return self._as_the_event(call)
+        return call
 
-    def wrapper(self) -> Callable[..., Generator[None, None, None]]:
-        def call(*values: Any) -> Generator[None, None, None]:
-            running: Generator[Any, Any, Any] = self.found.method(**self._taken(values))
-            if not self._attempt(lambda: _enter(running)):
-                yield
-                return
-            try:
-                yield
-            except BaseException as error:
-                # It may clean up, but neither hides what ends the run nor takes its place.
-                ending = error
-                self._attempt(lambda: _leave(running, ending), is_ending=True)
-                raise
-            self._attempt(lambda: _leave(running))
-
-        return self._as_the_event(call)
-
-    def _as_the_event(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """pluggy passes what a signature names, but nothing that has a default: show it the event's own."""
-        return functools.wraps(getattr(HookSpecs, self.found.event))(call)
-
-    def _taken(self, values: tuple[Any, ...]) -> dict[str, Any]:
-        offered = zip(ARGUMENTS[self.found.event], values, strict=True)
-        return {argument: value for argument, value in offered if argument in self.found.arguments}
-
-    def _attempt(self, action: Callable[[], object], *, is_ending: bool = False) -> bool:
-        """Whether it ran to its end. A failure is raised if the hook is essential, else reported once.
-
-        Args:
-            action: What the hook does.
-            is_ending: An error is ending the run already: that one is raised, this one only reported.
-        """
+    def _attempt(self, arguments: Mapping[str, Any]) -> None:
+        """Call the hook. A failure is raised if it is essential, else reported once."""
         if self.name in self.failures and not self.is_essential:
-            return False
+            return
         where = f"hook {self.found.event} of {self.name}"
         try:
             with boundary(where), deadline(where, self.limit_s, setting="plugins.hook_timeout_s"):
-                action()
+                self.found.method(**arguments)
         except NemorlError as error:
             self.failures[self.name] = self.failures.get(self.name, 0) + 1
-            if self.is_essential and not is_ending and self.found.event != "on_exception":
+            if self.is_essential and self.found.event != "on_exception":
                 raise
             what = error.message if isinstance(error, ForeignError) else f"{where}: {error.message}"
             self.report(what if self.is_essential else f"{what}; it is disabled for the rest of this run")
-            return False
-        return True
-
-
-def _enter(running: Generator[Any, Any, Any]) -> None:
-    """The part of a wrapper before its ``yield``."""
-    try:
-        next(running)
-    except StopIteration:
-        raise PluginError("the wrapper returned before its yield", fix="yield exactly once on every path") from None
-
-
-def _leave(running: Generator[Any, Any, Any], error: BaseException | None = None) -> None:
-    """The part of a wrapper after its ``yield``, at which ``error`` is raised."""
-    try:
-        if error is None:
-            next(running)
-        else:
-            running.throw(error)
-    except StopIteration:
-        return
-    except BaseException as raised:
-        if raised is error:
-            return
-        raise
-    running.close()
-    raise PluginError("the wrapper yielded twice", fix="yield exactly once on every path")
 
 
 def build_hooks(

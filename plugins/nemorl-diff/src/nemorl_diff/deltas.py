@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, distributions
+from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as metadata_version
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ from typing import Any
 from nemorl.config.base import identity
 from nemorl.config.load import load_config
 from nemorl.errors import UsageError
+from nemorl_base.distributions import installed
+from nemorl_base.owner import described
 from nemorl_report.comparing.variants import Difference
 from nemorl_report.lock import FILE, LockedPlugin, locked_plugins, read_lock
 
@@ -115,7 +117,7 @@ def plugin_deltas(good: RunFiles, bad: RunFiles, folders: Sequence[Path]) -> lis
     }
     found: dict[str, PluginDelta] = {}
     for folder in folders:
-        held = {dist.name: dist.version for dist in distributions(path=[str(folder)])}
+        held = {owner.name: owner.version for owner in map(described, installed([str(folder)]))}
         of_use = {name: version for name, version in held.items() if version in differing.get(name, ())}
         if not of_use:
             wanted = "; ".join(f"{name} {one} or {other}" for name, (one, other) in differing.items()) or "none differs"

@@ -1,10 +1,9 @@
 """Installed distributions, read so that a damaged one concerns nobody else.
 
-``importlib.metadata`` reads the files of every distribution on ``sys.path`` to answer one question, and raises if any
-of them is no text or holds a line that it does not expect. pydantic, torch and transformers ask when they are imported:
-one interrupted installation anywhere ends every program. ``import nemorl`` therefore puts
-:func:`find_distributions` in the place of the standard one: what it finds is the same, and what cannot be read of it is
-left out. :meth:`InstalledDistribution.damage_of` says what that was.
+``importlib.metadata`` raises if a file of a distribution is no text or holds a line that it does not expect: one
+interrupted installation would end every question about all of them. :func:`installed` finds the same distributions and
+leaves out what cannot be read of them; :meth:`InstalledDistribution.damage_of` says what that was. Other libraries read
+metadata as they always do.
 """
 
 from __future__ import annotations
@@ -96,17 +95,8 @@ class _UnreadableError(Exception):
     """A metadata file that nobody should try to read."""
 
 
-def find_distributions(*args: Any, **kwargs: Any) -> Iterator[metadata.Distribution]:
-    """``PathFinder.find_distributions``, giving distributions that can be damaged."""
-    yield from map(guarded, metadata.MetadataPathFinder.find_distributions(*args, **kwargs))
-
-
 def guarded(found: metadata.Distribution) -> metadata.Distribution:
-    """A distribution in a folder, read so that it can be damaged.
-
-    Whoever imports ``importlib_metadata`` takes :func:`find_distributions` out again; its distributions are read in
-    another way, too: a line that METADATA does not have raises.
-    """
+    """A distribution in a folder, read so that it can be damaged."""
     place = vars(found).get("_path")
     return found if place is None or isinstance(found, InstalledDistribution) else InstalledDistribution(place)
 

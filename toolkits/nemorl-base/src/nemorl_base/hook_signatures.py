@@ -1,8 +1,8 @@
 """What a hook method may look like, decided when it is registered. Nothing here calls a hook.
 
-An implementation is a plain function, or, marked ``@hookimpl(wrapper=True)``, a generator function that yields once.
-It takes any of its event's arguments by name. What pluggy would accept and then call wrongly, or never, is refused:
-a generator that nobody advances, a coroutine that nobody awaits, an argument whose default would hide the real value.
+An implementation is a plain function that takes any of its event's arguments by name. What pluggy would accept and
+then call wrongly, or never, is refused: a generator that nobody advances, a coroutine that nobody awaits, an argument
+whose default would hide the real value. So are pluggy's wrappers, which run around other implementations.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ class Implementation:
     method: Callable[..., Any]
     arguments: frozenset[str]
     """Those of the event's arguments that it takes."""
-    is_wrapper: bool
     goes_first: bool
     """``tryfirst=True``"""
     goes_last: bool
@@ -88,13 +87,12 @@ def _checked(
 ) -> Implementation:
     right = signature(event, arguments)
     method = getattr(plugin, event)
-    is_wrapper = bool(mark.get("wrapper"))
     refusal = _wrong_kind(method, mark) or _wrong_parameters(plugin, method, arguments)
     if refusal is not None:
         what, fix = refusal
         raise PluginError(f"hook plugin {name!r}: {event} {what}", fix=f"{fix}; the event is {right}")
     taken = frozenset(inspect.signature(method).parameters) & frozenset(arguments)
-    return Implementation(event, method, taken, is_wrapper, bool(mark.get("tryfirst")), bool(mark.get("trylast")))
+    return Implementation(event, method, taken, bool(mark.get("tryfirst")), bool(mark.get("trylast")))
 
 
 def _wrong_kind(method: Any, mark: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -104,18 +102,14 @@ def _wrong_kind(method: Any, mark: Mapping[str, Any]) -> tuple[str, str] | None:
     body = method if inspect.isroutine(method) or isinstance(method, functools.partial) else method.__call__
     if inspect.iscoroutinefunction(body) or inspect.isasyncgenfunction(body):
         return "is async, and hooks are called from a loop that awaits nothing", "use def, and asyncio.run inside it"
-    if mark.get("hookwrapper"):
-        return "is marked hookwrapper=True, pluggy's old style of wrapper", "use hookimpl(wrapper=True)"
+    if mark.get("wrapper") or mark.get("hookwrapper") or inspect.isgeneratorfunction(body):
+        return (
+            "is a generator or marked as a wrapper, and nemorl runs no hook around others",
+            "remove the mark and the yield; what has to run before and after the others goes into two hook objects, "
+            "marked hookimpl(tryfirst=True) and hookimpl(trylast=True)",
+        )
     if mark.get("specname"):
         return f"is marked specname={mark['specname']!r}", "give the method the name of its event"
-    is_generator = inspect.isgeneratorfunction(body)
-    if is_generator and not mark.get("wrapper"):
-        return (
-            "is a generator function, whose body would never run",
-            "remove the yield, or mark it hookimpl(wrapper=True)",
-        )
-    if mark.get("wrapper") and not is_generator:
-        return "is marked wrapper=True and has no yield", "yield once, where the other hooks of the event run"
     return None
 
 

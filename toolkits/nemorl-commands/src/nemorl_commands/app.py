@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from nemorl import __version__
@@ -22,6 +22,7 @@ from nemorl_base.standard_plugins import STANDARD_PLUGINS
 from nemorl_base.stopping import PromptStop
 from nemorl_report.source import read_source
 from rich.markup import escape
+from typer.core import TyperGroup
 
 from nemorl_commands import compare, configs, evals, plugin_installs, plugins, runs, samples, watch
 from nemorl_commands.forwarding import forward
@@ -37,8 +38,6 @@ USER_ERROR = 2
 UNEXPECTED = 1
 LOST_OUTPUT = 1
 """Nobody could read the answer."""
-TYPER_LOOP = "_main"
-"""The function of typer that calls ``sys.exit`` with a command's exit code; what commands do is called by others."""
 BY_SIGNAL = 128
 """A shell's convention: 128 + the number of the signal."""
 ENOUGH = BY_SIGNAL + signal.SIGPIPE
@@ -50,7 +49,22 @@ FIX_OUTPUT = "what the command did is done; where its output matters, keep the p
 FIX_SIGNAL = "the same command continues a run from its last checkpoint"
 
 
+class _CommandExit(SystemExit):
+    """``sys.exit`` in code that a command ran. Typer's own, which says how a command ended, comes after all of it."""
+
+
+class _Root(TyperGroup):
+    """The command ``nemorl``."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except SystemExit as exit_:
+            raise _CommandExit(exit_.code) from exit_
+
+
 app = App(
+    cls=_Root,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -171,8 +185,9 @@ def _run(arguments: list[str], *, debug: bool) -> int:
         except SystemExit as exit_:
             if isinstance(exit_.__context__, BrokenPipeError):  # typer's answer to one
                 return ENOUGH
-            if stop.name is None and not _is_own(exit_):
-                return _report(f"{type(exit_).__name__}: {exit_.code}{_raised_at(exit_)}", FIX_EXIT, debug=debug)
+            if stop.name is None and isinstance(exit_, _CommandExit):
+                cause = exit_.__cause__ or exit_
+                return _report(f"{type(cause).__name__}: {exit_.code}{_raised_at(cause)}", FIX_EXIT, debug=debug)
             code = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
             if stop.name is None and code == BY_SIGNAL + signal.SIGINT:
                 return _report("KeyboardInterrupt, though nobody pressed Ctrl-C", FIX_EXIT, debug=debug, code=code)
@@ -200,14 +215,6 @@ def _is_named(path: object, arguments: Sequence[str]) -> bool:
     return isinstance(path, str | os.PathLike) and any(
         Path(os.path.abspath(path)).is_relative_to(place) for place in places
     )
-
-
-def _is_own(exit_: SystemExit) -> bool:
-    """Whether typer ended the command, rather than code that it ran."""
-    frames = [frame for frame, _ in traceback.walk_tb(exit_.__traceback__)]
-    typers = [frame for frame in frames if frame.f_globals.get("__name__", "").partition(".")[0] == "typer"]
-    # Below its main loop there is sys.exit alone, or what a library such as wandb has put in its place.
-    return bool(typers) and typers[-1].f_code.co_name == TYPER_LOOP
 
 
 def _raised_at(error: BaseException) -> str:

@@ -58,13 +58,14 @@ class Following:
     def status(self) -> str:
         """As :attr:`RunData.status` has it, by the events so far; ``lost`` where its process ended without a word."""
         found = RunData(self._run_dir.name, events=tuple(self._told)).status
-        return "lost" if found == "incomplete" and self._is_gone else found
+        is_gone = was_killed(self._run_dir) or not (self._run_dir / FILE).exists()
+        return "lost" if found == "incomplete" and is_gone else found
 
-    @property
-    def _is_gone(self) -> bool:
-        """Nobody writes there, as far as can be known from here."""
-        try:
-            owner = Owner.read((self._run_dir / FILE).read_text(encoding="utf-8", errors="replace"))
-        except OSError:
-            return True
-        return owner is not None and owner.is_gone
+
+def was_killed(run_dir: Path) -> bool:
+    """The process that has a run has ended, and did not give it up. False where that cannot be known from here."""
+    try:
+        owner = Owner.read((run_dir / FILE).read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return False
+    return owner is not None and owner.is_gone

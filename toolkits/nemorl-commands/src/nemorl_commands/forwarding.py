@@ -13,8 +13,6 @@ from nemorl.plugins import PluginEntry, registry
 
 from nemorl_commands.terminal import say
 
-TYPER_ERROR: type[Exception] = typer.BadParameter.__mro__[-4]
-"""The root of typer's usage errors, right below Exception: its name differs between versions."""
 LAUNCH = "launch"
 """Section of a config that says where the run is started, and the command that starts it there."""
 
@@ -23,7 +21,7 @@ def forward(entry: PluginEntry, arguments: Sequence[str]) -> None:
     """Run the command of a plugin, as ``nemorl NAME ARGUMENTS`` does."""
     command = registry().load("commands", entry.id)
     try:
-        with boundary(f"command {entry.id}", passing=(typer.Exit, typer.Abort, TYPER_ERROR)):
+        with boundary(f"command {entry.id}", passing=(typer.Exit, typer.Abort, typer.BadParameter)):
             command(args=list(arguments), prog_name=f"nemorl {entry.name.replace('.', ' ')}")
     except ForeignError as error:
         if not isinstance(error.__cause__, SystemExit):

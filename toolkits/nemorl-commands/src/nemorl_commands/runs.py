@@ -277,6 +277,8 @@ def list_runs(
 ) -> None:
     """List the runs below a folder, the newest first: how far each is, and how well it does.
 
+    A run is lost where its process is gone without a word: it was killed, or the machine was; --resume continues it.
+
     Examples:
 
       nemorl runs
@@ -285,14 +287,16 @@ def list_runs(
     """
     from nemorl_report.run_data import RunData, clock_time
 
+    from nemorl_commands.following import was_killed
+
     if not folder.is_dir():
         raise UsageError(f"no folder {str(folder)!r}", fix="give the folder that holds the runs' directories")
-    runs = [RunData.load(path.parent) for path in folder.glob("*/config.yaml")]
-    runs.sort(key=lambda run: run.times[0] if run.times else 0.0, reverse=True)
+    runs = [(RunData.load(path.parent), was_killed(path.parent)) for path in folder.glob("*/config.yaml")]
+    runs.sort(key=lambda run: run[0].times[0] if run[0].times else 0.0, reverse=True)
     found: list[dict[str, Any]] = [
         {
             "name": run.name,
-            "status": run.status,
+            "status": "lost" if is_killed and run.status == "incomplete" else run.status,
             "algorithm": run.algorithm,
             "model": run.model,
             "step": run.last_step,
@@ -302,7 +306,7 @@ def list_runs(
             "started": run.started,
             "seconds": round(run.duration_s, 1),
         }
-        for run in runs
+        for run, is_killed in runs
     ]
     if as_json:
         echo_json(found, indent=2)

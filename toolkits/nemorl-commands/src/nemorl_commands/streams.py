@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import sys
 from typing import Any, TextIO
 
 GONE = frozenset({errno.EPIPE, errno.EIO, errno.ENXIO})
@@ -61,3 +62,14 @@ class SteadyStream:
 def steady(stream: TextIO | SteadyStream) -> SteadyStream:
     """The stream, made steady once: of two around it only the inner one would hear that it is lost."""
     return stream if isinstance(stream, SteadyStream) else SteadyStream(stream)
+
+
+def open_standard_streams() -> None:
+    """Where the caller has closed one, it leads nowhere: the next file that is opened would take its number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            os.dup2(nowhere, number)
+            if nowhere != number:
+                os.close(nowhere)
+            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w"))

@@ -1,130 +1,119 @@
-"""The ``nemorl`` script: a parent that waits for the command, passes signals on, and explains what nothing else can.
+"""The ``nemorl`` script. `train`, `eval` and `quickstart` run in a child; of a death that Python cannot explain (a
+signal, the kernel out of memory, ``os._exit``) the parent says one sentence. Linux only: elsewhere there is no parent.
 
-``os._exit(0)`` in a plugin, a segmentation fault, the kernel that is out of memory: these end a process without an
-exception, some with exit status 0. So the command runs in a child, a fork made before anything slow is imported, in the
-same process group, on the same terminal and with the same stdin. The child notes which runs it opens and which exit
-code it means to give (:mod:`nemorl_base.last_words`); the parent compares, and :mod:`nemorl_commands.unexplained`
-says what happened. Linux only: elsewhere the command runs as it is.
+The child is a fork made before torch or a plugin is imported, in the same process group and on the same terminal. It
+notes the signals that reach it and the exit code it means to give (:mod:`nemorl_base.last_words`). That a run was
+killed is also known by its directory, when it is listed or continued.
 """
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
+import json
 import os
+import re
 import signal
 import sys
 import time
+from collections import Counter
 
-from nemorl_base.last_words import EXIT, VARIABLE, note
+from nemorl_base.last_words import MARK, VARIABLE
 
+from nemorl_commands.app import BY_SIGNAL, main
+from nemorl_commands.streams import open_standard_streams
+
+SUPERVISED = {"train", "eval", "quickstart"}
 PASSED_ON = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
-PATIENCE_S = 0.1
-"""How long a child may take to say that a signal reached it as well, as one to the whole process group does. If it runs
-no Python meanwhile, the kernel makes one of the two."""
-SAME_S = 10.0
-"""The longest that one signal to both may lie back when the parent looks, which others may keep from the processor."""
-PR_SET_PDEATHSIG = 1
+WAITED = {signal.SIGCHLD, *PASSED_ON}
+PATIENCE_S, SAME_S = 0.1, 10.0
+"""A signal to the whole process group: how long the child may take to note it, and the parent to look at it."""
+UNEXPLAINED = 70
+"""Exit code in place of a 0 that the command did not mean: EX_SOFTWARE of sysexits.h."""
+FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
+FIX = "whose code that is must not end the process (--debug shows its stacks); the same command continues a run"
+FIX_KILLED = "see `dmesg` for out-of-memory messages, lower batch sizes; the same command continues a run"
 
 
 def run() -> None:
-    """Run the command of ``sys.argv`` in a child and exit as it did."""
-    _open_standard_streams()
-    if sys.platform == "linux":
+    """Run the command of ``sys.argv`` and exit as it does."""
+    open_standard_streams()
+    words = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
+    if sys.platform == "linux" and SUPERVISED.intersection(words[:1]):
         _supervise()
-    from nemorl_commands import main
-
     main()
-
-
-def _open_standard_streams() -> None:
-    """Where the caller has closed one, it leads nowhere: the next file that is opened would take its number."""
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        if getattr(sys, name) is None:
-            nowhere = os.open(os.devnull, os.O_RDWR)
-            os.dup2(nowhere, number)
-            if nowhere != number:
-                os.close(nowhere)
-            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w"))
 
 
 def _supervise() -> None:
     """Fork. Only the child returns."""
     said = os.memfd_create("nemorl-last-words")
-    waited = {signal.SIGCHLD, *PASSED_ON}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
-    parent = os.getpid()
+    before, parent = signal.pthread_sigmask(signal.SIG_BLOCK, WAITED), os.getpid()
     child = os.fork()
-    if child == 0:
-        _begin(said, parent)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        return
-    code = os.waitstatus_to_exitcode(_wait(child, waited, said))
-    if code < 0 or not _read(said).endswith(EXIT % code):
-        from nemorl_commands.unexplained import conclude
-
-        code = conclude(code, said)
-    os._exit(code)
-
-
-def _begin(descriptor: int, parent: int) -> None:
-    """What makes the child one that is supervised."""
-    import ctypes
-
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # whoever kills the parent means the command
+    if child:
+        os._exit(_conclude(_wait(child, said), said))
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: whoever kills the parent means the command
     if os.getppid() != parent:
         os._exit(1)
-    os.environ[VARIABLE] = f"{descriptor}:{os.getpid()}"
-    faulthandler.enable(descriptor)
-    leave = os._exit
-
-    def noted(status: int) -> None:
-        """``os._exit``, which says who called it."""
-        frame = sys._getframe(1)
-        note(left=f"{frame.f_code.co_filename}, line {frame.f_lineno} ({frame.f_code.co_qualname})")
-        leave(status)
-
-    os._exit = noted  # type: ignore[assignment]
+    os.environ[VARIABLE] = f"{said}:{os.getpid()}"
+    faulthandler.enable(said)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _wait(child: int, waited: set[signal.Signals], descriptor: int) -> int:
-    """The child's wait status. Signals from other processes are passed on; the terminal's reach it by themselves."""
-    had: dict[int, int] = {}
-    """By signal: how many the child said it has had, or was sent from here"""
+def _wait(child: int, said: int) -> int:
+    """The child's exit code, negative for a signal. Signals to the parent alone are passed on to it."""
+    had: Counter[int] = Counter()  # by signal: how many the child noted, or was sent from here
     while True:
-        found = signal.sigwaitinfo(waited)
-        if found.si_signo == signal.SIGCHLD:
+        found = signal.sigwaitinfo(WAITED)
+        number = found.si_signo
+        if number == signal.SIGCHLD:
             ended, status = os.waitpid(child, os.WNOHANG)
             if ended:
-                return status
+                return os.waitstatus_to_exitcode(status)
             continue
-        number = found.si_signo
-        before = had.get(number, 0)
-        had[number] = _heard(descriptor, number, before)
+        noted, deadline = 0, time.monotonic() + PATIENCE_S
+        while not noted and time.monotonic() < deadline:
+            times = [note["time"] for note in _notes(said)[0] if note.get("signal") == number][had[number] :]
+            noted = next((place for place, at in enumerate(times, 1) if time.time() - at < SAME_S), 0)
+            time.sleep(0 if noted else PATIENCE_S / 20)
         # A positive code: from the kernel, which tells the whole group; but of a hang-up only the session's leader.
-        is_for_us = found.si_code <= 0 or number == signal.SIGHUP
-        if is_for_us and had[number] == before:
+        if not noted and (found.si_code <= 0 or number == signal.SIGHUP):
             os.kill(child, number)
-            had[number] += 1
+            noted = 1
+        had[number] += noted
 
 
-def _heard(descriptor: int, number: int, before: int) -> int:
-    """How many signals of this number the child has had up to the one that just reached the parent as well.
+def _conclude(code: int, said: int) -> int:
+    """The exit code of the command, whose process ended with ``code``. What it could not say itself is said here."""
+    notes, fault = _notes(said)
+    meant = next((note["exit"] for note in notes if "exit" in note), None)
+    if meant is not None and (code in (0, meant) or -code in PASSED_ON):  # asked to stop when it had stopped
+        return int(meant)
+    when = "before the command had ended" if meant is None else f"after the command had ended with exit code {meant}"
+    if code < 0:
+        how = f"was killed by signal {-code} ({signal.Signals(-code).name}){_place(fault)}, {when}"
+        how += ", as the kernel does when memory runs out" if code == -signal.SIGKILL else ""
+    elif fault.startswith("Timeout"):
+        how = f"was stuck{_place(fault)}, {when}"
+    else:
+        how = f"ended itself with exit code {code}, {when}: by os._exit, or by Ray without its raylet or GCS"
+    shown = "\x1b[?25h" if sys.stderr.isatty() else ""  # a progress display may have hidden the cursor
+    sys.stderr.write(f"{shown}error: the process {how}\n  fix: {FIX_KILLED if code == -signal.SIGKILL else FIX}\n")
+    sys.stderr.write(f"{fault}\n" if fault and "--debug" in sys.argv else "")
+    sys.stderr.flush()
+    return BY_SIGNAL - code if code < 0 else code or UNEXPLAINED
 
-    Returns:
-        ``before``, the count up to the signal before this one, where the child does not say in time that it has it.
-    """
-    from nemorl_commands.unexplained import LastWords
 
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        times = LastWords.of(descriptor).signals.get(number, [])
-        for place, at in enumerate(times[before:], before + 1):
-            if time.time() - at < SAME_S:
-                return place
-        if time.monotonic() >= deadline:
-            return before
-        time.sleep(PATIENCE_S / 20)
+def _notes(said: int) -> tuple[list[dict[str, float]], str]:
+    """The child's notes, and the stacks that faulthandler wrote."""
+    lines = os.pread(said, os.fstat(said).st_size, 0).splitlines()
+    fault = b"\n".join(line for line in lines if not line.startswith(MARK)).decode(errors="replace")
+    return [json.loads(line.removeprefix(MARK)) for line in lines if line.startswith(MARK)], fault.strip()
 
 
-def _read(descriptor: int) -> bytes:
-    return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+def _place(fault: str) -> str:
+    """The innermost frame of the failed thread, Python's own library aside."""
+    failed = fault.partition("Current thread")[2] or fault.rpartition("Thread ")[2]  # of a time-out: the main thread
+    frames = FRAME.findall(failed.partition("\nThread ")[0])
+    library = os.path.dirname(os.__file__)
+    own = [frame for frame in frames if not frame[0].startswith(library) or "site-packages" in frame[0]] or frames
+    return " in {}, line {} ({})".format(*own[0]) if own else ""

@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from nemorl.errors import PluginError, UsageError
 from nemorl.plugins.index import ForeignPoint
-from nemorl_base.distributions import points_of
+from nemorl_base.distributions import guarded, points_of
 from nemorl_base.files import replace_text
 from nemorl_base.owner import DAMAGED, DamagedPoint
 from nemorl_base.plugin_policy import normalize
@@ -54,7 +54,7 @@ class PluginVenv:
 
     def points(self, prefix: str) -> Iterator[metadata.EntryPoint]:
         """The entry points of its distribution whose groups start with ``prefix``, of no other that is installed."""
-        for dist in metadata.distributions(name=self.distribution, path=[str(self.site_packages)]):
+        for dist in map(guarded, metadata.distributions(name=self.distribution, path=[str(self.site_packages)])):
             offered, damage = points_of(dist, prefix)
             yield from (IsolatedPoint(point, dist, self) for point in offered)
             if damage is not None:

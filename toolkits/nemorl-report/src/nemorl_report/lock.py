@@ -19,6 +19,7 @@ from nemorl.errors import PluginError, UsageError
 from nemorl.plugins import PluginEntry, registry
 from nemorl.plugins.kinds import PluginConfig
 from nemorl.plugins.registry import config_bases
+from nemorl_base.distributions import guarded
 from nemorl_base.files import replace_text
 from nemorl_base.plugin_policy import HOUSE
 from pydantic import BaseModel
@@ -73,7 +74,7 @@ def _toolkits() -> Iterator[PluginEntry]:
     """The toolkits that are installed, each as if it offered one part."""
     for distribution in sorted(HOUSE - {"nemorl-core"}):
         with suppress(metadata.PackageNotFoundError):
-            dist, module = metadata.distribution(distribution), distribution.replace("-", "_")
+            dist, module = guarded(metadata.distribution(distribution)), distribution.replace("-", "_")
             point = metadata.EntryPoint(distribution.removeprefix("nemorl-"), module, "nemorl.toolkits")
             vars(point).update(dist=dist)
             yield PluginEntry("toolkits", point.name, distribution, dist.version, module, point)
