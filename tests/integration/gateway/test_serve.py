@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import resource
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import anthropic
 import openai
 import pytest
+from attacks import HALF
 from nemorl.errors import UsageError
 from nemorl_gateway.access import Access
 from nemorl_gateway.model_server import model_folder, served
@@ -21,6 +24,9 @@ from nemorl_rl.tokenizer import Tokenizer
 from nemorl_testing.models import greedy_continuation, load_reference, tiny_model
 from recorded_messages import Raises
 
+STRANGERS = 1100
+FILES = 1024
+"""Descriptors that the command may have: fewer than there are strangers."""
 GREEDY = {"backend": "hf", "temperature": 0.0, "max_new_tokens": 16}
 
 
@@ -114,3 +120,43 @@ def test_the_command_says_where_and_ends_on_ctrl_c(folder: Path) -> None:
         assert [model.id for model in client.models.list()] == [folder.name, str(folder), "gpt-4o"]
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """This process may open as many sockets as there are strangers."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2 * STRANGERS), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("many_files")
+def test_the_command_answers_and_ends_as_ever_under_half_open_connections(folder: Path, tmp_path: Path) -> None:
+    script = (
+        f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({FILES}, {FILES}));"
+        "from nemorl_commands import main; main()"
+    )
+    command = [sys.executable, "-c", script, "serve", str(folder), "--json", "--key", "k", "--name", "tiny"]
+    log = tmp_path / "log"
+    with (
+        log.open("w") as file,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True) as process,
+        ExitStack() as strangers,
+    ):
+        assert process.stdout is not None
+        told = json.loads(process.stdout.readline())
+        place = ("127.0.0.1", int(told["base_url"].rpartition(":")[2]))
+        for _ in range(STRANGERS):
+            strangers.enter_context(socket.create_connection(place, timeout=30)).send(HALF)
+        client = openai.OpenAI(base_url=told["openai_base_url"], api_key="k", max_retries=0, timeout=30)
+        for _ in range(3):
+            answer = client.completions.create(model="tiny", prompt="12+7=", max_tokens=4)
+            assert answer.usage is not None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    said = log.read_text()
+    assert "too many connections" in said
+    assert "Traceback" not in said
+    assert len(said.splitlines()) < 20

@@ -11,6 +11,8 @@ from nemorl.errors import ConfigError
 from nemorl.plugins import registry
 from nemorl_quickstart.shrinking import load_shrunk, shrunk
 from nemorl_quickstart.trial import untried
+from nemorl_rl.chat.template_text import TemplateText
+from nemorl_rl.tokenizer import Tokenizer
 
 BIG: dict[str, Any] = {
     "algorithm": "dapo",
@@ -143,3 +145,8 @@ def test_equal_rewards_are_said_to_show_little() -> None:
     assert untried([{"train/reward": 0.0}, {"train/reward": 0.0}])
     assert untried([{"train/reward": 0.0}, {"train/reward": 0.25}]) is None
     assert untried([{"train/loss": 2.0}]) is None  # nothing is rewarded
+
+
+def test_a_small_model_shows_tools_to_agents_that_use_them(tmp_path: Path) -> None:
+    config = load_shrunk(BIG, tmp_path)
+    assert TemplateText(Tokenizer.load(str(config.model))).shows_tools

@@ -180,6 +180,82 @@ def test_a_metric_that_is_constant_in_one_run_stays_beside_another_run(tmp_path:
         expect(chart.first).to_contain_text("moving")
 
 
+CURVES = """() => [...document.querySelectorAll(".plot")].filter(({ chart }) => chart.plot).map(({ chart }) =>
+    chart.plot.series.slice(1).map(({ label, stroke, dash }) => [label, `${stroke()} ${dash ?? ""}`]))"""
+
+
+def looks_of_curves(page: Any, runs: list[Path], cache: Path) -> list[dict[str, str]]:
+    """Per card, the colour and dash of each curve."""
+    with Viewer(runs, cache) as viewer:
+        go(page, viewer.url, "curves")
+        page.wait_for_selector(".u-legend")
+        return [dict(card) for card in page.evaluate(CURVES)]
+
+
+def test_a_run_keeps_its_colour_whichever_are_shown_beside_it(tmp_path: Path, page_of: Open) -> None:
+    metrics = {"train/reward": 0.5, "train/loss": 2.0}
+    # By their hashes, ppo, dapo and baseline have places 1, 3 and 2; grpo and small have both 0.
+    runs = {name: tmp_path / name for name in ("ppo", "dapo", "baseline", "grpo", "small")}
+    runs |= {f"run-{number}": tmp_path / f"run-{number}" for number in range(7)}
+    for folder in runs.values():
+        folder.mkdir()
+        (folder / "config.yaml").write_text(json.dumps({"algorithm": "grpo", "model": "org/model"}))
+        lines = [json.dumps({"step": step, **{n: v * step for n, v in metrics.items()}}) for step in (1, 2, 3)]
+        (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    page, cache = page_of("light"), tmp_path / "cache"
+
+    def looks(*names: str) -> dict[str, str]:
+        cards = looks_of_curves(page, [runs[name] for name in names], cache)
+        assert len(cards) == len(metrics)
+        assert all(card == cards[0] for card in cards)
+        return cards[0]
+
+    few = looks("ppo", "dapo")
+    assert looks("dapo", "ppo") == few
+    assert few.items() < looks("baseline", "grpo", "dapo", "ppo").items()
+    # The first of one place keeps it, and no third run has to make room for the second.
+    crowded = looks("small", "ppo", "dapo", "grpo")
+    assert few.items() < crowded.items()
+    assert crowded["grpo"] == looks("grpo", "ppo")["grpo"]
+    assert crowded["small"] not in (crowded["grpo"], *few.values())
+
+    many = looks(*runs)
+    assert len(set(many.values())) == len(runs)
+    assert sum(look.endswith(" 8,4") for look in many.values()) == len(runs) - 8  # past the palette, dashed
+    with Viewer(list(runs.values()), cache) as viewer:
+        go(page, viewer.url, "curves")
+        page.get_by_label("dapo", exact=True).uncheck()
+        page.wait_for_selector(".u-legend")
+        [left, *_] = [dict(card) for card in page.evaluate(CURVES)]
+        assert left == {name: look for name, look in many.items() if name != "dapo"}
+
+
+def test_metrics_and_phases_keep_their_colours_when_others_join_them(tmp_path: Path, page_of: Open) -> None:
+    (tmp_path / "config.yaml").write_text(json.dumps({"algorithm": "grpo", "model": "org/model"}))
+    page, curves, phases = page_of("light"), [], []
+    for ratios, names in (  # the phases' places: 6 and 4, then also 2
+        (["probs_ratio_max"], ["generation", "logprobs"]),
+        (["probs_ratio_max", "probs_ratio_min"], ["data_processing", "generation", "logprobs"]),
+    ):
+        fixed = {f"timing/train/{name}": 1.0 for name in names}
+        moving = [{"step": step, **fixed, **{f"train/{name}": step / 8 for name in ratios}} for step in (1, 2)]
+        (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in moving))
+        url = write_report(tmp_path).as_uri()
+        go(page, url, "curves")
+        page.wait_for_selector(".u-legend")
+        curves.append([look for _, look in page.evaluate(CURVES)[0]])
+        go(page, url, "overview")
+        page.wait_for_selector(".split .u-legend")
+        colours = "all => all.map((row) => [row.innerText, row.querySelector('.dot').style.background])"
+        rows = page.locator("table.timing tr:has(.dot)").evaluate_all(colours)
+        phases.append({text.split("\t")[0]: colour for text, colour in rows})
+    assert phases[0].items() < phases[1].items()
+    assert len(set(phases[1].values())) == 3
+    [alone], both = curves
+    assert alone in both
+    assert len(set(both)) == 2
+
+
 def test_an_alert_is_in_a_list_and_marked_on_the_curve_that_it_is_about(run: Path, page_of: Open) -> None:
     page, url = page_of("dark"), write_report(run).as_uri()
     for view in ("overview", "events"):

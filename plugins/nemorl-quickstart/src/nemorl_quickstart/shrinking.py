@@ -17,7 +17,7 @@ from nemorl.config.run import RunConfig
 from nemorl.errors import NemorlError
 from nemorl.plugins import registry
 from nemorl_base.files import replace_text
-from nemorl_testing.tiny import write_tiny_model
+from nemorl_testing.tiny import TOOLS_TEMPLATE, write_tiny_model
 from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
 
@@ -135,7 +135,7 @@ def _write_models(folder: Path, longest: int) -> dict[str, Path]:
     }
     paths = {role: folder / "models" / role for role in roles}
     for seed, (role, path) in enumerate(paths.items()):
-        write_tiny_model(path, max_position_embeddings=longest, **MODEL_SIZE)
+        write_tiny_model(path, max_position_embeddings=longest, chat_template=TOOLS_TEMPLATE, **MODEL_SIZE)
         config = AutoConfig.from_pretrained(path, **({"num_labels": 1} if role == "judge" else {}))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

@@ -15,9 +15,6 @@ from nemorl_report.words import number
 
 MAX_POINTS = 1500
 """Points drawn per curve; longer runs are thinned evenly, the last point kept."""
-COLOURS = 8
-"""Colours of the palette in page.css."""
-
 
 UNITS = ("gib", "mib", "bytes")
 """Last words of names that the chart's unit says."""
@@ -25,8 +22,8 @@ _DOT = re.compile(r"\.(?=[a-z])|(?<=[a-z])\.")
 """A dot of a name that is none of a number."""
 EFFICIENCY = ("performance/", "system/")
 """Metrics of the section on efficiency begin with one of these."""
-MAX_CURVES = COLOURS
-"""Of one chart; of more, every k-th is drawn."""
+MAX_CURVES = 8
+"""Of one chart, as many as page.css has colours; of more, every k-th is drawn."""
 MAX_CHARTS = 60
 
 
@@ -165,13 +162,12 @@ def time_shares(run: RunData) -> dict[str, Any]:
     phases = [
         {
             "name": phase.replace("_", " "),
-            "colour": index % COLOURS + 1,
             "width": f"{100 * seconds / whole:.2f}",
             "percent": f"{seconds / whole:.0%}",
             "share": f"{seconds / whole:.1%}",
             "mean_s": number(seconds / steps),
         }
-        for index, (phase, seconds) in enumerate(totals.items())
+        for phase, seconds in totals.items()
         if whole
     ]
     validation_s = sum(run.metrics.get("timing/validation/total_validation_time", {}).values())

@@ -23,15 +23,32 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
 )
 """``<user>1+1=<assistant>2<eos>``"""
+TOOLS_TEMPLATE = (
+    "{% if tools %}<system>{% for tool in tools %}{{ tool.function.name }} {% endfor %}{% endif %}"
+    "{% for message in messages %}{{ '<' + message.role + '>' + (message.content or '') }}"
+    "{% for call in message.tool_calls or [] %}"
+    '<tool_call>{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}</tool_call>'
+    "{% endfor %}{% if message.role == 'assistant' %}" + EOS + "{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+"""The same for chats with tools, of which only the names are shown: a schema is long where letters are tokens."""
 
 
-def write_tiny_model(path: Path, *, architecture: str = "qwen2", alphabet: str = ALPHABET, **sizes: Any) -> Path:
+def write_tiny_model(
+    path: Path,
+    *,
+    architecture: str = "qwen2",
+    alphabet: str = ALPHABET,
+    chat_template: str = CHAT_TEMPLATE,
+    **sizes: Any,
+) -> Path:
     """Write config and tokenizer of a tiny model into the folder ``path``.
 
     Args:
         path: Created if needed.
         architecture: A transformers ``model_type`` with Llama-like config fields.
         alphabet: Characters the tokenizer knows; others become ``<unk>``.
+        chat_template: The tokenizer's.
         **sizes: Any field of the model's config, e.g. ``hidden_size=64, num_hidden_layers=2``.
 
     Returns:
@@ -44,7 +61,7 @@ def write_tiny_model(path: Path, *, architecture: str = "qwen2", alphabet: str =
     path.mkdir(parents=True, exist_ok=True)
     inner = _character_tokenizer(alphabet)
     tokenizer: Any = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=inner, pad_token=PAD, bos_token=BOS, eos_token=EOS, unk_token=UNK, chat_template=CHAT_TEMPLATE
+        tokenizer_object=inner, pad_token=PAD, bos_token=BOS, eos_token=EOS, unk_token=UNK, chat_template=chat_template
     )
     tokenizer.add_special_tokens({"additional_special_tokens": ROLES})
     tokenizer.save_pretrained(path)

@@ -20,6 +20,7 @@ from nemorl_report.viewing.overview import JSON
 
 MODULES = (
     "dom",
+    "colours",
     "source",
     "charts",
     "about",

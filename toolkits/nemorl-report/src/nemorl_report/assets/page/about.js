@@ -1,4 +1,5 @@
 // The run as a whole: headline numbers, where the time goes, the same prompts early and late, plugins' sections, events.
+import { hue, placesOf, swatch } from "./colours.js";
 import { el, replace, short } from "./dom.js";
 import { Chart, blocks, charts } from "./charts.js";
 
@@ -23,12 +24,13 @@ function section(title, ...content) {
 
 function timeOf({ phases, validation, chart }) {
   if (!phases.length) return el("p", { class: "empty" }, "No step times were recorded.");
-  const bar = el("div", { class: "bar" }, phases.map((phase) => {
-    const part = el("i", { class: `c${phase.colour}`, title: `${phase.name} ${phase.percent}` });
+  const places = placesOf(phases.map(({ name }) => name));
+  const bar = el("div", { class: "bar" }, phases.map((phase, index) => {
+    const part = swatch(hue(places[index]), { title: `${phase.name} ${phase.percent}` });
     part.style.width = `${phase.width}%`;
     return part;
   }));
-  const rows = phases.map((phase) => el("tr", {}, el("td", {}, el("i", { class: `dot c${phase.colour}` }), phase.name),
+  const rows = phases.map((phase, index) => el("tr", {}, el("td", {}, swatch(hue(places[index]), { class: "dot" }), phase.name),
     el("td", {}, phase.share), el("td", {}, `${phase.mean_s} s`)));
   const table = el("table", { class: "timing" }, el("tr", {}, ["Phase", "Share", "Mean per step"].map((name) => el("th", {}, name))), rows);
   return el("div", { class: "split" },

@@ -1,10 +1,10 @@
 // Curves with uPlot. All charts zoom together, in step; an average is drawn over faint raw values.
-import { colour, cssValue, el, replace, short, visible } from "./dom.js";
+import { colour, dashed, lineKey, placesOf, turnOf } from "./colours.js";
+import { cssValue, el, replace, short, visible } from "./dom.js";
 
 const HEIGHT = 190;
 const SMOOTH_FROM = 20; // points; below, a moving average hides more than it shows
 const WHOLE = [1, 2, 5].flatMap((n) => [...Array(8).keys()].map((power) => n * 10 ** power)).sort((a, b) => a - b);
-const DASHES = [[], [6, 4], [2, 3], [8, 3, 2, 3]];
 const drawn = new Set();
 let zoom = null; // [first, last] step
 let smoothing = null; // 0 to 0.99; null: over a tenth of the run
@@ -43,12 +43,14 @@ function ticks(_, values) {
 
 function lines(card) {
   const out = [];
-  card.series.forEach(({ label, values, place, dash }, index) => {
-    const stroke = colour(place ?? index), many = values.filter((v) => v !== null).length >= SMOOTH_FROM;
-    const line = { label, values, stroke, width: 2, few: !many, dash: DASHES[(dash ?? 0) % DASHES.length] };
+  const places = placesOf(card.series.map(nameOf));
+  card.series.forEach(({ label, values, place, dash = 0 }, index) => {
+    place ??= places[index];
+    const many = values.filter((v) => v !== null).length >= SMOOTH_FROM;
+    const line = { label, values, stroke: colour(place), width: 2, few: !many, dash: dashed(turnOf(place) + dash) };
     const wanted = smoothing === null ? card.smooth : smoothing > 0;
     if (wanted && many) {
-      out.push({ ...line, stroke: `${stroke}44`, width: 1, dash: [], faint: true });
+      out.push({ ...line, alpha: 0.27, width: 1, dash: [], faint: true });
       out.push({ ...line, label: `${label}, smoothed`, values: movingAverage(values, smoothing) });
     } else out.push(line);
   });
@@ -57,9 +59,9 @@ function lines(card) {
 
 function areas(card) {
   // The topmost sum is drawn first, so that each area covers the ones above it.
-  const total = new Array(card.series[0].values.length).fill(0);
+  const total = new Array(card.series[0].values.length).fill(0), places = placesOf(card.series.map(nameOf));
   const layers = card.series.map(({ label, values }, index) => ({
-    label, values: values.map((v, at) => (total[at] += v)), own: values, stroke: colour(index), fill: colour(index), width: 0, few: false,
+    label, values: values.map((v, at) => (total[at] += v)), own: values, stroke: colour(places[index]), fill: colour(places[index]), width: 0, few: false,
   }));
   return layers.reverse();
 }
@@ -99,7 +101,7 @@ function drawAlerts(plot, alerts) {
 function options(card, shown, width) {
   const axis = { stroke: cssValue("--dim"), font: "11px system-ui", grid: { stroke: cssValue("--line"), width: 1 }, ticks: { show: false } };
   const series = shown.map((line) => ({
-    label: visible(line.label), stroke: line.stroke, fill: line.fill, width: line.width, dash: line.dash, spanGaps: true,
+    label: visible(line.label), stroke: line.stroke, fill: line.fill, width: line.width, dash: line.dash, alpha: line.alpha ?? 1, spanGaps: true,
     points: { show: line.few, size: 6, fill: line.stroke },
     value: (_, value, __, at) => short(at === null ? (line.own ?? line.values).findLast((v) => v !== null) : (line.own ?? line.values)[at]),
   }));
@@ -109,7 +111,7 @@ function options(card, shown, width) {
     axes: [{ ...axis, space: 60, incrs: WHOLE, values: ticks, size: 26 },
            { ...axis, size: 52, values: ticks, label: card.unit ? visible(card.unit) : null, labelSize: 18, labelGap: 0, labelFont: axis.font }],
     cursor: { sync: { key: "steps" }, points: { size: 7 }, y: false },
-    legend: { live: true, markers: { width: 0, fill: (_, index) => shown[index - 1]?.stroke } },
+    legend: { live: true, markers: { width: 0, fill: (_, index) => lineKey(shown[index - 1].stroke, shown[index - 1].dash) } },
     hooks: { setScale: [shareZoom], draw: [(plot) => drawAlerts(plot, card.alerts)] },
   };
 }
@@ -186,24 +188,26 @@ export function movingCards(overviews) {
 
 const keyOf = ({ title, unit }) => `${title}\n${unit}`;
 
+const nameOf = ({ metric, label }) => metric ?? label;
+
 // Cards of several runs with the same title and unit, as one; each run has a colour, each of its curves a dash.
 export function overlaid(cardsOfRuns) {
-  if (cardsOfRuns.length === 1) return cardsOfRuns[0].cards;
   const found = new Map();
   for (const { name, place, cards } of cardsOfRuns) {
     for (const card of cards) {
       const key = keyOf(card);
       if (!found.has(key)) found.set(key, { ...card, curves: [], alerts: [] });
       found.get(key).alerts.push(...card.alerts.map((alert) => ({ ...alert, run: name })));
-      card.series.forEach(({ label, values }, index) => {
+      card.series.forEach(({ label, metric, values }) => {
         const said = card.series.length > 1 ? `${name} · ${label}` : name;
-        found.get(key).curves.push({ label: said, place, dash: index, points: new Map(card.steps.map((step, at) => [step, values[at]])) });
+        found.get(key).curves.push({ label: said, metric, place, points: new Map(card.steps.map((step, at) => [step, values[at]])) });
       });
     }
   }
   return [...found.values()].map((card) => {
     const steps = [...new Set(card.curves.flatMap((curve) => [...curve.points.keys()]))].sort((a, b) => a - b);
-    const series = card.curves.map(({ points, ...curve }) => ({ ...curve, values: steps.map((step) => points.get(step) ?? null) }));
+    const metrics = [...new Set(card.curves.map(nameOf))];
+    const series = card.curves.map(({ points, ...curve }) => ({ ...curve, dash: metrics.indexOf(nameOf(curve)), values: steps.map((step) => points.get(step) ?? null) }));
     return { ...card, steps, series };
   });
 }

@@ -5,16 +5,18 @@ import { constantsOf } from "./about.js";
 
 let words = "";
 
-function cardsOf(runs) {
+// Of a page with one run, its metrics have the colours; with several, the runs have, also while one of them is shown.
+function cardsOf(runs, state) {
   const moving = movingCards(runs.map(({ overview }) => overview));
+  if (state.names.length === 1) return moving[0];
   return overlaid(runs.map(({ name, place }, at) => ({ name, place, cards: moving[at] })));
 }
 
 export async function showCurves(place, state) {
   const found = await Promise.all(state.shown.map(async (run) => ({
-    name: state.names[run], place: run, overview: await state.overview(run),
+    name: state.names[run], place: state.places[run], overview: await state.overview(run),
   })));
-  const cards = cardsOf(found);
+  const cards = cardsOf(found, state);
   const shown = new Map(cards.map((card) => [`${card.title}\n${card.unit}`, new Chart(card)]));
   const filter = el("input", { type: "search", placeholder: "Title of a chart", "aria-label": "Show charts with this title", value: words });
   const apply = () => {
@@ -37,8 +39,8 @@ export async function showCurves(place, state) {
   apply();
   return async () => {
     // What was added is drawn in place; new charts need a new page.
-    const now = await Promise.all(state.shown.map(async (run) => ({ name: state.names[run], place: run, overview: await state.overview(run) })));
-    const fresh = cardsOf(now);
+    const now = await Promise.all(state.shown.map(async (run) => ({ name: state.names[run], place: state.places[run], overview: await state.overview(run) })));
+    const fresh = cardsOf(now, state);
     if (fresh.length !== shown.size) return showCurves(place, state);
     for (const card of fresh) shown.get(`${card.title}\n${card.unit}`)?.update(card);
     return null;

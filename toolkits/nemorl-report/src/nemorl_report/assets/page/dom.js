@@ -73,5 +73,3 @@ export function later(call, wait) {
 }
 
 export const cssValue = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-// Beyond the palette each hue is a golden angle from the one before: no two curves of a chart look alike.
-export const colour = (index) => (index < 8 ? cssValue(`--c${index + 1}`) : `hsl(${(index * 137.5) % 360} 55% 50%)`);

@@ -1,4 +1,5 @@
 // The page: which run and which view, in the address after #, so that a view can be linked to; keys; what is added live.
+import { hue, dashed, lineKey, placesOf, swatch, turnOf } from "./colours.js";
 import { choice, el, later, replace } from "./dom.js";
 import { forget, redrawAll } from "./charts.js";
 import { source } from "./source.js";
@@ -16,6 +17,7 @@ const REFRESH_MS = 2000; // at most this often, while the run goes on
 class State {
   constructor(info) {
     this.names = info.runs.map((run) => run.name);
+    this.places = placesOf(this.names);
     this.run = info.live ? 0 : this.names.length - 1; // of stages, the last
     this.shown = info.live ? this.names.map((_, run) => run) : [this.run];
     this.params = {};
@@ -90,7 +92,8 @@ class App {
         this.show();
       } });
       box.checked = state.shown.includes(run);
-      return el("label", { class: "run" }, box, el("i", { class: `dot c${(run % 8) + 1}` }), name);
+      const place = state.places[run];
+      return el("label", { class: "run" }, box, swatch(lineKey(hue(place), dashed(turnOf(place))), { class: "key" }), name);
     });
     replace(this.runs, state.view === "curves" ? ["Curves of ", boxes] : el("label", {}, "Run ",
       choice(state.names.map((name, run) => [String(run), name]), String(state.run), (value) => { location.hash = `#${state.view}?run=${value}`; }, "Run")));

@@ -1,5 +1,6 @@
 // One step: seconds of its phases, and its responses side by side, by time, with the weights that made them.
-import { choice, colour, el, replace, short } from "./dom.js";
+import { hue, placesOf, swatch } from "./colours.js";
+import { choice, el, replace, short } from "./dom.js";
 import { source } from "./source.js";
 
 export async function showTimeline(place, state) {
@@ -38,32 +39,29 @@ export async function showTimeline(place, state) {
 function phasesOf(chart, step) {
   const at = chart ? chart.steps.indexOf(step) : -1;
   if (at < 0) return el("p", { class: "empty" }, "No seconds of this step's phases are drawn here.");
-  const phases = chart.series.map(({ label, values }, index) => ({ label, seconds: values[at], index })).filter(({ seconds }) => seconds > 0);
+  const places = placesOf(chart.series.map(({ label }) => label));
+  const phases = chart.series.map(({ label, values }, index) => ({ label, seconds: values[at], place: places[index] })).filter(({ seconds }) => seconds > 0);
   const whole = phases.reduce((sum, { seconds }) => sum + seconds, 0);
-  const bar = el("div", { class: "bar" }, phases.map(({ label, seconds, index }) => {
-    const part = el("i", { class: `c${(index % 8) + 1}`, title: `${label}: ${short(seconds)} s` });
+  const bar = el("div", { class: "bar" }, phases.map(({ label, seconds, place }) => {
+    const part = swatch(hue(place), { title: `${label}: ${short(seconds)} s` });
     part.style.width = `${(100 * seconds) / whole}%`;
     return part;
   }));
   return el("section", {}, el("h2", {}, `Seconds of the step: ${short(whole)}`), bar, el("div", { class: "chips" },
-    phases.map(({ label, seconds, index }) => el("span", { class: "chip" }, el("i", { class: `dot c${(index % 8) + 1}` }), `${label} `, el("b", {}, `${short(seconds)} s`)))));
+    phases.map(({ label, seconds, place }) => el("span", { class: "chip" }, swatch(hue(place), { class: "dot" }), `${label} `, el("b", {}, `${short(seconds)} s`)))));
 }
 
 function rowsOf({ rows, total }, step, state) {
   const timed = rows.filter((row) => row.seconds !== null && row.seconds !== undefined);
   const versions = [...new Set(rows.flatMap((row) => row.weight_versions ?? []))].sort((a, b) => a - b);
   const painted = (used) => {
-    const shades = (used.length ? used : versions).map((version) => colour(versions.indexOf(version)));
+    const shades = (used.length ? used : versions).map(hue);
     return shades.length > 1 ? `linear-gradient(90deg, ${shades.join(", ")})` : `linear-gradient(${shades[0]}, ${shades[0]})`;
   };
   const drawn = timed.length ? byTime(timed, painted) : byTokens(rows, painted);
   return el("section", {}, el("h2", {}, `Responses of the step (${rows.length}${total > rows.length ? ` of ${total}` : ""})`),
     el("p", { class: "empty" }, drawn.told, " Colour is the version of the weights; where several made one response, from the oldest to the newest:"),
-    el("div", { class: "chips" }, versions.map((version) => {
-      const dot = el("i", { class: "dot" });
-      dot.style.background = colour(versions.indexOf(version));
-      return el("span", { class: "chip" }, dot, `weights ${version}`);
-    }), drawn.kinds),
+    el("div", { class: "chips" }, versions.map((version) => el("span", { class: "chip" }, swatch(hue(version), { class: "dot" }), `weights ${version}`)), drawn.kinds),
     el("div", { class: "lanes" }, drawn.axis, rows.map((row) => laneOf(row, drawn.parts(row), step, state))));
 }
 
