@@ -71,7 +71,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 def write_architecture(folder: Path, name: str) -> Path:
     """A folder of one of these, with saved weights, every tensor of which differs from what a fresh model has."""
     import torch
-    from nemorl_testing.tiny import write_tiny_model
+    from nemorl_rl.models.tiny import write_tiny_model
     from transformers import AutoConfig, AutoModelForCausalLM
 
     tiny = write_tiny_model(folder / "tiny", architecture=name, **{**SIZES, **ARCHITECTURES[name]})

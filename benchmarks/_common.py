@@ -57,7 +57,7 @@ def write_model(path: Path, *, seed: int = 0) -> Path:
     End-of-sequence is one of 99 near-equally likely tokens, so that natural stops give geometric lengths.
     """
     import torch
-    from nemorl_testing.tiny import ALPHABET, write_tiny_model
+    from nemorl_rl.models.tiny import ALPHABET, write_tiny_model
     from transformers import AutoConfig, AutoModelForCausalLM
 
     write_tiny_model(path, alphabet=ALPHABET + EXTRA_CHARACTERS, num_hidden_layers=4, intermediate_size=384)

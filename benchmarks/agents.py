@@ -26,12 +26,12 @@ THREADS = limit_threads()
 from nemorl.config.load import load_config  # noqa: E402  after the thread limit
 from nemorl.environment import Environment  # noqa: E402
 from nemorl.types import Prompt, SamplingParams, Score, Step  # noqa: E402
+from nemorl_rl.data.tokenizer import Tokenizer  # noqa: E402
 from nemorl_rl.environments import EnvironmentPool  # noqa: E402
-from nemorl_rl.prompts import to_prompts  # noqa: E402
-from nemorl_rl.resources import standalone_generation  # noqa: E402
-from nemorl_rl.rollouts import RolloutEngine, RolloutPlan  # noqa: E402
-from nemorl_rl.tokenizer import Tokenizer  # noqa: E402
-from nemorl_testing.tiny import write_tiny_model  # noqa: E402
+from nemorl_rl.models.tiny import write_tiny_model  # noqa: E402
+from nemorl_rl.placement.engines import standalone_generation  # noqa: E402
+from nemorl_rl.rollouts.engine import RolloutEngine, RolloutPlan  # noqa: E402
+from nemorl_rl.rollouts.prompts import to_prompts  # noqa: E402
 
 EPISODES, GROUP, TURNS, TOKENS, SLOWEST_S = 64, 8, 4, 16, 2.0
 

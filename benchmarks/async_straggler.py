@@ -71,7 +71,7 @@ class SlowReward:
 
 def run(mode: str, model: Path, folder: Path, arguments: argparse.Namespace) -> Outcome:
     """Train in one mode and read its metrics."""
-    from nemorl_commands.console import Console
+    from nemorl_cli.console import Console
     from nemorl_grpo.config import GRPOConfig
 
     settings: dict[str, Any] = {
@@ -149,7 +149,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print the figures as one line of JSON, too")
     arguments = parser.parse_args()
 
-    from nemorl_testing.tiny import write_tiny_model
+    from nemorl_rl.models.tiny import write_tiny_model
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -33,7 +33,7 @@ GIB = 2**30
 def built(arguments: argparse.Namespace, folder: Path) -> Any:
     from nemorl.config import PolicyConfig
     from nemorl.resources.worker import WorkerContext
-    from nemorl_testing.tiny import write_tiny_model
+    from nemorl_rl.models.tiny import write_tiny_model
 
     hidden = arguments.hidden
     sizes = {"hidden_size": hidden, "intermediate_size": 3 * hidden, "num_hidden_layers": arguments.layers}
@@ -76,7 +76,7 @@ class Copies:
 
 
 def measure(arguments: argparse.Namespace, folder: Path) -> tuple[dict[str, list[float]], int]:
-    from nemorl_base.saving import Draft
+    from nemorl.base.files.saving import Draft
     from nemorl_testing.batches import WeightedNLL, ragged_batch
 
     backend, batch, loss = built(arguments, folder), ragged_batch(), WeightedNLL()

@@ -1,6 +1,6 @@
 """Programs that the ``code`` environment grades per second.
 
-    python benchmarks/code_programs.py --rounds 7 --other /path/to/another/nemorl-code-env/src
+    python benchmarks/code_programs.py --rounds 7 --other /path/to/another/nemorl-tasks/src
 
 Correct programs of one line, two at a time: with three assert statements, with one pair of input and output, and with
 ten. With ``--other`` the sources of another version take turns with the installed one, round by round, each in a
@@ -32,8 +32,8 @@ TASKS: dict[str, tuple[Any, str, int]] = {
 def work() -> None:
     """Grade what standard input asks for; tell programs per second."""
     from nemorl.types import Prompt
-    from nemorl_code_env import CodeConfig
-    from nemorl_code_env.environment import CodeEnvironment
+    from nemorl_tasks.code import CodeConfig
+    from nemorl_tasks.code.environment import CodeEnvironment
 
     environment = CodeEnvironment(CodeConfig(timeout_s=20.0, workers=2))
 

@@ -149,10 +149,10 @@ def run_trl(name: str, folder: Path, task: Task, turn: Turn) -> None:
 
 def run_nemorl(name: str, folder: Path, task: Task, turn: Turn) -> None:
     """nemorl's public path; a callback ends each turn."""
-    from nemorl_commands.console import Console
-    from nemorl_dpo.config import DPOConfig
+    from nemorl_cli.console import Console
+    from nemorl_preference.dpo.config import DPOConfig
     from nemorl_rl.callbacks import Callback
-    from nemorl_rl.data import RowDataModule
+    from nemorl_rl.data.rows import RowDataModule
 
     start_side(THREADS)
 

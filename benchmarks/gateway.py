@@ -31,13 +31,13 @@ THREADS = limit_threads()
 import httpx  # noqa: E402  after the thread limit
 from nemorl.config.models import GenerationConfig, PolicyConfig  # noqa: E402
 from nemorl.types import Completion  # noqa: E402
-from nemorl_gateway.gateway import Gateway  # noqa: E402
+from nemorl_agents.gateway.gateway import Gateway  # noqa: E402
 from nemorl_rl.agents.contract import CallOptions, ChatReply, EpisodeLimits  # noqa: E402
 from nemorl_rl.agents.policy import LivePolicy, Sampler  # noqa: E402
 from nemorl_rl.chat.codec import codec_of  # noqa: E402
 from nemorl_rl.chat.conversation import Conversation  # noqa: E402
-from nemorl_rl.resources import standalone_generation  # noqa: E402
-from nemorl_rl.tokenizer import Tokenizer  # noqa: E402
+from nemorl_rl.data.tokenizer import Tokenizer  # noqa: E402
+from nemorl_rl.placement.engines import standalone_generation  # noqa: E402
 
 EPISODES, TURNS, SHORTEST, LONGEST = 64, 4, 32, 224
 LIMITS = EpisodeLimits(max_sequence_tokens=1024, max_new_tokens=LONGEST, max_calls=TURNS, timeout_s=600.0)

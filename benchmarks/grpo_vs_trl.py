@@ -121,7 +121,7 @@ def run_trl(side: str, model: Path, folder: Path, task: Task, turn: Turn) -> Non
 
 def run_nemorl(_side: str, model: Path, folder: Path, task: Task, turn: Turn) -> None:
     """nemorl's public path; a callback ends each turn."""
-    from nemorl_commands.console import Console
+    from nemorl_cli.console import Console
     from nemorl_grpo.config import GRPOConfig
     from nemorl_rl.callbacks import Callback
 

@@ -107,7 +107,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     figures: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
-    from nemorl_testing.tiny import write_tiny_model
+    from nemorl_rl.models.tiny import write_tiny_model
 
     with tempfile.TemporaryDirectory() as folder:
         model = write_tiny_model(Path(folder), **SIZES)

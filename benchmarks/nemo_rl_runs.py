@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from nemorl.config.load import load_config
-from nemorl_plan.candidates import SIZES, Candidate, distinct
-from nemorl_plan.efficiencies import Efficiencies, starting_efficiencies
-from nemorl_plan.plan import Plan, words
-from nemorl_plan.seconds import step_time
-from nemorl_rl.devices import parse_fleet
-from nemorl_rl.memory_plan.layouts import keeps_learning
-from nemorl_rl.memory_plan.reading import Lengths, Sizes, scene_of
-from nemorl_rl.memory_plan.scene import Scene
+from nemorl_insight.plan.candidates import SIZES, Candidate, distinct
+from nemorl_insight.plan.efficiencies import Efficiencies, starting_efficiencies
+from nemorl_insight.plan.plan import Plan, words
+from nemorl_insight.plan.seconds import step_time
+from nemorl_rl.planning.devices import parse_fleet
+from nemorl_rl.planning.memory.layouts import keeps_learning
+from nemorl_rl.planning.memory.reading import Lengths, Sizes, scene_of
+from nemorl_rl.planning.memory.scene import Scene
 
 MODELS: Mapping[str, dict[str, Any]] = {
     "llama-3.1-8b": {

@@ -11,13 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nemorl.config import PolicyConfig
+from nemorl_insight.plan.seconds import step_time
 from nemorl_megatron import MegatronConfig
-from nemorl_plan.seconds import step_time
-from nemorl_rl.devices import parse_fleet
-from nemorl_rl.memory_plan.models import HeldModel
-from nemorl_rl.memory_plan.scene import Scene
-from nemorl_rl.memory_plan.work import Work
-from nemorl_rl.model_geometry import Geometry
+from nemorl_rl.models.model_geometry import Geometry
+from nemorl_rl.planning.devices import parse_fleet
+from nemorl_rl.planning.memory.models import HeldModel
+from nemorl_rl.planning.memory.scene import Scene
+from nemorl_rl.planning.memory.work import Work
 
 
 @dataclass(frozen=True)

@@ -60,8 +60,8 @@ class Pairs:
         self._kept: tuple[Any, Any] | None = None
 
     def on_fit_begin(self, trainer: Any) -> None:
-        from nemorl_report.records.writing import Recorder
-        from nemorl_rl.recording import RecordingConfig
+        from nemorl_cli.report.records.writing import Recorder
+        from nemorl_rl.rollouts.recording import RecordingConfig
 
         config = RecordingConfig(groups=10**6)
         options: dict[str, Any] = {"validation_every": 0, "decode": trainer.tokenizer.decode, "warn": print}
@@ -106,8 +106,8 @@ class Pairs:
 
 def measure(model: Path, shape: tuple[int, int, int]) -> Cost:
     import nemorl
-    from nemorl_commands.console import Console
-    from nemorl_report.records.reading import FOLDER, record_files
+    from nemorl_cli.console import Console
+    from nemorl_cli.report.records.reading import FOLDER, record_files
 
     prompts, responses, new_tokens = shape
     with tempfile.TemporaryDirectory() as folder:

@@ -52,7 +52,7 @@ def main() -> None:
 
 def write_model(folder: Path, size: str, *, tied: bool) -> Path:
     import torch
-    from nemorl_testing.tiny import write_tiny_model
+    from nemorl_rl.models.tiny import write_tiny_model
     from transformers import AutoConfig, AutoModelForCausalLM
 
     write_tiny_model(folder, tie_word_embeddings=tied, **SIZES[size])
@@ -66,7 +66,7 @@ def measure(place: Path, model: Path, url: str, updates: int, way: str) -> dict[
     from nemorl.resources.worker import WorkerContext
     from nemorl.types import GenerationRequest, SamplingParams
     from nemorl.weights import in_process_handle
-    from nemorl_server_engine import ServerConfig
+    from nemorl_agents.servers import ServerConfig
     from nemorl_testing.models import load_reference
 
     weights = load_reference(model)

@@ -103,7 +103,7 @@ def run_trl(name: str, folder: Path, task: Task, turn: Turn) -> None:
 
 def run_nemorl(name: str, folder: Path, task: Task, turn: Turn) -> None:
     """nemorl's public path; a callback ends each turn."""
-    from nemorl_commands.console import Console
+    from nemorl_cli.console import Console
     from nemorl_rl.callbacks import Callback
     from nemorl_sft.config import SFTConfig
 

@@ -28,7 +28,7 @@ from _common import limit_threads, machine, print_table
 
 THREADS = limit_threads()
 
-TRANSPORT = "nemorl-transports:shared_memory"
+TRANSPORT = "nemorl-tensors:shared_memory"
 WARM_UP = 2
 ANSWER_S = 240.0
 SIZES: dict[str, Any] = {
@@ -119,7 +119,7 @@ class Processes:
 
 def measure(folder: Path, ranks: int, readers: int, repeats: int) -> dict[str, float]:
     """Median seconds of one layout."""
-    from nemorl_base.ports import free_port
+    from nemorl.resources.ports import free_port
     from nemorl_tensors.engines.pieces import SpreadHandle
 
     port = free_port()
@@ -161,7 +161,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--json", action="store_true", help="print one last line of JSON")
     options = parser.parse_args()
-    from nemorl_testing.tiny import write_tiny_model
+    from nemorl_rl.models.tiny import write_tiny_model
 
     results: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as name:

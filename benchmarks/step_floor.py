@@ -274,7 +274,7 @@ def report(result: dict[str, Any]) -> None:
 
 def measure(precisions: Sequence[str], repeats: int, threads: int, sizes: Mapping[str, Any]) -> dict[str, Any]:
     """Everything, as plain data."""
-    from nemorl_testing.tiny import write_tiny_model
+    from nemorl_rl.models.tiny import write_tiny_model
 
     bytes_per_s = bandwidth(repeats)
     steps: list[StepFloor] = []

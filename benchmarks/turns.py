@@ -28,7 +28,7 @@ import torch  # noqa: E402  after the thread limit
 from nemorl.config import PolicyConfig  # noqa: E402
 from nemorl_dtensor.decode import build_decoder  # noqa: E402
 from nemorl_dtensor.model import load_model  # noqa: E402
-from nemorl_testing.tiny import write_tiny_model  # noqa: E402
+from nemorl_rl.models.tiny import write_tiny_model  # noqa: E402
 
 PROMPT, RESPONSE, OBSERVATION, GROUP = 128, 64, 16, 8
 CASES: dict[str, dict[str, Any]] = {

@@ -69,9 +69,9 @@ def write_run(folder: Path, records: int) -> None:
 def _write_step(folder: Path, step: int) -> None:
     import pyarrow.parquet as pq
     from nemorl.types import Prompt, Sample, Score
-    from nemorl_report.records.schema import WRITING
-    from nemorl_report.records.table import Group, Rollout, table_of
-    from nemorl_report.records.tokens import Trained
+    from nemorl_cli.report.records.schema import WRITING
+    from nemorl_cli.report.records.table import Group, Rollout, table_of
+    from nemorl_cli.report.records.tokens import Trained
 
     rng = np.random.default_rng(step)
     groups, trained = [], []
@@ -132,7 +132,7 @@ def taken(call: Callable[[], Any]) -> Pair:
 
 def questions(run: Any, steps: int) -> dict[str, Callable[[], Any]]:
     """What the page asks, by what it is asked for."""
-    from nemorl_report.viewing.queries import Wanted
+    from nemorl_cli.report.viewing.queries import Wanted
 
     middle = steps // 2
     first = run.responses(Wanted(split="train", step=middle, limit=1))["rows"][0]
@@ -180,8 +180,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     limit_threads()
-    from nemorl_view.serving import Viewer
-    from nemorl_view.watched import WatchedRun
+    from nemorl_insight.view.serving import Viewer
+    from nemorl_insight.view.watched import WatchedRun
 
     with tempfile.TemporaryDirectory() as folder:
         run_dir, cache = Path(folder) / "big", Path(folder) / "cache"

@@ -49,7 +49,7 @@ def nemorl_side(model: Path, seed: int) -> Side:
 
 def vllm_side(model: Path, seed: int) -> Side:
     """``vllm.LLM`` with the same settings, called as its documentation shows."""
-    from nemorl_base.seeding import mixed_seed
+    from nemorl_rl.rollouts.seeding import mixed_seed
     from nemorl_vllm.engine import CPU_BATCH_TOKENS, GIB
     from vllm import LLM, SamplingParams
     from vllm.sampling_params import RequestOutputKind
@@ -92,7 +92,7 @@ def vllm_side(model: Path, seed: int) -> Side:
 def requests_of(samples: int, new_tokens: int, start: int, model: Path) -> list[Any]:
     """``samples`` samples over the eight prompts, with seeds from ``start`` on."""
     from nemorl.types import GenerationRequest, SamplingParams
-    from nemorl_rl.tokenizer import Tokenizer
+    from nemorl_rl.data.tokenizer import Tokenizer
 
     tokenizer, params = Tokenizer.load(str(model)), SamplingParams(max_new_tokens=new_tokens)
     each = samples // len(PROMPTS)

@@ -34,11 +34,11 @@ from nemorl import Callback, Console  # noqa: E402
 from nemorl.config import PolicyConfig, load_config  # noqa: E402
 from nemorl.resources.worker import WorkerContext  # noqa: E402
 from nemorl_dtensor import DTensorConfig  # noqa: E402
-from nemorl_quickstart import recipe  # noqa: E402
-from nemorl_rl.data import rows_of  # noqa: E402
+from nemorl_rl.data.rows import rows_of  # noqa: E402
+from nemorl_rl.models.tiny import write_tiny_model  # noqa: E402
 from nemorl_rl.policy_gradient.loss import ClippedPolicyGradientLoss  # noqa: E402
+from nemorl_tasks.quickstart import recipe  # noqa: E402
 from nemorl_tensors import TokenBatch  # noqa: E402
-from nemorl_testing.tiny import write_tiny_model  # noqa: E402
 
 SHARES = (0.95, 0.53, 0.34)
 """Of groups with different rewards in the quickstart: in its first steps, on average, and at its end."""

@@ -42,8 +42,7 @@ def sources() -> griffe.ModulesCollection:
     """The packages of this repository, parsed."""
     folders = [path for pattern in ("*", "toolkits/*", "plugins/*") for path in sorted(ROOT.glob(f"{pattern}/src"))]
     loader = griffe.GriffeLoader(search_paths=folders)
-    parts = ("base", "tensors", "rl", "report", "commands", "testing")
-    for name in (*parts, "datasets", "compat", "plan", "agent_env", "gateway", "launch"):
+    for name in ("tensors", "rl", "trust", "cli", "testing", "tasks", "compat", "insight", "agents", "ops"):
         loader.load(f"nemorl_{name}")
     loader.load("nemorl")
     loader.resolve_aliases()

@@ -1,4 +1,4 @@
-"""Writes the table of presets in ``docs/datasets.md`` from the preset files of ``nemorl-datasets``.
+"""Writes the table of presets in ``docs/datasets.md`` from the preset files of ``nemorl-tasks``.
 
     python docs/generate_datasets.py            fill in the table
     python docs/generate_datasets.py --check    exit 1 if it is not what would be written
@@ -12,7 +12,7 @@ import re
 import sys
 from pathlib import Path
 
-from nemorl_datasets.listing import listed
+from nemorl_tasks.datasets.listing import listed
 
 PAGE = Path(__file__).resolve().parent / "datasets.md"
 PART = re.compile(r"(<!-- generated: presets -->\n).*?(<!-- end -->)", re.DOTALL)

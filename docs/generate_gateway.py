@@ -1,4 +1,4 @@
-"""Writes the tables of fields in ``docs/agents/gateway.md`` from the APIs of ``nemorl-gateway``.
+"""Writes the tables of fields in ``docs/agents/gateway.md`` from the APIs of ``nemorl-agents``.
 
     python docs/generate_gateway.py            fill in the tables
     python docs/generate_gateway.py --check    exit 1 if they are not what would be written
@@ -13,8 +13,8 @@ import re
 import sys
 from pathlib import Path
 
-from nemorl_gateway.fields import Field
-from nemorl_gateway.server import APIS
+from nemorl_agents.gateway.fields import Field
+from nemorl_agents.gateway.server import APIS
 
 PAGE = Path(__file__).resolve().parent / "agents" / "gateway.md"
 PART = re.compile(r"(<!-- generated: fields -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -19,12 +19,12 @@ from pathlib import Path
 
 from nemorl import contracts
 from nemorl.config import RunConfig
+from nemorl.contracts.requests import RequestBackend
 from nemorl.environment import Environment
 from nemorl.plugins import KINDS, kinds
 from nemorl.trainer import BaseTrainer
-from nemorl_report import run_data
-from nemorl_report import sections as report_sections
-from nemorl_rl.requests import RequestBackend
+from nemorl_cli.report import run_data
+from nemorl_cli.report import sections as report_sections
 from nemorl_testing.kit import Check, checks_for
 
 DOCS = Path(__file__).resolve().parent

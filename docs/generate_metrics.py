@@ -18,7 +18,7 @@ from nemorl.errors import NemorlError
 from nemorl.metrics import MetricInfo
 from nemorl.plugins import registry
 from nemorl_rl.config import RolloutRunConfig
-from nemorl_rl.work_metrics import WORK_METRICS
+from nemorl_rl.planning.work_metrics import WORK_METRICS
 
 PAGE = Path(__file__).resolve().parent / "metrics.md"
 PART = re.compile(r"(<!-- generated: (?P<name>[\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)

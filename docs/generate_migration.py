@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nemorl_base.yaml_text import format_yaml
+from nemorl.base.text.yaml_text import format_yaml
 from nemorl_compat.key_table import GROUPS, Row, tables
 
 DOCS = Path(__file__).resolve().parent

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
+from nemorl.base.text.field_texts import field_texts
 from nemorl.config import RESUMABLE, Config, RunConfig
 from nemorl.config.component import Component
 from nemorl.plugins import registry
 from nemorl.plugins.index import singular
-from nemorl_base.field_texts import field_texts
 from pydantic.fields import FieldInfo
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -70,9 +70,11 @@ def _sections() -> Iterator[str]:
 
 
 def _entries(kind: str) -> list[Any]:
-    """Plugins of this repository's packages: what the metapackage depends on."""
+    """Plugins of this repository's packages: what the metapackage depends on, with its extras but for the engines."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    ours = {re.split(r"[<>=!~ \[]", requirement)[0] for requirement in project["dependencies"]}
+    extras = project["optional-dependencies"]
+    needed = [*project["dependencies"], *extras["agents"], *extras["insight"], *extras["ops"]]
+    ours = {re.split(r"[<>=!~ \[]", requirement)[0] for requirement in needed}
     return [entry for entry in registry().index.of_kind(kind) if entry.distribution in ours]
 
 

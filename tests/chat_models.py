@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from nemorl.types import Completion
 from nemorl_rl.chat.conversation import ChatPrompt
-from nemorl_rl.tokenizer import Tokenizer
+from nemorl_rl.data.tokenizer import Tokenizer
 
 MARKS = re.compile(
     r"<[|｜][^<>{}' ]{1,30}[|｜]>|</?(?:think|tool_call|tool_response|eos|bos|s)>|<(?:start|end)_of_turn>"

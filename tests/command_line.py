@@ -27,7 +27,7 @@ Command = Callable[..., Done]
 
 def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
     """A function that runs ``nemorl …`` with its arguments."""
-    from nemorl_commands import main
+    from nemorl_cli import main
 
     def run(*arguments: object) -> Done:
         monkeypatch.setattr(sys, "argv", ["nemorl", *map(str, arguments)])

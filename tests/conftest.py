@@ -64,7 +64,7 @@ def logged() -> Iterator[io.StringIO]:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Qwen2 folder with a character tokenizer and no weights: use ``policy.init: random``."""
-    from nemorl_testing.tiny import write_tiny_model
+    from nemorl_rl.models.tiny import write_tiny_model
 
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     return write_tiny_model(tmp_path_factory.mktemp("tiny_model"), **sizes)

@@ -13,7 +13,7 @@ from nemorl.config import PolicyConfig
 from nemorl.resources.worker import WorkerContext
 from nemorl.types import Completion, GenerationRequest, SamplingParams
 from nemorl.weights import WeightHandle, in_process_handle
-from nemorl_rl.divergence import LayerComparison, Parting, compare_activations
+from nemorl_rl.audit.divergence import LayerComparison, Parting, compare_activations
 from nemorl_tensors.engines.observing import Place
 from nemorl_testing.models import tiny_model
 from torch import Tensor, nn

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nemorl.config.load import load_config
-from nemorl_commands.console import Console
+from nemorl_cli.console import Console
 
 
 def config_of(model: Path, **changes: Any) -> dict[str, Any]:

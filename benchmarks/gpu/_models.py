@@ -9,7 +9,7 @@ from typing import Any
 
 from nemorl.config import GenerationConfig, PolicyConfig
 from nemorl.resources.worker import WorkerContext
-from nemorl_rl.model_geometry import Geometry
+from nemorl_rl.models.model_geometry import Geometry
 from nemorl_tensors import TokenBatch
 
 
@@ -44,7 +44,7 @@ def write_model(folder: Path, shape: Shape, device: str, dtype: str = "bfloat16"
     """A folder with that config, a tokenizer and random weights, which are drawn on the device: on a CPU 1.7 billion
     take half a minute."""
     import torch
-    from nemorl_testing.tiny import write_tiny_model
+    from nemorl_rl.models.tiny import write_tiny_model
     from transformers import AutoConfig, AutoModelForCausalLM
 
     write_tiny_model(folder, architecture="llama")

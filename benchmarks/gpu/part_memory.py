@@ -9,8 +9,8 @@ from typing import Any
 from _figures import parse, peak_bytes
 from _models import SMOLLM2_1_7B, SMOLLM2_135M, TINY, Shape, drawn_batch, trainer, write_model
 from nemorl.config import PolicyConfig
-from nemorl_rl.memory_plan.models import HeldModel
-from nemorl_rl.memory_plan.parts import GIB, Moments, total
+from nemorl_rl.planning.memory.models import HeldModel
+from nemorl_rl.planning.memory.parts import GIB, Moments, total
 from nemorl_testing.batches import WeightedNLL
 
 STEPS = 2

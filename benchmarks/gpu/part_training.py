@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from _figures import Figures, parse, peak_bytes, seconds
 from _models import SMOLLM2_1_7B, SMOLLM2_135M, TINY, Shape, drawn_batch, trainer, write_model
-from nemorl_rl.device_peaks import device_peak
+from nemorl_rl.planning.device_peaks import device_peak
 from nemorl_testing.batches import WeightedNLL
 
 SIZES = {"135M": SMOLLM2_135M, "1.7B": SMOLLM2_1_7B}

@@ -15,11 +15,11 @@ from pathlib import Path
 
 from faulty_files import Fault, build, has_struck, operations
 from lives import SIZES, files
+from nemorl.base.files.checkpoints import Checkpoint
+from nemorl.base.files.sealed_folders import MANIFEST
 from nemorl.errors import CheckpointError
-from nemorl_base.checkpoints import Checkpoint
-from nemorl_base.sealed_folders import MANIFEST
-from nemorl_replicate.transfer import is_whole
-from nemorl_testing.tiny import write_tiny_model
+from nemorl_ops.replicate.transfer import is_whole
+from nemorl_rl.models.tiny import write_tiny_model
 from sweeping import KILLED, Played
 from warm import HUNG, Warm
 

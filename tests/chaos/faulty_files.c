@@ -28,7 +28,7 @@
 
 enum mode { REFUSE = 1, SHORT = 2, KILL = 3, TORN = 4, FULL = 5 };
 
-/* Beginnings of names that are drawn at random: of the safetensors library, and of nemorl_base.files. */
+/* Beginnings of names that are drawn at random: of the safetensors library, and of nemorl.base.files.atomic. */
 static const char *RANDOM[] = {".tmp", ".nemorl-"};
 static char folder[PATH_MAX], wanted[PATH_MAX + 32];
 static size_t folder_length;

@@ -17,7 +17,7 @@ from typing import Any
 
 from faulty_files import Fault, has_struck, operations
 from lives import SIZES, warm
-from nemorl_testing.tiny import write_tiny_model
+from nemorl_rl.models.tiny import write_tiny_model
 from run_checks import broken_promises, differences
 from sweeping import KILLED, Played
 from warm import HUNG, Warm

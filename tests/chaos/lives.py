@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from faulty_files import build
-from nemorl_testing.tiny import write_tiny_model
+from nemorl_rl.models.tiny import write_tiny_model
 from subjects import SUBJECTS
 from warm import Warm
 

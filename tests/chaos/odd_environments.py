@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from nemorl.environment import Environment
 from nemorl.types import Prompt, Score
-from nemorl_code_env.config import CodeConfig
-from nemorl_code_env.environment import CodeEnvironment
 from nemorl_math_env.config import MathConfig
 from nemorl_math_env.environment import MathEnvironment
 from nemorl_rl.agents.contract import EpisodePolicy
 from nemorl_rl.registration import register_environment
+from nemorl_tasks.code.config import CodeConfig
+from nemorl_tasks.code.environment import CodeEnvironment
 
 
 @register_environment("drafts")

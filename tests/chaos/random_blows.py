@@ -26,7 +26,7 @@ from blows import BALLAST, Blow, schedule
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from forked_workers import python_that_forks
 from lives import SIZES, files, warm
-from nemorl_testing.tiny import write_tiny_model
+from nemorl_rl.models.tiny import write_tiny_model
 from ray_nodes import can_be_made
 from run_checks import broken_promises, differences, metrics
 from stand_ins import STAND_INS, StandIn

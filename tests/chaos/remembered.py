@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable
 from types import ModuleType
 from typing import Any
 
-from nemorl_report import lock, provenance
+from nemorl_trust import lock, provenance
 
 
 def remember() -> None:

@@ -14,9 +14,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from nemorl.base.files.checkpoints import Checkpoint
+from nemorl.base.files.jsonl import read_jsonl
 from nemorl.errors import CheckpointError
-from nemorl_base.checkpoints import Checkpoint
-from nemorl_base.jsonl import read_jsonl
 from ray_nodes import Nodes
 from wires import Wire
 
@@ -99,8 +99,8 @@ def _tensors(parts: list[Path]) -> bytes:
 def store(model: Path) -> Iterator[StandIn]:
     """moto's S3 with the bucket ``chaos``."""
     from moto.server import ThreadedMotoServer
-    from nemorl_replicate.place import Place
-    from nemorl_replicate.transfer import CHECKPOINTS, Copied, checkpoints_in, copy_checkpoint
+    from nemorl_ops.replicate.place import Place
+    from nemorl_ops.replicate.transfer import CHECKPOINTS, Copied, checkpoints_in, copy_checkpoint
 
     os.environ.update(AWS_ACCESS_KEY_ID="testing", AWS_SECRET_ACCESS_KEY="testing", AWS_DEFAULT_REGION="us-east-1")
     logging.getLogger("werkzeug").setLevel(logging.ERROR)

@@ -25,7 +25,7 @@ def command(arguments: Sequence[str], folder: str, trace: str, fault: dict[str, 
     Returns:
         Its exit status.
     """
-    from nemorl_commands.app import main
+    from nemorl_cli.app import main
 
     sys.argv = ["nemorl", *arguments]
     arm(Path(folder), Fault(**fault) if fault else None, Path(trace))

@@ -13,7 +13,7 @@ import nemorl
 import odd_environments  # noqa: F401  registers them
 from blows import Blow, Strikes
 from faulty_files import Fault, arm
-from nemorl_base.errors import NemorlError
+from nemorl.errors import NemorlError
 from nemorl_rl.callbacks import Callback
 from subjects import HERE, SUBJECTS
 
@@ -85,7 +85,7 @@ def train(
     Returns:
         0 at a good end, 2 after an error of ours, 3 after another.
     """
-    from nemorl_commands.console import Console
+    from nemorl_cli.console import Console
 
     arm(Path(run_dir), Fault(**fault) if fault else None, Path(trace))
     sys.executable = python or sys.executable  # of Ray's workers

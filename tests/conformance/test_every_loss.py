@@ -20,16 +20,16 @@ import torch
 from nemorl.metrics import merge, values
 from nemorl.plugins import registry
 from nemorl_distillation.loss import SampledReverseKLLoss, TopKDistillationLoss
-from nemorl_dpo.hinge import HingeLoss
-from nemorl_dpo.ipo import IPOLoss
-from nemorl_dpo.preference import PreferenceLoss
-from nemorl_dpo.sigmoid import SigmoidLoss
 from nemorl_grpo.loss_cispo import CappedWeightLoss
 from nemorl_grpo.loss_gspo import SequenceRatioLoss
 from nemorl_ppo.loss import PPOLoss, ValueLoss
+from nemorl_preference.dpo.hinge import HingeLoss
+from nemorl_preference.dpo.ipo import IPOLoss
+from nemorl_preference.dpo.preference import PreferenceLoss
+from nemorl_preference.dpo.sigmoid import SigmoidLoss
+from nemorl_preference.rm.loss import BradleyTerryLoss
 from nemorl_rl.policy_gradient.correction import IcePop, OfSequences, Plain, SequenceMask, Truncated
 from nemorl_rl.policy_gradient.loss import ClippedPolicyGradientLoss, PolicyGradientLoss
-from nemorl_rm.loss import BradleyTerryLoss
 from nemorl_sft.loss import NLLLoss
 from nemorl_tensors import KLTerm, TokenBatch
 from nemorl_tensors.engines.no_gradient import SelectiveLoss

@@ -10,8 +10,8 @@ import pytest
 import yaml
 from nemorl.config.load import load_config
 from nemorl.plugins import registry
-from nemorl_report.source import template_text
 from nemorl_testing import conformance
+from nemorl_trust.source import template_text
 
 FOLDER = tempfile.TemporaryDirectory(prefix="nemorl-templates-")
 ROWS = Path(FOLDER.name) / "rows.jsonl"
@@ -46,7 +46,7 @@ def test_each_family_has_at_least_five_under_forty_lines() -> None:
     for entry in ENTRIES:
         families[entry.distribution] = families.get(entry.distribution, 0) + 1
         assert len(template_text(entry).splitlines()) < 40, entry.name
-    assert set(families) == {f"nemorl-{name}" for name in ("grpo", "ppo", "dpo", "rm", "sft", "distillation")}
+    assert set(families) == {f"nemorl-{name}" for name in ("grpo", "ppo", "preference", "sft", "distillation")}
     assert min(families.values()) >= 5
 
 

@@ -52,7 +52,7 @@ def _run(arguments: list[str], out: str, err: str) -> None:
     sys.stdout = io.TextIOWrapper(io.FileIO(1, "w"), write_through=True)
     sys.stderr = io.TextIOWrapper(io.FileIO(2, "w"), write_through=True)
     sys.argv = ["nemorl", *arguments]
-    from nemorl_commands.supervisor import run
+    from nemorl_cli.supervisor import run
 
     try:
         run()

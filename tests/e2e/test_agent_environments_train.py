@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from agent_program import PROGRAM
 from nemorl.config.load import load_config
-from nemorl_commands.console import Console
-from nemorl_rl.evaluation import Evaluator
+from nemorl_cli.console import Console
+from nemorl_rl.evaluation.evaluation import Evaluator
+from nemorl_rl.models.tiny import ALPHABET
 from nemorl_testing.models import tiny_model
-from nemorl_testing.tiny import ALPHABET
 from recorded_messages import Raises
 
 AGENTS = """

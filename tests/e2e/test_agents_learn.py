@@ -10,9 +10,9 @@ import pytest
 from nemorl.config.load import load_config
 from nemorl.environment import Environment
 from nemorl.types import Prompt, Score
-from nemorl_commands.console import Console
+from nemorl_cli.console import Console
 from nemorl_rl.agents.contract import EpisodePolicy
-from nemorl_rl.tokenizer import Tokenizer
+from nemorl_rl.data.tokenizer import Tokenizer
 from tiers import only
 
 pytestmark = pytest.mark.slow

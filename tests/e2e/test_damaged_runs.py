@@ -15,10 +15,10 @@ from typing import Any
 
 import nemorl
 import pytest
+from nemorl.base.files.jsonl import read_jsonl
 from nemorl.errors import NemorlError
 from nemorl.trainer import BaseTrainer
-from nemorl_base.jsonl import read_jsonl
-from nemorl_commands.console import Console
+from nemorl_cli.console import Console
 from nemorl_rl.callbacks import Callback
 from recorded_messages import Raises
 from safetensors.torch import load_file

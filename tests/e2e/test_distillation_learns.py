@@ -7,8 +7,8 @@ from typing import Any
 
 import nemorl
 import pytest
-from nemorl_commands.console import Console
-from nemorl_testing.tiny import BOS, EOS, PAD, UNK, write_tiny_model
+from nemorl_cli.console import Console
+from nemorl_rl.models.tiny import BOS, EOS, PAD, UNK, write_tiny_model
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 from nemorl.config.load import load_config
 from nemorl.config.run import declared_metrics
-from nemorl.metrics import MetricInfo
+from nemorl.metrics import PREFIXES, MetricInfo, is_called
 from nemorl.plugins import PluginEntry, registry
 from nemorl.types import Score
-from nemorl_base.metric_info import PREFIXES, is_called
-from nemorl_commands.console import Console
-from nemorl_report.efficiency.declared_metrics import EFFICIENCY_METRICS, SYSTEM_METRICS
+from nemorl_cli.console import Console
+from nemorl_cli.report.efficiency.declared_metrics import EFFICIENCY_METRICS, SYSTEM_METRICS
 from nemorl_testing.models import tiny_model
 
 pytestmark = pytest.mark.slow

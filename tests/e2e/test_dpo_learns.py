@@ -6,9 +6,9 @@ import random
 from pathlib import Path
 
 import pytest
-from nemorl_commands.console import Console
-from nemorl_dpo import DPOConfig
-from nemorl_testing.tiny import write_tiny_model
+from nemorl_cli.console import Console
+from nemorl_preference.dpo import DPOConfig
+from nemorl_rl.models.tiny import write_tiny_model
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from nemorl.config.load import load_config
 from nemorl.types import Score
-from nemorl_commands.console import Console
+from nemorl_cli.console import Console
 from tiers import only
 
 pytestmark = pytest.mark.slow

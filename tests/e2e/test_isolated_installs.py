@@ -12,7 +12,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from nemorl_report.records.reading import read_records
+from nemorl_cli.report.records.reading import read_records
 
 pytestmark = pytest.mark.slow
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from nemorl.base.text.mappings import read_source
 from nemorl.config import load_config
-from nemorl_base.mappings import read_source
-from nemorl_commands.console import Console
-from nemorl_quickstart.trial import run
+from nemorl_cli.console import Console
+from nemorl_tasks.quickstart.trial import run
 
 PAGE = Path(__file__).parents[2] / "docs" / "nemo-rl-recipes.md"
 RECIPES = dict(re.findall(r"^## `(\S+)`.*?^```yaml\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL))

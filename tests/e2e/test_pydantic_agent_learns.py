@@ -16,12 +16,12 @@ import torch
 from nemorl.config.load import load_config
 from nemorl.environment import Environment
 from nemorl.types import Prompt, Score
-from nemorl_commands.console import Console
+from nemorl_cli.console import Console
 from nemorl_rl.agents.contract import EpisodePolicy
 from nemorl_rl.agents.gateways import EpisodeGateway, start_gateway
 from nemorl_rl.chat.codec import codec_of
-from nemorl_rl.tokenizer import Tokenizer
-from nemorl_testing.tiny import ALPHABET, write_tiny_model
+from nemorl_rl.data.tokenizer import Tokenizer
+from nemorl_rl.models.tiny import ALPHABET, write_tiny_model
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 import yaml
 from launched import Launched
-from nemorl_base.jsonl import read_jsonl
+from nemorl.base.files.jsonl import read_jsonl
 from tiers import only
 
 pytestmark = pytest.mark.slow

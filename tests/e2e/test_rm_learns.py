@@ -6,10 +6,10 @@ import random
 from pathlib import Path
 
 import pytest
-from nemorl_commands.console import Console
+from nemorl_cli.console import Console
 from nemorl_grpo import GRPOConfig
-from nemorl_rm import RewardModelConfig, RMConfig
-from nemorl_testing.tiny import write_tiny_model
+from nemorl_preference.rm import RewardModelConfig, RMConfig
+from nemorl_rl.models.tiny import write_tiny_model
 
 pytestmark = pytest.mark.slow
 

@@ -6,12 +6,12 @@ import math
 from pathlib import Path
 
 import pytest
+from nemorl.base.text.mappings import read_source
 from nemorl.plugins import registry
 from nemorl.plugins.index import PluginEntry
-from nemorl_base.mappings import read_source
-from nemorl_commands.console import Console
-from nemorl_quickstart.trial import run
-from nemorl_report.source import template_text
+from nemorl_cli.console import Console
+from nemorl_tasks.quickstart.trial import run
+from nemorl_trust.source import template_text
 
 USUAL = {"grpo_8gpu", "grpo_multi_turn", "ppo", "ppo_reward_model", "dpo_lora", "dpo_with_sft", "rm", "rm_margin",
          "sft", "sft_packing", "distillation", "opd"}  # fmt: skip

@@ -14,7 +14,7 @@ from nemorl.weights import transport
 from nemorl_tensors.engines.pieces import RankPieces, SpreadHandle
 from torch import Tensor
 
-TRANSPORT = "nemorl-transports:shared_memory"
+TRANSPORT = "nemorl-rl:shared_memory"
 
 
 @dataclass(frozen=True)

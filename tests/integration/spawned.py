@@ -17,8 +17,8 @@ from queue import Empty
 from typing import Any
 
 import torch
+from nemorl.resources.ports import free_port
 from nemorl.resources.worker import WorkerContext
-from nemorl_base.ports import free_port
 
 DEADLINE_S = 240.0
 """Longest wait for any rank's next result."""

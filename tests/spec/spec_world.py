@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nemorl.plugins import registry
-from nemorl_testing.tiny import EOS, write_tiny_model
+from nemorl_rl.models.tiny import EOS, write_tiny_model
 
 ROWS = [
     {"prompt": f"{n}+1=", "answer": str(n + 1), "response": str(n + 1), "chosen": str(n + 1), "rejected": "0"}

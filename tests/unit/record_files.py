@@ -9,8 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from nemorl_report.records.reading import FOLDER, read_table, record_files
-from nemorl_report.records.schema import SCHEMA
+from nemorl_cli.report.records.reading import FOLDER, read_table, record_files
+from nemorl_cli.report.records.schema import SCHEMA
 
 
 def write_records(run_dir: Path, rows: Sequence[Mapping[str, Any]]) -> None:

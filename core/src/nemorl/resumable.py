@@ -10,8 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from nemorl_base.checkpoints import Checkpoint
-
+from nemorl.base.files.checkpoints import Checkpoint
 from nemorl.config.run import RunConfig
 from nemorl.contracts import DataModule
 from nemorl.errors import CheckpointError, NemorlError, WorkerLostError

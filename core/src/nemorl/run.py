@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from nemorl_base.deadlines import deadline
-from nemorl_base.display import Display
-from nemorl_base.timing import Timer
-
+from nemorl.base.process.deadlines import deadline
+from nemorl.base.process.timing import Timer
 from nemorl.config.run import RunConfig
 from nemorl.contracts import DataModule, HeldOut, Logger
+from nemorl.contracts.display import Display
 from nemorl.errors import NemorlError, boundary
 from nemorl.plugins.hooks import Hooks
 from nemorl.plugins.kinds import LoggerConfig

@@ -7,10 +7,9 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nemorl_base.deadlines import deadline
-from nemorl_base.display import Display, Silence
-
+from nemorl.base.process.deadlines import deadline
 from nemorl.contracts import DataModule, DataSource, Fingerprinted, HeldOut
+from nemorl.contracts.display import Display, Silence
 from nemorl.errors import ConfigError, NemorlError, StorageError, UsageError, boundary
 from nemorl.plugins import offered
 from nemorl.plugins.hooks import Hooks, build_hooks

@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
-from nemorl_base.display import Display
-from nemorl_base.jsonl import read_jsonl
-from nemorl_base.reading import shown
-from nemorl_base.stopping import NOBODY_WATCHES, GracefulStop
-from nemorl_base.suggest import did_you_mean
-
+from nemorl.base.files.jsonl import read_jsonl
+from nemorl.base.process.stopping import NOBODY_WATCHES, GracefulStop
+from nemorl.base.text.reading import shown
+from nemorl.base.text.suggest import did_you_mean
 from nemorl.config.load import validate
 from nemorl.config.run import RunConfig
 from nemorl.contracts import DataModule, DataSource, SizedDataModule
+from nemorl.contracts.display import Display
 from nemorl.errors import BackendError, ConfigError, ConfigIssue, UsageError, WorkerLostError, boundary
 from nemorl.metrics import Metrics, values
 from nemorl.resources.manager import ResourceManager

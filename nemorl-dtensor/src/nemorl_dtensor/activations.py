@@ -7,8 +7,8 @@ Each term is a tensor that some operation saves; ``tests/unit/plan`` compares th
 
 from __future__ import annotations
 
-from nemorl_rl.memory_plan.activations import PerToken
-from nemorl_rl.memory_plan.models import HeldModel
+from nemorl_rl.planning.memory.activations import PerToken
+from nemorl_rl.planning.memory.models import HeldModel
 
 CENTERED = frozenset({"gemma", "gemma2", "gemma3_text"})
 """Architectures whose norms multiply by 1 + weight, in float32 throughout."""

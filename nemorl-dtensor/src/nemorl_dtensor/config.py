@@ -13,9 +13,9 @@ from nemorl.config import RESUMABLE, GenerationConfig, PolicyConfig
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import GenerationBackendConfig, TrainingBackendConfig
-from nemorl_rl.divisions import known_geometry, tensor_parallel_problems
-from nemorl_rl.memory_plan.describing import EnginePlan, PlansEngine, PlansTraining, TrainingPlan
-from nemorl_rl.work_metrics import SHARING_METRICS, WORK_METRICS
+from nemorl_rl.models.divisions import known_geometry, tensor_parallel_problems
+from nemorl_rl.planning.memory.describing import EnginePlan, PlansEngine, PlansTraining, TrainingPlan
+from nemorl_rl.planning.work_metrics import SHARING_METRICS, WORK_METRICS
 from pydantic import Field
 
 if TYPE_CHECKING:
@@ -156,6 +156,6 @@ class HFGenerationConfig(GenerationBackendConfig, PlansEngine):
         return HFGeneration(generation, policy, worker, weights, self)
 
     def engine_plan(self) -> EnginePlan:
-        from nemorl_rl.memory_plan.engines import RowsPlan
+        from nemorl_rl.planning.memory.engines import RowsPlan
 
         return RowsPlan(self.max_batch_rows, self.kv_cache_tokens, layer_start_s=3e-4, step_start_s=2e-3)

@@ -13,7 +13,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Literal
 
 from nemorl.types import Completion, GenerationRequest
-from nemorl_rl.tokenizer import Tokenizer, end_token_ids
+from nemorl_rl.data.tokenizer import Tokenizer, end_token_ids
 from nemorl_tensors.engines.decoding import BatchLimits, RunningBatch
 from nemorl_tensors.engines.observing import Activations, Recorder
 from nemorl_tensors.engines.parking import bytes_held
@@ -28,9 +28,9 @@ from nemorl_dtensor.versions import Held, Versions
 
 if TYPE_CHECKING:
     from nemorl.config.models import GenerationConfig, PolicyConfig
+    from nemorl.contracts.memory import MemoryPart
     from nemorl.resources.worker import WorkerContext
     from nemorl.weights import WeightHandle
-    from nemorl_base.memory import MemoryPart
 
     from nemorl_dtensor.config import HFGenerationConfig
 

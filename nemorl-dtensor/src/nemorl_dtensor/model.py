@@ -11,8 +11,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
+from nemorl.contracts.memory import DeviceMemoryError
 from nemorl.errors import boundary
-from nemorl_base.memory import DeviceMemoryError
 from nemorl_tensors.engines.model_config import name_or_path, read_model_config
 from torch import nn
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from nemorl.errors import BackendError
-from nemorl_rl.divisions import LayerSizes
+from nemorl_rl.models.divisions import LayerSizes
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from nemorl.config.models import MuonConfig
 from nemorl.contracts import Head, Loss, WeightsName
+from nemorl.contracts.memory import DeviceMemoryError, MemoryPart
 from nemorl.errors import BackendError, UsageError, boundary
 from nemorl.metrics import Metrics
-from nemorl_base.memory import DeviceMemoryError, MemoryPart
-from nemorl_rl.work import Model, WorkMeter
+from nemorl_rl.planning.work import Model, WorkMeter
 from nemorl_tensors import TokenBatch
 from nemorl_tensors.engines.buckets import in_buckets
 from nemorl_tensors.engines.checkpoint_files import CheckpointWriter, RankFiles

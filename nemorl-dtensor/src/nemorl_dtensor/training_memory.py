@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nemorl_rl.memory_plan.head import Head, head_buffers, scored_logits
-from nemorl_rl.memory_plan.models import HeldModel
-from nemorl_rl.memory_plan.parts import Moments, Part, Parts, count
+from nemorl_rl.planning.memory.head import Head, head_buffers, scored_logits
+from nemorl_rl.planning.memory.models import HeldModel
+from nemorl_rl.planning.memory.parts import Moments, Part, Parts, count
 
 from nemorl_dtensor.activations import per_token
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from nemorl.types import GenerationRequest
 from nemorl.weights import WeightHandle
-from nemorl_rl.snapshots import version_error
+from nemorl_rl.serving.snapshots import version_error
 from nemorl_tensors.engines.decoding import RunningBatch
 from nemorl_tensors.engines.request_batch import RequestBatch
 from nemorl_tensors.engines.requests import Outcome

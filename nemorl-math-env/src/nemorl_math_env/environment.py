@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from nemorl.environment import Environment
 from nemorl.types import Prompt, Score
-from nemorl_rl.prompts import required_answer
+from nemorl_rl.rollouts.prompts import required_answer
 
 from nemorl_math_env import worker
 from nemorl_math_env.answers import canonical, decide, final_answer, is_number, reference_answer, without_nouns

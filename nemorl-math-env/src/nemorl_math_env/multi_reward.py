@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from nemorl.environment import Environment
 from nemorl.types import Prompt, Score
-from nemorl_rl.prompts import required_answer
+from nemorl_rl.rollouts.prompts import required_answer
 
 if TYPE_CHECKING:
     from nemorl_math_env.config import MultiRewardMathConfig

@@ -27,9 +27,9 @@ from nemorl_megatron.parallel import Parallel, Sizes
 
 if TYPE_CHECKING:
     from nemorl.config.models import PolicyConfig
+    from nemorl.contracts.memory import MemoryPart
     from nemorl.resources.worker import WorkerContext
     from nemorl.weights import WeightHandle
-    from nemorl_base.memory import MemoryPart
 
     from nemorl_megatron.config import MegatronGenerationConfig
 

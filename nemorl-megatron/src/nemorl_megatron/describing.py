@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
-from nemorl_rl.memory_plan.describing import Spread
-from nemorl_rl.memory_plan.models import HeldModel, tensor_sizes
-from nemorl_rl.memory_plan.parts import Moments
-from nemorl_rl.memory_plan.work import MIN_SHARING, RowLayout
+from nemorl_rl.planning.memory.describing import Spread
+from nemorl_rl.planning.memory.models import HeldModel, tensor_sizes
+from nemorl_rl.planning.memory.parts import Moments
+from nemorl_rl.planning.memory.work import MIN_SHARING, RowLayout
 
 from nemorl_megatron.stages import EVEN, Split
 from nemorl_megatron.training_memory import memory

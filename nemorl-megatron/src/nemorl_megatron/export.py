@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nemorl_base.files import replace_text
+from nemorl.base.files.atomic import replace_text
 from nemorl_tensors.engines.model_config import read_model_config
 from nemorl_tensors.engines.model_folder import save_tokenizer, write_weights
 from safetensors.torch import save_file

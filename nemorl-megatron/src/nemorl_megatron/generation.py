@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from nemorl.errors import BackendError
 from nemorl.types import Completion, GenerationRequest
-from nemorl_rl.tokenizer import Tokenizer, end_token_ids
+from nemorl_rl.data.tokenizer import Tokenizer, end_token_ids
 from nemorl_tensors.engines.decoding import BatchLimits, Decoder, RunningBatch, decode_responses
 from nemorl_tensors.engines.model_config import read_model_config
 from nemorl_tensors.engines.observing import Activations, Recorder
@@ -28,8 +28,8 @@ from nemorl_megatron.observing import observed
 
 if TYPE_CHECKING:
     from nemorl.config.models import PolicyConfig
+    from nemorl.contracts.memory import MemoryPart
     from nemorl.weights import WeightHandle
-    from nemorl_base.memory import MemoryPart
 
     from nemorl_megatron.bridge.contract import Bridge
     from nemorl_megatron.config import MegatronGenerationConfig

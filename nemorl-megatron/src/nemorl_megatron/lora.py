@@ -29,8 +29,8 @@ from megatron.core.tensor_parallel import (
     reduce_scatter_to_sequence_parallel_region,
 )
 from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
+from nemorl.base.text.suggest import did_you_mean
 from nemorl.errors import BackendError
-from nemorl_base.suggest import did_you_mean
 from torch import Tensor, nn
 from torch.nn.functional import linear
 

@@ -1,6 +1,6 @@
 """What of a model the parallel sizes of backend ``megatron`` cannot divide, told from its ``config.json``.
 
-Importing this imports neither torch nor megatron-core. Tensor parallelism is ``nemorl_rl.divisions``.
+Importing this imports neither torch nor megatron-core. Tensor parallelism is ``nemorl_rl.models.divisions``.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from nemorl.errors import BackendError, ConfigIssue
-from nemorl_rl.divisions import known_geometry
+from nemorl_rl.models.divisions import known_geometry
 
 if TYPE_CHECKING:
     from nemorl.config.models import PolicyConfig
-    from nemorl_rl.model_geometry import Geometry
+    from nemorl_rl.models.model_geometry import Geometry
 
     from nemorl_megatron.config import MegatronConfig
 

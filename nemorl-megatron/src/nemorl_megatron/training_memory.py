@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nemorl_rl.memory_plan.activations import PerToken
-from nemorl_rl.memory_plan.head import Head, head_buffers, scored_logits
-from nemorl_rl.memory_plan.models import HeldModel
-from nemorl_rl.memory_plan.parts import Moments, Part, count, total
+from nemorl_rl.planning.memory.activations import PerToken
+from nemorl_rl.planning.memory.head import Head, head_buffers, scored_logits
+from nemorl_rl.planning.memory.models import HeldModel
+from nemorl_rl.planning.memory.parts import Moments, Part, count, total
 
 if TYPE_CHECKING:
     from nemorl_megatron.config import MegatronConfig

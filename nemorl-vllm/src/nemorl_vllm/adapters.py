@@ -15,10 +15,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from nemorl.base.files.atomic import replace_text
+from nemorl.base.files.left_overs import mark
 from nemorl.errors import BackendError
-from nemorl_base.files import replace_text
-from nemorl_base.left_overs import mark
-from nemorl_rl.snapshots import version_error
+from nemorl_rl.serving.snapshots import version_error
 from nemorl_tensors.engines.buckets import CountedBuckets
 from safetensors.torch import save_file
 

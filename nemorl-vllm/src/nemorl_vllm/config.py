@@ -9,10 +9,10 @@ from nemorl.config import RESUMABLE, Options
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import GenerationBackendConfig
-from nemorl_rl.divisions import tensor_parallel_problems
-from nemorl_rl.memory_plan.describing import EnginePlan, PlansEngine
-from nemorl_rl.model_files import stored_config
-from nemorl_rl.sampler_precision import LowerPrecision
+from nemorl_rl.models.divisions import tensor_parallel_problems
+from nemorl_rl.models.model_files import stored_config
+from nemorl_rl.planning.memory.describing import EnginePlan, PlansEngine
+from nemorl_rl.serving.sampler_precision import LowerPrecision
 from pydantic import Field
 
 from nemorl_vllm.architectures import obstacles

@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from nemorl.base.process.timing import Span
 from nemorl.errors import BackendError, boundary
 from nemorl.types import Completion, FinishReason, GenerationRequest
-from nemorl_base.seeding import mixed_seed
-from nemorl_base.timing import Span
-from nemorl_rl.tokenizer import Tokenizer
+from nemorl_rl.data.tokenizer import Tokenizer
+from nemorl_rl.rollouts.seeding import mixed_seed
 from nemorl_tensors.engines.model_config import read_model_config
 from nemorl_tensors.engines.responses import TimedCompletion
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING
 
-from nemorl_rl.divisions import LayerSizes
-from nemorl_rl.memory_plan.describing import EngineMemory
-from nemorl_rl.memory_plan.engines import Engines
-from nemorl_rl.memory_plan.parts import GIB, Part, Parts, count, total
+from nemorl_rl.models.divisions import LayerSizes
+from nemorl_rl.planning.memory.describing import EngineMemory
+from nemorl_rl.planning.memory.engines import Engines
+from nemorl_rl.planning.memory.parts import GIB, Part, Parts, count, total
 
 from nemorl_vllm.config import CPU_KV_CACHE_GIB, adapter_room
 

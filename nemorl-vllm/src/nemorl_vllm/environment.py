@@ -17,8 +17,8 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from nemorl.contracts.memory import DeviceMemoryError
 from nemorl.errors import BackendError, NemorlError
-from nemorl_base.memory import DeviceMemoryError
 
 REQUIRED = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine lives in this process: weights are handed over, not sent

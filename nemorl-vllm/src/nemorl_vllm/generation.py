@@ -17,7 +17,7 @@ from nemorl.metrics import Mean, Metric, Sum
 from nemorl.plugins import registry
 from nemorl.types import Completion, GenerationRequest
 from nemorl.weights import WeightHandle, transport
-from nemorl_rl.snapshots import version_error
+from nemorl_rl.serving.snapshots import version_error
 from nemorl_tensors.engines.parking import forgotten_error
 from nemorl_tensors.engines.requests import RequestLoop
 
@@ -29,8 +29,8 @@ from nemorl_vllm.sleeping import TAGS, sleep_of
 
 if TYPE_CHECKING:
     from nemorl.config.models import PolicyConfig
+    from nemorl.contracts.memory import MemoryPart
     from nemorl.resources.worker import WorkerContext
-    from nemorl_base.memory import MemoryPart
     from nemorl_tensors.engines.observing import Activations
 
     from nemorl_vllm.config import VLLMConfig

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
+from nemorl.base.process.timing import Span
 from nemorl.errors import BackendError, NemorlError, boundary
-from nemorl_base.timing import Span
 
 from nemorl_vllm.conversion import completions
 from nemorl_vllm.engine import close_engine

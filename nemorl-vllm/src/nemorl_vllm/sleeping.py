@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from nemorl.errors import BackendError
 
 if TYPE_CHECKING:
-    from nemorl_base.memory import MemoryPart
+    from nemorl.contracts.memory import MemoryPart
 
 TAGS: Mapping[MemoryPart, str] = {"weights": "weights", "cache": "kv_cache"}
 """vLLM's names of what sleeps."""

@@ -4,7 +4,7 @@ vLLM starts, feeds and finishes an update (``vllm.distributed.weight_transfer``)
 a tensor-parallel engine; this says how the tensors of a ``WeightHandle`` become the model's. Fetching them is not part
 of it (``worker``): an update that cannot be fetched must not begin.
 
-In a server, whose trainer is another program (``nemorl-server-engine``), tensors come by broadcast. Requests to its
+In a server, whose trainer is another program (``nemorl-agents``), tensors come by broadcast. Requests to its
 ``/init_weight_transfer_engine`` and ``/update_weights`` have the fields of vLLM's own backend ``nccl``.
 """
 

@@ -117,7 +117,7 @@ class WorkerExtension:
 
     def nemorl_load_folder(self, folder: str) -> None:
         """Replace the model's weights by those of a Hugging Face folder. Called over HTTP, of a server that was started
-        with this extension (``nemorl-server-engine``)."""
+        with this extension (``nemorl-agents``)."""
         parts = sorted(Path(folder).glob("*.safetensors"))
         if not parts:
             raise FileNotFoundError(f"no *.safetensors in {folder}")

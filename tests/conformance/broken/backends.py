@@ -7,9 +7,9 @@ from typing import Any
 
 from nemorl_dtensor import DTensorConfig, HFGenerationConfig
 from nemorl_dtensor.describing import DTensorPlan
-from nemorl_rl.memory_plan.describing import TrainingPlan
-from nemorl_rl.memory_plan.models import HeldModel
-from nemorl_rl.memory_plan.parts import Moments
+from nemorl_rl.planning.memory.describing import TrainingPlan
+from nemorl_rl.planning.memory.models import HeldModel
+from nemorl_rl.planning.memory.parts import Moments
 
 
 class BrokenTraining(DTensorConfig):

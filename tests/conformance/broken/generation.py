@@ -14,7 +14,7 @@ from typing import Any
 from nemorl.errors import BackendError
 from nemorl.types import Completion, GenerationRequest
 from nemorl_dtensor.generation import HFGeneration
-from nemorl_rl.requests import notify_cancelled
+from nemorl_rl.serving.requests import notify_cancelled
 
 __all__ = ["HFGeneration"]
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from nemorl.plugins.kinds import ReportSectionConfig
-from nemorl_report.run_data import RunData
-from nemorl_report.sections import Curves, Section, Table, Text
+from nemorl_cli.report.run_data import RunData
+from nemorl_cli.report.sections import Curves, Section, Table, Text
 
 REWARD = "train/reward"
 

@@ -18,11 +18,11 @@ from nemorl.config.component import Component
 from nemorl.resources.local import LocalWorkerGroup
 from nemorl.resources.worker import WorkerContext
 from nemorl.types import Completion, GenerationRequest, Prompt, Sample, Samples, SamplingParams
+from nemorl_rl.data.tokenizer import Tokenizer
 from nemorl_rl.environments import EnvironmentPool
-from nemorl_rl.generation_policy import GenerationPolicy, RequestLimits
-from nemorl_rl.requests import NamedRequests
-from nemorl_rl.rollouts import RolloutEngine, RolloutPlan
-from nemorl_rl.tokenizer import Tokenizer
+from nemorl_rl.rollouts.engine import RolloutEngine, RolloutPlan
+from nemorl_rl.serving.generation_policy import GenerationPolicy, RequestLimits
+from nemorl_rl.serving.requests import NamedRequests
 from nemorl_tensors import TokenBatch
 from tiers import only
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from nemorl.config.load import load_config
-from nemorl_commands.console import Console
-from nemorl_diff.replaying import Only, Replay, compare, compare_before, make
-from nemorl_diff.run_files import RunFiles
-from nemorl_report.records.reading import read_records
+from nemorl_cli.console import Console
+from nemorl_cli.report.records.reading import read_records
+from nemorl_insight.diff.replaying import Only, Replay, compare, compare_before, make
+from nemorl_insight.diff.run_files import RunFiles
 from real_runs import config_of
 from recorded_messages import Raises
 

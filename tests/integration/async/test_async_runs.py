@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from nemorl.run import TrainResult
 from nemorl.types import Samples
-from nemorl_commands.console import Console
+from nemorl_cli.console import Console
 from nemorl_grpo.config import GRPOConfig
 from nemorl_rl.callbacks import Callback
-from nemorl_rl.data import RowDataModule
+from nemorl_rl.data.rows import RowDataModule
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("private_ray")]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from nemorl_base.jsonl import read_jsonl
+from nemorl.base.files.jsonl import read_jsonl
 from tiers import only
 
 pytestmark = pytest.mark.slow

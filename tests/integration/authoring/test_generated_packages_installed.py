@@ -16,9 +16,9 @@ from xml.etree import ElementTree
 
 import pytest
 import yaml
-from nemorl_authoring.names import Names, kinds
-from nemorl_authoring.writing import write_package
-from nemorl_base.jsonl import read_jsonl
+from nemorl.base.files.jsonl import read_jsonl
+from nemorl_testing.scaffold.names import Names, kinds
+from nemorl_testing.scaffold.writing import write_package
 
 pytestmark = pytest.mark.slow
 
@@ -103,7 +103,7 @@ def test_every_package_has_types_that_mypy_accepts(world: World, tmp_path: Path)
 
 TRAIN = """
 import sys
-from nemorl_commands import main
+from nemorl_cli import main
 
 for config in sys.argv[1:]:
     sys.argv = ["nemorl", "train", config]

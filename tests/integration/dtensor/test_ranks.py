@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from nemorl_testing.tiny import write_tiny_model
+from nemorl_rl.models.tiny import write_tiny_model
 from sharded_runs import Case, compare_heads, die_midway, go_back, refuse
 from spawned import RankError, gather, run_calls
 

@@ -16,9 +16,9 @@ import torch
 from nemorl.config import PolicyConfig
 from nemorl.resources.worker import WorkerContext
 from nemorl_dtensor.model import load_model
+from nemorl_rl.models.tiny import write_tiny_model
 from nemorl_tensors.engines.model_folder import save_tokenizer
 from nemorl_testing.batches import ragged_batch
-from nemorl_testing.tiny import write_tiny_model
 from peft import PeftModel
 from safetensors import safe_open
 from sharded_runs import Case, Found, build, train

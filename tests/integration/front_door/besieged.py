@@ -21,7 +21,7 @@ TESTS = Path(__file__).parents[2]
 
 def gateway(folder: Path) -> dict[str, Any]:
     sys.path.insert(0, str(TESTS))
-    from nemorl_gateway.gateway import Gateway
+    from nemorl_agents.gateway.gateway import Gateway
     from scripted_policy import ScriptedPolicy, saying
 
     access = Gateway().open_at_root(ScriptedPolicy(lambda asked: saying("4")), key="the key")
@@ -29,8 +29,8 @@ def gateway(folder: Path) -> dict[str, Any]:
 
 
 def prometheus(folder: Path) -> dict[str, Any]:
-    from nemorl_prometheus.config import PrometheusConfig
-    from nemorl_prometheus.logger import PrometheusLogger
+    from nemorl_ops.prometheus.config import PrometheusConfig
+    from nemorl_ops.prometheus.logger import PrometheusLogger
 
     os.environ["SCRAPE"] = "a token"
     (folder / "config.yaml").write_text("algorithm: grpo\nmodel: org/model\n")
@@ -40,7 +40,7 @@ def prometheus(folder: Path) -> dict[str, Any]:
 
 
 def view(folder: Path) -> dict[str, Any]:
-    from nemorl_view.serving import Viewer
+    from nemorl_insight.view.serving import Viewer
 
     (folder / "config.yaml").write_text("algorithm: grpo\nmodel: tiny\nmax_steps: 4\n")
     (folder / "events.jsonl").write_text('{"time": 100.0, "event": "started"}\n')
@@ -50,8 +50,8 @@ def view(folder: Path) -> dict[str, Any]:
 
 
 def relay(folder: Path) -> dict[str, Any]:
-    from nemorl_base.front_door import FrontDoor, Limits
-    from nemorl_interop_envs.workers.relay import Relay
+    from nemorl_agents.interop.workers.relay import Relay
+    from nemorl_trust.front_door import FrontDoor, Limits
 
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True).start()

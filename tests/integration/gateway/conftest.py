@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from nemorl_gateway.access import Access
-from nemorl_gateway.gateway import Gateway
-from nemorl_gateway.options import GatewayOptions
+from nemorl_agents.gateway.access import Access
+from nemorl_agents.gateway.gateway import Gateway
+from nemorl_agents.gateway.options import GatewayOptions
 from scripted_policy import ScriptedPolicy
 
 Open = Callable[[ScriptedPolicy], Access]

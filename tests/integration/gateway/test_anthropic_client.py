@@ -8,7 +8,7 @@ from typing import Any
 
 import anthropic
 import pytest
-from nemorl_gateway.gateway import Gateway
+from nemorl_agents.gateway.gateway import Gateway
 from nemorl_rl.agents.contract import CallLimitError, ChatReply, ContextOverflowError
 from scripted_policy import Asked, ScriptedPolicy, calling, saying
 

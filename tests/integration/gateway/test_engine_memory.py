@@ -28,7 +28,7 @@ from concurrent.futures import wait
 import torch
 from nemorl.config.models import GenerationConfig, PolicyConfig
 from nemorl.types import GenerationRequest, SamplingParams
-from nemorl_rl.resources import standalone_generation
+from nemorl_rl.placement.engines import standalone_generation
 
 FIELDS = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
 

@@ -10,15 +10,15 @@ import anthropic
 import openai
 import pytest
 from nemorl.config.models import GenerationConfig, PolicyConfig
-from nemorl_gateway.gateway import Gateway
+from nemorl_agents.gateway.gateway import Gateway
 from nemorl_rl.agents.contract import EpisodeLimits
 from nemorl_rl.agents.policy import LivePolicy, Sampler
 from nemorl_rl.agents.record import sequences
 from nemorl_rl.chat.codec import codec_of
 from nemorl_rl.chat.conversation import Conversation
 from nemorl_rl.chat.text import TokenizerText
-from nemorl_rl.resources import standalone_generation
-from nemorl_rl.tokenizer import Tokenizer
+from nemorl_rl.data.tokenizer import Tokenizer
+from nemorl_rl.placement.engines import standalone_generation
 from nemorl_testing.models import tiny_model
 
 LIMITS = EpisodeLimits(max_sequence_tokens=256, max_new_tokens=12, max_calls=4, timeout_s=60.0)

@@ -20,10 +20,10 @@ import pytest
 from nemorl.config.component import Component
 from nemorl.config.models import GenerationConfig, PolicyConfig
 from nemorl.types import Prompt, Samples
+from nemorl_rl.data.tokenizer import Tokenizer
 from nemorl_rl.environments import EnvironmentPool
-from nemorl_rl.resources import standalone_generation
-from nemorl_rl.rollouts import RolloutEngine, RolloutPlan
-from nemorl_rl.tokenizer import Tokenizer
+from nemorl_rl.placement.engines import standalone_generation
+from nemorl_rl.rollouts.engine import RolloutEngine, RolloutPlan
 from nemorl_testing.models import tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.full]

@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import openai
 import pytest
-from nemorl_gateway.gateway import Gateway
+from nemorl_agents.gateway.gateway import Gateway
 from nemorl_rl.agents.contract import CallLimitError, ChatReply, ContextOverflowError, EpisodeClosedError
 from scripted_policy import Asked, ScriptedPolicy, calling, saying
 from test_rough_clients import until

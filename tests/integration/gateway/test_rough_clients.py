@@ -14,9 +14,9 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from nemorl_gateway.access import Access
-from nemorl_gateway.gateway import Gateway
-from nemorl_gateway.options import GatewayOptions
+from nemorl_agents.gateway.access import Access
+from nemorl_agents.gateway.gateway import Gateway
+from nemorl_agents.gateway.options import GatewayOptions
 from nemorl_rl.agents.contract import ChatReply
 from scripted_policy import Asked, ScriptedPolicy, saying
 
@@ -158,7 +158,7 @@ def test_two_hundred_episodes_with_clients_that_leave_never_mix_and_leave_nothin
 
 def alive() -> int:
     """Episodes that something still holds."""
-    from nemorl_gateway.episodes import OpenEpisode
+    from nemorl_agents.gateway.episodes import OpenEpisode
 
     gc.collect()
     return sum(type(one) is OpenEpisode for one in gc.get_objects())

@@ -17,10 +17,10 @@ import openai
 import pytest
 from attacks import HALF
 from nemorl.errors import UsageError
-from nemorl_gateway.access import Access
-from nemorl_gateway.model_server import model_folder, served
-from nemorl_gateway.options import GatewayOptions
-from nemorl_rl.tokenizer import Tokenizer
+from nemorl_agents.gateway.access import Access
+from nemorl_agents.gateway.model_server import model_folder, served
+from nemorl_agents.gateway.options import GatewayOptions
+from nemorl_rl.data.tokenizer import Tokenizer
 from nemorl_testing.models import greedy_continuation, load_reference, tiny_model
 from recorded_messages import Raises
 
@@ -112,7 +112,7 @@ def test_an_address_that_is_taken_is_refused_before_anything_is_loaded(raises: R
 
 
 def test_the_command_says_where_and_ends_on_ctrl_c(folder: Path) -> None:
-    command = [sys.executable, "-c", "from nemorl_commands import main; main()", "serve", str(folder), "--json"]
+    command = [sys.executable, "-c", "from nemorl_cli import main; main()", "serve", str(folder), "--json"]
     with subprocess.Popen([*command, "--key", "k", "--name", "gpt-4o"], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         told = json.loads(process.stdout.readline())
@@ -136,7 +136,7 @@ def many_files() -> Iterator[None]:
 def test_the_command_answers_and_ends_as_ever_under_half_open_connections(folder: Path, tmp_path: Path) -> None:
     script = (
         f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({FILES}, {FILES}));"
-        "from nemorl_commands import main; main()"
+        "from nemorl_cli import main; main()"
     )
     command = [sys.executable, "-c", script, "serve", str(folder), "--json", "--key", "k", "--name", "tiny"]
     log = tmp_path / "log"

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from nemorl.errors import UsageError
 from nemorl.types import Prompt
-from nemorl_interop_envs.episodes_config import VerifiersEnvConfig, VerifiersEnvTasksConfig
-from nemorl_interop_envs.verifiers_env import VerifiersEnv
+from nemorl_agents.interop.episodes_config import VerifiersEnvConfig, VerifiersEnvTasksConfig
+from nemorl_agents.interop.verifiers_env import VerifiersEnv
 from peer_venvs import peer_python
 from recorded_messages import Raises
 from scripted_policy import ScriptedPolicy, saying

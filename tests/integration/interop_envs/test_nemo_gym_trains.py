@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from nemorl.config.load import load_config
-from nemorl_commands.console import Console
+from nemorl_cli.console import Console
 from nemorl_testing.models import tiny_model
 
 STAND_IN = Path(__file__).parents[2] / "unit/interop_envs/gym_stand_in.py"

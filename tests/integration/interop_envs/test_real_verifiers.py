@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from nemorl.errors import UsageError
 from nemorl.types import Prompt, Score
-from nemorl_interop_envs.episodes_config import VerifiersEnvConfig, VerifiersEnvTasksConfig
-from nemorl_interop_envs.verifiers_env import VerifiersEnv
+from nemorl_agents.interop.episodes_config import VerifiersEnvConfig, VerifiersEnvTasksConfig
+from nemorl_agents.interop.verifiers_env import VerifiersEnv
 from nemorl_rl.agents.contract import CallLimitError
 from peer_venvs import peer_python
 from scripted_policy import LIMITS, Asked, ScriptedPolicy, calling, saying

@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from nemorl_launch import launchers
-from nemorl_launch.base import Launch, Status
+from nemorl_ops.launch import launchers
+from nemorl_ops.launch.base import Launch, Status
 from slurm_cluster import await_true
 
 LONG = 100_000

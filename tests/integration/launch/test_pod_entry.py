@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from nemorl_launch.ray_access import child_environment, make_access, own_access
-from nemorl_launch.ray_part import RayPart, own_address
+from nemorl_ops.launch.ray_access import child_environment, make_access, own_access
+from nemorl_ops.launch.ray_part import RayPart, own_address
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -22,7 +22,7 @@ def test_a_run_begins_when_all_nodes_have_joined(tmp_path: Path) -> None:
     head = RayPart(name="head", head=None, environment=environment, log=tmp_path / "head.log", **common)
     waiting = {**os.environ, **environment, "RAY_ADDRESS": head.address}
     program = "import ray; ray.init('auto'); print(sum(node['Alive'] for node in ray.nodes()))"
-    entry = [sys.executable, "-m", "nemorl_launch.entry", "--nodes=2", "--", sys.executable, "-c", program]
+    entry = [sys.executable, "-m", "nemorl_ops.launch.entry", "--nodes=2", "--", sys.executable, "-c", program]
     run = subprocess.Popen(entry, env=waiting, stdout=subprocess.PIPE, text=True)
     log, worker = tmp_path / "worker.log", None
     try:

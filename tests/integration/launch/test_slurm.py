@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from launching import END_S, LONG, START_S, Launches, command_lines, write_run
 from nemorl.errors import ResourceError
-from nemorl_launch import records
-from nemorl_launch.base import Launch
-from nemorl_launch.prepare import Prepared, prepare
+from nemorl_ops.launch import records
+from nemorl_ops.launch.base import Launch
+from nemorl_ops.launch.prepare import Prepared, prepare
 from slurm_cluster import await_true, missing, slurm
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

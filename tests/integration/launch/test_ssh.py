@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from launching import END_S, LONG, START_S, Launches, command_lines, write_run
-from nemorl_base.ports import free_port
+from nemorl.resources.ports import free_port
 from slurm_cluster import await_true
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

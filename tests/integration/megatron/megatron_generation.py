@@ -19,8 +19,8 @@ from nemorl_megatron.bridge.own import OwnBridge
 from nemorl_megatron.generation import MegatronGeneration
 from nemorl_megatron.model import PolicyModel
 from nemorl_megatron.parallel import Parallel, Sizes
+from nemorl_rl.models.tiny import write_tiny_model
 from nemorl_tensors.engines.model_config import read_model_config
-from nemorl_testing.tiny import write_tiny_model
 
 PROMPTS = ((9, 18, 10), (11, 12, 13, 14, 15, 16, 17, 40), (30,), (61, 60, 20, 21, 61), (9, 18, 10))
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=8)

@@ -10,12 +10,12 @@ from typing import Any, Literal
 import torch
 from nemorl.config import PolicyConfig
 from nemorl.contracts import Loss, TrainingBackend
+from nemorl.contracts.snapshots import SnapshottingBackend
 from nemorl.plugins.kinds import TrainingBackendConfig
 from nemorl.resources.worker import WorkerContext
-from nemorl_base.snapshots import SnapshottingBackend
-from nemorl_dpo.sigmoid import SigmoidLoss
 from nemorl_dtensor import DTensorConfig
 from nemorl_megatron import MegatronConfig
+from nemorl_preference.dpo.sigmoid import SigmoidLoss
 from nemorl_rl.policy_gradient.loss import ClippedPolicyGradientLoss
 from nemorl_sft.loss import NLLLoss
 from nemorl_tensors import TokenBatch, segment_sum

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from nemorl.config import PolicyConfig
+from nemorl.contracts.memory import MemoryPart
 from nemorl.errors import BackendError
 from nemorl.resources.worker import WorkerContext
 from nemorl.types import GenerationRequest, SamplingParams
-from nemorl_base.memory import MemoryPart
 from nemorl_megatron import MegatronConfig, MegatronGenerationConfig
 from nemorl_testing import run_checks
 

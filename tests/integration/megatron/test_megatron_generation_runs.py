@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install nemorl-megatron")
 
 from nemorl.config.load import load_config
-from nemorl_commands.console import Console
+from nemorl_cli.console import Console
 
 pytestmark = [pytest.mark.megatron, pytest.mark.slow]
 

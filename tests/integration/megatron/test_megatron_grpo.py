@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from nemorl.base.files.jsonl import read_jsonl
 from nemorl.config import PolicyConfig
 from nemorl.resources.worker import WorkerContext
 from nemorl.run import TrainResult
-from nemorl_base.jsonl import read_jsonl
-from nemorl_commands.console import Console
+from nemorl_cli.console import Console
 from nemorl_grpo.config import GRPOConfig
-from nemorl_rl.exporting import export_model
-from nemorl_testing.tiny import write_tiny_model
+from nemorl_rl.models.exporting import export_model
+from nemorl_rl.models.tiny import write_tiny_model
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 

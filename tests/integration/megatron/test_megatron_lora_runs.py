@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nemorl.base.files.jsonl import read_jsonl
 from nemorl.config.load import load_config
-from nemorl_base.jsonl import read_jsonl
-from nemorl_commands.console import Console
+from nemorl_cli.console import Console
 from nemorl_testing.models import tiny_model
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install nemorl-megatron")

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from command_line import Command, command
-from nemorl_testing.tiny import write_tiny_model
+from nemorl_rl.models.tiny import write_tiny_model
 from real_runs import real_run
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install nemorl-megatron")

@@ -14,7 +14,7 @@ from layouts import EP, HEADS, MIXTURE, PLAIN, PP, TP, VPP
 from megatron_masters import masters, weights
 from nemorl.config import PolicyConfig
 from nemorl_dtensor.model import load_model
-from nemorl_testing.tiny import write_tiny_model
+from nemorl_rl.models.tiny import write_tiny_model
 from spawned import run_calls
 
 pytestmark = [pytest.mark.megatron, pytest.mark.slow]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from nemorl.config.load import load_config
-from nemorl_commands.console import Console
-from nemorl_testing.tiny import write_tiny_model
+from nemorl_cli.console import Console
+from nemorl_rl.models.tiny import write_tiny_model
 from tiers import only
 from transformers import AutoConfig, AutoModelForCausalLM
 

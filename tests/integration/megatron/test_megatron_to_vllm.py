@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from nemorl_base.jsonl import read_jsonl
-from nemorl_commands.console import Console
+from nemorl.base.files.jsonl import read_jsonl
+from nemorl_cli.console import Console
 from nemorl_grpo.config import GRPOConfig
-from nemorl_testing.tiny import write_tiny_model
+from nemorl_rl.models.tiny import write_tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install nemorl-megatron")

@@ -18,8 +18,8 @@ pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip
 import spread_cases
 from layouts import CP, EP, LOW, MIXTURE, PLAIN, PP, RECOMPUTED, TP, VPP, WHOLE
 from megatron_runs import LOSSES, SAVED_AFTER, Case, Found, train, train_with_dtensor
+from nemorl_rl.models.tiny import write_tiny_model
 from nemorl_testing.batches import ragged_batch
-from nemorl_testing.tiny import write_tiny_model
 from safetensors.torch import load_file
 from spread_cases import gap, run_spread
 from tiers import in_full

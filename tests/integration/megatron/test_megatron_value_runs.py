@@ -10,9 +10,9 @@ import pytest
 pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install nemorl-megatron")
 
 from nemorl.config.load import load_config
-from nemorl_commands.console import Console
+from nemorl_cli.console import Console
+from nemorl_rl.models.tiny import write_tiny_model
 from nemorl_testing.models import tiny_model
-from nemorl_testing.tiny import write_tiny_model
 from test_megatron_values import write_classifier
 
 pytestmark = [pytest.mark.slow, pytest.mark.megatron]

@@ -7,7 +7,7 @@ from typing import Any
 
 import nemorl
 import pytest
-from nemorl_commands.console import Console
+from nemorl_cli.console import Console
 from nemorl_testing.models import load_reference, tiny_model
 from tiers import only
 

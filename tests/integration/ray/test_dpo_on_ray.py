@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from nemorl.run import TrainResult
-from nemorl_commands.console import Console
-from nemorl_dpo import DPOConfig
+from nemorl_cli.console import Console
+from nemorl_preference.dpo import DPOConfig
 from tiers import only
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("private_ray")]

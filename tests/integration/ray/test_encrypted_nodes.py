@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from nemorl_launch.ray_access import child_environment, make_access, own_access
-from nemorl_launch.ray_part import RayPart
+from nemorl_ops.launch.ray_access import child_environment, make_access, own_access
+from nemorl_ops.launch.ray_part import RayPart
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.full]
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import ray
 from nemorl import Callback
-from nemorl_commands.console import Console
+from nemorl_cli.console import Console
 from nemorl_grpo.config import GRPOConfig
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

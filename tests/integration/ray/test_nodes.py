@@ -14,7 +14,7 @@ from nemorl.errors import ResourceError
 from nemorl.resources.ray_cluster import RayVirtualCluster
 from nemorl.resources.ray_session import RaySession
 from nemorl.run import TrainResult
-from nemorl_commands.console import Console
+from nemorl_cli.console import Console
 from nemorl_grpo.config import GRPOConfig
 from recorded_messages import Raises
 

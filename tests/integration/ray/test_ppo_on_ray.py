@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nemorl_commands.console import Console
+from nemorl_cli.console import Console
 from nemorl_ppo.config import PPOConfig
 from safetensors.torch import load_file
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from nemorl_base.process_guard import processes
+from nemorl.base.files.process_guard import processes
 
 pytestmark = [
     pytest.mark.ray,

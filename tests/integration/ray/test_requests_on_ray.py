@@ -17,8 +17,8 @@ from nemorl.resources.ray_cluster import RayVirtualCluster
 from nemorl.resources.ray_workers import GroupSettings, RayWorkerGroup
 from nemorl.resources.worker import SUBMITTED_CALLS
 from nemorl.types import Completion, GenerationRequest, SamplingParams
-from nemorl_rl.generation_policy import GenerationPolicy, RequestLimits
-from nemorl_rl.resources import GenerationFactory, standalone_generation
+from nemorl_rl.placement.engines import GenerationFactory, standalone_generation
+from nemorl_rl.serving.generation_policy import GenerationPolicy, RequestLimits
 from nemorl_testing.models import tiny_model
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("private_ray")]

@@ -7,8 +7,8 @@ from typing import Any
 
 import nemorl
 import pytest
-from nemorl_base.jsonl import read_jsonl
-from nemorl_commands.console import Console
+from nemorl.base.files.jsonl import read_jsonl
+from nemorl_cli.console import Console
 from safetensors.torch import load_file
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.full, pytest.mark.usefixtures("private_ray")]

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 from nemorl.run import TrainResult
-from nemorl_commands.console import Console
-from nemorl_rm import RMConfig
-from nemorl_rm.environment import load_classifier
+from nemorl_cli.console import Console
+from nemorl_preference.rm import RMConfig
+from nemorl_preference.rm.environment import load_classifier
 from safetensors.torch import load_file
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("private_ray")]

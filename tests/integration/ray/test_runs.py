@@ -12,10 +12,10 @@ import pytest
 from kills import KillAtRandom
 from nemorl.errors import WorkerLostError
 from nemorl.run import TrainResult
-from nemorl_commands.console import Console
+from nemorl_cli.console import Console
 from nemorl_grpo.config import GRPOConfig
 from nemorl_rl.callbacks import Callback
-from nemorl_testing.tiny import write_tiny_model
+from nemorl_rl.models.tiny import write_tiny_model
 from recorded_messages import Raises
 from safetensors.torch import load_file
 

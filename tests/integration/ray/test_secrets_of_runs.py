@@ -20,8 +20,8 @@ NAMES = ("HF_TOKEN", "WANDB_API_KEY", "OPENAI_API_KEY", "ANTHROPIC_API_KEY", "NE
 RUN = """
 import json, os, sys
 import nemorl
-from nemorl_base.display import Silence
-from nemorl_gateway.gateway import Gateway
+from nemorl.contracts.display import Silence
+from nemorl_agents.gateway.gateway import Gateway
 
 class Told:
     def on_step_end(self, step):

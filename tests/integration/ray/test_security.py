@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from nemorl_report.authority import make
+from nemorl_trust.authority import make
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

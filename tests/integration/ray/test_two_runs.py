@@ -13,15 +13,15 @@ from typing import Any
 
 import psutil
 import pytest
-from nemorl_base import process_guard
-from nemorl_base.left_overs import left_overs, usual_places
+from nemorl.base.files import process_guard
+from nemorl.base.files.left_overs import left_overs, usual_places
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.full]
 
 RUN = """
 import json, sys
 import nemorl
-from nemorl_base.display import Silence
+from nemorl.contracts.display import Silence
 
 class Told:
     def on_step_end(self, step):

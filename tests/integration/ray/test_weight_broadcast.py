@@ -14,7 +14,7 @@ from nemorl.resources.factories import TrainingFactory
 from nemorl.resources.ray_cluster import RayVirtualCluster
 from nemorl.resources.ray_workers import GroupSettings, RayWorkerGroup
 from nemorl.types import Completion, GenerationRequest, SamplingParams
-from nemorl_rl.resources import GenerationFactory, standalone_generation
+from nemorl_rl.placement.engines import GenerationFactory, standalone_generation
 from nemorl_testing.models import tiny_model
 from recorded_messages import Raises
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import ray
 from forked_workers import begun_by
+from nemorl.base.process.logs import RunHandler, installed, log_ids
 from nemorl.config import ClusterConfig
 from nemorl.errors import BackendError, DeadlineError, ForeignError, ResourceError, WorkerHungError, WorkerLostError
 from nemorl.resources.ray_cluster import RayVirtualCluster
@@ -25,7 +26,6 @@ from nemorl.resources.ray_launcher import split_devices
 from nemorl.resources.ray_session import RaySession
 from nemorl.resources.ray_workers import GroupSettings, RayWorkerGroup
 from nemorl.resources.worker import AttachedGroup
-from nemorl_base.logs import RunHandler, installed, log_ids
 from recorded_messages import Raises
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

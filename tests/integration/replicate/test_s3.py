@@ -16,14 +16,14 @@ from typing import Any
 
 import nemorl
 import pytest
+from nemorl.base.files.jsonl import read_jsonl
+from nemorl.resources.ports import free_port
 from nemorl.trainer import TrainResult
-from nemorl_base.jsonl import read_jsonl
-from nemorl_base.ports import free_port
-from nemorl_commands.console import Console
+from nemorl_cli.console import Console
 from nemorl_rl.callbacks import Callback
 
 pytest.importorskip("moto", reason="moto is not installed: pip install 'moto[server]'")
-pytest.importorskip("s3fs", reason="s3fs is not installed: pip install 'nemorl-replicate[s3]'")
+pytest.importorskip("s3fs", reason="s3fs is not installed: pip install 'nemorl-ops[s3]'")
 pytestmark = pytest.mark.full
 
 ROWS = [{"prompt": f"{i}+1=", "response": str(i + 1)} for i in range(6)]

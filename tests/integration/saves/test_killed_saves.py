@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nemorl_base.jsonl import read_jsonl
-from nemorl_testing.tiny import write_tiny_model
+from nemorl.base.files.jsonl import read_jsonl
+from nemorl_rl.models.tiny import write_tiny_model
 from safetensors.torch import load_file
 
 pytestmark = [pytest.mark.slow, pytest.mark.full]
@@ -22,7 +22,7 @@ KILLS, STEPS = 5, 12
 FIT = """
 import json, sys
 import nemorl
-from nemorl_commands.console import Console
+from nemorl_cli.console import Console
 
 rows = [{"prompt": f"{n}+1=", "response": str(n + 1)} for n in range(9)]
 nemorl.load_config(json.loads(sys.argv[1])).build().fit(rows, resume=True, console=Console(quiet=True))

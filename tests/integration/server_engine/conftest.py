@@ -27,7 +27,7 @@ def _needs_vllm() -> None:
 @pytest.fixture
 def build(tmp_path: Path) -> Iterator[Build]:
     """Makes a generator; it is shut down when the test ends."""
-    from nemorl_server_engine import ServerConfig
+    from nemorl_agents.servers import ServerConfig
 
     with ExitStack() as stack:
 

@@ -40,7 +40,7 @@ def run(
     folder: Path, model: Path, backend: dict[str, Any], reward: Callable[[str, str], float] = digits
 ) -> list[dict[str, float]]:
     """The metrics of each training step."""
-    from nemorl_commands.console import Console
+    from nemorl_cli.console import Console
     from nemorl_grpo.config import GRPOConfig
 
     config = GRPOConfig(

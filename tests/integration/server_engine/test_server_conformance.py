@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from nemorl.errors import BackendError
 from nemorl.types import GenerationRequest, SamplingParams
-from nemorl_server_engine.versions import WeightVersions, WrittenWeights
+from nemorl_agents.servers.versions import WeightVersions, WrittenWeights
 from nemorl_testing import conformance
 from nemorl_testing.models import load_reference, response_logprobs, tiny_model
 from server_runs import changed, digits, handle_of, run, seen

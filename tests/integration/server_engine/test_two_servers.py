@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from nemorl.errors import BackendError
 from nemorl.types import GenerationRequest, SamplingParams
-from nemorl_server_engine.roster import Roster
+from nemorl_agents.servers.roster import Roster
 from nemorl_testing.models import load_reference, tiny_model
 from server_runs import changed, handle_of, tokens
 from vllm_server import PLAIN, VLLMServer

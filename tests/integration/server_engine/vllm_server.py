@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import httpx2
-from nemorl_base.ports import free_port
+from nemorl.resources.ports import free_port
 
 START_S = 300.0
 """On a busy machine; 20 to 30 s on a quiet one."""

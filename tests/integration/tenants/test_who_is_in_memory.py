@@ -13,8 +13,8 @@ from typing import Any
 
 import nemorl
 import pytest
-from nemorl_commands.console import Console
-from nemorl_rl.tenants import Tenancy
+from nemorl_cli.console import Console
+from nemorl_rl.planning.tenants import Tenancy
 from nemorl_testing.models import tiny_model
 
 pytestmark = [pytest.mark.slow]
@@ -105,7 +105,7 @@ def test_each_phase_finds_whom_it_needs_and_nobody_else(
 
 def test_a_model_is_built_while_the_others_are_away(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A critic, a teacher or an engine that is being built does not find the policy in its way."""
-    from nemorl_rl.tenant_resources import TenantResources
+    from nemorl_rl.placement.tenant_resources import TenantResources
 
     held: list[Mapping[str, Any]] = []
     auxiliary = nemorl.resources.manager.ResourceManager.auxiliary_policy

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 from nemorl.types import Prompt
-from nemorl_environments import JudgeConfig
 from nemorl_rl.environments import EnvironmentPool
+from nemorl_rl.models.tiny import ALPHABET
+from nemorl_tasks.environments import JudgeConfig
 from nemorl_testing.models import tiny_model
-from nemorl_testing.tiny import ALPHABET
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 

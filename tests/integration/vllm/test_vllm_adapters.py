@@ -16,10 +16,10 @@ from nemorl.resources.worker import WorkerContext
 from nemorl.types import GenerationRequest, SamplingParams
 from nemorl.weights import WeightHandle, in_process_handle
 from nemorl_dtensor import DTensorConfig
-from nemorl_rl.memory_plan.engines import Engines
-from nemorl_rl.memory_plan.models import HeldModel
-from nemorl_rl.model_geometry import Geometry
-from nemorl_rl.snapshots import VersionNotHeldError
+from nemorl_rl.models.model_geometry import Geometry
+from nemorl_rl.planning.memory.engines import Engines
+from nemorl_rl.planning.memory.models import HeldModel
+from nemorl_rl.serving.snapshots import VersionNotHeldError
 from nemorl_testing.models import load_reference, tiny_model
 from peft import PeftModel
 from recorded_messages import Raises
@@ -185,7 +185,7 @@ def test_an_engine_takes_the_form_that_it_was_built_for(trainer: Trainer, build:
 
 def measured(model: Path, run_dir: Path, adapters: str, steps: int = 4, resume: Any = False, **cluster: Any) -> Any:
     """Metrics of a GRPO run, by step."""
-    from nemorl_commands.console import Console
+    from nemorl_cli.console import Console
     from nemorl_grpo.config import GRPOConfig
 
     config = GRPOConfig(

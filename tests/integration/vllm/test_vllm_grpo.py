@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-from nemorl_testing.tiny import write_tiny_model
+from nemorl_rl.models.tiny import write_tiny_model
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 
 def test_trainer_and_sampler_agree_in_every_step_of_a_run(tmp_path: Path) -> None:
-    from nemorl_commands.console import Console
+    from nemorl_cli.console import Console
     from nemorl_grpo.config import GRPOConfig
 
     # Head size 32: the smallest that vLLM's attention takes.

@@ -14,8 +14,8 @@ from nemorl.types import GenerationRequest, SamplingParams
 from nemorl.weights import in_process_handle
 from nemorl_dtensor.config import DTensorConfig
 from nemorl_dtensor.training import DTensorBackend
+from nemorl_rl.models.tiny import write_tiny_model
 from nemorl_testing.models import load_reference
-from nemorl_testing.tiny import write_tiny_model
 from vllm_engines import changed, gaps
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]

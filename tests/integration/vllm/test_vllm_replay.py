@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from command_line import Command, command
-from nemorl_testing.tiny import write_tiny_model
+from nemorl_rl.models.tiny import write_tiny_model
 from real_runs import real_run
 
 pytestmark = [pytest.mark.full, pytest.mark.vllm]

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nemorl_base.jsonl import read_jsonl
-from nemorl_commands.console import Console
+from nemorl.base.files.jsonl import read_jsonl
+from nemorl_cli.console import Console
 from nemorl_grpo.config import GRPOConfig
 from nemorl_testing.models import tiny_model
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nemorl.contracts.memory import WeightsForgottenError
 from nemorl.types import GenerationRequest, SamplingParams
-from nemorl_base.memory import WeightsForgottenError
-from nemorl_rl.memory_plan.engines import Engines
-from nemorl_rl.model_geometry import Geometry
+from nemorl_rl.models.model_geometry import Geometry
+from nemorl_rl.planning.memory.engines import Engines
 from nemorl_testing.models import load_reference, tiny_model
 from recorded_messages import Raises
 from vllm_engines import changed, gaps, handle_of

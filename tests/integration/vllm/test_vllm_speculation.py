@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from nemorl.base.files.jsonl import read_jsonl
 from nemorl.errors import BackendError
 from nemorl.metrics import values
 from nemorl.types import GenerationRequest, SamplingParams
-from nemorl_base.jsonl import read_jsonl
-from nemorl_commands.console import Console
+from nemorl_cli.console import Console
 from nemorl_grpo.config import GRPOConfig
 from nemorl_testing.models import greedy_continuation, load_reference, tiny_model
 from recorded_messages import Raises

@@ -8,8 +8,8 @@ import pytest
 from nemorl.errors import WeightsLostError
 from nemorl.types import GenerationRequest, SamplingParams
 from nemorl.weights import WeightHandle
+from nemorl_rl.transports.broadcast import Broadcast
 from nemorl_testing.models import load_reference, tiny_model
-from nemorl_transports.broadcast import Broadcast
 from recorded_messages import Raises
 from vllm_engines import changed, gaps, handle_of
 

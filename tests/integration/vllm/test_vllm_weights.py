@@ -11,8 +11,8 @@ import pytest
 from nemorl.errors import BackendError, WeightsLostError
 from nemorl.types import GenerationRequest, SamplingParams
 from nemorl.weights import WeightHandle
+from nemorl_rl.transports.shared_memory import SharedMemory
 from nemorl_testing.models import load_reference, tiny_model
-from nemorl_transports.shared_memory import SharedMemory
 from recorded_messages import Raises
 from tiers import only
 from vllm_engines import changed, gaps, handle_of
@@ -70,7 +70,7 @@ def test_the_trainers_tensors_are_only_read(build: Any) -> None:
 
 PUBLISHER = """
 import pickle, sys
-from nemorl_transports.shared_memory import SharedMemory
+from nemorl_rl.transports.shared_memory import SharedMemory
 from safetensors.torch import load_file
 sender, tensors = SharedMemory(), load_file(sys.argv[1])
 for version in (1, 2):

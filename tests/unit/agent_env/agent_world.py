@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nemorl.types import Completion, Prompt
-from nemorl_agent_env.environment import Agent
+from nemorl_agents.programs.environment import Agent
 from nemorl_rl.agents.contract import (
     AS_THE_RUN,
     CallLimitError,

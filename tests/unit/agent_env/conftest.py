@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from agent_world import ASK, Programs, Script, TinyGateway
-from nemorl_agent_env import AgentConfig
-from nemorl_agent_env.build import environment_of
-from nemorl_agent_env.environment import Agent
+from nemorl_agents.programs import AgentConfig
+from nemorl_agents.programs.build import environment_of
+from nemorl_agents.programs.environment import Agent
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def gateway() -> Iterator[TinyGateway]:
 
 @pytest.fixture(autouse=True)
 def _has_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nemorl_agent_env.config.gateway_is_installed", lambda: True)
+    monkeypatch.setattr("nemorl_agents.programs.config.gateway_is_installed", lambda: True)
 
 
 @pytest.fixture

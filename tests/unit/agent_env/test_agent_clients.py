@@ -1,4 +1,4 @@
-"""Programs with the clients of OpenAI and Anthropic, unmodified, through the gateway of nemorl-gateway."""
+"""Programs with the clients of OpenAI and Anthropic, unmodified, through the gateway of nemorl-agents."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from agent_world import ScriptedPolicy, play, prompt_of
-from nemorl_agent_env import AgentConfig
-from nemorl_agent_env.build import environment_of
-from nemorl_agent_env.environment import Agent
+from nemorl_agents.programs import AgentConfig
+from nemorl_agents.programs.build import environment_of
+from nemorl_agents.programs.environment import Agent
 from test_agent_sandbox import NO_LANDLOCK, landlock_version
 
 pytestmark = pytest.mark.slow
@@ -36,7 +36,7 @@ print(reply.content[0].text)
 @pytest.mark.parametrize("client", CLIENTS)
 def test_an_unmodified_client_finds_the_policy(client: str, sandbox: bool, tmp_path: Path) -> None:
     package = pytest.importorskip(client)
-    gateway = pytest.importorskip("nemorl_gateway.gateway", reason="nemorl-gateway is not installed")
+    gateway = pytest.importorskip("nemorl_agents.gateway.gateway", reason="nemorl-agents is not installed")
     if sandbox and landlock_version() < 6:
         pytest.skip(NO_LANDLOCK)
     path = tmp_path / "agent.py"

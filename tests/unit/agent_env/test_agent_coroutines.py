@@ -11,9 +11,9 @@ import pytest
 from agent_world import ScriptedPolicy, play, wants
 from nemorl.errors import BackendError, ConfigError, UsageError
 from nemorl.types import Prompt
-from nemorl_agent_env import AgentConfig
-from nemorl_agent_env.build import agent_environment
-from nemorl_agent_env.tools import Toolbox, function_tool
+from nemorl_agents.programs import AgentConfig
+from nemorl_agents.programs.build import agent_environment
+from nemorl_agents.programs.tools import Toolbox, function_tool
 from nemorl_rl.agents.contract import ContextOverflowError, EpisodePolicy
 from recorded_messages import Raises
 

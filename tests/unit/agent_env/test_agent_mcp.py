@@ -15,7 +15,7 @@ import pytest
 from agent_world import ScriptedPolicy, prompt_of, wants
 from agent_world import play as played
 from nemorl.errors import UsageError
-from nemorl_agent_env import AgentConfig, ToolsConfig
+from nemorl_agents.programs import AgentConfig, ToolsConfig
 from pydantic import ValidationError
 from recorded_messages import Raises
 

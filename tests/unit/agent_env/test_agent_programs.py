@@ -16,10 +16,10 @@ import psutil
 import pytest
 from agent_world import Programs, Script, ScriptedPolicy, TinyGateway, play, prompt_of
 from nemorl.errors import BackendError, UsageError
-from nemorl_agent_env import AgentConfig
-from nemorl_agent_env.build import environment_of
-from nemorl_agent_env.environment import Agent
-from nemorl_agent_env.program import Program, clean_environment
+from nemorl_agents.programs import AgentConfig
+from nemorl_agents.programs.build import environment_of
+from nemorl_agents.programs.environment import Agent
+from nemorl_agents.programs.program import Program, clean_environment
 from recorded_messages import Raises
 
 OUTCOMES = ("finished", "crashed", "timeout", "no_calls", "stopped")
@@ -401,7 +401,7 @@ def test_a_program_may_be_cancelled_at_any_moment_of_its_start(script: Script, t
 def test_nothing_is_left_of_a_program_whose_watcher_was_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nemorl_agent_env.program.DRAIN_S", 0.5)
+    monkeypatch.setattr("nemorl_agents.programs.program.DRAIN_S", 0.5)
     started = tmp_path / "started"
     command = [sys.executable, "-S", "-c", f"import time; open({str(started)!r}, 'w'); time.sleep(600)"]
 
@@ -427,7 +427,7 @@ def test_when_we_are_killed_nothing_is_left_either(script: Script, tmp_path: Pat
     path = script(STUBBORN + "time.sleep(600)")
     ours = f"""
 import asyncio, pathlib, sys
-from nemorl_agent_env.program import Program, clean_environment
+from nemorl_agents.programs.program import Program, clean_environment
 command = [sys.executable, "-S", {str(path)!r}, {str(tmp_path / "pid")!r}]
 folder = pathlib.Path({str(tmp_path)!r})
 program = Program(command, folder=folder, environment=clean_environment(), output_bytes=1000, limits={{}})

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from agent_world import Programs, Script, ScriptedPolicy, play
 from nemorl.errors import PluginError
-from nemorl_agent_env import sandbox
-from nemorl_agent_env.sandbox import Sandbox
+from nemorl_agents.programs import sandbox
+from nemorl_agents.programs.sandbox import Sandbox
 from recorded_messages import Raises
 
 NO_LANDLOCK = "the kernel has no Landlock that knows ports and signals (Linux 6.12)"

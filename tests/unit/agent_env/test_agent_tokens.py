@@ -11,14 +11,14 @@ import pytest
 from nemorl.resources.local import LocalWorkerGroup
 from nemorl.resources.worker import WorkerContext
 from nemorl.types import Completion, GenerationRequest, Prompt, SamplingParams
-from nemorl_agent_env import AgentConfig
+from nemorl_agents.programs import AgentConfig
+from nemorl_rl.data.tokenizer import Tokenizer
 from nemorl_rl.environments import EnvironmentPool
-from nemorl_rl.generation_policy import GenerationPolicy, RequestLimits
-from nemorl_rl.requests import NamedRequests
-from nemorl_rl.rollouts import RolloutEngine, RolloutPlan
-from nemorl_rl.tokenizer import Tokenizer
+from nemorl_rl.models.tiny import ALPHABET
+from nemorl_rl.rollouts.engine import RolloutEngine, RolloutPlan
+from nemorl_rl.serving.generation_policy import GenerationPolicy, RequestLimits
+from nemorl_rl.serving.requests import NamedRequests
 from nemorl_testing.models import tiny_model
-from nemorl_testing.tiny import ALPHABET
 
 TEMPLATE = (
     "{% if tools %}<system>{% for tool in tools %}{{ tool.function.name }}{% endfor %}{% endif %}"

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from nemorl.plugins import Index, Registry
-from nemorl_authoring.names import Names
-from nemorl_authoring.writing import write_package
 from nemorl_testing.registries import use_registry
+from nemorl_testing.scaffold.names import Names
+from nemorl_testing.scaffold.writing import write_package
 
 
 def write(kind: str, name: str, parent: Path) -> tuple[Names, Path]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from nemorl_base.jsonl import read_jsonl
+from nemorl.base.files.jsonl import read_jsonl
 from nemorl_testing.models import tiny_model as model_with_weights
 
 PAGE = Path(__file__).parents[3] / "docs/first-plugin.md"

@@ -13,11 +13,11 @@ import pytest
 from generated import installed, write
 from nemorl import __version__
 from nemorl.plugins import Registry
-from nemorl_authoring.names import PACKAGES, Names, kinds
-from nemorl_authoring.writing import package_texts
-from nemorl_report.diagnosing import diagnose
-from nemorl_report.source import read_source
+from nemorl_cli.report.diagnosing import diagnose
 from nemorl_testing import conformance
+from nemorl_testing.scaffold.names import PACKAGES, Names, kinds
+from nemorl_testing.scaffold.writing import package_texts
+from nemorl_trust.source import read_source
 from packaging.requirements import Requirement
 
 LENGTHS = {"short": "q", "digits": "v2-x9", "longest": "the-longest-name-that-is-all-1"}

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from nemorl.errors import UsageError
-from nemorl_authoring.command import app
-from nemorl_authoring.names import Names, kind_called, kinds
-from nemorl_authoring.writing import package_texts, write_package
+from nemorl_testing.scaffold.command import app
+from nemorl_testing.scaffold.names import Names, kind_called, kinds
+from nemorl_testing.scaffold.writing import package_texts, write_package
 from recorded_messages import Raises
 from typer.testing import CliRunner
 

@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from nemorl.base.files.ownership import Ownership
 from nemorl.errors import RunInUseError
-from nemorl_base.ownership import Ownership
 
 ROUNDS, RACERS = 10, 6
 LOST = 2

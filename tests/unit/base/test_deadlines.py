@@ -14,13 +14,13 @@ from typing import Any
 
 import nemorl
 import pytest
+from nemorl.base.files.jsonl import read_jsonl
+from nemorl.base.process.deadlines import deadline
 from nemorl.config.run import PluginsConfig
 from nemorl.errors import DeadlineError, ForeignError, boundary
 from nemorl.plugins import Index, Registry
 from nemorl.plugins.hooks import Hooks
-from nemorl_base.deadlines import deadline
-from nemorl_base.jsonl import read_jsonl
-from nemorl_commands.console import Console
+from nemorl_cli.console import Console
 from recorded_messages import Raises
 from zoo import importing
 

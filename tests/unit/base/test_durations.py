@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import pytest
+from nemorl.base.text.scalars import Duration, WrongValueError, seconds
 from nemorl.config import Config
-from nemorl_base.scalars import Duration, WrongValueError, seconds
 from pydantic import ValidationError
 from recorded_messages import Raises
 

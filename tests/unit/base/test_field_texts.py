@@ -7,8 +7,8 @@ import linecache
 from pathlib import Path
 
 import pytest
+from nemorl.base.text.field_texts import field_texts
 from nemorl.config import Config
-from nemorl_base.field_texts import field_texts
 from pydantic import BaseModel, ConfigDict, Field
 
 

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from nemorl.base.files.atomic import listed, replace_text, replacing, replacing_folder, storage_errno, storing
 from nemorl.errors import CheckpointError, StorageError
-from nemorl_base.files import listed, replace_text, replacing, replacing_folder, storage_errno, storing
 from recorded_messages import Raises
 
 ROOT = Path(__file__).parents[3]
@@ -129,15 +129,15 @@ def test_an_error_that_is_none_of_the_disk_passes_unchanged(tmp_path: Path) -> N
 
 WRITES_IN_DRAFTS = {
     # Folders that are drafts until they are renamed, fresh temporary ones, or files of a child that is waited for.
-    "toolkits/nemorl-base/src/nemorl_base/left_overs.py",
-    "toolkits/nemorl-base/src/nemorl_base/saving.py",
+    "core/src/nemorl/base/files/left_overs.py",
+    "core/src/nemorl/base/files/saving.py",
     "toolkits/nemorl-tensors/src/nemorl_tensors/engines/checkpoint_files.py",
     "toolkits/nemorl-tensors/src/nemorl_tensors/engines/model_folder.py",
     "toolkits/nemorl-testing/src/nemorl_testing/loggers.py",
     "toolkits/nemorl-testing/src/nemorl_testing/smoke.py",
     "toolkits/nemorl-testing/src/nemorl_testing/templates.py",
-    "plugins/nemorl-authoring/src/nemorl_authoring/writing.py",
-    "plugins/nemorl-agent-env/src/nemorl_agent_env/folders.py",
+    "toolkits/nemorl-testing/src/nemorl_testing/scaffold/writing.py",
+    "plugins/nemorl-agents/src/nemorl_agents/programs/folders.py",
 }
 
 
@@ -148,7 +148,7 @@ def test_no_file_is_written_in_place() -> None:
     found = {
         p.relative_to(ROOT).as_posix() for p in sources if writing.search(p.read_text()) and "packages" not in p.parts
     }
-    assert found - WRITES_IN_DRAFTS == {"toolkits/nemorl-base/src/nemorl_base/ownership.py"}
+    assert found - WRITES_IN_DRAFTS == {"core/src/nemorl/base/files/ownership.py"}
 
 
 def test_threads_may_replace_one_file_at_once(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from nemorl_base.front_door import PER_PEER, SHARE, FrontDoor, Limits
-from nemorl_base.open_files import allow_more_open_files
-from nemorl_base.ports import listening_socket
+from nemorl.resources.ports import listening_socket
+from nemorl_trust.front_door import PER_PEER, SHARE, FrontDoor, Limits
+from nemorl_trust.open_files import allow_more_open_files
 
 SOON_S = 0.1
 NEVER_S = 1e6

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from nemorl_base.errors import StorageError
-from nemorl_base.jsonl import JsonlWriter, lines_after, read_jsonl
+from nemorl.base.files.jsonl import JsonlWriter, lines_after, read_jsonl
+from nemorl.errors import StorageError
 from recorded_messages import Raises
 
 

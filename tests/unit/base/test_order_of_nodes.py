@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import permutations
 
 import pytest
-from nemorl_base.neighbours import neighbours_first
+from nemorl.resources.neighbours import neighbours_first
 
 
 def whole(domains: Sequence[str], size: int) -> int:

@@ -17,14 +17,14 @@ from unittest.mock import Mock
 
 import pytest
 import racing
+from nemorl.base.files.ownership import FILE, MARKER, Owner, Ownership
 from nemorl.errors import NemorlError, RunInUseError, StorageError
-from nemorl_base.ownership import FILE, MARKER, Owner, Ownership
 from recorded_messages import Raises
 
 HOLDER = """
 import sys
 from pathlib import Path
-from nemorl_base.ownership import Ownership
+from nemorl.base.files.ownership import Ownership
 kept = Ownership(Path(sys.argv[1]))
 print(flush=True)
 sys.stdin.read()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from nemorl_base.ports import FIRST, _first_ephemeral, free_port
+from nemorl.resources.ports import FIRST, _first_ephemeral, free_port
 
 
 def test_a_free_port_is_nobodys_and_below_those_that_the_system_gives() -> None:

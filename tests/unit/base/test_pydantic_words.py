@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from nemorl_base.pydantic_words import in_words
+from nemorl.base.text.pydantic_words import in_words
 from pydantic import BaseModel, Field, ValidationError
 
 

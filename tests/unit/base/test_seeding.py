@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from nemorl_base.seeding import derive_seed
+from nemorl_rl.rollouts.seeding import derive_seed
 
 FROZEN = 6816126981159432037
 
@@ -17,7 +17,7 @@ def test_a_seed_is_frozen_forever() -> None:
 
 
 def test_a_seed_is_equal_in_every_process() -> None:
-    code = "from nemorl_base.seeding import derive_seed; print(derive_seed(42, 'rollout', 1, 0, 0))"
+    code = "from nemorl_rl.rollouts.seeding import derive_seed; print(derive_seed(42, 'rollout', 1, 0, 0))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert int(done.stdout) == FROZEN
 

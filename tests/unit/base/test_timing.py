@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from nemorl_base.timing import Timer
+from nemorl.base.process.timing import Timer
 
 
 class Clock:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from nemorl_testing.tiny import write_tiny_model
+from nemorl_rl.models.tiny import write_tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import nemorl_code_env
+import nemorl_tasks.code
 import pytest
 from nemorl.errors import DataError, PluginError
 from nemorl.types import Prompt, Score
-from nemorl_code_env import CodeConfig
-from nemorl_code_env.environment import CodeEnvironment
 from nemorl_rl.environments import EnvironmentPool
+from nemorl_tasks.code import CodeConfig
+from nemorl_tasks.code.environment import CodeEnvironment
 from recorded_messages import Raises
 
 
@@ -385,7 +385,7 @@ def test_a_set_up_counts_for_nothing(environment: CodeEnvironment) -> None:
 
 
 def wire() -> Any:
-    sys.path.insert(0, str(Path(nemorl_code_env.__file__).parent / "inside"))
+    sys.path.insert(0, str(Path(nemorl_tasks.code.__file__).parent / "inside"))
     try:
         return __import__("wire")
     finally:

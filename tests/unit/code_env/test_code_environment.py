@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from nemorl.errors import DataError, PluginError, UsageError
 from nemorl.types import Prompt, Score
-from nemorl_code_env import CodeConfig
-from nemorl_code_env.cases import Pair, last_program, read_tests
-from nemorl_code_env.environment import CodeEnvironment
 from nemorl_rl.environments import EnvironmentPool
+from nemorl_tasks.code import CodeConfig
+from nemorl_tasks.code.cases import Pair, last_program, read_tests
+from nemorl_tasks.code.environment import CodeEnvironment
 from recorded_messages import Raises
 
 ASSERTS = ["assert add(1, 2) == 3", "assert add(0, 0) == 0", "assert add(-1, 1) == 0", "assert add('a', 'b') == 'ab'"]

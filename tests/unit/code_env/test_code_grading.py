@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 from nemorl.errors import BackendError, PluginError
 from nemorl.types import Prompt, Score
-from nemorl_code_env import CodeConfig, sandbox
-from nemorl_code_env.environment import CodeEnvironment
-from nemorl_code_env.server import Server, _Process
 from nemorl_rl.environments import EnvironmentPool
+from nemorl_tasks.code import CodeConfig, sandbox
+from nemorl_tasks.code.environment import CodeEnvironment
+from nemorl_tasks.code.server import Server, _Process
 from recorded_messages import Raises
 
 ASSERTS = [

@@ -10,17 +10,17 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import nemorl_code_env
+import nemorl_tasks.code
 import pytest
 from nemorl.errors import PluginError
-from nemorl_code_env.probe import best_sandbox, interpreter_folders
-from nemorl_code_env.sandbox import Limits, Result, Sandbox
-from nemorl_isolation.confining import FOLDER
+from nemorl_tasks.code.probe import best_sandbox, interpreter_folders
+from nemorl_tasks.code.sandbox import Limits, Result, Sandbox
+from nemorl_trust.isolation.confining import FOLDER
 from recorded_messages import Raises
 
 LIMITS = Limits(wall_s=20.0, memory_mib=128, processes=8, output_kib=64, disk_mib=8)
 Run = Callable[..., Result]
-INSIDE = Path(nemorl_code_env.__file__).parent / "inside"
+INSIDE = Path(nemorl_tasks.code.__file__).parent / "inside"
 
 
 @pytest.fixture(scope="module")
@@ -476,6 +476,6 @@ def test_an_unknown_machine_has_no_list(raises: Raises) -> None:
 def test_the_exit_codes_of_the_judge_are_known_outside() -> None:
     text = (INSIDE / "judge.py").read_text()
     told = dict(re.findall(r"^(PEER_IS_GONE|TAMPERED) = (\d+)", text, re.MULTILINE))
-    from nemorl_code_env import sandbox
+    from nemorl_tasks.code import sandbox
 
     assert told == {"PEER_IS_GONE": str(sandbox.PEER_IS_GONE), "TAMPERED": str(sandbox.TAMPERED)}

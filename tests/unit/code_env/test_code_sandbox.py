@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 from nemorl.errors import PluginError
-from nemorl_code_env.probe import GUARANTEES, best_sandbox, interpreter_folders, probe
-from nemorl_code_env.sandbox import Limits, Result, Sandbox
+from nemorl_tasks.code.probe import GUARANTEES, best_sandbox, interpreter_folders, probe
+from nemorl_tasks.code.sandbox import Limits, Result, Sandbox
 from recorded_messages import Raises
 
 LIMITS = Limits(wall_s=20.0, memory_mib=256, processes=8, output_kib=64, disk_mib=8)

@@ -198,7 +198,7 @@ def run(command: list[str], death: str, folder: Path) -> tuple[int, str]:
         sys.stderr = io.TextIOWrapper(io.FileIO(2, "w"), write_through=True)
         os.environ["DEATH"] = death
         sys.argv = ["nemorl", *command]
-        from nemorl_commands.supervisor import run as nemorl
+        from nemorl_cli.supervisor import run as nemorl
 
         code = 99
         try:
@@ -218,7 +218,7 @@ def main(folder: Path, deaths: list[str]) -> None:
     import nemorl_rl.policy_gradient.loss  # noqa: F401
     import torch
     import transformers  # noqa: F401
-    from nemorl_testing.tiny import write_tiny_model
+    from nemorl_rl.models.tiny import write_tiny_model
 
     torch.set_num_threads(1)
     model = write_tiny_model(folder / "model")

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from installed_plugins import GOOD, Install
 from nemorl.plugins import PluginEntry, registry
-from nemorl_commands import main
-from nemorl_commands.answers import echo_json, reserved_stdout
+from nemorl_cli import main
+from nemorl_cli.answers import echo_json, reserved_stdout
 
 NOISE = """
 import os, subprocess, sys

@@ -14,14 +14,14 @@ import pytest
 import yaml
 from command_line import Command, Done
 from nemorl import __version__
+from nemorl.base.files.ownership import Owner
 from nemorl.plugins.index import Index
 from nemorl.plugins.kinds import HookConfig
 from nemorl.plugins.registry import Registry
-from nemorl_base.ownership import Owner
-from nemorl_commands import app as tree
-from nemorl_commands import main, terminal
-from nemorl_commands.plugins import listed
-from nemorl_report.records.reading import read_records
+from nemorl_cli import app as tree
+from nemorl_cli import main, terminal
+from nemorl_cli.plugins import listed
+from nemorl_cli.report.records.reading import read_records
 from nemorl_testing.registries import use_registry
 from rich.console import Console as RichConsole
 
@@ -54,7 +54,7 @@ def config(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def trained(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a finished run. Tests that change it work on a copy."""
     from nemorl.config.load import load_config
-    from nemorl_commands.console import Console
+    from nemorl_cli.console import Console
 
     run_dir = tmp_path_factory.mktemp("trained") / "run"
     load_config(settings(tiny_model, run_dir=str(run_dir)), for_launch=True).build().fit(console=Console(quiet=True))
@@ -85,7 +85,7 @@ def test_a_command_of_a_package_that_is_not_installed_says_which(
     monkeypatch.setattr(tree, "registry", lambda: Registry(Index([])))
     done = nemorl("engines", "list", "runs/first")
     assert done.code == 2
-    assert "pip install nemorl-server-engine" in done.err
+    assert "pip install nemorl-agents" in done.err
     assert "engines" not in nemorl("--help").out
 
 
@@ -369,12 +369,12 @@ def test_plugins_show_explains_any_plugin(nemorl: Command, name: str) -> None:
 
 @pytest.mark.parametrize(("width", "has_summary"), [(200, True), (110, True), (72, False)])
 def test_a_narrow_terminal_cuts_summaries_and_no_names(width: int, has_summary: bool) -> None:
-    entry = {"kind": "environments", "name": "sliding_puzzle", "distribution": "nemorl-environments"}
+    entry = {"kind": "environments", "name": "sliding_puzzle", "distribution": "nemorl-tasks"}
     facts = {"version": "0.1.0", "status": "ok", "venv": None, "summary": "slide tiles " * 20}
     with (console := RichConsole(width=width)).capture() as captured:
         console.print(listed([{**entry, **facts}], console.width))
     first, second = captured.get().rstrip().splitlines()
-    assert all(text in second for text in ("environment", "sliding_puzzle", "nemorl-environments", "0.1.0", "ok"))
+    assert all(text in second for text in ("environment", "sliding_puzzle", "nemorl-tasks", "0.1.0", "ok"))
     assert ("SUMMARY" in first) == ("slide tiles" in second) == has_summary
     assert len(second) <= width
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 from command_line import Command
-from nemorl_report.comparing.causes import first_parting
-from nemorl_report.comparing.numbers import Contrast, Estimate
-from nemorl_report.comparing.variants import variants_of
+from nemorl_cli.report.comparing.causes import first_parting
+from nemorl_cli.report.comparing.numbers import Contrast, Estimate
+from nemorl_cli.report.comparing.variants import variants_of
 from record_files import write_records
 
 CONFIG = {

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from nemorl_commands.console import Console, clock_time, sparkline
+from nemorl_cli.console import Console, clock_time, sparkline
 
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 
@@ -131,7 +131,7 @@ def test_the_cursor_comes_back_when_the_run_raises(clock: Clock) -> None:
 
 
 def test_the_cursor_comes_back_even_when_nobody_closes_the_console() -> None:
-    code = "from nemorl_commands.console import Console; c = Console(live=True); c.start('run', 2); raise SystemExit(3)"
+    code = "from nemorl_cli.console import Console; c = Console(live=True); c.start('run', 2); raise SystemExit(3)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 3
     assert done.stderr.rindex(SHOW_CURSOR) > done.stderr.rindex(HIDE_CURSOR)

@@ -11,12 +11,12 @@ import nemorl as api
 import pytest
 import typer
 from command_line import Command
+from nemorl.base.text.reading import UnreadableError, is_file, is_folder, read_text
 from nemorl.config import load_config
 from nemorl.errors import NemorlError
 from nemorl.plugins.registry import registry
-from nemorl_base.reading import UnreadableError, is_file, is_folder, read_text
-from nemorl_commands.app import app
-from nemorl_rl.data import rows_of
+from nemorl_cli.app import app
+from nemorl_rl.data.rows import rows_of
 
 LONG = {
     "name": "x" * 5000,

@@ -10,7 +10,7 @@ import pytest
 
 BEGIN = """
 import os, subprocess, sys, threading, time
-from nemorl_commands import app, leaving
+from nemorl_cli import app, leaving
 leaving.LINGER_S = 0.3
 sys.argv = ["nemorl", *sys.argv[1:]]
 def acme_uploads():

@@ -17,8 +17,8 @@ from nemorl.errors import ConfigError, PluginError
 from nemorl.plugins import Index, Registry
 from nemorl.plugins.hooks import build_hooks
 from nemorl.plugins.index import OWN_COMMANDS
-from nemorl_report.source import template_text
 from nemorl_testing.registries import use_registry
+from nemorl_trust.source import template_text
 from zoo import GOOD, ZOO, Specimen
 
 BROKEN = [specimen for specimen in ZOO if specimen.said]
@@ -53,7 +53,7 @@ def zoo(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
 
 
 def nemorl(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from nemorl_commands import main; main()", *arguments]
+    command = [sys.executable, "-c", "from nemorl_cli import main; main()", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(site), "COLUMNS": "200"}
     return subprocess.run(command, capture_output=True, text=True, timeout=400, check=False, env=environment, cwd=site)
 
@@ -157,7 +157,7 @@ def test_train_with_a_plugin_that_exits_tells_the_user_so(site: Path) -> None:
 
 
 def test_names_of_own_commands_are_those_of_the_command_line() -> None:
-    from nemorl_commands.app import GROUPS, app
+    from nemorl_cli.app import GROUPS, app
 
     groups = {"": app, **{f"{name}.": group for name, group in GROUPS.items()}}
     commands = {

@@ -13,17 +13,17 @@ import time
 from pathlib import Path
 
 import pytest
-from nemorl_base.last_words import MARK
-from nemorl_commands.streams import SteadyStream
-from nemorl_commands.supervisor import _conclude
+from nemorl.base.process.last_words import MARK
+from nemorl_cli.streams import SteadyStream
+from nemorl_cli.supervisor import _conclude
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="commands are supervised on Linux only")
 
 COMMANDS = """
 import os, sys, time
-from nemorl_commands import supervisor
-from nemorl_commands.app import app
-from nemorl_base.stopping import GracefulStop
+from nemorl_cli import supervisor
+from nemorl_cli.app import app
+from nemorl.base.process.stopping import GracefulStop
 
 @app.command("wait")
 def wait(seconds: float = 0.4, says: bool = False):
@@ -47,7 +47,7 @@ def stuck():
     "In C, where no signal is looked at."
     from collections import deque
     from itertools import repeat
-    from nemorl_base import deadlines
+    from nemorl.base.process import deadlines
     deadlines.GRACE_S = 0.2
     with deadlines.deadline("the hook", 0.1):
         deque(repeat(0), maxlen=0)

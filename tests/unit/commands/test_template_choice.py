@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from nemorl.plugins import registry
-from nemorl_commands.template_choice import TemplateFacts, billions_in, choose, facts_of, gpus_in, unknown_words
-from nemorl_commands.template_words import OTHER_WORDS
-from nemorl_report.source import read_source, template_text
+from nemorl_cli.template_choice import TemplateFacts, billions_in, choose, facts_of, gpus_in, unknown_words
+from nemorl_cli.template_words import OTHER_WORDS
+from nemorl_trust.source import read_source, template_text
 
 EIGHT = facts_of(
     "big",

@@ -11,8 +11,8 @@ import unicodedata
 from pathlib import Path
 
 import pytest
-from nemorl_commands.console import Console
-from nemorl_commands.terminal import PlainConsole, called, plain, say, styled
+from nemorl_cli.console import Console
+from nemorl_cli.terminal import PlainConsole, called, plain, say, styled
 from rich.table import Table
 
 ROOT = Path(__file__).parents[3]
@@ -76,14 +76,15 @@ def test_no_control_or_format_character_passes() -> None:
 PRINTS = {"typer.echo", "typer.secho", "click.echo", "click.secho", "print", "rich.print", "sys.stdout.write"}
 MAKES = {"rich.console.Console", "rich.text.Text"}
 ALLOWED = {
-    "toolkits/nemorl-commands/src/nemorl_commands/terminal.py": PRINTS | MAKES,
-    "toolkits/nemorl-commands/src/nemorl_commands/answers.py": {"typer.echo"},  # JSON in ASCII
-    "toolkits/nemorl-commands/src/nemorl_commands/console.py": MAKES,  # frames; what is foreign goes through `styled`
-    "toolkits/nemorl-report/src/nemorl_report/bytecode.py": {"print"},  # a program of its own, read by the kernel
-    "plugins/nemorl-transports/src/nemorl_transports/broadcast.py": {"print"},  # into a worker's log
-    "plugins/nemorl-code-env/src/nemorl_code_env/driver.py": {"print"},  # inside the sandbox
-    "plugins/nemorl-launch/src/nemorl_launch/node.py": {"print"},  # into a node's log
-    "plugins/nemorl-launch/src/nemorl_launch/detached.py": {"print"},  # a program of its own, read by the launcher
+    "toolkits/nemorl-cli/src/nemorl_cli/terminal.py": PRINTS | MAKES,
+    "toolkits/nemorl-cli/src/nemorl_cli/answers.py": {"typer.echo"},  # JSON in ASCII
+    "toolkits/nemorl-cli/src/nemorl_cli/console.py": MAKES,  # frames; what is foreign goes through `styled`
+    "core/src/nemorl/base/audit/recording.py": {"print"},  # where there may be no terminal yet
+    "toolkits/nemorl-trust/src/nemorl_trust/bytecode.py": {"print"},  # a program of its own, read by the kernel
+    "toolkits/nemorl-rl/src/nemorl_rl/transports/broadcast.py": {"print"},  # into a worker's log
+    "plugins/nemorl-tasks/src/nemorl_tasks/code/driver.py": {"print"},  # inside the sandbox
+    "plugins/nemorl-ops/src/nemorl_ops/launch/node.py": {"print"},  # into a node's log
+    "plugins/nemorl-ops/src/nemorl_ops/launch/detached.py": {"print"},  # a program of its own, read by the launcher
 }
 
 
@@ -136,7 +137,7 @@ def test_no_command_lets_foreign_text_through(tmp_path: Path) -> None:
         ["runs", str(tmp_path / "runs")], ["config", "validate", str(config)], ["config", "show", HOSTILE],
         ["--debug", "train", str(config)],
     ]  # fmt: skip
-    code = "import sys\nfrom nemorl_commands import main\n"
+    code = "import sys\nfrom nemorl_cli import main\n"
     code += "for arguments in eval(sys.argv[1]):\n    sys.argv[1:] = arguments\n"
     code += "    try: main()\n    except SystemExit: pass\n"
     done = subprocess.run(

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from command_line import Command
+from nemorl.base.files.ownership import FILE, Ownership
 from nemorl.types import Prompt, Sample, Samples, Score
-from nemorl_base.ownership import FILE, Ownership
-from nemorl_commands import watch
-from nemorl_commands.following import Following, Tail
-from nemorl_rl.completions import Completions, completion_text
+from nemorl_cli import watch
+from nemorl_cli.following import Following, Tail
+from nemorl_rl.rollouts.completions import Completions, completion_text
 from record_files import write_records
 
 

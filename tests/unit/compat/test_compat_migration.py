@@ -368,7 +368,7 @@ def test_several_datasets_are_a_mixture_and_several_sets() -> None:
     ],
 )
 def test_a_template_renders_as_str_format(text: str) -> None:
-    from nemorl_datasets.mapping import ColumnMapping
+    from nemorl_tasks.datasets.mapping import ColumnMapping
 
     problem = "What is {2} + {two}? }{"
     mapping = ColumnMapping(columns={}, prompt_template=template_of(text, "problem"))

@@ -16,7 +16,7 @@ from nemorl_compat.migration import migrate
 from nemorl_compat.migration_tree import Entry, migrate_tree
 from nemorl_compat.old_config import OldConfig
 from nemorl_compat.prompts import template_of
-from nemorl_datasets.mapping import ColumnMapping
+from nemorl_tasks.datasets.mapping import ColumnMapping
 
 BESIDE = [parent / "shared/reference/nemo-rl-configs" for parent in Path(__file__).parents]
 GIVEN = [Path(os.environ["NEMO_RL_CONFIGS"])] if "NEMO_RL_CONFIGS" in os.environ else BESIDE

@@ -11,8 +11,8 @@ from nemorl.config import load_config
 from nemorl.errors import ConfigError, DataError, UsageError
 from nemorl.plugins import registry
 from nemorl_compat.peers.tables import NEUTRAL, SYSTEMS, table
-from nemorl_rl.encoding import encode_row
-from nemorl_rl.tokenizer import Tokenizer
+from nemorl_rl.data.encoding import encode_row
+from nemorl_rl.data.tokenizer import Tokenizer
 from recorded_messages import Raises
 
 GRPO = {"algorithm": "grpo", "model": "org/model"}

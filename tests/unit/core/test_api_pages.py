@@ -39,8 +39,8 @@ WHOLE = (
     "nemorl.plugins.kinds",
     "nemorl.errors",
     "nemorl.environment",
-    "nemorl_base.memory",
-    "nemorl_base.snapshots",
+    "nemorl.contracts.memory",
+    "nemorl.contracts.snapshots",
 )
 """Modules all of whose public classes and functions are stable."""
 LISTED = ("nemorl", "nemorl.config", "nemorl_tensors", "nemorl_testing")
@@ -127,8 +127,8 @@ def known_names(module: str) -> dict[str, Any]:
     import nemorl
     import torch
     from nemorl.weights import transport
-    from nemorl_rl.data import RowDataModule
-    from nemorl_rl.validation_sets import HeldOutRows
+    from nemorl_rl.data.rows import RowDataModule
+    from nemorl_rl.data.validation_sets import HeldOutRows
 
     names: dict[str, Any] = {"Annotated": Annotated, "Path": Path, "torch": torch, "nemorl": nemorl}
     names |= {"RowDataModule": RowDataModule, "HeldOutRows": HeldOutRows, "transport": transport, "Printed": object}

@@ -11,13 +11,13 @@ from typing import Any
 
 import nemorl
 import pytest
+from nemorl.base.files.jsonl import read_jsonl
+from nemorl.base.files.sealed_folders import digest
 from nemorl.config.run import CheckpointConfig
 from nemorl.errors import CheckpointError, ConfigError
 from nemorl.storage.checkpoints import CheckpointManager
 from nemorl.trainer import TrainResult
-from nemorl_base.jsonl import read_jsonl
-from nemorl_base.sealed_folders import digest
-from nemorl_commands.console import Console
+from nemorl_cli.console import Console
 from nemorl_rl.callbacks import Callback
 from nemorl_tensors.engines import checkpoint_files
 from recorded_messages import Raises

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from command_line import Command
+from nemorl.base.files.jsonl import read_jsonl
 from nemorl.config import load_config
+from nemorl.contracts.display import Silence
 from nemorl.errors import DataError
-from nemorl_base.display import Silence
-from nemorl_base.jsonl import read_jsonl
 from nemorl_grpo.trainer import GRPOTrainer
 from recorded_messages import Raises
 

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nemorl.base.files import sealed_folders
+from nemorl.base.files.checkpoints import Checkpoint
+from nemorl.base.files.sealed_folders import MANIFEST
 from nemorl.config.run import CheckpointConfig
 from nemorl.errors import CheckpointError, StorageError
 from nemorl.storage.checkpoints import CheckpointManager
 from nemorl.storage.run_directory import has_progress
-from nemorl_base.checkpoints import Checkpoint
-from nemorl_base.sealed_folders import MANIFEST
 from recorded_messages import Raises
 
 
@@ -316,7 +317,7 @@ def die(*_: object, **__: object) -> None:
     os._exit(9)
 
 
-@pytest.mark.parametrize("at", ["nemorl_base.sealed_folders._write_synced", "os.rename", "shutil.rmtree", "os.fsync"])
+@pytest.mark.parametrize("at", [f"{sealed_folders.__name__}._write_synced", "os.rename", "shutil.rmtree", "os.fsync"])
 @pytest.mark.parametrize("step", [1, 2])
 def test_a_kill_while_saving_leaves_the_previous_state(
     tmp_path: Path, at: str, step: int, monkeypatch: pytest.MonkeyPatch
@@ -410,7 +411,7 @@ def test_a_checkpoint_that_the_disk_does_not_give_is_a_damaged_one(
     def fails(path: Path, *_: object) -> None:
         raise OSError(errno.EIO, "Input/output error", str(path))
 
-    monkeypatch.setattr("nemorl_base.sealed_folders.digest", fails)
+    monkeypatch.setattr("nemorl.base.files.sealed_folders.digest", fails)
     with raises(CheckpointError, "model.safetensors"):
         checkpoint.verify()
 

@@ -12,6 +12,7 @@ import jsonschema
 import nemorl
 import pytest
 import yaml
+from nemorl.base.text.mappings import apply_overrides
 from nemorl.config.base import Config
 from nemorl.config.explain import field_paths
 from nemorl.config.load import load_config
@@ -20,7 +21,6 @@ from nemorl.config.run import RunConfig
 from nemorl.errors import ConfigError, NemorlError
 from nemorl.plugins import registry
 from nemorl.storage.run_directory import to_yaml
-from nemorl_base.mappings import apply_overrides
 from pydantic import ValidationError
 
 ROOT = Path(__file__).parents[3]

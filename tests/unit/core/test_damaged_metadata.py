@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 from installed_plugins import GOOD, write_distribution
+from nemorl.base.packages.distributions import InstalledDistribution
+from nemorl.base.packages.plugin_policy import PluginPolicy
 from nemorl.plugins import Index, PluginEntry
-from nemorl_base.distributions import InstalledDistribution
-from nemorl_base.plugin_policy import PluginPolicy
-from nemorl_doctor.installed import Installed
+from nemorl_insight.doctor.installed import Installed
 
 TIMEOUT_S = 100
 """A command that reads a pipe or a device waits for ever."""
@@ -197,7 +197,7 @@ def test_all_that_can_be_read_is_installed_for_the_doctor(site: Path) -> None:
 
 
 def test_the_command_line_is_found_beside_damaged_distributions(site: Path, tmp_path: Path) -> None:
-    look = f"import sys, nemorl_commands; sys.path.insert(0, {str(site)!r}); sys.argv[1:] = ['--version']; "
+    look = f"import sys, nemorl_cli; sys.path.insert(0, {str(site)!r}); sys.argv[1:] = ['--version']; "
     done = subprocess.run(
         [sys.executable, "-c", look + "import runpy; runpy.run_module('nemorl', run_name='__main__')"],
         capture_output=True, text=True, timeout=TIMEOUT_S, check=False, cwd=tmp_path,

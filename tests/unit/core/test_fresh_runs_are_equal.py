@@ -24,7 +24,7 @@ OF_TIMES = {
 PROGRAM = """
 import json, sys
 import nemorl
-from nemorl_base.display import Silence
+from nemorl.contracts.display import Silence
 
 rows = [{"prompt": f"{i}+1=", "answer": str(i + 1), "response": str(i + 1)} for i in range(6)]
 def reward(prompt, response): return float(sum(map(ord, response)) % 7)

@@ -17,7 +17,7 @@ from nemorl.errors import ForeignError, PluginError, UsageError
 from nemorl.plugins import Index, Registry
 from nemorl.plugins.hooks import Hooks, build_hooks
 from nemorl.plugins.kinds import HookConfig
-from nemorl_commands.console import Console
+from nemorl_cli.console import Console
 from nemorl_testing.registries import use_registry
 from recorded_messages import Raises
 

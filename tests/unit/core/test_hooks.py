@@ -18,7 +18,7 @@ from nemorl.plugins import Index, Registry
 from nemorl.plugins.hooks import CONTROL, EVENTS, Hooks, HookSpecs, build_hooks
 from nemorl.plugins.kinds import HookConfig
 from nemorl.trainer import BaseTrainer, TrainResult
-from nemorl_commands.console import Console
+from nemorl_cli.console import Console
 from nemorl_rl.callbacks import Callback, EarlyStopping
 from nemorl_testing.registries import use_registry
 from pydantic import Field, ValidationError

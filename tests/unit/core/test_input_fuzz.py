@@ -20,7 +20,7 @@ from nemorl.config.explain import field_paths
 from nemorl.config.load import load_config
 from nemorl.errors import NemorlError
 from nemorl.plugins.registry import registry
-from nemorl_rl.data import rows_of
+from nemorl_rl.data.rows import rows_of
 
 pytestmark = pytest.mark.slow
 INPUTS = 1000

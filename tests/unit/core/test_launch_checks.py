@@ -55,8 +55,8 @@ def test_a_check_of_a_stranger_is_never_called(tmp_path: Path) -> None:
 
 
 def test_a_blocked_standard_plugin_checks_nothing(tmp_path: Path) -> None:
-    assert len(asked(tmp_path, "nemorl-doctor", "too_large")) == 1
-    assert asked(tmp_path, "nemorl-doctor", "too_large", block=("nemorl-doctor",)) == []
+    assert len(asked(tmp_path, "nemorl-insight", "too_large")) == 1
+    assert asked(tmp_path, "nemorl-insight", "too_large", block=("nemorl-insight",)) == []
 
 
 def test_a_check_that_fails_is_named(tmp_path: Path, raises: Raises) -> None:

@@ -12,10 +12,9 @@ from typing import ClassVar
 import pytest
 from nemorl.config.load import load_config
 from nemorl.errors import ConfigError
-from nemorl.metrics import Histogram, Last, Max, Mean, Metric, MetricInfo, Min, Sum, average, merge, values
+from nemorl.metrics import Histogram, Last, Max, Mean, Metric, MetricInfo, Min, Sum, average, is_called, merge, values
 from nemorl.plugins import Registry, registry
 from nemorl.plugins.kinds import DatasetConfig
-from nemorl_base.metric_info import is_called
 
 
 def test_a_mean_weighs_by_count() -> None:

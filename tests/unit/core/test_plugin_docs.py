@@ -18,11 +18,11 @@ from typing import Any
 import nemorl
 import pytest
 import yaml
+from nemorl.base.packages.plugin_policy import read_policy
 from nemorl.config.load import load_config
 from nemorl.plugins import KINDS, Index, Registry
 from nemorl.plugins.index import CAN_BE_ISOLATED, OWN_COMMANDS
-from nemorl_base.plugin_policy import read_policy
-from nemorl_commands.console import Console
+from nemorl_cli.console import Console
 from nemorl_testing.registries import use_registry
 
 ROOT = Path(__file__).parents[3]
@@ -272,7 +272,7 @@ def test_the_record_on_the_page_has_the_fields_of_a_record() -> None:
     import json
     from dataclasses import fields
 
-    from nemorl_report.lock import LockedPlugin
+    from nemorl_trust.lock import LockedPlugin
 
     (text,) = blocks(DOCS / "trust.md", "json")
     assert list(json.loads(text)) == [field.name for field in fields(LockedPlugin)]
@@ -281,7 +281,7 @@ def test_the_record_on_the_page_has_the_fields_of_a_record() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_commands_on_the_pages_exist_with_their_options(page: Path) -> None:
     import typer.main
-    from nemorl_commands.app import app
+    from nemorl_cli.app import app
 
     shown = [line for block in blocks(page, "bash") for line in block.splitlines() if line.startswith("nemorl ")]
     inline = re.findall(r"`(nemorl [^`]+)`", " ".join(page.read_text().split()))
@@ -299,6 +299,6 @@ def test_commands_on_the_pages_exist_with_their_options(page: Path) -> None:
 
 
 def test_what_plugins_new_is_asked_for_exists() -> None:
-    authoring = pytest.importorskip("nemorl_authoring.names", reason="nemorl-authoring is not installed")
+    authoring = pytest.importorskip("nemorl_testing.scaffold.names", reason="nemorl-testing is not installed")
     asked = {kind for page in PAGES for kind in re.findall(r"nemorl plugins new ([a-z-]+)", page.read_text())}
     assert {f"{authoring.kind_called(kind)}s" for kind in asked} == set(KINDS)

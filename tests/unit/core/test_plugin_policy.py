@@ -9,11 +9,11 @@ from textwrap import dedent
 
 import pytest
 from installed_plugins import GOOD, Install
+from nemorl.base.packages.plugin_policy import machine_policy, policy_files, read_policy
 from nemorl.config import load_config
 from nemorl.errors import ConfigError, PluginError
 from nemorl.plugins import Index, PluginPolicy, Registry
 from nemorl.plugins.kinds import EnvironmentConfig
-from nemorl_base.plugin_policy import machine_policy, policy_files, read_policy
 from recorded_messages import Raises
 
 

@@ -10,15 +10,15 @@ from textwrap import dedent
 
 import pytest
 from installed_plugins import GOOD, Install
+from nemorl.base.packages.plugin_policy import normalize
+from nemorl.base.text.suggest import did_you_mean
 from nemorl.config.base import Config
 from nemorl.errors import PluginError, PluginNotFoundError
 from nemorl.plugins import Index, PluginPolicy, Registry, register
 from nemorl.plugins.index import PREFIX
 from nemorl.plugins.kinds import EnvironmentConfig
 from nemorl.plugins.registry import config_bases
-from nemorl_base.plugin_policy import normalize
-from nemorl_base.suggest import did_you_mean
-from nemorl_report.diagnosing import diagnose
+from nemorl_cli.report.diagnosing import diagnose
 from nemorl_testing.registries import use_registry
 from recorded_messages import Raises
 
@@ -226,7 +226,7 @@ def test_the_command_line_lists_and_checks_a_broken_plugin(
     install("acme-env", {"gym": "acme_env:Env"}, code=code)
 
     def nemorl(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", "from nemorl_commands import main; main()", *arguments]
+        command = [sys.executable, "-c", "from nemorl_cli import main; main()", *arguments]
         environment = {**os.environ, "PYTHONPATH": str(site)}
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
 

@@ -19,7 +19,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 @pytest.mark.slow
 @pytest.mark.parametrize("page", only("evaluation.md", of=("python-api.md", "evaluation.md")))
 def test_the_examples_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed (nemorl-report[plot])")
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed (nemorl-cli[plot])")
     monkeypatch.chdir(tmp_path)
     blocks = BLOCK.findall((DOCS / page).read_text())
     assert blocks

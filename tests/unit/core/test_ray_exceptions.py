@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from nemorl.errors import ForeignError, ResourceError, WorkerLostError
-from nemorl_base.ray_errors import FATES, FIXES, fate_of
+from nemorl.resources.ray_errors import FATES, FIXES, fate_of
 
 pytestmark = pytest.mark.slow  # Ray is imported
 

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 import yaml
+from nemorl.base.packages.plugin_policy import read_policy
+from nemorl.base.text.mappings import apply_overrides, read_source
+from nemorl.base.text.reading import MAX_DEPTH, UnreadableError, parse_json, read_text
+from nemorl.base.text.yaml_text import format_yaml, parse_yaml
 from nemorl.config import Config, ModelName
 from nemorl.config.load import load_config, validate
 from nemorl.errors import ConfigError, DataError
 from nemorl.storage.run_directory import to_yaml
-from nemorl_base.mappings import apply_overrides, read_source
-from nemorl_base.plugin_policy import read_policy
-from nemorl_base.reading import MAX_DEPTH, UnreadableError, parse_json, read_text
-from nemorl_base.yaml_text import format_yaml, parse_yaml
-from nemorl_rl.data import rows_of
+from nemorl_rl.data.rows import rows_of
 from pydantic import Field
 from recorded_messages import Raises
 
@@ -322,8 +322,8 @@ def test_metrics_that_may_occur_rank_checkpoints(metric: str, tiny_model: Path) 
 
 
 def test_every_metric_that_the_documentation_names_may_rank_checkpoints() -> None:
+    from nemorl.metrics import metric_problem
     from nemorl.plugins import registry
-    from nemorl_base.metric_info import metric_problem
 
     algorithms = [registry().load("algorithms", entry.id) for entry in registry().index.of_kind("algorithms")]
     known = {name for algorithm in algorithms for name in algorithm.metrics}

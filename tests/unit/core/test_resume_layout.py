@@ -8,10 +8,10 @@ from typing import Any
 
 import nemorl
 import pytest
+from nemorl.base.files.jsonl import read_jsonl
 from nemorl.trainer import BaseTrainer
-from nemorl_base.jsonl import read_jsonl
-from nemorl_commands.console import Console
-from nemorl_report.records.reading import read_records
+from nemorl_cli.console import Console
+from nemorl_cli.report.records.reading import read_records
 from nemorl_rl.callbacks import Callback
 from safetensors.torch import load_file
 from tiers import only

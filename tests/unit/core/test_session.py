@@ -10,10 +10,10 @@ from typing import Any
 
 import nemorl
 import pytest
+from nemorl.contracts.display import Silence
 from nemorl.errors import ForeignError, NemorlError
 from nemorl.plugins import Index, Registry
 from nemorl.plugins.kinds import LoggerConfig, TrainingBackendConfig
-from nemorl_base.display import Silence
 from nemorl_rl.callbacks import Callback
 from nemorl_testing.registries import use_registry
 from recorded_messages import Raises

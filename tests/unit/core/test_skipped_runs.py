@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nemorl.contracts.display import Silence
 from nemorl.errors import BackendError
 from nemorl.metrics import Mean, Metrics
 from nemorl.types import Row
-from nemorl_base.display import Silence
-from nemorl_report.run_data import RunData
+from nemorl_cli.report.run_data import RunData
 from nemorl_sft.trainer import SFTTrainer
 from recorded_messages import Raises
 

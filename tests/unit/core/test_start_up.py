@@ -23,10 +23,10 @@ PACKAGES = {path.parent.name: source for path in CHECKOUT for source in (path.pa
 PLUGINS = {path.name: path for path in PACKAGES.values() if path.name != "nemorl"}
 TOOLKITS = {path.name for path in PACKAGES.values() if path.parents[2].name == "toolkits"}
 KERNEL = ROOT / "core/src/nemorl"
-SANDBOXED = ROOT / "plugins/nemorl-code-env/src/nemorl_code_env/inside"
-COMPARES_BYTECODE = ROOT / "toolkits/nemorl-report/src/nemorl_report/bytecode.py"
+SANDBOXED = ROOT / "plugins/nemorl-tasks/src/nemorl_tasks/code/inside"
+COMPARES_BYTECODE = ROOT / "toolkits/nemorl-trust/src/nemorl_trust/bytecode.py"
 """A program of its own, which never runs what it loads."""
-WRITES_HANDLES = ROOT / "plugins/nemorl-server-engine/src/nemorl_server_engine/handles.py"
+WRITES_HANDLES = ROOT / "plugins/nemorl-agents/src/nemorl_agents/servers/handles.py"
 """Pickles what engines on the same machine want so, and reads none."""
 READS_AN_INDEX = ROOT / "plugins/nemorl-compat/src/nemorl_compat/dcp.py"
 """The index of checkpoints of PyTorch, by an unpickler that admits its classes alone."""
@@ -49,7 +49,7 @@ def python(code: str) -> str:
         "from nemorl import GRPOConfig, SFTConfig",
         "from nemorl import Trainer, TrainResult, EarlyStopping, WandbCallback, train_dpo, train_grpo, train_sft",
         "from nemorl import get_training_backend, register_environment, register_generation_backend",
-        "from nemorl_commands import main",
+        "from nemorl_cli import main",
         "run('--help')",
         "run('--version')",
         "run('plugins', 'list')",
@@ -62,7 +62,7 @@ def test_starting_up_imports_nothing_heavy(statement: str) -> None:
     code = f"""
 import contextlib, io, sys
 def run(*arguments):
-    from nemorl_commands import main
+    from nemorl_cli import main
     sys.argv = ["nemorl", *arguments]
     with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.suppress(SystemExit):
         main()
@@ -110,7 +110,8 @@ def test_public_names_resolve() -> None:
 
 def test_a_dataset_that_is_installed_needs_no_list_of_published_ones() -> None:
     config = {"algorithm": "grpo", "model": "org/model", "data": "arithmetic", "environment": "math"}
-    code = f"import sys\nfrom nemorl import load_config\nload_config({config})\nprint('nemorl_datasets' in sys.modules)"
+    load = f"from nemorl import load_config\nload_config({config})"
+    code = f"import sys\n{load}\nprint('nemorl_tasks.datasets' in sys.modules)"
     assert python(code).split() == ["False"]
 
 
@@ -160,20 +161,11 @@ def top(module: str) -> str:
 def test_every_package_of_the_repository_is_seen() -> None:
     declared = {path.parent.name for path in CHECKOUT if (path.parent / "src").is_dir()}
     assert declared == set(PACKAGES)
-    assert {"nemorl_grpo", "nemorl_sft", "nemorl_dtensor", "nemorl_math_env", "nemorl_datasets"} <= set(PLUGINS)
+    assert {"nemorl_grpo", "nemorl_sft", "nemorl_dtensor", "nemorl_math_env", "nemorl_tasks"} <= set(PLUGINS)
 
 
-LAYERS = (
-    "nemorl_base",
-    "nemorl",
-    "nemorl_tensors",
-    "nemorl_rl",
-    "nemorl_report",
-    "nemorl_isolation",
-    "nemorl_commands",
-    "nemorl_testing",
-)
-"""What the kernel stands on, the kernel, and the toolkits; each may import those before it."""
+LAYERS = ("nemorl", "nemorl_tensors", "nemorl_rl", "nemorl_trust", "nemorl_cli", "nemorl_testing")
+"""The kernel and the toolkits; each may import those before it."""
 
 
 @pytest.mark.parametrize("package", sorted(PLUGINS))
@@ -184,11 +176,35 @@ def test_imports_point_downwards(package: str) -> None:
         assert not others & set(map(top, imports(path))), f"{path} imports a package beside or above it"
 
 
+SHARED_WHEELS = [
+    path
+    for name, path in sorted(PLUGINS.items())
+    if path.parents[2].name == "plugins" and [file.name for file in path.glob("*.py")] == ["__init__.py"]
+]
+"""Distributions that hold several plugins, each in a folder."""
+
+
+def test_there_are_shared_wheels() -> None:
+    names = {path.name for path in SHARED_WHEELS}
+    assert names >= {"nemorl_tasks", "nemorl_agents", "nemorl_insight", "nemorl_ops", "nemorl_preference"}
+
+
+@pytest.mark.parametrize("package", SHARED_WHEELS, ids=lambda path: path.name)
+def test_plugins_of_one_wheel_import_nothing_of_each_other(package: Path) -> None:
+    # So that a wheel can be split again.
+    rooms = {path.name for path in package.iterdir() if path.is_dir()}
+    for room in rooms:
+        others = tuple(f"{package.name}.{name}" for name in rooms - {room})
+        for path in files(package / room):
+            beside = {module for module in imports(path) if module.startswith(others)}
+            assert not beside, f"{path} imports {beside}"
+
+
 FOR_TYPES_ONLY = {"nemorl_rl", "nemorl_tensors"}
 
 
 def test_the_kernel_imports_no_toolkit_and_no_plugin() -> None:
-    others = set(PLUGINS) - {"nemorl_base"}
+    others = set(PLUGINS)
     for path in files(KERNEL):
         found = others & set(map(top, imports(path)))
         assert found <= FOR_TYPES_ONLY, f"{path} imports {found}"
@@ -276,18 +292,23 @@ def test_every_plugin_requires_the_kernel_and_the_metapackage_every_standard_plu
     found = projects()
     for name, project in found.items():
         needs = {re.split(r"[\[>=<; ]", requirement)[0] for requirement in project.get("dependencies", [])}  # type: ignore[attr-defined]
-        if name not in ("nemorl-base", "nemorl-core", "nemorl"):
+        if name not in ("nemorl-core", "nemorl"):
             assert "nemorl-core" in needs, name
     meta = " ".join(found["nemorl"]["dependencies"])  # type: ignore[arg-type]
-    for name in ("nemorl-core", "nemorl-dtensor", "nemorl-math-env", "nemorl-grpo", "nemorl-sft", "nemorl-datasets"):
+    for name in ("nemorl-core", "nemorl-dtensor", "nemorl-math-env", "nemorl-grpo", "nemorl-sft", "nemorl-tasks"):
         assert name in meta
 
 
-def test_the_kernel_requires_no_torch_and_of_ours_what_it_stands_on() -> None:
-    core = projects()["nemorl-core"]
-    needs = [re.split(r"[\[>=<; ]", name)[0] for name in core["dependencies"]]  # type: ignore[attr-defined]
-    assert [name for name in needs if name.startswith(("torch", "nemorl"))] == ["nemorl-base"]
-    assert not [name for name in projects()["nemorl-base"]["dependencies"] if name.startswith(("torch", "nemorl"))]  # type: ignore[attr-defined]
+def test_the_kernel_requires_no_torch_and_nothing_of_ours() -> None:
+    needs = projects()["nemorl-core"]["dependencies"]
+    assert not [name for name in needs if name.startswith(("torch", "nemorl"))]  # type: ignore[attr-defined]
+
+
+MOST_DISTRIBUTIONS = 22
+
+
+def test_a_distribution_has_a_dependency_an_owner_or_a_cadence_of_its_own() -> None:
+    assert len(projects()) <= MOST_DISTRIBUTIONS
 
 
 @pytest.mark.parametrize("package", sorted(PLUGINS))
@@ -325,7 +346,7 @@ def test_entry_points_name_classes_and_files_that_exist() -> None:
 def test_the_command_answers_as_json() -> None:
     code = """
 import contextlib, sys
-from nemorl_commands import main
+from nemorl_cli import main
 sys.argv = ["nemorl", "doctor", "--json"]
 with contextlib.suppress(SystemExit):  # 1 where this machine has a problem
     main()

@@ -14,10 +14,10 @@ import pytest
 from nemorl.errors import CheckpointError, ConfigError, ForeignError, UsageError
 from nemorl.storage.checkpoints import CheckpointManager
 from nemorl.trainer import BaseTrainer, TrainResult
-from nemorl_commands.console import Console
-from nemorl_report.records.reading import read_records
+from nemorl_cli.console import Console
+from nemorl_cli.report.records.reading import read_records
 from nemorl_rl.callbacks import Callback
-from nemorl_rl.mixtures import Mixture
+from nemorl_rl.data.mixtures import Mixture
 from recorded_messages import Raises
 from safetensors.torch import load_file
 

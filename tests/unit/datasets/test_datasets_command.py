@@ -1,7 +1,7 @@
 import json
 
 from nemorl.errors import UsageError
-from nemorl_datasets.command import app
+from nemorl_tasks.datasets.command import app
 from recorded_messages import Raises
 from typer.testing import CliRunner
 

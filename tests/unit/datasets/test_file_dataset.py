@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from nemorl.errors import ConfigError, DataError
-from nemorl_datasets import FileConfig
+from nemorl_tasks.datasets import FileConfig
 from pydantic import ValidationError
 from recorded_messages import Raises
 
@@ -239,7 +239,7 @@ def test_csv_values_stay_as_written(tmp_path):
 def test_loading_a_config_imports_no_torch_and_prints_nothing(tmp_path):
     path = write(tmp_path / "a.jsonl")
     code = (
-        f"import sys; from nemorl_datasets import FileConfig; c = FileConfig(path={str(path)!r}); "
+        f"import sys; from nemorl_tasks.datasets import FileConfig; c = FileConfig(path={str(path)!r}); "
         "assert not {'torch', 'datasets', 'pandas', 'pyarrow'} & set(sys.modules); c.build('train')"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

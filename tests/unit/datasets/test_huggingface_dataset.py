@@ -2,8 +2,8 @@ import json
 
 import pytest
 from nemorl.errors import ConfigError, DataError
-from nemorl_datasets import HuggingFaceConfig
-from nemorl_datasets.hub import quiet
+from nemorl_tasks.datasets import HuggingFaceConfig
+from nemorl_tasks.datasets.hub import quiet
 from pydantic import ValidationError
 from recorded_messages import Raises
 

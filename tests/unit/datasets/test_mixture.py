@@ -5,10 +5,10 @@ import json
 import pytest
 from nemorl.config import load_config
 from nemorl.errors import ConfigError, DataError
-from nemorl_datasets.mixture import MixtureConfig, SetsConfig
-from nemorl_rl.data import rows_of
-from nemorl_rl.evaluation import held_out_sets
-from nemorl_rl.mixtures import Joined, Mixture, RowSets
+from nemorl_rl.data.mixtures import Joined, Mixture, RowSets
+from nemorl_rl.data.rows import rows_of
+from nemorl_rl.evaluation.evaluation import held_out_sets
+from nemorl_tasks.datasets.mixture import MixtureConfig, SetsConfig
 from recorded_messages import Raises
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import nemorl
 import pytest
-from nemorl_commands.console import Console
+from nemorl_cli.console import Console
 from published import EVALUATION, TRAINING
 
 SETTINGS: dict[str, dict[str, Any]] = {

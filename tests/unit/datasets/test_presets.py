@@ -14,10 +14,10 @@ from jsonschema import Draft202012Validator
 from nemorl.config import load_config
 from nemorl.errors import ConfigError, DataError, UsageError
 from nemorl.plugins import registry
-from nemorl_datasets.names import find_dataset
-from nemorl_datasets.preset import PresetConfig
-from nemorl_datasets.preset_file import find_preset, folded, known_names, presets
-from nemorl_rl.data import rows_of
+from nemorl_rl.data.rows import rows_of
+from nemorl_tasks.datasets.names import find_dataset
+from nemorl_tasks.datasets.preset import PresetConfig
+from nemorl_tasks.datasets.preset_file import find_preset, folded, known_names, presets
 from published import EVALUATION, TRAINING
 from pyarrow import parquet
 from pydantic import ValidationError
@@ -237,12 +237,12 @@ def test_a_config_with_a_preset_is_checked_without_the_library_that_reads_it():
         "import sys; sys.modules['datasets'] = None\n"
         "from nemorl.config import load_config\n"
         "load_config({'algorithm': 'grpo', 'model': 'm/m', 'data': 'gsm8k', 'environment': 'math'}, for_launch=True)\n"
-        "from nemorl_datasets.preset import PresetConfig\n"
+        "from nemorl_tasks.datasets.preset import PresetConfig\n"
         "try: PresetConfig(preset='gsm8k').build('train')\n"
         "except Exception as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "pip install nemorl-datasets" in done.stdout
+    assert "pip install nemorl-tasks" in done.stdout
 
 
 def trees(folder):

@@ -16,14 +16,14 @@ import pytest
 from command_line import Command
 from installed_plugins import write_distribution
 from made_runs import CONFIG, LOCK, changed, make_run, with_config, with_version
-from nemorl_base.ownership import Ownership
-from nemorl_diff.bisecting import BudgetSpent, Judge, guilty_checkpoint, guilty_settings
-from nemorl_diff.deltas import Delta, as_installed, config_deltas, folders_in_front, plugin_deltas
-from nemorl_diff.journal import Journal
-from nemorl_diff.probing import Evaluations, Measured, ShortRuns
-from nemorl_diff.run_files import RunFiles
-from nemorl_diff.searching import Outcome, first_bad, minimal
-from nemorl_report.comparing.numbers import Estimate
+from nemorl.base.files.ownership import Ownership
+from nemorl_cli.report.comparing.numbers import Estimate
+from nemorl_insight.diff.bisecting import BudgetSpent, Judge, guilty_checkpoint, guilty_settings
+from nemorl_insight.diff.deltas import Delta, as_installed, config_deltas, folders_in_front, plugin_deltas
+from nemorl_insight.diff.journal import Journal
+from nemorl_insight.diff.probing import Evaluations, Measured, ShortRuns
+from nemorl_insight.diff.run_files import RunFiles
+from nemorl_insight.diff.searching import Outcome, first_bad, minimal
 from recorded_messages import Raises
 
 
@@ -232,7 +232,7 @@ def test_an_export_that_was_cut_off_is_made_again(tmp_path: Path, monkeypatch: p
         return ""
 
     cut_off: list[bool] = []
-    monkeypatch.setattr("nemorl_diff.probing.run_command", command)
+    monkeypatch.setattr("nemorl_insight.diff.probing.run_command", command)
     runs = Evaluations(RunFiles.of(make_run(tmp_path / "a")), "validation/accuracy", 1, tmp_path / "found")
     with pytest.raises(KeyboardInterrupt):
         runs.measure("probe_001", 2)

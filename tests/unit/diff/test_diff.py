@@ -22,12 +22,12 @@ from made_runs import (
     with_version,
     with_weight,
 )
-from nemorl_diff.numbers import is_equal, unequal
-from nemorl_diff.run_files import RunFiles
-from nemorl_diff.stages import Point
-from nemorl_diff.telling import first_difference, sentences
-from nemorl_diff.tensors import CheckpointPair, stored_tensors
-from nemorl_diff.walking import Walk, walk
+from nemorl_insight.diff.numbers import is_equal, unequal
+from nemorl_insight.diff.run_files import RunFiles
+from nemorl_insight.diff.stages import Point
+from nemorl_insight.diff.telling import first_difference, sentences
+from nemorl_insight.diff.tensors import CheckpointPair, stored_tensors
+from nemorl_insight.diff.walking import Walk, walk
 from safetensors.torch import load_file, save_file
 
 Plant = Callable[[Path], None]
@@ -236,7 +236,7 @@ def test_one_number_and_an_array_of_them_are_compared_alike(tolerance: float) ->
 def test_tensors_are_compared_as_torch_compares_them(
     tmp_path: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nemorl_diff.tensors.PIECE_BYTES", 64)  # tensors are read in many pieces
+    monkeypatch.setattr("nemorl_insight.diff.tensors.PIECE_BYTES", 64)  # tensors are read in many pieces
     torch.manual_seed(0)
     one = {"b.weight": (10 * torch.randn(17, 9)).to(dtype), "a.weight": (10 * torch.randn(40)).to(dtype)}
     other = {name: tensor.clone() for name, tensor in one.items()}

@@ -17,8 +17,8 @@ import pytest
 import torch
 from command_line import Command
 from installed_plugins import write_distribution
-from nemorl_base.jsonl import read_jsonl
-from nemorl_base.sealed_folders import read_manifest, seal, stage
+from nemorl.base.files.jsonl import read_jsonl
+from nemorl.base.files.sealed_folders import read_manifest, seal, stage
 from real_runs import config_of, real_run
 from safetensors.torch import load_file, save_file
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from made_runs import changed, with_version, with_weight
-from nemorl_diff.run_files import RunFiles
-from nemorl_diff.walking import walk
+from nemorl_insight.diff.run_files import RunFiles
+from nemorl_insight.diff.walking import walk
 from real_runs import real_run
 
 pytestmark = pytest.mark.full

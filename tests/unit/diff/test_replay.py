@@ -12,10 +12,10 @@ import torch
 from command_line import Command
 from made_runs import changed, make_run, with_config, with_record, with_weight
 from nemorl.types import Branch, Completion, GenerationRequest, Prompt, Sample, Samples, Score
-from nemorl_diff.recorded import _sample, rescored
-from nemorl_diff.replaying import OF_REPLAY, OF_SAMPLER, OF_TRAINER, Replay
-from nemorl_diff.run_files import RunFiles
-from nemorl_report.records.table import Group, Rollout, table_of
+from nemorl_cli.report.records.table import Group, Rollout, table_of
+from nemorl_insight.diff.recorded import _sample, rescored
+from nemorl_insight.diff.replaying import OF_REPLAY, OF_SAMPLER, OF_TRAINER, Replay
+from nemorl_insight.diff.run_files import RunFiles
 from real_runs import fingerprint, real_run
 from recorded_messages import Raises
 from safetensors.torch import load_file

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nemorl_rl.tokenizer import Tokenizer
+from nemorl_rl.data.tokenizer import Tokenizer
+from nemorl_rl.models.tiny import BOS, EOS, PAD, UNK, write_tiny_model
 from nemorl_testing.models import SIZES
-from nemorl_testing.tiny import BOS, EOS, PAD, UNK, write_tiny_model
 from tokenizers import Tokenizer as Inner
 from tokenizers import decoders, models, pre_tokenizers, trainers
 

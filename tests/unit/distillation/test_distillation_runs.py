@@ -12,16 +12,16 @@ import torch
 from nemorl.config.load import validate
 from nemorl.errors import ConfigError, DataError, UsageError
 from nemorl.types import Samples
-from nemorl_commands.console import Console
+from nemorl_cli.console import Console
+from nemorl_cli.report.records.reading import read_records
 from nemorl_distillation import DistillationConfig, OPDConfig
 from nemorl_distillation.responses import given_count, given_sample
 from nemorl_distillation.trainer import DistillationTrainer, OPDTrainer
 from nemorl_distillation.vocabulary import shared_vocabulary
-from nemorl_report.records.reading import read_records
-from nemorl_rl.tokenizer import Tokenizer
+from nemorl_rl.data.tokenizer import Tokenizer
+from nemorl_rl.models.tiny import write_tiny_model
 from nemorl_tensors import TokenBatch
 from nemorl_testing.models import tiny_model
-from nemorl_testing.tiny import write_tiny_model
 from recorded_messages import Raises
 
 ROWS = [{"prompt": f"{a}+1=", "answer": str(a + 1), "response": str(a + 1)} for a in range(8)]

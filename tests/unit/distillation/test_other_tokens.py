@@ -13,11 +13,11 @@ from nemorl.config.load import validate
 from nemorl.errors import ConfigError
 from nemorl.metrics import values
 from nemorl.types import Prompt, Sample, Samples, Score
-from nemorl_commands.console import Console
+from nemorl_cli.console import Console
 from nemorl_distillation import DistillationConfig, OPDConfig
 from nemorl_distillation.loss import TopKDistillationLoss
 from nemorl_distillation.other_tokens import OtherTokens, beginnings, token_texts
-from nemorl_rl.tokenizer import Tokenizer
+from nemorl_rl.data.tokenizer import Tokenizer
 from nemorl_tensors import TokenBatch
 from nemorl_testing.models import load_reference, plain_logprobs, tiny_model
 from other_tokenizers import CORPUS, byte_level, loaded, metaspace, pairs, write_model

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 from command_line import Command
-from nemorl_base import process_guard
-from nemorl_base.left_overs import MARK, left_overs, owned_folder, scratch_folder
+from nemorl.base.files import process_guard
+from nemorl.base.files.left_overs import MARK, left_overs, owned_folder, scratch_folder
 
 MAKER = """
 import sys
-from nemorl_base.left_overs import owned_folder
+from nemorl.base.files.left_overs import owned_folder
 folder = owned_folder("nemorl-test-", sys.argv[1])
 (folder / "below").mkdir()
 (folder / "below" / "file").write_bytes(b"x" * 1000)
@@ -31,7 +31,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder for temporary files, the only one that is looked at."""
     folder = tmp_path / "temporary"
     folder.mkdir()
-    monkeypatch.setattr("nemorl_doctor.clean.usual_places", lambda: [folder])
+    monkeypatch.setattr("nemorl_insight.doctor.clean.usual_places", lambda: [folder])
     return folder
 
 
@@ -169,6 +169,6 @@ def test_a_mark_names_no_command(place: Path) -> None:
 
 
 def test_folders_of_runs_are_looked_for_where_they_are_made() -> None:
-    from nemorl_base.left_overs import usual_places
+    from nemorl.base.files.left_overs import usual_places
 
     assert Path(tempfile.gettempdir()).resolve() in usual_places()

@@ -16,7 +16,7 @@ import pytest
 from command_line import command
 from nemorl.plugins import Index, Registry, registry
 from nemorl_dtensor import HFGenerationConfig
-from nemorl_rl.mismatch import CAUSES
+from nemorl_rl.audit.mismatch import CAUSES
 from nemorl_testing import models
 from nemorl_testing.registries import use_registry
 
@@ -112,7 +112,7 @@ def test_a_plugin_that_cannot_be_used_is_a_finding(
 def test_nothing_heavy_is_imported() -> None:
     code = """
 import contextlib, io, sys
-from nemorl_commands import main
+from nemorl_cli import main
 from nemorl_dtensor import HFGenerationConfig
 for arguments in (["doctor"], ["doctor", "--json"]):
     sys.argv = ["nemorl", *arguments]

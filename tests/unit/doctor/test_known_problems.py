@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from nemorl_doctor.machine import Device
-from nemorl_doctor.problems import CODES, Installed, Machine, find_problems
-from nemorl_doctor.torch_builds import build_of
+from nemorl_insight.doctor.machine import Device
+from nemorl_insight.doctor.problems import CODES, Installed, Machine, find_problems
+from nemorl_insight.doctor.torch_builds import build_of
 
 DOCS = (Path(__file__).parents[3] / "docs/doctor.md").read_text()
 HEALTHY = Machine(
@@ -332,7 +332,7 @@ def test_every_code_is_on_the_page_with_its_meaning() -> None:
 
 
 def test_every_code_is_found_by_some_check() -> None:
-    import nemorl_doctor as package
+    import nemorl_insight.doctor as package
 
     sources = "".join(path.read_text() for path in Path(package.__file__).parent.glob("*.py") if path.stem != "finding")
     assert set(re.findall(r'"(NRL\d{3})"', sources)) == set(CODES)

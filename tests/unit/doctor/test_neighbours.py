@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nemorl_base.left_overs import left_overs
+from nemorl.base.files.left_overs import left_overs
 
 RUN = """
 import json, os, subprocess, sys
 from types import SimpleNamespace
-from nemorl_base import process_guard
-from nemorl_base.left_overs import owned_folder
-from nemorl_base.ports import listening_socket
-from nemorl_base.ray_security import ray_variables
-from nemorl_launch.ports import PortBlock
+from nemorl.base.files import process_guard
+from nemorl.base.files.left_overs import owned_folder
+from nemorl.resources.ports import listening_socket
+from nemorl.resources.ray_security import ray_variables
+from nemorl_ops.launch.ports import PortBlock
 
 folder = owned_folder("nemorl-", sys.argv[1])
 marked = {**os.environ, process_guard.MARK: str(folder)}

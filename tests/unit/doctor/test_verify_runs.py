@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from nemorl.config.run import CheckpointConfig
 from nemorl.storage.checkpoints import CheckpointManager
-from nemorl_doctor.runs import app
+from nemorl_insight.doctor.runs import app
 from typer.testing import CliRunner
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from nemorl.config.load import validate
 from nemorl.errors import ConfigError
-from nemorl_dpo import DPOConfig
+from nemorl_preference.dpo import DPOConfig
 from recorded_messages import Raises
 
 

@@ -16,12 +16,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from nemorl_dpo import DPOConfig
-from nemorl_dpo.hinge import HingeLoss
-from nemorl_dpo.ipo import IPOLoss
-from nemorl_dpo.preference import PreferenceLoss
-from nemorl_dpo.sigmoid import SigmoidLoss
-from nemorl_dpo.trainer import loss_of
+from nemorl_preference.dpo import DPOConfig
+from nemorl_preference.dpo.hinge import HingeLoss
+from nemorl_preference.dpo.ipo import IPOLoss
+from nemorl_preference.dpo.preference import PreferenceLoss
+from nemorl_preference.dpo.sigmoid import SigmoidLoss
+from nemorl_preference.dpo.trainer import loss_of
 from nemorl_tensors import TokenBatch, pair_batch
 
 NAN = float("nan")

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from nemorl.errors import DataError
 from nemorl.run import TrainResult
-from nemorl_commands.console import Console
-from nemorl_dpo import DPOConfig
-from nemorl_dpo.trainer import DPOTrainer
-from nemorl_rl.tokenizer import Tokenizer
+from nemorl_cli.console import Console
+from nemorl_preference.dpo import DPOConfig
+from nemorl_preference.dpo.trainer import DPOTrainer
+from nemorl_rl.data.tokenizer import Tokenizer
 from recorded_messages import Raises
 
 ROWS = [{"prompt": f"{a}+{b}=", "chosen": str(a + b), "rejected": str(a * b + 7)} for a in range(4) for b in range(3)]

@@ -16,9 +16,9 @@ from nemorl.resources.worker import WorkerContext
 from nemorl_dtensor import DTensorConfig
 from nemorl_dtensor.model import load_model
 from nemorl_dtensor.training import DTensorBackend
+from nemorl_rl.models.tiny import write_tiny_model
 from nemorl_tensors import TokenBatch
 from nemorl_tensors.engines.model_folder import save_tokenizer
-from nemorl_testing.tiny import write_tiny_model
 from torch import Tensor
 
 

@@ -175,7 +175,7 @@ def test_a_saved_policy_loads_in_plain_transformers(
 
 
 def test_an_untied_head_is_exported(build: Build, tmp_path: Path, pretrained: Path, tiny: Path) -> None:
-    from nemorl_testing.tiny import write_tiny_model
+    from nemorl_rl.models.tiny import write_tiny_model
 
     folder = write_tiny_model(tmp_path / "untied", hidden_size=32, intermediate_size=64, tie_word_embeddings=False)
     backend = build(model_name=str(folder), init="random")

@@ -15,7 +15,7 @@ from nemorl_dtensor import HFGenerationConfig
 from nemorl_dtensor.decode_llama import LlamaDecoder
 from nemorl_dtensor.generation import HFGeneration
 from nemorl_dtensor.model import load_model
-from nemorl_testing.tiny import write_tiny_model
+from nemorl_rl.models.tiny import write_tiny_model
 from torch import Tensor
 
 SAMPLED = SamplingParams(max_new_tokens=8)

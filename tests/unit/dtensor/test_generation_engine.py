@@ -20,9 +20,9 @@ from nemorl_dtensor.decode_again import RecomputingDecoder
 from nemorl_dtensor.decode_llama import FAMILY, LlamaDecoder
 from nemorl_dtensor.generation import HFGeneration
 from nemorl_dtensor.model import load_model
-from nemorl_rl.tokenizer import Tokenizer
+from nemorl_rl.data.tokenizer import Tokenizer
+from nemorl_rl.models.tiny import write_tiny_model
 from nemorl_tensors.engines.shared_prompts import MIN_SHARED_TOKENS
-from nemorl_testing.tiny import write_tiny_model
 from recorded_messages import Raises
 from torch import Tensor
 

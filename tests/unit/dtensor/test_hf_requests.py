@@ -19,7 +19,7 @@ from nemorl.weights import WeightHandle, in_process_handle
 from nemorl_dtensor import HFGenerationConfig
 from nemorl_dtensor.generation import HFGeneration
 from nemorl_dtensor.model import load_model
-from nemorl_testing.tiny import write_tiny_model
+from nemorl_rl.models.tiny import write_tiny_model
 from recorded_messages import Raises
 from torch import Tensor
 

@@ -15,8 +15,8 @@ from nemorl.resources.worker import WorkerContext
 from nemorl_dtensor import DTensorConfig
 from nemorl_dtensor.model import load_model, skeleton
 from nemorl_dtensor.training import DTensorBackend
+from nemorl_rl.models.tiny import write_tiny_model
 from nemorl_tensors import TokenBatch
-from nemorl_testing.tiny import write_tiny_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 

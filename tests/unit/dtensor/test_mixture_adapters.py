@@ -12,8 +12,8 @@ from nemorl.errors import BackendError
 from nemorl.resources.worker import WorkerContext
 from nemorl_dtensor import DTensorConfig
 from nemorl_dtensor.training import DTensorBackend
+from nemorl_rl.models.tiny import write_tiny_model
 from nemorl_tensors import TokenBatch
-from nemorl_testing.tiny import write_tiny_model
 from peft import PeftModel
 from recorded_messages import Raises
 from transformers import AutoModelForCausalLM

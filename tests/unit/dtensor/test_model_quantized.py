@@ -13,7 +13,7 @@ from nemorl.config import PolicyConfig
 from nemorl.errors import BackendError, ConfigError
 from nemorl.resources.worker import WorkerContext
 from nemorl.weights import IN_PROCESS
-from nemorl_commands.console import Console
+from nemorl_cli.console import Console
 from nemorl_dtensor import DTensorConfig
 from nemorl_dtensor.model_quantized import packed_layers, quantization
 from nemorl_dtensor.training import DTensorBackend

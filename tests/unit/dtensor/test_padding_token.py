@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from nemorl.config import PolicyConfig
 from nemorl_dtensor.model import load_model, skeleton
-from nemorl_testing.tiny import write_tiny_model
+from nemorl_rl.models.tiny import write_tiny_model
 
 
 def test_the_row_of_a_sampled_padding_token_has_a_gradient(tmp_path: Path) -> None:

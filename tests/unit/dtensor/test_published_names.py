@@ -16,9 +16,9 @@ from nemorl_dtensor.generation import HFGeneration
 from nemorl_dtensor.model import skeleton
 from nemorl_dtensor.published_names import PublishedNames
 from nemorl_dtensor.training import DTensorBackend
+from nemorl_rl.models.tiny import write_tiny_model
 from nemorl_testing.batches import WeightedNLL, ragged_batch
 from nemorl_testing.models import load_reference, plain_logprobs
-from nemorl_testing.tiny import write_tiny_model
 from safetensors import safe_open
 from torch import Tensor
 

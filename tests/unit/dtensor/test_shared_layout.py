@@ -16,14 +16,14 @@ from batch_metrics import of_the_batch
 from nemorl.config import PolicyConfig
 from nemorl.errors import BackendError
 from nemorl.resources.worker import WorkerContext
-from nemorl_commands.console import Console
+from nemorl_cli.console import Console
 from nemorl_distillation.loss import TopKDistillationLoss
-from nemorl_dpo.sigmoid import SigmoidLoss
 from nemorl_dtensor import DTensorConfig
 from nemorl_dtensor.training import DTensorBackend
 from nemorl_ppo.loss import PPOLoss, ValueLoss
+from nemorl_preference.dpo.sigmoid import SigmoidLoss
+from nemorl_preference.rm.loss import BradleyTerryLoss
 from nemorl_rl.policy_gradient.loss import ClippedPolicyGradientLoss
-from nemorl_rm.loss import BradleyTerryLoss
 from nemorl_sft.loss import NLLLoss
 from nemorl_tensors import TokenBatch
 from nemorl_tensors.engines.tree_attention import bucketed

@@ -16,11 +16,11 @@ from nemorl_dtensor import HFGenerationConfig
 from nemorl_dtensor.generation import HFGeneration
 from nemorl_dtensor.model import load_model
 from nemorl_rl.config import RolloutRunConfig
-from nemorl_rl.memory_plan.engines import Engines, rows_memory
-from nemorl_rl.model_geometry import Geometry
-from nemorl_rl.snapshots import VersionNotHeldError
+from nemorl_rl.models.model_geometry import Geometry
+from nemorl_rl.models.tiny import write_tiny_model
+from nemorl_rl.planning.memory.engines import Engines, rows_memory
+from nemorl_rl.serving.snapshots import VersionNotHeldError
 from nemorl_testing.models import response_logprobs
-from nemorl_testing.tiny import write_tiny_model
 from recorded_messages import Raises
 
 PROMPT = (9, 18, 10)

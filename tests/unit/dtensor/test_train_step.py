@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from nemorl.config import ScheduleConfig
+from nemorl.contracts.memory import DeviceMemoryError
 from nemorl.errors import BackendError, ForeignError, UsageError
 from nemorl.metrics import Metrics
-from nemorl_base.memory import DeviceMemoryError
 from nemorl_dtensor.training import DTensorBackend
 from nemorl_tensors import TokenBatch
 from nemorl_tensors.engines.rows import plan_microbatches

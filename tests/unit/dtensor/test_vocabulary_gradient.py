@@ -13,8 +13,8 @@ from nemorl_dtensor import DTensorConfig
 from nemorl_dtensor.model import load_model
 from nemorl_dtensor.training import DTensorBackend
 from nemorl_dtensor.vocabulary_gradient import VocabularyGradient
+from nemorl_rl.models.tiny import write_tiny_model
 from nemorl_tensors import TokenBatch
-from nemorl_testing.tiny import write_tiny_model
 from torch import Tensor, nn
 
 from .conftest import Build

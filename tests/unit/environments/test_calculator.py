@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from nemorl.errors import DataError
 from nemorl.types import Prompt, Step
-from nemorl_environments import CalculationsConfig, CalculatorConfig
-from nemorl_environments.calculator import Calculator, final_number, tool_call
-from nemorl_environments.expressions import ExpressionError, evaluate, show
+from nemorl_tasks.environments import CalculationsConfig, CalculatorConfig
+from nemorl_tasks.environments.calculator import Calculator, final_number, tool_call
+from nemorl_tasks.environments.expressions import ExpressionError, evaluate, show
 from pydantic import ValidationError
 from recorded_messages import Raises
 

@@ -15,9 +15,9 @@ from judge_server import asked, serving, verdict
 from nemorl.config.load import load_config, validate
 from nemorl.errors import ConfigError, DataError, ForeignError, UsageError
 from nemorl.types import Prompt, Score
-from nemorl_environments import JudgeConfig
-from nemorl_environments.judge.questions import question_of
 from nemorl_rl.environments import EnvironmentPool
+from nemorl_tasks.environments import JudgeConfig
+from nemorl_tasks.environments.judge.questions import question_of
 from nemorl_testing import checks_for, conformance
 from nemorl_testing.kit import check_plugin
 from recorded_messages import Raises

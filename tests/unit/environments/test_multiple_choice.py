@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from nemorl.errors import DataError
 from nemorl.types import Prompt
-from nemorl_environments import MultipleChoiceConfig
-from nemorl_environments.multiple_choice import MultipleChoice
+from nemorl_tasks.environments import MultipleChoiceConfig
+from nemorl_tasks.environments.multiple_choice import MultipleChoice
 from recorded_messages import Raises
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from nemorl_environments.boards import read, show
-from nemorl_environments.puzzle_section import Games, board_in
-from nemorl_report.sections import Table
+from nemorl_cli.report.sections import Table
+from nemorl_tasks.environments.boards import read, show
+from nemorl_tasks.environments.puzzle_section import Games, board_in
 
 
 def record(*turns: tuple[str, str]) -> dict[str, Any]:

@@ -11,15 +11,15 @@ import pytest
 from nemorl.config.load import validate
 from nemorl.errors import ConfigError, DataError
 from nemorl.types import Prompt
-from nemorl_environments import RetrieverConfig
 from nemorl_rl.environments import EnvironmentPool
+from nemorl_tasks.environments import RetrieverConfig
 from nemorl_testing import checks_for
 from nemorl_testing.kit import check_plugin
 from recorded_messages import Raises
 
 pytest.importorskip("bm25s", reason="the extra [retriever]")
 
-from nemorl_environments.retriever.corpus import Corpus
+from nemorl_tasks.environments.retriever.corpus import Corpus
 
 DOCUMENTS = ["The cat sat on the mat", "A dog barked", "Cats and dogs are pets"]
 TOWER = Prompt(0, "Who built it?", (1,), answer="Eiffel")

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from nemorl.errors import DataError
 from nemorl.types import Prompt, Step
-from nemorl_environments import SlidingPuzzleConfig, SlidingPuzzlesConfig
-from nemorl_environments.boards import OPPOSITE, Board, read, scramble, show, slide, solved
-from nemorl_environments.sliding_puzzle import SlidingPuzzle, last_move
+from nemorl_tasks.environments import SlidingPuzzleConfig, SlidingPuzzlesConfig
+from nemorl_tasks.environments.boards import OPPOSITE, Board, read, scramble, show, slide, solved
+from nemorl_tasks.environments.sliding_puzzle import SlidingPuzzle, last_move
 from pydantic import ValidationError
 from recorded_messages import Raises
 

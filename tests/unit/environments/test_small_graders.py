@@ -7,8 +7,8 @@ from typing import Literal
 import pytest
 from nemorl.errors import DataError
 from nemorl.types import Prompt, Score
-from nemorl_environments import CodeJaccardConfig, ExactMatchConfig, FormatConfig, RepetitionConfig
-from nemorl_environments.graders import CodeJaccard, ExactMatch, Format, Repetition
+from nemorl_tasks.environments import CodeJaccardConfig, ExactMatchConfig, FormatConfig, RepetitionConfig
+from nemorl_tasks.environments.graders import CodeJaccard, ExactMatch, Format, Repetition
 from recorded_messages import Raises
 
 PARIS = Prompt(0, "Capital of France?", (1,), answer="Paris")

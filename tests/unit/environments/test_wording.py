@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from nemorl.types import Prompt
-from nemorl_environments import MultipleChoiceConfig
-from nemorl_environments.calculator import final_number
-from nemorl_environments.multiple_choice import MultipleChoice
-from nemorl_environments.retriever.environment import final_answer
+from nemorl_tasks.environments import MultipleChoiceConfig
+from nemorl_tasks.environments.calculator import final_number
+from nemorl_tasks.environments.multiple_choice import MultipleChoice
+from nemorl_tasks.environments.retriever.environment import final_answer
 
 LETTER_RIGHT = [
     "Answer: B", "Answer: B because A is wrong", "Answer: B, not A", "Answer: B. A and C are wrong.", "**Answer: B**",

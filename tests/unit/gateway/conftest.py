@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
-from nemorl_gateway.access import Doorkeeper
-from nemorl_gateway.episodes import OpenEpisode
-from nemorl_gateway.options import GatewayOptions
-from nemorl_gateway.server import Server
+from nemorl_agents.gateway.access import Doorkeeper
+from nemorl_agents.gateway.episodes import OpenEpisode
+from nemorl_agents.gateway.options import GatewayOptions
+from nemorl_agents.gateway.server import Server
 from scripted_policy import ScriptedPolicy
 from starlette.testclient import TestClient
 

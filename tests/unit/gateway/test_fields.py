@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nemorl_gateway.apis.base import Api
-from nemorl_gateway.options import GatewayOptions
-from nemorl_gateway.server import APIS
+from nemorl_agents.gateway.apis.base import Api
+from nemorl_agents.gateway.options import GatewayOptions
+from nemorl_agents.gateway.server import APIS
 
 ROOT = Path(__file__).parents[3]
 ASKS = {

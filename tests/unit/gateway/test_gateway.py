@@ -8,14 +8,14 @@ import threading
 import httpx
 import pytest
 from nemorl.errors import UsageError
-from nemorl_gateway.gateway import Gateway
-from nemorl_gateway.options import GatewayOptions
+from nemorl_agents.gateway.gateway import Gateway
+from nemorl_agents.gateway.options import GatewayOptions
 from nemorl_rl.agents.contract import ChatReply
 from recorded_messages import Raises
 from scripted_policy import ScriptedPolicy, saying
 
 ASK = {"model": "policy", "messages": [{"role": "user", "content": "?"}]}
-GATEWAY_THREAD = "nemorl-gateway"
+GATEWAY_THREAD = "nemorl-agents"
 
 
 def ask(base_url: str, key: str) -> httpx.Response:

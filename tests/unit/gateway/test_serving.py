@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from nemorl.types import Completion, GenerationRequest, SamplingParams
-from nemorl_gateway import serving
-from nemorl_gateway.serving import ServedPolicy
+from nemorl_agents.gateway import serving
+from nemorl_agents.gateway.serving import ServedPolicy
 from nemorl_rl.agents.contract import CallOptions, EpisodeLimits
 from nemorl_rl.agents.policy import Sampler
 from nemorl_rl.chat.codec import ParsedAnswer

@@ -10,7 +10,7 @@ import nemorl
 import pytest
 import torch
 from nemorl.errors import ConfigError
-from nemorl_commands.console import Console
+from nemorl_cli.console import Console
 from nemorl_rl.policy_gradient.loss import ClippedPolicyGradientLoss
 from nemorl_tensors import KLTerm, TokenBatch
 from nemorl_tensors.filtering import TokenFilter

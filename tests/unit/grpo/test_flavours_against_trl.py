@@ -11,9 +11,9 @@ import pytest
 import torch
 from nemorl.config import load_config
 from nemorl_grpo.trainer import GRPOTrainer
+from nemorl_rl.models.tiny import write_tiny_model
 from nemorl_rl.policy_gradient.advantages import group_advantages
 from nemorl_tensors import TokenBatch
-from nemorl_testing.tiny import write_tiny_model
 
 trl = pytest.importorskip("trl", reason="compares with TRL: pip install trl")
 datasets = pytest.importorskip("datasets")

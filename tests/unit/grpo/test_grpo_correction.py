@@ -258,7 +258,7 @@ def test_a_mistake_in_a_correction_is_named(written: Any, path: str, words: str)
 
 
 def test_a_run_applies_the_correction_it_is_told_to(tiny_model: Path, tmp_path: Path) -> None:
-    from nemorl_commands.console import Console
+    from nemorl_cli.console import Console
 
     config = GRPOConfig(
         model=str(tiny_model),

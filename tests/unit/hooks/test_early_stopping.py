@@ -8,7 +8,7 @@ from typing import Any
 import nemorl
 import pytest
 from nemorl.errors import ConfigError
-from nemorl_commands.console import Console
+from nemorl_cli.console import Console
 from recorded_messages import Raises
 
 ROWS = [{"prompt": f"{i}+1=", "response": str(i + 1)} for i in range(8)]

@@ -12,11 +12,11 @@ from typing import Any
 
 import nemorl
 import pytest
+from nemorl.base.process.logs import Carried, RunHandler, carried, entered, installed, log_ids
 from nemorl.environment import Environment
 from nemorl.errors import ConfigError
 from nemorl.types import Prompt, Score
-from nemorl_base.logs import Carried, RunHandler, carried, entered, installed, log_ids
-from nemorl_commands.console import Console
+from nemorl_cli.console import Console
 from nemorl_rl.environments.pool import EnvironmentPool
 from recorded_messages import Raises
 
@@ -162,7 +162,7 @@ def test_a_run_writes_its_steps_and_events(tiny_model: Path, tmp_path: Path) -> 
 def test_text_is_for_people(tiny_model: Path, tmp_path: Path) -> None:
     run(tiny_model, tmp_path / "run", format="text", file="run.log")
     text = (tmp_path / "run" / "run.log").read_text()
-    assert " INFO nemorl_hooks.logs [run=run step=2] step 2: loss " in text
+    assert " INFO nemorl_insight.hooks.logs [run=run step=2] step 2: loss " in text
 
 
 @pytest.mark.parametrize("file", ["metrics.jsonl", "../log", ""])

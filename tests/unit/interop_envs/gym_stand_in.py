@@ -85,7 +85,7 @@ def digits(text: str) -> float:
 
 @contextmanager
 def running(policy_base_url: str) -> Iterator[Gym]:
-    from nemorl_rl.loop_thread import LoopThread
+    from nemorl_rl.environments.loop_thread import LoopThread
 
     gym, thread = Gym(policy_base_url), LoopThread("gym-stand-in")
     asyncio.run_coroutine_threadsafe(gym.start(), thread.loop).result(10)

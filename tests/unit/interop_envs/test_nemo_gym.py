@@ -16,8 +16,8 @@ import pytest
 from gym_stand_in import AGENT, Gym, running
 from nemorl.errors import BackendError, DataError, UsageError
 from nemorl.types import Prompt, Score
-from nemorl_interop_envs.episodes_config import NemoGymConfig, NemoGymTasksConfig
-from nemorl_interop_envs.nemo_gym import NemoGym
+from nemorl_agents.interop.episodes_config import NemoGymConfig, NemoGymTasksConfig
+from nemorl_agents.interop.nemo_gym import NemoGym
 from nemorl_rl.agents.contract import CallLimitError
 from pydantic import ValidationError
 from recorded_messages import Raises

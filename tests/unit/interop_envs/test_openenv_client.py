@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from nemorl.errors import DataError, ForeignError, UsageError
 from nemorl.types import Prompt, Step
-from nemorl_interop_envs import OpenEnvConfig
-from nemorl_interop_envs.openenv import OpenEnv
+from nemorl_agents.interop import OpenEnvConfig
+from nemorl_agents.interop.openenv import OpenEnv
 from nemorl_rl.environments import EnvironmentPool
 from pydantic import ValidationError
 from recorded_messages import Raises

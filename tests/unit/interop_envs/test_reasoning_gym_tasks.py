@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from nemorl.errors import DataError, NemorlError, UsageError
 from nemorl.types import Prompt, Score
-from nemorl_interop_envs import ReasoningGymTasksConfig
-from nemorl_interop_envs.answer_forms import readings
-from nemorl_interop_envs.reasoning_gym import ReasoningGym
+from nemorl_agents.interop import ReasoningGymTasksConfig
+from nemorl_agents.interop.answer_forms import readings
+from nemorl_agents.interop.reasoning_gym import ReasoningGym
 from nemorl_rl.environments import EnvironmentPool
 from pydantic import ValidationError
 from recorded_messages import Raises

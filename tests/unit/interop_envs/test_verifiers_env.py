@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from nemorl.errors import UsageError
-from nemorl_interop_envs.episodes_config import VerifiersEnvConfig, VerifiersEnvTasksConfig
-from nemorl_interop_envs.verifiers_env import env_config, played
+from nemorl_agents.interop.episodes_config import VerifiersEnvConfig, VerifiersEnvTasksConfig
+from nemorl_agents.interop.verifiers_env import env_config, played
 from pydantic import ValidationError
 from recorded_messages import Raises
 

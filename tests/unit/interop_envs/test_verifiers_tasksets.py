@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from nemorl.errors import DataError, PluginError, UsageError
 from nemorl.types import Prompt, Score
-from nemorl_interop_envs import VerifiersTasksConfig
+from nemorl_agents.interop import VerifiersTasksConfig
 from nemorl_rl.environments import EnvironmentPool
 
 vf: Any = pytest.importorskip("verifiers.v1", reason="verifiers is not installed")
 
-from nemorl_interop_envs.verifiers import Verifiers  # noqa: E402
+from nemorl_agents.interop.verifiers import Verifiers  # noqa: E402
 
 SOURCE = """
 import verifiers.v1 as vf

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from nemorl.errors import BackendError, UsageError
-from nemorl_interop_envs.processes import WorkerProcess
+from nemorl_agents.interop.processes import WorkerProcess
 from recorded_messages import Raises
 
 SCRIPT = """

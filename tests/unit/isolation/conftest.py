@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from hostile_plugins import Plugin, hostile
-from nemorl_isolation.process import IsolatedProcess
+from nemorl_trust.isolation.process import IsolatedProcess
 
 
 @pytest.fixture

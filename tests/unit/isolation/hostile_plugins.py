@@ -10,8 +10,8 @@ from textwrap import dedent
 from typing import Any
 
 import nemorl
-from nemorl_isolation.process import IsolatedProcess
-from nemorl_isolation.venvs import PluginVenv
+from nemorl_trust.isolation.process import IsolatedProcess
+from nemorl_trust.isolation.venvs import PluginVenv
 
 SPEAKS = """#!{python} -ISB
 import json, os, socket, struct, sys, time

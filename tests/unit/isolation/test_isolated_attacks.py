@@ -23,12 +23,12 @@ import pytest
 from hostile_plugins import ANSWERS, STEP, Plugin, answering
 from nemorl.errors import PluginError
 from nemorl.types import Score, Step
-from nemorl_isolation import process as isolated_process
-from nemorl_isolation import wire as isolated_wire
-from nemorl_isolation.server import Server
-from nemorl_isolation.stand_ins import _made
-from nemorl_isolation.venvs import PluginVenv
-from nemorl_isolation.wire import ERROR, MAX_MESSAGE_BYTES, REPLIES, RESULT, Description, WireError, result_of
+from nemorl_trust.isolation import process as isolated_process
+from nemorl_trust.isolation import wire as isolated_wire
+from nemorl_trust.isolation.server import Server
+from nemorl_trust.isolation.stand_ins import _made
+from nemorl_trust.isolation.venvs import PluginVenv
+from nemorl_trust.isolation.wire import ERROR, MAX_MESSAGE_BYTES, REPLIES, RESULT, Description, WireError, result_of
 from recorded_messages import Raises
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from hostile_plugins import Plugin, answering, hostile
 from nemorl.errors import PluginError
-from nemorl_isolation import process as isolated_process
-from nemorl_isolation.confining import FOLDER
+from nemorl_trust.isolation import process as isolated_process
+from nemorl_trust.isolation.confining import FOLDER
 from recorded_messages import Raises
 
 

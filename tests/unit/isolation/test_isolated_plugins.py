@@ -17,8 +17,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import nemorl
-import nemorl_base
-import nemorl_isolation
+import nemorl_trust
 import pytest
 from nemorl.config import GenerationConfig
 from nemorl.config.base import identity
@@ -27,12 +26,12 @@ from nemorl.config.load import load_config, validate
 from nemorl.errors import ConfigError, ForeignError, PluginError
 from nemorl.plugins import Index, Registry
 from nemorl.types import Prompt
-from nemorl_commands.console import Console
-from nemorl_isolation.process import process_of
-from nemorl_report.lock import locked_plugins
-from nemorl_report.source import read_source
+from nemorl_cli.console import Console
 from nemorl_rl.environments import EnvironmentPool
 from nemorl_testing.registries import use_registry
+from nemorl_trust.isolation.process import process_of
+from nemorl_trust.lock import locked_plugins
+from nemorl_trust.source import read_source
 from recorded_messages import Raises
 
 CONFIG = '''
@@ -183,7 +182,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = home / "plugins" / "acme-iso"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     site = next(folder.glob("lib/python*/site-packages"))
-    ours = "".join(f"{Path(part.__file__ or '').parents[1]}\n" for part in (nemorl_base, nemorl, nemorl_isolation))
+    ours = "".join(f"{Path(part.__file__ or '').parents[1]}\n" for part in (nemorl, nemorl_trust))
     (site / "borrowed.pth").write_text(f"{ours}{sysconfig.get_path('purelib')}\n")
     (site / "acme_iso").mkdir()
     (site / "acme_iso" / "__init__.py").touch()
@@ -311,7 +310,7 @@ def test_a_process_that_dies_is_reported_with_its_last_words_and_started_again(
 
 
 def test_another_kernel_version_is_refused(registry: Registry, monkeypatch: pytest.MonkeyPatch, raises: Raises) -> None:
-    from nemorl_isolation import process as isolated_process
+    from nemorl_trust.isolation import process as isolated_process
 
     venv = registry.index.find("environments", "length").venv
     assert venv is not None
@@ -342,7 +341,7 @@ def test_what_cannot_be_isolated_says_so_when_the_config_loads(
 
 
 def test_rows_travel_in_pages(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    from nemorl_isolation import process as isolated_process
+    from nemorl_trust.isolation import process as isolated_process
 
     asked: list[str] = []
     real = isolated_process.IsolatedProcess.call
@@ -384,7 +383,7 @@ def test_a_run_uses_isolated_parts_and_records_them(registry: Registry, tiny_mod
     (iso,) = [plugin for plugin in recorded if plugin["distribution"] == "acme-iso"]
     assert (iso["version"], len(iso["files_sha256"])) == ("2.5", 64)
     assert iso["parts"] == ["datasets:iso_sums", "environments:length", "loggers:iso_lines"]
-    toolkits = {f"nemorl-{name}" for name in ("base", "commands", "isolation", "report", "rl", "tensors", "testing")}
+    toolkits = {f"nemorl-{name}" for name in ("tensors", "rl", "trust", "cli", "testing")}
     assert {plugin.distribution for plugin in locked_plugins(config)} - toolkits == {
         "acme-iso",
         "nemorl-core",

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import typer
 from nemorl.errors import PluginError, PluginNotFoundError, UsageError
-from nemorl_commands.app import app
-from nemorl_commands.plugin_installs import distribution_named_by, install_isolated, uninstall
-from nemorl_isolation.venvs import RECORD, PluginVenv, plugin_venvs, remove_venv
+from nemorl_cli.app import app
+from nemorl_cli.plugin_installs import distribution_named_by, install_isolated, uninstall
+from nemorl_trust.isolation.venvs import RECORD, PluginVenv, plugin_venvs, remove_venv
 from recorded_messages import Raises
 from typer.testing import CliRunner
 

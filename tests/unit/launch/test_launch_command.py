@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from command_line import Command
 from nemorl.errors import ConfigError, PluginNotFoundError, UsageError
-from nemorl_launch import launchers
-from nemorl_launch.base import LauncherConfig
-from nemorl_launch.prepare import prepare
+from nemorl_ops.launch import launchers
+from nemorl_ops.launch.base import LauncherConfig
+from nemorl_ops.launch.prepare import prepare
 from recorded_messages import Raises
 
 ROOT = Path("launches")

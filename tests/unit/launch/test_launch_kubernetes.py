@@ -18,10 +18,10 @@ import yaml
 from command_line import Command
 from kuberay_schema import mistakes, rules_that_apply
 from nemorl.errors import ConfigError, DeadlineError
-from nemorl_launch import entry, pod_certificate
-from nemorl_launch.manifests import merged
-from nemorl_launch.prepare import prepare
-from nemorl_report import authority
+from nemorl_ops.launch import entry, pod_certificate
+from nemorl_ops.launch.manifests import merged
+from nemorl_ops.launch.prepare import prepare
+from nemorl_trust import authority
 from recorded_messages import Raises
 
 ROOT = Path("launches")
@@ -396,7 +396,7 @@ def test_in_a_pod_a_run_that_was_asked_to_stop_wants_another_try(tmp_path: Path)
 def test_a_run_that_is_asked_to_stop_as_it_starts_is_not_left_behind(tmp_path: Path) -> None:
     program = f"""
 import os, signal, subprocess, sys, time
-from nemorl_launch import entry
+from nemorl_ops.launch import entry
 
 class SlowlyStarted(subprocess.Popen):
     def __init__(self, *args, **options):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from nemorl.errors import ResourceError
-from nemorl_launch import entry
-from nemorl_launch.lives import ALL, FAILED, Lives
+from nemorl_ops.launch import entry
+from nemorl_ops.launch.lives import ALL, FAILED, Lives
 from recorded_messages import Raises
 
 

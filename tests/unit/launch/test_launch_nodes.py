@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
-from nemorl_launch import node
-from nemorl_launch.attempts import Attempt, Outcome
-from nemorl_launch.ray_access import make_access, own_access
-from nemorl_launch.ray_part import ClusterView
-from nemorl_report import authority
+from nemorl_ops.launch import node
+from nemorl_ops.launch.attempts import Attempt, Outcome
+from nemorl_ops.launch.ray_access import make_access, own_access
+from nemorl_ops.launch.ray_part import ClusterView
+from nemorl_trust import authority
 
 SAVES = """
 import signal, sys, time
@@ -32,7 +32,14 @@ def attempt(tmp_path: Path) -> Attempt:
 
 def started(tmp_path: Path, program: str, *options: str) -> subprocess.Popen[str]:
     """The program of rank 0 with one node, whose run is a few lines of Python."""
-    command = [sys.executable, "-m", "nemorl_launch.node", f"--attempt={tmp_path / 'attempt-0'}", "--name=n0", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "nemorl_ops.launch.node",
+        f"--attempt={tmp_path / 'attempt-0'}",
+        "--name=n0",
+        *options,
+    ]
     words = [*command, "--", sys.executable, "-c", program]
     return subprocess.Popen(words, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 

@@ -12,11 +12,11 @@ import time
 from pathlib import Path
 
 import pytest
-from nemorl_base import process_guard
-from nemorl_launch import detached, ray_part, topology
-from nemorl_launch.attempts import Attempt, Outcome
-from nemorl_launch.ports import FIRST, LAST, SIZE, PortBlock
-from nemorl_launch.prepare import prepare
+from nemorl.base.files import process_guard
+from nemorl_ops.launch import detached, ray_part, topology
+from nemorl_ops.launch.attempts import Attempt, Outcome
+from nemorl_ops.launch.ports import FIRST, LAST, SIZE, PortBlock
+from nemorl_ops.launch.prepare import prepare
 
 
 def test_attempts_count_from_the_newest(tmp_path: Path) -> None:

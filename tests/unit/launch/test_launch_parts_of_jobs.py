@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from nemorl.errors import ConfigError
-from nemorl_launch import sbatch, topology
-from nemorl_launch.node import _read
-from nemorl_launch.prepare import Prepared, prepare
+from nemorl_ops.launch import sbatch, topology
+from nemorl_ops.launch.node import _read
+from nemorl_ops.launch.prepare import Prepared, prepare
 from recorded_messages import Raises
 
 TWO_KINDS = [

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 from command_line import Command
+from nemorl.base.files.ownership import Ownership
 from nemorl.errors import ResourceError, RunInUseError, UsageError
-from nemorl_base.ownership import Ownership
-from nemorl_launch import detached, records
-from nemorl_launch.base import Launch
-from nemorl_launch.prepare import Prepared, prepare
-from nemorl_launch.slurm import SlurmConfig
+from nemorl_ops.launch import detached, records
+from nemorl_ops.launch.base import Launch
+from nemorl_ops.launch.prepare import Prepared, prepare
+from nemorl_ops.launch.slurm import SlurmConfig
 
 ROOT = Path("launches")
 SLURM = """#!{python} -IS

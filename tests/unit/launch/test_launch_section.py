@@ -12,8 +12,8 @@ import pytest
 from command_line import Command
 from nemorl.config.load import load_config
 from nemorl.errors import ConfigError
-from nemorl_launch.prepare import Prepared, prepare
-from nemorl_launch.section import section_schema_launch
+from nemorl_ops.launch.prepare import Prepared, prepare
+from nemorl_ops.launch.section import section_schema_launch
 from recorded_messages import Raises
 
 ROOT = Path("launches")
@@ -56,7 +56,7 @@ def test_a_login_node_needs_neither_torch_nor_ray(launched: Path) -> None:
         "import sys\n"
         "for name in ('torch', 'ray', 'transformers', 'vllm'): sys.modules[name] = None\n"
         "sys.argv = ['nemorl', 'train', 'run.yaml', '--dry-run', '--json']\n"
-        "from nemorl_commands import main\n"
+        "from nemorl_cli import main\n"
         "main()\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from nemorl.contracts import Logger
 from nemorl.plugins.kinds import LoggerConfig
-from nemorl_loggers import MLflowConfig, SwanLabConfig, TensorBoardConfig, WandbConfig
+from nemorl_insight.loggers import MLflowConfig, SwanLabConfig, TensorBoardConfig, WandbConfig
 
 METRICS = {"train/reward": 0.5, "validation/pass@4": 0.25}
 
@@ -50,7 +50,7 @@ def wandb_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
     stub = ModuleType("wandb")
     stub.init, stub.Settings = init, dict  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "wandb", stub)
-    _import_anew(monkeypatch, "nemorl_loggers.wandb")
+    _import_anew(monkeypatch, "nemorl_insight.loggers.wandb")
     return calls
 
 
@@ -76,7 +76,7 @@ def swanlab_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
     stub = ModuleType("swanlab")
     stub.init = init  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "swanlab", stub)
-    _import_anew(monkeypatch, "nemorl_loggers.swanlab")
+    _import_anew(monkeypatch, "nemorl_insight.loggers.swanlab")
     return calls
 
 
@@ -113,7 +113,7 @@ def mlflow_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
     entities.Metric = lambda key, value, timestamp, step: (key, value, step)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "mlflow", stub)
     monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
-    _import_anew(monkeypatch, "nemorl_loggers.mlflow")
+    _import_anew(monkeypatch, "nemorl_insight.loggers.mlflow")
     return calls
 
 
@@ -137,8 +137,8 @@ def test_tensorboard_files_hold_every_scalar_at_its_step(run_dir: Path) -> None:
 @pytest.mark.slow
 def test_tensorboard_needs_neither_torch_nor_tensorflow(tmp_path: Path) -> None:
     code = (
-        "import sys, pathlib; import nemorl_loggers; assert 'tensorboard' not in sys.modules\n"
-        "logger = nemorl_loggers.TensorBoardConfig().build(pathlib.Path(sys.argv[1]))\n"
+        "import sys, pathlib; import nemorl_insight.loggers; assert 'tensorboard' not in sys.modules\n"
+        "logger = nemorl_insight.loggers.TensorBoardConfig().build(pathlib.Path(sys.argv[1]))\n"
         "logger.log({'a': 1.0}, 1); logger.close()\n"
         "assert not {'torch', 'tensorflow'} & set(sys.modules)"
     )

@@ -19,9 +19,9 @@ from nemorl.errors import CheckpointError
 from nemorl.resources.worker import WorkerContext
 from nemorl_megatron.checkpoint import boxes
 from nemorl_megatron.storage import Box
+from nemorl_rl.models.tiny import write_tiny_model
 from nemorl_testing.batches import WeightedNLL, ragged_batch
 from nemorl_testing.models import tiny_model
-from nemorl_testing.tiny import write_tiny_model
 from safetensors.torch import load_file
 
 pytestmark = pytest.mark.megatron

@@ -14,8 +14,8 @@ from nemorl.config import PolicyConfig
 from nemorl.resources.worker import WorkerContext
 from nemorl_dtensor.model import load_model
 from nemorl_megatron.training import MegatronBackend
+from nemorl_rl.models.tiny import write_tiny_model
 from nemorl_testing.batches import WeightedNLL, ragged_batch
-from nemorl_testing.tiny import write_tiny_model
 from torch import Tensor
 
 pytestmark = pytest.mark.megatron

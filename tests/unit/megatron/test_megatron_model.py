@@ -13,7 +13,7 @@ import torch
 from nemorl.config import PolicyConfig
 from nemorl.errors import BackendError
 from nemorl.resources.worker import WorkerContext
-from nemorl_testing.tiny import write_tiny_model
+from nemorl_rl.models.tiny import write_tiny_model
 from pydantic import ValidationError
 from recorded_messages import Raises
 

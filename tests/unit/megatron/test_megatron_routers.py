@@ -14,7 +14,7 @@ from nemorl.config import PolicyConfig
 from nemorl.resources.worker import WorkerContext
 from nemorl_dtensor.model import load_model
 from nemorl_megatron.training import MegatronBackend
-from nemorl_testing.tiny import write_tiny_model
+from nemorl_rl.models.tiny import write_tiny_model
 
 pytestmark = pytest.mark.megatron
 

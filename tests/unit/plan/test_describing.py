@@ -9,10 +9,10 @@ from nemorl.config import PolicyConfig
 from nemorl.errors import UsageError
 from nemorl.plugins.kinds import GenerationBackendConfig, TrainingBackendConfig
 from nemorl_dtensor import DTensorConfig, attention_cpu, training_memory
-from nemorl_rl.memory_plan import budgets, head, models, work
-from nemorl_rl.memory_plan.describing import engine_plan, training_plan
-from nemorl_rl.memory_plan.models import HeldModel
-from nemorl_rl.model_geometry import Geometry
+from nemorl_rl.models.model_geometry import Geometry
+from nemorl_rl.planning.memory import budgets, head, models, work
+from nemorl_rl.planning.memory.describing import engine_plan, training_plan
+from nemorl_rl.planning.memory.models import HeldModel
 from nemorl_tensors import logprobs
 from nemorl_tensors.engines import buckets, prefix_forest, rows
 from recorded_messages import Raises

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from nemorl_rl.memory_plan.parts import GIB, total
+from nemorl_rl.planning.memory.parts import GIB, total
 from tiers import in_full
 from tracked_training import Case, tracked_peak
 

@@ -10,14 +10,14 @@ from typing import Any
 import nemorl
 import pytest
 from nemorl.config.load import load_config
-from nemorl_base.memory import DeviceMemoryError, MemoryPart
-from nemorl_commands.console import Console
-from nemorl_plan.launch_check import memory_problems
-from nemorl_rl.devices import device_named
-from nemorl_rl.memory_plan import reading
-from nemorl_rl.memory_plan.budgets import budgets
-from nemorl_rl.memory_plan.watch import MemoryWatch
-from nemorl_rl.tenants import Holdings, account
+from nemorl.contracts.memory import DeviceMemoryError, MemoryPart
+from nemorl_cli.console import Console
+from nemorl_insight.plan.launch_check import memory_problems
+from nemorl_rl.planning.devices import device_named
+from nemorl_rl.planning.memory import reading
+from nemorl_rl.planning.memory.budgets import budgets
+from nemorl_rl.planning.memory.watch import MemoryWatch
+from nemorl_rl.planning.tenants import Holdings, account
 from recorded_messages import Raises
 from tiers import only
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from nemorl.config import PolicyConfig
+from nemorl.contracts.memory import OffloadingBackend
 from nemorl.resources.worker import WorkerContext
-from nemorl_base.memory import OffloadingBackend
-from nemorl_rl.memory_plan.models import HeldModel
-from nemorl_rl.memory_plan.parts import total
-from nemorl_rl.model_geometry import Geometry
+from nemorl_rl.models.model_geometry import Geometry
+from nemorl_rl.planning.memory.models import HeldModel
+from nemorl_rl.planning.memory.parts import total
 from nemorl_sft.loss import NLLLoss
 from nemorl_tensors import TokenBatch
 from nemorl_testing.models import tiny_model

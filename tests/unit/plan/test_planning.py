@@ -17,21 +17,21 @@ import pytest
 from nemorl.config import LoraConfig, PolicyConfig
 from nemorl.config.load import load_config
 from nemorl.errors import UsageError
-from nemorl_plan.candidates import candidates, judged
-from nemorl_plan.command import app
-from nemorl_plan.launch_check import memory_plan, memory_problems
-from nemorl_plan.seconds import step_time
-from nemorl_rl import tenant_resources
-from nemorl_rl.devices import TABLE, Speed, device_named, named_by_driver, parse_fleet
-from nemorl_rl.memory_plan import reading
-from nemorl_rl.memory_plan.budgets import budgets, fullest
-from nemorl_rl.memory_plan.layouts import applied, as_fix, overrides, present, smallest_change
-from nemorl_rl.memory_plan.models import HeldModel
-from nemorl_rl.memory_plan.parts import GIB, total
-from nemorl_rl.memory_plan.reading import Lengths, Sizes, fitting_microbatches, scene_of
-from nemorl_rl.memory_plan.scene import Scene
-from nemorl_rl.model_geometry import Geometry
-from nemorl_rl.tenant_resources import TenantResources
+from nemorl_insight.plan.candidates import candidates, judged
+from nemorl_insight.plan.command import app
+from nemorl_insight.plan.launch_check import memory_plan, memory_problems
+from nemorl_insight.plan.seconds import step_time
+from nemorl_rl.models.model_geometry import Geometry
+from nemorl_rl.placement import tenant_resources
+from nemorl_rl.placement.tenant_resources import TenantResources
+from nemorl_rl.planning.devices import TABLE, Speed, device_named, named_by_driver, parse_fleet
+from nemorl_rl.planning.memory import reading
+from nemorl_rl.planning.memory.budgets import budgets, fullest
+from nemorl_rl.planning.memory.layouts import applied, as_fix, overrides, present, smallest_change
+from nemorl_rl.planning.memory.models import HeldModel
+from nemorl_rl.planning.memory.parts import GIB, total
+from nemorl_rl.planning.memory.reading import Lengths, Sizes, fitting_microbatches, scene_of
+from nemorl_rl.planning.memory.scene import Scene
 from recorded_messages import Raises
 from tiers import only
 from typer.testing import CliRunner
@@ -465,7 +465,7 @@ def test_the_command_explains_in_a_terminal(config_file: Path, tmp_path: Path) -
 @pytest.mark.slow
 def test_planning_imports_no_torch(config_file: Path, tmp_path: Path) -> None:
     code = (
-        "import sys\nfrom nemorl_plan.command import app\n"
+        "import sys\nfrom nemorl_insight.plan.command import app\n"
         f"app([{str(config_file)!r}, '--gpus', '8xH100', '--model-config', {str(tmp_path / 'config.json')!r}],"
         " standalone_mode=False)\nassert 'torch' not in sys.modules"
     )

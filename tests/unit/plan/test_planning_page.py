@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 from nemorl.config import PolicyConfig
-from nemorl_rl.devices import parse_fleet
-from nemorl_rl.memory_plan.budgets import budgets, settled
-from nemorl_rl.memory_plan.engines import Engines
-from nemorl_rl.memory_plan.layouts import choices, smallest_change
-from nemorl_rl.memory_plan.models import HeldModel
-from nemorl_rl.memory_plan.parts import total
-from nemorl_rl.memory_plan.scene import Scene
-from nemorl_rl.memory_plan.work import Work
-from nemorl_rl.model_geometry import Geometry
+from nemorl_rl.models.model_geometry import Geometry
+from nemorl_rl.planning.devices import parse_fleet
+from nemorl_rl.planning.memory.budgets import budgets, settled
+from nemorl_rl.planning.memory.engines import Engines
+from nemorl_rl.planning.memory.layouts import choices, smallest_change
+from nemorl_rl.planning.memory.models import HeldModel
+from nemorl_rl.planning.memory.parts import total
+from nemorl_rl.planning.memory.scene import Scene
+from nemorl_rl.planning.memory.work import Work
 
 PAGE = Path(__file__).parents[3] / "docs/planning.md"
 LLAMA = {

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nemorl_plan.seconds import step_time
-from nemorl_rl.devices import Fleet, device_named, parse_fleet
-from nemorl_rl.memory_plan.budgets import fullest
+from nemorl_insight.plan.seconds import step_time
+from nemorl_rl.planning.devices import Fleet, device_named, parse_fleet
+from nemorl_rl.planning.memory.budgets import fullest
 
 RATIOS = Path(__file__).parent / "published_ratios.json"
 BOUND = 1.5

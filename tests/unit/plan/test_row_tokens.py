@@ -14,18 +14,18 @@ import nemorl
 import pytest
 from nemorl.config import PolicyConfig
 from nemorl.resources.worker import WorkerContext
-from nemorl_commands.console import Console
+from nemorl_cli.console import Console
 from nemorl_dtensor import DTensorConfig
 from nemorl_megatron import MegatronConfig
-from nemorl_rl.devices import parse_fleet
-from nemorl_rl.memory_plan.models import HeldModel
-from nemorl_rl.memory_plan.parts import total
-from nemorl_rl.memory_plan.reading import Lengths, Sizes, scene_of
-from nemorl_rl.memory_plan.work import RowLayout, Work
-from nemorl_rl.model_geometry import Geometry
+from nemorl_rl.models.model_geometry import Geometry
+from nemorl_rl.models.tiny import write_tiny_model
+from nemorl_rl.planning.devices import parse_fleet
+from nemorl_rl.planning.memory.models import HeldModel
+from nemorl_rl.planning.memory.parts import total
+from nemorl_rl.planning.memory.reading import Lengths, Sizes, scene_of
+from nemorl_rl.planning.memory.work import RowLayout, Work
 from nemorl_sft.loss import NLLLoss
 from nemorl_tensors import TokenBatch
-from nemorl_testing.tiny import write_tiny_model
 
 PROMPT, RESPONSE, GROUP, GROUPS = 24, 9, 4, 3
 WORK = Work(GROUP * GROUPS, PROMPT, RESPONSE, RESPONSE, group=GROUP)

@@ -13,11 +13,11 @@ import pytest
 from nemorl.errors import UsageError
 from nemorl.plugins.index import PluginPolicy
 from nemorl.plugins.registry import registry
-from nemorl_plan.command import app
-from nemorl_plan.config import PlanSectionConfig
-from nemorl_plan.measured import compare
-from nemorl_report.run_data import RunData
-from nemorl_report.sections import sections_of
+from nemorl_cli.report.run_data import RunData
+from nemorl_cli.report.sections import sections_of
+from nemorl_insight.plan.command import app
+from nemorl_insight.plan.config import PlanSectionConfig
+from nemorl_insight.plan.measured import compare
 from typer.testing import CliRunner
 
 LLAMA_8B = {
@@ -104,7 +104,7 @@ def test_a_report_has_the_section_unasked_where_the_run_was(run_dir: Path) -> No
     assert "1 x 1 CPU" in section.blocks[0].text  # type: ignore[union-attr]
     elsewhere = replace(run, environment={**run.environment, "cpus": 1 + (os.cpu_count() or 0)})
     assert [*sections_of(elsewhere, registry(), print)] == []
-    blocked = registry().restricted(PluginPolicy(block=("nemorl-plan",)))
+    blocked = registry().restricted(PluginPolicy(block=("nemorl-insight",)))
     assert [*sections_of(run, blocked, print)] == []
 
 

@@ -21,9 +21,9 @@ from nemorl_dtensor.model_head import Scorer
 from nemorl_dtensor.optim import Optimizer
 from nemorl_dtensor.ranks import AXES, Ranks
 from nemorl_dtensor.sharding import SCORE, shard
-from nemorl_rl.memory_plan.models import HeldModel
-from nemorl_rl.memory_plan.parts import Moments
-from nemorl_rl.model_geometry import Geometry
+from nemorl_rl.models.model_geometry import Geometry
+from nemorl_rl.planning.memory.models import HeldModel
+from nemorl_rl.planning.memory.parts import Moments
 from nemorl_tensors.engines.rows import Rows
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker

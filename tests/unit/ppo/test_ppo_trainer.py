@@ -12,13 +12,13 @@ import torch
 from nemorl.environment import Environment
 from nemorl.errors import BackendError
 from nemorl.types import FinishReason, Prompt, Sample, Samples, Score, Step
-from nemorl_commands.console import Console
+from nemorl_cli.console import Console
 from nemorl_ppo.config import PPOConfig
 from nemorl_ppo.trainer import PPOTrainer, require_same_tokens
 from nemorl_rl.callbacks import Callback
-from nemorl_rl.tokenizer import Tokenizer
+from nemorl_rl.data.tokenizer import Tokenizer
+from nemorl_rl.models.tiny import write_tiny_model
 from nemorl_tensors import TokenBatch
-from nemorl_testing.tiny import write_tiny_model
 from recorded_messages import Raises
 
 ROWS = [{"prompt": f"{a}+{b}="} for a in range(9) for b in range(9)]

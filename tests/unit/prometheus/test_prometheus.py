@@ -18,14 +18,14 @@ from command_line import Command
 from nemorl.config.load import validate
 from nemorl.errors import ConfigError, UsageError
 from nemorl.metrics import MetricInfo
+from nemorl_cli.report.alerts.alert import Alert
+from nemorl_cli.report.efficiency.declared_metrics import EFFICIENCY_METRICS
 from nemorl_grpo import GRPOConfig
-from nemorl_prometheus.command import _installed
-from nemorl_prometheus.config import PrometheusConfig
-from nemorl_prometheus.dashboard import dashboard
-from nemorl_prometheus.logger import TARGETS, PrometheusLogger
-from nemorl_prometheus.names import Families, Family
-from nemorl_report.alerts.alert import Alert
-from nemorl_report.efficiency.declared_metrics import EFFICIENCY_METRICS
+from nemorl_ops.prometheus.command import _installed
+from nemorl_ops.prometheus.config import PrometheusConfig
+from nemorl_ops.prometheus.dashboard import dashboard
+from nemorl_ops.prometheus.logger import TARGETS, PrometheusLogger
+from nemorl_ops.prometheus.names import Families, Family
 from prometheus_client.parser import text_string_to_metric_families
 from recorded_messages import Raises
 

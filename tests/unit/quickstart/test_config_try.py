@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from nemorl.errors import ConfigError
 from nemorl.plugins import registry
-from nemorl_quickstart.shrinking import load_shrunk, shrunk
-from nemorl_quickstart.trial import untried
 from nemorl_rl.chat.template_text import TemplateText
-from nemorl_rl.tokenizer import Tokenizer
+from nemorl_rl.data.tokenizer import Tokenizer
+from nemorl_tasks.quickstart.shrinking import load_shrunk, shrunk
+from nemorl_tasks.quickstart.trial import untried
 
 BIG: dict[str, Any] = {
     "algorithm": "dapo",

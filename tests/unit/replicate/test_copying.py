@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nemorl.base.files.checkpoints import Checkpoint
 from nemorl.config.run import CheckpointConfig
 from nemorl.errors import CheckpointError, StorageError, UsageError
 from nemorl.storage.checkpoints import CheckpointManager
-from nemorl_base.audit.verifying import entries_of
-from nemorl_base.checkpoints import Checkpoint
-from nemorl_commands.pruning import prune
-from nemorl_replicate import place as places
-from nemorl_replicate.command import app
-from nemorl_replicate.config import ReplicateConfig
-from nemorl_replicate.place import Place
-from nemorl_replicate.transfer import Copied, checkpoints_in, copy_checkpoint
+from nemorl_cli.pruning import prune
+from nemorl_ops.replicate import place as places
+from nemorl_ops.replicate.command import app
+from nemorl_ops.replicate.config import ReplicateConfig
+from nemorl_ops.replicate.place import Place
+from nemorl_ops.replicate.transfer import Copied, checkpoints_in, copy_checkpoint
+from nemorl_trust.audit_verifying import entries_of
 from recorded_messages import Raises
 from typer import Typer
 from typer.testing import CliRunner

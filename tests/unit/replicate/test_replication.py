@@ -9,13 +9,13 @@ from typing import Any
 
 import nemorl
 import pytest
+from nemorl.base.files.checkpoints import Checkpoint
+from nemorl.base.files.jsonl import read_jsonl
 from nemorl.errors import ConfigError, StorageError, UsageError
 from nemorl.trainer import TrainResult
-from nemorl_base.checkpoints import Checkpoint
-from nemorl_base.jsonl import read_jsonl
-from nemorl_commands.console import Console
-from nemorl_replicate import sender
-from nemorl_replicate.place import Place
+from nemorl_cli.console import Console
+from nemorl_ops.replicate import sender
+from nemorl_ops.replicate.place import Place
 from recorded_messages import Raises
 from safetensors.torch import load_file
 

@@ -12,19 +12,19 @@ from typing import Any, ClassVar
 import nemorl
 import pytest
 from command_line import Command
+from nemorl.base.files.jsonl import read_jsonl
 from nemorl.errors import ConfigError
 from nemorl.plugins import Index, Registry, register
 from nemorl.plugins.kinds import LoggerConfig
 from nemorl.run import TrainResult
-from nemorl_base.jsonl import read_jsonl
-from nemorl_commands.console import Console
-from nemorl_report.alerts.alert import EVENT, OVER, Alert
-from nemorl_report.alerts.builtin import BUILTIN
-from nemorl_report.alerts.conditions import Watch
-from nemorl_report.alerts.hook import Watching
-from nemorl_report.alerts.rules import Rule
-from nemorl_report.run_data import RunData
-from nemorl_report.viewing.alerts import alerts_of, mark
+from nemorl_cli.console import Console
+from nemorl_cli.report.alerts.alert import EVENT, OVER, Alert
+from nemorl_cli.report.alerts.builtin import BUILTIN
+from nemorl_cli.report.alerts.conditions import Watch
+from nemorl_cli.report.alerts.hook import Watching
+from nemorl_cli.report.alerts.rules import Rule
+from nemorl_cli.report.run_data import RunData
+from nemorl_cli.report.viewing.alerts import alerts_of, mark
 from nemorl_testing.registries import use_registry
 from recorded_messages import Raises
 from safetensors.torch import load_file

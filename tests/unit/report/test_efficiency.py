@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from nemorl.config import load_config
 from nemorl.run import TrainResult
-from nemorl_commands.console import Console
-from nemorl_report.efficiency.rates import Devices, rates
-from nemorl_report.efficiency.totals import Totals, percent
+from nemorl_cli.console import Console
+from nemorl_cli.report.efficiency.rates import Devices, rates
+from nemorl_cli.report.efficiency.totals import Totals, percent
 
 STEP = {
     "timing/train/total_step_time": 10.0,

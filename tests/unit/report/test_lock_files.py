@@ -16,13 +16,13 @@ from py_compile import PycInvalidationMode
 
 import pytest
 from installed_plugins import GOOD, write_distribution
+from nemorl.base.packages.distributions import InstalledDistribution
 from nemorl.config.load import load_config
 from nemorl.errors import UsageError
 from nemorl.plugins import Index, Registry
-from nemorl_base.distributions import InstalledDistribution
-from nemorl_report.lock import locked_plugins, refuse_other_plugins, write_lock
-from nemorl_report.lock_files import files_of, foreign_bytecode, hash_of
 from nemorl_testing.registries import use_registry
+from nemorl_trust.lock import locked_plugins, refuse_other_plugins, write_lock
+from nemorl_trust.lock_files import files_of, foreign_bytecode, hash_of
 from recorded_messages import Raises
 
 INFO = "acme_env-1.2.dist-info"

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nemorl_report.efficiency.hook import system_metrics
-from nemorl_report.efficiency.machine import GIB, GpuReading, Machine, Reading, size_of
-from nemorl_report.efficiency.sampler import Sampler
+from nemorl_cli.report.efficiency.hook import system_metrics
+from nemorl_cli.report.efficiency.machine import GIB, GpuReading, Machine, Reading, size_of
+from nemorl_cli.report.efficiency.sampler import Sampler
 
 
 class NVMLError(Exception):

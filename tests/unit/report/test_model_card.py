@@ -8,10 +8,10 @@ from typing import Any
 
 import nemorl
 import pytest
+from nemorl.base.text.yaml_text import format_yaml
 from nemorl.errors import ForeignError, UsageError
-from nemorl_base.yaml_text import format_yaml
-from nemorl_report.model_card import model_card
-from nemorl_report.run_data import RunData
+from nemorl_cli.report.model_card import model_card
+from nemorl_cli.report.run_data import RunData
 from recorded_messages import Raises
 
 CONFIG = {

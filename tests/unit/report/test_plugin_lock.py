@@ -11,7 +11,7 @@ import pytest
 from nemorl.config.load import load_config
 from nemorl.config.run import RunConfig
 from nemorl.errors import UsageError
-from nemorl_report.lock import (
+from nemorl_trust.lock import (
     LockedPlugin,
     differences,
     locked_plugins,
@@ -56,7 +56,7 @@ def test_a_lock_names_every_part_that_a_config_selects(tiny_model: Path) -> None
     locked = {plugin.distribution: plugin for plugin in locked_plugins(run_config(tiny_model, environment=nested))}
     assert locked["nemorl-grpo"].parts == ("algorithms:grpo",)
     assert locked["nemorl-math-env"].parts == ("datasets:arithmetic", "environments:math")
-    assert locked["nemorl-environments"].parts == ("environments:format", "environments:weighted")
+    assert locked["nemorl-tasks"].parts == ("environments:format", "environments:weighted")
     assert locked["nemorl-dtensor"].parts == ("generation_backends:hf", "training_backends:dtensor")
     assert locked["nemorl-core"].parts == ("weight_transports:in_process",)
     assert all(len(plugin.files_sha256) == 64 for plugin in locked.values())
@@ -93,7 +93,7 @@ def test_locked_refuses_other_plugins_and_says_how_they_differ(
 
 @pytest.mark.slow
 def test_a_run_that_goes_on_with_other_plugins_is_warned(tiny_model: Path, tmp_path: Path) -> None:
-    from nemorl_commands.console import Console
+    from nemorl_cli.console import Console
 
     short: dict[str, Any] = {
         "run_dir": str(tmp_path / "run"),
@@ -117,7 +117,7 @@ def test_a_run_that_goes_on_with_other_plugins_is_warned(tiny_model: Path, tmp_p
 
 @pytest.mark.slow
 def test_the_command_line_holds_a_run_to_its_record(tiny_model: Path, tmp_path: Path) -> None:
-    from nemorl_commands.app import app
+    from nemorl_cli.app import app
     from typer.testing import CliRunner
 
     config = tmp_path / "run.yaml"

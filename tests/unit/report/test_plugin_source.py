@@ -10,8 +10,8 @@ from installed_plugins import GOOD, Install
 from nemorl.errors import PluginError
 from nemorl.plugins import Index, PluginEntry, Registry
 from nemorl.plugins.kinds import EnvironmentConfig
-from nemorl_report.source import Place, locate, read_source, template_text
 from nemorl_testing.registries import use_registry
+from nemorl_trust.source import Place, locate, read_source, template_text
 from recorded_messages import Raises
 
 EXPLODES = "raise RuntimeError('a module that must not run')\n"

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from nemorl.errors import UsageError
-from nemorl_report.records.reading import record_files
-from nemorl_report.records.vocabulary import Vocabulary, token_texts
-from nemorl_report.viewing import queries
-from nemorl_report.viewing.details import detail_at
-from nemorl_report.viewing.index import RecordIndex
-from nemorl_report.viewing.queries import Wanted, match_words
+from nemorl_cli.report.records.reading import record_files
+from nemorl_cli.report.records.vocabulary import Vocabulary, token_texts
+from nemorl_cli.report.viewing import queries
+from nemorl_cli.report.viewing.details import detail_at
+from nemorl_cli.report.viewing.index import RecordIndex
+from nemorl_cli.report.viewing.queries import Wanted, match_words
 from record_files import write_records
 from recorded_messages import Raises
 
@@ -225,7 +225,7 @@ def test_a_process_that_dies_while_it_reads_a_file_leaves_no_half_of_it(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("nemorl_report.viewing.index._next_record", dies)
+        patch.setattr("nemorl_cli.report.viewing.index._next_record", dies)
         with pytest.raises(KeyboardInterrupt):
             made.update()
     assert queries.steps(made) == []
@@ -264,7 +264,7 @@ def test_hostile_texts_come_back_as_they_are(tmp_path: Path) -> None:
 
 def test_each_token_is_written_once(tmp_path: Path) -> None:
     import pyarrow as pa
-    from nemorl_report.records.schema import SCHEMA
+    from nemorl_cli.report.records.schema import SCHEMA
 
     asked: list[int] = []
 

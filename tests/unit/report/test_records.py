@@ -13,15 +13,15 @@ import numpy as np
 import pandas
 import pytest
 from datasets import load_dataset
+from nemorl.base.process.timing import Span, TurnSpan
 from nemorl.types import Branch, Prompt, Sample, Samples, Score
-from nemorl_base.timing import Span, TurnSpan
-from nemorl_report.records.reading import FOLDER, read_records, record_files
-from nemorl_report.records.schema import HEAVY, SCHEMA
-from nemorl_report.records.selecting import Selection
-from nemorl_report.records.turns import Runs
-from nemorl_report.records.writing import Recorder
-from nemorl_rl.recording import RecordingConfig
-from nemorl_rl.times import TimedSample
+from nemorl_cli.report.records.reading import FOLDER, read_records, record_files
+from nemorl_cli.report.records.schema import HEAVY, SCHEMA
+from nemorl_cli.report.records.selecting import Selection
+from nemorl_cli.report.records.turns import Runs
+from nemorl_cli.report.records.writing import Recorder
+from nemorl_rl.rollouts.recording import RecordingConfig
+from nemorl_rl.serving.times import TimedSample
 from nemorl_tensors import TokenBatch
 from record_files import rows_of
 

@@ -9,11 +9,11 @@ from typing import Any
 import nemorl
 import pytest
 from nemorl.errors import DataError
-from nemorl_commands.console import Console
-from nemorl_report.records import writing
-from nemorl_report.records.reading import FOLDER, read_records, record_files
-from nemorl_report.records.table import table_of
-from nemorl_report.records.vocabulary import token_texts
+from nemorl_cli.console import Console
+from nemorl_cli.report.records import writing
+from nemorl_cli.report.records.reading import FOLDER, read_records, record_files
+from nemorl_cli.report.records.table import table_of
+from nemorl_cli.report.records.vocabulary import token_texts
 from nemorl_rl.callbacks import Callback
 from record_files import rows_of
 

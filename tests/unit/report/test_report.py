@@ -14,16 +14,16 @@ import pytest
 from markupsafe import Markup
 from nemorl.plugins import Registry, registry
 from nemorl.plugins.kinds import ReportSectionConfig
-from nemorl_environments.config import SlidingPuzzleConfig
+from nemorl_cli.report import charts, parts, words
+from nemorl_cli.report.declared import Declarations, admitted
+from nemorl_cli.report.report import write_combined_report, write_report
+from nemorl_cli.report.run_data import RunData
+from nemorl_cli.report.sections import Curves, Section, Table, Text, TranscriptSection
+from nemorl_cli.report.viewing.few import spread
+from nemorl_cli.report.viewing.overview import blocks_of
 from nemorl_ppo import PPOConfig
-from nemorl_report import charts, parts, words
-from nemorl_report.declared import Declarations, admitted
-from nemorl_report.report import write_combined_report, write_report
-from nemorl_report.run_data import RunData
-from nemorl_report.sections import Curves, Section, Table, Text, TranscriptSection
-from nemorl_report.viewing.few import spread
-from nemorl_report.viewing.overview import blocks_of
 from nemorl_rl.config import RolloutRunConfig
+from nemorl_tasks.environments.config import SlidingPuzzleConfig
 from record_files import write_records
 
 ATTACK = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from command_line import Command
+from nemorl.base.files.jsonl import read_jsonl
 from nemorl.config.load import load_config
 from nemorl.errors import NemorlError
-from nemorl_base.jsonl import read_jsonl
-from nemorl_commands.console import Console
+from nemorl_cli.console import Console
 
 pytestmark = pytest.mark.full
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from nemorl_report.charts import _label
-from nemorl_report.run_data import RunData, no_run
-from nemorl_report.viewing.settings import settings_of
+from nemorl_cli.report.charts import _label
+from nemorl_cli.report.run_data import RunData, no_run
+from nemorl_cli.report.viewing.settings import settings_of
 
 
 def settings(folder: Path, config: str) -> dict[str, Any]:

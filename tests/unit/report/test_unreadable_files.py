@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from nemorl.errors import StorageError
-from nemorl_loggers.identity import recorded_config, saved_id
-from nemorl_report.audit_hook import Audit
-from nemorl_server_engine.roster import Roster
+from nemorl_agents.servers.roster import Roster
+from nemorl_insight.loggers.identity import recorded_config, saved_id
+from nemorl_trust.audit_hook import Audit
 from recorded_messages import Raises
 
 

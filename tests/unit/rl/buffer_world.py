@@ -18,13 +18,13 @@ from nemorl.resources.local import LocalWorkerGroup
 from nemorl.resources.worker import WorkerContext
 from nemorl.types import Completion, GenerationRequest, Sample, SamplingParams
 from nemorl.weights import WeightHandle
-from nemorl_base.seeding import derive_seed
-from nemorl_rl.async_buffer import AsyncRolloutBuffer
-from nemorl_rl.data import RowDataModule
+from nemorl_rl.data.rows import RowDataModule
+from nemorl_rl.data.tokenizer import Tokenizer
 from nemorl_rl.environments import EnvironmentPool, RewardFunction
-from nemorl_rl.generation_policy import GenerationPolicy
-from nemorl_rl.rollouts import RolloutEngine, RolloutPlan
-from nemorl_rl.tokenizer import Tokenizer
+from nemorl_rl.rollouts.buffer import AsyncRolloutBuffer
+from nemorl_rl.rollouts.engine import RolloutEngine, RolloutPlan
+from nemorl_rl.rollouts.seeding import derive_seed
+from nemorl_rl.serving.generation_policy import GenerationPolicy
 
 PATIENCE_S = 20.0
 """A test that waits longer for a thread fails; none should come near."""

@@ -14,23 +14,23 @@ from typing import Any
 
 import pytest
 import torch
+from nemorl.base.process.timing import Span
 from nemorl.contracts import Episode
 from nemorl.environment import Environment
 from nemorl.errors import DeadlineError, ForeignError, UsageError
 from nemorl.resources.local import LocalWorkerGroup
 from nemorl.resources.worker import WorkerContext
 from nemorl.types import Completion, GenerationRequest, Prompt, Sample, Samples, SamplingParams, Score, Step
-from nemorl_base.timing import Span
 from nemorl_rl.agents import driver
 from nemorl_rl.agents.contract import CallOptions, ContextOverflowError, EpisodeClosedError, EpisodePolicy
 from nemorl_rl.agents.record import Call, sequences, to_sample
+from nemorl_rl.data.tokenizer import Tokenizer
 from nemorl_rl.environments import EnvironmentPool, WeightedEnvironment
-from nemorl_rl.generation_policy import GenerationPolicy, RequestLimits
 from nemorl_rl.policy_gradient.loss import ClippedPolicyGradientLoss
-from nemorl_rl.requests import NamedRequests
-from nemorl_rl.rollouts import RolloutEngine, RolloutPlan
-from nemorl_rl.times import TimedSample
-from nemorl_rl.tokenizer import Tokenizer
+from nemorl_rl.rollouts.engine import RolloutEngine, RolloutPlan
+from nemorl_rl.serving.generation_policy import GenerationPolicy, RequestLimits
+from nemorl_rl.serving.requests import NamedRequests
+from nemorl_rl.serving.times import TimedSample
 from nemorl_tensors import TokenBatch
 from recorded_messages import Raises
 

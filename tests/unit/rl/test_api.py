@@ -12,9 +12,9 @@ import pytest
 from nemorl.errors import ConfigError, DataError, PluginNotFoundError, UsageError
 from nemorl.plugins import Index, PluginPolicy, Registry
 from nemorl.run import TrainResult
-from nemorl_datasets import FileConfig, HuggingFaceConfig
 from nemorl_math_env.config import ArithmeticConfig
-from nemorl_rl.data import RowDataModule, as_rows, named_dataset, rows_of
+from nemorl_rl.data.rows import RowDataModule, as_rows, named_dataset, rows_of
+from nemorl_tasks.datasets import FileConfig, HuggingFaceConfig
 from nemorl_testing.registries import use_registry
 from recorded_messages import Raises
 
@@ -66,7 +66,7 @@ def test_an_algorithm_that_is_not_installed_says_what_to_install(raises: Raises)
     everything = Index.installed()
     without = Registry(everything.narrowed(PluginPolicy()))
     without.index = Index([point for point in everything.points if point.name != "dpo"])
-    with use_registry(without), raises(PluginNotFoundError, "dpo", "nemorl-dpo"):
+    with use_registry(without), raises(PluginNotFoundError, "dpo", "nemorl-preference"):
         nemorl.train_dpo("some/model", ROWS)
 
 
@@ -352,7 +352,7 @@ def test_a_result_says_what_matters(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("suffix", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
 def test_a_plot_is_written_and_returned(tmp_path: Path, suffix: str, magic: bytes) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed (nemorl-report[plot])")
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed (nemorl-cli[plot])")
     figure = result_of(tmp_path).plot(tmp_path / f"new/curves.{suffix}")
     assert (tmp_path / f"new/curves.{suffix}").read_bytes().startswith(magic)
     assert [panel.get_ylabel() for panel in figure.axes] == ["train/reward", "train/loss"]
@@ -362,7 +362,7 @@ def test_a_plot_is_written_and_returned(tmp_path: Path, suffix: str, magic: byte
 
 
 def test_the_plot_of_a_resumed_run_has_all_its_steps(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed (nemorl-report[plot])")
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed (nemorl-cli[plot])")
     records = [{"step": step, "time": 0.0, "train/loss": float(step)} for step in range(1, 4)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     figure = result_of(tmp_path, history=records[2:]).plot()
@@ -370,7 +370,7 @@ def test_the_plot_of_a_resumed_run_has_all_its_steps(tmp_path: Path) -> None:
 
 
 def test_a_metric_that_was_never_logged_cannot_be_plotted(tmp_path: Path, raises: Raises) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed (nemorl-report[plot])")
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed (nemorl-cli[plot])")
     with raises(UsageError, "train/rewards", "train/reward"):
         result_of(tmp_path).plot(metrics=["train/rewards"])
     with raises(UsageError):
@@ -378,7 +378,7 @@ def test_a_metric_that_was_never_logged_cannot_be_plotted(tmp_path: Path, raises
 
 
 def test_without_matplotlib_the_plot_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nemorl_report.plot.find_spec", lambda _name: None)
+    monkeypatch.setattr("nemorl_cli.report.plot.find_spec", lambda _name: None)
     with pytest.raises(UsageError) as caught:
         TrainResult({}, [], Path("runs/a"), None, 0).plot()
-    assert str(caught.value.fix).startswith('pip install "nemorl-report[plot]"')
+    assert str(caught.value.fix).startswith('pip install "nemorl-cli[plot]"')

@@ -13,10 +13,10 @@ from nemorl.environment import Environment
 from nemorl.errors import DataError, DeadlineError, ForeignError
 from nemorl.metrics import values
 from nemorl.types import Prompt, Sample, Score, Step
-from nemorl_rl import rollout_schedule
-from nemorl_rl.data import RowDataModule
+from nemorl_rl.data.rows import RowDataModule
 from nemorl_rl.environments import RewardFunction
-from nemorl_rl.prompts import to_prompts
+from nemorl_rl.rollouts import schedule as rollout_schedule
+from nemorl_rl.rollouts.prompts import to_prompts
 from recorded_messages import Raises
 
 

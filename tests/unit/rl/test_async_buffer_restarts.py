@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from buffer_world import ROWS, Build, World, names, seed_of, worlds
 from nemorl.errors import DeadlineError, ForeignError
-from nemorl_rl.data import RowDataModule
-from nemorl_rl.prompts import to_prompts
+from nemorl_rl.data.rows import RowDataModule
+from nemorl_rl.rollouts.prompts import to_prompts
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import nemorl
+from nemorl.base.files.jsonl import read_jsonl
 from nemorl.errors import BackendError, DeadlineError
 from nemorl.types import Prompt, Sample, Samples, Score
-from nemorl_base.jsonl import read_jsonl
-from nemorl_commands.console import Console
-from nemorl_rl.breaker import CircuitBreaker
+from nemorl_cli.console import Console
 from nemorl_rl.config import BreakerConfig
+from nemorl_rl.rollouts.breaker import CircuitBreaker
 from recorded_messages import Raises
 
 LATE = {"environment_timeout": 1.0}

@@ -15,7 +15,7 @@ from nemorl.errors import ConfigError, PluginNotFoundError, UsageError
 from nemorl.plugins import Index, Registry, register
 from nemorl.plugins.kinds import LoggerConfig
 from nemorl.run import TrainResult
-from nemorl_commands.console import Console
+from nemorl_cli.console import Console
 from nemorl_rl.callbacks import Callback, CheckpointCallback, EarlyStopping, LoggerCallback, WandbCallback
 from nemorl_testing.registries import use_registry
 from recorded_messages import Raises
@@ -181,7 +181,7 @@ def test_an_option_that_a_logger_lacks_is_refused_at_once(raises: Raises) -> Non
 def test_without_wandb_the_callback_says_what_to_install() -> None:
     with pytest.raises(PluginNotFoundError) as no_plugin, use_registry(Registry(Index([]))):
         WandbCallback()
-    assert no_plugin.value.fix == "pip install nemorl-loggers"
+    assert no_plugin.value.fix == "pip install nemorl-insight"
     code = """
 import sys
 sys.modules["wandb"] = None  # as good as not installed
@@ -192,12 +192,12 @@ except nemorl.NemorlError as error:
     print(error.fix)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
-    assert done.stdout.strip() == 'pip install "nemorl-loggers[wandb]"', done.stderr
+    assert done.stdout.strip() == 'pip install "nemorl-insight[wandb]"', done.stderr
 
 
 @pytest.mark.slow
 def test_weights_and_biases_offline(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb", reason="wandb is not installed (nemorl-loggers[wandb])")
+    pytest.importorskip("wandb", reason="wandb is not installed (nemorl-insight[wandb])")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     fit(tiny_model, tmp_path / "run", nemorl.WandbCallback(project="nemorl-tests"), max_steps=2)

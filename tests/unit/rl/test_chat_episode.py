@@ -14,9 +14,9 @@ from nemorl.resources.worker import WorkerContext
 from nemorl.types import Completion, GenerationRequest, Prompt, Sample, SamplingParams
 from nemorl_rl.agents.contract import CallOptions, EpisodePolicy
 from nemorl_rl.environments import EnvironmentPool
-from nemorl_rl.generation_policy import GenerationPolicy, RequestLimits
-from nemorl_rl.requests import NamedRequests
-from nemorl_rl.rollouts import RolloutEngine, RolloutPlan
+from nemorl_rl.rollouts.engine import RolloutEngine, RolloutPlan
+from nemorl_rl.serving.generation_policy import GenerationPolicy, RequestLimits
+from nemorl_rl.serving.requests import NamedRequests
 
 CALL = '<think>\nadd them\n</think>\n\nSum.\n<tool_call>\n{"name": "add", "arguments": {"a": 1,  "b": 2}}\n</tool_call>'
 

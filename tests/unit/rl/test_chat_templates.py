@@ -12,7 +12,7 @@ from nemorl_rl.chat.codec import Spoken
 from nemorl_rl.chat.conversation import Conversation
 from nemorl_rl.chat.messages import plain_messages
 from nemorl_rl.chat.template import TemplateCodec
-from nemorl_rl.tokenizer import Tokenizer
+from nemorl_rl.data.tokenizer import Tokenizer
 from recorded_messages import Raises
 
 SYSTEM, USER = {"role": "system", "content": "Be terse."}, {"role": "user", "content": "1 + 2?"}

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from nemorl.config import load_config
 from nemorl.errors import BackendError, DataError
-from nemorl_rl.data import RowDataModule, open_data
-from nemorl_rl.prompts import to_prompt, to_prompts
-from nemorl_rl.tokenizer import Tokenizer
+from nemorl_rl.data.rows import RowDataModule, open_data
+from nemorl_rl.data.tokenizer import Tokenizer
+from nemorl_rl.rollouts.prompts import to_prompt, to_prompts
 from recorded_messages import Raises
 
 

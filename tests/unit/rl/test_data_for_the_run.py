@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 from nemorl.config import PolicyConfig, load_config
+from nemorl.contracts.display import Silence
 from nemorl.environment import Environment
 from nemorl.errors import ConfigError, DataError, NemorlError
 from nemorl.plugins.registry import registry
 from nemorl.types import Prompt
-from nemorl_base.display import Silence
+from nemorl_rl.data.prompt_check import prompt_problems
+from nemorl_rl.data.tokenizer import Tokenizer
 from nemorl_rl.environments import RewardFunction, WeightedEnvironment
-from nemorl_rl.prompt_check import prompt_problems
-from nemorl_rl.rehearsal import reward_problems
-from nemorl_rl.tokenizer import Tokenizer
+from nemorl_rl.rollouts.rehearsal import reward_problems
 from pydantic import ValidationError
 from recorded_messages import Raises
 

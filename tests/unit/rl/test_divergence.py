@@ -13,11 +13,11 @@ from nemorl.plugins import Registry, registry
 from nemorl.resources.worker import WorkerContext
 from nemorl.types import Completion, GenerationRequest
 from nemorl_dtensor import HFGenerationConfig
+from nemorl_rl.audit.divergence import CAUSES, compare_activations, relative_errors
+from nemorl_rl.audit.float32_reference import Float32Reference
+from nemorl_rl.audit.layer_audit import LayerAudit
+from nemorl_rl.audit.mismatch import measure_mismatch
 from nemorl_rl.config import RolloutRunConfig
-from nemorl_rl.divergence import CAUSES, compare_activations, relative_errors
-from nemorl_rl.float32_reference import Float32Reference
-from nemorl_rl.layer_audit import LayerAudit
-from nemorl_rl.mismatch import measure_mismatch
 from nemorl_tensors.engines.observing import LAST_ROLES, LAYER_ROLES, Place
 from nemorl_testing.models import tiny_model
 from nemorl_testing.registries import use_registry

@@ -10,7 +10,7 @@ import pytest
 from nemorl.config import PolicyConfig
 from nemorl.config.load import load_config
 from nemorl.errors import ConfigError
-from nemorl_rl.divisions import tensor_parallel_problems
+from nemorl_rl.models.divisions import tensor_parallel_problems
 from recorded_messages import Raises
 
 QWEN_0_5B = {

@@ -18,8 +18,9 @@ from nemorl.errors import ConfigError, DataError, UsageError
 from nemorl.resources.local import LocalWorkerGroup
 from nemorl.resources.worker import WorkerContext
 from nemorl.types import Completion, GenerationRequest, Prompt, Sample, SamplingParams, Score, Step
+from nemorl_rl.data.tokenizer import Tokenizer
 from nemorl_rl.environments import EnvironmentPool, RewardFunction
-from nemorl_rl.evaluation import (
+from nemorl_rl.evaluation.evaluation import (
     Evaluator,
     eval_record,
     evaluate,
@@ -27,10 +28,9 @@ from nemorl_rl.evaluation import (
     held_out_rows,
     measure,
 )
-from nemorl_rl.generation_policy import GenerationPolicy
-from nemorl_rl.rollouts import RolloutEngine
-from nemorl_rl.tokenizer import Tokenizer
-from nemorl_rl.voting import cons_at_k, pass_at_k
+from nemorl_rl.evaluation.voting import cons_at_k, pass_at_k
+from nemorl_rl.rollouts.engine import RolloutEngine
+from nemorl_rl.serving.generation_policy import GenerationPolicy
 from recorded_messages import Raises
 
 

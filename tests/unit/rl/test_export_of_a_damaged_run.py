@@ -9,7 +9,7 @@ import pytest
 from nemorl.config.run import CheckpointConfig
 from nemorl.errors import CheckpointError
 from nemorl.storage.checkpoints import CheckpointManager
-from nemorl_rl.exporting import export_model
+from nemorl_rl.models.exporting import export_model
 from recorded_messages import Raises
 
 

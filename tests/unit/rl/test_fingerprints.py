@@ -18,14 +18,14 @@ import datasets
 import nemorl
 import numpy as np
 import pytest
-from nemorl_datasets.config import FileConfig
-from nemorl_environments.judge.config import JudgeConfig
-from nemorl_rl import fingerprints
-from nemorl_rl.code_fingerprints import code_fingerprints
-from nemorl_rl.data import rows_of
-from nemorl_rl.fingerprints import rows_fingerprint
-from nemorl_rl.mixtures import Joined, Mixture, RowSets
-from nemorl_rl.model_files import weights_fingerprint
+from nemorl_rl.data import fingerprints
+from nemorl_rl.data.code_fingerprints import code_fingerprints
+from nemorl_rl.data.fingerprints import rows_fingerprint
+from nemorl_rl.data.mixtures import Joined, Mixture, RowSets
+from nemorl_rl.data.rows import rows_of
+from nemorl_rl.models.model_files import weights_fingerprint
+from nemorl_tasks.datasets.config import FileConfig
+from nemorl_tasks.environments.judge.config import JudgeConfig
 from pydantic import BaseModel
 from safetensors.numpy import save_file
 
@@ -137,7 +137,7 @@ def test_values_that_json_lacks_are_told_apart_and_addresses_are_not() -> None:
 
 
 def test_a_fingerprint_is_the_same_in_every_process(tmp_path: Path) -> None:
-    code = "from nemorl_rl.fingerprints import rows_fingerprint as f; print(f([{'a': {'x', 'y', 'z'}, 'b': 1}]))"
+    code = "from nemorl_rl.data.fingerprints import rows_fingerprint as f; print(f([{'a': {'x', 'y', 'z'}, 'b': 1}]))"
     seen = {
         subprocess.run(
             [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, check=True

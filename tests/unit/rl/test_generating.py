@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from nemorl.config import GenerationConfig, PolicyConfig
 from nemorl.types import Completion, GenerationRequest
-from nemorl_rl import generating
-from nemorl_testing.tiny import write_tiny_model
+from nemorl_rl.evaluation import generating
+from nemorl_rl.models.tiny import write_tiny_model
 
 
 class Silent:

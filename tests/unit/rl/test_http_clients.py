@@ -15,19 +15,19 @@ from typing import Any
 
 import pytest
 from nemorl.errors import BackendError, UsageError
-from nemorl_environments.judge.client import JudgeClient
-from nemorl_rl.http_clients import RedirectRefusedError, ReplyTooLargeError, http_client, read_json
+from nemorl_rl.serving.http_clients import RedirectRefusedError, ReplyTooLargeError, http_client, read_json
+from nemorl_tasks.environments.judge.client import JudgeClient
 
 ROOT = Path(__file__).parents[3]
 MiB = 2**20
 CLIENTS = {"AsyncClient", "Client", "ClientSession", "urlopen", "urlretrieve", "HTTPConnection", "HTTPSConnection"}
 """What makes a client: of httpx, httpx2, aiohttp, urllib and http.client."""
 MADE_IN = {
-    "toolkits/nemorl-rl/src/nemorl_rl/http_clients.py": {"AsyncClient", "Client"},
+    "toolkits/nemorl-rl/src/nemorl_rl/serving/http_clients.py": {"AsyncClient", "Client"},
     # It goes to the policy's own gateway, from a process that has no nemorl.
-    "plugins/nemorl-interop-envs/src/nemorl_interop_envs/workers/relay.py": {"ClientSession"},
+    "plugins/nemorl-agents/src/nemorl_agents/interop/workers/relay.py": {"ClientSession"},
     # The SDK of the Model Context Protocol makes its own, which follows redirects within the address that was given.
-    "plugins/nemorl-agent-env/src/nemorl_agent_env/mcp_tools.py": {"Client"},
+    "plugins/nemorl-agents/src/nemorl_agents/programs/mcp_tools.py": {"Client"},
 }
 
 
@@ -119,7 +119,7 @@ def test_a_judge_that_sends_us_elsewhere_ends_the_run_and_nothing_goes_there(tra
 
 
 def test_an_engine_that_sends_us_elsewhere_is_refused(trap: Trap) -> None:
-    from nemorl_server_engine.connection import Connection
+    from nemorl_agents.servers.connection import Connection
 
     async def ask() -> None:
         options = SimpleNamespace(api_key_env=None, timeout_s=10.0, tls_ca=None, max_concurrency=1)

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from chat_models import ADD, template, template_names, tokenizer_of, training_template
 from nemorl.errors import DataError
-from nemorl_rl.encoding import encode_pair, encode_row
-from nemorl_rl.tokenizer import Tokenizer
+from nemorl_rl.data.encoding import encode_pair, encode_row
+from nemorl_rl.data.tokenizer import Tokenizer
 from recorded_messages import Raises
 
 Messages = list[dict[str, Any]]

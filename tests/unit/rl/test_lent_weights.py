@@ -8,9 +8,9 @@ from typing import Any
 import nemorl
 import pytest
 import torch
-from nemorl_commands.console import Console
-from nemorl_transports.config import SharedMemoryConfig
-from nemorl_transports.cuda_ipc import CudaIpc
+from nemorl_cli.console import Console
+from nemorl_rl.transports.config import SharedMemoryConfig
+from nemorl_rl.transports.cuda_ipc import CudaIpc
 
 ROWS = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(4)]
 

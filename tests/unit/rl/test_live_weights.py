@@ -10,7 +10,7 @@ import pytest
 from nemorl.errors import BackendError, DeadlineError
 from nemorl.types import GenerationRequest, SamplingParams
 from nemorl_grpo import GRPOConfig
-from nemorl_rl.resources import RolloutResources
+from nemorl_rl.placement.engines import RolloutResources
 from nemorl_testing.models import tiny_model
 from recorded_messages import Raises
 

@@ -18,11 +18,11 @@ from nemorl.metrics import Histogram, merge, values
 from nemorl.plugins import Registry, registry
 from nemorl.types import Completion, GenerationRequest
 from nemorl.weights import WeightHandle, in_process_handle
-from nemorl_commands.console import Console
+from nemorl_cli.console import Console
 from nemorl_dtensor import HFGenerationConfig
 from nemorl_dtensor.generation import HFGeneration
+from nemorl_rl.audit.mismatch import Measurement, MismatchReport, MismatchWatch, measure_mismatch
 from nemorl_rl.config import RolloutRunConfig
-from nemorl_rl.mismatch import Measurement, MismatchReport, MismatchWatch, measure_mismatch
 from nemorl_tensors.mismatch import mismatch_metrics
 from nemorl_testing import models
 from nemorl_testing.registries import use_registry

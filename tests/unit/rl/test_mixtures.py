@@ -8,9 +8,9 @@ from typing import Any
 import nemorl
 import pytest
 from nemorl.errors import DataError, UsageError
-from nemorl_rl.data import RowDataModule, held_out_rows_of, open_data
-from nemorl_rl.mixtures import Joined, Mixture, RowSets, even_pattern, shares
-from nemorl_rl.validation_sets import HeldOutRows
+from nemorl_rl.data.mixtures import Joined, Mixture, RowSets, even_pattern, shares
+from nemorl_rl.data.rows import RowDataModule, held_out_rows_of, open_data
+from nemorl_rl.data.validation_sets import HeldOutRows
 from recorded_messages import Raises
 
 

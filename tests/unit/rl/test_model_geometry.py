@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from nemorl.errors import UsageError
-from nemorl_rl.model_geometry import KNOWN_TYPES, Geometry
+from nemorl_rl.models.model_geometry import KNOWN_TYPES, Geometry
 
 SMALL = {"hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
 SIZES: dict[str, dict[str, Any]] = {

@@ -10,7 +10,7 @@ import nemorl
 import pytest
 import torch
 from nemorl.errors import UsageError
-from nemorl_rl.model_objects import model_folder
+from nemorl_rl.models.model_objects import model_folder
 from recorded_messages import Raises
 
 SMALL: dict[str, Any] = {
@@ -44,8 +44,8 @@ def tokenizer(tiny_model: Path) -> Any:
 
 
 def test_a_model_object_is_trained_from_its_own_weights(model: Any, tokenizer: Any, tmp_path: Path) -> None:
-    from nemorl_rl.encoding import encode_row
-    from nemorl_rl.tokenizer import Tokenizer
+    from nemorl_rl.data.encoding import encode_row
+    from nemorl_rl.data.tokenizer import Tokenizer
 
     result = nemorl.train_sft(model, ROWS, tokenizer=tokenizer, run_dir=tmp_path / "run", **SMALL)
     # The loss of the first step is the model's own: the mean over the four trained tokens, "2", "3" and two ends.

@@ -19,7 +19,7 @@ from nemorl.config.load import load_config, validate
 from nemorl.metrics import average
 from nemorl.plugins import registry
 from nemorl.trainer import BaseTrainer
-from nemorl_commands.console import Console
+from nemorl_cli.console import Console
 from nemorl_rl import policy_gradient
 from nemorl_rl.callbacks import Callback
 

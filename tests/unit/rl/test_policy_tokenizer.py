@@ -12,10 +12,10 @@ import pytest
 from nemorl.config import PolicyConfig
 from nemorl.errors import BackendError
 from nemorl.types import Samples
-from nemorl_commands.console import Console
+from nemorl_cli.console import Console
 from nemorl_rl.callbacks import Callback
-from nemorl_rl.encoding import encode_row
-from nemorl_rl.tokenizer import Tokenizer
+from nemorl_rl.data.encoding import encode_row
+from nemorl_rl.data.tokenizer import Tokenizer
 from nemorl_tensors.engines.model_folder import save_tokenizer
 from recorded_messages import Raises
 from transformers import AutoTokenizer, PreTrainedTokenizerFast

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from huggingface_hub import constants
+from nemorl.base.files.atomic import folder_refusal
 from nemorl.config.load import validate
 from nemorl.config.models import GenerationConfig
 from nemorl.config.run import RunConfig
@@ -24,15 +25,14 @@ from nemorl.errors import ConfigError, ForeignError, UsageError
 from nemorl.plugins.registry import registry
 from nemorl.resources.preflight import launch_problems
 from nemorl.types import Prompt
-from nemorl_base.files import folder_refusal
-from nemorl_commands.console import HEARTBEAT_S, Console
-from nemorl_rl.data import RowDataModule
+from nemorl_cli.console import HEARTBEAT_S, Console
+from nemorl_rl.audit.mismatch import measure_mismatch
+from nemorl_rl.data.rows import RowDataModule
 from nemorl_rl.environments import RewardFunction, WeightedEnvironment
-from nemorl_rl.evaluation import Evaluator
-from nemorl_rl.generating import respond
-from nemorl_rl.hub_models import absent_models
-from nemorl_rl.mismatch import measure_mismatch
-from nemorl_rl.rehearsal import rehearse, reward_problems
+from nemorl_rl.evaluation.evaluation import Evaluator
+from nemorl_rl.evaluation.generating import respond
+from nemorl_rl.models.hub_models import absent_models
+from nemorl_rl.rollouts.rehearsal import rehearse, reward_problems
 from recorded_messages import Raises
 
 ROW = {"prompt": "1+1=", "answer": "2", "level": 3}
@@ -172,7 +172,7 @@ def test_a_directory_without_permission_is_named(tmp_path: Path) -> None:
 
 
 def test_a_list_of_plugins_that_names_what_is_not_here_is_a_warning(tiny_model: Path, tmp_path: Path) -> None:
-    settings = {"model": str(tiny_model), "plugins": {"block": ["acme-spyware", "nemorl-doctor"]}}
+    settings = {"model": str(tiny_model), "plugins": {"block": ["acme-spyware", "nemorl-insight"]}}
     warnings: list[str] = []
     assert not list(validate(RunConfig, settings).dry_run(tmp_path / "r", warnings.append))
     assert warnings == ["plugins.allow or block names 'acme-spyware', which is not installed here"]
@@ -294,7 +294,7 @@ def test_the_command_says_it_before_torch_is_imported(dry: list[str], tmp_path: 
     (path := tmp_path / "c.yaml").write_text(
         "{algorithm: grpo, model: models/nope, data: arithmetic, environment: math}"
     )
-    code = "import sys\nfrom nemorl_commands import main\ntry: main()\nfinally: print('torch' in sys.modules)"
+    code = "import sys\nfrom nemorl_cli import main\ntry: main()\nfinally: print('torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code, "train", str(path), *dry], capture_output=True, text=True, timeout=60, check=False
     )

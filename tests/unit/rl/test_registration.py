@@ -23,8 +23,8 @@ from nemorl.plugins.kinds import EnvironmentConfig
 from nemorl.plugins.registry import registry as process_registry
 from nemorl.resources.worker import WorkerContext
 from nemorl.types import Prompt
-from nemorl_commands.console import Console
-from nemorl_rl.resources import GenerationFactory
+from nemorl_cli.console import Console
+from nemorl_rl.placement.engines import GenerationFactory
 from nemorl_testing.registries import use_registry
 from recorded_messages import Raises
 
@@ -246,7 +246,7 @@ import nemorl
 import ray
 import registered_parts
 from nemorl.config import ClusterConfig
-from nemorl_commands.console import Console
+from nemorl_cli.console import Console
 from nemorl.plugins.kinds import GenerationBackendConfig
 from nemorl.resources.ray_session import RaySession
 from nemorl.types import Completion

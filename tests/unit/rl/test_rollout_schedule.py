@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 from nemorl.metrics import values
 from nemorl.types import Prompt, Sample, Score
-from nemorl_rl.rollout_schedule import Batch, Group, Move, RolloutSchedule, why_unwanted
+from nemorl_rl.rollouts.schedule import Batch, Group, Move, RolloutSchedule, why_unwanted
 
 
 def draw(schedule: RolloutSchedule, size: int = 2, *, now_s: float = 0.0) -> Batch:

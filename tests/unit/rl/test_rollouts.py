@@ -18,11 +18,11 @@ from nemorl.resources.local import LocalWorkerGroup
 from nemorl.resources.worker import WorkerContext
 from nemorl.types import Completion, GenerationRequest, Prompt, Sample, Samples, SamplingParams, Score, Step
 from nemorl.weights import WeightHandle
+from nemorl_rl.data.tokenizer import Tokenizer
 from nemorl_rl.environments import EnvironmentPool, RewardFunction
-from nemorl_rl.generation_policy import GenerationPolicy
-from nemorl_rl.rollouts import RolloutEngine, RolloutPlan, accuracy_of, rollout_metrics
-from nemorl_rl.times import TimedSample
-from nemorl_rl.tokenizer import Tokenizer
+from nemorl_rl.rollouts.engine import RolloutEngine, RolloutPlan, accuracy_of, rollout_metrics
+from nemorl_rl.serving.generation_policy import GenerationPolicy
+from nemorl_rl.serving.times import TimedSample
 from recorded_messages import Raises
 
 

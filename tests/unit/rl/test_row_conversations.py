@@ -12,9 +12,9 @@ import pytest
 from chat_models import ADD, tokenizer_of
 from nemorl.errors import DataError
 from nemorl_rl.chat.provenance import MarkedTemplate
-from nemorl_rl.encoding import encode_pair, encode_row
-from nemorl_rl.prompts import to_prompt
-from nemorl_rl.tokenizer import Tokenizer
+from nemorl_rl.data.encoding import encode_pair, encode_row
+from nemorl_rl.data.tokenizer import Tokenizer
+from nemorl_rl.rollouts.prompts import to_prompt
 from recorded_messages import Raises
 
 SHOWS_ALL = (

@@ -12,9 +12,9 @@ import pyarrow.parquet
 import pytest
 from nemorl.config import load_config
 from nemorl.errors import DataError
-from nemorl_datasets import files
-from nemorl_rl.data import open_data
-from nemorl_rl.row_sizes import CHARACTERS_PER_TOKEN, require_size
+from nemorl_rl.data.row_sizes import CHARACTERS_PER_TOKEN, require_size
+from nemorl_rl.data.rows import open_data
+from nemorl_tasks.datasets import files
 from recorded_messages import Raises
 
 LIMIT = 32

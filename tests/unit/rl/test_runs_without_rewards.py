@@ -10,11 +10,11 @@ import pytest
 from nemorl.errors import ConfigError, ConfigIssue
 from nemorl.metrics import Metrics
 from nemorl.types import Row
-from nemorl_commands.console import Console
+from nemorl_cli.console import Console
 from nemorl_rl.config import RolloutRunConfig
 from nemorl_rl.environments import Unscored
 from nemorl_rl.environments.sources import as_environment
-from nemorl_rl.rollouts import RolloutPlan, rollout_metrics
+from nemorl_rl.rollouts.engine import RolloutPlan, rollout_metrics
 from nemorl_rl.trainer import RolloutTrainer
 
 ROWS = [{"prompt": "1+1="}, {"prompt": "2+2="}]

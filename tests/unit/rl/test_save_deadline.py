@@ -9,8 +9,8 @@ from typing import Any
 
 import nemorl
 import pytest
-from nemorl_commands.console import Console
-from nemorl_rl.save_deadline import SaveDeadline, process_age_s
+from nemorl_cli.console import Console
+from nemorl_rl.models.save_deadline import SaveDeadline, process_age_s
 
 ROWS = [{"prompt": f"{i}+1=", "response": str(i + 1)} for i in range(8)]
 
@@ -69,7 +69,7 @@ def test_the_run_is_saved_and_can_be_continued(
         "policy": {"init": "random", "max_sequence_tokens": 32},
     }
     ages = iter([10.0, 25.0, 45.0])
-    monkeypatch.setattr("nemorl_rl.save_deadline.process_age_s", lambda: next(ages))
+    monkeypatch.setattr("nemorl_rl.models.save_deadline.process_age_s", lambda: next(ages))
     result = nemorl.load_config(settings).build().fit(ROWS, console=Console(quiet=True))
     assert result.steps == 2
     assert result.stopped == "checkpoint.must_save_by: 00:00:01:00 since the process began"

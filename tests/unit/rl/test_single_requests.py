@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from nemorl.errors import BackendError, DeadlineError, WorkerLostError
 from nemorl.types import Completion, GenerationRequest, SamplingParams
-from nemorl_rl.generation_policy import GenerationPolicy, RequestLimits
-from nemorl_rl.requests import NamedRequests
-from nemorl_rl.routing import SLACK, Affinity, Router, beginnings_of
-from nemorl_rl.tenants import ROLLOUT, SYNC, Tenancy
+from nemorl_rl.planning.tenants import ROLLOUT, SYNC, Tenancy
+from nemorl_rl.serving.generation_policy import GenerationPolicy, RequestLimits
+from nemorl_rl.serving.requests import NamedRequests
+from nemorl_rl.serving.routing import SLACK, Affinity, Router, beginnings_of
 from recorded_messages import Raises
 
 

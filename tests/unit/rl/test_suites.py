@@ -11,8 +11,8 @@ import pytest
 from nemorl.errors import ConfigError, DataError, UsageError
 from nemorl.types import Prompt, Sample, Samples, SamplingParams, Score
 from nemorl_rl.environments.sources import as_environment
-from nemorl_rl.evaluation import Evaluation, errors_over_prompts, measure
-from nemorl_rl.suites import changed_fields, find_suite, suite_names, suite_result
+from nemorl_rl.evaluation.evaluation import Evaluation, errors_over_prompts, measure
+from nemorl_rl.evaluation.suites import changed_fields, find_suite, suite_names, suite_result
 from recorded_messages import Raises
 
 PUBLISHED: dict[str, dict[str, Any]] = {

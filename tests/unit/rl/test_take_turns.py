@@ -11,7 +11,7 @@ import pytest
 from nemorl.errors import ConfigError
 from nemorl.plugins.index import Index
 from nemorl.plugins.registry import Registry
-from nemorl_commands.console import Console
+from nemorl_cli.console import Console
 from nemorl_dtensor import DTensorConfig
 from nemorl_dtensor.generation import HFGeneration
 from nemorl_testing.models import tiny_model as saved_model

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from nemorl.contracts.memory import DeviceMemoryError, MemoryPart
 from nemorl.errors import BackendError, DeadlineError
-from nemorl_base.memory import DeviceMemoryError, MemoryPart
-from nemorl_rl.tenants import EngineTenant, Parts, Tenancy, TrainingTenant, phases
+from nemorl_rl.planning.tenants import EngineTenant, Parts, Tenancy, TrainingTenant, phases
 from recorded_messages import Raises
 
 GIB = 2**30

@@ -13,7 +13,7 @@ from nemorl.config.load import load_config
 from nemorl.environment import Environment
 from nemorl.errors import DataError, DeadlineError, NemorlError, UsageError
 from nemorl.types import Prompt
-from nemorl_commands.console import Console
+from nemorl_cli.console import Console
 from nemorl_rl.agents.contract import CallLimitError
 from nemorl_rl.agents.trial import ANSWER, CALLS, try_out
 from nemorl_rl.environments import WeightedEnvironment

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 from nemorl.metrics import Metric, average, merge
-from nemorl_rl.device_peaks import device_peak
-from nemorl_rl.devices import Device, named_by_driver
-from nemorl_rl.work import Model, WorkMeter
+from nemorl_rl.planning.device_peaks import device_peak
+from nemorl_rl.planning.devices import Device, named_by_driver
+from nemorl_rl.planning.work import Model, WorkMeter
 from nemorl_tensors import TokenBatch
 from nemorl_tensors.engines.rows import Rows, to_rows
 

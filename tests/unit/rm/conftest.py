@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from nemorl_testing.tiny import write_tiny_model
+from nemorl_rl.models.tiny import write_tiny_model
 
 
 def write_classifier(folder: Path, **config: Any) -> Path:

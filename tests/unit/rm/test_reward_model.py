@@ -10,10 +10,10 @@ import torch
 from nemorl.config.load import validate
 from nemorl.errors import BackendError, ConfigError
 from nemorl.types import Prompt, Score
+from nemorl_preference.rm import RewardModelConfig
+from nemorl_preference.rm.environment import RewardModel, load_classifier
+from nemorl_rl.data.tokenizer import Tokenizer
 from nemorl_rl.environments import EnvironmentPool
-from nemorl_rl.tokenizer import Tokenizer
-from nemorl_rm import RewardModelConfig
-from nemorl_rm.environment import RewardModel, load_classifier
 from recorded_messages import Raises
 
 RESPONSES = ["2", "", "a much longer response, which others are padded to", "22", "<eos>"]
@@ -91,7 +91,7 @@ def test_normalization_maps_and_clips(classifier: Path) -> None:
 
 
 def test_an_encoder_reads_prompt_and_response_as_a_pair(tmp_path: Path) -> None:
-    from nemorl_testing.tiny import write_tiny_model
+    from nemorl_rl.models.tiny import write_tiny_model
     from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
     write_tiny_model(tmp_path)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from nemorl_rm.loss import BradleyTerryLoss
+from nemorl_preference.rm.loss import BradleyTerryLoss
 from nemorl_tensors import TokenBatch, pair_batch
 
 NAN = float("nan")

@@ -9,11 +9,11 @@ import pytest
 import torch
 from nemorl.config.load import validate
 from nemorl.errors import ConfigError, DataError
-from nemorl_commands.console import Console
-from nemorl_rl.tokenizer import Tokenizer
-from nemorl_rm import RMConfig
-from nemorl_rm.environment import load_classifier
-from nemorl_rm.trainer import RMTrainer
+from nemorl_cli.console import Console
+from nemorl_preference.rm import RMConfig
+from nemorl_preference.rm.environment import load_classifier
+from nemorl_preference.rm.trainer import RMTrainer
+from nemorl_rl.data.tokenizer import Tokenizer
 from recorded_messages import Raises
 
 ROWS = [

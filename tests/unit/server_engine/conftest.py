@@ -18,7 +18,7 @@ Build = Callable[..., Any]
 
 @pytest.fixture(autouse=True)
 def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nemorl_server_engine.pool.POLL_S", 0.02)
+    monkeypatch.setattr("nemorl_agents.servers.pool.POLL_S", 0.02)
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def serve(tiny_model: Path) -> Iterator[Serve]:
 @pytest.fixture
 def build(tiny_model: Path, tmp_path: Path) -> Iterator[Build]:
     """Makes a generator with weights of this value and version; it is shut down when the test ends."""
-    from nemorl_server_engine import ServerConfig
+    from nemorl_agents.servers import ServerConfig
 
     with ExitStack() as stack:
 

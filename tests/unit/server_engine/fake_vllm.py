@@ -17,10 +17,10 @@ from urllib.parse import urlsplit
 
 import torch
 from nemorl.weights import WeightHandle, in_process_handle
-from nemorl_rl.tokenizer import Tokenizer
-from nemorl_server_engine.checks import true_logprobs
-from nemorl_server_engine.dialects.vllm import EXTENSION
-from nemorl_server_engine.versions import WrittenWeights
+from nemorl_agents.servers.checks import true_logprobs
+from nemorl_agents.servers.dialects.vllm import EXTENSION
+from nemorl_agents.servers.versions import WrittenWeights
+from nemorl_rl.data.tokenizer import Tokenizer
 from nemorl_tensors.engines.broadcast import BroadcastGroup, Meeting
 from safetensors.torch import load_file
 

@@ -20,8 +20,8 @@ import pytest
 import torch
 from nemorl.errors import BackendError
 from nemorl.types import SamplingParams
-from nemorl_server_engine.dialects import dialect
-from nemorl_server_engine.dialects.base import Ask, Facts
+from nemorl_agents.servers.dialects import dialect
+from nemorl_agents.servers.dialects.base import Ask, Facts
 from nemorl_tensors.engines.broadcast import Meeting
 from published_engines import read_wheel, sglang_classes
 
@@ -122,7 +122,7 @@ def test_sglangs_classes_have_every_field_that_is_sent(tmp_path: Path) -> None:
 
 def test_sglang_is_given_tensors_in_parts_of_which_the_last_names_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """12 bytes of a and 16 of b exceed one part of 20."""
-    monkeypatch.setattr("nemorl_server_engine.sending.PART_BYTES", 20)
+    monkeypatch.setattr("nemorl_agents.servers.sending.PART_BYTES", 20)
     server, broadcast = Recorder({}), []
 
     async def send(names: Sequence[str]) -> None:
@@ -225,7 +225,7 @@ def test_tensorrt_llms_weights_come_under_the_name_of_their_gpu() -> None:
 
     A worker opens ``(name, (function, arguments))`` (``tensorrt_llm/llmapi/rlhf_utils.py``).
     """
-    from nemorl_server_engine.dialects.tensorrt_llm import handles_body
+    from nemorl_agents.servers.dialects.tensorrt_llm import handles_body
 
     body = handles_body({"b": torch.ones(2)}, "1f2e")
     [(device, text)] = body.pop("weights").items()
@@ -237,7 +237,7 @@ def test_tensorrt_llms_weights_come_under_the_name_of_their_gpu() -> None:
 def test_vllms_classes_take_what_weights_are_announced_with() -> None:
     """Its own backends ``nccl`` and ``ipc``, which cannot run here, against their classes."""
     pytest.importorskip("vllm")
-    from nemorl_server_engine.dialects.vllm import init_info
+    from nemorl_agents.servers.dialects.vllm import init_info
     from vllm.distributed.weight_transfer.nccl_common import NCCLWeightTransferInitInfo
     from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferUpdateInfo
 
@@ -258,7 +258,7 @@ def test_vllms_classes_take_what_weights_are_announced_with() -> None:
 
 def test_vllms_class_of_handles_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("vllm")
-    from nemorl_server_engine.dialects.vllm import ipc_info
+    from nemorl_agents.servers.dialects.vllm import ipc_info
     from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferUpdateInfo
 
     monkeypatch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
@@ -271,7 +271,7 @@ def test_vllms_class_of_handles_takes_them(monkeypatch: pytest.MonkeyPatch) -> N
 def test_vllms_class_takes_what_is_sent() -> None:
     """Against vLLM's own classes, where it is installed."""
     pytest.importorskip("vllm")
-    from nemorl_server_engine.dialects.vllm import sample_body
+    from nemorl_agents.servers.dialects.vllm import sample_body
     from vllm.entrypoints.scale_out.token_in_token_out.protocol import GenerateRequest
 
     request = GenerateRequest.model_validate(sample_body(FACTS, ASK))

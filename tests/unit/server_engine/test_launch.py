@@ -8,9 +8,9 @@ from typing import Any
 
 from nemorl.errors import UsageError
 from nemorl.types import GenerationRequest, SamplingParams
-from nemorl_server_engine.command import app
-from nemorl_server_engine.launch_check import server_problems
-from nemorl_server_engine.roster import Roster
+from nemorl_agents.servers.command import app
+from nemorl_agents.servers.launch_check import server_problems
+from nemorl_agents.servers.roster import Roster
 from typer.testing import CliRunner
 
 
@@ -100,7 +100,7 @@ def engines(verb: str, run: Path, *arguments: str) -> str:
 
 
 def test_engines_says_what_is_wrong(serve: Any, build: Any, tmp_path: Path, raises: Any) -> None:
-    from nemorl_server_engine.command import add, drop, show
+    from nemorl_agents.servers.command import add, drop, show
 
     with raises(UsageError, "generation.backend"):
         show(tmp_path / "nothing")

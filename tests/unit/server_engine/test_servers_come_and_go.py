@@ -14,9 +14,9 @@ from fake_vllm import weights_of
 from nemorl.config import PolicyConfig
 from nemorl.errors import BackendError, DeadlineError
 from nemorl.types import GenerationRequest, SamplingParams
-from nemorl_server_engine import ways
-from nemorl_server_engine.roster import Roster
-from nemorl_server_engine.versions import WeightVersions, place_of
+from nemorl_agents.servers import ways
+from nemorl_agents.servers.roster import Roster
+from nemorl_agents.servers.versions import WeightVersions, place_of
 
 pytestmark = pytest.mark.slow
 

@@ -10,10 +10,10 @@ from fake_vllm import weights_of
 from nemorl.config import PolicyConfig
 from nemorl.errors import BackendError
 from nemorl.types import GenerationRequest, SamplingParams
-from nemorl_server_engine import ServerConfig
-from nemorl_server_engine.dialects import dialect
-from nemorl_server_engine.dialects.base import Facts
-from nemorl_server_engine.ways import Way, chosen_way
+from nemorl_agents.servers import ServerConfig
+from nemorl_agents.servers.dialects import dialect
+from nemorl_agents.servers.dialects.base import Facts
+from nemorl_agents.servers.ways import Way, chosen_way
 
 REQUESTS = [GenerationRequest((9, 10), SamplingParams(max_new_tokens=6), (0, 1))]
 HERE, OTHER, FAR = "http://127.0.0.1:8000", "http://127.0.0.1:8001", "https://node7:8000"

@@ -13,8 +13,8 @@ import pytest
 import torch
 from nemorl.errors import BackendError, ForeignError
 from nemorl.types import GenerationRequest, SamplingParams
-from nemorl_server_engine import ServerConfig
-from nemorl_testing.tiny import write_tiny_model
+from nemorl_agents.servers import ServerConfig
+from nemorl_rl.models.tiny import write_tiny_model
 from pydantic import ValidationError
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -40,7 +40,7 @@ def kept_warnings() -> Iterator[list[str]]:
     found: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("nemorl_server_engine")
+    logger = logging.getLogger("nemorl_agents.servers")
     logger.addHandler(handler)
     try:
         yield found
@@ -114,7 +114,7 @@ def test_whatever_goes_wrong_as_a_server_is_taken_in_ends_the_wait(
     async def broken(*_: Any) -> None:
         raise ZeroDivisionError("nobody expected this")
 
-    monkeypatch.setattr("nemorl_server_engine.own_weights.OwnWeights.require", broken)
+    monkeypatch.setattr("nemorl_agents.servers.own_weights.OwnWeights.require", broken)
     with raises(ForeignError, "ZeroDivisionError", varies=PORT):
         build(serve(), value=None)
 

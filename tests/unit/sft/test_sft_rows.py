@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from nemorl.errors import BackendError, DataError
-from nemorl_rl.encoding import encode_row
-from nemorl_rl.tokenizer import Tokenizer
+from nemorl_rl.data.encoding import encode_row
+from nemorl_rl.data.tokenizer import Tokenizer
 from nemorl_sft import SFTConfig
 from nemorl_sft.trainer import SFTTrainer
 from recorded_messages import Raises

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from nemorl.base.packages import site_policy
+from nemorl.base.packages.plugin_policy import machine_policy
 from nemorl.plugins import Index, Registry
-from nemorl_base import site_policy
-from nemorl_base.plugin_policy import machine_policy
 from nemorl_testing.registries import use_registry
 
 Policy = Callable[..., Path]

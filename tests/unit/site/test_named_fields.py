@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from nemorl.base.text.naming import Named, is_url, kind_by_name
 from nemorl.config import Config, ModelName, Options, PlainText, RunConfig, ServerURL, Variables, load_config
 from nemorl.plugins import registry
 from nemorl.plugins.registry import config_bases
-from nemorl_base.naming import Named, is_url, kind_by_name
 from nemorl_testing.every_config import undeclared_names
 from pydantic import Field
 
@@ -36,7 +36,7 @@ def test_every_field_that_sounds_like_it_names_something_says_what() -> None:
     classes = list(config_classes())
     assert len(classes) > 100
     missing = {owner.__name__: names for owner in classes if (names := undeclared_names(owner))}
-    assert not missing, "give these a type of nemorl_base.naming"
+    assert not missing, "give these a type of nemorl.base.text.naming"
 
 
 def test_a_field_that_does_not_say_so_is_seen() -> None:

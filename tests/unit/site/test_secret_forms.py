@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from nemorl.base.text.secret_forms import secrets_by_form
+from nemorl.base.text.secrets import redacted
 from nemorl.config import load_config
-from nemorl_base.secret_forms import secrets_by_form
-from nemorl_base.secrets import redacted
-from nemorl_report.secret_check import secret_problems, secrets_in
+from nemorl_trust.secret_check import secret_problems, secrets_in
 
 ROOT = Path(__file__).parents[3]
 MIXED = "aB3dE6gH9kL2mN5pQ8sT1vW4yZ7"

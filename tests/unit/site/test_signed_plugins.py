@@ -18,9 +18,9 @@ from installed_plugins import Install
 from nemorl.config import load_config
 from nemorl.errors import UsageError
 from nemorl.plugins import Index, Registry
-from nemorl_report.signatures import read_public_key, read_set
-from nemorl_report.site_check import site_problems
 from nemorl_testing.registries import use_registry
+from nemorl_trust.signatures import read_public_key, read_set
+from nemorl_trust.site_check import site_problems
 from recorded_messages import Raises
 
 Policy = Callable[..., Path]
@@ -188,7 +188,7 @@ def test_a_policy_admits_what_was_signed_and_refuses_what_was_not(
     policy(demand.format(f"{key}.pub", signed))
     with use_registry(Registry(Index.installed())):
         found = launch_problems()
-    assert {text.partition(" ")[0] for text in found} >= {*used, "nemorl-core", "nemorl-report", "nemorl-math-env"}
+    assert {text.partition(" ")[0] for text in found} >= {*used, "nemorl-core", "nemorl-cli", "nemorl-math-env"}
     assert all("is in no set that was signed (the site demands it)" in text for text in found)
     done = nemorl("generate", "hello", "--model", "org/model")
     assert done.code == 2

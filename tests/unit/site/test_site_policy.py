@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 from command_line import Command
+from nemorl.base.audit.recording import audit_folder, audit_log
+from nemorl.base.packages import site_policy
+from nemorl.base.packages.permission import require
+from nemorl.base.packages.plugin_policy import machine_policy
+from nemorl.base.packages.site_policy import Person, links_out_of, names_of_path, read_site_policy, refusal
 from nemorl.config import load_config
 from nemorl.errors import ConfigError, UsageError
 from nemorl.plugins import Index
-from nemorl_base import site_policy
-from nemorl_base.audit.recording import audit_folder, audit_log
-from nemorl_base.audit.verifying import entries_of
-from nemorl_base.permission import require
-from nemorl_base.plugin_policy import machine_policy
-from nemorl_base.site_policy import Person, links_out_of, names_of_path, read_site_policy, refusal
-from nemorl_report.site_check import refuse
+from nemorl_trust.audit_verifying import entries_of
+from nemorl_trust.site_check import refuse
 from recorded_messages import Raises
 
 Policy = Callable[..., Path]
@@ -203,7 +203,7 @@ def test_a_link_to_a_denied_file_is_denied_and_one_in_an_allowed_folder_allows_n
 def test_a_plugin_that_is_denied_is_not_loaded_whatever_the_run_says(policy: Policy, raises: Raises) -> None:
     policy("contact: the owner\nrules: [{name: no math, deny: {plugins: [nemorl-math-env]}}]")
     assert not machine_policy().admits("nemorl_math_env")
-    assert machine_policy().admits("nemorl-report"), "the toolkits are part of nemorl"
+    assert machine_policy().admits("nemorl-cli"), "the toolkits are part of nemorl"
     stopped = {entry.distribution for entry in Index.installed().entries if entry.status == "blocked"}
     assert stopped == {"nemorl-math-env"}
 
@@ -444,9 +444,9 @@ def test_parts_inside_parts_are_asked_about(policy: Policy) -> None:
 
 def test_a_user_config_cannot_block_the_check(policy: Policy) -> None:
     policy("rules: [{deny: {datasets: ['*']}}]")
-    names = {"nemorl-report", "nemorl-site", "nemorl-base"}
+    names = {"nemorl-cli", "nemorl-ops", "nemorl-core"}
     config = load_config({**SFT, "plugins": {"block": sorted(names)}})
-    assert "nemorl-report:site" in config.registry.index.launch_checks
+    assert "nemorl-trust:site" in config.registry.index.launch_checks
 
 
 # Commands

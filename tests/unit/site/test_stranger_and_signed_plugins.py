@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from installed_plugins import GOOD, Install
 from nemorl.plugins import Index, Registry
-from nemorl_report.lock import entries_by_distribution
-from nemorl_report.lock_files import files_of, hashes_of
 from nemorl_testing.registries import use_registry
+from nemorl_trust.lock import entries_by_distribution
+from nemorl_trust.lock_files import files_of, hashes_of
 
 NAME = "acme-env"
 EVIL = "print('evil')\n"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from nemorl.contracts.memory import WeightsForgottenError
 from nemorl.errors import BackendError
-from nemorl_base.memory import WeightsForgottenError
 from nemorl_tensors.engines.parking import Parking, bytes_held
 from recorded_messages import Raises
 from torch import nn

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from nemorl.base.process.timing import Span, Timed
 from nemorl.types import SamplingParams
-from nemorl_base.timing import Span, Timed
 from nemorl_tensors.engines import responses
 from nemorl_tensors.engines.responses import Response, StopStringMatcher
 

@@ -16,7 +16,7 @@ from nemorl_tensors.engines.pieces import LazyWeight, Piece, PieceSender, Place,
 from recorded_messages import Raises
 from torch import Tensor
 
-SHARED_MEMORY = "nemorl-transports:shared_memory"
+SHARED_MEMORY = "nemorl-rl:shared_memory"
 WHOLE = torch.arange(24.0).reshape(4, 6)
 PIECES = [
     Piece("w", (4, 6), (0, 0), WHOLE[:2, :3]),

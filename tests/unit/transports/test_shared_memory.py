@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from nemorl.errors import WeightsLostError
-from nemorl_transports.shared_memory import HALF_BYTES, SharedMemory, SharedPayload
+from nemorl_rl.transports.shared_memory import HALF_BYTES, SharedMemory, SharedPayload
 from recorded_messages import Raises
 from torch import Tensor
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from command_line import Command
 from nemorl.errors import UsageError
-from nemorl_view.serving import Place, Viewer
+from nemorl_insight.view.serving import Place, Viewer
 from recorded_messages import Raises
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nemorl_report.report import write_report
-from nemorl_view.serving import Viewer
+from nemorl_cli.report.report import write_report
+from nemorl_insight.view.serving import Viewer
 from record_files import write_records
 from tiers import only
 

@@ -11,10 +11,10 @@ from typing import Any
 import anyio
 import pytest
 from nemorl.errors import UsageError
-from nemorl_view.guard import HEADERS, host_name
-from nemorl_view.server import Server
-from nemorl_view.stream import added_to, events, positions_of, written
-from nemorl_view.watched import Position, WatchedRun
+from nemorl_insight.view.guard import HEADERS, host_name
+from nemorl_insight.view.server import Server
+from nemorl_insight.view.stream import added_to, events, positions_of, written
+from nemorl_insight.view.watched import Position, WatchedRun
 from record_files import write_records
 from recorded_messages import Raises
 from starlette.testclient import TestClient
@@ -102,7 +102,7 @@ def test_beyond_this_machine_a_token_is_needed(run: WatchedRun) -> None:
     assert "httponly" in welcome.headers["set-cookie"].lower()
     assert client.get("/api/info").json()["title"] == "run"
     client.cookies.clear()
-    assert client.get("/api/info", headers={"cookie": "nemorl-view=other"}).status_code == 403
+    assert client.get("/api/info", headers={"cookie": "nemorl-insight=other"}).status_code == 403
 
 
 def test_an_address_on_a_command_line_lets_one_browser_in(run: WatchedRun) -> None:

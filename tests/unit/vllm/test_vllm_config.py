@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from nemorl.config import PolicyConfig, load_config
+from nemorl.contracts.memory import MemoryPart
 from nemorl.errors import BackendError, ConfigError
-from nemorl_base.memory import MemoryPart
-from nemorl_rl.snapshots import takes_versions
+from nemorl_rl.serving.snapshots import takes_versions
 from pydantic import ValidationError
 from recorded_messages import Raises
 
@@ -188,7 +188,7 @@ def test_fp8_rollouts_are_corrected_for_unless_told_otherwise() -> None:
 
 
 def test_a_warning_of_a_mismatch_names_the_precision() -> None:
-    from nemorl_rl.mismatch import MismatchWatch
+    from nemorl_rl.audit.mismatch import MismatchWatch
 
     told: list[str] = []
     MismatchWatch(fp8_run(rollouts={"mismatch_limit": None}), told.append).on_step_end(1, {METRIC: 1.08})

@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nemorl_base.naming import (
+    from nemorl.base.text.naming import (
         CodeName,
         Command,
         DatasetFile,
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
         ServerURL,
         Variables,
     )
-
     from nemorl.config.base import RESUMABLE, Config
     from nemorl.config.cluster import ClusterConfig
     from nemorl.config.load import load_config
@@ -57,4 +56,4 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES.get(name, "nemorl_base.naming")), name)
+    return getattr(importlib.import_module(_MODULES.get(name, "nemorl.base.text.naming")), name)

@@ -10,14 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Self
 
-from nemorl_base.field_texts import field_texts, for_editors
-from nemorl_base.naming import Named, Naming, declared_kind, kind_by_name, takes_text, texts_of
-from nemorl_base.pydantic_words import shown_default, shown_type
-from nemorl_base.reading import shown
-from nemorl_base.scalars import WrongValueError, read_field
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from nemorl.base.text.field_texts import field_texts, for_editors
+from nemorl.base.text.naming import Named, Naming, declared_kind, kind_by_name, takes_text, texts_of
+from nemorl.base.text.pydantic_words import shown_default, shown_type
+from nemorl.base.text.reading import shown
+from nemorl.base.text.scalars import WrongValueError, read_field
 from nemorl.errors import ConfigIssue, PluginError, boundary
 
 

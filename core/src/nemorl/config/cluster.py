@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from nemorl_base.gpus import count_gpus
-from nemorl_base.naming import Names, ServerURL, Variables
 from pydantic import Field
 
+from nemorl.base.text.naming import Names, ServerURL, Variables
 from nemorl.config.base import Config
 from nemorl.errors import ConfigIssue
+from nemorl.resources.gpus import count_gpus
 from nemorl.weights import Distance
 
 

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nemorl_base.pydantic_words import inlined
-from nemorl_base.reading import shown
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, PydanticUserError, ValidationError
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from nemorl.base.text.pydantic_words import inlined
+from nemorl.base.text.reading import shown
 from nemorl.config.base import ELSEWHERE, PLUGINS, PROBLEM, Config
 from nemorl.errors import ConfigIssue, NemorlError, boundary
 from nemorl.plugins import Registry, offered, registry

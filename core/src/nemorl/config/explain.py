@@ -6,11 +6,10 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from nemorl_base.pydantic_words import in_words
-from nemorl_base.standard_plugins import STANDARD_PLUGINS
-from nemorl_base.suggest import SURE, did_you_mean, in_other_words, nested
-from nemorl_base.variants import variant
-
+from nemorl.base.packages.standard_plugins import STANDARD_PLUGINS
+from nemorl.base.text.pydantic_words import in_words
+from nemorl.base.text.suggest import SURE, did_you_mean, in_other_words, nested
+from nemorl.base.text.variants import variant
 from nemorl.config.base import Config
 from nemorl.config.component import Component
 from nemorl.errors import ConfigIssue, NemorlError

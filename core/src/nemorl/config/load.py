@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from nemorl_base.mappings import apply_overrides, checked, read_source
-from nemorl_base.reading import shown
-from nemorl_base.suggest import closest
 from pydantic import ValidationError
 
+from nemorl.base.text.mappings import apply_overrides, checked, read_source
+from nemorl.base.text.reading import shown
+from nemorl.base.text.suggest import closest
 from nemorl.config.base import DEFERRED, ELSEWHERE, PLUGINS, PROBLEM, Config, all_problems
 from nemorl.config.explain import explain
 from nemorl.config.plugin_lists import policy_in

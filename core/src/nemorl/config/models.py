@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from nemorl_base.naming import FileName, Interpreter, ModelName, Options
-from nemorl_base.reading import expanded, is_file, shown
-from nemorl_base.standard_plugins import DEFAULT_PLUGINS
-from nemorl_base.variants import Variants
 from pydantic import Field
 
+from nemorl.base.packages.standard_plugins import DEFAULT_PLUGINS
+from nemorl.base.text.naming import FileName, Interpreter, ModelName, Options
+from nemorl.base.text.reading import expanded, is_file, shown
+from nemorl.base.text.variants import Variants
 from nemorl.config.base import RESUMABLE, Config
 from nemorl.config.component import Component, missing_modules
 from nemorl.contracts import Head

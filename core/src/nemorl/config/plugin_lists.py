@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
-from nemorl_base.plugin_policy import KEYS, PluginPolicy, normalize
-from nemorl_base.reading import shown
-from nemorl_base.standard_plugins import STANDARD_PLUGINS
-from nemorl_base.suggest import did_you_mean
 from pydantic import Field, ValidationError, ValidationInfo, model_validator
 
+from nemorl.base.packages.plugin_policy import KEYS, PluginPolicy, normalize
+from nemorl.base.packages.standard_plugins import STANDARD_PLUGINS
+from nemorl.base.text.reading import shown
+from nemorl.base.text.suggest import did_you_mean
 from nemorl.config.base import PLUGINS, Config
 from nemorl.config.component import Component
 from nemorl.errors import ConfigIssue

@@ -12,13 +12,12 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from nemorl_base.deadlines import deadline
-from nemorl_base.metric_info import metric_problem
-from nemorl_base.naming import ModelName
-from nemorl_base.scalars import Duration
-from nemorl_base.step_metrics import STEP_METRICS
 from pydantic import Field, ValidationInfo, model_validator
 
+from nemorl.base.process.deadlines import deadline
+from nemorl.base.step_metrics import STEP_METRICS
+from nemorl.base.text.naming import ModelName
+from nemorl.base.text.scalars import Duration
 from nemorl.config.base import PLUGINS, RESUMABLE, Config
 from nemorl.config.cluster import ClusterConfig
 from nemorl.config.component import Component
@@ -26,7 +25,7 @@ from nemorl.config.models import AuxiliaryModel, GenerationConfig, PolicyConfig,
 from nemorl.config.plugin_lists import PluginsConfig, policy_in
 from nemorl.contracts import Head
 from nemorl.errors import ConfigIssue, NemorlError, boundary
-from nemorl.metrics import MetricInfo
+from nemorl.metrics import MetricInfo, metric_problem
 from nemorl.plugins import Registry, foreign_words, registry
 from nemorl.plugins.kinds import DatasetConfig, LoggerConfig, PluginConfig
 from nemorl.resources.preflight import launch_problems

@@ -1,8 +1,7 @@
 """Plugins: the index (metadata only), drivers (stevedore, by name), hooks (pluggy)."""
 
-from nemorl_base.diagnosis import Diagnostic
-from nemorl_base.plugin_policy import PluginPolicy
-
+from nemorl.base.packages.diagnosis import Diagnostic
+from nemorl.base.packages.plugin_policy import PluginPolicy
 from nemorl.plugins.index import KINDS, Index, PluginEntry
 from nemorl.plugins.registry import Registry, foreign_words, offered, register, registry
 

@@ -1,7 +1,8 @@
 """Lifecycle hooks: pluggy specs, the run-scoped manager and its error policy.
 
 Hooks get summaries and handles, never tensors. The specs are append-only, so old implementations keep working. An
-implementation may take any subset of the arguments, by name; :mod:`nemorl_base.hook_signatures` refuses others.
+implementation may take any subset of the arguments, by name; others are refused
+(:mod:`nemorl.base.packages.hook_signatures`).
 
 Each spec is either *observer* (an implementation that raises is reported once with its plugin id, counted, and
 disabled) or *control* (it is re-raised, attributed, and ends the run). A plugin or callback with ``essential = True``
@@ -22,10 +23,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pluggy
-from nemorl_base.deadlines import deadline
-from nemorl_base.hook_signatures import Implementation, implementations
-from nemorl_base.plugin_policy import HOUSE
 
+from nemorl.base.packages.hook_signatures import Implementation, implementations
+from nemorl.base.packages.plugin_policy import HOUSE
+from nemorl.base.process.deadlines import deadline
 from nemorl.errors import ForeignError, NemorlError, PluginError, boundary
 from nemorl.plugins.registry import Registry
 

@@ -15,13 +15,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from nemorl_base.diagnosis import Diagnostic
-from nemorl_base.distributions import RECORD, InstalledDistribution, installed, points_of
-from nemorl_base.owner import DAMAGED, DamagedPoint, described, owner_of
-from nemorl_base.plugin_policy import HOUSE, PluginPolicy, machine_policy, normalize
-from nemorl_base.standard_plugins import STANDARD_PLUGINS
-from nemorl_base.suggest import did_you_mean
-
+from nemorl.base.packages.diagnosis import Diagnostic
+from nemorl.base.packages.distributions import RECORD, InstalledDistribution, installed, points_of
+from nemorl.base.packages.owner import DAMAGED, DamagedPoint, described, owner_of
+from nemorl.base.packages.plugin_policy import HOUSE, PluginPolicy, machine_policy, normalize
+from nemorl.base.packages.renamed import todays_id
+from nemorl.base.packages.standard_plugins import STANDARD_PLUGINS, how_to_install
+from nemorl.base.text.suggest import did_you_mean
 from nemorl.errors import PluginError, PluginNotFoundError, UsageError
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ class Index:
             PluginNotFoundError: nothing of this kind has the name; lists what is installed and how to get it.
             PluginError: something has it but is blocked, ambiguous or incompatible; says why and what decides.
         """
-        entries = self.of_kind(kind)
+        entries, name = self.of_kind(kind), todays_id(name)
         matches = [entry for entry in entries if name in (entry.name, entry.id)]
         # A full id says which of several distributions is meant.
         usable = [e for e in matches if not e.diagnostics or (name == e.id and e.status == "ambiguous")]
@@ -257,7 +257,7 @@ class Index:
         provider = STANDARD_PLUGINS.get(f"{kind}:{name}")
         fix = guess or "pip install a plugin that provides it; `nemorl plugins list` shows what is installed"
         if provider:
-            fix = f"pip install {provider}"
+            fix = how_to_install(provider)
         return PluginNotFoundError(f"no {singular(kind)} named {name!r} is installed (installed: {installed})", fix=fix)
 
     def _diagnose(self, entry: PluginEntry, namesakes: Sequence[PluginEntry]) -> PluginEntry:

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from nemorl_base.built import checked_build
-
+from nemorl.base.packages.built import checked_build
 from nemorl.config.base import Config
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
@@ -268,5 +267,5 @@ class ReportSectionConfig(PluginConfig):
 
     def build(self) -> Callable[[Any], Any]:
         """The function that makes a ``Section`` of a run's records (``RunData``), or ``None`` where it has nothing to
-        show. Both types are in ``nemorl_report``."""
+        show. Both types are in ``nemorl_cli.report``."""
         raise NotImplementedError(f"{type(self).__name__} must define build()")

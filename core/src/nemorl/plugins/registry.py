@@ -11,10 +11,10 @@ from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from nemorl_base.deadlines import deadline
-from nemorl_base.plugin_policy import PluginPolicy
 from stevedore import DriverManager
 
+from nemorl.base.packages.plugin_policy import PluginPolicy
+from nemorl.base.process.deadlines import deadline
 from nemorl.errors import DeadlineError, ForeignError, NemorlError, PluginError, boundary
 from nemorl.plugins.index import KINDS, PREFIX, Index, PluginEntry, singular
 

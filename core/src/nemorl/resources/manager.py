@@ -1,7 +1,7 @@
 """ResourceManager: the one place that decides where worker groups run, and that replaces what is lost.
 
 Algorithms ask it for policies; they never learn whether these share a process, a node or nothing at all. Runs that
-sample have one that also places engines and sends them weights: ``nemorl_rl.resources``.
+sample have one that also places engines and sends them weights: ``nemorl_rl.placement.engines``.
 """
 
 from __future__ import annotations

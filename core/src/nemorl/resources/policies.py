@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from nemorl_base.files import replacing_folder
-
+from nemorl.base.files.atomic import replacing_folder
 from nemorl.contracts import Loss, WeightsName, WorkerGroup
 from nemorl.metrics import Metrics, merge
 

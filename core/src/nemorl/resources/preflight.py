@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nemorl_base.deadlines import deadline
-from nemorl_base.files import folder_refusal
-from nemorl_base.plugin_policy import normalize
-from nemorl_base.reading import shown
-
+from nemorl.base.files.atomic import folder_refusal
+from nemorl.base.packages.plugin_policy import normalize
+from nemorl.base.process.deadlines import deadline
+from nemorl.base.text.reading import shown
 from nemorl.errors import ConfigIssue, boundary
 from nemorl.plugins.registry import registry
 

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nemorl_base.logs import Carried, entered
-from nemorl_base.ports import free_port
-
+from nemorl.base.process.logs import Carried, entered
 from nemorl.errors import NemorlError
+from nemorl.resources.ports import free_port
 from nemorl.resources.worker import AttachedFactory, Role, WorkerContext, WorkerFactory, WorkerHost
 from nemorl.weights import Form, WeightHandle
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from nemorl_base.neighbours import neighbours_first
 from ray.exceptions import RayError
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from nemorl.config.cluster import ClusterConfig
 from nemorl.errors import DeadlineError, ResourceError
+from nemorl.resources.neighbours import neighbours_first
 from nemorl.resources.ray_session import RaySession
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
-from nemorl_base.ray_errors import lost_cluster_named, token_of_the_driver_alone_named
-
 from nemorl.config.run import RunConfig
 from nemorl.contracts import WorkerGroup
 from nemorl.resources.factories import TrainingFactory
 from nemorl.resources.ray_cluster import RayVirtualCluster
+from nemorl.resources.ray_errors import lost_cluster_named, token_of_the_driver_alone_named
 from nemorl.resources.ray_session import RaySession
 from nemorl.resources.ray_workers import GroupSettings, RayWorkerGroup
 from nemorl.resources.worker import (

@@ -10,14 +10,13 @@ import sys
 import tempfile
 from contextlib import ExitStack
 
-from nemorl_base import process_guard
-from nemorl_base.last_words import note
-from nemorl_base.left_overs import owned_folder
-from nemorl_base.ray_security import ray_address, ray_variables
-from nemorl_base.variables import environment
-
+from nemorl.base.files import process_guard
+from nemorl.base.files.left_overs import owned_folder
+from nemorl.base.process.last_words import note
+from nemorl.base.process.variables import environment
 from nemorl.config.cluster import ClusterConfig
 from nemorl.errors import ResourceError
+from nemorl.resources.ray_security import ray_address, ray_variables
 
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",

@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from nemorl_base.interpreters import require_interpreter
-from nemorl_base.logs import carried
-from nemorl_base.ray_errors import FIXES, fate_of, in_words
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
+from nemorl.base.packages.interpreters import require_interpreter
+from nemorl.base.process.logs import carried
 from nemorl.config.cluster import ClusterConfig
 from nemorl.errors import BackendError, ForeignError, NemorlError, ResourceError, WorkerHungError, WorkerLostError
 from nemorl.resources.ray_actor import RayWorker, WorkerFacts
 from nemorl.resources.ray_cluster import Place, RayVirtualCluster
+from nemorl.resources.ray_errors import FIXES, fate_of, in_words
 from nemorl.resources.worker import AttachedFactory, Role, WorkerContext, WorkerFactory
 from nemorl.weights import Form, WeightHandle
 

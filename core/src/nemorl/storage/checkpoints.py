@@ -1,4 +1,4 @@
-"""The checkpoints of a run: begun, published, ranked, pruned. One is a ``nemorl_base.checkpoints.Checkpoint``."""
+"""The checkpoints of a run: begun, published, ranked, pruned. One is a ``nemorl.base.files.checkpoints.Checkpoint``."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from nemorl_base import sealed_folders
-from nemorl_base.checkpoints import FORMAT, Checkpoint, checkpoint_name
-from nemorl_base.files import listed
-from nemorl_base.saving import Draft, FilesOfRanks, kept_steps, refusals_named
-
+from nemorl.base.files import sealed_folders
+from nemorl.base.files.atomic import listed
+from nemorl.base.files.checkpoints import FORMAT, Checkpoint, checkpoint_name
+from nemorl.base.files.saving import Draft, FilesOfRanks, kept_steps, refusals_named
 from nemorl.config.run import CheckpointConfig, RunConfig
 from nemorl.errors import CheckpointError
 

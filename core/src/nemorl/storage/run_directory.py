@@ -15,12 +15,11 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Self
 
-from nemorl_base.files import listed, replace_text, storing
-from nemorl_base.jsonl import JsonlWriter, StepLog, read_jsonl
-from nemorl_base.last_words import note
-from nemorl_base.mappings import differences
-from nemorl_base.ownership import Ownership
-
+from nemorl.base.files.atomic import listed, replace_text, storing
+from nemorl.base.files.jsonl import JsonlWriter, StepLog, read_jsonl
+from nemorl.base.files.ownership import Ownership
+from nemorl.base.process.last_words import note
+from nemorl.base.text.mappings import differences
 from nemorl.config.base import identity
 from nemorl.config.run import RunConfig
 from nemorl.errors import ConfigError, ConfigIssue, RunInUseError, UsageError
@@ -173,7 +172,7 @@ class RunDirectory:
 
 def to_yaml(config: RunConfig) -> str:
     """The resolved config, loadable again."""
-    from nemorl_base.yaml_text import format_yaml
+    from nemorl.base.text.yaml_text import format_yaml
 
     return format_yaml(_as_data(config))
 
@@ -211,7 +210,7 @@ def _recorded_config(path: Path) -> dict[str, Any]:
     Raises:
         UsageError: the record is missing or damaged.
     """
-    from nemorl_base.yaml_text import parse_yaml
+    from nemorl.base.text.yaml_text import parse_yaml
 
     file = path / "config.yaml"
     try:

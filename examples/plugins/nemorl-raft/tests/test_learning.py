@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from nemorl.config.load import load_config
-from nemorl_commands.console import Console
-from nemorl_testing.tiny import write_tiny_model
+from nemorl_cli.console import Console
+from nemorl_rl.models.tiny import write_tiny_model
 
 SIZES: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
 

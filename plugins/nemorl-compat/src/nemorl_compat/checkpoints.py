@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from nemorl.base.files.atomic import replacing_folder
+from nemorl.base.text.suggest import did_you_mean
 from nemorl.config import PolicyConfig
 from nemorl.errors import CheckpointError, UsageError, boundary
-from nemorl_base.files import replacing_folder
-from nemorl_base.suggest import did_you_mean
 
 PREFIXES = ("", "model.")
 MEGATRON = "a checkpoint of its Megatron backend"

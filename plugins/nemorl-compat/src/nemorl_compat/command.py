@@ -8,11 +8,11 @@ from textwrap import shorten
 from typing import Annotated, Literal
 
 import typer
+from nemorl.base.files.atomic import replace_text
 from nemorl.errors import UsageError
-from nemorl_base.files import replace_text
-from nemorl_commands.answers import AsJson, echo_json
-from nemorl_commands.plugin_app import plugin_app
-from nemorl_commands.terminal import print_table, say
+from nemorl_cli.answers import AsJson, echo_json
+from nemorl_cli.plugin_app import plugin_app
+from nemorl_cli.terminal import print_table, say
 
 from nemorl_compat.migration import Migration, migrate_file
 from nemorl_compat.migration_report import as_data, refusal, summary, table

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from nemorl_commands.answers import AsJson, echo_json
-from nemorl_commands.plugin_app import plugin_app
-from nemorl_commands.terminal import say
+from nemorl_cli.answers import AsJson, echo_json
+from nemorl_cli.plugin_app import plugin_app
+from nemorl_cli.terminal import say
 
 app = plugin_app()
 

@@ -11,7 +11,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from nemorl_base.suggest import did_you_mean
+from nemorl.base.text.suggest import did_you_mean
 
 from nemorl_compat.names import MODULES
 

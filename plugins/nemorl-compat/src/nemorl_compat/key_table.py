@@ -24,7 +24,7 @@ from importlib.resources import files
 from typing import Any, Literal
 
 import yaml
-from nemorl_base.suggest import did_you_mean
+from nemorl.base.text.suggest import did_you_mean
 
 from nemorl_compat.braces import unbraced
 from nemorl_compat.features import feature_of

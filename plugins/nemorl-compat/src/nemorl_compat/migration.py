@@ -13,11 +13,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from nemorl.base.text.yaml_text import format_yaml
 from nemorl.config import RunConfig, load_config
 from nemorl.errors import ConfigError, ConfigIssue, NemorlError
 from nemorl.plugins import registry
-from nemorl_base.yaml_text import format_yaml
-from nemorl_report.secret_check import secrets_in
+from nemorl_trust.secret_check import secrets_in
 
 from nemorl_compat import legacy_yaml
 from nemorl_compat.conversions import PARTS

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from textwrap import shorten
 from typing import Any
 
+from nemorl.base.text.secrets import Redactor
+from nemorl.base.text.yaml_text import format_yaml
 from nemorl.errors import UsageError
-from nemorl_base.secrets import Redactor
-from nemorl_base.yaml_text import format_yaml
 
 from nemorl_compat.key_table import GROUPS
 from nemorl_compat.migration import Change, Migration

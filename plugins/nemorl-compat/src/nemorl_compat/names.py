@@ -108,7 +108,9 @@ MODULES: Mapping[str, Mapping[str, New]] = {
     "nemo_rl.config.training": {**GRPO, **SFT, **DPO},
     "nemo_rl.config.generation": {"GenerationConfig": CONFIGS["GenerationConfig"]},
     "nemo_rl.config.cluster": {"ClusterConfig": CONFIGS["ClusterConfig"]},
-    "nemo_rl.data": {"BatchedDataLoader": adapted("policies.BatchedDataLoader", use="nemorl_rl.data.RowDataModule")},
+    "nemo_rl.data": {
+        "BatchedDataLoader": adapted("policies.BatchedDataLoader", use="nemorl_rl.data.rows.RowDataModule")
+    },
     "nemo_rl.distributed": CLUSTERS,
     "nemo_rl.distributed.virtual_cluster": {"RayVirtualCluster": CLUSTERS["RayVirtualCluster"]},
     "nemo_rl.distributed.worker_groups": {"RayWorkerGroup": CLUSTERS["RayWorkerGroup"]},

@@ -8,8 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from nemorl.base.text.suggest import did_you_mean
 from nemorl.errors import UsageError
-from nemorl_base.suggest import did_you_mean
 
 from nemorl_compat.systems import NEMO_RL, NEMORL, seems_from
 

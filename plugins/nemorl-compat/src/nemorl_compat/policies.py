@@ -29,16 +29,16 @@ from nemorl.resources.policies import TrainingPolicy
 from nemorl.run import TrainResult
 from nemorl.trainer import BaseTrainer
 from nemorl.types import Row, Samples
-from nemorl_base.seeding import derive_seed
 from nemorl_rl.config import RolloutRunConfig
-from nemorl_rl.data import RowDataModule, rows_of
+from nemorl_rl.data.rows import RowDataModule, rows_of
+from nemorl_rl.data.tokenizer import Tokenizer
 from nemorl_rl.environments import EnvironmentPool, Unscored
 from nemorl_rl.environments.sources import as_environment
-from nemorl_rl.generation_policy import GenerationPolicy
-from nemorl_rl.prompts import to_prompts
-from nemorl_rl.resources import GenerationFactory, RolloutResources, standalone_generation
-from nemorl_rl.rollouts import RolloutEngine, RolloutPlan
-from nemorl_rl.tokenizer import Tokenizer
+from nemorl_rl.placement.engines import GenerationFactory, RolloutResources, standalone_generation
+from nemorl_rl.rollouts.engine import RolloutEngine, RolloutPlan
+from nemorl_rl.rollouts.prompts import to_prompts
+from nemorl_rl.rollouts.seeding import derive_seed
+from nemorl_rl.serving.generation_policy import GenerationPolicy
 
 if TYPE_CHECKING:
     from nemorl.resources.ray_cluster import RayVirtualCluster

@@ -20,16 +20,16 @@ from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from nemorl import trainer as kernel
+from nemorl.base.text.suggest import did_you_mean
 from nemorl.config import RunConfig
 from nemorl.config.load import validate
 from nemorl.errors import ConfigError, ConfigIssue, UsageError
 from nemorl.metrics import Mean, Metrics, values
 from nemorl.plugins import registry
 from nemorl.types import Row
-from nemorl_base.suggest import did_you_mean
-from nemorl_rl.encoding import encode_row
+from nemorl_rl.data.encoding import encode_row
+from nemorl_rl.data.tokenizer import Tokenizer
 from nemorl_rl.registration import register_algorithm
-from nemorl_rl.tokenizer import Tokenizer
 from pydantic import Field
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from nemorl.config import PolicyConfig
 from nemorl.metrics import Mean
 from nemorl.resources.policies import TrainingPolicy
 from nemorl.types import Sample, Samples
-from nemorl_rl.tokenizer import Tokenizer
+from nemorl_rl.data.tokenizer import Tokenizer
 from nemorl_tensors import KL_ESTIMATORS, TokenBatch
 from torch import Tensor
 

@@ -6,9 +6,9 @@ import math
 
 from nemorl.errors import DataError
 from nemorl.types import Prompt, Row, Sample, Score
-from nemorl_rl.encoding import encode_row
-from nemorl_rl.prompts import to_prompt
-from nemorl_rl.tokenizer import Tokenizer
+from nemorl_rl.data.encoding import encode_row
+from nemorl_rl.data.tokenizer import Tokenizer
+from nemorl_rl.rollouts.prompts import to_prompt
 
 
 def given_count(fraction: float, batch_size: int, step: int) -> int:

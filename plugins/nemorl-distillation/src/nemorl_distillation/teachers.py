@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from nemorl.base.text.suggest import did_you_mean
 from nemorl.errors import DataError
 from nemorl.metrics import Mean
 from nemorl.resources.policies import TrainingPolicy
 from nemorl.types import Samples
-from nemorl_base.suggest import did_you_mean
 from nemorl_tensors import KL_ESTIMATORS, TokenBatch, masked_mean
 from torch import Tensor
 

@@ -17,12 +17,12 @@ from nemorl.errors import ConfigIssue, DataError, UsageError
 from nemorl.metrics import Metrics
 from nemorl.resources.policies import TrainingPolicy
 from nemorl.types import Row, Samples
-from nemorl_base.seeding import derive_seed
 from nemorl_rl.environments import Unscored
 from nemorl_rl.environments.sources import as_environment
 from nemorl_rl.policy_gradient.updates import run_updates
-from nemorl_rl.prompts import to_prompts
-from nemorl_rl.rollouts import RolloutPlan, rollout_metrics
+from nemorl_rl.rollouts.engine import RolloutPlan, rollout_metrics
+from nemorl_rl.rollouts.prompts import to_prompts
+from nemorl_rl.rollouts.seeding import derive_seed
 from nemorl_rl.trainer import RolloutTrainer
 from nemorl_tensors import TokenBatch
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from nemorl.errors import UsageError, boundary
-from nemorl_rl.tokenizer import Tokenizer
+from nemorl_rl.data.tokenizer import Tokenizer
 
 SAME_FAMILY = (
     "choose student and teacher of one family, e.g. both Qwen2.5: token ids are compared as they are. Or set align: "

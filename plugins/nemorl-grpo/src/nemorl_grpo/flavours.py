@@ -149,7 +149,7 @@ def filled(data: Any, key: str, table: Mapping[str, Flavour]) -> Any:
 
 def contradictions(config: Config, key: str, flavour: Flavour, name: str) -> Iterator[ConfigIssue]:
     """The knobs of a config that say something else than the flavour beside them."""
-    from nemorl_base.yaml_text import format_yaml
+    from nemorl.base.text.yaml_text import format_yaml
 
     for knob, value in flavour.fixed.items():
         given = getattr(config, knob)

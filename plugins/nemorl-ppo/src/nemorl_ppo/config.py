@@ -11,8 +11,8 @@ from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import TrainingBackendConfig
 from nemorl_rl.config import RolloutRunConfig
-from nemorl_rl.kl import KLPenalty
 from nemorl_rl.policy_gradient.config import ClippedRatio, RewardShaping
+from nemorl_rl.policy_gradient.kl import KLPenalty
 from pydantic import Field
 
 from nemorl_ppo.declared_metrics import PPO_METRICS

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from nemorl.config import RunConfig
 from nemorl.metrics import MetricInfo
 from nemorl_rl.declared_metrics import ADVANTAGE_METRICS, KL_METRICS, RATIO_METRICS, SAMPLER_METRICS
-from nemorl_rl.work_metrics import WORK_METRICS
+from nemorl_rl.planning.work_metrics import WORK_METRICS
 
 _VALUES = "values far from the returns"
 _LIKE_THE_POLICY = ("grad_norm", "lr", "skipped_updates", "global_valid_toks", "global_valid_seqs")

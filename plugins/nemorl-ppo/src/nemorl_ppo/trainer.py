@@ -9,12 +9,12 @@ import torch
 from nemorl.errors import BackendError
 from nemorl.metrics import Mean, Metric, Metrics
 from nemorl.types import Row, Samples
+from nemorl_rl.data.tokenizer import Tokenizer
 from nemorl_rl.policy_gradient.kl_charge import with_kl
 from nemorl_rl.policy_gradient.metrics import advantage_metrics, kl_metrics
 from nemorl_rl.policy_gradient.rewards import shaped_rewards
 from nemorl_rl.policy_gradient.updates import of_role, run_updates
-from nemorl_rl.rollouts import RolloutPlan, accuracy_of, rollout_metrics
-from nemorl_rl.tokenizer import Tokenizer
+from nemorl_rl.rollouts.engine import RolloutPlan, accuracy_of, rollout_metrics
 from nemorl_rl.trainer import RolloutTrainer
 from nemorl_tensors import TokenBatch, masked_max, masked_mean, masked_min, segment_sum, standardized
 

@@ -8,9 +8,9 @@ from nemorl.errors import DataError
 from nemorl.metrics import Mean, Metrics
 from nemorl.trainer import BaseTrainer
 from nemorl.types import Row
-from nemorl_rl.encoding import encode_row
-from nemorl_rl.tenant_resources import TenantResources
-from nemorl_rl.tokenizer import Tokenizer
+from nemorl_rl.data.encoding import encode_row
+from nemorl_rl.data.tokenizer import Tokenizer
+from nemorl_rl.placement.tenant_resources import TenantResources
 from nemorl_tensors import TokenBatch
 
 from nemorl_sft.config import SFTConfig

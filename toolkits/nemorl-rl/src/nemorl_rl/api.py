@@ -18,7 +18,7 @@ from nemorl.run import TrainResult
 from nemorl.trainer import BaseTrainer
 
 from nemorl_rl.environments.sources import RewardSource
-from nemorl_rl.model_objects import model_folder
+from nemorl_rl.models.model_objects import model_folder
 from nemorl_rl.trainer import RolloutTrainer
 
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from nemorl.base.files.jsonl import read_jsonl
+from nemorl.base.text.suggest import did_you_mean
 from nemorl.config.component import missing_modules
 from nemorl.config.load import validate
 from nemorl.errors import UsageError
 from nemorl.plugins import registry
-from nemorl_base.jsonl import read_jsonl
-from nemorl_base.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from nemorl.contracts import Logger
@@ -179,7 +179,7 @@ class LoggerCallback(Callback):
 class WandbCallback(LoggerCallback):
     """Sends every metric to Weights & Biases; ``WANDB_MODE=offline`` writes to the run directory only.
 
-    Needs ``pip install "nemorl-loggers[wandb]"``. The API key comes from ``wandb login`` or ``WANDB_API_KEY``.
+    Needs ``pip install "nemorl-insight[wandb]"``. The API key comes from ``wandb login`` or ``WANDB_API_KEY``.
 
     Args:
         project: Project that the run appears in.

@@ -11,6 +11,7 @@ from nemorl.config.base import RESUMABLE, Config
 from nemorl.config.component import Component
 from nemorl.config.models import GenerationConfig, Sampler
 from nemorl.config.run import RunConfig, ValidationConfig
+from nemorl.contracts.adapters import ADAPTERS
 from nemorl.errors import ConfigIssue, boundary
 from nemorl.metrics import MetricInfo
 from nemorl.plugins import registry
@@ -19,11 +20,10 @@ from nemorl.types import SamplingParams
 from nemorl.weights import IN_PROCESS, Form
 from pydantic import Field, model_validator
 
-from nemorl_rl.adapters import ADAPTERS
 from nemorl_rl.declared_metrics import ROLLOUT_METRICS
-from nemorl_rl.recording import RecordingConfig
-from nemorl_rl.snapshots import held_versions, holds_adapters
-from nemorl_rl.transport_choice import choose_transport
+from nemorl_rl.placement.transport_choice import choose_transport
+from nemorl_rl.rollouts.recording import RecordingConfig
+from nemorl_rl.serving.snapshots import held_versions, holds_adapters
 
 
 def offload_problems(config: RunConfig) -> Iterator[ConfigIssue]:
@@ -208,7 +208,7 @@ class RolloutRunConfig(RunConfig):
 
     def dry_run(self, run_dir: Path, warn: Callable[[str], None]) -> Iterator[ConfigIssue]:
         from nemorl_rl.environments.sources import as_environment
-        from nemorl_rl.rehearsal import rehearse, reward_problems
+        from nemorl_rl.rollouts.rehearsal import rehearse, reward_problems
 
         found = list(super().dry_run(run_dir, warn))
         with boundary(f"dataset {type(self.data).__name__}"):
@@ -302,7 +302,7 @@ class RolloutRunConfig(RunConfig):
         able = "offload" in self.policy.backend.supports and "sleep" in self.generation.backend.supports
         if not is_tight or not able:
             return False
-        from nemorl_rl.memory_plan.reading import known_scene
+        from nemorl_rl.planning.memory.reading import known_scene
 
         scene = known_scene(self)
         return scene is None or scene.takes_turns

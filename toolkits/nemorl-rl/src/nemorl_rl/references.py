@@ -12,8 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from nemorl.base.text.suggest import did_you_mean
 from nemorl.errors import ConfigIssue, UsageError, boundary
-from nemorl_base.suggest import did_you_mean
 
 FORM = r"^[^:]+:[A-Za-z_]\w*$"
 

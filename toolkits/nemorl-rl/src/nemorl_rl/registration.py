@@ -2,7 +2,7 @@
 
 For notebooks, scripts and tests; a package declares entry points instead (docs/plugins.md), with the same result: the
 name works in configs, on the command line of that process and in ``nemorl.get_training_backend``. A config class is
-registered as it is; a function or another class gets one (:mod:`nemorl_rl.wrapped`).
+registered as it is; a function or another class gets one (:mod:`nemorl_rl.environments.wrapped`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TypeVar
 from nemorl.plugins.kinds import GenerationBackendConfig, TrainingBackendConfig
 from nemorl.plugins.registry import config_bases, registry
 
-from nemorl_rl.wrapped import wrap
+from nemorl_rl.environments.wrapped import wrap
 
 Target = TypeVar("Target")
 

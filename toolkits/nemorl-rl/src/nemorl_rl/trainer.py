@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from nemorl.base.process.deadlines import deadline
+from nemorl.base.process.timing import Timer
 from nemorl.contracts import DataModule, DataSource
 from nemorl.environment import Environment
 from nemorl.errors import ConfigIssue, NemorlError
@@ -19,30 +21,28 @@ from nemorl.plugins import offered, registry
 from nemorl.run import TrainResult
 from nemorl.trainer import BaseTrainer
 from nemorl.types import Row, Samples
-from nemorl_base.deadlines import deadline
-from nemorl_base.seeding import derive_seed
-from nemorl_base.timing import Timer
 
 from nemorl_rl.agents.trial import try_out
-from nemorl_rl.async_buffer import AsyncRolloutBuffer
-from nemorl_rl.breaker import CircuitBreaker
-from nemorl_rl.code_fingerprints import code_fingerprints
-from nemorl_rl.completions import Completions
+from nemorl_rl.audit.mismatch import MismatchWatch
 from nemorl_rl.config import RolloutRunConfig
-from nemorl_rl.data import RowDataModule
+from nemorl_rl.data.code_fingerprints import code_fingerprints
+from nemorl_rl.data.prompt_check import FIRST_ROWS, prompt_problems
+from nemorl_rl.data.rows import RowDataModule
+from nemorl_rl.data.tokenizer import Tokenizer
 from nemorl_rl.environments import EnvironmentPool
 from nemorl_rl.environments.sources import RewardSource, as_environment
-from nemorl_rl.evaluation import evaluate, planned_turns
-from nemorl_rl.generation_policy import GenerationPolicy
-from nemorl_rl.mismatch import MismatchWatch
-from nemorl_rl.prompt_check import FIRST_ROWS, prompt_problems
-from nemorl_rl.prompts import to_prompts
-from nemorl_rl.recording import NoRecorder, RolloutRecorder
-from nemorl_rl.rehearsal import rehearse, reward_problems
-from nemorl_rl.remarks import Remarks
-from nemorl_rl.resources import RolloutResources
-from nemorl_rl.rollouts import RolloutEngine, RolloutPlan
-from nemorl_rl.tokenizer import Tokenizer
+from nemorl_rl.evaluation.evaluation import evaluate, planned_turns
+from nemorl_rl.placement.engines import RolloutResources
+from nemorl_rl.placement.remarks import Remarks
+from nemorl_rl.rollouts.breaker import CircuitBreaker
+from nemorl_rl.rollouts.buffer import AsyncRolloutBuffer
+from nemorl_rl.rollouts.completions import Completions
+from nemorl_rl.rollouts.engine import RolloutEngine, RolloutPlan
+from nemorl_rl.rollouts.prompts import to_prompts
+from nemorl_rl.rollouts.recording import NoRecorder, RolloutRecorder
+from nemorl_rl.rollouts.rehearsal import rehearse, reward_problems
+from nemorl_rl.rollouts.seeding import derive_seed
+from nemorl_rl.serving.generation_policy import GenerationPolicy
 
 if TYPE_CHECKING:
     from nemorl_tensors import TokenBatch

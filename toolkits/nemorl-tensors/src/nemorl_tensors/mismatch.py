@@ -3,7 +3,7 @@
 # N = tokens of all sequences concatenated
 
 Both sides describe the same tokens under the same weights, so every difference is an error of one of them: see
-:mod:`nemorl_rl.mismatch` for what causes it.
+:mod:`nemorl_rl.audit.mismatch` for what causes it.
 """
 
 from __future__ import annotations

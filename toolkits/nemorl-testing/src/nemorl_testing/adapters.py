@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from nemorl.contracts import TrainingBackend
-from nemorl_rl.adapters import ADAPTERS
+from nemorl.contracts.adapters import ADAPTERS
 from safetensors.torch import load_file
 from torch import Tensor
 

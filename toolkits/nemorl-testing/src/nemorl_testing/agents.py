@@ -19,7 +19,7 @@ from nemorl_rl.agents.contract import (
     EpisodeLimits,
     ToolChoice,
 )
-from nemorl_rl.loop_thread import LoopThread
+from nemorl_rl.environments.loop_thread import LoopThread
 
 from nemorl_testing.blocking import blocking_calls
 from nemorl_testing.environments import ODD_RESPONSES, TAME_RESPONSES, TIMEOUT_S, as_prompt, build, is_finite

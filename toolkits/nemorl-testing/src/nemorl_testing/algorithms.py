@@ -11,8 +11,8 @@ from typing import Any
 
 from nemorl.config.load import validate
 from nemorl.config.run import RunConfig
+from nemorl.contracts.display import Silence
 from nemorl.errors import NemorlError
-from nemorl_base.display import Silence
 from nemorl_rl.callbacks import Callback
 from nemorl_rl.config import RolloutRunConfig
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from nemorl.base.files.sealed_folders import digest
 from nemorl.contracts import TrainingBackend
-from nemorl_base.sealed_folders import digest
-from nemorl_base.snapshots import SnapshottingBackend
+from nemorl.contracts.snapshots import SnapshottingBackend
 
 from nemorl_testing.backends import build_trainer, difference, files_below, norm, weights_of
 from nemorl_testing.batches import WeightedNLL, ragged_batch

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any, get_args
 
+from nemorl.base.text.field_texts import field_texts
+from nemorl.base.text.naming import declared_kind, kind_by_name, takes_text
 from nemorl.config import Config
 from nemorl.config.component import Component
 from nemorl.plugins.registry import config_bases
-from nemorl_base.field_texts import field_texts
-from nemorl_base.naming import declared_kind, kind_by_name, takes_text
 
 from nemorl_testing.kit import Subject, expect
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 from nemorl.contracts import GenerationBackend
+from nemorl.contracts.memory import SleepingBackend, WeightsForgottenError
 from nemorl.errors import NemorlError
 from nemorl.types import Completion, GenerationRequest, SamplingParams
 from nemorl.weights import IN_PROCESS
-from nemorl_base.memory import SleepingBackend, WeightsForgottenError
-from nemorl_rl.tokenizer import Tokenizer
+from nemorl_rl.data.tokenizer import Tokenizer
 
 from nemorl_testing.backends import (
     MAX_SEQUENCE_TOKENS,

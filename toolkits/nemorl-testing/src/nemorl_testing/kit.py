@@ -18,12 +18,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from nemorl.base.text.suggest import did_you_mean
 from nemorl.errors import NemorlError, PluginError, UsageError
 from nemorl.plugins import KINDS, PluginEntry, registry
 from nemorl.plugins.index import singular
 from nemorl.plugins.kinds import PluginConfig
 from nemorl.plugins.registry import BASES
-from nemorl_base.suggest import did_you_mean
 
 from nemorl_testing.attribution import describe
 

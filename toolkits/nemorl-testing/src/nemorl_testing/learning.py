@@ -159,7 +159,7 @@ def _divergence(subject: Subject, folder: Any, teachers: list[str]) -> float:
 def _next_logprobs(subject: Subject, folder: Any) -> Tensor:
     """[prompts, V] of the token after each of the first prompts."""
     import torch
-    from nemorl_rl.prompts import to_prompt
+    from nemorl_rl.rollouts.prompts import to_prompt
 
     from nemorl_testing.models import load_reference
 
@@ -171,7 +171,7 @@ def _next_logprobs(subject: Subject, folder: Any) -> Tensor:
 
 
 def _tokenizer(subject: Subject) -> Any:
-    from nemorl_rl.tokenizer import Tokenizer
+    from nemorl_rl.data.tokenizer import Tokenizer
 
     return Tokenizer.of(subject.config.policy)
 

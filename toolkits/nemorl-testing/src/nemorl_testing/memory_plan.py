@@ -1,15 +1,15 @@
-"""Checks of a training backend that describes itself to planners (``nemorl_rl.memory_plan``)."""
+"""Checks of a training backend that describes itself to planners (``nemorl_rl.planning.memory``)."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from nemorl_base.memory import OffloadingBackend
-from nemorl_rl.memory_plan.describing import PlansTraining
-from nemorl_rl.memory_plan.models import HeldModel
-from nemorl_rl.memory_plan.parts import total
-from nemorl_rl.model_files import stored_config
-from nemorl_rl.model_geometry import Geometry
+from nemorl.contracts.memory import OffloadingBackend
+from nemorl_rl.models.model_files import stored_config
+from nemorl_rl.models.model_geometry import Geometry
+from nemorl_rl.planning.memory.describing import PlansTraining
+from nemorl_rl.planning.memory.models import HeldModel
+from nemorl_rl.planning.memory.parts import total
 
 from nemorl_testing.backends import build_trainer, model_folder, policy_config
 from nemorl_testing.batches import WeightedNLL, ragged_batch

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from nemorl_rl.models.tiny import write_tiny_model
 from nemorl_tensors import TokenBatch
 from torch import Tensor
-
-from nemorl_testing.tiny import write_tiny_model
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
 """Head size 32, the smallest that all attention kernels take."""

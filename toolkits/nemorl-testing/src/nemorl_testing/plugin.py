@@ -24,7 +24,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def why_no_gpu() -> str | None:
     """What keeps a test from running on a GPU here; ``None`` where nothing does."""
-    from nemorl_base.gpus import count_gpus
+    from nemorl.resources.gpus import count_gpus
 
     if count_gpus() == 0:
         return "needs a CUDA device: nvidia-smi shows none (or CUDA_VISIBLE_DEVICES hides them)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nemorl.contracts import TrainingBackend
-from nemorl_base.rates import RateScalingBackend
+from nemorl.contracts.rates import RateScalingBackend
 
 from nemorl_testing.backends import build_trainer, difference, norm, weights_of
 from nemorl_testing.batches import WeightedNLL, ragged_batch

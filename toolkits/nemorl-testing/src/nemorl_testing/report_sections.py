@@ -6,9 +6,9 @@ import copy
 from pathlib import Path
 from typing import Any
 
-from nemorl_report.run_data import RunData
-from nemorl_report.sections import Curves, Section, Table, Text
-from nemorl_report.viewing.overview import blocks_of
+from nemorl_cli.report.run_data import RunData
+from nemorl_cli.report.sections import Curves, Section, Table, Text
+from nemorl_cli.report.viewing.overview import blocks_of
 
 from nemorl_testing.kit import NotApplicable, Subject, expect
 

@@ -8,10 +8,10 @@ from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import Any
 
+from nemorl.contracts.memory import SleepingBackend
+from nemorl.contracts.requests import RequestBackend
 from nemorl.errors import NemorlError
 from nemorl.types import Completion, GenerationRequest, SamplingParams
-from nemorl_base.memory import SleepingBackend
-from nemorl_rl.requests import RequestBackend
 
 from nemorl_testing.backends import (
     MAX_SEQUENCE_TOKENS,

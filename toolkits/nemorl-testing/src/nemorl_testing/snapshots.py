@@ -1,4 +1,4 @@
-"""Checks of generation backends that hold several versions of the weights, or of adapters (``nemorl_rl.snapshots``)."""
+"""Checks of engines that hold several versions of the weights, or of adapters (``nemorl_rl.serving.snapshots``)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from nemorl.contracts import GenerationBackend
+from nemorl.contracts.requests import RequestBackend
 from nemorl.types import Completion, GenerationRequest
-from nemorl_rl.requests import RequestBackend
-from nemorl_rl.snapshots import VersionNotHeldError
+from nemorl_rl.serving.snapshots import VersionNotHeldError
 
 from nemorl_testing.backends import build_generator, require_in_process
 from nemorl_testing.kit import NotApplicable, Subject, expect

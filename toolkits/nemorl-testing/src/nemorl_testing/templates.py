@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from nemorl.base.text.mappings import read_source
 from nemorl.config.load import load_config
 from nemorl.errors import ConfigError
-from nemorl_base.mappings import read_source
-from nemorl_report.source import template_text
+from nemorl_trust.source import template_text
 
 from nemorl_testing.kit import NotApplicable, Subject, expect
 

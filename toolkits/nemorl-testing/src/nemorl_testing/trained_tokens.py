@@ -79,7 +79,7 @@ def check_metrics_are_those_of_the_whole_batch(subject: Subject) -> None:
 
 def _expect_given(subject: Subject, ids: tuple[int, ...], mask: tuple[bool, ...]) -> None:
     """The trained tokens are a response of the kit's own rows, up to the end of the sequence."""
-    from nemorl_rl.tokenizer import Tokenizer
+    from nemorl_rl.data.tokenizer import Tokenizer
 
     inner = Tokenizer.of(subject.config.policy).inner
     given = {str(row[column]) for row in ROWS for column in ("response", "chosen", "rejected")}

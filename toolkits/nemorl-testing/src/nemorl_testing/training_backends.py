@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from nemorl.contracts import Loss, TrainingBackend
+from nemorl.contracts.memory import MemoryPart, OffloadingBackend
 from nemorl.errors import NemorlError
 from nemorl.metrics import Sum
-from nemorl_base.memory import MemoryPart, OffloadingBackend
 from torch import Tensor
 
 from nemorl_testing.backends import (

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from nemorl.weights import Form, WeightHandle, in_process_handle
-from nemorl_rl.snapshots import ADAPTER_SNAPSHOTS, SNAPSHOTS
+from nemorl_rl.serving.snapshots import ADAPTER_SNAPSHOTS, SNAPSHOTS
 from torch import Tensor, nn
 
 from nemorl_testing.adapters import LORA, PREFIX, RANK, SCALE, SUFFIX_A, SUFFIX_B

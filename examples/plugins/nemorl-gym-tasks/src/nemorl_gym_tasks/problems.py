@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
+from nemorl.base.text.suggest import did_you_mean
 from nemorl.errors import UsageError, boundary
-from nemorl_base.suggest import did_you_mean
 
 SIZE = 2**31 - 1
 """Part of a generator's config. A fixed one, so that problem i is the same whatever number is asked for."""

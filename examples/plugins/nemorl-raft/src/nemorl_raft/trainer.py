@@ -10,7 +10,7 @@ import torch
 from nemorl.metrics import Mean, Metrics
 from nemorl.types import Row, Sample, Samples
 from nemorl_rl.policy_gradient.updates import run_updates
-from nemorl_rl.rollouts import RolloutPlan, rollout_metrics
+from nemorl_rl.rollouts.engine import RolloutPlan, rollout_metrics
 from nemorl_rl.trainer import RolloutTrainer
 from nemorl_tensors import TokenBatch
 from torch import Tensor

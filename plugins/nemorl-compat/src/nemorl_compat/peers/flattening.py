@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nemorl_base.reading import UnreadableError
-from nemorl_base.yaml_text import parse_yaml
+from nemorl.base.text.reading import UnreadableError
+from nemorl.base.text.yaml_text import parse_yaml
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 

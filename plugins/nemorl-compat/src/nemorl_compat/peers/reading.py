@@ -15,9 +15,9 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
+from nemorl.base.text.reading import UnreadableError, parse_json, read_text
+from nemorl.base.text.yaml_text import parse_yaml
 from nemorl.errors import DataError, UsageError
-from nemorl_base.reading import UnreadableError, parse_json, read_text
-from nemorl_base.yaml_text import parse_yaml
 
 from nemorl_compat.peers import verl_hydra
 from nemorl_compat.peers.flattening import flat, scalar

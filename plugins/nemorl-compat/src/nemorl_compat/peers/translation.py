@@ -11,8 +11,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from nemorl.base.text.suggest import did_you_mean
 from nemorl.errors import UsageError
-from nemorl_base.suggest import did_you_mean
 
 from nemorl_compat.conversions.pieces import Pieces
 from nemorl_compat.key_table import Outcome

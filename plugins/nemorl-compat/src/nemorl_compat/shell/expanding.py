@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from nemorl.errors import DataError, UsageError
-from nemorl_isolation.confining import FOLDER
+from nemorl_trust.isolation.confining import FOLDER
 
 INSIDE = Path(__file__).with_name("inside")
 LIBRARIES = (

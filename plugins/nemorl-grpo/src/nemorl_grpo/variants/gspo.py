@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from nemorl.types import Samples
-from nemorl_rl.kl import KLPenalty
 from nemorl_rl.policy_gradient.config import GroupComparison, PolicyGradientConfig
+from nemorl_rl.policy_gradient.kl import KLPenalty
 from nemorl_rl.policy_gradient.trainer import PolicyGradientTrainer
 from pydantic import Field
 

@@ -21,9 +21,9 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from nemorl.types import Samples
-from nemorl_rl.kl import KLType
 from nemorl_rl.policy_gradient.advantages import batch_normalized, group_advantages
 from nemorl_rl.policy_gradient.config import ClippedConfig, RewardShaping
+from nemorl_rl.policy_gradient.kl import KLType
 from nemorl_rl.policy_gradient.rewards import shaped_rewards
 from nemorl_rl.policy_gradient.trainer import PolicyGradientTrainer
 

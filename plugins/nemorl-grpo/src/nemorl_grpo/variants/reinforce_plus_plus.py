@@ -18,8 +18,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from nemorl.types import Samples
-from nemorl_rl.kl import KLCharge
 from nemorl_rl.policy_gradient.config import ClippedRatio, PolicyGradientConfig, RewardShaping
+from nemorl_rl.policy_gradient.kl import KLCharge
 from nemorl_rl.policy_gradient.rewards import shaped_rewards
 from nemorl_rl.policy_gradient.trainer import PolicyGradientTrainer
 from pydantic import Field

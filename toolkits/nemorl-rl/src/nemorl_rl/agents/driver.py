@@ -14,19 +14,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nemorl.base.process.timing import Span
 from nemorl.environment import Environment, as_score
 from nemorl.errors import DeadlineError, boundary
 from nemorl.types import Prompt, Sample, Score
-from nemorl_base.seeding import derive_seed
-from nemorl_base.timing import Span
 
 from nemorl_rl.agents.contract import EpisodeError, EpisodeLimits
 from nemorl_rl.agents.policy import LivePolicy, Sampler
 from nemorl_rl.agents.record import to_sample
 from nemorl_rl.chat.conversation import Conversation
+from nemorl_rl.data.tokenizer import Tokenizer
+from nemorl_rl.environments.loop_thread import LoopThread
 from nemorl_rl.environments.turn import raisable, require_finite
-from nemorl_rl.loop_thread import LoopThread
-from nemorl_rl.tokenizer import Tokenizer
+from nemorl_rl.rollouts.seeding import derive_seed
 
 if TYPE_CHECKING:
     from nemorl_rl.chat.codec import ChatCodec

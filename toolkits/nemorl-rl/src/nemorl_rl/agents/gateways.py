@@ -97,7 +97,7 @@ def start_gateway() -> EpisodeGateway:
     factory = offered(NAME)
     if factory is None:
         raise PluginError(
-            "no installed package lets programs call the policy over HTTP", fix="pip install nemorl-gateway"
+            "no installed package lets programs call the policy over HTTP", fix="pip install nemorl-agents"
         )
     gateway: EpisodeGateway = factory()
     return gateway

@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Literal
 
+from nemorl.base.text.suggest import did_you_mean
 from nemorl.errors import ConfigIssue, UsageError
 from nemorl.metrics import MetricInfo
 from nemorl.types import Score
-from nemorl_base.suggest import did_you_mean
 
 Outcome = Literal["finished", "crashed", "timeout", "no_calls", "stopped"]
 OUTCOMES: tuple[Outcome, ...] = ("finished", "crashed", "timeout", "no_calls", "stopped")

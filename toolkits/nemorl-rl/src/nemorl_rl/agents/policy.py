@@ -12,7 +12,6 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from nemorl.types import Completion, GenerationRequest, SamplingParams
-from nemorl_base.seeding import derive_seed
 
 from nemorl_rl.agents.contract import (
     AS_THE_RUN,
@@ -26,8 +25,9 @@ from nemorl_rl.agents.contract import (
     ToolChoice,
 )
 from nemorl_rl.agents.record import Call
-from nemorl_rl.generation_policy import GenerationPolicy
-from nemorl_rl.times import spans_of
+from nemorl_rl.rollouts.seeding import derive_seed
+from nemorl_rl.serving.generation_policy import GenerationPolicy
+from nemorl_rl.serving.times import spans_of
 
 if TYPE_CHECKING:
     from nemorl_rl.chat.conversation import Conversation

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile, zip_longest
 
+from nemorl.base.process.timing import Span, TurnSpan
 from nemorl.types import Branch, Completion, Prompt, Sample, Score
-from nemorl_base.timing import Span, TurnSpan
 
-from nemorl_rl.times import TimedSample
+from nemorl_rl.serving.times import TimedSample
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,9 @@ from nemorl_rl.agents.contract import (
 )
 from nemorl_rl.chat.codec import codec_of
 from nemorl_rl.chat.text import TextCoder
-from nemorl_rl.loop_thread import LoopThread
-from nemorl_rl.prompts import to_prompt
-from nemorl_rl.tokenizer import Tokenizer
+from nemorl_rl.data.tokenizer import Tokenizer
+from nemorl_rl.environments.loop_thread import LoopThread
+from nemorl_rl.rollouts.prompts import to_prompt
 
 ANSWER = "This is a trial."
 CALLS = 2

@@ -12,9 +12,9 @@ from nemorl.environment import Environment, as_step
 from nemorl.types import Prompt, Score, Step
 
 from nemorl_rl.agents.contract import EpisodePolicy
-from nemorl_rl.loop_thread import in_thread
-from nemorl_rl.row_sizes import longest_text
-from nemorl_rl.tokenizer import Tokenizer
+from nemorl_rl.data.row_sizes import longest_text
+from nemorl_rl.data.tokenizer import Tokenizer
+from nemorl_rl.environments.loop_thread import in_thread
 
 
 class FreeTurns(Environment):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from nemorl_rl.agents.contract import ChatMessage
 
 if TYPE_CHECKING:
-    from nemorl_rl.tokenizer import Tokenizer
+    from nemorl_rl.data.tokenizer import Tokenizer
 
 Tools = Sequence[Mapping[str, Any]]
 """Tools as OpenAI's chat completions write them: ``{"type": "function", "function": {"name": …, "parameters": …}}``."""

@@ -22,7 +22,7 @@ from nemorl_rl.chat.rows import row_messages, text_of
 from nemorl_rl.chat.template_text import ASKED, REASONING_NAMES, SAID, TemplateText, probe_calls, probe_result
 
 if TYPE_CHECKING:
-    from nemorl_rl.tokenizer import Tokenizer
+    from nemorl_rl.data.tokenizer import Tokenizer
 
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 Span = tuple[int, int]

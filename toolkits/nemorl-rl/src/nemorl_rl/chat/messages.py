@@ -11,7 +11,7 @@ from nemorl.errors import DataError
 
 from nemorl_rl.agents.contract import ChatMessage
 from nemorl_rl.chat.codec import Tools
-from nemorl_rl.tokenizer import encodable
+from nemorl_rl.data.tokenizer import encodable
 
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 """Types of content parts that hold text."""

@@ -13,7 +13,7 @@ from nemorl_rl.chat.codec import ParsedAnswer, Spoken, ToolCall, Tools
 from nemorl_rl.chat.messages import plain_messages, require_tools
 
 if TYPE_CHECKING:
-    from nemorl_rl.tokenizer import Tokenizer
+    from nemorl_rl.data.tokenizer import Tokenizer
 
 ONLY_THERE = {
     "<|channel|>": "gpt-oss",

@@ -13,7 +13,7 @@ from nemorl_rl.agents.contract import ChatMessage
 from nemorl_rl.chat.codec import Tools
 from nemorl_rl.chat.messages import TEXT_PARTS, require_tools
 from nemorl_rl.chat.template_text import REASONING_NAMES
-from nemorl_rl.tokenizer import encodable
+from nemorl_rl.data.tokenizer import encodable
 
 TOOLS_FIX = "give a list of functions, or rename the column if it holds something else"
 MEDIA_COLUMNS = ("image", "images", "video", "videos", "audio", "audios")

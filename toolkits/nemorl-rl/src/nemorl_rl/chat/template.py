@@ -16,7 +16,7 @@ from nemorl_rl.chat.messages import call_ids, plain_messages, require_tools
 from nemorl_rl.chat.template_text import ASKED, SAID, TOLD, TemplateText, probe_calls
 
 if TYPE_CHECKING:
-    from nemorl_rl.tokenizer import Tokenizer
+    from nemorl_rl.data.tokenizer import Tokenizer
 
 PROMPT_TAIL_TOKENS = 32
 """Of a prompt, read to see whether it began the reasoning."""

@@ -14,7 +14,7 @@ from nemorl.errors import DataError, ForeignError
 
 from nemorl_rl.agents.contract import ChatMessage
 from nemorl_rl.chat.codec import Tools
-from nemorl_rl.tokenizer import Tokenizer, encodable
+from nemorl_rl.data.tokenizer import Tokenizer, encodable
 
 ASKED, SAID, TOLD = "qUestion8471", "aNswer8472", "sYstem8473"
 """Words that no template and no message holds, by which a place in a rendered text is found."""

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from nemorl_rl.agents.contract import ChatMessage
 from nemorl_rl.chat.codec import ChatCodec
 from nemorl_rl.chat.messages import plain_messages
-from nemorl_rl.tokenizer import Tokenizer
+from nemorl_rl.data.tokenizer import Tokenizer
 
 
 class TextCoder(Protocol):

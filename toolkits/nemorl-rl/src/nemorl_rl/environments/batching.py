@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
-from nemorl_rl.loop_thread import in_thread
+from nemorl_rl.environments.loop_thread import in_thread
 
 Ask = TypeVar("Ask")
 Answer = TypeVar("Answer")

@@ -12,14 +12,14 @@ from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from nemorl.base.text.suggest import did_you_mean
 from nemorl.contracts import Episode
 from nemorl.environment import Environment, as_step
 from nemorl.errors import UsageError, boundary
 from nemorl.types import Prompt, Score, Step
-from nemorl_base.suggest import did_you_mean
 
 from nemorl_rl.environments.functions import RewardFunction
-from nemorl_rl.loop_thread import in_thread
+from nemorl_rl.environments.loop_thread import in_thread
 
 if TYPE_CHECKING:
     from nemorl_rl.agents.contract import EpisodePolicy

@@ -6,10 +6,10 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from nemorl.base.text.reading import shown
 from nemorl.config import CodeName
 from nemorl.errors import ConfigIssue, UsageError
 from nemorl.plugins.kinds import EnvironmentConfig
-from nemorl_base.reading import shown
 from pydantic import Field
 
 from nemorl_rl.references import FORM, is_reference, load_function, reference_problems

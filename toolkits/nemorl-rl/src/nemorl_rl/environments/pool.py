@@ -10,15 +10,15 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Literal, Self
 
+from nemorl.base.process.logs import log_ids
 from nemorl.contracts import Episode
 from nemorl.environment import Environment
 from nemorl.errors import boundary
 from nemorl.types import Prompt, Step
-from nemorl_base.logs import log_ids
 
 from nemorl_rl.config import RolloutConfig
+from nemorl_rl.environments.loop_thread import LoopThread
 from nemorl_rl.environments.turn import TimedEpisode, Turn
-from nemorl_rl.loop_thread import LoopThread
 
 HEARTBEAT_S = 1.0
 """An event loop that does not turn for this long is running blocking code."""

@@ -16,14 +16,14 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from nemorl.base.process.logs import log_ids
+from nemorl.base.process.timing import Span
 from nemorl.contracts import Episode
 from nemorl.environment import Environment, as_step
 from nemorl.errors import ForeignError, boundary
 from nemorl.types import Prompt, Score, Step
-from nemorl_base.logs import log_ids
-from nemorl_base.timing import Span
 
-from nemorl_rl.loop_thread import LoopThread
+from nemorl_rl.environments.loop_thread import LoopThread
 
 
 @dataclass

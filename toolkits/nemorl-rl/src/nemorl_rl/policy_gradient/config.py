@@ -4,7 +4,7 @@
     GroupComparison         responses compared within their group                      a block
     RewardShaping           rewards scaled, and lowered for length                     a block
     ClippedRatio            PPO's clipped surrogate                                    a block
-    nemorl_rl.kl.KLPenalty  a KL from the initial policy, in the loss or the reward    a block
+    nemorl_rl.policy_gradient.kl.KLPenalty  a KL from the initial policy, in the loss or the reward    a block
     ClippedConfig           all of them but RewardShaping, and ``loss_aggregation``    what most algorithms start from
 
 An algorithm takes the blocks whose knobs mean something to it, so that none exists which would be ignored. Blocks stand
@@ -23,10 +23,10 @@ from pydantic import Field, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema
 
 from nemorl_rl.config import RolloutRunConfig
-from nemorl_rl.kl import KLPenalty
 from nemorl_rl.policy_gradient.declared_metrics import POLICY_GRADIENT_METRICS
+from nemorl_rl.policy_gradient.kl import KLPenalty
 from nemorl_rl.policy_gradient.penalties import MessagePenalties
-from nemorl_rl.sampler_precision import lower_precision
+from nemorl_rl.serving.sampler_precision import lower_precision
 
 if TYPE_CHECKING:
     from nemorl_tensors import KLTerm, LossAggregation

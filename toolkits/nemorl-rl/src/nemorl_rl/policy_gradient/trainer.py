@@ -21,7 +21,7 @@ from nemorl_rl.policy_gradient.config import PolicyGradientConfig
 from nemorl_rl.policy_gradient.metrics import advantage_metrics, group_metrics, kl_metrics
 from nemorl_rl.policy_gradient.penalties import penalised
 from nemorl_rl.policy_gradient.updates import run_updates
-from nemorl_rl.rollouts import RolloutPlan, rollout_metrics
+from nemorl_rl.rollouts.engine import RolloutPlan, rollout_metrics
 from nemorl_rl.trainer import RolloutTrainer
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import torch
-from nemorl_base.ports import listening_socket
+from nemorl.resources.ports import listening_socket
 from torch._C._distributed_c10d import PrefixStore, TCPStore  # torch.distributed offers them, and does not say so
 from torch.distributed import BroadcastOptions, ProcessGroupGloo
 

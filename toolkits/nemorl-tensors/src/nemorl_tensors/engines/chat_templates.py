@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from nemorl.base.text.suggest import did_you_mean
 from nemorl.config.models import PASSTHROUGH
 from nemorl.config.models import TEMPLATE_SUFFIX as SUFFIX
 from nemorl.errors import BackendError
-from nemorl_base.suggest import did_you_mean
 
 PASSTHROUGH_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 """The contents of all messages, one after the other, and nothing else."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from nemorl_base.sealed_folders import digest
+from nemorl.base.files.sealed_folders import digest
 from safetensors.torch import save_file
 from torch import Tensor
 

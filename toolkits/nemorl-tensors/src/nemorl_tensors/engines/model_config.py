@@ -9,8 +9,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nemorl.base.text.suggest import did_you_mean
 from nemorl.errors import BackendError, boundary
-from nemorl_base.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from nemorl.config.models import PolicyConfig

@@ -1,9 +1,9 @@
 """What a model computes on the way from tokens to logits, recorded piece by piece under names that engines share.
 
 A backend that declares the capability ``activations`` can be asked for them (:class:`ObservableTrainer`,
-:class:`ObservableSampler`); ``nemorl_rl.divergence`` compares those of two. Here are the names, the recorder and where
-the pieces are in models whose modules are named as in transformers, which vLLM's are as well. Other engines bring a
-table of their own.
+:class:`ObservableSampler`); ``nemorl_rl.audit.divergence`` compares those of two. Here are the names, the recorder and
+where the pieces are in models whose modules are named as in transformers, which vLLM's are as well. Other engines bring
+a table of their own.
 
 # T = tokens of a forward pass, F = features
 """

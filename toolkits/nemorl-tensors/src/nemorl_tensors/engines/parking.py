@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
+from nemorl.contracts.memory import WeightsForgottenError
 from nemorl.errors import BackendError
-from nemorl_base.memory import WeightsForgottenError
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 

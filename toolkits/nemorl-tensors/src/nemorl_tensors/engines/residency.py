@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from nemorl_tensors.engines.parking import Parking, bytes_held
 
 if TYPE_CHECKING:
-    from nemorl_base.memory import MemoryPart
+    from nemorl.contracts.memory import MemoryPart
 
 
 class OptimizerMemory(Protocol):

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from nemorl.base.process.timing import Span, Timed
 from nemorl.errors import BackendError
 from nemorl.types import Completion, FinishReason, GenerationRequest, SamplingParams
-from nemorl_base.timing import Span, Timed
 
 Decode = Callable[[Sequence[int]], str]
 

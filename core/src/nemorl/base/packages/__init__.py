@@ -1,0 +1,1 @@
+"""Installed distributions, their plugins, and who may use them."""

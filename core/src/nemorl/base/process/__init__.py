@@ -1,0 +1,1 @@
+"""This process: deadlines, signals, logs, timing and variables."""

@@ -1,0 +1,1 @@
+"""Text in and out: YAML, mappings, numbers, names, secrets and near misses."""

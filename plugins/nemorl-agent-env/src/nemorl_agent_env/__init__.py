@@ -1,5 +1,0 @@
-"""Programs, Python coroutines and tool loops that drive the policy, as environments of nemorl."""
-
-from nemorl_agent_env.config import AgentConfig, MCPServerConfig, ToolsConfig
-
-__all__ = ["AgentConfig", "MCPServerConfig", "ToolsConfig"]

@@ -1,0 +1,91 @@
+"""OpenEpisode: one episode as the gateway sees it, from ``open`` to ``close``."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass, fields
+from typing import Generic, TypeVar
+
+from nemorl_rl.agents.contract import ChatMessage, EpisodePolicy
+from nemorl_rl.chat.text import TextCoder
+
+from nemorl_agents.gateway.calls import Calls
+from nemorl_agents.gateway.errors import RequestError
+from nemorl_agents.gateway.options import GatewayOptions
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+MOST_RESPONSES = 256
+"""Responses that ``previous_response_id`` may name, the newest ones."""
+
+
+@dataclass
+class Traffic:
+    """What an episode's requests came to."""
+
+    requests: int = 0
+    """To an API, each counted once, retries too."""
+    retries: int = 0
+    """Answered with what an earlier request had got, or was waiting for."""
+    refused: int = 0
+    """Answered with an error that is the client's, or the end of its episode."""
+    disconnects: int = 0
+    """Clients that hung up before they had their answer."""
+    failures: int = 0
+    """Requests that the policy could not answer."""
+    broken_tool_choices: int = 0
+    """Answers that did otherwise than ``tool_choice`` or ``parallel_tool_calls`` asked."""
+    malformed_tool_calls: int = 0
+    """Tool calls that could not be read."""
+    failure: Exception | None = None
+    """The first error of the policy itself. An agent may hide that it got none of its answers; this does not."""
+
+    def metrics(self) -> dict[str, float]:
+        """Its numbers under the names by which they are logged."""
+        return {f"gateway_{one.name}": float(getattr(self, one.name)) for one in fields(self) if one.name != "failure"}
+
+
+class Newest(Generic[K, V]):
+    """The newest entries of a table, at most so many."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._entries: OrderedDict[K, V] = OrderedDict()
+
+    def get(self, key: K) -> V | None:
+        return self._entries.get(key)
+
+    def put(self, key: K, value: V) -> None:
+        self._entries[key] = value
+        self._entries.move_to_end(key)
+        while len(self._entries) > self._most:
+            self._entries.popitem(last=False)
+
+
+class OpenEpisode:
+    """One episode: its policy, its calls and what its APIs have to remember."""
+
+    def __init__(self, policy: EpisodePolicy, options: GatewayOptions) -> None:
+        self.policy, self.options = policy, options
+        self.traffic = Traffic()
+        self.calls = Calls(options.max_concurrent_calls)
+        self.histories: Newest[str, tuple[ChatMessage, ...]] = Newest(MOST_RESPONSES)
+        """Messages up to each response, for ``previous_response_id``."""
+
+    @property
+    def text(self) -> TextCoder:
+        """Text and tokens of the model.
+
+        Raises:
+            RequestError: The policy has no tokenizer.
+        """
+        if self.policy.text is None:
+            raise RequestError(
+                400,
+                "this endpoint or field needs the model's tokenizer, which this policy does not have",
+                fix="use chat completions, responses or messages, without logprobs",
+                code="unsupported_parameter",
+            )
+        return self.policy.text

@@ -1,0 +1,167 @@
+"""Gateway: one HTTP server for the episodes of a process, on a thread and an event loop of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from typing import Self
+
+from nemorl.base.audit.encryption import require_certificate, require_safe_listening
+from nemorl.base.audit.recording import record
+from nemorl.errors import UsageError
+from nemorl.resources.ports import listening_socket
+from nemorl_rl.agents.contract import EpisodePolicy
+from nemorl_trust.http_server import HttpServer
+
+from nemorl_agents.gateway.access import Access, Doorkeeper
+from nemorl_agents.gateway.episodes import OpenEpisode, Traffic
+from nemorl_agents.gateway.options import GatewayOptions
+from nemorl_agents.gateway.server import Server
+
+IDLE_S = 120
+"""Seconds that a connection without requests is kept: longer than clients keep theirs, or one would send a request into
+it while it is being closed."""
+RECORDED = ("requests", "retries", "refused", "disconnects", "failures")
+"""Counts that go into the audit log when a gateway ends."""
+ENDING_S = 2
+"""Seconds for answers that are being sent when the gateway is shut down."""
+
+
+class Gateway:
+    """The policy over HTTP: each episode has an address and a key of its own.
+
+    Example:
+        >>> with Gateway() as gateway:  # doctest: +SKIP
+        ...     access = gateway.open(policy)
+        ...     await run_agent(env=access.variables())
+        ...     traffic = gateway.close(access)
+    """
+
+    def __init__(self, options: GatewayOptions | None = None) -> None:
+        """
+        Args:
+            options: Where it listens, and what it lets pass. Unset: on this machine alone, at a free port.
+
+        Raises:
+            UsageError: It cannot listen there.
+        """
+        self._options = options or GatewayOptions()
+        self._doors = Doorkeeper()
+        self._socket = _listening(self._options)
+        self._served_at = self.address
+        self._traffic: list[Traffic] = []
+        """Of episodes that have ended"""
+        self._server = HttpServer(
+            "the gateway",
+            Server(self._doors, self._options).app,
+            idle_s=IDLE_S,
+            ending_s=ENDING_S,
+            certificate=self._options.tls_certificate,
+            key=self._options.tls_key,
+        )
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="nemorl-gateway", daemon=True)
+        self._thread.start()
+
+    @property
+    def address(self) -> str:
+        """Where it listens, e.g. ``http://127.0.0.1:41234``."""
+        host, port = self._socket.getsockname()[:2]
+        scheme = "http" if self._options.tls_certificate is None else "https"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+    def open(self, policy: EpisodePolicy) -> Access:
+        """Let an episode's agent reach its policy, from any thread.
+
+        Args:
+            policy: Answers it.
+        """
+        episode = OpenEpisode(policy, self._options)
+        name, key = self._doors.admit(episode)
+        return self._access(f"{self.address}/e/{name}", name, key)
+
+    def open_at_root(self, policy: EpisodePolicy, *, key: str | None = None) -> Access:
+        """Let whoever has the key reach a policy at the gateway's own address.
+
+        Args:
+            policy: Answers.
+            key: Unset: one that nobody can guess.
+        """
+        _require_safe(self._options, key)
+        name, key = self._doors.admit(OpenEpisode(policy, self._options), name="", key=key)
+        return self._access(self.address, name, key)
+
+    def traffic(self, access: Access) -> Traffic:
+        """What an open episode's requests have come to so far; all zeros for one that is closed."""
+        episode = self._doors.find(access.name)
+        return Traffic() if episode is None else episode.traffic
+
+    def close(self, access: Access) -> Traffic:
+        """End an episode, from any thread: what it has under way is cancelled, and what comes gets 409.
+
+        Returns:
+            What its requests came to. All zeros where it was closed before.
+        """
+        episode = self._doors.dismiss(access.name)
+        return Traffic() if episode is None else self._ended(episode)
+
+    def shutdown(self) -> None:
+        """Close all episodes and stop listening. Calling it twice is harmless."""
+        if not self._thread.is_alive():
+            return
+        for name in self._doors.names():
+            episode = self._doors.dismiss(name)
+            if episode is not None:
+                self._ended(episode)
+        self._server.should_exit = True
+        self._thread.join()
+        counts = {name: sum(getattr(traffic, name) for traffic in self._traffic) for name in RECORDED}
+        if self._traffic:
+            record("calls_served", {"address": self._served_at, "episodes": len(self._traffic), **counts})
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    def _ended(self, episode: OpenEpisode) -> Traffic:
+        self._loop.call_soon_threadsafe(episode.calls.close)
+        self._traffic.append(episode.traffic)
+        return episode.traffic
+
+    def _access(self, base_url: str, name: str, key: str) -> Access:
+        return Access(base_url, key, self._options.models[0], name)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._server.serve(sockets=[self._socket]))
+        finally:
+            self._socket.close()
+            self._loop.close()
+
+
+def require_address(options: GatewayOptions) -> None:
+    """Refuse options with which nobody can listen.
+
+    Raises:
+        UsageError: The address is another machine's, or the port is taken.
+    """
+    _listening(options).close()
+
+
+def _require_safe(options: GatewayOptions, key: str | None) -> None:
+    require_safe_listening(
+        "the gateway", options.host, encrypted=options.tls_certificate is not None, key=key, plaintext=options.plaintext
+    )
+
+
+def _listening(options: GatewayOptions) -> socket.socket:
+    """A socket that takes connections from now on; they wait until the server runs."""
+    if not options.models:
+        raise UsageError("the gateway answers to no model's name", fix="give at least one in `models`, or '*'")
+    require_certificate("the gateway", options.tls_certificate, options.tls_key)
+    _require_safe(options, None)
+    return listening_socket("the gateway", options.host, options.port, waiting=2048)

@@ -1,5 +1,0 @@
-"""Runs the policy's Python code against tests, in a sandbox, for nemorl."""
-
-from nemorl_code_env.config import CodeConfig
-
-__all__ = ["CodeConfig"]

@@ -1,7 +1,0 @@
-"""Published datasets by name, Hugging Face and local file datasets, and mixtures of them, for nemorl."""
-
-from nemorl_datasets.config import FileConfig, HuggingFaceConfig
-from nemorl_datasets.mixture import MixtureConfig, SetsConfig
-from nemorl_datasets.preset import PresetConfig
-
-__all__ = ["FileConfig", "HuggingFaceConfig", "MixtureConfig", "PresetConfig", "SetsConfig"]

@@ -1,5 +1,0 @@
-"""Direct preference optimisation for nemorl."""
-
-from nemorl_dpo.config import DPOConfig
-
-__all__ = ["DPOConfig"]

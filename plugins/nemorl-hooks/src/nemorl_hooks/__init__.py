@@ -1,5 +1,0 @@
-"""Ready-made hooks."""
-
-from nemorl_hooks.config import EarlyStoppingConfig
-
-__all__ = ["EarlyStoppingConfig"]

@@ -1,0 +1,1 @@
+"""Looking into runs: view, diff, replay, doctor, plan, further loggers and hooks."""

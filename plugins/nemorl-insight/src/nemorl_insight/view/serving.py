@@ -1,0 +1,141 @@
+"""Viewer: the server of a process, on a thread of its own, and the thread that indexes what runs add."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from nemorl.base.audit.encryption import is_loopback, require_certificate, require_safe_listening
+from nemorl.resources.ports import listening_socket
+from nemorl_trust.http_server import HttpServer
+
+from nemorl_insight.view.guard import LOOPBACK
+from nemorl_insight.view.server import Server
+from nemorl_insight.view.watched import WatchedRun
+
+ENDING_S = 2
+"""Seconds for answers that are being sent when the viewer is shut down."""
+MOST_CONNECTIONS = 256
+POLL_S = 1.0
+"""Seconds between two looks for new records."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a viewer listens."""
+
+    host: str = "127.0.0.1"
+    """The page's address has a token, without which nothing is shown: others may be on this machine, too."""
+    port: int = 0
+    """0: a free one."""
+    tls_certificate: Path | None = None
+    """PEM: browsers come by https."""
+    tls_key: Path | None = None
+    """Its private key."""
+    plaintext: bool = False
+    """Other machines may come without encryption all the same."""
+
+
+HERE = Place()
+
+
+class Viewer:
+    """Serves some runs until it is shut down.
+
+    Example:
+        >>> with Viewer([Path("runs/mine")], Path("/tmp/cache")) as viewer:  # doctest: +SKIP
+        ...     print(viewer.url)
+    """
+
+    def __init__(self, run_dirs: Sequence[Path], cache: Path, place: Place = HERE) -> None:
+        """
+        Args:
+            run_dirs: Of the runs.
+            cache: Where their indexes are kept.
+            place: Where it listens.
+
+        Raises:
+            UsageError: A folder is no run, it cannot listen there, or others would read along.
+        """
+        self._runs = [WatchedRun(run_dir, cache) for run_dir in run_dirs]
+        self._place = place
+        self._socket = _listening(place)
+        self._is_over = threading.Event()
+        self._token = secrets.token_urlsafe(24)
+        self._once: set[str] = set()
+        hosts = (*LOOPBACK, place.host.lower()) if is_loopback(place.host) else None
+        app = Server(self._runs, hosts=hosts, token=self._token, once=self._once, is_over=self._is_over.is_set).app
+        self._server = HttpServer(
+            "nemorl view",
+            app,
+            most=MOST_CONNECTIONS,
+            ending_s=ENDING_S,
+            log_level="critical",  # answers that nobody waits for are cut when it ends
+            certificate=place.tls_certificate,
+            key=place.tls_key,
+        )
+        self._threads = [
+            threading.Thread(target=self._serve, name="nemorl-view", daemon=True),
+            threading.Thread(target=self._follow, name="nemorl-view-index", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def url(self) -> str:
+        """The address of the page, with the token."""
+        return self._url(self._token)
+
+    def url_for_one_browser(self) -> str:
+        """An address that lets one browser in: for a command line, which other users of the machine see."""
+        token = secrets.token_urlsafe(24)
+        self._once.add(token)
+        return self._url(token)
+
+    def _url(self, token: str) -> str:
+        host, port = self._socket.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        if host in ("0.0.0.0", "::"):  # every address of this machine
+            shown = socket.gethostname()
+        scheme = "http" if self._place.tls_certificate is None else "https"
+        return f"{scheme}://{shown}:{port}/?token={token}"
+
+    def shutdown(self) -> None:
+        """Stop. Calling it twice is harmless."""
+        self._is_over.set()
+        self._server.should_exit = True
+        for thread in self._threads:
+            thread.join()
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    def _serve(self) -> None:
+        self._server.run(sockets=[self._socket])
+
+    def _follow(self) -> None:
+        with suppress(Exception):  # who asks for it is told
+            self._runs[0].overview()  # imports what all need, while the browser starts
+        while not self._is_over.is_set():
+            has_more = False
+            for run in self._runs:
+                has_more |= not self._is_over.is_set() and run.follow()
+            if not has_more:
+                self._is_over.wait(POLL_S)
+
+
+def _listening(place: Place) -> socket.socket:
+    require_certificate("nemorl view", place.tls_certificate, place.tls_key)
+    encrypted = place.tls_certificate is not None
+    require_safe_listening("nemorl view", place.host, encrypted=encrypted, key=None, plaintext=place.plaintext)
+    return listening_socket("nemorl view", place.host, place.port, waiting=1024)

@@ -1,5 +1,0 @@
-"""Metric sinks for nemorl: TensorBoard, Weights & Biases, SwanLab, MLflow."""
-
-from nemorl_loggers.config import MLflowConfig, SwanLabConfig, TensorBoardConfig, WandbConfig
-
-__all__ = ["MLflowConfig", "SwanLabConfig", "TensorBoardConfig", "WandbConfig"]

@@ -1,0 +1,111 @@
+"""Start a program that outlives whoever asks: ``python -m nemorl_ops.launch.detached`` where it shall run.
+
+What to run comes as JSON on standard input, environment included: values of secrets are in no argument and no file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from nemorl.base.files.ownership import Owner
+
+
+def start(command: list[str], log: Path, directory: Path, environment: dict[str, str]) -> dict[str, Any]:
+    """Start ``command`` in a session of its own.
+
+    Returns:
+        ``pid`` and what tells it from a later process with that number.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd=directory,
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
+    return {"pid": process.pid, "identity": identity(process.pid)}
+
+
+def find(words: str) -> dict[str, Any] | None:
+    """The process that ``start`` has started with these words in its arguments; ``None`` where none lives."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        pid = int(path.parent.name)
+        try:
+            if words.encode() in path.read_bytes() and os.getsid(pid) == pid:
+                return {"pid": pid, "identity": identity(pid)}
+        except OSError:
+            continue
+    return None
+
+
+def identity(pid: int) -> str:
+    """Of a process: the machine's boot and the process's start; empty where there is none."""
+    try:
+        start_ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+    return f"{Owner.me().boot_id}:{start_ticks}"
+
+
+def is_alive(handle: dict[str, Any]) -> bool:
+    """Whether the process that ``start`` described still runs."""
+    known = str(handle["identity"])
+    return known != "" and identity(int(handle["pid"])) == known
+
+
+def kill(handle: dict[str, Any]) -> None:
+    """End the process, and what it started in its session, at once."""
+    if is_alive(handle):
+        for number in _session(int(handle["pid"])):
+            try:
+                os.kill(number, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+
+def _session(leader: int) -> list[int]:
+    """The process and all below it, the leaves first."""
+    parents: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        parents.setdefault(int(fields[1]), []).append(int(path.parent.name))
+    found, waiting = [], [leader]
+    while waiting:
+        found.append(waiting.pop())
+        waiting += parents.get(found[-1], [])
+    return found[::-1]
+
+
+def main() -> None:
+    """One request on standard input, one answer on standard output."""
+    request = json.load(sys.stdin)
+    verb = request.pop("verb")
+    if verb == "start":
+        answer: Any = start(
+            request["command"], Path(request["log"]), Path(request["directory"]), request["environment"]
+        )
+    elif verb == "alive":
+        answer = is_alive(request["handle"])
+    elif verb == "find":
+        answer = find(request["words"])
+    else:
+        kill(request["handle"])
+        answer = None
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""DPO's knobs. Importing this module imports neither torch nor a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, Literal
+
+from nemorl.config import RunConfig
+from nemorl.errors import ConfigIssue
+from nemorl.metrics import MetricInfo
+from nemorl_rl.config import offload_problems
+from nemorl_rl.declared_metrics import pair_metrics
+from pydantic import Field
+
+PAIR_METRICS = pair_metrics(
+    {"sft_loss": MetricInfo("SFT loss", "nats", "negative log-likelihood of the chosen responses", smooth=True)},
+    "mean implicit reward of the {side} responses: beta times the log-ratio",
+    "both falling: the chosen responses lose likelihood too; raise `sft_loss_weight`",
+)
+
+
+class DPOConfig(RunConfig):
+    """Direct preference optimisation (arXiv:2305.18290): learn from pairs of responses, without sampling any."""
+
+    summary: ClassVar[str] = "Direct preference optimisation on pairs of responses (sigmoid, hinge, IPO)"
+    trainer: ClassVar[str] = "nemorl_preference.dpo.trainer:DPOTrainer"
+    metrics: ClassVar[Mapping[str, MetricInfo]] = {
+        **RunConfig.metrics,
+        **PAIR_METRICS,
+        "train/mean_length": MetricInfo("Sequence length", "tokens", "tokens per prompt and response"),
+        "timing/train/policy_and_reference_logprobs": MetricInfo("Log-probs", "seconds", "old and reference log-probs"),
+    }
+    best_metric: ClassVar[str] = "validation/loss"
+    best_is_highest: ClassVar[bool] = False
+    needs_columns: ClassVar[tuple[frozenset[str], ...]] = (frozenset({"prompt", "chosen", "rejected"}),)
+
+    algorithm: Literal["dpo"] = "dpo"
+    """Name of the algorithm."""
+    batch_size: int = Field(32, ge=1)
+    """Pairs per optimizer step."""
+    loss: Literal["sigmoid", "hinge", "ipo"] = "sigmoid"
+    """``sigmoid``: DPO itself. ``hinge``: no more push once a pair is 1 / ``beta`` apart. ``ipo``: pull pairs to
+    1 / (2 ``beta``) apart, which does not overfit preferences that are never contradicted."""
+    beta: float = Field(0.05, gt=0)
+    """How much a change of the policy's log-probs counts as reward. Higher keeps the policy nearer to the reference."""
+    label_smoothing: float = Field(0.0, ge=0, lt=0.5)
+    """Share of pairs thought to be labelled the wrong way round, for ``sigmoid``."""
+    preference_loss_weight: float = Field(1.0, ge=0)
+    """Weight of the preference loss."""
+    sft_loss_weight: float = Field(0.0, ge=0)
+    """Weight of the chosen responses' negative log-likelihood. Above 0 it stops their likelihood from falling along
+    with that of the rejected ones."""
+    preference_average_log_probs: bool | None = None
+    """Compare log-probs per token instead of those of whole responses, against a bias to long ones; raise ``beta``
+    with it. Unset: for ``ipo`` only, as its authors do."""
+    sft_average_log_probs: bool = False
+    """Average the chosen responses' negative log-likelihood over their tokens instead of adding it up."""
+    reference: Literal["precomputed", "model"] = "precomputed"
+    """``precomputed``: before the first step, ask the policy, which is the reference then, for the log-probs of all
+    rows that the run will see, and keep them in the run directory. ``model``: keep a frozen copy and ask it in every
+    step; for data whose rows are not known beforehand."""
+
+    def problems(self) -> Iterator[ConfigIssue]:
+        yield from super().problems()
+        if self.label_smoothing and self.loss != "sigmoid":
+            yield ConfigIssue(
+                "label_smoothing", f"{self.loss} has no label smoothing", "set it to 0, or use loss: sigmoid"
+            )
+        if not self.preference_loss_weight and not self.sft_loss_weight:
+            yield ConfigIssue("preference_loss_weight", "both losses weigh 0: nothing would be learnt", "use 1.0")
+
+        if self.takes_turns:
+            yield from offload_problems(self)
+
+    @property
+    def takes_turns(self) -> bool:
+        """Policy and reference: only where it is asked for, as they change places in every step."""
+        return self.needs_reference and bool(self.cluster.take_turns)
+
+    @property
+    def averages_preference(self) -> bool:
+        """``preference_average_log_probs``, decided."""
+        given = self.preference_average_log_probs
+        return self.loss == "ipo" if given is None else given
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.reference == "model"

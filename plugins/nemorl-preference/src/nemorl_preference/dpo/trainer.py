@@ -1,0 +1,137 @@
+"""Direct preference optimisation: encode a batch of pairs, one optimizer step on how the policy tells them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from nemorl.contracts import DataModule
+from nemorl.errors import DataError
+from nemorl.metrics import Mean, Metrics, values
+from nemorl.trainer import BaseTrainer
+from nemorl.types import Row
+from nemorl_rl.data.encoding import EncodedPair, encode_pair
+from nemorl_rl.data.tokenizer import Tokenizer
+from nemorl_rl.placement.remarks import Remarks
+from nemorl_rl.placement.tenant_resources import TenantResources
+from nemorl_tensors import TokenBatch, pair_batch, segment_sum
+
+from nemorl_preference.dpo.config import DPOConfig
+from nemorl_preference.dpo.hinge import HingeLoss
+from nemorl_preference.dpo.ipo import IPOLoss
+from nemorl_preference.dpo.preference import PreferenceLoss
+from nemorl_preference.dpo.reference import ReferenceTable
+from nemorl_preference.dpo.sigmoid import SigmoidLoss
+
+
+class DPOTrainer(BaseTrainer[DPOConfig]):
+    """Learns to prefer the chosen responses more than the initial policy does."""
+
+    config_class = DPOConfig
+    resources_class = TenantResources
+
+    def setup(self) -> None:
+        self.tokenizer = Tokenizer.of(self.config.policy)
+        self.loss = loss_of(self.config)
+        self.references: ReferenceTable | None = None
+        if self.config.reference == "precomputed":
+            self.references = self._precompute(ReferenceTable(self.run.path / "reference.safetensors"))
+
+    def own_hooks(self) -> Mapping[str, object]:
+        return {"nemorl-rl:remarks": Remarks()}
+
+    def train_step(self, rows: Sequence[Row]) -> Metrics:
+        batch = self.to_batch(rows)
+        if not bool(batch.mask.any()):
+            raise DataError("no pair of this batch has a token to learn from", fix="raise policy.max_sequence_tokens")
+        batch = self.with_reference(batch)
+        with self.run.timer.phase("policy_training"):
+            update = self.run.policy.train_step(batch, self.loss)
+        return {**update, "total_num_tokens": Mean(batch.num_tokens), "mean_length": Mean(batch.num_tokens, len(batch))}
+
+    def validate(self, rows: Sequence[Row]) -> dict[str, float]:
+        """The loss and the metrics of training, on held-out pairs."""
+        batch = self.with_reference(self.to_batch(rows))
+        loss, metrics = self.loss(self.run.policy.get_logprobs(batch), batch)
+        return {"loss": float(loss), **values(metrics)}
+
+    @property
+    def batch_size(self) -> int:
+        return self.config.batch_size
+
+    def to_batch(self, rows: Sequence[Row]) -> TokenBatch:
+        """The rows as one ragged batch, chosen and rejected in turn; what is beyond the length limit is cut off."""
+        pairs = [encode_pair(row, self.tokenizer) for row in rows]
+        limit = self.config.policy.max_sequence_tokens
+        return pair_batch(
+            [_sequence(pair, pair.chosen, limit) for pair in pairs],
+            [_sequence(pair, pair.rejected, limit) for pair in pairs],
+        )
+
+    def with_reference(self, batch: TokenBatch) -> TokenBatch:
+        """The batch with ``reference_response_logprobs`` [B]."""
+        if self.references is not None:
+            return batch.with_sequences(reference_response_logprobs=self.references.lookup(batch))
+        with self.run.timer.phase("policy_and_reference_logprobs"):
+            logprobs = self.run.policy.get_logprobs(batch, "reference")
+        return batch.with_sequences(reference_response_logprobs=segment_sum(logprobs, batch.mask, batch.lengths))
+
+    def _precompute(self, table: ReferenceTable) -> ReferenceTable:
+        """Fill the table for all rows that the run will see. ``setup`` comes before any checkpoint is loaded: the
+        policy is the initial one, in a resumed run too, so whatever is missing can still be computed."""
+        found = len(table)
+        self.run.console.phase("computing reference log-probs")
+        for rows in self._all_rows():
+            batch = replace(self.to_batch(rows), sequences_per_group=1)  # a response counts alone here
+            missing = table.missing(batch)
+            if missing:
+                asked = batch.select(missing)
+                table.add(asked, self.run.policy.get_logprobs(asked))
+        if len(table) > found:
+            table.save()
+        self.run.directory.event("reference_logprobs", computed=len(table) - found, read=found)
+        return table
+
+    def _all_rows(self) -> Iterator[Sequence[Row]]:
+        """Every row of the run in batches, held-out ones first."""
+        held_out = self.run.held_out
+        sets = held_out.read(self.config.validation.max_samples) if held_out is not None else {}
+        for rows in sets.values():
+            for start in range(0, len(rows), self.batch_size):
+                yield rows[start : start + self.batch_size]
+        yield from look_ahead(self.data, self.total_steps)
+
+
+def look_ahead(data: DataModule, steps: int) -> Iterator[list[Row]]:
+    """The next ``steps`` batches, or those of the first epoch if that is shorter; then ``data`` is where it was."""
+    position = data.state_dict()
+    try:
+        for _ in range(steps):
+            yield data.next_batch()
+            if data.epoch > 0:
+                break
+    finally:
+        data.load_state_dict(position)
+
+
+def loss_of(config: DPOConfig) -> PreferenceLoss:
+    """The loss that a config describes."""
+    shared: dict[str, Any] = {
+        "beta": config.beta,
+        "average": config.averages_preference,
+        "preference_weight": config.preference_loss_weight,
+        "sft_weight": config.sft_loss_weight,
+        "sft_average": config.sft_average_log_probs,
+    }
+    if config.loss == "hinge":
+        return HingeLoss(**shared)
+    if config.loss == "ipo":
+        return IPOLoss(**shared)
+    return SigmoidLoss(**shared, label_smoothing=config.label_smoothing)
+
+
+def _sequence(pair: EncodedPair, response: list[int], limit: int) -> tuple[list[int], list[bool]]:
+    """Tokens, and a mask of the response."""
+    mask = [False] * len(pair.prompt) + [True] * len(response)
+    return (pair.prompt + response)[:limit], mask[:limit]

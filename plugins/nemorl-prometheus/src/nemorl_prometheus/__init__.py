@@ -1,5 +1,0 @@
-"""A run's metrics for Prometheus, and a Grafana dashboard of them."""
-
-from nemorl_prometheus.config import PrometheusConfig
-
-__all__ = ["PrometheusConfig"]

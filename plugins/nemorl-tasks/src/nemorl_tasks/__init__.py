@@ -1,0 +1,1 @@
+"""Environments, the code sandbox, datasets and the quickstart."""

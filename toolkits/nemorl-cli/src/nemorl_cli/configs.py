@@ -1,0 +1,276 @@
+"""``nemorl config validate | show | diff | docs | schema | templates``.
+
+Imports that need pydantic are inside the commands: it takes 0.2 s, which ``--help`` need not wait for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from textwrap import shorten
+from typing import Annotated, Any
+
+import typer
+from nemorl.base.files.atomic import replace_text
+from nemorl.base.text.suggest import did_you_mean
+from nemorl.errors import ConfigError, UsageError
+from nemorl.plugins import offered, registry
+from nemorl_trust.source import template_text
+
+from nemorl_cli.answers import AsJson, echo_json, reserved_stdout
+from nemorl_cli.forwarding import is_launched
+from nemorl_cli.help_texts import App
+from nemorl_cli.plugins import as_dict
+from nemorl_cli.runs import ConfigPath, Overrides
+from nemorl_cli.template_choice import Match, TemplateFacts, choose, facts_of, unknown_words
+from nemorl_cli.terminal import print_table, say
+
+app = App(no_args_is_help=True, help="Check, show and describe configs.")
+
+SECTION_SCHEMA = "section_schema_"
+"""How plugins name the function that gives the schema of their section of a config."""
+ForCluster = Annotated[
+    bool, typer.Option("--for-cluster", help="The run is for other machines: ignore what only this one lacks.")
+]
+
+
+@app.command()
+def validate(
+    config: ConfigPath, overrides: Overrides = None, for_cluster: ForCluster = False, as_json: AsJson = False
+) -> None:
+    """Report every mistake of a config at once; exit 2 if there is any. Nothing is loaded or started.
+
+    Examples:
+
+      nemorl config validate grpo.yaml policy.precision=bfloat16
+
+      nemorl config validate eight_nodes.yaml --for-cluster
+    """
+    from nemorl.config.load import load_config
+    from nemorl_trust.secret_check import secret_problems
+    from nemorl_trust.site_check import site_problems
+
+    try:
+        for_cluster = for_cluster or is_launched(config, overrides or [])
+        loaded = load_config(config, overrides or [], for_launch=True, for_cluster=for_cluster)
+        found = [*secret_problems(loaded, Path()), *site_problems(loaded, Path())]
+        if found := [problem for problem in found if not (for_cluster and problem.here)]:
+            raise ConfigError(found, source=str(config))
+    except ConfigError as error:
+        if not as_json:
+            raise
+        problems = [{"path": p.path, "message": p.message, "fix": p.fix} for p in error.problems]
+        echo_json({"valid": False, "problems": problems})
+        raise typer.Exit(2) from error
+    if as_json:
+        echo_json({"valid": True, "problems": []})
+    else:
+        say(f"{config}: ok ({loaded.algorithm})")
+
+
+@app.command()
+def show(config: ConfigPath, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Print a config with every default filled in.
+
+    Example:
+
+      nemorl config show grpo.yaml
+    """
+    from nemorl.config.load import load_config
+    from nemorl.storage.run_directory import to_yaml
+
+    loaded = load_config(config, overrides or [])
+    if as_json:
+        echo_json(loaded.model_dump(mode="json"))
+    else:
+        say(to_yaml(loaded), nl=False)
+
+
+@app.command()
+def diff(
+    one: Annotated[Path, typer.Argument(help="A config file, or a run's directory.", show_default=False)],
+    other: Annotated[Path, typer.Argument(help="Another one.", show_default=False)],
+    as_json: AsJson = False,
+) -> None:
+    """Show where two configs differ once every default is filled in. Exit 1 if they do.
+
+    Examples:
+
+      nemorl config diff grpo.yaml dapo.yaml
+
+      nemorl config diff runs/grpo-1a2b3c4d runs/grpo-5e6f7a8b --json
+    """
+    from nemorl_cli.report.run_data import flatten
+
+    absent = [reason for path in (one, other) if (reason := _no_config(path)) is not None]
+    if absent:
+        raise UsageError("; ".join(absent), fix="give two config files or directories of runs")
+    left, right = (dict(flatten(_resolved(path))) for path in (one, other))
+    found: list[dict[str, Any]] = [
+        {"path": path, "one": left.get(path), "other": right.get(path)}
+        for path in dict.fromkeys([*left, *right])
+        if (path in left, left.get(path)) != (path in right, right.get(path))
+    ]
+    if as_json:
+        echo_json(found)
+    elif not found:
+        say("no difference")
+    else:
+        print_table(("PATH", str(one), str(other)), [(d["path"], *map(_shown, (d["one"], d["other"]))) for d in found])
+    if found:
+        raise typer.Exit(1)
+
+
+def _no_config(path: Path) -> str | None:
+    """Why there is no config at a path."""
+    if not path.exists():
+        return f"there is no {str(path)!r}"
+    if path.is_dir() and not (path / "config.yaml").is_file():
+        return f"the folder {str(path)!r} is no run: it has no config.yaml"
+    return None
+
+
+def _resolved(path: Path) -> dict[str, Any]:
+    from nemorl.config.load import load_config
+
+    loaded = load_config(path / "config.yaml" if path.is_dir() else path)
+    return loaded.model_dump(mode="json")
+
+
+def _shown(value: Any) -> str:
+    return "–" if value is None else str(value)
+
+
+@app.command()
+def docs(
+    path: Annotated[str, typer.Argument(help="Dotted path of a section, e.g. policy.optimizer.")] = "",
+    algorithm: Annotated[str, typer.Option(help="Whose config.")] = "grpo",
+    as_json: AsJson = False,
+) -> None:
+    """Explain the keys of a config, or of one section of it. Plugins have theirs in `nemorl plugins show`.
+
+    Examples:
+
+      nemorl config docs policy.optimizer
+
+      nemorl config docs --algorithm dpo
+    """
+    from nemorl.config.explain import config_at, field_paths
+
+    config_class = registry().load("algorithms", algorithm)
+    section = config_at(config_class, {}, path)
+    if section is None:
+        known = [known for known in field_paths(config_class) if config_at(config_class, {}, known) is not None]
+        fix = did_you_mean(path, known) or f"sections: {', '.join(known)}"
+        raise UsageError(f"{path!r} is no section of a {algorithm} config", fix=fix)
+    options = section.describe_options()
+    if as_json:
+        echo_json(options, indent=2)
+        return
+    rows = [(o["name"], o["type"], "required" if o["required"] else _shown(o["default"]), o["description"])
+            for o in options]  # fmt: skip
+    print_table(("KEY", "TYPE", "DEFAULT", "MEANING"), [(*row[:2], shorten(row[2], 40), row[3]) for row in rows])
+
+
+@app.command()
+def schema(
+    algorithm: Annotated[str, typer.Argument(help="Name of an algorithm.")] = "grpo",
+    output: Annotated[Path | None, typer.Option(help="Write to this file instead of stdout.")] = None,
+) -> None:
+    """Print the JSON Schema of an algorithm's config, installed plugins included.
+
+    In an editor, put this first in a YAML file: # yaml-language-server: $schema=./grpo.schema.json
+
+    Example:
+
+      nemorl config schema grpo --output grpo.schema.json
+    """
+    with reserved_stdout():
+        found = registry().load("algorithms", algorithm).model_json_schema()
+        for name in registry().index.names:  # sections that are not the run's own
+            if name.startswith(SECTION_SCHEMA):
+                found["properties"][name.removeprefix(SECTION_SCHEMA)] = offered(name)()
+        if output is None:
+            echo_json(found, indent=2)
+    if output is not None:
+        replace_text(output, json.dumps(found, indent=2) + "\n")
+        say(f"wrote {output}")
+
+
+@app.command()
+def templates(
+    name: Annotated[str | None, typer.Argument(help="Print this one. Unset: list all.", show_default=False)] = None,
+    wish: Annotated[
+        str | None,
+        typer.Option("--for", help='List those that suit, e.g. "8 GPUs, math, Qwen3-8B".', show_default=False),
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Write to this file instead of stdout.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the config templates that installed plugins offer, find one for a task, or print one to start from.
+
+    Examples:
+
+      nemorl config templates
+
+      nemorl config templates --for "one GPU, LoRA, preferences"
+
+      nemorl config templates grpo --output my-run.yaml
+    """
+    if name is not None and wish is not None:
+        raise UsageError("--for finds a template, and one is named", fix="drop one of them")
+    if name is None:
+        _list_templates(wish, as_json=as_json)
+        return
+    text = template_text(registry().index.find("templates", name))
+    if as_json:
+        echo_json({"name": name, "text": text})
+    elif output is None:
+        say(text, nl=False)
+    elif output.exists():
+        raise UsageError(f"{output} exists", fix="choose another file name")
+    else:
+        replace_text(output, text)
+        say(f"wrote {output}: fill in the model, then `nemorl train {output}`")
+
+
+def _list_templates(wish: str | None, *, as_json: bool) -> None:
+    """All templates by task, or those that suit a wish."""
+    entries = registry().index.of_kind("templates")
+    taken = Counter(entry.name for entry in entries)
+    known: dict[str, dict[str, Any]] = {}
+    described: list[TemplateFacts] = []
+    for entry in entries:
+        name = entry.name if taken[entry.name] == 1 else entry.id
+        known[name] = as_dict(entry)
+        text = "" if known[name]["diagnostics"] else template_text(entry)
+        described.append(facts_of(name, known[name]["summary"], text))
+    matches = choose(wish, described) if wish is not None else []
+    if as_json:
+        shown = [(m.template, {"fits": m.fits, "lacks": m.lacks}) for m in matches] or [(d, {}) for d in described]
+        echo_json([{**known[d.name], "algorithm": d.algorithm, **d.facts, **more} for d, more in shown], indent=2)
+    elif matches:
+        _tell_matches(wish or "", matches, described)
+    else:
+        if wish is not None:
+            say(f"no template says anything of {wish!r}; all of them:")
+        columns = ("TASK", "NAME", "HARDWARE", "MODEL", "DISTRIBUTION", "SUMMARY")
+        rows = [
+            (", ".join(d.facts["task"]), d.name, ", ".join(d.facts["hardware"]), ", ".join(d.facts["model"]),
+             known[d.name]["distribution"], d.summary)
+            for d in described
+        ]  # fmt: skip
+        print_table(columns, sorted(rows))
+
+
+def _tell_matches(wish: str, matches: Sequence[Match], described: Sequence[TemplateFacts]) -> None:
+    for match in matches:
+        say(f"{match.template.name}: {match.template.summary}")
+        say(f"    fits: {', '.join(match.fits)}")
+        if match.lacks:
+            say(f"    not: {', '.join(match.lacks)}")
+    if unknown := unknown_words(wish, described):
+        say(f"no template says anything of {', '.join(unknown)}")
+    say(f"start from one: nemorl config templates {matches[0].template.name} --output my-run.yaml")

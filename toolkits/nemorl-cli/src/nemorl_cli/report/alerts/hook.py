@@ -1,0 +1,142 @@
+"""The hook ``alerts``: takes every record of metrics, raises alerts, and does what their rules ask for.
+
+What the rules have seen is not saved: a run that resumes reads it from ``metrics.jsonl`` again, which is cut where the
+run goes back. So it raises the same alerts at the same steps as one that was never interrupted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from nemorl.base.files.jsonl import read_jsonl
+from nemorl.errors import boundary
+from nemorl.metrics import is_called
+from nemorl.plugins.hooks import hookimpl
+
+from nemorl_cli.report.alerts.alert import EVENT, OVER, Alert, AlertLogger
+from nemorl_cli.report.alerts.conditions import Watch
+from nemorl_cli.report.alerts.config import AlertsConfig, rules_of
+from nemorl_cli.report.alerts.rules import Rule
+
+
+class NoAlerts:
+    """Watches nothing."""
+
+    def on_log(self) -> None:
+        pass
+
+
+class Watching:
+    """Rules over the records of a run."""
+
+    def __init__(self, rules: Mapping[str, Rule]) -> None:
+        self._rules = rules
+        self._watches: dict[tuple[str, str], Watch] = {}
+        self._fits = cache(is_called)
+
+    def take(self, metrics: Mapping[str, Any], step: int) -> Iterator[tuple[Alert, bool]]:
+        """Alerts that the next record raises (True), and those that it ends (False).
+
+        Args:
+            metrics: By full name. ``None``, which is how JSON has NaN, is not a finite number.
+            step: Of the record.
+        """
+        for name, rule in self._rules.items():
+            pattern = rule.metric
+            found = [m for m in metrics if self._fits(m, pattern)] if "<" in pattern else [pattern]
+            for metric in found:
+                if metric not in metrics:
+                    continue
+                value = math.nan if metrics[metric] is None else float(metrics[metric])
+                watch = self._watches.setdefault((name, metric), Watch(rule))
+                change = watch.take(value)
+                if change is not None:
+                    yield Alert.of(name, rule, metric, step, value), change == "raised"
+
+
+class Alerts:
+    """One run's alerts."""
+
+    essential = True  # what an action does must happen in every continuation alike, or the run must say why not
+
+    def __init__(self, config: AlertsConfig) -> None:
+        self._config = config
+        self._rules: Mapping[str, Rule] = {}
+        self._watching = Watching({})
+        self._saves = False
+        self.path: Path
+        """What is read again when the run goes back: the metrics."""
+
+    def on_build_end(self, trainer: Any) -> None:
+        self._rules = rules_of(self._config, trainer.config)
+        self._watching, self._saves = Watching(self._rules), False
+        self.path = trainer.directory.metrics.path
+        trainer.directory.logs.append(_Reread(self))
+
+    def reread(self) -> None:
+        """Forget what was seen, and see what ``metrics.jsonl`` holds now."""
+        self._watching = Watching(self._rules)
+        for record in read_jsonl(self.path):
+            numbers = {name: value for name, value in record.items() if isinstance(value, int | float | None)}
+            for _ in self._watching.take(numbers, int(record.get("step", 0))):
+                pass  # told at the time
+
+    @hookimpl(trylast=True)  # with what other hooks add
+    def on_log(self, trainer: Any, step: int, metrics: dict[str, float]) -> None:
+        for alert, is_raised in self._watching.take(metrics, step):
+            if is_raised:
+                self._raise(alert, trainer)
+            else:
+                trainer.directory.event(OVER, rule=alert.rule, metric=alert.metric, step=step)
+
+    def on_step_end(self, trainer: Any, step: int) -> None:
+        if not self._saves:
+            return
+        every = trainer.config.validation.every
+        if not (every > 0 and step % every == 0 and trainer.run.held_out is not None):
+            self._save(trainer, step)
+
+    def on_validation_end(self, trainer: Any, step: int) -> None:
+        self._save(trainer, step)
+
+    def _raise(self, alert: Alert, trainer: Any) -> None:
+        rule = self._rules[alert.rule]
+        trainer.run.console.message(f"alert {alert.rule}: {alert.text}")
+        trainer.directory.event(EVENT, **alert.facts)
+        for logger in trainer.run.loggers:
+            if isinstance(logger, AlertLogger):
+                with boundary(f"logger {type(logger).__name__}"):
+                    logger.alert(alert)
+        match rule.action:
+            case "stop":
+                trainer.stop(f"alert {alert.rule}: {alert.text}")
+            case "lower_rate":
+                trainer.run.policy.workers.call("scale_rate", rule.rate_factor)
+            case "save":
+                self._saves = True
+
+    def _save(self, trainer: Any, step: int) -> None:
+        """A checkpoint, unless the run itself writes one after this step."""
+        wanted, self._saves = self._saves, False
+        every = trainer.config.checkpoint.every
+        if wanted and 0 < step < trainer.total_steps and not (every > 0 and step % every == 0):
+            trainer.save()
+
+
+class _Reread:
+    """Has the rules see the metrics again when the run's directory is rewound."""
+
+    def __init__(self, alerts: Alerts) -> None:
+        self._alerts = alerts
+        self.path = alerts.path.with_name(".alerts")
+        """Nothing is written there."""
+
+    def truncate_after(self, step: int) -> None:
+        self._alerts.reread()
+
+    def flush(self) -> None:
+        """There is nothing to wait for."""

@@ -1,0 +1,79 @@
+"""One record whole: its turns, and the numbers of each of its tokens, as plain data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from nemorl_cli.report.records.reading import RecordFile, read_table
+from nemorl_cli.report.viewing.facts import facts_of
+from nemorl_cli.report.viewing.index import Place
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+PER_TOKEN = (
+    *("generation_logprobs", "old_logprobs", "policy_logprobs", "reference_logprobs", "advantages", "loss_weights"),
+)
+OF_GROUP = ("group_right", "group_size")
+"""Facts that one record of a group cannot tell."""
+DIGITS = 5
+"""Of numbers per token."""
+Detail = dict[str, Any]
+
+
+def detail_at(place: Place, texts: Mapping[int, str]) -> Detail | None:
+    """A record by its place; ``None`` where the file has fewer by now.
+
+    Raises:
+        ValueError, OSError: The file is damaged or gone.
+    """
+    file = RecordFile.of(place.path)
+    assert file is not None, "only files of records are indexed"
+    table = read_table(file)
+    if place.row >= len(table):
+        return None
+    (found,) = details_of(table.slice(place.row, 1), texts)
+    return {name: value for name, value in found.items() if name not in OF_GROUP}
+
+
+def details_of(table: pa.Table, texts: Mapping[int, str]) -> list[Detail]:
+    """Records whole: their facts with full texts, ``turns`` as recorded, and ``sequences``, in which ``texts`` stands
+    beside ``token_ids`` where the texts of tokens are known.
+
+    Args:
+        table: All columns of records.
+        texts: Token id -> text.
+    """
+    import pyarrow as pa
+
+    from nemorl_cli.report.records.schema import SCHEMA
+
+    table = pa.Table.from_arrays([table[name].combine_chunks() for name in SCHEMA.names], SCHEMA.names)
+    heavy = table.select(["turns", "sequences", "time"]).to_pylist()
+    return [
+        {
+            **fact,
+            "time": row["time"],
+            "turns": row["turns"] or [],
+            "sequences": [_sequence(part, texts) for part in row["sequences"] or ()],
+        }
+        for fact, row in zip(facts_of(table), heavy, strict=True)
+    ]
+
+
+def _sequence(part: Mapping[str, Any], texts: Mapping[int, str]) -> dict[str, Any]:
+    ids = part["token_ids"] or []
+    return {
+        "token_ids": ids,
+        "texts": [texts.get(token) for token in ids] if texts else None,
+        "mask": [int(bool(chosen)) for chosen in part["mask"] or ()],
+        **{name: _short(part[name]) for name in PER_TOKEN},
+    }
+
+
+def _short(values: Iterable[float | None] | None) -> list[float | None] | None:
+    if values is None:
+        return None
+    return [float(f"{v:.{DIGITS}g}") if v is not None and math.isfinite(v) else None for v in values]

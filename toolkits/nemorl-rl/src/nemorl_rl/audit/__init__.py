@@ -1,0 +1,1 @@
+"""Numbers beside numbers: where sampler, trainer and float32 part."""

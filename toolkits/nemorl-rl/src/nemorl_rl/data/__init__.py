@@ -1,0 +1,1 @@
+"""Rows, from files to prompts and token ids."""

@@ -1,0 +1,1 @@
+"""Held-out rows: generating, scoring, voting and suites."""

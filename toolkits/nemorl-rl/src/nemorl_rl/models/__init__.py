@@ -1,0 +1,1 @@
+"""Folders of models: where they come from, their geometry and how they are exported."""

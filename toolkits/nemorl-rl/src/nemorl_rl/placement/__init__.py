@@ -1,0 +1,1 @@
+"""Which engines live where, and how weights reach them."""

@@ -1,0 +1,216 @@
+"""The resources of a run that samples: besides training workers, engines that take the policy's weights from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from nemorl.config.cluster import ClusterConfig
+from nemorl.config.models import GenerationConfig, PolicyConfig
+from nemorl.contracts import WorkerGroup
+from nemorl.contracts.requests import RequestBackend
+from nemorl.errors import WorkerLostError
+from nemorl.plugins.kinds import TrainingBackendConfig
+from nemorl.plugins.registry import registry
+from nemorl.resources.manager import LocalLauncher, short_name
+from nemorl.resources.worker import SUBMITTED_CALLS, WorkerContext
+from nemorl.weights import WeightHandle, in_process_handle
+
+from nemorl_rl.config import RolloutRunConfig
+from nemorl_rl.placement.tenant_resources import TenantResources
+from nemorl_rl.planning.tenants import ENGINE, ROLLOUT, SYNC, TRAIN, WRITES, EngineTenant, PhaseGate, Residents, phases
+from nemorl_rl.serving.generation_policy import REPORTS, GenerationPolicy, RequestLimits
+from nemorl_rl.serving.requests import NamedRequests
+from nemorl_rl.serving.snapshots import held_versions, takes_versions
+
+if TYPE_CHECKING:
+    from nemorl.contracts import GenerationBackend, TrainingBackend
+
+
+@dataclass(frozen=True)
+class GenerationFactory:
+    """Builds one engine, in its worker process."""
+
+    generation: GenerationConfig
+    policy: PolicyConfig
+    weights: WeightHandle | None
+
+    def __call__(self, context: WorkerContext) -> GenerationBackend:
+        engine = self.generation.backend.build(self.generation, self.policy, context, self.weights)
+        if "submit" not in self.generation.backend.supports:
+            return engine
+        return NamedRequests(cast("RequestBackend", engine))
+
+
+@dataclass(frozen=True)
+class AttachedEngineFactory:
+    """Builds an engine in the process of a trainer, over its weights."""
+
+    generation: GenerationConfig
+    policy: PolicyConfig
+
+    def __call__(self, trainer: TrainingBackend, context: WorkerContext) -> GenerationBackend:
+        return self.generation.backend.build_in(trainer, self.generation, self.policy, context)
+
+
+class RolloutResources(TenantResources):
+    """Decides, besides, where engines run and how weights travel to them."""
+
+    config: RolloutRunConfig
+
+    def __init__(
+        self, config: RolloutRunConfig, run_dir: Path, *, on_restart: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self._published: WeightHandle | None = None
+        """The newest weights, as long as they can be fetched."""
+        self._version = 0
+        self._shares_weights, self._spreads_weights = config.shares_weights, config.spreads_weights
+        self._sampler, self._form = config.sampler, config.weight_form  # they ask the registry, once for all updates
+        self._engine_remarks: list[str] = []
+        super().__init__(config, run_dir, on_restart=on_restart)
+        tenancy = self._tenancy
+        # An update that brings all weights, of the only version that there is, leaves nothing to keep.
+        is_whole = self._form == "model" and held_versions(config.generation.backend) == 1
+        self._forgets = tenancy is not None and is_whole and not self._sampler.is_attached
+        """The engine keeps no copy of its weights while the policy learns."""
+        self._gate = PhaseGate(config.cluster.worker_timeout_s) if tenancy is None else tenancy.gate
+
+    def _during(self, phase: str) -> AbstractContextManager[None]:
+        if (self._shares_weights or self._forgets) and phase in (ROLLOUT, *WRITES):
+            return self._apart(phase)
+        return super()._during(phase)
+
+    @contextmanager
+    def _apart(self, phase: str) -> Iterator[None]:
+        """Nothing is sampled from weights that are being written, where the engine runs on the trainer's own or has
+        forgotten those before; nor from those of a step before they are published under a version."""
+        # A tenancy passes through the same gate by itself.
+        alone = self._gate.during(phase) if self._tenancy is None else nullcontext()
+        with alone, super()._during(phase):
+            if phase == TRAIN:
+                self._gate.bar(ROLLOUT)
+            yield
+
+    def _has_new_weights(self) -> None:
+        """Every engine has the newest weights, under their version."""
+        self._gate.admit(ROLLOUT)
+        self._withdraw()
+
+    def _table(self, roles: list[str], adapted: list[str]) -> Mapping[str, Residents]:
+        return phases(roles, shares_weights=self._shares_weights, adapted=adapted)
+
+    def restart_training(self, error: WorkerLostError) -> None:
+        if self._tenancy is not None and not self._shares_weights:
+            self._tenancy.send_away(ENGINE)
+        super().restart_training(error)
+
+    def generation_policy(self) -> GenerationPolicy:
+        """The generation policy: starts from the training policy's weights if there is one, else from disk."""
+        config, generation = self.config, self.config.generation
+        if self._sampler.is_attached and self.training is not None:
+            with self._during(SYNC):
+                engine = AttachedEngineFactory(generation, config.policy)
+                attached = self.launcher.attached_group(self.training, engine)
+            self._admit_engine(attached)
+            # Lost with its trainer, and replaced with it: there is nothing to revive alone.
+            return GenerationPolicy(attached, turn=self._during, on_update=self._has_new_weights)
+        weights = self.weight_handle(version=0) if self.training is not None else None
+        # Engines may live where the trainer's package is not installed: its config does not travel there.
+        policy = config.policy.model_copy(update={"backend": TrainingBackendConfig()})
+        factory = GenerationFactory(generation, policy, weights)
+        name = f"generation backend {short_name(generation.backend)}"
+        with self._during(SYNC):
+            group = self.own(self.launcher.engine_group(factory, name))
+        self._admit_engine(group)
+        self._withdraw()
+
+        def revive(error: WorkerLostError) -> None:
+            self.count_restart(error)
+            self.launcher.restart(group, replace(factory, weights=self._newest()))
+            self._admit_engine(group)
+            self._withdraw()
+
+        able = generation.backend.supports
+        if "remarks" in able:
+            self._engine_remarks += group.call("remarks")[0]
+        return GenerationPolicy(
+            group,
+            revive,
+            self._during,
+            on_update=self._has_new_weights,
+            single_requests=_request_limits(generation, config.cluster),
+            reports=REPORTS in able,
+            takes_versions=takes_versions(generation.backend, self._form),
+        )
+
+    def new_remarks(self) -> Sequence[str]:
+        found, self._engine_remarks = self._engine_remarks, []
+        return [*found, *super().new_remarks()]
+
+    def weight_handle(self, version: int) -> WeightHandle:
+        """The training policy's current weights, over the transport that both sides declare."""
+        assert self.training is not None, "weights were asked for before the training policy was built"
+        if self._sampler.is_attached:
+            return in_process_handle(None, version)  # nothing travels
+        assert self._sampler.transport is not None, "the config checks that the backends share a transport"
+        with self._during(SYNC):
+            self._published = self._publish(self.training, self._sampler.transport, version)
+        self._version = version
+        return self._published
+
+    def _publish(self, training: WorkerGroup, transport: str, version: int) -> WeightHandle:
+        if not self._spreads_weights:
+            return training.publish(transport, version, self._form)
+        from nemorl_tensors.engines.pieces import SpreadHandle
+
+        return SpreadHandle(transport, version, training.call("publish_pieces", transport))
+
+    @cached_property
+    def _is_lent(self) -> bool:
+        """What is published lies on a device that engines share, and they copy it."""
+        transport = self._sampler.transport
+        if transport is None or not self.config.cluster.colocated:
+            return False
+        found: bool = registry().load("weight_transports", transport).takes_device_memory
+        return found
+
+    def _withdraw(self) -> None:
+        """Every engine has the published weights: the device memory that they were published in is released."""
+        if self._is_lent and self._published is not None:
+            assert self.training is not None, "somebody published them"
+            if self._spreads_weights:
+                self.training.call("withdraw_pieces")
+            else:
+                self.training.call_as("host", "withdraw")
+            self._published = None
+
+    def _newest(self) -> WeightHandle | None:
+        """The weights for an engine that is built anew."""
+        if self._published is None and self.training is not None:
+            return self.weight_handle(self._version)
+        return self._published
+
+    def _admit_engine(self, workers: WorkerGroup) -> None:
+        if self._tenancy is not None and "sleep" in self.config.generation.backend.supports:
+            tenant = EngineTenant(workers)
+            forgets = {TRAIN: tenant.forget} if self._forgets else None
+            self._tenancy.admit(ENGINE, tenant, ("weights", "cache"), forgets=forgets)
+
+
+def standalone_generation(generation: GenerationConfig, policy: PolicyConfig) -> GenerationPolicy:
+    """A generator of a model on disk, outside any run, in this process."""
+    launcher = LocalLauncher(WorkerContext(device=ClusterConfig().device))
+    factory = GenerationFactory(generation, policy, None)
+    group = launcher.engine_group(factory, f"generation backend {short_name(generation.backend)}")
+    limits = _request_limits(generation, ClusterConfig())
+    return GenerationPolicy(group, single_requests=limits, takes_versions=takes_versions(generation.backend, "model"))
+
+
+def _request_limits(generation: GenerationConfig, cluster: ClusterConfig) -> RequestLimits | None:
+    if "submit" not in generation.backend.supports:
+        return None
+    return RequestLimits(SUBMITTED_CALLS, cluster.worker_timeout_s)

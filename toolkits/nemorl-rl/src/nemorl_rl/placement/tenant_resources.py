@@ -1,0 +1,101 @@
+"""The resources of a run whose models on training backends may take turns in the memory of their devices.
+
+Enough for a policy with its reference, a critic or teachers. Runs that sample add engines:
+``nemorl_rl.placement.engines``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+
+from nemorl.config.models import AuxiliaryModel, PolicyConfig
+from nemorl.config.run import RunConfig
+from nemorl.contracts import WorkerGroup
+from nemorl.errors import WorkerLostError
+from nemorl.resources.manager import ResourceManager
+from nemorl.resources.policies import TrainingPolicy, Turn
+
+from nemorl_rl.planning.memory.reading import fitting_microbatches
+from nemorl_rl.planning.memory.watch import MemoryWatch
+from nemorl_rl.planning.tenants import POLICY, Residents, Tenancy, TrainingTenant, phases
+
+
+class TenantResources(ResourceManager):
+    """Decides, besides, who is in the devices' memory while a model works."""
+
+    def __init__(self, config: RunConfig, run_dir: Path, *, on_restart: Callable[[str], None] = lambda _: None) -> None:
+        models = {POLICY: config.policy, **{role: model.policy for role, model in config.auxiliary_models.items()}}
+        adapted = [role for role, policy in models.items() if policy.lora is not None]
+        self._watch = MemoryWatch(config)
+        self._tenancy: Tenancy | None = None
+        if config.takes_turns:
+            table = self._table([*models], adapted)
+            self._tenancy = Tenancy(table, self._watch, limit_s=config.cluster.worker_timeout_s)
+        self._movable: dict[str, tuple[PolicyConfig, WorkerGroup]] = {}
+        """Trained models that can leave the devices' memory, by role."""
+        self._said: set[str] = set()
+        self._is_first_step = True
+        self._microbatch_tokens = fitting_microbatches(config)
+        super().__init__(config, run_dir, on_restart=on_restart)
+        self.config = config.model_copy(update={"policy": self._fitting(config.policy)})
+
+    def _fitting(self, policy: PolicyConfig) -> PolicyConfig:
+        """With microbatches that fit, where it leaves their size open."""
+        if self._microbatch_tokens is None or policy.microbatch_tokens is not None:
+            return policy
+        return policy.model_copy(update={"microbatch_tokens": self._microbatch_tokens})
+
+    def _table(self, roles: list[str], adapted: list[str]) -> Mapping[str, Residents]:
+        """Who is in memory in which phase."""
+        return phases(roles, shares_weights=False, adapted=adapted)
+
+    def training_policy(self, planned_updates: int) -> TrainingPolicy:
+        self._make_room()
+        policy = super().training_policy(planned_updates)
+        self._admit(POLICY, self.config.policy, policy.workers)
+        return policy
+
+    def auxiliary_policy(self, role: str, auxiliary: AuxiliaryModel, planned_updates: int) -> TrainingPolicy:
+        self._make_room()
+        fitting = replace(auxiliary, policy=self._fitting(auxiliary.policy))
+        policy = super().auxiliary_policy(role, fitting, planned_updates)
+        self._admit(role, auxiliary.policy, policy.workers)
+        return policy
+
+    def turn_of(self, role: str) -> Turn:
+        return lambda work: self._during(f"{role} {work}")
+
+    def restart_training(self, error: WorkerLostError) -> None:
+        super().restart_training(error)
+        for role, (model, workers) in self._movable.items():
+            self._admit(role, model, workers)
+
+    def remarks(self) -> list[str]:
+        found = super().remarks()
+        self._said.update(found)
+        return found
+
+    def new_remarks(self) -> Sequence[str]:
+        """What was found since the last call: tenants that hold more than was planned and, the first time, what the
+        policy's backend says of its first step."""
+        found = [*self._watch.new_remarks()]
+        if self._is_first_step:
+            self._is_first_step, said = False, {*self._said}
+            found += [text for text in self.remarks() if text not in said]
+        return found
+
+    def _during(self, phase: str) -> AbstractContextManager[None]:
+        return self._tenancy.during(phase) if self._tenancy is not None else self._watch.explaining(phase)
+
+    def _make_room(self) -> None:
+        """Before a model is built: those that were built before it leave."""
+        if self._tenancy is not None:
+            self._tenancy.send_all_away()
+
+    def _admit(self, role: str, model: PolicyConfig, workers: WorkerGroup) -> None:
+        if self._tenancy is not None and "offload" in model.backend.supports:
+            self._movable[role] = (model, workers)
+            self._tenancy.admit(role, TrainingTenant(workers), ("weights", "optimizer", "gradients", "reference"))

@@ -1,0 +1,79 @@
+"""Amounts of memory with their reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from nemorl.contracts.memory import MemoryPart
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Part:
+    """Memory of one rank, for one purpose.
+
+    >>> Part("weights", 4 * 2**30, "4 B x 1.07 G", "weights").gib
+    4.0
+    """
+
+    name: str
+    size: float
+    """Bytes"""
+    formula: str
+    """Where they come from, with the numbers"""
+    held: MemoryPart | None = None
+    """What ``held_bytes`` of its backend counts it as; ``None``: it is there only while the backend works"""
+    stays: bool = False
+    """It cannot leave the device while its owner sleeps"""
+
+    @property
+    def gib(self) -> float:
+        return self.size / GIB
+
+
+Parts = tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Memory of one model on one rank: what is always there, and what is there besides at each moment of its work.
+
+    >>> Moments((Part("weights", 4, "4 B"),), {"backward": (Part("activations", 3, "3 B"),)}, ()).worst
+    'backward'
+    """
+
+    lasting: Parts
+    training: Mapping[str, Parts]
+    """Moment of a training step -> parts; they never meet. Empty for a model that does not learn"""
+    scoring: Parts
+    """A forward pass without gradient: log-probs or values"""
+
+    @property
+    def worst(self) -> str:
+        """The moment that takes most."""
+        return max(self.passing, key=lambda moment: total(self.passing[moment]))
+
+    @property
+    def passing(self) -> Mapping[str, Parts]:
+        """Moment -> parts, of training and scoring."""
+        return {**self.training, "scoring": self.scoring}
+
+    @property
+    def peak(self) -> Parts:
+        """All parts at the worst moment."""
+        return self.lasting + self.passing[self.worst]
+
+
+def total(parts: Iterable[Part]) -> float:
+    """Bytes of all of them."""
+    return sum(part.size for part in parts)
+
+
+def count(number: float) -> str:
+    """``8.03e9`` as ``8.03 G``, for formulas."""
+    for factor, unit in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if abs(number) >= factor:
+            return f"{number / factor:.4g}{unit}"
+    return f"{number:.4g}"

@@ -1,0 +1,82 @@
+"""What is planned: the models of a run, its engines, its devices, and the work of one step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from nemorl_rl.planning.devices import Fleet
+from nemorl_rl.planning.memory.engines import Engines
+from nemorl_rl.planning.memory.models import HeldModel
+from nemorl_rl.planning.memory.work import Work
+
+if TYPE_CHECKING:
+    from nemorl.config.models import PolicyConfig
+
+OthersBeside = Callable[["PolicyConfig"], Mapping[str, "PolicyConfig"]]
+"""A policy -> the other models of its run, by role"""
+
+
+@dataclass(frozen=True)
+class Sync:
+    """How weights get to engines."""
+
+    of_adapters: bool = False
+    """Adapters alone travel, not the model"""
+    copied_on_device: bool = False
+    """The transport first copies what a rank sends within the rank's device"""
+    in_pieces: bool = False
+    """Each rank sends its own part, nobody gathers the model"""
+
+    def size(self, policy: HeldModel) -> float:
+        """Bytes that travel to an engine."""
+        return policy.element * (policy.adapter_parameters if self.of_adapters else policy.parameters)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A run as it is planned."""
+
+    fleet: Fleet
+    policy: HeldModel
+    others: tuple[HeldModel, ...]
+    """Critics and teachers, on the policy's devices"""
+    engines: Engines | None
+    work: Work
+    colocated: bool = True
+    is_async: bool = False
+    staleness: int = 1
+    """Steps over which a batch may be sampled, where that is done beside training"""
+    turns: bool | None = None
+    """``cluster.take_turns``; unset: where they can and not all fit awake"""
+    takes_turns: bool = False
+    """Whoever is not at work leaves the device's memory: what became of ``turns``"""
+    one_process: bool = False
+    """Everything shares one process and its allocator"""
+    sync: Sync = Sync()
+    others_beside: OthersBeside = field(default=lambda _: {}, compare=False)
+    """What other models inherit from a policy that is changed"""
+
+    @property
+    def models(self) -> tuple[HeldModel, ...]:
+        """On training backends, the policy first."""
+        return (self.policy, *self.others)
+
+    @property
+    def capacity(self) -> float:
+        """Bytes of a device."""
+        return self.fleet.device.memory_gib * 2**30
+
+    @property
+    def neighbours(self) -> Engines | None:
+        """Engines on the devices of training."""
+        return self.engines if self.colocated else None
+
+    @property
+    def can_take_turns(self) -> bool:
+        """Engine and policy can leave a device that they share, and gain by it."""
+        engines = self.neighbours
+        if engines is None or not engines.has_own_weights or self.fleet.device.is_cpu:
+            return False
+        return engines.can_sleep and self.policy.can_leave

@@ -1,0 +1,324 @@
+"""Models that take turns in the memory of the devices they share: who is in it, phase by phase.
+
+A phase is a kind of work: rollouts, a training step, sending weights. For each, :func:`phases` says as plain data which
+parts of which model are in the devices' memory. Between two phases :class:`Tenancy` first sends away what the next one
+does not need, then brings what it lacks, in the order of the table: an engine its weights before its cache.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from nemorl.contracts import WorkerGroup
+from nemorl.contracts.memory import DeviceMemoryError, MemoryPart
+from nemorl.errors import BackendError, DeadlineError, ForeignError, NemorlError
+
+Parts = tuple[MemoryPart, ...]
+Residents = Mapping[str, Parts]
+"""Tenant -> its parts that are in the devices' memory, in the order in which they come."""
+
+ENGINE, POLICY = "engine", "policy"
+ROLLOUT, SYNC = "rollout", "sync"
+WORK: Mapping[str, Parts] = {
+    "train": ("weights", "optimizer", "gradients"),
+    "measure": ("weights",),
+    "reference": ("reference",),
+    "save": ("weights", "optimizer"),
+}
+"""What each kind of a trained model's work needs of it (``nemorl.resources.policies.Work``)."""
+
+TRAIN = f"{POLICY} train"
+WRITES = (TRAIN, f"{POLICY} save")
+"""Phases in which a policy's weights change: steps of the optimizer, and checkpoints that are loaded."""
+
+
+def phases(roles: Sequence[str], *, shares_weights: bool, adapted: Collection[str] = ()) -> dict[str, Residents]:
+    """The table of a run.
+
+    Args:
+        roles: Its models on training backends: ``policy``, and auxiliary ones such as ``critic``.
+        shares_weights: The engine runs on the policy's own weights, as far as they are in the form that it needs.
+        adapted: Roles that train adapters: their reference is the model without them.
+
+    >>> phases(["policy"], shares_weights=False)["rollout"]
+    {'engine': ('weights', 'cache')}
+    """
+    table: dict[str, Residents] = {f"{role} {work}": {role: parts} for role in roles for work, parts in WORK.items()}
+    table |= {f"{role} reference": {role: WORK["measure"]} for role in adapted}
+    if shares_weights:
+        # The engine has copies of what is not as it trains: merged adapters, layers in another form.
+        table[ROLLOUT] = {POLICY: ("weights",), ENGINE: ("weights", "cache")}
+    else:
+        table[ROLLOUT] = {ENGINE: ("weights", "cache")}
+    return {**table, SYNC: {POLICY: ("weights",), ENGINE: ("weights",)}}
+
+
+class Tenant(Protocol):
+    """A model that can leave the devices' memory."""
+
+    def keep(self, parts: Parts) -> None:
+        """Send away all parts but these."""
+        ...
+
+    def bring(self, parts: Parts) -> None:
+        """Bring these, in this order. Those that are there stay."""
+        ...
+
+    def held_bytes(self) -> Mapping[MemoryPart, int]:
+        """Bytes of each part that are in the memory of the fullest device."""
+        ...
+
+
+@dataclass(frozen=True)
+class TrainingTenant:
+    """A training backend with the capability ``offload``."""
+
+    workers: WorkerGroup
+
+    def keep(self, parts: Parts) -> None:
+        leaving = [part for part in ("gradients", "optimizer", "reference", "weights") if part not in parts]
+        self.workers.call("offload", leaving)
+
+    def bring(self, parts: Parts) -> None:
+        self.workers.call("onload", list(parts))
+
+    def held_bytes(self) -> Mapping[MemoryPart, int]:
+        return _fullest(self.workers)
+
+
+@dataclass(frozen=True)
+class EngineTenant:
+    """A generation backend with the capability ``sleep``."""
+
+    workers: WorkerGroup
+
+    def keep(self, parts: Parts) -> None:
+        # An engine sleeps as a whole. Its weights stay with the host: what comes next may be another rollout.
+        self.workers.call("sleep", 1)
+        if parts:
+            self.workers.call("wake", list(parts))
+
+    def forget(self) -> None:
+        """Leave altogether, weights and all: they come anew before anything is sampled."""
+        self.workers.call("sleep", 2)
+
+    def bring(self, parts: Parts) -> None:
+        self.workers.call("wake", list(parts))
+
+    def held_bytes(self) -> Mapping[MemoryPart, int]:
+        return _fullest(self.workers)
+
+
+def _fullest(workers: WorkerGroup) -> Mapping[MemoryPart, int]:
+    found: list[Mapping[MemoryPart, int]] = workers.call("held_bytes")
+    return max(found, key=lambda held: sum(held.values()))
+
+
+Holdings = Mapping[str, Mapping[MemoryPart, int]]
+"""Tenant -> bytes of its parts that are in memory."""
+
+
+class Watch(Protocol):
+    """Compares what tenants hold with what was planned (``memory_plan.watch``)."""
+
+    def entered(self, phase: str, holdings: Callable[[], Holdings]) -> None:
+        """Everybody is where the table says; the phase's work is about to begin."""
+        ...
+
+    def explained(self, phase: str, error: DeviceMemoryError, holdings: Callable[[], Holdings]) -> DeviceMemoryError:
+        """The same error, with who holds what."""
+        ...
+
+
+class PhaseGate:
+    """One phase at a time: work of one may overlap, that of another one waits for its end."""
+
+    def __init__(self, limit_s: float) -> None:
+        """
+        Args:
+            limit_s: Longest wait for the work of another phase.
+        """
+        self._limit_s = limit_s
+        self._phase: str | None = None
+        self._workers = 0
+        """Threads that are at work in this phase."""
+        self._barred: dict[str, int] = {}
+        """Phases that may not begin yet, and the thread that said so."""
+        self._changed = threading.Condition()
+
+    def bar(self, phase: str) -> None:
+        """Let no work of a phase begin until ``admit``. Called within the phase that is the reason."""
+        with self._changed:
+            self._barred[phase] = threading.get_ident()
+
+    def admit(self, phase: str) -> None:
+        """What barred this phase is over."""
+        with self._changed:
+            self._barred.pop(phase, None)
+            self._changed.notify_all()
+
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        """Nobody enters or leaves within it, and the next to enter enters anew."""
+        with self._changed:
+            self._phase = None
+            yield
+
+    @contextmanager
+    def during(self, phase: str, enter: Callable[[str], None] = lambda phase: None) -> Iterator[None]:
+        """The block is work of this phase. ``enter`` is called where no such work was before it.
+
+        Raises:
+            DeadlineError: the work of another phase did not end in time.
+            BackendError: this thread barred the phase, and would wait for itself.
+        """
+        with self._changed:
+            if self._barred.get(phase) == threading.get_ident():
+                raise BackendError(
+                    f"{phase} was asked for between an update of the weights and their publication: the engine has let "
+                    "go of the old ones, or runs on the trainer's own, whose tokens would have the old version",
+                    fix="call sync_weights() after train_step, then sample (or set cluster.take_turns: false, where an "
+                    "engine keeps weights of its own)",
+                )
+            if not self._changed.wait_for(lambda: self._may_begin(phase), self._limit_s):
+                raise self._late(phase)
+            if self._phase != phase:
+                self._phase = None
+                enter(phase)
+                self._phase = phase
+            self._workers += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._workers -= 1
+                self._changed.notify_all()
+
+    def _may_begin(self, phase: str) -> bool:
+        return phase not in self._barred and (self._workers == 0 or self._phase == phase)
+
+    def _late(self, phase: str) -> DeadlineError:
+        if phase in self._barred:
+            return DeadlineError(
+                f"{phase} waited {self._limit_s:g} s for new weights to be published: the engine has let go of the old "
+                "ones, or runs on the trainer's own",
+                fix="call sync_weights() after train_step; raise cluster.worker_timeout_s if updates take so long",
+            )
+        return DeadlineError(
+            f"{phase} waited {self._limit_s:g} s for {self._phase} to end: they use the same devices' memory",
+            fix="raise cluster.worker_timeout_s if that work takes so long",
+        )
+
+
+class Tenancy:
+    """Moves tenants in and out. Work of one phase may overlap; that of another one waits for its end."""
+
+    def __init__(self, table: Mapping[str, Residents], watch: Watch, *, limit_s: float) -> None:
+        """
+        Args:
+            table: Of :func:`phases`.
+            watch: Told of each phase.
+            limit_s: Longest wait for the work of another phase.
+        """
+        self._table, self._watch, self.gate = table, watch, PhaseGate(limit_s)
+        self._tenants: dict[str, Tenant] = {}
+        self._present: dict[str, set[MemoryPart]] = {}
+        self._forgets: dict[str, Mapping[str, Callable[[], None]]] = {}
+        self._forgotten: set[str] = set()
+        """Tenants nothing of which is kept anywhere."""
+
+    def admit(
+        self, name: str, tenant: Tenant, parts: Parts, *, forgets: Mapping[str, Callable[[], None]] | None = None
+    ) -> None:
+        """A tenant has come, or come anew, with these parts in the devices' memory.
+
+        Args:
+            name: Of the tenant in the table.
+            tenant: It.
+            parts: All that it has.
+            forgets: Phase -> how it leaves for this one without a copy of what it holds, all of which comes anew before
+                it is needed again.
+        """
+        with self.gate.closed():  # it may be in the way of what was there
+            self._tenants[name], self._present[name] = tenant, set(parts)
+            self._forgets[name] = forgets or {}
+            self._forgotten.discard(name)
+
+    def send_away(self, name: str) -> None:
+        """A tenant leaves, if it is there: others are about to be built, with all that they have."""
+        with self.gate.closed():
+            if self._present.get(name):
+                self._step("another is built", f"{name} leaving", partial(self._tenants[name].keep, ()))
+                self._present[name] = set()
+
+    def send_all_away(self) -> None:
+        """All tenants leave: another is about to be built."""
+        for name in self._tenants:
+            self.send_away(name)
+
+    @contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        """The block finds in memory what the table says.
+
+        Raises:
+            DeadlineError: the work of another phase did not end in time.
+            BackendError: a part could not be moved; says who holds what.
+            DeviceMemoryError: there is no room for the work; says who holds what, and what was planned.
+        """
+        with self.gate.during(phase, self._enter):
+            try:
+                yield
+            except DeviceMemoryError as error:
+                raise self._watch.explained(phase, error, self.holdings) from error
+
+    def _enter(self, phase: str) -> None:
+        self._move(phase)
+        self._watch.entered(phase, self.holdings)
+
+    def holdings(self) -> Holdings:
+        """Bytes of each tenant's parts, as the tenants count them."""
+        return {name: tenant.held_bytes() for name, tenant in self._tenants.items()}
+
+    def _move(self, phase: str) -> None:
+        wanted = self._table[phase]
+        for name, tenant in self._tenants.items():
+            forget = self._forgets[name].get(phase)
+            if forget is not None and name not in self._forgotten:
+                self._step(phase, f"{name} leaving", forget)
+                self._present[name] = set()
+                self._forgotten.add(name)
+            staying = tuple(part for part in wanted.get(name, ()) if part in self._present[name])
+            if set(staying) != self._present[name]:
+                self._step(phase, f"{name} leaving", partial(tenant.keep, staying))
+                self._present[name] = set(staying)
+        for name, parts in wanted.items():
+            missing = tuple(part for part in parts if name in self._tenants and part not in self._present[name])
+            if missing:
+                self._step(phase, f"{name} coming back", partial(self._tenants[name].bring, missing))
+                self._forgotten.discard(name)
+                self._present[name] |= set(missing)
+
+    def _step(self, phase: str, what: str, move: Callable[[], None]) -> None:
+        try:
+            move()
+        except (BackendError, ForeignError) as error:
+            raise BackendError(f"before {phase}, {what}: {error.message} ({self._account()})", fix=error.fix) from error
+
+    def _account(self) -> str:
+        """Who holds what, for an error."""
+        try:
+            return account(self.holdings())
+        except NemorlError as error:
+            return f"who holds what cannot be told: {error.message}"
+
+
+def account(holdings: Mapping[str, Mapping[MemoryPart, float]]) -> str:
+    """Who holds what, in words."""
+    sizes = [(f"{name}'s {part}", size) for name, parts in holdings.items() for part, size in parts.items() if size]
+    parts = [f"{what} {size / 2**30:.2f} GiB" for what, size in sizes]
+    return f"in memory: {', '.join(parts)}" if parts else "nothing of these models is in memory"

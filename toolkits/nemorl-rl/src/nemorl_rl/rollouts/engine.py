@@ -1,0 +1,294 @@
+"""RolloutEngine: prompts -> generate -> environment -> Samples, for one turn or many.
+
+Tokens in, tokens out (invariant 7): what was sampled is what is trained. Observations are appended as tokens with
+mask False; nothing is ever decoded and tokenised again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from nemorl.base.process.timing import Span, Timer, TurnSpan
+from nemorl.environment import Environment
+from nemorl.errors import DataError
+from nemorl.metrics import Max, Mean, Metric, Sum
+from nemorl.types import Completion, GenerationRequest, Prompt, Sample, Samples, SamplingParams, Score, Step
+
+from nemorl_rl.agents.contract import EpisodeLimits
+from nemorl_rl.agents.driver import AgentDriver
+from nemorl_rl.agents.policy import Sampler
+from nemorl_rl.agents.turns import FreeTurns, total_score
+from nemorl_rl.data.row_sizes import longest_text
+from nemorl_rl.data.tokenizer import Tokenizer
+from nemorl_rl.environments import EnvironmentPool
+from nemorl_rl.environments.turn import TimedEpisode
+from nemorl_rl.rollouts.seeding import derive_seed
+from nemorl_rl.serving.generation_policy import GenerationPolicy
+from nemorl_rl.serving.times import TimedSample, spans_of
+
+AGENT_EPISODE_S = 1800.0
+"""Longest episode of an agent, unless ``rollouts.episode_timeout_s`` says otherwise."""
+
+
+@dataclass
+class _Trajectory:
+    """One sample in the making."""
+
+    prompt: Prompt
+    episode: TimedEpisode
+    seed: int
+    token_ids: list[int]
+    mask: list[bool]
+    logprobs: list[float]
+    ends: list[int] = field(default_factory=list)
+    """Place of the last token of each response"""
+    spans: list[TurnSpan] = field(default_factory=list)
+    scores: list[Score] = field(default_factory=list)
+    versions: set[int] = field(default_factory=set)
+    last: Completion | None = None
+    response: str = ""
+    done: bool = False
+
+    def extend(self, completion: Completion, response: str, span: Span) -> None:
+        self.token_ids += completion.token_ids
+        self.mask += [True] * len(completion.token_ids)
+        self.logprobs += completion.logprobs
+        self.ends.append(len(self.token_ids) - 1)
+        self.spans.append(TurnSpan(0, len(self.token_ids), span))
+        self.versions.update(completion.weight_versions)
+        self.last, self.response = completion, response
+
+    def observe(self, token_ids: Sequence[int]) -> None:
+        self.token_ids += token_ids
+        self.mask += [False] * len(token_ids)
+        self.logprobs += [0.0] * len(token_ids)
+        if token_ids:
+            self.spans.append(TurnSpan(0, len(self.token_ids), self.episode.span))
+
+    def sample(self) -> Sample:
+        assert self.last is not None
+        return TimedSample(
+            prompt=self.prompt,
+            token_ids=tuple(self.token_ids),
+            response_mask=tuple(self.mask),
+            generation_logprobs=tuple(self.logprobs),
+            score=total_score(self.scores),
+            response=self.response,
+            finish_reason=self.last.finish_reason,
+            turns=len(self.scores),
+            weight_versions=tuple(sorted(self.versions)),
+            turn_rewards=tuple((end, score.reward) for end, score in zip(self.ends, self.scores, strict=True)),
+            span=Span(self.spans[0].span.began_s, self.episode.span.ended_s),
+            turn_spans=tuple(self.spans),
+        )
+
+
+@dataclass(frozen=True)
+class RolloutPlan:
+    """The making of a group of samples from a prompt.
+
+    Example:
+        >>> def differs(group):
+        ...     return len({sample.reward for sample in group}) > 1
+        >>> RolloutPlan(8, SamplingParams(temperature=0.9), keep=differs).max_turns
+        1
+    """
+
+    samples_per_prompt: int
+    """G"""
+    sampling: SamplingParams
+    max_turns: int = 1
+    """Responses per episode at most."""
+    keep: Callable[[Sequence[Sample]], bool] | None = None
+    """True for groups worth training on; others are replaced by more prompts (dynamic sampling). Unset: all."""
+    is_trained: bool = True
+    """False in validation and evaluation: agents may then choose a temperature of their own."""
+
+
+class RolloutEngine:
+    """Samples responses and has them scored."""
+
+    def __init__(
+        self,
+        policy: GenerationPolicy,
+        environments: EnvironmentPool,
+        tokenizer: Tokenizer,
+        *,
+        max_sequence_tokens: int,
+        timer: Timer | None = None,
+    ) -> None:
+        self.policy = policy
+        self.environments = environments
+        self.tokenizer = tokenizer
+        self.max_sequence_tokens = max_sequence_tokens
+        self.timer = timer or Timer()
+
+    def with_timer(self, timer: Timer) -> RolloutEngine:
+        """The same engine, its seconds counted elsewhere: a timer belongs to one thread."""
+        limit = self.max_sequence_tokens
+        return RolloutEngine(self.policy, self.environments, self.tokenizer, max_sequence_tokens=limit, timer=timer)
+
+    def collect(self, prompts: Sequence[Prompt], plan: RolloutPlan, *, seed: int) -> Samples:
+        """G trajectories for each prompt, scored; groups contiguous and in prompt order.
+
+        Args:
+            prompts: P tasks; ``index`` tells groups apart.
+            plan: How a prompt becomes a group.
+            seed: Seeds every sample of this call, each differently.
+        """
+        groups = {group[0].prompt.index: group for group in self.stream(prompts, plan, seed=seed)}
+        return Samples([sample for prompt in prompts for sample in groups[prompt.index]])
+
+    def stream(
+        self,
+        prompts: Sequence[Prompt],
+        plan: RolloutPlan,
+        *,
+        seed: int,
+        on_generated: Callable[[], None] = lambda: None,
+    ) -> Iterator[list[Sample]]:
+        """The groups of ``prompts``, each when its last episode has ended.
+
+        Turn by turn, a turn beginning when all of the last ended; or, where the environment drives, each episode at its
+        own pace.
+
+        Args:
+            prompts: P tasks; ``index`` tells groups apart.
+            plan: How a prompt becomes a group.
+            seed: Seeds every sample of this call, each differently.
+            on_generated: Called when the generator has nothing more to do but for later turns.
+        """
+        driving = self._driving(plan)
+        if driving is not None:
+            with self.timer.phase("generation"):
+                yield from self._driven(driving, prompts, plan, seed)
+            on_generated()
+            return
+        groups = {
+            prompt.index: [self._begin(prompt, g, seed) for g in range(plan.samples_per_prompt)] for prompt in prompts
+        }
+        for turn in range(plan.max_turns):
+            active = [trajectory for group in groups.values() for trajectory in group if not trajectory.done]
+            if not active:
+                return
+            with self.timer.phase("generation"):
+                self._respond(active, plan.sampling, turn, goes_on=turn < plan.max_turns - 1)
+            on_generated()
+            with self.timer.phase("reward_calculation"):
+                for index, step in self.environments.stream([t.episode for t in active], [t.response for t in active]):
+                    self._receive(active[index], step, is_last=turn == plan.max_turns - 1)
+                    group = groups[active[index].prompt.index]
+                    if all(trajectory.done for trajectory in group):
+                        yield [trajectory.sample() for trajectory in group]
+
+    def _driving(self, plan: RolloutPlan) -> Environment | None:
+        """What drives episodes at their own pace; ``None``: they go turn by turn, together."""
+        pool = self.environments
+        if pool.environment.drives_policy or pool.turns == "together":
+            return pool.environment if pool.environment.drives_policy else None
+        return FreeTurns(pool.environment, self.tokenizer, max_turns=plan.max_turns, timeout_s=pool.timeout_s)
+
+    def _driven(
+        self, environment: Environment, prompts: Sequence[Prompt], plan: RolloutPlan, seed: int
+    ) -> Iterator[list[Sample]]:
+        from nemorl_rl.chat.codec import codec_of
+        from nemorl_rl.chat.text import TokenizerText
+
+        pool, most_tokens = self.environments, self.max_sequence_tokens
+        timeout_s = pool.episode_timeout_s or AGENT_EPISODE_S
+        codec = codec_of(self.tokenizer, pool.chat_renderer)
+        text = TokenizerText(self.tokenizer, codec)
+        driver = AgentDriver(
+            environment,
+            Sampler(self.policy, plan.sampling, honours_clients=not plan.is_trained, text=text),
+            self.tokenizer,
+            codec,
+            pool.running_loop,
+            limits=EpisodeLimits(most_tokens, plan.sampling.max_new_tokens, pool.max_calls, timeout_s),
+            concurrency=pool.concurrency,
+        )
+        try:
+            yield from driver.groups(prompts, plan.samples_per_prompt, seed)
+        finally:
+            if driver.was_late:
+                pool.replace_blocked_loop()
+
+    def _begin(self, prompt: Prompt, g: int, seed: int) -> _Trajectory:
+        size = len(prompt.token_ids)
+        if size >= self.max_sequence_tokens:
+            raise DataError(
+                f"prompt {prompt.index} ({prompt.text[:50]!r}) has {size} tokens, "
+                f"the limit is {self.max_sequence_tokens}",
+                fix="raise policy.max_sequence_tokens, or filter long prompts from the dataset",
+            )
+        own_seed = derive_seed(seed, prompt.index, g)
+        episode = self.environments.start(prompt)
+        return _Trajectory(prompt, episode, own_seed, list(prompt.token_ids), [False] * size, [0.0] * size)
+
+    def _respond(self, active: Sequence[_Trajectory], sampling: SamplingParams, turn: int, *, goes_on: bool) -> None:
+        """One response for each. Trajectories that still share their prefix form one request."""
+        shared: dict[tuple[int, tuple[int, ...]], list[_Trajectory]] = {}
+        for trajectory in active:
+            shared.setdefault((trajectory.prompt.index, tuple(trajectory.token_ids)), []).append(trajectory)
+        requests = []
+        for (_, token_ids), members in shared.items():
+            room = self.max_sequence_tokens - len(token_ids)
+            limited = replace(sampling, max_new_tokens=min(sampling.max_new_tokens, room))
+            seeds = tuple(derive_seed(member.seed, turn) for member in members)
+            requests.append(GenerationRequest(token_ids, limited, seeds, goes_on))
+        sent_s = time.monotonic()
+        answers = self.policy.generate(requests)
+        completions = [completion for answer in answers for completion in answer]
+        spans = spans_of(completions, sent_s, time.monotonic())
+        asked = [member for members in shared.values() for member in members]
+        for member, completion, span in zip(asked, completions, spans, strict=True):
+            member.extend(completion, self.tokenizer.decode(completion.token_ids), span)
+
+    def _receive(self, trajectory: _Trajectory, step: Step, *, is_last: bool) -> None:
+        """Score the turn and append the observation, unless there is no turn or no room left to answer it."""
+        trajectory.scores.append(step.score)
+        trajectory.done = step.done or step.observation is None or is_last
+        if step.observation is not None and not trajectory.done:
+            # What is longer leaves no room for a response, whatever else it says.
+            shown = step.observation[: longest_text(self.max_sequence_tokens)]
+            tokens = self.tokenizer.encode_observation(shown)
+            trajectory.done = len(trajectory.token_ids) + len(tokens) >= self.max_sequence_tokens
+            trajectory.observe([] if trajectory.done else tokens)
+
+
+def rollout_metrics(samples: Samples) -> dict[str, Metric]:
+    """Metrics of one rollout, under NeMo RL's names.
+
+    Example:
+        >>> one = Sample(Prompt(0, "1+1=", (5,)), (5, 7), (False, True), (0.0, -0.5), Score(1.0), "2", "stop")
+        >>> rollout_metrics(Samples([one]))["mean_gen_tokens_per_sample"].value
+        1.0
+    """
+    lengths = [sample.response_tokens for sample in samples]
+    metrics: dict[str, Metric] = {
+        "reward": Mean.of(samples.rewards),
+        "accuracy": Mean.of(accuracy_of(sample) for sample in samples),
+        "mean_prompt_length": Mean.of(len(sample.prompt.token_ids) for sample in samples),
+        "mean_gen_tokens_per_sample": Mean.of(lengths),
+        "max_gen_tokens_per_sample": Max.of(lengths),
+        "mean_total_tokens_per_sample": Mean.of(sample.total_tokens for sample in samples),
+        "num_samples": Sum(float(len(samples))),
+        "num_valid_samples": Sum(float(sum(sample.score.valid for sample in samples))),
+        "total_num_tokens": Sum(float(sum(sample.total_tokens for sample in samples))),
+        "natural_termination_rate": Mean.of(float(not sample.truncated) for sample in samples),
+        "truncation_rate": Mean.of(float(sample.truncated) for sample in samples),
+        "avg_turns_per_sample": Mean.of(sample.turns for sample in samples),
+    }
+    for kind in ("components", "metrics"):
+        names = sorted({name for sample in samples for name in getattr(sample.score, kind)})
+        for name in names:
+            label = f"reward/{name}" if kind == "components" else f"environment/{name}"
+            metrics[label] = Mean.of(getattr(sample.score, kind).get(name, 0.0) for sample in samples)
+    return metrics
+
+
+def accuracy_of(sample: Sample) -> float:
+    """1.0 or 0.0 where the environment says right or wrong, else the reward itself."""
+    return sample.reward if sample.score.correct is None else float(sample.score.correct)

@@ -1,0 +1,1 @@
+"""Engines as a run sees them: requests, routes, snapshots and precision."""

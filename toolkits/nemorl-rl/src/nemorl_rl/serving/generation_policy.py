@@ -1,0 +1,202 @@
+"""The driver's handle of the generator: it spreads requests over replicas, and has lost ones replaced."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypeVar
+
+from nemorl.contracts import WorkerGroup
+from nemorl.errors import BackendError, WeightsLostError, WorkerLostError
+from nemorl.metrics import Metric, Metrics, merge
+from nemorl.types import Completion, GenerationRequest
+from nemorl.weights import WeightHandle
+
+from nemorl_rl.planning.tenants import ROLLOUT, SYNC
+from nemorl_rl.serving.request_desk import RequestDesk
+from nemorl_rl.serving.routing import beginnings_of
+
+T = TypeVar("T")
+
+REPORTS = "generation_metrics"
+"""The capability of backends with metrics of their own."""
+
+
+class ReportingSampler(Protocol):
+    """A generation backend with the capability ``generation_metrics``."""
+
+    def take_metrics(self) -> dict[str, Metric]:
+        """Metrics of its work since it was last asked; logged with each step as ``train/…``."""
+        ...
+
+
+@dataclass(frozen=True)
+class RequestLimits:
+    """What bounds single requests."""
+
+    per_replica: int
+    """Most that run on one replica; the others wait."""
+    deadline_s: float
+    """Longest time to an answer, unless a request is given another one."""
+
+
+class GenerationPolicy:
+    """A generation backend over a worker group, seen as one object."""
+
+    def __init__(
+        self,
+        workers: WorkerGroup,
+        revive: Callable[[WorkerLostError], None] | None = None,
+        turn: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext(),
+        on_update: Callable[[], None] = lambda: None,
+        single_requests: RequestLimits | None = None,
+        reports: bool = False,
+        takes_versions: bool = False,
+    ) -> None:
+        """
+        Args:
+            workers: Independent replicas of one engine.
+            revive: Replaces lost replicas with ones that hold the newest weights, or raises the error it is given.
+            turn: Gives it the devices for a phase (``nemorl_rl.planning.tenants``), where it shares them.
+            on_update: Told when all replicas have new weights.
+            single_requests: ``None``: the engine does not take them.
+            reports: Its backend has metrics of its own (capability ``generation_metrics``, ``ReportingSampler``).
+            takes_versions: Requests may name weights (``nemorl_rl.serving.snapshots``).
+        """
+        self.version = 0
+        """Of the newest weights that the replicas were given."""
+        self._reports, self._takes_versions = reports, takes_versions
+        self.workers, self._turn, self._on_update = workers, turn, on_update
+        self._revive = revive
+        self._lives = 0
+        self._reviving = threading.Lock()
+        self._single_requests = single_requests
+        self._desk: RequestDesk | None = None
+        self._opening = threading.Lock()
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[list[Completion]]:
+        """One list of completions per request, in order.
+
+        When a replica is lost it is replaced and all requests are made again: their seeds give the same tokens.
+
+        Raises:
+            BackendError: A request names a version of the weights, and the engine has the newest alone.
+            VersionNotHeldError: The engine does not have it, or no more; a replacement has the newest alone.
+        """
+        self._require_versions(requests)
+        return self._with_replacements(lambda: self._generate(requests))
+
+    def _generate(self, requests: Sequence[GenerationRequest]) -> list[list[Completion]]:
+        replicas = self.workers.data_parallel_size
+        shards = [list(requests[rank::replicas]) for rank in range(replicas)]
+        with self._turn(ROLLOUT):
+            parts = self.workers.scatter("generate", [(shard,) for shard in shards])
+        ordered: list[list[Completion]] = [[] for _ in requests]
+        for rank, part in enumerate(parts):
+            ordered[rank::replicas] = part
+        return ordered
+
+    def submit(
+        self,
+        request: GenerationRequest,
+        *,
+        owner: str,
+        conversation: Hashable = None,
+        deadline_s: float | None = None,
+    ) -> Future[list[Completion]]:
+        """Begin one request and return at once, from any thread. It runs beside whatever else the replicas do.
+
+        It goes to the least loaded replica, but stays with the one that has its conversation, or a prompt that begins
+        alike, unless that is much busier. ``future.cancel()`` frees what it holds. Running requests go on with new
+        weights (``Completion.version_starts``); where engine and trainer take turns in memory, the turn is theirs until
+        all have ended. A lost replica's requests are made again, with the same seeds.
+
+        Args:
+            request: Prompt, sampling and seeds.
+            owner: Who waits, for the error when it is late, e.g. ``"episode 17"``.
+            conversation: Equal for requests whose prompts go on from each other; ``None``: whose prompts begin alike.
+            deadline_s: Seconds until the future gets a ``DeadlineError``. Unset: the policy's own limit.
+
+        Raises:
+            BackendError: The engine answers whole batches only, or has the newest weights alone and the request names
+                others.
+        """
+        self._require_versions([request])
+        limits = self._single_requests
+        if limits is None:
+            raise BackendError(
+                "this generation backend takes no single requests: it does not support `submit`, or lives in the "
+                "trainer's processes, which must all make the same calls",
+                fix="set generation.backend: hf or vllm, or cluster.colocated: false, or call generate",
+            )
+        return self._opened(limits).submit(
+            request,
+            owner=owner,
+            beginnings=beginnings_of(request.token_ids) if conversation is None else [conversation],
+            limit_s=limits.deadline_s if deadline_s is None else deadline_s,
+        )
+
+    def _require_versions(self, requests: Sequence[GenerationRequest]) -> None:
+        named = [request.version for request in requests if request.version is not None]
+        if named and not self._takes_versions:
+            raise BackendError(
+                f"a request names version {named[0]} of the weights, and this generation backend has the newest alone: "
+                "it holds no snapshots of them",
+                fix="leave GenerationRequest.version unset, or set generation.backend: {name: hf, snapshots: 2}",
+            )
+
+    def _opened(self, limits: RequestLimits) -> RequestDesk:
+        with self._opening:
+            if self._desk is None:
+                self._desk = RequestDesk(
+                    self.workers,
+                    limit=limits.per_replica,
+                    turn=partial(self._turn, ROLLOUT),
+                    replace=self._replace_lost,
+                    life=lambda: self._lives,
+                )
+            return self._desk
+
+    def update_weights(self, handle: WeightHandle) -> int | None:
+        """Every replica generates from these weights from now on. Returns the bytes that each read, if they count."""
+        return self._with_replacements(lambda: self._update_weights(handle))
+
+    def _update_weights(self, handle: WeightHandle) -> int | None:
+        with self._turn(SYNC):
+            read: list[int | None] = self.workers.call("update_weights", handle, handle.version)
+        self.version = handle.version
+        self._on_update()
+        return read[0]
+
+    def take_metrics(self) -> Metrics:
+        """What the replicas say of their own work since they were last asked."""
+        return merge(self._with_replacements(lambda: self.workers.call("take_metrics"))) if self._reports else {}
+
+    def _with_replacements(self, call: Callable[[], T]) -> T:
+        """The result of ``call``, made again whenever a replica was lost and replaced."""
+        while True:
+            life = self._lives
+            try:
+                return call()
+            except WeightsLostError:
+                raise  # it is the trainer who died
+            except WorkerLostError as error:
+                self._replace_lost(error, life)
+
+    def _replace_lost(self, error: WorkerLostError, life: int) -> None:
+        """Once per loss, however many threads notice it; ``life`` is when the caller last saw the replicas."""
+        if self._revive is None:
+            raise error
+        with self._reviving:
+            if self._lives == life:
+                self._revive(error)
+                self._lives += 1
+
+    def shutdown(self) -> None:
+        if self._desk is not None:
+            self._desk.close()
+        self.workers.shutdown()
