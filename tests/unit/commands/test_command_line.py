@@ -73,9 +73,9 @@ def test_a_command_leaves_the_tree_of_commands_as_it_was(nemorl: Command, argume
 def test_the_next_command_of_a_process_sees_the_plugins_that_are_there(
     nemorl: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "Commands from plugins" in nemorl("--help").out
+    assert "Operate" in nemorl("--help").out
     monkeypatch.setattr(tree, "registry", lambda: Registry(Index([])))
-    assert "Commands from plugins" not in nemorl("--help").out
+    assert "Operate" not in nemorl("--help").out
     assert nemorl("quickstart", "--help").code == 2
 
 
@@ -85,7 +85,7 @@ def test_a_command_of_a_package_that_is_not_installed_says_which(
     monkeypatch.setattr(tree, "registry", lambda: Registry(Index([])))
     done = nemorl("engines", "list", "runs/first")
     assert done.code == 2
-    assert "pip install nemorl-agents" in done.err
+    assert "pip install 'nemorl[agents]'" in done.err
     assert "engines" not in nemorl("--help").out
 
 

@@ -164,7 +164,6 @@ def test_names_of_own_commands_are_those_of_the_command_line() -> None:
         prefix + str(command.name or (command.callback and command.callback.__name__))
         for prefix, group in groups.items()
         for command in group.registered_commands
-        if command.rich_help_panel != "Commands from plugins"  # which `main` adds
     }
     assert {*commands, *GROUPS} == OWN_COMMANDS
 

@@ -330,6 +330,15 @@ def test_every_package_is_typed_and_described() -> None:
     assert all(project.get("description") for project in projects().values())
 
 
+def test_every_wheel_brings_the_licence_and_says_for_which_pythons() -> None:
+    licence = (ROOT / "LICENSE").read_text()
+    for folder in (ROOT, *(package.parents[1] for package in PACKAGES.values())):
+        project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+        assert project["license-files"] == ["LICENSE"], folder
+        assert (folder / "LICENSE").read_text() == licence, folder
+        assert {f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13)} <= {*project["classifiers"]}
+
+
 def test_entry_points_name_classes_and_files_that_exist() -> None:
     for package in PACKAGES.values():
         groups = tomllib.loads((package.parents[1] / "pyproject.toml").read_text())["project"].get("entry-points", {})

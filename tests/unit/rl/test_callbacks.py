@@ -181,7 +181,7 @@ def test_an_option_that_a_logger_lacks_is_refused_at_once(raises: Raises) -> Non
 def test_without_wandb_the_callback_says_what_to_install() -> None:
     with pytest.raises(PluginNotFoundError) as no_plugin, use_registry(Registry(Index([]))):
         WandbCallback()
-    assert no_plugin.value.fix == "pip install nemorl-insight"
+    assert no_plugin.value.fix == "pip install 'nemorl[insight]'"
     code = """
 import sys
 sys.modules["wandb"] = None  # as good as not installed

@@ -26,7 +26,7 @@ from typer.core import TyperGroup
 
 from nemorl_cli import compare, configs, evals, plugin_installs, plugins, runs, samples, watch
 from nemorl_cli.forwarding import forward
-from nemorl_cli.help_texts import App
+from nemorl_cli.help_texts import App, panel_of
 from nemorl_cli.leaving import Others, leave
 from nemorl_cli.streams import SteadyStream
 from nemorl_cli.terminal import plain, say
@@ -72,20 +72,23 @@ app = App(
     help="Post-train language models with reinforcement learning.",
     epilog="Start with: nemorl quickstart",
 )
-app.command("train")(runs.train)
-app.command("eval")(evals.evaluate)
-app.command("generate")(runs.generate)
-app.command("export")(runs.export)
-app.command("report")(runs.report)
-app.command("samples")(samples.samples)
-app.command("watch")(watch.watch)
-app.command("compare")(compare.compare)
+for _name, _command in {
+    "train": runs.train,
+    "eval": evals.evaluate,
+    "generate": runs.generate,
+    "export": runs.export,
+    "report": runs.report,
+    "samples": samples.samples,
+    "watch": watch.watch,
+    "compare": compare.compare,
+}.items():
+    app.command(_name, rich_help_panel=panel_of(_name))(_command)
 plugins.app.command("install", context_settings=plugin_installs.PASS_ON)(plugin_installs.install)
 plugins.app.command("uninstall")(plugin_installs.uninstall)
 GROUPS = {"plugins": plugins.app, "config": configs.app, "runs": runs.app}
 """Commands that have commands. Plugins may add to them: the entry ``config.migrate`` is `nemorl config migrate`."""
 for _name, _group in GROUPS.items():
-    app.add_typer(_group, name=_name)
+    app.add_typer(_group, name=_name, rich_help_panel=panel_of(_name))
 
 
 def _show_version(wanted: bool) -> None:
@@ -126,7 +129,7 @@ def _add_plugin_commands(*, described: bool) -> None:
         GROUPS.get(group, app).command(
             name if group in GROUPS else entry.name,
             help=escape(plain(summary or f"from {entry.distribution}")),  # help texts are rich's markup
-            rich_help_panel="Commands from plugins",
+            rich_help_panel=None if group in GROUPS else panel_of(entry.name),
             add_help_option=False,
             context_settings=ANYTHING,
         )(_forward_to(entry))

@@ -13,6 +13,25 @@ _BROKEN_LINE = re.compile(r"(?<=\S)\n(?=[^\s-])")
 """A line break in a paragraph, which is none before an indented line or one of a list."""
 
 
+PANELS = {
+    "Train": ("quickstart", "train", "eval", "generate", "export", "plan", "datasets"),
+    "Look into runs": ("runs", "report", "view", "samples", "watch"),
+    "Compare": ("compare", "diff", "replay", "bisect"),
+    "Configs and plugins": ("config", "plugins", "import-checkpoint"),
+    "Operate": ("launch", "engines", "serve", "doctor", "audit", "certs", "grafana"),
+}
+"""Commands by task, as ``nemorl --help`` shows them, whichever package they come from."""
+OF_OTHERS = "From other plugins"
+
+
+def panel_of(command: str) -> str:
+    """
+    >>> panel_of("diff"), panel_of("acme")
+    ('Compare', 'From other plugins')
+    """
+    return next((panel for panel, names in PANELS.items() if command in names), OF_OTHERS)
+
+
 class App(typer.Typer):
     """A typer app that shows the paragraphs of its commands' docstrings without the line breaks of the source.
 

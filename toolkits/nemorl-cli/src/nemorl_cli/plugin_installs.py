@@ -31,7 +31,7 @@ from nemorl_cli.terminal import say
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 CHECKING = ("nemorl-testing", "nemorl-tensors", "nemorl-rl", "nemorl-cli")
-"""Toolkits that checks of a plugin import."""
+"""Toolkits that checks of a plugin import; those that are here are installed beside it."""
 
 
 def install(
@@ -165,7 +165,8 @@ def install_isolated(
         same = [*map(_same, ("nemorl-core", "nemorl-trust")), f"ray=={metadata.version('ray')}"]
         _pip(venv.python, ["install", *same, name, *pip_args], quiet=quiet)
         # What `plugins check` runs there; it brings no torch where the plugin has none.
-        _pip(venv.python, ["install", "--no-deps", *map(_same, CHECKING), *pip_args], quiet=quiet)
+        checking = [_same(part) for part in CHECKING if find_spec(part.replace("-", "_"))]
+        _pip(venv.python, ["install", "--no-deps", *checking, *pip_args], quiet=quiet)
         if not any(isinstance(point, IsolatedPoint) for point in venv.points(PREFIX)):
             raise PluginError(f"{distribution} offers no plugin", fix="check the name; see `nemorl plugins install -h`")
         write_record(venv, complete=True, **facts)

@@ -14,13 +14,15 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from textwrap import indent, shorten
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
+from nemorl.base.packages.standard_plugins import how_to_install
 from nemorl.base.text.suggest import did_you_mean
-from nemorl.errors import PluginNotFoundError
+from nemorl.errors import PluginNotFoundError, UsageError
 from nemorl.plugins import Diagnostic, PluginEntry, registry
 from nemorl.plugins.index import kind_called, singular
 from nemorl_trust.source import read_source, template_text
@@ -166,6 +168,9 @@ def check(
 
       nemorl plugins check --kind environments --full
     """
+    if find_spec("nemorl_testing") is None:
+        what = "`nemorl plugins check` tries plugins by nemorl-testing, which is not installed"
+        raise UsageError(what, fix=how_to_install("nemorl-testing"))
     # By id: a plugin and its distribution may both be named.
     named = {(e.kind, e.id): e for name in names or () for e in _named(name)}
     entries = _of_kind(named.values() if names else registry().index.entries, kind)
