@@ -348,3 +348,13 @@ def test_an_entry_point_without_a_distribution_is_named() -> None:
 )
 def test_did_you_mean_offers_only_what_is_close(word: str, answer: str | None) -> None:
     assert did_you_mean(word, ["dtensor", "hf", "megatron"]) == answer
+
+
+def test_names_of_distributions_of_before_mean_those_of_today() -> None:
+    index = Index.installed()
+    assert index.find("environments", "nemorl-environments:chain").id == "nemorl-tasks:chain"
+    assert index.find("algorithms", "nemorl-rm:rm").distribution == "nemorl-preference"
+    policy = PluginPolicy(allow=("nemorl_environments",), block=("nemorl-view",))
+    assert policy.admits("nemorl-tasks")
+    assert not policy.admits("nemorl-insight")
+    assert not policy.admits("nemorl-agents")

@@ -132,8 +132,8 @@ def read_lock(path: Path) -> list[LockedPlugin]:
         )
     try:
         data = json.loads(path.read_text())["plugins"]
-        known = ({**plugin, "distribution": todays_name(plugin["distribution"])} for plugin in data)
-        return [LockedPlugin(**{**plugin, "parts": tuple(plugin["parts"])}) for plugin in known]
+        told = [{**plugin, "parts": tuple(plugin["parts"])} for plugin in data]
+        return [LockedPlugin(**{**plugin, "distribution": todays_name(plugin["distribution"])}) for plugin in told]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path} cannot be read: {error}", fix="give the plugins.lock.json of a run") from error
 
