@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from nemorl.base.files.jsonl import read_jsonl
 from nemorl.errors import CheckpointError
 from nemorl.storage.checkpoints import Checkpoint
-from nemorl.storage.run_directory import BEGINNINGS, ENDINGS
+from nemorl.types import BEGINNINGS, ENDINGS
 
 TIMED = re.compile(
     r"^(time|step_time|timing/|performance/|system/|replication/|.*_s$|.*/mean_.*_time|.*/judge_retries$)"

@@ -28,6 +28,9 @@ FinishReason = Literal["stop", "length"]
 >>> reason: FinishReason = "stop"
 """
 
+BEGINNINGS, ENDINGS = frozenset({"started", "resumed"}), frozenset({"finished", "stopped", "failed"})
+"""Events of a run that begin it, and that end it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:

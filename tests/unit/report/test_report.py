@@ -357,7 +357,7 @@ def test_long_runs_are_thinned_without_losing_sparse_curves_or_the_last_step(tmp
         (["started", "finished"], "finished"),
         (["started", "checkpoint", "failed"], "failed"),
         (["started", "stopped", "resumed"], "incomplete"),
-        (["run_started", "run_stopped", "warning"], "stopped"),
+        (["started", "stopped", "warning"], "stopped"),
         (["started", "environment_error"], "incomplete"),
         ([], "incomplete"),
     ],

@@ -25,10 +25,7 @@ from nemorl.config.run import RunConfig
 from nemorl.errors import ConfigError, ConfigIssue, RunInUseError, UsageError
 from nemorl.storage.checkpoints import CheckpointManager
 from nemorl.storage.fingerprints import FILE, Fingerprints
-
-ENDINGS = frozenset({"finished", "stopped", "failed"})
-"""Events that end a run."""
-BEGINNINGS = frozenset({"started", "resumed"})
+from nemorl.types import BEGINNINGS, ENDINGS
 
 
 class RunDirectory:

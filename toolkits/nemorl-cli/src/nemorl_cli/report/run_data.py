@@ -17,18 +17,10 @@ from nemorl.base.files.atomic import loading
 from nemorl.base.files.jsonl import read_jsonl
 from nemorl.base.text.reading import parse_json
 from nemorl.errors import UsageError
+from nemorl.types import BEGINNINGS, ENDINGS
 
 from nemorl_cli.report.records.reading import RunRecords
 
-RUN_EVENT = re.compile(r"(?:(?:run|fit|train|training)[_.: -]?)(\w+)|(\w+)")
-STATUS_OF_WORD = {
-    **dict.fromkeys(("end", "ended", "finish", "finished", "complete", "completed", "done"), "finished"),
-    **dict.fromkeys(("stop", "stopped", "interrupted", "cancelled", "sigterm", "sigint", "signal"), "stopped"),
-    **dict.fromkeys(("fail", "failed", "error", "crashed"), "failed"),
-    **dict.fromkeys(("start", "started", "resume", "resumed"), "incomplete"),
-}
-"""What an event such as ``run_finished``, ``train_end`` or ``stopped`` says about the run. ``incomplete``: it runs
-still, or died without a word."""
 WARNING_EVENT = re.compile(r"warn|error|fail|skip|timeout|crash|disabled|non_?finite|truncat|alert$", re.IGNORECASE)
 MOST_NAMED = 5
 """Runs in the message about a folder that is none."""
@@ -117,10 +109,11 @@ class RunData:
     def status(self) -> str:
         """``finished``, ``stopped``, ``failed`` or ``incomplete``, by the last event about the run as a whole."""
         for event in reversed(self.events):
-            match = RUN_EVENT.fullmatch(str(event.get("event", "")))
-            word = str(event.get("status") or (match and (match[1] or match[2])) or "").lower()
-            if match and word in STATUS_OF_WORD:
-                return STATUS_OF_WORD[word]
+            word = str(event.get("event", ""))
+            if word in ENDINGS:
+                return word
+            if word in BEGINNINGS:
+                return "incomplete"  # it runs still, or died without a word
         reached_end = self.max_steps is not None and self.last_step >= self.max_steps
         return "finished" if reached_end else "incomplete"
 
