@@ -28,7 +28,7 @@ from _common import limit_threads, machine, print_table
 
 THREADS = limit_threads()
 
-TRANSPORT = "nemorl-tensors:shared_memory"
+TRANSPORT = "nemorl-rl:shared_memory"
 WARM_UP = 2
 ANSWER_S = 240.0
 SIZES: dict[str, Any] = {

@@ -323,6 +323,18 @@ def test_a_package_requires_what_it_imports_of_ours(package: str) -> None:
     assert ours - {name} <= required
 
 
+def test_whoever_asks_for_a_part_of_an_extra_is_told_which() -> None:
+    from nemorl.base.packages.standard_plugins import EXTRAS, STANDARD_PLUGINS
+    from nemorl.plugins import Index
+
+    extras = projects()["nemorl"]["optional-dependencies"]
+    assert all(any(line.startswith(name) for line in extras[extra]) for name, extra in EXTRAS.items())  # type: ignore[index]
+    found = {f"{entry.kind}:{entry.name}": entry.distribution for entry in Index.installed().entries}
+    asked_for = {key: name for key, name in found.items() if not key.startswith(("templates:", "report_sections:"))}
+    left_out = {key: name for key, name in asked_for.items() if name in EXTRAS}
+    assert left_out == {key: STANDARD_PLUGINS.get(key) for key in left_out}
+
+
 def test_every_package_is_typed_and_described() -> None:
     for folder, package in PACKAGES.items():
         assert (package / "py.typed").is_file(), f"{folder} has no py.typed"

@@ -12,7 +12,6 @@ from contextlib import ExitStack
 
 from nemorl.base.files import process_guard
 from nemorl.base.files.left_overs import owned_folder
-from nemorl.base.process.last_words import note
 from nemorl.base.process.variables import environment
 from nemorl.config.cluster import ClusterConfig
 from nemorl.errors import ResourceError
@@ -73,11 +72,9 @@ class RaySession:
                     else "end left-over Ray processes (`ray stop`) and check free memory and disk space in /tmp",
                 ) from error
             undo.pop_all()
-        note(ray=True)
 
     def close(self) -> None:
         self._stack.close()
-        note(ray=False)
 
     def _connect(self, address: str) -> None:
         import ray

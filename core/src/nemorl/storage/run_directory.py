@@ -18,7 +18,6 @@ from typing import Any, Self
 from nemorl.base.files.atomic import listed, replace_text, storing
 from nemorl.base.files.jsonl import JsonlWriter, StepLog, read_jsonl
 from nemorl.base.files.ownership import Ownership
-from nemorl.base.process.last_words import note
 from nemorl.base.text.mappings import differences
 from nemorl.config.base import identity
 from nemorl.config.run import RunConfig
@@ -64,8 +63,6 @@ class RunDirectory:
             self.events = stack.enter_context(JsonlWriter(path / "events.jsonl"))
             self.logs: list[StepLog] = [self.metrics]
             """What is written step by step, and cut where the run goes back."""
-            note(run=path.resolve())
-            stack.callback(note, closed=path.resolve())
             self.checkpoints = CheckpointManager.of_run(path, config)
             self.checkpoints.repair()
             if from_step is not None:

@@ -79,7 +79,9 @@ STANDARD_PLUGINS: Mapping[str, str] = {
     "commands:plugins.sign": "nemorl-ops",
     "commands:plugins.verify": "nemorl-ops",
     "commands:runs.copy": "nemorl-ops",
+    "commands:runs.verify": "nemorl-insight",
     "commands:config.migrate": "nemorl-compat",
+    "commands:import-checkpoint": "nemorl-compat",
     "commands:plugins.new": "nemorl-testing",
 }
 """Which distribution provides a well-known name: used in hints only, never to choose a plugin."""

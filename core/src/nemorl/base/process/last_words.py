@@ -1,7 +1,8 @@
 """Notes of a process to its supervisor, which can speak when the process no longer can.
 
 The supervisor (:mod:`nemorl_cli.supervisor`) and the process share one open file, named with the process's own id
-in the environment: children inherit the variable, but their id is another. Without a supervisor nothing is written.
+in the environment: children inherit the variable, but their id is another. Without a supervisor, which
+`train`, `eval` and `quickstart` alone have, nothing is written.
 """
 
 from __future__ import annotations
@@ -11,8 +12,6 @@ import os
 VARIABLE = "NEMORL_SUPERVISOR"
 MARK = b"\x1enemorl "
 """The beginning of a line of notes. Other lines of the file come from :mod:`faulthandler`."""
-EXIT = MARK + b'{"exit": %d}\n'
-"""The last line of a process that ends by itself, with this status."""
 
 
 def note(**facts: object) -> None:
