@@ -319,6 +319,7 @@ def test_a_sandbox_that_dies_scores_the_program_that_was_in_it(
     environment: CodeEnvironment, who: str, depth: int, tests: Any, programs: int
 ) -> None:
     (server,) = [pid for pid in below(os.getpid()) if "inside" in Path(f"/proc/{pid}/cmdline").read_text()]
+    grade(environment, "pass", tests)  # tries the row, whose decoys are programs too
     with ThreadPoolExecutor(1) as threads:
         score = threads.submit(grade, environment, "import time\ntime.sleep(15)", tests)
         for pid in generations(server, programs)[depth]:
