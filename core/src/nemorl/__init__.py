@@ -49,10 +49,10 @@ def __dir__() -> list[str]:
 
 def _from_others(name: str) -> Any:
     """A name that an installed toolkit or plugin contributes, or the config or trainer of an installed algorithm."""
-    from nemorl.plugins.registry import offered
+    from nemorl.plugins.registry import registry
 
-    found = offered(name)
-    return found if found is not None else _from_algorithms(name)
+    point = registry().index.names.get(name)
+    return _from_algorithms(name) if point is None else point.load()
 
 
 def _from_algorithms(name: str) -> Any:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from nemorl.base.process.deadlines import deadline
 from nemorl.contracts import DataModule, DataSource, Fingerprinted, HeldOut
 from nemorl.contracts.display import Display, Silence
+from nemorl.contracts.slots import CONSOLE, OPEN_DATA, WEIGHTS_FINGERPRINT
 from nemorl.errors import ConfigError, NemorlError, StorageError, UsageError, boundary
-from nemorl.plugins import offered
 from nemorl.plugins.hooks import Hooks, build_hooks
 from nemorl.run import Run
 from nemorl.storage.fingerprints import Fingerprints
@@ -94,14 +94,13 @@ def _build(trainer: BaseTrainer[Any], console: Display, hooks: Hooks, inputs: In
 
 
 def _open_data(inputs: Inputs, config: RunConfig, batch_size: int) -> tuple[DataModule, HeldOut | None]:
-    """The batches of the run, and the rows to validate on: ``nemorl.open_data`` makes them of what users pass."""
-    opener = offered("open_data")
-    if opener is None:
+    """The batches of the run, and the rows to validate on."""
+    open_data = OPEN_DATA.filled()
+    if open_data is None:
         raise UsageError("nothing here reads data", fix="pip install nemorl-rl")
-    data, held_out = opener(
-        inputs.data, inputs.held_out, config, batch_size, accept_changed_data=inputs.accept_changed_data
-    )
-    return data, held_out
+    assert inputs.data is not None, "missing_inputs says so"
+    accepts = inputs.accept_changed_data
+    return open_data(inputs.data, inputs.held_out, config, batch_size, accept_changed_data=accepts)
 
 
 def _fingerprints(trainer: BaseTrainer[Any], held_out: HeldOut | None) -> Fingerprints:
@@ -110,7 +109,7 @@ def _fingerprints(trainer: BaseTrainer[Any], held_out: HeldOut | None) -> Finger
     data, validation = (
         part.fingerprint() if isinstance(part, Fingerprinted) else None for part in (trainer.data, held_out)
     )
-    fingerprint = offered("weights_fingerprint") or (lambda _: None)
+    fingerprint = WEIGHTS_FINGERPRINT.filled() or (lambda _: None)
     policies = {"policy": config.policy, **{name: one.policy for name, one in config.auxiliary_models.items()}}
     # Random ones follow from the config.
     weights = {name: fingerprint(one.model_name) for name, one in policies.items() if one.init == "pretrained"}
@@ -118,7 +117,7 @@ def _fingerprints(trainer: BaseTrainer[Any], held_out: HeldOut | None) -> Finger
 
 
 def display_of(given: Display | None) -> AbstractContextManager[Display]:
-    """The display that was given, else the terminal (``nemorl.Console``), where the command line is installed."""
-    console = offered("Console") or Silence
-    found: Any = given if given is not None else console()
-    return found  # type: ignore[no-any-return]
+    """The display that was given, else the terminal, where the command line is installed."""
+    console: Any = CONSOLE.filled() or Silence
+    found: AbstractContextManager[Display] = given if given is not None else console()  # type: ignore[assignment]
+    return found

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from nemorl.config import RESUMABLE, GenerationConfig, PolicyConfig
+from nemorl.contracts.capabilities import GenerationCapability, TrainingCapability
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import GenerationBackendConfig, TrainingBackendConfig
@@ -32,7 +33,7 @@ class DTensorConfig(TrainingBackendConfig, PlansTraining):
     summary: ClassVar[str] = "PyTorch training of any Hugging Face causal language model (FSDP2, tensor parallel, LoRA)"
     requires_modules: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors")
     install_hint: ClassVar[str] = "pip install nemorl-dtensor"
-    supports: ClassVar[frozenset[str]] = frozenset(
+    supports: ClassVar[frozenset[TrainingCapability]] = frozenset(
         {
             "lora",
             "adapters",
@@ -123,7 +124,7 @@ class HFGenerationConfig(GenerationBackendConfig, PlansEngine):
     summary: ClassVar[str] = "Embedded generation with the Hugging Face model (the default, no server)"
     requires_modules: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors")
     install_hint: ClassVar[str] = "pip install nemorl-dtensor"
-    supports: ClassVar[frozenset[str]] = frozenset(
+    supports: ClassVar[frozenset[GenerationCapability]] = frozenset(
         {
             "activations",
             "any_transport",

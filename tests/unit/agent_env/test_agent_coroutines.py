@@ -113,7 +113,7 @@ def test_the_loop_answers_tool_calls_until_a_message_has_none(tools: str) -> Non
     ],
 )
 def test_whatever_a_model_asks_of_a_tool_it_gets_an_answer(tools: str, name: str, arguments: str, told: str) -> None:
-    from nemorl_rl.references import load_function
+    from nemorl_rl.environments.references import load_function
 
     functions = [load_function(f"{tools}:{one}") for one in ("add", "look", "broken", "slow")]
     box = Toolbox(map(function_tool, functions), timeout_s=0.2)

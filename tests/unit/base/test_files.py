@@ -129,7 +129,7 @@ def test_an_error_that_is_none_of_the_disk_passes_unchanged(tmp_path: Path) -> N
 
 WRITES_IN_DRAFTS = {
     # Folders that are drafts until they are renamed, fresh temporary ones, or files of a child that is waited for.
-    "core/src/nemorl/base/files/left_overs.py",
+    "core/src/nemorl/base/files/owned_folders.py",
     "core/src/nemorl/base/files/saving.py",
     "toolkits/nemorl-tensors/src/nemorl_tensors/engines/checkpoint_files.py",
     "toolkits/nemorl-tensors/src/nemorl_tensors/engines/model_folder.py",

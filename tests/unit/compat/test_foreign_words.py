@@ -11,6 +11,7 @@ from nemorl.config import load_config
 from nemorl.errors import ConfigError, DataError, UsageError
 from nemorl.plugins import registry
 from nemorl_compat.peers.tables import NEUTRAL, SYSTEMS, table
+from nemorl_compat.peers.words import foreign_words
 from nemorl_rl.data.encoding import encode_row
 from nemorl_rl.data.tokenizer import Tokenizer
 from recorded_messages import Raises
@@ -110,9 +111,9 @@ def test_columns_say_what_to_do(tiny_model: Any, raises: Raises) -> None:
     with raises(DataError):
         encode_row({"text": "a"}, tokenizer)
     for column, words in (("data_source", "set `environment:`"), ("ground_truth", "answer_column: ground_truth")):
-        assert words in str(nemorl.foreign_words("column", column))
-    assert "copy it to a column `answer`" in str(nemorl.foreign_words("column", "reward_model.ground_truth"))
-    assert nemorl.foreign_words("column", "prompt") is None
+        assert words in str(foreign_words("column", column))
+    assert "copy it to a column `answer`" in str(foreign_words("column", "reward_model.ground_truth"))
+    assert foreign_words("column", "prompt") is None
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 from command_line import Command
 from nemorl.base.files import process_guard
-from nemorl.base.files.left_overs import MARK, left_overs, owned_folder, scratch_folder
+from nemorl.base.files.owned_folders import MARK, owned_folder, scratch_folder
+from nemorl_insight.doctor.left_folders import left_folders
 
 MAKER = """
 import sys
-from nemorl.base.files.left_overs import owned_folder
+from nemorl.base.files.owned_folders import owned_folder
 folder = owned_folder("nemorl-test-", sys.argv[1])
 (folder / "below").mkdir()
 (folder / "below" / "file").write_bytes(b"x" * 1000)
@@ -79,7 +80,7 @@ def test_processes_of_a_killed_run_end_with_its_folder(
     )
     try:
         kill(process)
-        (left,) = left_overs([place])
+        (left,) = left_folders([place])
         assert left.processes == (of_it.pid,)
         (shown,) = nemorl("doctor", "--clean", "--yes", "--json").json["left_overs"]
         assert shown["removed"]
@@ -112,7 +113,7 @@ def test_what_another_user_made_stays(
     process, folder = maker
     kill(process)
     monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)  # also root may remove it, and does not
-    assert left_overs([place]) == []
+    assert left_folders([place]) == []
     assert nemorl("doctor", "--clean", "--yes").out == "nothing is left over here\n"
     assert folder.exists()
 
@@ -135,7 +136,7 @@ def test_links_are_not_followed(
 def test_what_has_taken_the_place_of_a_left_over_stays(place: Path, maker: tuple[subprocess.Popen[str], Path]) -> None:
     process, folder = maker
     kill(process)
-    (left,) = left_overs([place])
+    (left,) = left_folders([place])
     folder.rename(place / "moved")
     folder.mkdir()
     (folder / "new").write_text("x")
@@ -151,15 +152,15 @@ def test_what_another_machine_or_container_made_stays(
     kill(process)
     found = json.loads((folder / MARK).read_text())
     (folder / MARK).write_text(json.dumps({**found, **change}))
-    assert left_overs([place]) == []
+    assert left_folders([place]) == []
 
 
 def test_a_process_with_the_number_of_a_dead_one_is_not_its_owner(place: Path) -> None:
     folder = owned_folder("nemorl-test-", place)
-    assert left_overs([place]) == []
+    assert left_folders([place]) == []
     found = json.loads((folder / MARK).read_text())
     (folder / MARK).write_text(json.dumps({**found, "process_start": "1"}))
-    assert [left.folder for left in left_overs([place])] == [folder]
+    assert [left.folder for left in left_folders([place])] == [folder]
 
 
 def test_a_mark_names_no_command(place: Path) -> None:
@@ -169,6 +170,6 @@ def test_a_mark_names_no_command(place: Path) -> None:
 
 
 def test_folders_of_runs_are_looked_for_where_they_are_made() -> None:
-    from nemorl.base.files.left_overs import usual_places
+    from nemorl_insight.doctor.left_folders import usual_places
 
     assert Path(tempfile.gettempdir()).resolve() in usual_places()

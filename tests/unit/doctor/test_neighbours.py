@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nemorl.base.files.left_overs import left_overs
+from nemorl_insight.doctor.left_folders import left_folders
 
 RUN = """
 import json, os, subprocess, sys
 from types import SimpleNamespace
 from nemorl.base.files import process_guard
-from nemorl.base.files.left_overs import owned_folder
+from nemorl.base.files.owned_folders import owned_folder
 from nemorl.resources.ports import listening_socket
-from nemorl.resources.ray_security import ray_variables
+from nemorl_trust.ray_security import ray_variables
 from nemorl_ops.launch.ports import PortBlock
 
 folder = owned_folder("nemorl-", sys.argv[1])
@@ -64,7 +64,7 @@ def neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list
     for each in found:
         each.process.kill()
         each.process.communicate()
-    for left in left_overs([tmp_path]):
+    for left in left_folders([tmp_path]):
         left.remove()
 
 
@@ -75,10 +75,10 @@ def test_neighbours_share_nothing_and_the_end_of_one_is_nothing_to_the_other(
     assert not set(one.took["ports"]) & set(two.took["ports"])
     for what in ("folder", "worker", "token", "memory"):
         assert one.took[what] != two.took[what]
-    assert left_overs([tmp_path]) == [], "both live"
+    assert left_folders([tmp_path]) == [], "both live"
     one.process.kill()
     one.process.wait()
-    (left,) = left_overs([tmp_path])
+    (left,) = left_folders([tmp_path])
     assert (str(left.folder), left.processes) == (one.took["folder"], (one.took["worker"],))
     assert left.remove()
     assert not _lives(one.took["worker"])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from nemorl.config.load import load_config
-from nemorl.resources.ray_security import ray_variables
+from nemorl_trust.ray_security import ray_variables
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "launch"
 

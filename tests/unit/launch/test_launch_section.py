@@ -13,7 +13,7 @@ from command_line import Command
 from nemorl.config.load import load_config
 from nemorl.errors import ConfigError
 from nemorl_ops.launch.prepare import Prepared, prepare
-from nemorl_ops.launch.section import section_schema_launch
+from nemorl_ops.launch.section import schema_of_section
 from recorded_messages import Raises
 
 ROOT = Path("launches")
@@ -102,7 +102,7 @@ def test_mistakes_in_it_are_told_with_all_others(
 
 
 def test_editors_know_its_options(nemorl: Command) -> None:
-    _, names, *objects = section_schema_launch()["anyOf"]
+    _, names, *objects = schema_of_section()["anyOf"]
     assert set(names["enum"]) == {found["properties"]["name"]["const"] for found in objects}
     (slurm,) = (found for found in objects if found["properties"]["name"]["const"] == "slurm")
     assert slurm["additionalProperties"] is False

@@ -20,7 +20,7 @@ from nemorl_ops.replicate.command import app
 from nemorl_ops.replicate.config import ReplicateConfig
 from nemorl_ops.replicate.place import Place
 from nemorl_ops.replicate.transfer import Copied, checkpoints_in, copy_checkpoint
-from nemorl_trust.audit_verifying import entries_of
+from nemorl_trust.audit.verifying import entries_of
 from recorded_messages import Raises
 from typer import Typer
 from typer.testing import CliRunner

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from nemorl.base.packages import site_policy
 from nemorl.base.packages.plugin_policy import machine_policy
 from nemorl.plugins import Index, Registry
 from nemorl_testing.registries import use_registry
+from nemorl_trust import site_policy
 
 Policy = Callable[..., Path]
 

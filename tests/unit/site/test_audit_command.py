@@ -10,9 +10,9 @@ from pathlib import Path
 import nemorl as library
 import pytest
 from command_line import Command
-from nemorl.base.audit.log import AuditLog, user_name
-from nemorl.base.audit.recording import record
 from nemorl.contracts.display import Silence
+from nemorl_trust.audit.log import AuditLog, user_name
+from nemorl_trust.audit.recording import record
 
 ROWS = [{"prompt": f"{i}+1=", "response": str(i + 1)} for i in range(4)]
 
@@ -131,7 +131,7 @@ def test_a_log_that_is_off_says_so(monkeypatch: pytest.MonkeyPatch, nemorl: Comm
 def test_a_clock_that_is_set_hides_no_entry(tmp_path: Path, nemorl: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     log, now = AuditLog(tmp_path / "alice.jsonl"), time.time()
     for name, shift_s in (("before", -7200), ("first", 0), ("dated back", -9e8), ("dated ahead", 9e8), ("last", 0)):
-        monkeypatch.setattr("nemorl.base.audit.log.time.time", lambda shift_s=shift_s: now + shift_s)
+        monkeypatch.setattr("nemorl_trust.audit.log.time.time", lambda shift_s=shift_s: now + shift_s)
         log.append(name, {})
     monkeypatch.undo()
 

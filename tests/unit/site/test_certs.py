@@ -21,7 +21,6 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     load_pem_private_key,
 )
-from nemorl.base.audit.encryption import is_loopback, names_loopback, require_certificate, require_safe_listening
 from nemorl.config import ClusterConfig, load_config
 from nemorl.errors import ConfigError, UsageError
 from nemorl_agents.gateway.gateway import Gateway
@@ -29,6 +28,7 @@ from nemorl_agents.gateway.options import GatewayOptions
 from nemorl_agents.servers.config import ServerConfig
 from nemorl_agents.servers.connection import Connection, GoneError
 from nemorl_trust import authority
+from nemorl_trust.encryption import is_loopback, names_loopback, require_certificate, require_safe_listening
 from nemorl_trust.ray_check import ray_problems
 from recorded_messages import Raises
 

@@ -15,7 +15,6 @@ from urllib.parse import quote
 import pytest
 from command_line import Command
 from hidden_secrets import found_in
-from nemorl.base.audit.log import AuditLog
 from nemorl.base.files.jsonl import JsonlWriter
 from nemorl.base.files.ownership import Owner
 from nemorl.base.text.secrets import redacted, secret_values
@@ -23,6 +22,7 @@ from nemorl.config import load_config
 from nemorl.errors import ConfigError
 from nemorl_cli.console import Console
 from nemorl_ops.launch.prepare import prepare
+from nemorl_trust.audit.log import AuditLog
 from nemorl_trust.provenance import describe_environment
 from nemorl_trust.secret_check import secret_problems
 from recorded_messages import Raises

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 from command_line import Command
-from nemorl.base.audit.recording import audit_folder, audit_log
-from nemorl.base.packages import site_policy
-from nemorl.base.packages.permission import require
 from nemorl.base.packages.plugin_policy import machine_policy
-from nemorl.base.packages.site_policy import Person, links_out_of, names_of_path, read_site_policy, refusal
 from nemorl.config import load_config
 from nemorl.errors import ConfigError, UsageError
 from nemorl.plugins import Index
-from nemorl_trust.audit_verifying import entries_of
+from nemorl_trust import site_policy
+from nemorl_trust.audit.recording import audit_folder, audit_log
+from nemorl_trust.audit.verifying import entries_of
+from nemorl_trust.permission import require
 from nemorl_trust.site_check import refuse
+from nemorl_trust.site_policy import Person, links_out_of, names_of_path, read_site_policy, refusal
 from recorded_messages import Raises
 
 Policy = Callable[..., Path]

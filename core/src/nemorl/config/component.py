@@ -17,8 +17,9 @@ from nemorl.base.text.pydantic_words import inlined
 from nemorl.base.text.reading import shown
 from nemorl.config.base import ELSEWHERE, PLUGINS, PROBLEM, Config
 from nemorl.errors import ConfigIssue, NemorlError, boundary
-from nemorl.plugins import Registry, offered, registry
+from nemorl.plugins import Registry, registry
 from nemorl.plugins.index import a_kind, singular
+from nemorl.plugins.slots import OTHER_SPELLINGS
 
 if TYPE_CHECKING:
     from nemorl.plugins.kinds import PluginConfig
@@ -53,8 +54,8 @@ class Component:
             if entry.name != self.default:
                 shape["required"] = ["name", *shape.get("required", [])]
             options.append(shape)
-        other = offered(f"other_{self.kind}")  # forms beyond the names of plugins
-        options += [] if other is None else other(names)
+        other = OTHER_SPELLINGS.of(self.kind).filled()
+        options += [] if other is None else other.schemas(names)
         text = f"Name of {a_kind(self.kind)}, or a mapping with `name` and its options."
         return {"description": text, "anyOf": [{"type": "string", "enum": names}, *options]}
 
@@ -94,7 +95,7 @@ class Component:
         return loaded
 
     def spelled(self, value: Any, plugins: Registry) -> Any:
-        """What was written as a mapping; a name that no plugin here has as ``nemorl.expand_<kind>`` spells it out."""
+        """What was written as a mapping; a name that no plugin here has as ``OTHER_SPELLINGS`` spells it out."""
         value = {"name": value} if isinstance(value, str) else value
         if not isinstance(value, Mapping):
             return value
@@ -102,8 +103,8 @@ class Component:
         entries = plugins.index.of_kind(self.kind)
         if any(value.get("name") in (entry.name, entry.id) for entry in entries):
             return value
-        expand = offered(f"expand_{self.kind}")
-        return value if expand is None else expand(value, [entry.name for entry in entries]) or value
+        other = OTHER_SPELLINGS.of(self.kind).filled()
+        return value if other is None else other.expand(value, [entry.name for entry in entries]) or value
 
     def dump(self, value: Config) -> dict[str, Any]:
         return {"name": registry().name_of(self.kind, type(value)), **value.model_dump(mode="json")}

@@ -13,8 +13,9 @@ from nemorl.base.text.variants import variant
 from nemorl.config.base import Config
 from nemorl.config.component import Component
 from nemorl.errors import ConfigIssue, NemorlError
-from nemorl.plugins import foreign_words, registry
+from nemorl.plugins import registry
 from nemorl.plugins.index import singular
+from nemorl.plugins.slots import foreign_words
 
 
 def explain(config_class: type[Config], data: Mapping[str, Any], path: str, error: Mapping[str, Any]) -> ConfigIssue:

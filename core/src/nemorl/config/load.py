@@ -21,7 +21,8 @@ from nemorl.config.explain import explain
 from nemorl.config.plugin_lists import policy_in
 from nemorl.config.run import RunConfig
 from nemorl.errors import ConfigError, ConfigIssue, NemorlError, PluginNotFoundError
-from nemorl.plugins.registry import Registry, foreign_words, offered, registry
+from nemorl.plugins.registry import Registry, registry
+from nemorl.plugins.slots import CONFIG_SECTION, foreign_words
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 
@@ -49,8 +50,8 @@ def load_config(
     """
     name = str(source) if isinstance(source, (str, Path)) else "config"
     data, wrong = apply_overrides(read_source(source), overrides, name), list[ConfigIssue]()
-    for read in filter(None, [offered(f"section_{key}") for key in data]):
-        data, mistakes = read(data)  # without a section such as `launch`, which is no part of the run itself
+    for section in filter(None, [CONFIG_SECTION.of(key).filled() for key in data]):
+        data, mistakes = section.read(data)  # without a section such as `launch`, which is no part of the run itself
         wrong += mistakes
     plugins = registry().restricted(policy_in(data))
     algorithm, unknown = _algorithm_class(data, plugins)

@@ -26,8 +26,9 @@ from nemorl.config.plugin_lists import PluginsConfig, policy_in
 from nemorl.contracts import Head
 from nemorl.errors import ConfigIssue, NemorlError, boundary
 from nemorl.metrics import MetricInfo, metric_problem
-from nemorl.plugins import Registry, foreign_words, registry
+from nemorl.plugins import Registry, registry
 from nemorl.plugins.kinds import DatasetConfig, LoggerConfig, PluginConfig
+from nemorl.plugins.slots import foreign_words
 from nemorl.resources.preflight import launch_problems
 
 

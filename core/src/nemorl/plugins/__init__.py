@@ -3,7 +3,7 @@
 from nemorl.base.packages.diagnosis import Diagnostic
 from nemorl.base.packages.plugin_policy import PluginPolicy
 from nemorl.plugins.index import KINDS, Index, PluginEntry
-from nemorl.plugins.registry import Registry, foreign_words, offered, register, registry
+from nemorl.plugins.registry import Registry, register, registry
 
 __all__ = [
     "KINDS",
@@ -12,8 +12,6 @@ __all__ = [
     "PluginEntry",
     "PluginPolicy",
     "Registry",
-    "foreign_words",
-    "offered",
     "register",
     "registry",
 ]

@@ -46,6 +46,9 @@ KINDS = (
 NAMES = "nemorl.names"
 """Group of what ``import nemorl`` offers besides the kernel's own: ``train = "nemorl_rl.api:train"``."""
 
+SLOTS = "nemorl.slots"
+"""Group of what fills a slot (:mod:`nemorl.plugins.slots`)."""
+
 FINDERS = "nemorl.plugin_finders"
 """Group of functions ``find(prefix) -> entry points`` that look where pip of this environment did not install. Only
 those of the house are called: whoever finds plugins runs in every command."""
@@ -54,7 +57,10 @@ LAUNCH_CHECKS = "nemorl.launch_checks"
 """Group of functions ``check(config, run_dir, warn) -> problems`` that may refuse a run before anything is loaded. Only
 those of the house and of the standard plugins are called: whoever checks runs in every run."""
 
-NO_PLUGINS = frozenset({NAMES, FINDERS, LAUNCH_CHECKS, "nemorl.launchers"})  # the last is read by `nemorl launch`
+LAUNCHERS = "nemorl.launchers"
+"""Group that ``nemorl launch`` reads."""
+
+NO_PLUGINS = frozenset({NAMES, SLOTS, FINDERS, LAUNCH_CHECKS, LAUNCHERS})
 
 CAN_BE_ISOLATED = frozenset(
     {"training_backends", "generation_backends", "environments", "datasets", "loggers", "templates"}
@@ -198,12 +204,22 @@ class Index:
 
     @cached_property
     def names(self) -> Mapping[str, metadata.EntryPoint]:
-        """What distributions contribute to ``nemorl``, the first of each name, where the policy admits them."""
-        found: dict[str, metadata.EntryPoint] = {}
-        for point in self.points:
-            if point.group == NAMES and self.policy.admits(owner_of(point)[0]):
-                found.setdefault(point.name, point)
-        return found
+        """What distributions contribute to ``nemorl``."""
+        return self._first_of_each_name(NAMES)
+
+    @cached_property
+    def slots(self) -> Mapping[str, metadata.EntryPoint]:
+        """What fills the slots."""
+        return self._first_of_each_name(SLOTS)
+
+    def keys_of(self, slot: str) -> list[str]:
+        """Keys of a slot of many things that are filled."""
+        return [name.removeprefix(f"{slot}.") for name in self.slots if name.startswith(f"{slot}.")]
+
+    def _first_of_each_name(self, group: str) -> Mapping[str, metadata.EntryPoint]:
+        """The entry points of a group, where the policy admits their distributions."""
+        points = (p for p in self.points if p.group == group and self.policy.admits(owner_of(p)[0]))
+        return {point.name: point for point in reversed([*points])}
 
     @property
     def launch_checks(self) -> Mapping[str, metadata.EntryPoint]:

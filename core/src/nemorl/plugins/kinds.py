@@ -20,6 +20,7 @@ from nemorl.metrics import MetricInfo
 if TYPE_CHECKING:
     from nemorl.config.models import GenerationConfig, PolicyConfig
     from nemorl.contracts import Environment, GenerationBackend, Head, Logger, TrainingBackend, WeightTransport
+    from nemorl.contracts.capabilities import GenerationCapability, TrainingCapability
     from nemorl.resources.worker import WorkerContext
     from nemorl.types import Row
     from nemorl.weights import Distance, WeightHandle
@@ -38,8 +39,8 @@ class PluginConfig(Config):
     """Import names that ``build()`` needs."""
     install_hint: ClassVar[str] = ""
     """The command that installs them, e.g. ``pip install "nemorl-vllm[cuda]"``."""
-    supports: ClassVar[frozenset[str]] = frozenset()
-    """Capabilities by name, compared when the config loads: ``lora``, ``reference``, ``packing``, …"""
+    supports: ClassVar[frozenset[Any]] = frozenset()
+    """Capabilities by name, of backends: :mod:`nemorl.contracts.capabilities`."""
     metrics: ClassVar[Mapping[str, MetricInfo]] = {}
     """What it logs, by full name, e.g. ``train/environment/moves``; shown in the report and the documentation."""
 
@@ -71,6 +72,8 @@ class TrainingBackendConfig(PluginConfig):
     (0, 0, 1, 1)
     """
 
+    supports: ClassVar[frozenset[TrainingCapability]] = frozenset()
+    """What it can do, compared when the config loads."""
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process",)
     """Ways it can hand weights to a generator, best first."""
 
@@ -118,6 +121,8 @@ class GenerationBackendConfig(PluginConfig):
     1
     """
 
+    supports: ClassVar[frozenset[GenerationCapability]] = frozenset()
+    """What it can do, compared when the config loads."""
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process",)
     """Ways it can receive weights, best first. One that supports ``any_transport`` also takes another that a run asks
     for by name (``cluster.weight_transport``), if its class data fit."""

@@ -6,7 +6,7 @@ installed plugins); its load protocol and error callbacks are what we use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -185,18 +185,6 @@ def registry() -> Registry:
     if _Process.registry is None:
         _Process.registry = Registry(Index.installed())
     return _Process.registry
-
-
-def offered(name: str) -> Any:
-    """What an installed toolkit or plugin contributes to ``nemorl`` under a name; ``None`` where nobody does."""
-    point = registry().index.names.get(name)
-    return None if point is None else point.load()
-
-
-def foreign_words(kind: str, names: Iterable[str], *context: Any) -> str | None:
-    """What an installed package says of the first of ``names`` (of keys, columns, …) that another system has."""
-    words = offered("foreign_words")
-    return next((said for name in names if words and (said := words(kind, str(name), *context))), None)
 
 
 def replace_registry(other: Registry) -> Registry:

@@ -10,7 +10,9 @@ from contextlib import contextmanager
 from typing import Literal
 
 from nemorl.errors import ResourceError, WorkerLostError
-from nemorl.resources.ray_security import MODE, TOKEN, TOKEN_PATH
+
+MODE, TOKEN, TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
+"""Variables that Ray reads."""
 
 Fate = Literal["worker", "machine", "cluster", "environment", "call"]
 """What an error of Ray is about, so what mends it: another worker, room on a machine, another cluster, another

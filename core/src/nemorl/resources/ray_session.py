@@ -11,11 +11,11 @@ import tempfile
 from contextlib import ExitStack
 
 from nemorl.base.files import process_guard
-from nemorl.base.files.left_overs import owned_folder
+from nemorl.base.files.owned_folders import owned_folder
+from nemorl.base.packages.site import site
 from nemorl.base.process.variables import environment
 from nemorl.config.cluster import ClusterConfig
 from nemorl.errors import ResourceError
-from nemorl.resources.ray_security import ray_address, ray_variables
 
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -50,8 +50,8 @@ class RaySession:
         if ray.is_initialized():
             _require_same_cluster(cluster.address)
             return
-        address = None if cluster.address is None else ray_address(cluster.address)
-        security = ray_variables(cluster.security, address)
+        address = None if cluster.address is None else site().ray_address(cluster.address)
+        security = site().ray_variables(cluster.security, address)
         with ExitStack() as undo:
             undo.callback(self.close)
             quiet = {key: value for key, value in QUIET.items() if key not in os.environ}
@@ -118,7 +118,7 @@ def _require_same_cluster(address: str | None) -> None:
     import ray
 
     connected = ray.get_runtime_context().gcs_address
-    if address in (None, "auto") or _is_same(ray_address(address), connected):
+    if address in (None, "auto") or _is_same(site().ray_address(address), connected):
         return
     raise ResourceError(
         f"Ray is already connected to {connected}, and cluster.address asks for {address}",

@@ -16,7 +16,8 @@ import typer
 from nemorl.base.files.atomic import replace_text
 from nemorl.base.text.suggest import did_you_mean
 from nemorl.errors import ConfigError, UsageError
-from nemorl.plugins import offered, registry
+from nemorl.plugins import registry
+from nemorl.plugins.slots import CONFIG_SECTION
 from nemorl_trust.source import template_text
 
 from nemorl_cli.answers import AsJson, echo_json, reserved_stdout
@@ -29,7 +30,6 @@ from nemorl_cli.terminal import print_table, say
 
 app = App(no_args_is_help=True, help="Check, show and describe configs.")
 
-SECTION_SCHEMA = "section_schema_"
 """How plugins name the function that gives the schema of their section of a config."""
 ForCluster = Annotated[
     bool, typer.Option("--for-cluster", help="The run is for other machines: ignore what only this one lacks.")
@@ -189,9 +189,9 @@ def schema(
     """
     with reserved_stdout():
         found = registry().load("algorithms", algorithm).model_json_schema()
-        for name in registry().index.names:  # sections that are not the run's own
-            if name.startswith(SECTION_SCHEMA):
-                found["properties"][name.removeprefix(SECTION_SCHEMA)] = offered(name)()
+        for key in registry().index.keys_of(CONFIG_SECTION.name):  # sections that are not the run's own
+            section = CONFIG_SECTION.of(key).filled()
+            found["properties"] |= {} if section is None else {key: section.schema()}
         if output is None:
             echo_json(found, indent=2)
     if output is not None:

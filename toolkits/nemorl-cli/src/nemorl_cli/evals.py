@@ -160,7 +160,7 @@ def _load(config: Path | None, changes: Sequence[str], model: str | None, *, has
 
 def _recorded(config: RolloutRunConfig) -> RolloutRunConfig:
     """A config that is about to be evaluated, which the site's policy admits and the audit log says."""
-    from nemorl.base.audit.recording import record
+    from nemorl_trust.audit.recording import record
     from nemorl_trust.site_check import refuse
 
     refuse(config)
@@ -175,9 +175,9 @@ def _model_overrides(model: str, *keys: str) -> list[str]:
 
 def _rows(source: str, display: Display) -> Sequence[Row]:
     """The validation rows of a dataset by name or path; all of its rows where it has no such split."""
-    from nemorl.base.packages.permission import require
-    from nemorl.base.packages.site_policy import names_of_path
     from nemorl_rl.data.rows import rows_of
+    from nemorl_trust.permission import require
+    from nemorl_trust.site_policy import names_of_path
 
     require("datasets", *names_of_path(source))
     rows = rows_of(source, "validation")

@@ -36,7 +36,7 @@ class Others:
 
     @classmethod
     def now(cls) -> Others:
-        return cls(frozenset(threading.enumerate()), frozenset(pid for pid, _ in _children()))
+        return cls(frozenset(threading.enumerate()), frozenset(_children()))
 
 
 def leave(code: int, others: Others) -> None:
@@ -44,7 +44,7 @@ def leave(code: int, others: Others) -> None:
     threads = _lingering(LINGER_S, others.threads)
     for thread in threads:
         say(f"warning: the thread {thread.name!r} does not end{_place(thread)}; the command ends without it", err=True)
-    for pid, command in _end([child for child in _children() if child[0] not in others.processes]):
+    for pid, command in _end([child for child in _forgotten() if child[0] not in others.processes]):
         say(f"warning: process {pid} was left behind and has been ended: {command}", err=True)
     if threads:
         sys.stdout.flush()
@@ -72,14 +72,20 @@ def _place(thread: threading.Thread) -> str:
     return found
 
 
-def _children() -> Iterator[tuple[int, str]]:
-    """Processes of this one that live on in its session, and their commands. Linux only: elsewhere, none are found."""
+def _children() -> Iterator[int]:
+    """Processes of this one. Linux only: elsewhere, none are found."""
     for listing in Path("/proc/self/task").glob("*/children"):
         with suppress(OSError):
-            for pid in map(int, listing.read_text().split()):
-                command = Path(f"/proc/{pid}/cmdline").read_bytes()
-                if command and os.getsid(pid) == os.getsid(0) and not any(mark in command for mark in OWN_ENDING):
-                    yield pid, command.replace(b"\0", b" ").decode(errors="replace").strip()[:200]
+            yield from map(int, listing.read_text().split())
+
+
+def _forgotten() -> Iterator[tuple[int, str]]:
+    """Those that live on in its session, and their commands. One that has ended, or has only begun, has none yet."""
+    for pid in _children():
+        with suppress(OSError):
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            if command and os.getsid(pid) == os.getsid(0) and not any(mark in command for mark in OWN_ENDING):
+                yield pid, command.replace(b"\0", b" ").decode(errors="replace").strip()[:200]
 
 
 def _end(children: list[tuple[int, str]]) -> list[tuple[int, str]]:

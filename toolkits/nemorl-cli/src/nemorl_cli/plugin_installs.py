@@ -16,13 +16,13 @@ from urllib.parse import unquote, urlparse
 
 import typer
 from nemorl import __version__
-from nemorl.base.audit.recording import record
-from nemorl.base.packages.permission import require
 from nemorl.base.packages.plugin_policy import normalize
 from nemorl.errors import PluginError, PluginNotFoundError, UsageError
 from nemorl.plugins import Index
 from nemorl.plugins.index import PREFIX, singular
+from nemorl_trust.audit.recording import record
 from nemorl_trust.isolation.venvs import IsolatedPoint, distribution_name, remove_venv, venv_of, write_record
+from nemorl_trust.permission import require
 
 from nemorl_cli.answers import AsJson, echo_json
 from nemorl_cli.plugins import as_dict

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from nemorl.base.process.stopping import TERMINAL_LOST
 from nemorl.errors import ConfigError, ConfigIssue, TerminalLostError, UsageError
-from nemorl.plugins import offered
+from nemorl_rl.slots import MEMORY_PLAN
 from nemorl_trust.open_files import allow_more_open_files
 from typer.core import TyperGroup
 
@@ -118,7 +118,7 @@ def _rehearse(config: Path, loaded: RunConfig, console: Console, *, as_json: boo
 
     _refuse(loaded.dry_run(run_path(loaded), lambda text: console.message(f"warning: {text}")))
     planned = {"ok": True, "config": type(loaded).__name__, "run_dir": str(run_path(loaded))}
-    memory_plan = offered("memory_plan")
+    memory_plan = MEMORY_PLAN.filled()
     memory = memory_plan(loaded) if memory_plan is not None else None
     if as_json:
         echo_json({**planned, "memory": memory})
@@ -217,11 +217,11 @@ def generate(
 
       nemorl generate --model org/model --backend '{name: server, urls: ["http://10.0.0.7:8000"]}' "12+7="
     """
-    from nemorl.base.audit.recording import record
     from nemorl.base.text.mappings import apply_overrides
     from nemorl.config.load import validate
     from nemorl.config.models import GenerationConfig
     from nemorl_rl.evaluation.generating import respond
+    from nemorl_trust.audit.recording import record
     from nemorl_trust.site_check import require_engine
 
     settings = {"temperature": temperature, "max_new_tokens": max_new_tokens}

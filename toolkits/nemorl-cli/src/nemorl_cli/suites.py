@@ -88,9 +88,9 @@ def named(suites: Sequence[str]) -> list[str]:
 
 def ask(names: Sequence[str], options: Options, display: Display) -> list[Asked]:
     """The suites with their rows; those whose rows cannot be had are left out, with the reason."""
-    from nemorl.base.packages.permission import require
-    from nemorl.base.packages.site_policy import names_of_path
     from nemorl_rl.evaluation.suites import changed_fields, find_suite
+    from nemorl_trust.permission import require
+    from nemorl_trust.site_policy import names_of_path
 
     rows_at = dict(_place(text, names) for text in options.places)
     asked = []

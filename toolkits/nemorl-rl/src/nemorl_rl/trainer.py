@@ -17,7 +17,7 @@ from nemorl.contracts import DataModule, DataSource
 from nemorl.environment import Environment
 from nemorl.errors import ConfigIssue, NemorlError
 from nemorl.metrics import Mean, Metrics
-from nemorl.plugins import offered, registry
+from nemorl.plugins import registry
 from nemorl.run import TrainResult
 from nemorl.trainer import BaseTrainer
 from nemorl.types import Row, Samples
@@ -43,6 +43,7 @@ from nemorl_rl.rollouts.recording import NoRecorder, RolloutRecorder
 from nemorl_rl.rollouts.rehearsal import rehearse, reward_problems
 from nemorl_rl.rollouts.seeding import derive_seed
 from nemorl_rl.serving.generation_policy import GenerationPolicy
+from nemorl_rl.slots import OPEN_RECORDS
 
 if TYPE_CHECKING:
     from nemorl_tensors import TokenBatch
@@ -234,7 +235,7 @@ class RolloutTrainer(BaseTrainer[R]):
         pool = run.own(EnvironmentPool.from_config(self.environment, config.rollouts), "close")
         limit = config.policy.max_sequence_tokens
         self.rollouts = RolloutEngine(self.generation, pool, self.tokenizer, max_sequence_tokens=limit, timer=run.timer)
-        open_records = offered("open_records") if config.records.max_gib > 0 else None
+        open_records = OPEN_RECORDS.filled() if config.records.max_gib > 0 else None
         if open_records is not None:
             self.recorder = run.own(open_records(self), "close")
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from nemorl.config.run import RunConfig
 from nemorl.errors import ConfigIssue, UsageError
-from nemorl.resources.ray_security import CERTIFICATE, ray_address, ray_variables
+
+from nemorl_trust.ray_security import CERTIFICATE, ray_address, ray_variables
 
 SOON = 7
 """Days before its end from which on a certificate is worth a warning."""

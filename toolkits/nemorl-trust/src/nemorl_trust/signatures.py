@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemorl.base.packages.plugin_policy import normalize
-from nemorl.base.packages.site_policy import SignedPlugins, site_policies
 from nemorl.errors import UsageError
 from nemorl.plugins import PluginEntry
 
 from nemorl_trust.lock import entries_by_distribution
 from nemorl_trust.lock_files import files_of, foreign_bytecode, hashes_of
+from nemorl_trust.site_policy import SignedPlugins, site_policies
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey

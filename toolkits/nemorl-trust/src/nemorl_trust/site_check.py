@@ -12,11 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nemorl.base.audit.encryption import PLAINTEXT, host_names, origin, origins, plaintext_problem
-from nemorl.base.audit.recording import audit_log, demanded_folder
-from nemorl.base.packages.permission import asked, require
 from nemorl.base.packages.plugin_policy import HOUSE, normalize
-from nemorl.base.packages.site_policy import SitePolicy, links_out_of, names_of_path, site_policies
 from nemorl.base.text.naming import Named, is_url
 from nemorl.base.text.reading import expanded, is_folder
 from nemorl.config.cluster import ClusterConfig
@@ -25,10 +21,14 @@ from nemorl.errors import ConfigError, ConfigIssue, PluginError, StorageError, U
 from nemorl.plugins import registry
 from nemorl.plugins.kinds import DatasetConfig, GenerationBackendConfig, PluginConfig, TrainingBackendConfig
 from nemorl.plugins.registry import config_bases
-from nemorl.resources.ray_security import ray_address
 
+from nemorl_trust.audit.recording import audit_log, demanded_folder
+from nemorl_trust.encryption import PLAINTEXT, host_names, origin, origins, plaintext_problem
 from nemorl_trust.lock import entries_by_distribution, parts_of, plugins_of
+from nemorl_trust.permission import asked, require
+from nemorl_trust.ray_security import ray_address
 from nemorl_trust.signatures import signature_problems
+from nemorl_trust.site_policy import SitePolicy, links_out_of, names_of_path, site_policies
 
 ENGINES = (TrainingBackendConfig, GenerationBackendConfig)
 LOADS_CODE = re.compile(

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from nemorl.base.text.reading import shown
 from nemorl.errors import StorageError
@@ -191,3 +191,9 @@ def storage_errno(error: BaseException) -> int | None:
         waiting += [found.__context__, found.__cause__]
         waiting += found.exceptions if isinstance(found, BaseExceptionGroup) else ()
     return None
+
+
+def exported(folder: Path) -> dict[str, Any]:
+    """Facts about a folder of weights: where it is, and how much."""
+    sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
+    return {"to": str(folder.resolve()), "files": len(sizes), "bytes": sum(sizes)}

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nemorl.base.packages.renamed import todays_name
-from nemorl.base.packages.site_policy import refusal as site_refusal
-from nemorl.base.packages.site_policy import site_policies
+from nemorl.base.packages.site import site
 
 HOUSE = frozenset(f"nemorl-{name}" for name in ("core", "tensors", "rl", "trust", "cli", "testing"))
 """The kernel and the toolkits: always admitted."""
@@ -76,8 +75,8 @@ class SiteLevel(PluginPolicy):
 
     def refusal(self, distribution: str) -> str | None:
         name = normalize(distribution)
-        found = site_refusal("plugins", name) if name not in HOUSE else None
-        return super().refusal(distribution) if found is None else f"{found.message}; {found.fix}"
+        found = site().plugin_refusal(name) if name not in HOUSE else None
+        return found or super().refusal(distribution)
 
 
 def policy_files() -> tuple[Path, ...]:
@@ -90,7 +89,7 @@ def policy_files() -> tuple[Path, ...]:
 @cache
 def machine_policy() -> PluginPolicy:
     """The site's policy with the user's inside it, read once."""
-    policy = SiteLevel() if site_policies() else PluginPolicy()
+    policy = SiteLevel() if site().has_policy() else PluginPolicy()
     for path in policy_files():
         if path.is_file():
             policy = read_policy(path).within(policy)

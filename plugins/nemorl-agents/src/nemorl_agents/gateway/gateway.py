@@ -7,11 +7,11 @@ import socket
 import threading
 from typing import Self
 
-from nemorl.base.audit.encryption import require_certificate, require_safe_listening
-from nemorl.base.audit.recording import record
 from nemorl.errors import UsageError
 from nemorl.resources.ports import listening_socket
 from nemorl_rl.agents.contract import EpisodePolicy
+from nemorl_trust.audit.recording import record
+from nemorl_trust.encryption import require_certificate, require_safe_listening
 from nemorl_trust.http_server import HttpServer
 
 from nemorl_agents.gateway.access import Access, Doorkeeper

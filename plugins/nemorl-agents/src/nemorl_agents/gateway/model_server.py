@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from nemorl.base.audit.recording import record
-from nemorl.base.files.left_overs import scratch_folder
+from nemorl.base.files.owned_folders import scratch_folder
 from nemorl.base.text.reading import expanded
 from nemorl.config.load import validate
 from nemorl.config.models import GenerationConfig, PolicyConfig
@@ -19,6 +18,7 @@ from nemorl_rl.data.tokenizer import Tokenizer, context_tokens
 from nemorl_rl.models.exporting import export_model
 from nemorl_rl.models.hub_models import require_model
 from nemorl_rl.placement.engines import standalone_generation
+from nemorl_trust.audit.recording import record
 from nemorl_trust.site_check import require_engine
 
 from nemorl_agents.gateway.access import Access

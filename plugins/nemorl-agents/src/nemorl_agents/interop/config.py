@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from nemorl.base.audit.encryption import plaintext_problem
 from nemorl.config import CodeName, Options, ServerURL
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import DatasetConfig, EnvironmentConfig
+from nemorl_trust.encryption import plaintext_problem
 from pydantic import Field
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from nemorl.base.audit.encryption import plaintext_problem
 from nemorl.config import (
     RESUMABLE,
     CodeName,
@@ -25,6 +24,7 @@ from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import DatasetConfig, EnvironmentConfig
 from nemorl_rl.agents.gateways import gateway_is_installed
 from nemorl_rl.agents.outcomes import OUTCOME_METRICS, Fate, outcome_problems
+from nemorl_trust.encryption import plaintext_problem
 from pydantic import Field
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import Any
 
 from nemorl.environment import Environment
 from nemorl_rl.agents.gateways import EpisodeGateway, start_gateway
+from nemorl_rl.environments.references import load_function
 from nemorl_rl.environments.sources import as_environment
-from nemorl_rl.references import load_function
 
 from nemorl_agents.programs.config import CHAT_LOOP, AgentConfig, ToolsConfig
 from nemorl_agents.programs.coroutines import Coroutines, OpenTools, Rollout, chat_loop, parameters_of

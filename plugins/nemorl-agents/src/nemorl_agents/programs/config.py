@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from nemorl.base.audit.encryption import plaintext_problem
 from nemorl.base.text.suggest import did_you_mean
 from nemorl.config import RESUMABLE, CodeName, Command, Config, Names, ServerURL, Variables
 from nemorl.config.component import Component
@@ -18,7 +17,8 @@ from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import EnvironmentConfig
 from nemorl_rl.agents.gateways import gateway_is_installed
 from nemorl_rl.agents.outcomes import OUTCOME_METRICS, Fate, outcome_problems
-from nemorl_rl.references import FORM, reference_problems
+from nemorl_rl.environments.references import FORM, reference_problems
+from nemorl_trust.encryption import plaintext_problem
 from pydantic import Field, WithJsonSchema
 
 from nemorl_agents.programs.places import search_path

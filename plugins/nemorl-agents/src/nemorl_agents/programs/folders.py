@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nemorl.base.files.left_overs import mark
+from nemorl.base.files.owned_folders import mark
 from nemorl.base.text.suggest import did_you_mean
 from nemorl.errors import DataError
 from nemorl.types import Prompt

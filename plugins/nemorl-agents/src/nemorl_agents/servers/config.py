@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from urllib.parse import urlsplit
 
-from nemorl.base.audit.encryption import plaintext_problem
 from nemorl.config import RESUMABLE, SecretVariable, ServerURL
+from nemorl.contracts.capabilities import GenerationCapability
 from nemorl.errors import ConfigIssue
 from nemorl.plugins.kinds import GenerationBackendConfig
+from nemorl_trust.encryption import plaintext_problem
 from pydantic import Field
 
 if TYPE_CHECKING:
@@ -29,7 +30,9 @@ class ServerConfig(GenerationBackendConfig):
     summary: ClassVar[str] = "a vLLM, SGLang or TensorRT-LLM server that somebody else started, over HTTP"
     requires_modules: ClassVar[tuple[str, ...]] = ("torch", "httpx2")
     install_hint: ClassVar[str] = "pip install nemorl-agents"
-    supports: ClassVar[frozenset[str]] = frozenset({"in_flight_updates", "prompt_logprobs", "remarks", "submit"})
+    supports: ClassVar[frozenset[GenerationCapability]] = frozenset(
+        {"in_flight_updates", "prompt_logprobs", "remarks", "submit"}
+    )
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process", "shared_memory", "object_store")
 
     urls: Annotated[tuple[ServerURL, ...], RESUMABLE] = Field(min_length=1)

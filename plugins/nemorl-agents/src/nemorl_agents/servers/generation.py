@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from nemorl.base.files.left_overs import owned_folder
+from nemorl.base.files.owned_folders import owned_folder
 from nemorl.errors import BackendError
 from nemorl.types import Completion, GenerationRequest
 from nemorl_rl.data.tokenizer import Tokenizer, end_token_ids

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Literal
 
-from nemorl.base.audit.encryption import names_loopback
 from nemorl.errors import BackendError
+from nemorl_trust.encryption import names_loopback
 
 if TYPE_CHECKING:
     from nemorl_agents.servers.config import ServerConfig

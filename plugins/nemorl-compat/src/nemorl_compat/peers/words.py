@@ -1,4 +1,4 @@
-"""``nemorl.foreign_words``: what a name of TRL, verl or OpenRLHF is called in nemorl, for messages of errors."""
+"""What a name of TRL, verl or OpenRLHF is called in nemorl, for messages of errors."""
 
 from __future__ import annotations
 

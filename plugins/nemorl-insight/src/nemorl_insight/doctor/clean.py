@@ -7,10 +7,11 @@ import time
 from typing import Any
 
 import typer
-from nemorl.base.files.left_overs import LeftOver, left_overs, usual_places
 from nemorl.errors import UsageError
 from nemorl_cli.answers import echo_json
 from nemorl_cli.terminal import print_table, say
+
+from nemorl_insight.doctor.left_folders import LeftFolder, left_folders, usual_places
 
 MIB = 2**20
 
@@ -25,7 +26,7 @@ def clean_up(*, yes: bool, as_json: bool) -> None:
     Raises:
         UsageError: Nobody can be asked.
     """
-    found = left_overs(usual_places())
+    found = left_folders(usual_places())
     if as_json:
         removed = [left.remove() for left in found] if yes else [False] * len(found)
         answer = [{**_as_dict(left), "removed": gone} for left, gone in zip(found, removed, strict=True)]
@@ -42,7 +43,7 @@ def clean_up(*, yes: bool, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _show(found: list[LeftOver]) -> None:
+def _show(found: list[LeftFolder]) -> None:
     rows = []
     for left in found:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(left.owner.since))
@@ -59,6 +60,6 @@ def _ask(count: int, *, yes: bool) -> None:
     typer.confirm(f"end these processes and remove {count} folders?", abort=True)
 
 
-def _as_dict(left: LeftOver) -> dict[str, Any]:
+def _as_dict(left: LeftFolder) -> dict[str, Any]:
     owner = {"pid": left.owner.pid, "host": left.owner.host, "since": left.owner.since}
     return {"folder": str(left.folder), "bytes": left.bytes, "owner": owner, "processes": [*left.processes]}

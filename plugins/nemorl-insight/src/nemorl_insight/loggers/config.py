@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from nemorl.base.audit.encryption import plaintext_problem
 from nemorl.config import FileName, ServerURL
 from nemorl.errors import ConfigIssue
 from nemorl.plugins.kinds import LoggerConfig
+from nemorl_trust.encryption import plaintext_problem
 from pydantic import Field
 
 if TYPE_CHECKING:

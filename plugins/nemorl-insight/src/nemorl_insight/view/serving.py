@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from nemorl.base.audit.encryption import is_loopback, require_certificate, require_safe_listening
 from nemorl.resources.ports import listening_socket
+from nemorl_trust.encryption import is_loopback, require_certificate, require_safe_listening
 from nemorl_trust.http_server import HttpServer
 
 from nemorl_insight.view.guard import LOOPBACK

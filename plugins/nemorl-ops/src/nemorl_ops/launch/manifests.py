@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from nemorl.resources.ray_security import tls_variables
+from nemorl_trust.ray_security import tls_variables
 
 from nemorl_ops.launch import entry, pod_certificate
 from nemorl_ops.launch.base import CONFIG, Job

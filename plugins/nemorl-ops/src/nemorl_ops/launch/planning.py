@@ -1,6 +1,6 @@
 """Defaults by ``nemorl plan``: nodes, GPUs and a layout, where neither the section ``launch`` nor the run says them.
 
-The planner is asked through ``nemorl.plan_run``. Whatever it chooses is said before anything is submitted.
+The planner is asked through a slot. Whatever it chooses is said before anything is submitted.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from nemorl.base.text.mappings import apply_overrides
 from nemorl.base.text.yaml_text import format_yaml
 from nemorl.config.load import load_config
 from nemorl.errors import ConfigError, UsageError
-from nemorl.plugins import offered
+from nemorl_rl.slots import PLAN_RUN
 
 from nemorl_ops.launch.base import LauncherConfig
 from nemorl_ops.launch.section import CLUSTER, on_its_nodes
@@ -47,7 +47,7 @@ def planned(data: Mapping[str, Any], launcher: LauncherConfig) -> Planned:
         data: The run's config, as it was written, on the launcher's nodes.
         launcher: It says the kind of GPU, and whether to plan at all.
     """
-    plan_run, kind = offered("plan_run"), launcher.gpu_type
+    plan_run, kind = PLAN_RUN.filled(), launcher.gpu_type
     if not launcher.plan or launcher.gpus_per_node == 0:
         return Planned(dict(data), "not asked", {})
     if not launcher.is_uniform:

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nemorl.base.files.atomic import replace_text
-from nemorl.base.packages.permission import require
 from nemorl.base.text.mappings import apply_overrides, read_source
 from nemorl.config.load import load_config
 from nemorl.config.run import RunConfig
 from nemorl.errors import ConfigError, ConfigIssue, UsageError
+from nemorl_trust.permission import require
 from nemorl_trust.secret_check import secret_problems, secrets_in
 from nemorl_trust.site_check import site_problems
 

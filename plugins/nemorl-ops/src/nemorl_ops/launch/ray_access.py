@@ -10,7 +10,8 @@ import os
 import secrets
 from pathlib import Path
 
-from nemorl.resources.ray_security import MODE, TOKEN_PATH, USE_TLS, tls_variables
+from nemorl.resources.ray_errors import MODE, TOKEN_PATH
+from nemorl_trust.ray_security import USE_TLS, tls_variables
 
 TOKEN, CERTIFICATES = "ray-token", "ray-certificates"
 DAYS = 825

@@ -17,7 +17,7 @@ from typing import Any
 
 from nemorl.base.files import process_guard
 from nemorl.base.files.atomic import replace_text
-from nemorl.base.files.left_overs import owned_folder
+from nemorl.base.files.owned_folders import owned_folder
 
 from nemorl_ops.launch import detached
 from nemorl_ops.launch.ports import PortBlock

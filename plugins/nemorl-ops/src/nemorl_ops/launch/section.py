@@ -1,6 +1,6 @@
 """The section ``launch`` of a run's config: which launcher, with which options, and what they say of the run's cluster.
 
-``nemorl.load_config`` reads it through ``section_launch``, so every command takes a config that has one.
+``nemorl.load_config`` reads it through a slot, so every command takes a config that has one.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 from nemorl.base.text.pydantic_words import inlined
 from nemorl.errors import ConfigError, ConfigIssue, NemorlError, UsageError
+from nemorl.plugins.slots import ConfigSection
 
 from nemorl_ops.launch import launchers
 from nemorl_ops.launch.base import LauncherConfig
@@ -20,13 +21,13 @@ CLUSTER = {"nodes": "num_nodes", "gpus_per_node": "gpus_per_node"}
 """Options of all launchers, and the keys of ``cluster`` that say the same."""
 
 
-def section_launch(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[ConfigIssue]]:
+def without_section(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[ConfigIssue]]:
     """A config without its section ``launch``, on the nodes that the section says, and what is wrong in it.
 
     Args:
         data: The config as it was written, changes applied.
 
-    >>> section_launch({"algorithm": "sft", "launch": {"name": "slurm", "nodes": 2}})
+    >>> without_section({"algorithm": "sft", "launch": {"name": "slurm", "nodes": 2}})
     ({'algorithm': 'sft', 'cluster': {'num_nodes': 2, 'address': 'auto'}}, [])
     """
     rest = {key: value for key, value in data.items() if key != SECTION}
@@ -41,10 +42,10 @@ def section_launch(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[Config
         return rest, [ConfigIssue(f"{SECTION}.name", error.message, error.fix)]
 
 
-def section_schema_launch() -> dict[str, Any]:
+def schema_of_section() -> dict[str, Any]:
     """The JSON schema of the section ``launch``, for editors: one object per launcher that can be loaded.
 
-    >>> [kind["type"] for kind in section_schema_launch()["anyOf"]][:2]
+    >>> [kind["type"] for kind in schema_of_section()["anyOf"]][:2]
     ['null', 'string']
     """
     kinds: list[dict[str, Any]] = [{"type": "null"}, {"type": "string", "enum": sorted(launchers.installed())}]
@@ -57,6 +58,9 @@ def section_schema_launch() -> dict[str, Any]:
         found["properties"] = {"name": {"const": name}, **found["properties"]}
         kinds.append({**found, "required": ["name"]})
     return {"description": "Where `nemorl train` submits the run. Unset: it runs on this machine.", "anyOf": kinds}
+
+
+LAUNCH = ConfigSection(without_section, schema_of_section)
 
 
 def read_section(section: Any, *, on: str | None, source: str) -> tuple[str, LauncherConfig]:

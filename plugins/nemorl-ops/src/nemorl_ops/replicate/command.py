@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from nemorl.base.audit.encryption import PLAINTEXT, plaintext_problem
-from nemorl.base.audit.recording import record
 from nemorl.base.files.sealed_folders import MANIFEST
-from nemorl.base.packages.permission import require
 from nemorl.errors import UsageError
 from nemorl_cli.answers import AsJson, echo_json
 from nemorl_cli.console import Console
 from nemorl_cli.plugin_app import plugin_app
 from nemorl_cli.terminal import say
+from nemorl_trust.audit.recording import record
+from nemorl_trust.encryption import PLAINTEXT, plaintext_problem
+from nemorl_trust.permission import require
 
 from nemorl_ops.replicate.place import Place
 from nemorl_ops.replicate.transfer import Copied, copy_checkpoint, copy_run

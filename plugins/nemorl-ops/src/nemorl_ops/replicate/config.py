@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from nemorl.base.audit.encryption import plaintext_problem
 from nemorl.config import FileName, Options
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import HookConfig
+from nemorl_trust.encryption import plaintext_problem
 from pydantic import Field
 
 METRICS = {

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemorl.base.audit.recording import record
 from nemorl.base.files.saving import kept_steps
 from nemorl.config.run import CheckpointConfig
 from nemorl.errors import CheckpointError, StorageError
+from nemorl_trust.audit.recording import record
 
 from nemorl_ops.replicate.place import Place
 from nemorl_ops.replicate.transfer import CHECKPOINTS, STATE, Copied, checkpoints_in, copy_checkpoint, remove_checkpoint

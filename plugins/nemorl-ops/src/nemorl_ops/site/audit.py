@@ -1,4 +1,4 @@
-"""``nemorl audit verify | show | seal``: reading audit logs. What writes them is in ``nemorl.base.audit``."""
+"""``nemorl audit verify | show | seal``: reading audit logs. What writes them is in ``nemorl_trust.audit``."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from nemorl.base.audit.chain import Entry, SealingKey
-from nemorl.base.audit.log import AuditLog
-from nemorl.base.audit.recording import audit_folder, audit_log
 from nemorl.errors import UsageError
 from nemorl_cli.answers import AsJson, echo_json
 from nemorl_cli.plugin_app import plugin_app
 from nemorl_cli.terminal import print_list, say
-from nemorl_trust.audit_verifying import Verdict, entries_of, verify
+from nemorl_trust.audit.chain import Entry, SealingKey
+from nemorl_trust.audit.log import AuditLog
+from nemorl_trust.audit.recording import audit_folder, audit_log
+from nemorl_trust.audit.verifying import Verdict, entries_of, verify
 
 app = plugin_app(
     help="The log of runs, exports and served calls: is it whole, and what does it say?", no_args_is_help=True

@@ -124,7 +124,8 @@ def ray(
     """
     import shlex
 
-    from nemorl.resources.ray_security import MODE, certificates_folder, own_certificate
+    from nemorl.resources.ray_errors import MODE
+    from nemorl_trust.ray_security import certificates_folder, own_certificate
 
     place = (folder or certificates_folder()).absolute()
     found = own_certificate(place)

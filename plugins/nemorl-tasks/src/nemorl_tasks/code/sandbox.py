@@ -18,7 +18,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from nemorl.base.files.left_overs import mark
+from nemorl.base.files.owned_folders import mark
 
 from nemorl_tasks.code.server import ENVIRONMENT, INSIDE, Server
 

@@ -1,6 +1,6 @@
 """Datasets by what users call them: a preset's name, a local file or folder, a name of the Hugging Face hub.
 
-``find_dataset`` makes a dataset of it, ``expand_datasets`` the options that a config would spell it with.
+``find_dataset`` makes a dataset of it, ``SPELLINGS`` the options that a config would spell it with.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from nemorl.config.component import missing_modules
 from nemorl.config.load import validate
 from nemorl.errors import UsageError
 from nemorl.plugins.kinds import DatasetConfig
+from nemorl.plugins.slots import OtherSpellings
 from nemorl.types import Row
 from nemorl_rl.data.mixtures import Joined
 from nemorl_rl.data.rows import SPLITS
@@ -84,8 +85,8 @@ def find_dataset(name: str | Path, installed: Sequence[str] = ()) -> DatasetConf
     )
 
 
-def expand_datasets(value: Mapping[str, Any], installed: Sequence[str]) -> Mapping[str, Any] | None:
-    """How a config spells a dataset that no plugin has the name of: ``nemorl.expand_datasets({"name": "gsm8k"}, ())``.
+def _expand(value: Mapping[str, Any], installed: Sequence[str]) -> Mapping[str, Any] | None:
+    """How a config spells a dataset that no plugin has the name of: ``_expand({"name": "gsm8k"}, ())``.
 
     Args:
         value: What was written, as a mapping with ``name`` and options; or a mapping of names to several datasets.
@@ -98,7 +99,7 @@ def expand_datasets(value: Mapping[str, Any], installed: Sequence[str]) -> Mappi
         UsageError: a preset is called almost so, and no installed dataset is.
 
     Example:
-        >>> expand_datasets({"name": "gsm8k", "max_rows": 10}, ["file"])
+        >>> _expand({"name": "gsm8k", "max_rows": 10}, ["file"])
         {'name': 'preset', 'preset': 'gsm8k', 'max_rows': 10}
     """
     if _are_sets(value):
@@ -121,15 +122,19 @@ def expand_datasets(value: Mapping[str, Any], installed: Sequence[str]) -> Mappi
     return None
 
 
-def other_datasets(names: Sequence[str]) -> list[dict[str, Any]]:
+def _schemas(names: Sequence[str]) -> list[dict[str, Any]]:
     """JSON schemas of what stands for a dataset besides the ``names`` of plugins: any text, or several by name.
 
-    >>> [form["type"] for form in other_datasets(["file"])]
+    >>> [form["type"] for form in _schemas(["file"])]
     ['string', 'object', 'object']
     """
     several = {"additionalProperties": {"type": ["string", "object"]}, "not": {"required": ["name"]}}
     other = {"properties": {"name": {"not": {"enum": list(names)}}}, "required": ["name"]}
     return [{"type": "string"}, {"type": "object", **other}, {"type": "object", **several}]
+
+
+SPELLINGS = OtherSpellings(_expand, _schemas)
+"""Of datasets in a config."""
 
 
 def _are_sets(value: Mapping[str, Any]) -> bool:

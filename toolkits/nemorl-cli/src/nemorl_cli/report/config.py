@@ -24,6 +24,6 @@ class AuditConfig(HookConfig):
     summary: ClassVar[str] = "entries of every run in a log that shows when somebody changes it"
 
     def build(self) -> object:
-        from nemorl_trust.audit_hook import Audit
+        from nemorl_trust.audit.hook import Audit
 
         return Audit()

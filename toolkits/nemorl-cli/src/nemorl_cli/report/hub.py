@@ -6,9 +6,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from nemorl.base.audit.recording import exported, record
+from nemorl.base.files.atomic import exported
 from nemorl.errors import UsageError, boundary
 from nemorl.run import TrainResult
+from nemorl_trust.audit.recording import record
 
 from nemorl_cli.report.model_card import HUB_NAME, model_card
 from nemorl_cli.report.run_data import RunData

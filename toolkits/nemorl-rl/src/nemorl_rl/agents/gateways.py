@@ -10,12 +10,10 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from nemorl.errors import PluginError
-from nemorl.plugins import offered, registry
+from nemorl.plugins import registry
 
 from nemorl_rl.agents.contract import EpisodePolicy
-
-NAME = "Gateway"
-"""What the package contributes: called without arguments, it starts a server on this machine's own address."""
+from nemorl_rl.slots import GATEWAY
 
 
 class Access(Protocol):
@@ -83,7 +81,7 @@ def gateway_is_installed() -> bool:
     >>> gateway_is_installed()  # doctest: +SKIP
     True
     """
-    return NAME in registry().index.names
+    return GATEWAY.name in registry().index.slots
 
 
 def start_gateway() -> EpisodeGateway:
@@ -94,10 +92,9 @@ def start_gateway() -> EpisodeGateway:
 
     >>> start_gateway()  # doctest: +SKIP
     """
-    factory = offered(NAME)
+    factory = GATEWAY.filled()
     if factory is None:
         raise PluginError(
             "no installed package lets programs call the policy over HTTP", fix="pip install nemorl-agents"
         )
-    gateway: EpisodeGateway = factory()
-    return gateway
+    return factory()

@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from nemorl.base.files.left_overs import mark
+from nemorl.base.files.owned_folders import mark
 from nemorl.contracts import TrainingBackend
 from nemorl.errors import boundary
 from nemorl.resources.worker import WorkerContext

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nemorl.errors import DataError
-from nemorl.plugins import foreign_words
+from nemorl.plugins.slots import foreign_words
 from nemorl.types import Message, Row
 
 from nemorl_rl.chat.codec import Tools

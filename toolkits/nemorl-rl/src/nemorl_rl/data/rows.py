@@ -14,7 +14,7 @@ from nemorl.config.load import validate
 from nemorl.config.run import RunConfig
 from nemorl.contracts import DataModule, DataSource, HeldOut, Table
 from nemorl.errors import DataError, UsageError, boundary
-from nemorl.plugins import Registry, offered, registry
+from nemorl.plugins import Registry, registry
 from nemorl.plugins.kinds import DatasetConfig
 from nemorl.types import Row
 
@@ -22,6 +22,7 @@ from nemorl_rl.data.fingerprints import rows_fingerprint
 from nemorl_rl.data.mixtures import Mixture, Order, RowSets, ShuffledOrder
 from nemorl_rl.data.row_sizes import require_size
 from nemorl_rl.data.validation_sets import HeldOutRows
+from nemorl_rl.slots import FIND_DATASET
 
 SPLITS: Mapping[str, tuple[str, ...]] = {
     "train": ("train",),
@@ -270,7 +271,7 @@ def rows_of(source: Any, split: str, plugins: Registry | None = None) -> Sequenc
 
 
 def named_dataset(name: str | Path, plugins: Registry | None = None) -> DatasetConfig:
-    """The dataset that a text or path means: an installed one, else what ``nemorl.find_dataset`` makes of it.
+    """The dataset that a text or path means: an installed one, else what an installed package makes of it.
 
     Raises:
         UsageError: it is none; names what comes closest.
@@ -279,11 +280,10 @@ def named_dataset(name: str | Path, plugins: Registry | None = None) -> DatasetC
     known = [entry.name for entry in plugins.index.of_kind("datasets")]
     if isinstance(name, str) and name.rpartition(":")[2] in known:
         return configured_dataset(name, {}, plugins)
-    finder = offered("find_dataset")
-    if finder is not None:
+    find_dataset = FIND_DATASET.filled()
+    if find_dataset is not None:
         with boundary("find_dataset"):
-            found: DatasetConfig = finder(name, known)
-            return found
+            return find_dataset(name, known)
     raise UsageError(
         f"no dataset {shown(str(name))} is installed (there are {', '.join(known) or 'none'})",
         fix=did_you_mean(str(name), known) or "pip install nemorl-tasks, which reads files and the hub",

@@ -8,7 +8,7 @@ from typing import Any
 
 from nemorl.environment import Environment, as_score
 from nemorl.errors import UsageError
-from nemorl.plugins import foreign_words
+from nemorl.plugins.slots import foreign_words
 from nemorl.types import Prompt, Score
 
 from nemorl_rl.environments.batching import Batcher

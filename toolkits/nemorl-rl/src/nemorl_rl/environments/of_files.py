@@ -10,9 +10,10 @@ from nemorl.base.text.reading import shown
 from nemorl.config import CodeName
 from nemorl.errors import ConfigIssue, UsageError
 from nemorl.plugins.kinds import EnvironmentConfig
+from nemorl.plugins.slots import ConfigSection, OtherSpellings
 from pydantic import Field
 
-from nemorl_rl.references import FORM, is_reference, load_function, reference_problems
+from nemorl_rl.environments.references import FORM, is_reference, load_function, reference_problems
 
 if TYPE_CHECKING:
     from nemorl.contracts import Environment
@@ -49,15 +50,15 @@ class FunctionConfig(EnvironmentConfig):
         return made
 
 
-def expand_environments(value: Mapping[str, Any], installed: Sequence[str]) -> Mapping[str, Any] | None:
-    """How a config spells a function of a file: ``nemorl.expand_environments({"name": "reward.py:score"}, ())``.
+def _expand(value: Mapping[str, Any], installed: Sequence[str]) -> Mapping[str, Any] | None:
+    """How a config spells a function of a file: ``nemorl._expand({"name": "reward.py:score"}, ())``.
 
     Args:
         value: What was written, as a mapping with ``name``.
         installed: Names of the installed environments.
 
     Example:
-        >>> expand_environments({"name": "reward.py:score"}, ["math"])
+        >>> _expand({"name": "reward.py:score"}, ["math"])
         {'name': 'function', 'function': 'reward.py:score'}
     """
     if not is_reference(value.get("name")):
@@ -65,22 +66,22 @@ def expand_environments(value: Mapping[str, Any], installed: Sequence[str]) -> M
     return {**value, "name": NAME, "function": value["name"]}
 
 
-def other_environments(names: Sequence[str]) -> list[dict[str, Any]]:
+def _schemas(names: Sequence[str]) -> list[dict[str, Any]]:
     """JSON schemas of what stands for an environment besides the ``names`` of plugins.
 
-    >>> other_environments(["math"])[0]["pattern"].startswith("[.]py:")
+    >>> _schemas(["math"])[0]["pattern"].startswith("[.]py:")
     True
     """
     return [{"type": "string", "pattern": r"[.]py:[A-Za-z_]\w*$"}]
 
 
-def section_reward_fn(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[ConfigIssue]]:
+def _without_section(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[ConfigIssue]]:
     """A config with its ``reward_fn`` as the environment, and what is wrong with it.
 
     Args:
         data: The config as it was written, changes applied.
 
-    >>> section_reward_fn({"reward_fn": "reward.py:score"})
+    >>> _without_section({"reward_fn": "reward.py:score"})
     ({'environment': 'reward.py:score'}, [])
     """
     rest = {key: value for key, value in data.items() if key != SECTION}
@@ -93,10 +94,16 @@ def section_reward_fn(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[Con
     return {**rest, PLACE: wanted}, []
 
 
-def section_schema_reward_fn() -> dict[str, Any]:
+def _schema_of_section() -> dict[str, Any]:
     """The JSON schema of ``reward_fn``, for editors.
 
-    >>> section_schema_reward_fn()["type"]
+    >>> _schema_of_section()["type"]
     'string'
     """
-    return {"description": "A function that scores responses, `file.py:function`.", **other_environments(())[0]}
+    return {"description": "A function that scores responses, `file.py:function`.", **_schemas(())[0]}
+
+
+SPELLINGS = OtherSpellings(_expand, _schemas)
+"""``environment: reward.py:score``."""
+REWARD_FN = ConfigSection(_without_section, _schema_of_section)
+"""``reward_fn: reward.py:score``."""

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from nemorl.base.audit.recording import exported, record
-from nemorl.base.files.atomic import listed, replacing_folder
+from nemorl.base.files.atomic import exported, listed, replacing_folder
 from nemorl.base.files.checkpoints import Checkpoint
+from nemorl.base.packages.site import site
 from nemorl.config.load import load_config
 from nemorl.config.models import AuxiliaryModel, PolicyConfig
 from nemorl.config.run import RunConfig
@@ -64,7 +64,7 @@ def export_model(
                 policy.workers.call("save_adapters", draft)
         else:
             policy.save_pretrained(output)
-    record("weights_exported", {"run": str(run_dir.resolve()), "step": checkpoint.step, **exported(output)})
+    site().record("weights_exported", {"run": str(run_dir.resolve()), "step": checkpoint.step, **exported(output)})
     return checkpoint
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nemorl.errors import DataError
-from nemorl.plugins import foreign_words
+from nemorl.plugins.slots import foreign_words
 from nemorl.types import Message, Prompt, Row
 
 from nemorl_rl.chat.rows import require_text, text_of, tools_of, without_none

@@ -11,7 +11,7 @@ from nemorl.base.text.reading import shown
 from nemorl.base.text.suggest import did_you_mean
 from nemorl.environment import Environment, as_score
 from nemorl.errors import ConfigIssue, NemorlError, boundary
-from nemorl.plugins import foreign_words
+from nemorl.plugins.slots import foreign_words
 from nemorl.types import Prompt, Row
 
 from nemorl_rl.data.tokenizer import Tokenizer

@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from nemorl.base.audit.encryption import plaintext_problem
 from nemorl.config import RESUMABLE, FileName, Options, SecretVariable, ServedModel, ServerURL
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import EnvironmentConfig
+from nemorl_trust.encryption import plaintext_problem
 from pydantic import Field
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from nemorl.config import GenerationConfig, PolicyConfig
+from nemorl.contracts.capabilities import GenerationCapability
 from nemorl.plugins.kinds import GenerationBackendConfig
 from pydantic import Field
 
@@ -20,7 +21,7 @@ class ExampleConfig(GenerationBackendConfig):
     summary: ClassVar[str] = "transformers in one process, prompt by prompt"
     requires_modules: ClassVar[tuple[str, ...]] = ("torch", "transformers")
     install_hint: ClassVar[str] = "pip install nemorl-example"
-    supports: ClassVar[frozenset[str]] = frozenset({"any_transport"})
+    supports: ClassVar[frozenset[GenerationCapability]] = frozenset({"any_transport"})
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process", "shared_memory", "object_store")
 
     max_batch_rows: int = Field(64, ge=1)

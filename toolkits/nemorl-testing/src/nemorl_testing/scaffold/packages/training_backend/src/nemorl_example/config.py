@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from nemorl.config import PolicyConfig
+from nemorl.contracts.capabilities import TrainingCapability
 from nemorl.errors import BackendError
 from nemorl.plugins.kinds import TrainingBackendConfig
 
@@ -20,7 +21,7 @@ class ExampleConfig(TrainingBackendConfig):
     summary: ClassVar[str] = "transformers and AdamW in one process, in float32"
     requires_modules: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors")
     install_hint: ClassVar[str] = "pip install nemorl-example"
-    supports: ClassVar[frozenset[str]] = frozenset({"reference", "weights_only_checkpoint"})
+    supports: ClassVar[frozenset[TrainingCapability]] = frozenset({"reference", "weights_only_checkpoint"})
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process",)
 
     attn_implementation: Literal["sdpa", "eager"] = "sdpa"

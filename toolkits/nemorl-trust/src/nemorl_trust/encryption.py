@@ -1,7 +1,7 @@
 """Beyond this machine nothing goes unencrypted, unless somebody says so: who listens and who calls asks here.
 
 Whoever lets plain text through needs the site's leave as well (``unlock: plaintext``,
-:mod:`nemorl.base.packages.site_policy`).
+:mod:`nemorl_trust.site_policy`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from nemorl.base.packages.permission import require
 from nemorl.base.text.secrets import redacted
 from nemorl.errors import UsageError
+
+from nemorl_trust.permission import require
 
 SHORTEST_KEY = 16
 """Characters of a key that keeps other machines out."""

@@ -19,11 +19,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from nemorl.base.packages.site import SITE_FILE, VARIABLE
 from nemorl.base.text.suggest import did_you_mean
 from nemorl.errors import UsageError
 
-SITE_FILE = Path("/etc/nemorl/policy.yaml")
-VARIABLE = "NEMORL_SITE_POLICY"
 KINDS: Mapping[str, str] = {
     "plugins": "use the plugin",
     "install": "install",
@@ -75,7 +74,7 @@ class Person:
 
     @classmethod
     def me(cls) -> Person:
-        from nemorl.base.audit.log import user_name
+        from nemorl_trust.audit.log import user_name
 
         numbers = {os.getgid(), *os.getgroups()}
         return cls(user_name(), frozenset(filter(None, map(_group_name, numbers))))

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nemorl.base.audit.log import AuditLog, user_name
-from nemorl.base.packages.site_policy import site_policies
 from nemorl.base.text.reading import expanded
 from nemorl.errors import StorageError
+
+from nemorl_trust.audit.log import AuditLog, user_name
+from nemorl_trust.site_policy import site_policies
 
 VARIABLE = "NEMORL_AUDIT"
 """Folder of the logs, or ``off``."""
@@ -68,9 +69,3 @@ def record(event: str, facts: dict[str, Any], warn: Callable[[str], None] = _on_
         if demanded_folder() is not None:
             raise
         warn(f"no entry in the audit log: {error.message}. {error.fix}")
-
-
-def exported(folder: Path) -> dict[str, Any]:
-    """Facts about a folder of weights: where it is, and how much."""
-    sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
-    return {"to": str(folder.resolve()), "files": len(sizes), "bytes": sum(sizes)}

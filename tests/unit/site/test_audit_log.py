@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nemorl.base.audit.chain import Entry, SealingKey
-from nemorl.base.audit.log import AuditLog
-from nemorl.base.audit.recording import audit_log, exported, record
+from nemorl.base.files.atomic import exported
 from nemorl.errors import StorageError, UsageError
-from nemorl_trust.audit_verifying import entries_of, verify
+from nemorl_trust.audit.chain import Entry, SealingKey
+from nemorl_trust.audit.log import AuditLog
+from nemorl_trust.audit.recording import audit_log, record
+from nemorl_trust.audit.verifying import entries_of, verify
 from recorded_messages import Raises
 
 WRITER = """
@@ -30,7 +31,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from nemorl.base.audit.log import AuditLog
+from nemorl_trust.audit.log import AuditLog
 log = AuditLog(Path(sys.argv[1]))
 for number in range(int(sys.argv[2])):
     log.append("step", {"number": number})
@@ -337,7 +338,7 @@ def test_exported_folders_are_counted(tmp_path: Path) -> None:
 
 def test_a_clock_that_was_set_back_is_remarked_upon(log: AuditLog, monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.time()
-    monkeypatch.setattr("nemorl.base.audit.log.time.time", lambda: now - 3600)
+    monkeypatch.setattr("nemorl_trust.audit.log.time.time", lambda: now - 3600)
     log.append("run_started", {"run": "hidden"})
     found = verify(log.path)
     assert found.ok, "clocks are set back by honest people too"

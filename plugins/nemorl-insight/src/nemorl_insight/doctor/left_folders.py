@@ -1,8 +1,7 @@
-"""Temporary folders that know their owner, so that those of killed processes can be found and removed.
+"""Folders of runs that were killed: found by their marks, and removed with the processes that were started for them.
 
-A folder of ours is called ``nemorl-…`` (or ``nrl-…``, where paths are short), belongs to this user and holds a mark:
-which process made it. It is a left-over once that process has ended. Processes that were started for a folder carry its
-name (:mod:`nemorl.base.files.process_guard`) and belong to it.
+A folder is left over once the process that made it has ended. Processes that were started for a folder carry its name
+(:mod:`nemorl.base.files.process_guard`) and belong to it.
 """
 
 from __future__ import annotations
@@ -14,24 +13,22 @@ import signal
 import stat
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from nemorl.base.files import process_guard
+from nemorl.base.files.owned_folders import MARK, PREFIXES, namespace
 from nemorl.base.files.ownership import Owner
 
-PREFIXES = ("nemorl-", "nrl-")
-MARK = ".nemorl-owner"
-"""File in a folder: who made it. It names no command, since programs in a sandbox can read it."""
 SHARED_MEMORY = Path("/dev/shm")
 ROUNDS = 20
 POLL_S = 0.1
 
 
 @dataclass(frozen=True)
-class LeftOver:
+class LeftFolder:
     """A folder whose owner has ended."""
 
     folder: Path
@@ -58,42 +55,13 @@ class LeftOver:
         return not self.folder.exists()
 
 
-def owned_folder(prefix: str, parent: str | Path | None = None) -> Path:
-    """A new temporary folder of this process, for nobody else to read. Whoever asks for it removes it.
-
-    Args:
-        prefix: Of its name; begins with one of ``PREFIXES``.
-        parent: Unset: the folder for temporary files.
-    """
-    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-    mark(folder)
-    return folder
-
-
-def mark(folder: str | Path) -> None:
-    """Say in a temporary folder that it is this process's."""
-    assert Path(folder).name.startswith(PREFIXES), "others are not found again"
-    owner = replace(Owner.me(), command="")
-    (Path(folder) / MARK).write_text(json.dumps({**asdict(owner), "namespace": _namespace()}))
-
-
-@contextmanager
-def scratch_folder(prefix: str, parent: str | Path | None = None) -> Iterator[Path]:
-    """A temporary folder of this process for the length of a block, as :func:`owned_folder`."""
-    folder = owned_folder(prefix, parent)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def usual_places() -> list[Path]:
     """Where temporary folders are."""
     found = (Path(tempfile.gettempdir()), Path("/tmp"), SHARED_MEMORY)
     return [*dict.fromkeys(place.resolve() for place in found if place.is_dir())]
 
 
-def left_overs(places: Iterable[Path]) -> list[LeftOver]:
+def left_folders(places: Iterable[Path]) -> list[LeftFolder]:
     """The folders of this user in some places whose owners have ended.
 
     One that another machine or container made is none: whether its owner lives cannot be known from here.
@@ -103,7 +71,7 @@ def left_overs(places: Iterable[Path]) -> list[LeftOver]:
         identity, owner = _identity(folder), _owner(folder)
         if identity is not None and owner is not None and owner.is_gone:
             processes = tuple(process_guard.processes(folder))
-            found.append(LeftOver(folder, owner, processes, _size(folder), identity))
+            found.append(LeftFolder(folder, owner, processes, _size(folder), identity))
     return found
 
 
@@ -123,18 +91,10 @@ def _owner(folder: Path) -> Owner | None:
         file = os.open(folder / MARK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(file) as opened:
             found = json.loads(opened.read(10_000))
-        namespace = found.pop("namespace")
+        where = found.pop("namespace")
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
         return None
-    return Owner.read(json.dumps(found)) if namespace == _namespace() else None
-
-
-def _namespace() -> str:
-    """Numbers of processes mean something within it; elsewhere than on Linux there is one."""
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
+    return Owner.read(json.dumps(found)) if where == namespace() else None
 
 
 def _size(folder: Path) -> int:

@@ -6,10 +6,10 @@ import hashlib
 import secrets
 from typing import Any
 
-from nemorl.base.audit.recording import exported, record
-from nemorl.base.files.atomic import loading
+from nemorl.base.files.atomic import exported, loading
 from nemorl.plugins.hooks import hookimpl
 
+from nemorl_trust.audit.recording import record
 from nemorl_trust.lock import FILE, read_lock
 
 

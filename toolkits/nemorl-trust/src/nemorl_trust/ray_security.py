@@ -12,15 +12,16 @@ import socket
 from pathlib import Path, PurePath
 from typing import Protocol
 
-from nemorl.base.audit.encryption import PLAINTEXT, names_loopback
-from nemorl.base.packages.permission import require
 from nemorl.errors import UsageError
+from nemorl.resources.ray_errors import MODE, TOKEN, TOKEN_PATH
+
+from nemorl_trust.encryption import PLAINTEXT, names_loopback
+from nemorl_trust.permission import require
 
 DEFAULT_PORT = 6379
 AUTO = "auto"
 AUTHORITY = "ca"
 """Name of the authority in a folder of certificates: ``ca.pem`` and ``ca.key``."""
-MODE, TOKEN, TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 USE_TLS, CERTIFICATE, KEY, TRUSTED = "RAY_USE_TLS", "RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT"
 
 

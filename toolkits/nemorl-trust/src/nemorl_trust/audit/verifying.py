@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nemorl.base.audit.chain import GENESIS, Entry, SealingKey, debris_of, seal_of
-from nemorl.base.audit.log import AuditLog, State
+from nemorl_trust.audit.chain import GENESIS, Entry, SealingKey, debris_of, seal_of
+from nemorl_trust.audit.log import AuditLog, State
 
 SET_BACK_S = 60.0
 """By which an entry may be dated before an earlier one without a remark: clocks are corrected."""

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from nemorl.config.cluster import SecurityConfig
 from nemorl.errors import UsageError
-from nemorl.resources import ray_security
-from nemorl.resources.ray_security import own_certificate, ray_address, ray_variables
+from nemorl_trust import ray_security
+from nemorl_trust.ray_security import own_certificate, ray_address, ray_variables
 from recorded_messages import Raises
 
 BEYOND = "10.0.0.7:6379"

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from nemorl.base.audit.recording import record
-from nemorl.base.packages.site_policy import Refusal, refusal
 from nemorl.errors import UsageError
+
+from nemorl_trust.audit.recording import record
+from nemorl_trust.site_policy import Refusal, refusal
 
 
 def require(kind: str, name: str, *aliases: str, needs_leave: bool = True, replaces: bool = False) -> None:
     """Let the site's policy stop what comes next.
 
     Args:
-        kind: One of :data:`nemorl.base.packages.site_policy.KINDS`.
+        kind: One of :data:`nemorl_trust.site_policy.KINDS`.
         name: What is used, all links followed.
         aliases: How it may be called besides.
-        needs_leave: As for :meth:`~nemorl.base.packages.site_policy.SitePolicy.refusal`.
+        needs_leave: As for :meth:`~nemorl_trust.site_policy.SitePolicy.refusal`.
         replaces: As there.
 
     Raises:

@@ -22,12 +22,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from nemorl.base.audit.chain import GENESIS, KEY_BYTES, Entry, SealingKey, debris_of
 from nemorl.base.files.atomic import replace_text, storing
 from nemorl.base.files.jsonl import dumps
 from nemorl.base.files.ownership import NO_FLOCK
 from nemorl.base.text.secrets import redacted_json
 from nemorl.errors import StorageError, UsageError
+
+from nemorl_trust.audit.chain import GENESIS, KEY_BYTES, Entry, SealingKey, debris_of
 
 LOCK_S = 30.0
 """Longest wait for another writer; one entry takes milliseconds."""
