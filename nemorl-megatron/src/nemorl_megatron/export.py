@@ -49,18 +49,14 @@ def save_pretrained(
     save_tokenizer(path, policy.model_name, policy.tokenizer)
 
 
-def save_adapters(path: Path, policy: PolicyConfig, buckets: Iterable[Mapping[str, Tensor]], rank: int) -> None:
-    """Write the folder that ``peft.PeftModel.from_pretrained`` loads. Collective; rank 0 writes.
+def save_adapters(path: Path, policy: PolicyConfig, tensors: Mapping[str, Tensor]) -> None:
+    """Write the folder that ``peft.PeftModel.from_pretrained`` loads.
 
     Args:
         path: Created if needed.
         policy: The model that is adapted, and how.
-        buckets: Whole factors under the names of peft's files.
-        rank: Of this process.
+        tensors: Whole factors under the names of peft's files, on the CPU.
     """
-    tensors = {name: tensor.contiguous().cpu() for bucket in buckets for name, tensor in bucket.items()}
-    if rank > 0:
-        return
     lora = policy.lora
     assert lora is not None, "there are adapters"
     leaves = sorted({name.split(".")[-3] for name in tensors})
@@ -77,4 +73,4 @@ def save_adapters(path: Path, policy: PolicyConfig, buckets: Iterable[Mapping[st
     }
     path.mkdir(parents=True, exist_ok=True)
     replace_text(path / "adapter_config.json", json.dumps(settings, indent=2) + "\n")
-    save_file(tensors, path / "adapter_model.safetensors", metadata={"format": "pt"})
+    save_file({**tensors}, path / "adapter_model.safetensors", metadata={"format": "pt"})

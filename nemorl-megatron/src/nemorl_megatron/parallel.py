@@ -58,6 +58,18 @@ class Sizes:
             sequence_parallel=config.sequence_parallel and policy.tensor_parallel_size > 1,
         )
 
+    def fields(self) -> dict[str, Any]:
+        """As fields of megatron-core's ``TransformerConfig``, those of the split left out."""
+        return {
+            "tensor_model_parallel_size": self.tensor,
+            "pipeline_model_parallel_size": self.pipeline,
+            "virtual_pipeline_model_parallel_size": self.virtual_pipeline,
+            "context_parallel_size": self.context,
+            "expert_model_parallel_size": self.expert,
+            "expert_tensor_parallel_size": self.expert_tensor,
+            "sequence_parallel": self.sequence_parallel,
+        }
+
     def layers_by_stage(self, layers: int) -> tuple[tuple[int, ...], ...]:
         """[parts][stages] layers of each part of each pipeline stage.
 

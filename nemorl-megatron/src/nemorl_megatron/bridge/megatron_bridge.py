@@ -74,15 +74,8 @@ class MegatronBridge:
     ) -> list[GPTModel]:
         if attention == "sdpa":
             raise BackendError("Megatron-Bridge's models use Transformer Engine", fix="set attention: auto")
-        sizes = parallel.sizes
         fields = {
-            "tensor_model_parallel_size": sizes.tensor,
-            "pipeline_model_parallel_size": sizes.pipeline,
-            "virtual_pipeline_model_parallel_size": sizes.virtual_pipeline,
-            "context_parallel_size": sizes.context,
-            "expert_model_parallel_size": sizes.expert,
-            "expert_tensor_parallel_size": sizes.expert_tensor,
-            "sequence_parallel": sizes.sequence_parallel,
+            **parallel.sizes.fields(),
             "params_dtype": dtype,
             "pipeline_dtype": dtype,
             "variable_seq_lengths": True,
