@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from nemorl.config import RESUMABLE, GenerationConfig, PolicyConfig
+from nemorl.config import RESUMABLE, GenerationConfig, PolicyConfig, TrainingOptions
 from nemorl.errors import ConfigIssue
 from nemorl.plugins.kinds import GenerationBackendConfig
 from nemorl_rl.models.divisions import known_geometry, tensor_parallel_problems
@@ -80,7 +80,7 @@ class DTensorConfig(RankBackendConfig):
             )
 
     def build(
-        self, policy: PolicyConfig, worker: WorkerContext, *, reference: bool, head: Head = "language_model"
+        self, policy: TrainingOptions, worker: WorkerContext, *, reference: bool, head: Head = "language_model"
     ) -> TrainingBackend:
         from nemorl_dtensor.training import DTensorBackend
 

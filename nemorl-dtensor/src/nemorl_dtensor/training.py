@@ -56,7 +56,7 @@ from nemorl_dtensor.sharded_head import ShardedScorer
 from nemorl_dtensor.sharding import hidden_matrices
 
 if TYPE_CHECKING:
-    from nemorl.config.models import PolicyConfig
+    from nemorl.config.models import TrainingOptions
     from nemorl.resources.worker import WorkerContext
 
     from nemorl_dtensor.config import DTensorConfig
@@ -69,7 +69,7 @@ class DTensorBackend(RankBackend[Optimizer]):
     _reference: AnyScorer | None
 
     def __init__(
-        self, policy: PolicyConfig, worker: WorkerContext, config: DTensorConfig, *, reference: bool, head: Head
+        self, policy: TrainingOptions, worker: WorkerContext, config: DTensorConfig, *, reference: bool, head: Head
     ) -> None:
         super().__init__(policy, worker, reference=reference, head=head)
         keep_freed_memory(worker.device)

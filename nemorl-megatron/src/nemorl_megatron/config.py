@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from nemorl.config import RESUMABLE, GenerationConfig, PolicyConfig
+from nemorl.config import RESUMABLE, GenerationConfig, PolicyConfig, TrainingOptions
 from nemorl.errors import ConfigIssue
 from nemorl.plugins.kinds import GenerationBackendConfig
 from nemorl_rl.models.divisions import tensor_parallel_problems
@@ -143,7 +143,7 @@ class MegatronConfig(RankBackendConfig):
         yield from model_problems(policy, self)
 
     def build(
-        self, policy: PolicyConfig, worker: WorkerContext, *, reference: bool, head: Head = "language_model"
+        self, policy: TrainingOptions, worker: WorkerContext, *, reference: bool, head: Head = "language_model"
     ) -> TrainingBackend:
         with _quietly():
             from nemorl_megatron.training import MegatronBackend

@@ -13,13 +13,17 @@ from nemorl_tensors.engines.model_folder import save_tokenizer, write_weights
 from safetensors.torch import save_file
 
 if TYPE_CHECKING:
-    from nemorl.config.models import PolicyConfig
+    from nemorl.config.models import TrainingOptions
     from nemorl.contracts import Head
     from torch import Tensor
 
 
 def save_pretrained(
-    path: Path, policy: PolicyConfig, buckets: Iterable[Mapping[str, Tensor]], rank: int, head: Head = "language_model"
+    path: Path,
+    policy: TrainingOptions,
+    buckets: Iterable[Mapping[str, Tensor]],
+    rank: int,
+    head: Head = "language_model",
 ) -> None:
     """Write config, safetensors and tokenizer. Collective; rank 0 writes.
 
@@ -49,7 +53,7 @@ def save_pretrained(
     save_tokenizer(path, policy.model_name, policy.tokenizer)
 
 
-def save_adapters(path: Path, policy: PolicyConfig, tensors: Mapping[str, Tensor]) -> None:
+def save_adapters(path: Path, policy: TrainingOptions, tensors: Mapping[str, Tensor]) -> None:
     """Write the folder that ``peft.PeftModel.from_pretrained`` loads.
 
     Args:

@@ -216,6 +216,7 @@ def transformer_config(
         "use_cpu_initialization": torch.device(parallel.device).type == "cpu",
         "perform_initialization": False,
         **sizes.fields(),
+        "sequence_parallel": sizes.sequence_parallel,
         **sizes.split.fields(sizes.pipeline),
         # Stages tell each other the shape of each microbatch. Parts of stages do not: their messages cross, and those
         # between two stages would be mistaken for one another.

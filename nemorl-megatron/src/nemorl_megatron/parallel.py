@@ -24,7 +24,7 @@ from nemorl_megatron import cpu_shim  # noqa: F401  (lets megatron-core run with
 from nemorl_megatron.stages import EVEN, Split
 
 if TYPE_CHECKING:
-    from nemorl.config.models import PolicyConfig
+    from nemorl.config.models import TrainingOptions
     from nemorl.resources.worker import WorkerContext
 
     from nemorl_megatron.config import MegatronConfig
@@ -45,7 +45,7 @@ class Sizes:
     sequence_parallel: bool = False
 
     @classmethod
-    def of(cls, policy: PolicyConfig, config: MegatronConfig) -> Sizes:
+    def of(cls, policy: TrainingOptions, config: MegatronConfig) -> Sizes:
         """What a policy and its backend ask for."""
         return cls(
             tensor=policy.tensor_parallel_size,
@@ -59,7 +59,7 @@ class Sizes:
         )
 
     def fields(self) -> dict[str, Any]:
-        """As fields of megatron-core's ``TransformerConfig``, those of the split left out."""
+        """Of parallel ranks, in megatron-core's words."""
         return {
             "tensor_model_parallel_size": self.tensor,
             "pipeline_model_parallel_size": self.pipeline,
@@ -67,7 +67,6 @@ class Sizes:
             "context_parallel_size": self.context,
             "expert_model_parallel_size": self.expert,
             "expert_tensor_parallel_size": self.expert_tensor,
-            "sequence_parallel": self.sequence_parallel,
         }
 
     def layers_by_stage(self, layers: int) -> tuple[tuple[int, ...], ...]:
@@ -219,12 +218,7 @@ def _form_groups(worker: WorkerContext, sizes: Sizes) -> None:
             timeout=timedelta(seconds=worker.collective_timeout_s),
         )
     parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=sizes.tensor,
-        pipeline_model_parallel_size=sizes.pipeline,
-        virtual_pipeline_model_parallel_size=sizes.virtual_pipeline,
-        context_parallel_size=sizes.context,
-        expert_model_parallel_size=sizes.expert,
-        expert_tensor_parallel_size=sizes.expert_tensor,
+        **sizes.fields(),
         distributed_timeout_minutes=max(1, round(worker.collective_timeout_s / 60)),
         create_gloo_process_groups=False,
     )

@@ -43,7 +43,7 @@ from nemorl_megatron.pipeline import LastStage, Microbatch, microbatches, run
 
 if TYPE_CHECKING:
     from megatron.core.models.gpt import GPTModel
-    from nemorl.config.models import PolicyConfig
+    from nemorl.config.models import TrainingOptions
     from nemorl.resources.worker import WorkerContext
     from nemorl_tensors.filtering import TokenFilter
 
@@ -62,7 +62,7 @@ class MegatronBackend(RankBackend[Learner]):
     _reference: list[GPTModel] | None
 
     def __init__(
-        self, policy: PolicyConfig, worker: WorkerContext, config: MegatronConfig, *, reference: bool, head: Head
+        self, policy: TrainingOptions, worker: WorkerContext, config: MegatronConfig, *, reference: bool, head: Head
     ) -> None:
         super().__init__(policy, worker, reference=reference, head=head)
         self._config, self._seed = config, worker.seed

@@ -19,7 +19,7 @@ from nemorl_megatron.model import PolicyModel
 if TYPE_CHECKING:
     import torch
     from megatron.core.models.gpt import GPTModel
-    from nemorl.config.models import LoraConfig, PolicyConfig
+    from nemorl.config.models import LoraConfig, TrainingOptions
     from torch import Tensor
 
     from nemorl_megatron.config import AttentionName
@@ -40,7 +40,7 @@ def is_supported(config: Any) -> bool:
 class MegatronBridge:
     """``contract.Bridge`` over ``megatron.bridge.AutoBridge``."""
 
-    def __init__(self, policy: PolicyConfig, config: Any) -> None:
+    def __init__(self, policy: TrainingOptions, config: Any) -> None:
         """
         Args:
             policy: Where the weights are.
@@ -76,6 +76,7 @@ class MegatronBridge:
             raise BackendError("Megatron-Bridge's models use Transformer Engine", fix="set attention: auto")
         fields = {
             **parallel.sizes.fields(),
+            "sequence_parallel": parallel.sizes.sequence_parallel,
             "params_dtype": dtype,
             "pipeline_dtype": dtype,
             "variable_seq_lengths": True,

@@ -14,7 +14,7 @@ from nemorl_megatron.model import PolicyModel, build_model
 from nemorl_megatron.settings import settings_of
 
 if TYPE_CHECKING:
-    from nemorl.config.models import LoraConfig, PolicyConfig
+    from nemorl.config.models import LoraConfig, TrainingOptions
     from nemorl.contracts import Head
     from nemorl_tensors.engines.pieces import Piece
     from torch import Tensor
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class OwnBridge:
     """``contract.Bridge`` over ``exchange``, which see for tensors other than weights."""
 
-    def __init__(self, policy: PolicyConfig, config: Any, head: Head = "language_model") -> None:
+    def __init__(self, policy: TrainingOptions, config: Any, head: Head = "language_model") -> None:
         """
         Args:
             policy: Where the weights are, or that they are random.

@@ -29,7 +29,7 @@ from nemorl_rl.models.model_geometry import Geometry
 from nemorl_rl.planning.device_peaks import TERA, device_peak
 
 if TYPE_CHECKING:
-    from nemorl.config.models import PolicyConfig
+    from nemorl.config.models import TrainingOptions
     from nemorl.contracts import Head
 
 FORWARD, GRADIENTS, INPUT_GRADIENT = 1, 2, 1
@@ -63,7 +63,7 @@ class Model:
         return cls(geometry, **facts)
 
     @classmethod
-    def trained(cls, config: Mapping[str, Any], policy: PolicyConfig, head: Head) -> Model:
+    def trained(cls, config: Mapping[str, Any], policy: TrainingOptions, head: Head) -> Model:
         """That of a policy, whose config is as :meth:`of` takes it."""
         return cls.of(
             config,

@@ -30,7 +30,7 @@ from nemorl_tensors.engines.schedules import require_end
 from nemorl_tensors.filtering import TokenFilter
 
 if TYPE_CHECKING:
-    from nemorl.config.models import PolicyConfig
+    from nemorl.config.models import TrainingOptions
     from nemorl.resources.worker import WorkerContext
 
 
@@ -68,7 +68,7 @@ class RankBackend(CheckpointWriter, ABC, Generic[Optimizer]):
     _layout: Layout
     _residency: Residency
 
-    def __init__(self, policy: PolicyConfig, worker: WorkerContext, *, reference: bool, head: Head) -> None:
+    def __init__(self, policy: TrainingOptions, worker: WorkerContext, *, reference: bool, head: Head) -> None:
         require_end(policy.schedule)
         self._policy, self._device, self._rank = policy, worker.device, worker.rank
         self._budget = policy.microbatch_tokens or default_microbatch_tokens(worker.device)
