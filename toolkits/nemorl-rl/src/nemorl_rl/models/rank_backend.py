@@ -22,23 +22,9 @@ class RankBackendConfig(TrainingBackendConfig, PlansTraining):
 
     supports: ClassVar[frozenset[str]] = frozenset(
         {
-            "lora",
-            "adapters",
-            "tensor_parallel_lora",
-            "reference",
-            "activation_checkpointing",
-            "packing",
-            "shared_prefixes",
-            "value_head",
-            "topk_logprobs",
-            "weights_only_checkpoint",
-            "asynchronous_checkpoint",
-            "rate_scale",
-            "filtered_logprobs",
-            "offload",
-            "remarks",
-            "activations",
-            "weight_pieces",
+            *("lora", "adapters", "tensor_parallel_lora", "reference", "activation_checkpointing", "packing"),
+            *("shared_prefixes", "value_head", "topk_logprobs", "weights_only_checkpoint", "asynchronous_checkpoint"),
+            *("rate_scale", "filtered_logprobs", "offload", "remarks", "activations", "weight_pieces"),
         }
     )
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process", "nccl", "cuda_ipc", "shared_memory", "object_store")
