@@ -37,7 +37,7 @@ def torch_dist(backend: Any) -> tuple[Callable[[Path], None], Callable[[Path], N
     """Saving and loading as a program over megatron-core does it."""
     from megatron.core import dist_checkpointing
 
-    model, optimizer = backend._pieces[0], backend._learner._optimizer
+    model, optimizer = backend._pieces[0], backend._optimizer._optimizer
 
     def sharded(*, is_loading: bool) -> dict[str, Any]:
         weights = model.sharded_state_dict(metadata=dict(METADATA))

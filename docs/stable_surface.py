@@ -54,7 +54,8 @@ SURFACE: Mapping[str, tuple[str, ...]] = {
         *("RESUMABLE", "CheckpointConfig", "ClusterConfig", "CodeName", "Command", "Config", "DatasetFile"),
         *("DatasetName", "FileName", "GenerationConfig", "Interpreter", "LoraConfig", "ModelName", "Names"),
         *("OptimizerConfig", "Options", "PlainText", "PluginsConfig", "PolicyConfig", "RunConfig", "ScheduleConfig"),
-        *("SecretVariable", "ServedModel", "ServerURL", "ValidationConfig", "Variables", "load_config"),
+        *("SecretVariable", "ServedModel", "ServerURL", "TrainingOptions", "ValidationConfig", "Variables"),
+        "load_config",
     ),
     "nemorl.metrics": (
         *("Histogram", "Last", "Max", "Mean", "Metric", "MetricInfo", "Metrics", "Min", "Sum"),

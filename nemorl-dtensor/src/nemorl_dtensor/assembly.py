@@ -31,7 +31,7 @@ from nemorl_dtensor.value_head import ValueScorer, verify_values
 from nemorl_dtensor.vocabulary_gradient import VocabularyGradient, gradient_of, vocabulary_gradients
 
 if TYPE_CHECKING:
-    from nemorl.config.models import PolicyConfig
+    from nemorl.config.models import TrainingOptions
     from nemorl.contracts import Head
     from nemorl.resources.worker import WorkerContext
     from torch import Tensor
@@ -62,7 +62,7 @@ class Assembly:
 
 
 def assemble(
-    policy: PolicyConfig,
+    policy: TrainingOptions,
     worker: WorkerContext,
     config: DTensorConfig,
     ranks: Ranks | None,
@@ -87,7 +87,7 @@ def assemble(
 
 
 def _whole(
-    policy: PolicyConfig,
+    policy: TrainingOptions,
     worker: WorkerContext,
     config: DTensorConfig,
     attention: str,
@@ -129,7 +129,7 @@ def _whole(
 
 
 def _sharded(
-    policy: PolicyConfig,
+    policy: TrainingOptions,
     worker: WorkerContext,
     config: DTensorConfig,
     ranks: Ranks,

@@ -6,17 +6,16 @@ serve any causal language model of the transformers library.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from nemorl.config import RESUMABLE, GenerationConfig, PolicyConfig
+from nemorl.config import RESUMABLE, GenerationConfig, PolicyConfig, TrainingOptions
 from nemorl.contracts.capabilities import GenerationCapability, TrainingCapability
 from nemorl.errors import ConfigIssue
-from nemorl.metrics import MetricInfo
-from nemorl.plugins.kinds import GenerationBackendConfig, TrainingBackendConfig
+from nemorl.plugins.kinds import GenerationBackendConfig
 from nemorl_rl.models.divisions import known_geometry, tensor_parallel_problems
-from nemorl_rl.planning.memory.describing import EnginePlan, PlansEngine, PlansTraining, TrainingPlan
-from nemorl_rl.planning.work_metrics import SHARING_METRICS, WORK_METRICS
+from nemorl_rl.models.rank_backend import RankBackendConfig
+from nemorl_rl.planning.memory.describing import EnginePlan, PlansEngine, TrainingPlan
 from pydantic import Field
 
 if TYPE_CHECKING:
@@ -27,37 +26,13 @@ if TYPE_CHECKING:
 AttentionName = Literal["auto", "sdpa", "eager", "flash_attention_2"]
 
 
-class DTensorConfig(TrainingBackendConfig, PlansTraining):
+class DTensorConfig(RankBackendConfig):
     """Train a Hugging Face model with PyTorch alone."""
 
     summary: ClassVar[str] = "PyTorch training of any Hugging Face causal language model (FSDP2, tensor parallel, LoRA)"
     requires_modules: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors")
     install_hint: ClassVar[str] = "pip install nemorl-dtensor"
-    supports: ClassVar[frozenset[TrainingCapability]] = frozenset(
-        {
-            "lora",
-            "adapters",
-            "tensor_parallel_lora",
-            "nf4",
-            "reference",
-            "activation_checkpointing",
-            "packing",
-            "value_head",
-            "topk_logprobs",
-            "weights_only_checkpoint",
-            "asynchronous_checkpoint",
-            "muon",
-            "rate_scale",
-            "offload",
-            "remarks",
-            "filtered_logprobs",
-            "shared_prefixes",
-            "activations",
-            "weight_pieces",
-        }
-    )
-    weight_transports: ClassVar[tuple[str, ...]] = ("in_process", "nccl", "cuda_ipc", "shared_memory", "object_store")
-    metrics: ClassVar[Mapping[str, MetricInfo]] = {**WORK_METRICS, **SHARING_METRICS}
+    supports: ClassVar[frozenset[TrainingCapability]] = RankBackendConfig.supports | {"muon", "nf4"}
 
     layout: Annotated[Literal["auto", "padded", "packed", "shared"], RESUMABLE] = "auto"
     """How sequences become rows. ``padded``: one row each, of similar length together. ``packed``: all in one row,
@@ -106,7 +81,7 @@ class DTensorConfig(TrainingBackendConfig, PlansTraining):
             )
 
     def build(
-        self, policy: PolicyConfig, worker: WorkerContext, *, reference: bool, head: Head = "language_model"
+        self, policy: TrainingOptions, worker: WorkerContext, *, reference: bool, head: Head = "language_model"
     ) -> TrainingBackend:
         from nemorl_dtensor.training import DTensorBackend
 

@@ -1,6 +1,6 @@
 """Hugging Face causal language models, loaded the same way by training and generation.
 
-Here: from a ``PolicyConfig`` to a model on its device, or to one without memory that is yet to be sharded. Not here:
+Here: from a ``TrainingOptions`` to a model on its device, or to one without memory that is yet to be sharded. Not here:
 adapters (``model_lora``), the head split (``model_head``), weights of sharded models (``sharded_weights``).
 """
 
@@ -17,13 +17,13 @@ from nemorl_tensors.engines.model_config import name_or_path, read_model_config
 from torch import nn
 
 if TYPE_CHECKING:
-    from nemorl.config.models import PolicyConfig
+    from nemorl.config.models import TrainingOptions
     from nemorl.contracts import Head
     from transformers import PreTrainedModel
 
 
 def load_model(
-    policy: PolicyConfig,
+    policy: TrainingOptions,
     device: str = "cpu",
     seed: int = 42,
     *,
@@ -87,7 +87,7 @@ def _round(model: PreTrainedModel, like: PreTrainedModel) -> None:
 
 
 def skeleton(
-    policy: PolicyConfig, *, attn_implementation: str = "auto", head: Head = "language_model"
+    policy: TrainingOptions, *, attn_implementation: str = "auto", head: Head = "language_model"
 ) -> PreTrainedModel:
     """The policy's model in evaluation mode on torch's meta device: every shape and dtype, no memory, no weights."""
     with boundary(f"transformers, building model {policy.model_name!r},"), torch.device("meta"):
@@ -115,7 +115,7 @@ def _model_class(head: Head) -> Any:
     return {"language_model": AutoModelForCausalLM, "value": AutoModelForSequenceClassification}[head]
 
 
-def load_config(policy: PolicyConfig, head: Head = "language_model") -> Any:
+def load_config(policy: TrainingOptions, head: Head = "language_model") -> Any:
     """The model's transformers config, with one label under a value head."""
     config = read_model_config(policy, **({"num_labels": 1} if head == "value" else {}))
     if config.model_type == "rwkv":

@@ -9,13 +9,14 @@ policy as a plain model is base + adapter, layer by layer.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from nemorl.errors import BackendError, boundary
+from nemorl_tensors.engines.buckets import in_buckets
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -86,18 +87,17 @@ class Adapters:
         """A copy of the adapters' own parameters, by name."""
         return {name: p.detach().clone() for name, p in self._model.named_parameters() if ".lora_" in name}
 
-    def published(self) -> Iterator[tuple[str, Tensor]]:
-        """The adapters' own parameters under the names of peft's files. Collective where the model is sharded."""
-        for name, parameter in self._model.named_parameters():
-            if ".lora_" in name:
-                yield PEFT_PREFIX + name.replace(f".{ADAPTER}.", "."), whole(parameter.detach())
+    def published(self) -> Iterator[Mapping[str, Tensor]]:
+        """Buckets of whole factors under the names of peft's files. Collective where the model is sharded."""
+        own = ((name, whole(p.detach())) for name, p in self._model.named_parameters() if ".lora_" in name)
+        yield from in_buckets(({PEFT_PREFIX + n.replace(f".{ADAPTER}.", "."): t}, t.nbytes) for n, t in own)
 
-    def save(self, folder: Path, tensors: Iterable[tuple[str, Tensor]], base: str) -> None:
+    def save(self, folder: Path, tensors: Mapping[str, Tensor], base: str) -> None:
         """Write the folder that ``peft.PeftModel.from_pretrained`` loads.
 
         Args:
             folder: Created if needed.
-            tensors: Of :meth:`published`.
+            tensors: Of :meth:`published`, on the CPU.
             base: Hugging Face name or folder of the model that they adapt.
         """
         settings = copy.deepcopy(self._peft.peft_config[ADAPTER])
@@ -105,8 +105,7 @@ class Adapters:
         settings.target_modules = sorted(settings.target_modules)
         folder.mkdir(parents=True, exist_ok=True)
         settings.save_pretrained(folder)
-        found = {name: tensor.contiguous().cpu() for name, tensor in tensors}
-        save_file(found, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+        save_file({**tensors}, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
     def merged(self, name: str, tensor: Tensor) -> Tensor | None:
         """One tensor of the adapted model as the plain model has it, sharded as it is. Collective where it is.

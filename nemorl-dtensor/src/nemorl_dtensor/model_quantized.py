@@ -17,7 +17,7 @@ from nemorl.errors import BackendError
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from nemorl.config.models import PolicyConfig
+    from nemorl.config.models import TrainingOptions
     from transformers import PreTrainedModel
 
 BLOCK = 64
@@ -26,7 +26,7 @@ SCALES = "nf4_scales"
 """Name of the buffers that make the scales part of what a model holds."""
 
 
-def quantization(policy: PolicyConfig) -> Any:
+def quantization(policy: TrainingOptions) -> Any:
     """How transformers loads the policy's base model; ``None``: as it is stored.
 
     Raises:

@@ -24,7 +24,7 @@ from nemorl_dtensor.ranks import local
 from nemorl_dtensor.sharded_weights import copy_part, names_in_files, send_from_rank_0, weights_folder
 
 if TYPE_CHECKING:
-    from nemorl.config.models import PolicyConfig
+    from nemorl.config.models import TrainingOptions
     from nemorl.contracts import Head
     from transformers import PreTrainedModel
 
@@ -38,7 +38,7 @@ FINER = frozenset({"F16", "F32", "F64"})
 class Origin:
     """Of the weights of one model."""
 
-    policy: PolicyConfig
+    policy: TrainingOptions
     model: PreTrainedModel
     names: PublishedNames
     head: Head

@@ -30,14 +30,14 @@ from nemorl_dtensor.model import load_model
 from nemorl_dtensor.model_lora import plain_name
 
 if TYPE_CHECKING:
-    from nemorl.config.models import PolicyConfig
+    from nemorl.config.models import TrainingOptions
     from nemorl.contracts import Head
     from transformers import PreTrainedModel
 
 
 def fill(
     model: PreTrainedModel,
-    policy: PolicyConfig,
+    policy: TrainingOptions,
     device: str,
     seed: int,
     adapters: Mapping[str, Tensor],
@@ -117,7 +117,7 @@ def _fill_buffers(model: PreTrainedModel) -> None:
     model.initialize_weights()  # type: ignore[no-untyped-call]
 
 
-def weights_folder(policy: PolicyConfig) -> Path:
+def weights_folder(policy: TrainingOptions) -> Path:
     """The folder with the files of a policy's weights, downloaded if need be."""
     folder = Path(name_or_path(policy))
     if folder.is_dir():

@@ -10,28 +10,26 @@ were normalised on the driver, so microbatches add up. Only adapters have dropou
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from functools import cached_property
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from nemorl.config.models import MuonConfig
 from nemorl.contracts import Head, Loss, WeightsName
-from nemorl.contracts.memory import DeviceMemoryError, MemoryPart
-from nemorl.errors import BackendError, UsageError, boundary
+from nemorl.errors import BackendError, boundary
 from nemorl.metrics import Metrics
 from nemorl_rl.planning.work import Model, WorkMeter
 from nemorl_tensors import TokenBatch
 from nemorl_tensors.engines.buckets import in_buckets
-from nemorl_tensors.engines.checkpoint_files import CheckpointWriter, RankFiles
+from nemorl_tensors.engines.checkpoint_files import RankFiles
 from nemorl_tensors.engines.model_folder import save_tokenizer
 from nemorl_tensors.engines.no_gradient import evaluate_without_gradient, gradient_metrics, split_by_gradient
 from nemorl_tensors.engines.observing import Activations
-from nemorl_tensors.engines.pieces import PieceSender, RankPieces
+from nemorl_tensors.engines.pieces import Piece
+from nemorl_tensors.engines.rank_backend import RankBackend
 from nemorl_tensors.engines.residency import Residency
-from nemorl_tensors.engines.rows import Rows, default_microbatch_tokens
-from nemorl_tensors.engines.schedules import require_end
+from nemorl_tensors.engines.rows import Rows
 from nemorl_tensors.engines.steps import (
     PLACE,
     evaluate_loss,
@@ -41,6 +39,7 @@ from nemorl_tensors.engines.steps import (
     step_metrics,
     with_places,
 )
+from nemorl_tensors.filtering import TokenFilter
 from torch import Tensor
 
 from nemorl_dtensor import checkpoint, export
@@ -57,54 +56,46 @@ from nemorl_dtensor.sharded_head import ShardedScorer
 from nemorl_dtensor.sharding import hidden_matrices
 
 if TYPE_CHECKING:
-    from nemorl.config.models import PolicyConfig
+    from nemorl.config.models import TrainingOptions
     from nemorl.resources.worker import WorkerContext
 
     from nemorl_dtensor.config import DTensorConfig
 
 
-class DTensorBackend(CheckpointWriter):
+class DTensorBackend(RankBackend[Optimizer]):
     """``TrainingBackend`` over PyTorch and transformers: one process, or one rank of many that run the same calls."""
 
+    _adapters: Adapters | None
+    _reference: AnyScorer | None
+
     def __init__(
-        self, policy: PolicyConfig, worker: WorkerContext, config: DTensorConfig, *, reference: bool, head: Head
+        self, policy: TrainingOptions, worker: WorkerContext, config: DTensorConfig, *, reference: bool, head: Head
     ) -> None:
-        require_end(policy.schedule)
+        super().__init__(policy, worker, reference=reference, head=head)
         keep_freed_memory(worker.device)
-        self._rank = worker.rank
         self._ranks: Ranks | None = None
         if worker.world_size > 1:
             self._ranks = Ranks.join(
                 worker, tensor_parallel=policy.tensor_parallel_size, replicas=config.data_parallel_replicas
             )
-        self._policy, self._device = policy, worker.device
-        self._budget = policy.microbatch_tokens or default_microbatch_tokens(worker.device)
         assembly = assemble(policy, worker, config, self._ranks, reference=reference, head=head)
         self._model, self._scorer, self._reference = assembly.model, assembly.scorer, assembly.reference
         self._adapters, self._layout = assembly.adapters, assembly.layout
         self._exported = ExportedWeights(self._model, assembly.names, self._adapters, self._rank)
         rank, ranks = worker.rank, worker.world_size
         self._origin = Origin(policy, self._model, assembly.names, head, worker.seed, rank, ranks, worker.device)
-        self._sender = PieceSender()
-        self._has_reference, self._head = reference, head
         self._work, self._gradients = self._meter(config.logprob_chunk_tokens), assembly.gradients
         # Adapters' dropout draws from the global generator, which checkpoints carry; on each rank for other sequences.
         torch.manual_seed(worker.seed + worker.rank)
         frozen = [] if assembly.frozen is None else [assembly.frozen]
-        self._residency = Residency([assembly.model], frozen, lambda: self.__dict__.get("_optimizer"))
+        self._residency = Residency([assembly.model], frozen, lambda: self._made_optimizer)
         self._trainable = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
 
     def _meter(self, chunk_tokens: int | None) -> WorkMeter:
-        model = Model.of(
-            self._model.config.to_dict(),
-            has_vocabulary_head=self._head == "language_model",
-            is_frozen=self._adapters is not None,
-            recomputes_layers=self._policy.activation_checkpointing,
-        )
         kind, ranks = self._model.dtype, self._ranks
         copies = ranks.tensor_parallel_size if ranks else 1
         return WorkMeter.on(
-            model,
+            Model.trained(self._model.config.to_dict(), self._policy, self._head),
             self._device,
             kind,
             ranks_per_copy=copies,
@@ -112,22 +103,18 @@ class DTensorBackend(CheckpointWriter):
             largest=ranks.largest if ranks else int,
         )
 
-    @cached_property
-    def _optimizer(self) -> Optimizer:
-        """Made when first asked for: a teacher needs none, and float32 masters are twice a bfloat16 model's memory."""
+    def _make_optimizer(self) -> Optimizer:
         policy = self._policy
-        matrices = hidden_matrices(self._model) if isinstance(policy.optimizer, MuonConfig) else ()
-        with self._room_for_states():
-            return Optimizer(
-                self._trainable,
-                policy.optimizer,
-                policy.schedule,
-                policy.max_grad_norm,
-                total_norm=self._ranks.total_norm if self._ranks else norm_of_whole,
-                matrices=matrices,
-                gradients=self._gradients,
-                refine=self._origin.refine,
-            )
+        return Optimizer(
+            self._trainable,
+            policy.optimizer,
+            policy.schedule,
+            policy.max_grad_norm,
+            total_norm=self._ranks.total_norm if self._ranks else norm_of_whole,
+            matrices=hidden_matrices(self._model) if isinstance(policy.optimizer, MuonConfig) else (),
+            gradients=self._gradients,
+            refine=self._origin.refine,
+        )
 
     def train_step(self, batch: TokenBatch, loss: Loss) -> Metrics:
         optimizer = self._optimizer
@@ -144,17 +131,18 @@ class DTensorBackend(CheckpointWriter):
         laid_out: list[Rows] = []
         plan = self._layout.plan(trained, self._budget)
         idle_passes = self._idle_passes(plan)
-        for sequences in plan:
-            value, metrics, rows = self._evaluated(evaluate_loss, loss, trained.select(sequences))
-            laid_out.append(rows)
-            if value.requires_grad:  # it does not where no token of the microbatch is trained on
-                with boundary(f"the backward pass of {loss_owner(loss)}"):
-                    self._backward(value)
+        with self._room_for_microbatches():
+            for sequences in plan:
+                value, metrics, rows = self._evaluated(evaluate_loss, loss, trained.select(sequences))
+                laid_out.append(rows)
+                if value.requires_grad:  # it does not where no token of the microbatch is trained on
+                    with boundary(f"the backward pass of {loss_owner(loss)}", passing=(torch.OutOfMemoryError,)):
+                        value.backward()  # type: ignore[no-untyped-call]
+                    optimizer.accumulate()
+                found.append((value.detach(), metrics))
+            for _ in range(idle_passes):
+                self._idle(self._scorer).backward()  # type: ignore[no-untyped-call]
                 optimizer.accumulate()
-            found.append((value.detach(), metrics))
-        for _ in range(idle_passes):
-            self._backward(self._idle(self._scorer))
-            optimizer.accumulate()
 
         # 2. Forward alone, of sequences that have no gradient: metrics are of all.
         found += self._without_gradient(measured, loss)
@@ -172,31 +160,14 @@ class DTensorBackend(CheckpointWriter):
             **self._work.metrics(batch),
         }
 
-    def get_logprobs(self, batch: TokenBatch, weights: WeightsName = "policy") -> Tensor:
-        self._require_head("language_model", "log-probs")
-        scorer, adapters_off = self._weights(weights)
-        logprobs = torch.zeros(batch.num_tokens, dtype=torch.float32, device=batch.token_ids.device)
-        with adapters_off:
-            # The reference is compared with over the whole vocabulary: it was no sampler.
-            keep = batch.keep.alone if batch.keep is not None and weights == "policy" else None
-            self._measure(batch, scorer, lambda rows: [scorer.score(rows, batch.temperature, keep=keep)], [logprobs])
-        return logprobs
+    def _score(self, batch: TokenBatch, weights: WeightsName, keep: TokenFilter | None, into: Tensor) -> None:
+        scorer = self._reference if weights == "reference" and self._reference is not None else self._scorer
+        self._measure(batch, scorer, lambda rows: [scorer.score(rows, batch.temperature, keep=keep)], [into])
 
-    def get_values(self, batch: TokenBatch) -> Tensor:
-        self._require_head("value", "values")
-        scorer, _ = self._weights("policy")
-        values = torch.zeros(batch.num_tokens, dtype=torch.float32, device=batch.token_ids.device)
-        self._measure(batch, scorer, lambda rows: [scorer.score(rows, 1.0)], [values])
-        return values
-
-    def get_topk_logprobs(self, batch: TokenBatch, k: int) -> tuple[Tensor, Tensor]:
-        self._require_head("language_model", "log-probs")
-        scorer, _ = self._weights("policy")
+    def _score_likeliest(self, batch: TokenBatch, k: int, ids: Tensor, logprobs: Tensor) -> None:
+        scorer = self._scorer
         assert isinstance(scorer, Scorer | ShardedScorer), "a language model scores tokens"
-        ids = torch.zeros((batch.num_tokens, k), dtype=torch.int64, device=batch.token_ids.device)
-        logprobs = torch.zeros((batch.num_tokens, k), dtype=torch.float32, device=batch.token_ids.device)
         self._measure(batch, scorer, lambda rows: scorer.topk(rows, batch.temperature, k), [ids, logprobs])
-        return ids, logprobs
 
     def observe(self, token_ids: Sequence[int]) -> Activations:
         self._require_head("language_model", "log-probs")
@@ -211,22 +182,12 @@ class DTensorBackend(CheckpointWriter):
         is_first = self._rank == 0
         yield from in_buckets(({name: t} if is_first else {}, t.nbytes) for name, t in self._exported.tensors())
 
-    def publish_pieces(self, transport: str) -> RankPieces:
-        self._residency.require("weights")
-        return self._sender.publish(transport, self._exported.pieces)
+    def _pieces_of_rank(self) -> Iterator[Piece]:
+        return self._exported.pieces()
 
-    def withdraw_pieces(self) -> None:
-        self._sender.close()
-
-    def export_adapters(self) -> Iterator[Mapping[str, Tensor]]:
-        is_first, adapters = self._rank == 0, self._own_adapters()
-        yield from in_buckets(({name: t} if is_first else {}, t.nbytes) for name, t in adapters.published())
-
-    def save_adapters(self, path: Path) -> None:
-        adapters = self._own_adapters()
-        tensors = list(adapters.published())
-        if self._rank == 0:
-            adapters.save(path, tensors, self._policy.model_name)
+    def _write_adapters(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
+        assert self._adapters is not None, "the tensors are theirs"
+        self._adapters.save(path, tensors, self._policy.model_name)
 
     def checkpoint_files(self, *, optimizer: bool) -> RankFiles:
         self._residency.require("weights", "optimizer")
@@ -236,46 +197,27 @@ class DTensorBackend(CheckpointWriter):
         self._residency.require("weights", "optimizer")
         checkpoint.load(path, self._trainable, self._optimizer, self._rank)
 
-    def scale_rate(self, factor: float) -> None:
-        self._optimizer.rate_scale *= factor
-
     def save_pretrained(self, path: Path) -> None:
         self._residency.require("weights")
         export.save_pretrained(path, self._model, self._exported.tensors(), self._rank)
         if self._rank == 0:
             save_tokenizer(path, self._policy.model_name, self._policy.tokenizer)
 
-    def offload(self, parts: Sequence[MemoryPart]) -> None:
-        self._residency.offload(parts)
-
-    def onload(self, parts: Sequence[MemoryPart]) -> None:
-        self._residency.onload(parts)
-
-    def held_bytes(self) -> Mapping[MemoryPart, int]:
-        return self._residency.held_bytes()
-
-    def remarks(self) -> Sequence[str]:
-        return self._layout.remarks
-
-    def shutdown(self) -> None:
-        self.end_writing()
-        self._sender.close()
-        held = ("_residency", "_exported", "_model", "_scorer", "_reference", "_adapters", "_trainable", "_optimizer")
-        for name in (*held, "_origin"):
-            self.__dict__.pop(name, None)
+    def _release(self) -> None:
+        del self._exported, self._model, self._scorer, self._trainable, self._origin, self._gradients
         if self._ranks is not None:
             self._ranks.leave()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
 
     @torch.no_grad()
     def _without_gradient(self, batch: TokenBatch, loss: Loss) -> list[tuple[Tensor, Metrics]]:
         """Loss and metrics of each microbatch."""
         plan = self._layout.plan(batch, self._budget)
         idle_passes = self._idle_passes(plan)
-        found = [self._evaluated(evaluate_without_gradient, loss, batch.select(sequences))[:2] for sequences in plan]
-        for _ in range(idle_passes):
-            self._idle(self._scorer)
+        evaluate = partial(self._evaluated, evaluate_without_gradient, loss)
+        with self._room_for_microbatches():
+            found = [evaluate(batch.select(sequences))[:2] for sequences in plan]
+            for _ in range(idle_passes):
+                self._idle(self._scorer)
         return found
 
     def _evaluated(
@@ -286,10 +228,7 @@ class DTensorBackend(CheckpointWriter):
         candidates = "candidate_ids" in loss.requires
         rows = self._rows(microbatch, candidates=candidates)
         outputs = self._outputs(rows, microbatch, output_shape(microbatch, candidates=candidates))
-        try:
-            return *evaluate(loss, outputs, microbatch), rows
-        except torch.OutOfMemoryError as error:
-            raise self._out_of_memory(error) from error
+        return *evaluate(loss, outputs, microbatch), rows
 
     def _outputs(self, rows: Rows, microbatch: TokenBatch, shape: tuple[int, ...]) -> Tensor:
         """[N] (candidates: [N, K]) float32 log-probs or values of a microbatch, 0.0 where masked out."""
@@ -298,13 +237,8 @@ class DTensorBackend(CheckpointWriter):
         if rows.targets.numel() == 0:
             # The other ranks may have something to score, and each pass takes all of them.
             return outputs + self._idle(self._scorer) if self._ranks else outputs
-        try:
-            return outputs.index_copy(0, rows.targets, self._score(rows, microbatch))
-        except torch.OutOfMemoryError as error:
-            raise self._out_of_memory(error) from error
-
-    def _score(self, rows: Rows, microbatch: TokenBatch) -> Tensor:
-        return self._scorer.score(rows, microbatch.temperature, keep=microbatch.keep)
+        scores = self._scorer.score(rows, microbatch.temperature, keep=microbatch.keep)
+        return outputs.index_copy(0, rows.targets, scores)
 
     def _measure(
         self, batch: TokenBatch, scorer: AnyScorer, read: Callable[[Rows], Sequence[Tensor]], into: Sequence[Tensor]
@@ -312,7 +246,7 @@ class DTensorBackend(CheckpointWriter):
         """Write what ``read`` says of the scored tokens ([M, …] each) to their places in ``into``, without gradient."""
         batch = with_places(batch)
         # FSDP2 keeps buffers between passes, which must not become inference tensors.
-        with torch.no_grad() if self._ranks else torch.inference_mode():
+        with self._room_for_microbatches(), torch.no_grad() if self._ranks else torch.inference_mode():
             plan = self._layout.plan(batch, self._budget)
             idle_passes = self._idle_passes(plan)
             for sequences in plan:
@@ -322,11 +256,8 @@ class DTensorBackend(CheckpointWriter):
                     idle_passes += 1 if self._ranks else 0  # the other ranks may have something to score
                     continue
                 places = microbatch[PLACE][rows.targets]
-                try:
-                    for whole_batch, found in zip(into, read(rows), strict=True):
-                        whole_batch[places.to(whole_batch.device)] = found.to(whole_batch.device)
-                except torch.OutOfMemoryError as error:
-                    raise self._out_of_memory(error) from error
+                for whole_batch, found in zip(into, read(rows), strict=True):
+                    whole_batch[places] = found
             for _ in range(idle_passes):
                 self._idle(scorer)
 
@@ -335,21 +266,6 @@ class DTensorBackend(CheckpointWriter):
         on_cpu = self._device == "cpu"
         return self._layout.rows(microbatch, width_multiple=multiple, candidates=candidates, repeat_widths=on_cpu)
 
-    def _require_head(self, head: Head, what: str) -> None:
-        if self._head != head:
-            raise UsageError(
-                f"this model has no {what}: it was built with head={self._head!r}", fix=f"build it with head={head!r}"
-            )
-
-    def _own_adapters(self) -> Adapters:
-        self._residency.require("weights")
-        if self._adapters is None:
-            raise UsageError(
-                "this policy has no adapters: all of its weights are trained",
-                fix="set policy.lora, or export the whole model",
-            )
-        return self._adapters
-
     def _idle_passes(self, plan: Sequence[Sequence[int]]) -> int:
         """Passes with nothing to score that make this rank's number that of the rank with the most microbatches."""
         return self._ranks.largest(len(plan)) - len(plan) if self._ranks else 0
@@ -357,40 +273,3 @@ class DTensorBackend(CheckpointWriter):
     def _idle(self, scorer: AnyScorer) -> Tensor:
         assert isinstance(scorer, ShardedScorer), "one rank alone has nobody to wait for"
         return scorer.idle(self._device)
-
-    def _backward(self, value: Tensor) -> None:
-        try:
-            value.backward()  # type: ignore[no-untyped-call]
-        except torch.OutOfMemoryError as error:
-            raise self._out_of_memory(error) from error
-
-    def _weights(self, weights: WeightsName) -> tuple[AnyScorer, Any]:
-        self._residency.require("reference" if weights == "reference" and self._reference is not None else "weights")
-        if weights == "policy":
-            return self._scorer, nullcontext()
-        if not self._has_reference:
-            raise UsageError(
-                "this policy keeps no reference weights: it was built with reference=False",
-                fix="build it with reference=True (a config does when its algorithm compares with the initial policy)",
-            )
-        if self._adapters:
-            return self._scorer, self._adapters.disabled()
-        assert self._reference is not None
-        return self._reference, nullcontext()
-
-    @contextmanager
-    def _room_for_states(self) -> Iterator[None]:
-        """Around what allocates the optimizer's state: masters when it is made, moments in its first step."""
-        try:
-            yield
-        except torch.OutOfMemoryError as error:
-            raise BackendError(
-                f"the optimizer's state does not fit on {self._device} beside the model and its gradients: {error}",
-                fix="train adapters (policy.lora), use more GPUs, or a smaller model; microbatches play no part in it",
-            ) from error
-
-    def _out_of_memory(self, error: Exception) -> DeviceMemoryError:
-        return DeviceMemoryError(
-            f"out of memory on {self._device} with microbatches of {self._budget} padded tokens: {error}",
-            fix=f"set policy.microbatch_tokens: {max(1, self._budget // 2)} or policy.activation_checkpointing: true",
-        )

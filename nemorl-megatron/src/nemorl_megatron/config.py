@@ -12,14 +12,13 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from nemorl.config import RESUMABLE, GenerationConfig, PolicyConfig
-from nemorl.contracts.capabilities import GenerationCapability, TrainingCapability
+from nemorl.config import RESUMABLE, GenerationConfig, PolicyConfig, TrainingOptions
+from nemorl.contracts.capabilities import GenerationCapability
 from nemorl.errors import ConfigIssue
-from nemorl.metrics import MetricInfo
-from nemorl.plugins.kinds import GenerationBackendConfig, TrainingBackendConfig
+from nemorl.plugins.kinds import GenerationBackendConfig
 from nemorl_rl.models.divisions import tensor_parallel_problems
-from nemorl_rl.planning.memory.describing import EnginePlan, PlansEngine, PlansTraining, TrainingPlan
-from nemorl_rl.planning.work_metrics import SHARING_METRICS, WORK_METRICS
+from nemorl_rl.models.rank_backend import RankBackendConfig
+from nemorl_rl.planning.memory.describing import EnginePlan, PlansEngine, TrainingPlan
 from pydantic import Field
 
 from nemorl_megatron.model_checks import model_problems
@@ -36,35 +35,12 @@ AttentionName = Literal["auto", "sdpa", "transformer_engine"]
 LayoutName = Literal["auto", "padded", "packed", "shared"]
 
 
-class MegatronConfig(TrainingBackendConfig, PlansTraining):
+class MegatronConfig(RankBackendConfig):
     """Train a Hugging Face model with megatron-core, spread over many devices in several ways at once."""
 
     summary: ClassVar[str] = "megatron-core training: tensor, pipeline, context and expert parallelism"
     requires_modules: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors", "megatron.core")
     install_hint: ClassVar[str] = "pip install nemorl-megatron"
-    supports: ClassVar[frozenset[TrainingCapability]] = frozenset(
-        {
-            "lora",
-            "adapters",
-            "tensor_parallel_lora",
-            "reference",
-            "activation_checkpointing",
-            "packing",
-            "shared_prefixes",
-            "value_head",
-            "topk_logprobs",
-            "weights_only_checkpoint",
-            "asynchronous_checkpoint",
-            "rate_scale",
-            "filtered_logprobs",
-            "offload",
-            "remarks",
-            "activations",
-            "weight_pieces",
-        }
-    )
-    weight_transports: ClassVar[tuple[str, ...]] = ("in_process", "nccl", "cuda_ipc", "shared_memory", "object_store")
-    metrics: ClassVar[Mapping[str, MetricInfo]] = {**WORK_METRICS, **SHARING_METRICS}
 
     pipeline_parallel_size: Annotated[int, RESUMABLE] = Field(1, ge=1)
     """Stages that the layers are divided into, each on ranks of its own. Raise it when tensor parallelism would have
@@ -168,7 +144,7 @@ class MegatronConfig(TrainingBackendConfig, PlansTraining):
         yield from model_problems(policy, self)
 
     def build(
-        self, policy: PolicyConfig, worker: WorkerContext, *, reference: bool, head: Head = "language_model"
+        self, policy: TrainingOptions, worker: WorkerContext, *, reference: bool, head: Head = "language_model"
     ) -> TrainingBackend:
         with _quietly():
             from nemorl_megatron.training import MegatronBackend

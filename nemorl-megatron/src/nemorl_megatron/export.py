@@ -13,13 +13,17 @@ from nemorl_tensors.engines.model_folder import save_tokenizer, write_weights
 from safetensors.torch import save_file
 
 if TYPE_CHECKING:
-    from nemorl.config.models import PolicyConfig
+    from nemorl.config.models import TrainingOptions
     from nemorl.contracts import Head
     from torch import Tensor
 
 
 def save_pretrained(
-    path: Path, policy: PolicyConfig, buckets: Iterable[Mapping[str, Tensor]], rank: int, head: Head = "language_model"
+    path: Path,
+    policy: TrainingOptions,
+    buckets: Iterable[Mapping[str, Tensor]],
+    rank: int,
+    head: Head = "language_model",
 ) -> None:
     """Write config, safetensors and tokenizer. Collective; rank 0 writes.
 
@@ -49,18 +53,14 @@ def save_pretrained(
     save_tokenizer(path, policy.model_name, policy.tokenizer)
 
 
-def save_adapters(path: Path, policy: PolicyConfig, buckets: Iterable[Mapping[str, Tensor]], rank: int) -> None:
-    """Write the folder that ``peft.PeftModel.from_pretrained`` loads. Collective; rank 0 writes.
+def save_adapters(path: Path, policy: TrainingOptions, tensors: Mapping[str, Tensor]) -> None:
+    """Write the folder that ``peft.PeftModel.from_pretrained`` loads.
 
     Args:
         path: Created if needed.
         policy: The model that is adapted, and how.
-        buckets: Whole factors under the names of peft's files.
-        rank: Of this process.
+        tensors: Whole factors under the names of peft's files, on the CPU.
     """
-    tensors = {name: tensor.contiguous().cpu() for bucket in buckets for name, tensor in bucket.items()}
-    if rank > 0:
-        return
     lora = policy.lora
     assert lora is not None, "there are adapters"
     leaves = sorted({name.split(".")[-3] for name in tensors})
@@ -77,4 +77,4 @@ def save_adapters(path: Path, policy: PolicyConfig, buckets: Iterable[Mapping[st
     }
     path.mkdir(parents=True, exist_ok=True)
     replace_text(path / "adapter_config.json", json.dumps(settings, indent=2) + "\n")
-    save_file(tensors, path / "adapter_model.safetensors", metadata={"format": "pt"})
+    save_file({**tensors}, path / "adapter_model.safetensors", metadata={"format": "pt"})

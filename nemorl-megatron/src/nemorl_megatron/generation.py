@@ -27,7 +27,7 @@ from nemorl_megatron.model import PolicyModel
 from nemorl_megatron.observing import observed
 
 if TYPE_CHECKING:
-    from nemorl.config.models import PolicyConfig
+    from nemorl.config.models import TrainingOptions
     from nemorl.contracts.memory import MemoryPart
     from nemorl.weights import WeightHandle
 
@@ -44,7 +44,7 @@ class MegatronGeneration:
         pieces: Sequence[PolicyModel],
         parallel: Parallel,
         bridge: Bridge,
-        policy: PolicyConfig,
+        policy: TrainingOptions,
         options: MegatronGenerationConfig,
         *,
         require_weights: Callable[[], None] = lambda: None,

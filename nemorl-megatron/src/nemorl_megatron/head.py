@@ -57,22 +57,11 @@ class OutputHead:
         """[S, B, H] from [S / tensor, B, H] where sequences are divided; what the model gave elsewhere. Collective."""
         if not self._divided:
             return states
-        # The gradient that comes back is whole on every rank (``logprobs`` sees to it), so it is only cut.
+        # The gradient that comes back is whole on every rank (``score`` sees to it), so it is only cut.
         return gather_from_sequence_parallel_region(states, tensor_parallel_output_grad=False)  # type: ignore[no-any-return]
 
     def score(
         self, states: Tensor, targets: Tensor, temperature: float = 1.0, keep: TokenFilter | None = None
-    ) -> Tensor:
-        """[M] (or [M, K]) what a loss is told of tokens: log-probs."""
-        return self.logprobs(states, targets, temperature, keep=keep)
-
-    def logprobs(
-        self,
-        states: Tensor,
-        targets: Tensor,
-        temperature: float = 1.0,
-        chunk_tokens: int | None = None,
-        keep: TokenFilter | None = None,
     ) -> Tensor:
         """[M] float32 nats of ``targets`` [M] (or [M, K]) after ``states`` [M, H]. Collective, as is its gradient."""
         score = partial(
@@ -84,7 +73,6 @@ class OutputHead:
             group=self.group,
             temperature=temperature,
             softcap=self.cap,
-            chunk_tokens=chunk_tokens,
         )
         return filtered(score, keep)
 

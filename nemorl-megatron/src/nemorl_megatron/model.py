@@ -215,14 +215,9 @@ def transformer_config(
         "bf16": dtype is torch.bfloat16,
         "use_cpu_initialization": torch.device(parallel.device).type == "cpu",
         "perform_initialization": False,
-        "tensor_model_parallel_size": sizes.tensor,
-        "pipeline_model_parallel_size": sizes.pipeline,
-        "virtual_pipeline_model_parallel_size": sizes.virtual_pipeline,
-        **sizes.split.fields(sizes.pipeline),
-        "context_parallel_size": sizes.context,
-        "expert_model_parallel_size": sizes.expert,
-        "expert_tensor_parallel_size": sizes.expert_tensor,
+        **sizes.fields(),
         "sequence_parallel": sizes.sequence_parallel,
+        **sizes.split.fields(sizes.pipeline),
         # Stages tell each other the shape of each microbatch. Parts of stages do not: their messages cross, and those
         # between two stages would be mistaken for one another.
         "variable_seq_lengths": sizes.virtual_pipeline is None,

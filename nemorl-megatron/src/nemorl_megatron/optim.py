@@ -26,7 +26,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from megatron.core.models.gpt import GPTModel
-    from nemorl.config.models import PolicyConfig
+    from nemorl.config.models import TrainingOptions
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -65,7 +65,7 @@ class Learner:
     def __init__(
         self,
         pieces: Sequence[GPTModel],
-        policy: PolicyConfig,
+        policy: TrainingOptions,
         stored: Callable[[], Iterator[tuple[Tensor, Tensor]]] | None = None,
         *,
         distributed: bool,

@@ -24,7 +24,7 @@ from nemorl_megatron import cpu_shim  # noqa: F401  (lets megatron-core run with
 from nemorl_megatron.stages import EVEN, Split
 
 if TYPE_CHECKING:
-    from nemorl.config.models import PolicyConfig
+    from nemorl.config.models import TrainingOptions
     from nemorl.resources.worker import WorkerContext
 
     from nemorl_megatron.config import MegatronConfig
@@ -45,7 +45,7 @@ class Sizes:
     sequence_parallel: bool = False
 
     @classmethod
-    def of(cls, policy: PolicyConfig, config: MegatronConfig) -> Sizes:
+    def of(cls, policy: TrainingOptions, config: MegatronConfig) -> Sizes:
         """What a policy and its backend ask for."""
         return cls(
             tensor=policy.tensor_parallel_size,
@@ -57,6 +57,17 @@ class Sizes:
             expert_tensor=config.expert_tensor_parallel_size,
             sequence_parallel=config.sequence_parallel and policy.tensor_parallel_size > 1,
         )
+
+    def fields(self) -> dict[str, Any]:
+        """Of parallel ranks, in megatron-core's words."""
+        return {
+            "tensor_model_parallel_size": self.tensor,
+            "pipeline_model_parallel_size": self.pipeline,
+            "virtual_pipeline_model_parallel_size": self.virtual_pipeline,
+            "context_parallel_size": self.context,
+            "expert_model_parallel_size": self.expert,
+            "expert_tensor_parallel_size": self.expert_tensor,
+        }
 
     def layers_by_stage(self, layers: int) -> tuple[tuple[int, ...], ...]:
         """[parts][stages] layers of each part of each pipeline stage.
@@ -207,12 +218,7 @@ def _form_groups(worker: WorkerContext, sizes: Sizes) -> None:
             timeout=timedelta(seconds=worker.collective_timeout_s),
         )
     parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=sizes.tensor,
-        pipeline_model_parallel_size=sizes.pipeline,
-        virtual_pipeline_model_parallel_size=sizes.virtual_pipeline,
-        context_parallel_size=sizes.context,
-        expert_model_parallel_size=sizes.expert,
-        expert_tensor_parallel_size=sizes.expert_tensor,
+        **sizes.fields(),
         distributed_timeout_minutes=max(1, round(worker.collective_timeout_s / 60)),
         create_gloo_process_groups=False,
     )

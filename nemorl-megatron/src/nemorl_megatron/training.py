@@ -11,26 +11,22 @@ copy of the model are given the same shard of the data, and what the last stage 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from nemorl.contracts import Head, Loss, WeightsName
-from nemorl.contracts.memory import DeviceMemoryError, MemoryPart
-from nemorl.errors import UsageError
 from nemorl.metrics import Metrics
 from nemorl_rl.planning.work import Model, WorkMeter
 from nemorl_tensors import TokenBatch, vocab_parallel_topk_logprobs
-from nemorl_tensors.engines.checkpoint_files import CheckpointWriter, RankFiles
+from nemorl_tensors.engines.checkpoint_files import RankFiles
 from nemorl_tensors.engines.model_config import read_model_config
 from nemorl_tensors.engines.no_gradient import evaluate_without_gradient, gradient_metrics, split_by_gradient
 from nemorl_tensors.engines.observing import Activations, Recorder
-from nemorl_tensors.engines.pieces import PieceSender, RankPieces
+from nemorl_tensors.engines.pieces import Piece
+from nemorl_tensors.engines.rank_backend import RankBackend
 from nemorl_tensors.engines.residency import Residency
-from nemorl_tensors.engines.rows import default_microbatch_tokens
-from nemorl_tensors.engines.schedules import require_end
 from nemorl_tensors.engines.steps import PLACE, evaluate_loss, output_shape, require_fields, step_metrics, with_places
 from torch import Tensor
 
@@ -47,7 +43,7 @@ from nemorl_megatron.pipeline import LastStage, Microbatch, microbatches, run
 
 if TYPE_CHECKING:
     from megatron.core.models.gpt import GPTModel
-    from nemorl.config.models import PolicyConfig
+    from nemorl.config.models import TrainingOptions
     from nemorl.resources.worker import WorkerContext
     from nemorl_tensors.filtering import TokenFilter
 
@@ -59,32 +55,32 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 ROUTER_DTYPES: dict[str | None, str] = {"float32": "fp32", "float64": "fp64"}
 
 
-class MegatronBackend(CheckpointWriter):
+class MegatronBackend(RankBackend[Learner]):
     """``TrainingBackend`` over megatron-core: one process, or one rank of many that run the same calls."""
 
+    _adapters: Adapters | None
+    _reference: list[GPTModel] | None
+
     def __init__(
-        self, policy: PolicyConfig, worker: WorkerContext, config: MegatronConfig, *, reference: bool, head: Head
+        self, policy: TrainingOptions, worker: WorkerContext, config: MegatronConfig, *, reference: bool, head: Head
     ) -> None:
-        require_end(policy.schedule)
-        self._policy, self._config, self._device = policy, config, worker.device
-        self._budget = policy.microbatch_tokens or default_microbatch_tokens(worker.device)
-        self._head_kind, self._bridge = head, bridge_for(policy, head)
-        self._sender, self._parallel = PieceSender(), Parallel.join(worker, Sizes.of(policy, config))
-        self._seed = worker.seed
+        super().__init__(policy, worker, reference=reference, head=head)
+        self._config, self._seed = config, worker.seed
+        self._bridge, self._parallel = bridge_for(policy, head), Parallel.join(worker, Sizes.of(policy, config))
         self._pieces = self._build(worker.seed)
         if config.freeze_moe_router:
             freeze_routers(self._pieces)
-        self._adapters: Adapters | None = None
+        self._adapters = None
         if policy.lora is not None:
             self._adapters = self._bridge.adapt(self._pieces, self._parallel, policy.lora, worker.seed)
         # Adapters' dropout draws from the global generator, which checkpoints carry; on each rank for other tokens.
         torch.manual_seed(worker.seed + worker.rank)
-        self._work, self._has_reference = self._meter(), reference
+        self._work = self._meter()
         self._reference = self._build(worker.seed) if reference and policy.lora is None else None
         for piece in self._reference or ():
             piece.requires_grad_(False)
         self._layout = choose(config.layout, self._pieces, self._parallel, self._bridge.vocabulary)
-        self._residency = Residency(self._pieces, self._reference or (), lambda: self.__dict__.get("_learner"))
+        self._residency = Residency(self._pieces, self._reference or (), lambda: self._made_optimizer)
 
     def _build(self, seed: int) -> list[GPTModel]:
         pieces = self._bridge.build(
@@ -101,21 +97,14 @@ class MegatronBackend(CheckpointWriter):
     def _meter(self) -> WorkMeter:
         parallel = self._parallel
         return WorkMeter.on(
-            Model.of(
-                read_model_config(self._policy).to_dict(),
-                has_vocabulary_head=self._head_kind == "language_model",
-                is_frozen=self._adapters is not None,
-                recomputes_layers=self._policy.activation_checkpointing,
-            ),
+            Model.trained(read_model_config(self._policy).to_dict(), self._policy, self._head),
             self._device,
             DTYPES[self._policy.precision],
             ranks_per_copy=parallel.world_size // parallel.data_parallel_size,
             largest=parallel.largest,
         )
 
-    @cached_property
-    def _learner(self) -> Learner:
-        """Made when first asked for: a teacher needs none, and float32 masters are twice a bfloat16 model's memory."""
+    def _make_optimizer(self) -> Learner:
         stored = (
             partial(self._bridge.stored, self._pieces, self._parallel, self._seed) if self._adapters is None else None
         )
@@ -126,7 +115,7 @@ class MegatronBackend(CheckpointWriter):
         self._residency.require("weights", "gradients", "optimizer")
         self._work.begin()
         candidates = "candidate_ids" in loss.requires
-        learner = self._learner
+        learner = self._optimizer
         learner.clear_gradients()
         self._has_gradient = False
 
@@ -149,7 +138,8 @@ class MegatronBackend(CheckpointWriter):
         found = self._parallel.from_last_stage(found)
 
         # 3. One update.
-        result = learner.step(trained=bool(self._parallel.largest(self._has_gradient)))
+        with self._room_for_states():
+            result = learner.step(trained=bool(self._parallel.largest(self._has_gradient)))
         return {
             **step_metrics(batch, [of_part for of_part, _ in found], [value for _, value in found], result),
             **gradient_metrics(loss, trained, measured),
@@ -157,24 +147,8 @@ class MegatronBackend(CheckpointWriter):
             **self._work.metrics(batch),
         }
 
-    def get_logprobs(self, batch: TokenBatch, weights: WeightsName = "policy") -> Tensor:
-        self._require_head("language_model", "log-probs")
-        pieces, adapters_off = self._weights(weights)
-        # The reference is compared with over the whole vocabulary: it was no sampler.
-        keep = batch.keep.alone if batch.keep is not None and weights == "policy" else None
-        with adapters_off:
-            return self._scores(batch, pieces, keep)
-
-    def get_values(self, batch: TokenBatch) -> Tensor:
-        self._require_head("value", "values")
-        return self._scores(batch, self._weights("policy")[0])
-
-    def get_topk_logprobs(self, batch: TokenBatch, k: int) -> tuple[Tensor, Tensor]:
-        self._require_head("language_model", "log-probs")
-        ids = torch.zeros((batch.num_tokens, k), dtype=torch.int64, device=self._device)
-        logprobs = torch.zeros((batch.num_tokens, k), dtype=torch.float32, device=self._device)
-        pieces, _ = self._weights("policy")
-        head = self._head(pieces)
+    def _score_likeliest(self, batch: TokenBatch, k: int, ids: Tensor, logprobs: Tensor) -> None:
+        head = self._output_head(self._pieces)
 
         def likeliest(states: Tensor, _targets: Tensor) -> Sequence[Tensor]:
             assert isinstance(head, OutputHead), "scoring happens on the last stage"
@@ -188,13 +162,12 @@ class MegatronBackend(CheckpointWriter):
                 softcap=head.cap,
             )
 
-        self._measure(batch, pieces, likeliest, [ids, logprobs])
-        return ids.to(batch.token_ids.device), logprobs.to(batch.token_ids.device)
+        self._measure(batch, self._pieces, likeliest, [ids, logprobs])
 
     def observe(self, token_ids: Sequence[int]) -> Activations:
         self._require_head("language_model", "logits")
-        pieces, _ = self._weights("policy")
-        recorder, head = Recorder(), self._head(pieces)
+        self._residency.require("weights")
+        recorder, head = Recorder(), self._output_head(self._pieces)
 
         def score(states: Tensor, _targets: Tensor) -> Sequence[Tensor]:
             assert isinstance(head, OutputHead), "a whole model has its head"
@@ -202,43 +175,32 @@ class MegatronBackend(CheckpointWriter):
             return []
 
         batch = TokenBatch.from_sequences([token_ids], [[False] + [True] * (len(token_ids) - 1)])
-        with observed(pieces, self._parallel, recorder):
-            self._measure(batch, pieces, score, [])
+        with observed(self._pieces, self._parallel, recorder):
+            self._measure(batch, self._pieces, score, [])
         return recorder.activations()
 
     def export_weights(self) -> Iterator[Mapping[str, Tensor]]:
         self._residency.require("weights")
         yield from self._bridge.export(self._pieces, self._parallel, self._adapters)
 
-    def export_adapters(self) -> Iterator[Mapping[str, Tensor]]:
-        yield from self._own_adapters().published()
+    def _pieces_of_rank(self) -> Iterator[Piece]:
+        return self._bridge.pieces(self._pieces, self._parallel, self._adapters)
 
-    def save_adapters(self, path: Path) -> None:
-        export.save_adapters(path, self._policy, self.export_adapters(), self._parallel.rank)
-
-    def publish_pieces(self, transport: str) -> RankPieces:
-        self._residency.require("weights")
-        pieces = partial(self._bridge.pieces, self._pieces, self._parallel, self._adapters)
-        return self._sender.publish(transport, pieces)
-
-    def withdraw_pieces(self) -> None:
-        self._sender.close()
+    def _write_adapters(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
+        export.save_adapters(path, self._policy, tensors)
 
     def checkpoint_files(self, *, optimizer: bool) -> RankFiles:
         self._residency.require("weights", "optimizer")
-        learner = self._learner  # first: making it moves the weights to memory of its own
+        learner = self._optimizer  # first: making it moves the weights to memory of its own
         return checkpoint.contents(self._held(), learner, self._parallel, with_moments=optimizer)
 
     def load_checkpoint(self, path: Path) -> None:
         self._residency.require("weights", "optimizer")
-        learner = self._learner
+        learner = self._optimizer
         checkpoint.load(path, self._held(), learner, self._parallel)
 
-    def scale_rate(self, factor: float) -> None:
-        self._learner.rate_scale *= factor
-
     def save_pretrained(self, path: Path) -> None:
-        export.save_pretrained(path, self._policy, self.export_weights(), self._parallel.rank, self._head_kind)
+        export.save_pretrained(path, self._policy, self.export_weights(), self._parallel.rank, self._head)
 
     def generator(self, options: MegatronGenerationConfig) -> MegatronGeneration:
         """What speaks with this rank's pieces of the policy as they are at any time. All ranks make the same calls."""
@@ -253,30 +215,13 @@ class MegatronBackend(CheckpointWriter):
             require_weights=partial(self._residency.require, "weights"),
         )
 
-    def offload(self, parts: Sequence[MemoryPart]) -> None:
-        self._residency.offload(parts)
-
-    def onload(self, parts: Sequence[MemoryPart]) -> None:
-        self._residency.onload(parts)
-
-    def held_bytes(self) -> Mapping[MemoryPart, int]:
-        return self._residency.held_bytes()
-
-    def remarks(self) -> Sequence[str]:
-        return self._layout.remarks
-
-    def shutdown(self) -> None:
-        self.end_writing()
-        self._sender.close()
-        for name in ("_residency", "_pieces", "_reference", "_learner"):
-            self.__dict__.pop(name, None)
+    def _release(self) -> None:
+        del self._pieces
         self._parallel.leave()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
 
     def _evaluate(self, loss: Loss, *, backward: bool = True) -> LastStage:
         """The loss of a microbatch, and its metrics and value."""
-        head, evaluate = self._head(self._pieces), evaluate_loss if backward else evaluate_without_gradient
+        head, evaluate = self._output_head(self._pieces), evaluate_loss if backward else evaluate_without_gradient
 
         def of(states: Tensor, part: Microbatch) -> tuple[Tensor, tuple[Metrics, Tensor]]:
             assert head is not None, "losses are computed on the last stage"
@@ -297,17 +242,15 @@ class MegatronBackend(CheckpointWriter):
 
         return of
 
-    def _scores(self, batch: TokenBatch, pieces: Sequence[GPTModel], keep: TokenFilter | None = None) -> Tensor:
-        """[N] what the head says of scored tokens, where ``batch`` is."""
-        found = torch.zeros(batch.num_tokens, dtype=torch.float32, device=self._device)
-        head = self._head(pieces)
+    def _score(self, batch: TokenBatch, weights: WeightsName, keep: TokenFilter | None, into: Tensor) -> None:
+        pieces = self._reference if weights == "reference" and self._reference is not None else self._pieces
+        head = self._output_head(pieces)
 
         def score(states: Tensor, targets: Tensor) -> Sequence[Tensor]:
             assert head is not None, "scoring happens on the last stage"
             return [head.score(states, targets, batch.temperature, keep=keep)]
 
-        self._measure(batch, pieces, score, [found])
-        return found.to(batch.token_ids.device)
+        self._measure(batch, pieces, score, [into])
 
     def _measure(
         self,
@@ -349,54 +292,18 @@ class MegatronBackend(CheckpointWriter):
         *,
         backward: bool = False,
     ) -> list[Any]:
-        try:
-            return run(called, parts, self._head(pieces), on_last_stage, self._parallel, backward=backward)
-        except torch.OutOfMemoryError as error:
-            raise DeviceMemoryError(
-                f"out of memory on {self._device} with microbatches of {self._budget} tokens: {error}",
-                fix=f"set policy.microbatch_tokens: {max(1, self._budget // 2)} or policy.activation_checkpointing: "
-                "true",
-            ) from error
+        with self._room_for_microbatches():
+            return run(called, parts, self._output_head(pieces), on_last_stage, self._parallel, backward=backward)
 
-    def _head(self, pieces: Sequence[GPTModel]) -> AnyHead | None:
+    def _output_head(self, pieces: Sequence[GPTModel]) -> AnyHead | None:
         """Of a model whose last stage is on this rank."""
         if not self._parallel.is_last_stage:
             return None
-        if self._head_kind == "value":
+        if self._head == "value":
             return ValueOutput(pieces[-1], self._parallel)
         return OutputHead(pieces[-1], self._parallel, self._bridge.vocabulary, self._bridge.logit_cap)
-
-    def _require_head(self, head: Head, what: str) -> None:
-        if self._head_kind != head:
-            raise UsageError(
-                f"this model has no {what}: it was built with head={self._head_kind!r}",
-                fix=f"build it with head={head!r}",
-            )
 
     def _held(self) -> list[checkpoint.Held]:
         """What a checkpoint holds: the whole model, or the adapters on it."""
         held = checkpoint.held(self._pieces)
         return held if self._adapters is None else [(whole, parts) for whole, parts in held if whole.requires_grad]
-
-    def _own_adapters(self) -> Adapters:
-        self._residency.require("weights")
-        if self._adapters is None:
-            raise UsageError(
-                "this policy has no adapters: all of its weights are trained",
-                fix="set policy.lora, or export the whole model",
-            )
-        return self._adapters
-
-    def _weights(self, weights: WeightsName) -> tuple[Sequence[GPTModel], AbstractContextManager[None]]:
-        self._residency.require("reference" if weights == "reference" and self._reference is not None else "weights")
-        if weights == "policy":
-            return self._pieces, nullcontext()
-        if not self._has_reference:
-            raise UsageError(
-                "this policy keeps no reference weights: it was built with reference=False",
-                fix="build it with reference=True (a config does when its algorithm compares with the initial policy)",
-            )
-        if self._adapters is not None:
-            return self._pieces, self._adapters.disabled()
-        assert self._reference is not None
-        return self._reference, nullcontext()

@@ -24,8 +24,8 @@ def weights(context: WorkerContext, policy: Fields) -> list[Tensor]:
 def masters(context: WorkerContext, policy: Fields) -> list[tuple[int, Tensor] | None]:
     """Of each of these, the range that this rank updates: where it starts, and its master."""
     backend = _build(context, policy)
-    backend._learner.refine()
-    shares = [backend._learner.share(p) for piece in backend._pieces for p in piece.parameters()]
+    backend._optimizer.refine()
+    shares = [backend._optimizer.share(p) for piece in backend._pieces for p in piece.parameters()]
     found = [share and (share.start, share.master.detach().reshape(-1).clone()) for share in shares]
     backend.shutdown()
     return found

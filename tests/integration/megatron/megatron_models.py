@@ -181,7 +181,7 @@ def _forward_backward(
                 start = sum(map(len, rows[:number])) if is_packed else 0
                 of_row = whole[start : start + len(row), 0 if is_packed else number]
                 logits.append(_all_tokens(head, of_row.detach()))
-                logprobs.append(head.logprobs(of_row[:-1], row[1:], TEMPERATURE))
+                logprobs.append(head.score(of_row[:-1], row[1:], TEMPERATURE))
                 total = total + logprobs[-1].sum()
             # megatron-core averages over microbatches; data-parallel ranks have the same rows here.
             return total * len(microbatches) / scored / parallel.data_parallel_size, {}

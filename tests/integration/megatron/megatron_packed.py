@@ -111,7 +111,7 @@ def _shard(batch: TokenBatch, shards: tuple[int, ...], case: Case, rank: int) ->
 def _train_step(backend: MegatronBackend, batch: TokenBatch, loss: Loss) -> tuple[Metrics, dict[str, Tensor]]:
     """Its metrics, and the gradients that the update is made from: it ends by clearing them."""
     gradients: dict[str, Tensor] = {}
-    learner = backend._learner
+    learner = backend._optimizer
     update = learner.step
 
     def step(*, trained: bool) -> StepResult:

@@ -44,7 +44,7 @@ def build(folder: Path, *, head: Any = "language_model", **policy: Any) -> Megat
 
 def masters(backend: MegatronBackend) -> dict[str, Tensor]:
     """By parameter, in its shape."""
-    learner = backend._learner
+    learner = backend._optimizer
     learner.refine()
     found = {}
     for name, parameter in backend._pieces[0].named_parameters():

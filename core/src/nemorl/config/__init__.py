@@ -28,7 +28,14 @@ if TYPE_CHECKING:
     from nemorl.config.base import RESUMABLE, Config
     from nemorl.config.cluster import ClusterConfig
     from nemorl.config.load import load_config
-    from nemorl.config.models import GenerationConfig, LoraConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
+    from nemorl.config.models import (
+        GenerationConfig,
+        LoraConfig,
+        OptimizerConfig,
+        PolicyConfig,
+        ScheduleConfig,
+        TrainingOptions,
+    )
     from nemorl.config.plugin_lists import PluginsConfig
     from nemorl.config.run import CheckpointConfig, RunConfig, ValidationConfig
 
@@ -36,7 +43,7 @@ __all__ = [
     "RESUMABLE", "CheckpointConfig", "ClusterConfig", "CodeName", "Command", "Config", "DatasetFile", "DatasetName",
     "FileName", "GenerationConfig", "Interpreter", "LoraConfig", "ModelName", "Names", "OptimizerConfig", "Options",
     "PlainText", "PluginsConfig", "PolicyConfig", "RunConfig", "ScheduleConfig", "SecretVariable", "ServedModel",
-    "ServerURL", "ValidationConfig", "Variables", "load_config",
+    "ServerURL", "TrainingOptions", "ValidationConfig", "Variables", "load_config",
 ]  # fmt: skip
 
 _MODULES = {
@@ -46,7 +53,8 @@ _MODULES = {
     "PluginsConfig": "nemorl.config.plugin_lists",
     "load_config": "nemorl.config.load",
     **dict.fromkeys(
-        ("GenerationConfig", "LoraConfig", "OptimizerConfig", "PolicyConfig", "ScheduleConfig"), "nemorl.config.models"
+        ("GenerationConfig", "LoraConfig", "OptimizerConfig", "PolicyConfig", "ScheduleConfig", "TrainingOptions"),
+        "nemorl.config.models",
     ),
     **dict.fromkeys(("CheckpointConfig", "RunConfig", "ValidationConfig"), "nemorl.config.run"),
 }

@@ -160,11 +160,11 @@ class LoraConfig(Config):
     """``nf4``: frozen linear layers in 4 bits (QLoRA, arXiv:2305.14314), a fourth of their memory in bfloat16."""
 
 
-class PolicyConfig(Config):
-    """The model that learns, and how: the same for every training backend.
+class TrainingOptions(Config):
+    """The model that learns, and how: what a training backend is built of, the same for each.
 
-    >>> PolicyConfig(model_name="org/model", optimizer={"lr": 1e-5}).optimizer.lr
-    1e-05
+    >>> isinstance(PolicyConfig(model_name="org/model"), TrainingOptions)
+    True
     """
 
     model_name: ModelName = ""
@@ -175,13 +175,6 @@ class PolicyConfig(Config):
     """Values in place of those of the model's ``config.json``, e.g. of ``rope_scaling`` or ``text_config``."""
     tokenizer: TokenizerConfig = TokenizerConfig()
     """Another tokenizer or chat template than the model's own."""
-    backend: Annotated[TrainingBackendConfig, TRAINING_BACKEND] = Field(
-        default=TRAINING_BACKEND.default,
-        validate_default=True,  # type: ignore[assignment]
-    )
-    """Training backend: a name, or a mapping with ``name`` and the backend's own options."""
-    python: Annotated[Interpreter | None, RESUMABLE] = None
-    """Interpreter of the training workers, when their packages live in another virtual environment (Ray launcher)."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Compute and storage type of the weights; optimizer state and log-probs are always float32."""
     tensor_parallel_size: Annotated[int, RESUMABLE] = Field(1, ge=1)
@@ -201,6 +194,22 @@ class PolicyConfig(Config):
     room for by the count of ``nemorl plan``, where that knows the devices. It does not change results."""
     max_sequence_tokens: int = Field(4096, ge=2)
     """Longest prompt plus response that is trained or generated."""
+
+
+class PolicyConfig(TrainingOptions):
+    """The model that learns, how, and with which backend.
+
+    >>> PolicyConfig(model_name="org/model", optimizer={"lr": 1e-5}).optimizer.lr
+    1e-05
+    """
+
+    backend: Annotated[TrainingBackendConfig, TRAINING_BACKEND] = Field(
+        default=TRAINING_BACKEND.default,
+        validate_default=True,  # type: ignore[assignment]
+    )
+    """Training backend: a name, or a mapping with ``name`` and the backend's own options."""
+    python: Annotated[Interpreter | None, RESUMABLE] = None
+    """Interpreter of the training workers, when their packages live in another virtual environment (Ray launcher)."""
 
     @property
     def interpreter(self) -> Path | None:

@@ -18,7 +18,7 @@ from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
 
 if TYPE_CHECKING:
-    from nemorl.config.models import GenerationConfig, PolicyConfig
+    from nemorl.config.models import GenerationConfig, PolicyConfig, TrainingOptions
     from nemorl.contracts import Environment, GenerationBackend, Head, Logger, TrainingBackend, WeightTransport
     from nemorl.contracts.capabilities import GenerationCapability, TrainingCapability
     from nemorl.resources.worker import WorkerContext
@@ -99,12 +99,12 @@ class TrainingBackendConfig(PluginConfig):
         yield from ()
 
     def build(
-        self, policy: PolicyConfig, worker: WorkerContext, *, reference: bool, head: Head = "language_model"
+        self, policy: TrainingOptions, worker: WorkerContext, *, reference: bool, head: Head = "language_model"
     ) -> TrainingBackend:
         """This rank's part of the policy, ready to train.
 
         Args:
-            policy: Model, precision, optimizer and batching, the same for all backends.
+            policy: Model, precision, optimizer and batching, the same for all backends, as the run resolved them:
                 ``schedule.decay_steps`` is always set.
             worker: Rank, device and seed of this process.
             reference: Keep the initial weights for ``get_logprobs(weights="reference")``.

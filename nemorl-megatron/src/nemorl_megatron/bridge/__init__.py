@@ -15,7 +15,7 @@ from nemorl_tensors.engines.model_config import read_model_config
 from nemorl_megatron.settings import ARCHITECTURES
 
 if TYPE_CHECKING:
-    from nemorl.config.models import PolicyConfig
+    from nemorl.config.models import TrainingOptions
     from nemorl.contracts import Head
 
     from nemorl_megatron.bridge.contract import Bridge
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Maker = Literal["nemorl", "megatron_bridge"]
 
 
-def bridge_for(policy: PolicyConfig, head: Head = "language_model") -> Bridge:
+def bridge_for(policy: TrainingOptions, head: Head = "language_model") -> Bridge:
     """The bridge for a policy's model.
 
     Raises:

@@ -19,7 +19,7 @@ from nemorl_megatron.model import PolicyModel
 if TYPE_CHECKING:
     import torch
     from megatron.core.models.gpt import GPTModel
-    from nemorl.config.models import LoraConfig, PolicyConfig
+    from nemorl.config.models import LoraConfig, TrainingOptions
     from torch import Tensor
 
     from nemorl_megatron.config import AttentionName
@@ -40,7 +40,7 @@ def is_supported(config: Any) -> bool:
 class MegatronBridge:
     """``contract.Bridge`` over ``megatron.bridge.AutoBridge``."""
 
-    def __init__(self, policy: PolicyConfig, config: Any) -> None:
+    def __init__(self, policy: TrainingOptions, config: Any) -> None:
         """
         Args:
             policy: Where the weights are.
@@ -74,15 +74,9 @@ class MegatronBridge:
     ) -> list[GPTModel]:
         if attention == "sdpa":
             raise BackendError("Megatron-Bridge's models use Transformer Engine", fix="set attention: auto")
-        sizes = parallel.sizes
         fields = {
-            "tensor_model_parallel_size": sizes.tensor,
-            "pipeline_model_parallel_size": sizes.pipeline,
-            "virtual_pipeline_model_parallel_size": sizes.virtual_pipeline,
-            "context_parallel_size": sizes.context,
-            "expert_model_parallel_size": sizes.expert,
-            "expert_tensor_parallel_size": sizes.expert_tensor,
-            "sequence_parallel": sizes.sequence_parallel,
+            **parallel.sizes.fields(),
+            "sequence_parallel": parallel.sizes.sequence_parallel,
             "params_dtype": dtype,
             "pipeline_dtype": dtype,
             "variable_seq_lengths": True,

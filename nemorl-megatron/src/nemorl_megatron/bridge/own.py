@@ -14,20 +14,18 @@ from nemorl_megatron.model import PolicyModel, build_model
 from nemorl_megatron.settings import settings_of
 
 if TYPE_CHECKING:
-    import torch
-    from nemorl.config.models import LoraConfig, PolicyConfig
+    from nemorl.config.models import LoraConfig, TrainingOptions
     from nemorl.contracts import Head
     from nemorl_tensors.engines.pieces import Piece
     from torch import Tensor
 
-    from nemorl_megatron.config import AttentionName
     from nemorl_megatron.parallel import Parallel
 
 
 class OwnBridge:
     """``contract.Bridge`` over ``exchange``, which see for tensors other than weights."""
 
-    def __init__(self, policy: PolicyConfig, config: Any, head: Head = "language_model") -> None:
+    def __init__(self, policy: TrainingOptions, config: Any, head: Head = "language_model") -> None:
         """
         Args:
             policy: Where the weights are, or that they are random.
@@ -45,23 +43,8 @@ class OwnBridge:
     def logit_cap(self) -> float | None:
         return self.settings.logit_cap
 
-    def build(
-        self,
-        parallel: Parallel,
-        *,
-        dtype: torch.dtype,
-        attention: AttentionName,
-        activation_checkpointing: bool,
-        **changes: Any,
-    ) -> list[PolicyModel]:
-        return build_model(
-            self.settings,
-            parallel,
-            dtype=dtype,
-            attention=attention,
-            activation_checkpointing=activation_checkpointing,
-            **changes,
-        )
+    def build(self, parallel: Parallel, **options: Any) -> list[PolicyModel]:
+        return build_model(self.settings, parallel, **options)
 
     def load(self, model: Sequence[PolicyModel], parallel: Parallel, seed: int) -> None:
         with self._source(seed) as source:

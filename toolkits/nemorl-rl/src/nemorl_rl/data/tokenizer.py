@@ -12,7 +12,7 @@ from nemorl.base.text.reading import expanded
 from nemorl.errors import BackendError, boundary
 
 if TYPE_CHECKING:
-    from nemorl.config.models import PolicyConfig
+    from nemorl.config.models import TrainingOptions
 
     from nemorl_rl.chat.learnt import RowChat
 
@@ -41,7 +41,7 @@ class Tokenizer:
         """What its chat template is given besides messages."""
 
     @classmethod
-    def of(cls, policy: PolicyConfig) -> Tokenizer:
+    def of(cls, policy: TrainingOptions) -> Tokenizer:
         """The tokenizer of a policy's model, or what ``policy.tokenizer`` puts in its place.
 
         Raises:

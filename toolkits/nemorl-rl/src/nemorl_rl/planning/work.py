@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from nemorl.errors import UsageError
@@ -27,6 +27,10 @@ from torch import Tensor
 
 from nemorl_rl.models.model_geometry import Geometry
 from nemorl_rl.planning.device_peaks import TERA, device_peak
+
+if TYPE_CHECKING:
+    from nemorl.config.models import TrainingOptions
+    from nemorl.contracts import Head
 
 FORWARD, GRADIENTS, INPUT_GRADIENT = 1, 2, 1
 """Products of a matrix: with its input; for the gradients of both; for the input's alone where the matrix is frozen."""
@@ -57,6 +61,16 @@ class Model:
         with suppress(UsageError):
             geometry = Geometry.from_config(config)
         return cls(geometry, **facts)
+
+    @classmethod
+    def trained(cls, config: Mapping[str, Any], policy: TrainingOptions, head: Head) -> Model:
+        """That of a policy, whose config is as :meth:`of` takes it."""
+        return cls.of(
+            config,
+            has_vocabulary_head=head == "language_model",
+            is_frozen=policy.lora is not None,
+            recomputes_layers=policy.activation_checkpointing,
+        )
 
     def needed_flops(self, tokens: float, squares: float) -> float:
         """Of training on whole sequences, logits of every token included, as NeMo RL counts it.

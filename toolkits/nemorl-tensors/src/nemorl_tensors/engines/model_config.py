@@ -13,7 +13,7 @@ from nemorl.base.text.suggest import did_you_mean
 from nemorl.errors import BackendError, boundary
 
 if TYPE_CHECKING:
-    from nemorl.config.models import PolicyConfig
+    from nemorl.config.models import TrainingOptions
 
 WHERE = "policy.hf_config_overrides"
 SET_ELSEWHERE = {
@@ -39,13 +39,13 @@ ROPE_KEYS = frozenset(
 """Keys in these, of all kinds that transformers computes."""
 
 
-def name_or_path(policy: PolicyConfig) -> str:
+def name_or_path(policy: TrainingOptions) -> str:
     """What transformers loads the model by: the folder, if there is one of that name."""
     path = Path(policy.model_name).expanduser()
     return str(path) if path.is_dir() else policy.model_name
 
 
-def read_model_config(policy: PolicyConfig, **further: Any) -> Any:
+def read_model_config(policy: TrainingOptions, **further: Any) -> Any:
     """The model's transformers config with the policy's overrides.
 
     A value of a nested config (``text_config``) changes the keys that it has and leaves the others; any other value

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from nemorl.config import PolicyConfig
+from nemorl.config import TrainingOptions
 from nemorl.contracts.capabilities import TrainingCapability
 from nemorl.errors import BackendError
 from nemorl.plugins.kinds import TrainingBackendConfig
@@ -28,7 +28,7 @@ class ExampleConfig(TrainingBackendConfig):
     """Attention kernel of transformers. ``eager`` for models that cap their attention scores (Gemma 2)."""
 
     def build(
-        self, policy: PolicyConfig, worker: WorkerContext, *, reference: bool, head: Head = "language_model"
+        self, policy: TrainingOptions, worker: WorkerContext, *, reference: bool, head: Head = "language_model"
     ) -> TrainingBackend:
         from nemorl_example.training import ExampleBackend
 
@@ -38,7 +38,7 @@ class ExampleConfig(TrainingBackendConfig):
         return ExampleBackend(policy, worker, self.attn_implementation, reference=reference)
 
 
-def _refused(policy: PolicyConfig, worker: WorkerContext) -> Iterator[str]:
+def _refused(policy: TrainingOptions, worker: WorkerContext) -> Iterator[str]:
     """What is asked for and not there: better an error than another result than the config says."""
     if worker.world_size > 1:
         yield f"training in {worker.world_size} processes"

@@ -27,14 +27,14 @@ from torch import Tensor
 from nemorl_example import checkpoint
 
 if TYPE_CHECKING:
-    from nemorl.config import PolicyConfig
+    from nemorl.config import TrainingOptions
     from nemorl.resources.worker import WorkerContext
 
 
 class ExampleBackend:
     """One process, float32, one sequence per forward pass."""
 
-    def __init__(self, policy: PolicyConfig, worker: WorkerContext, attention: str, *, reference: bool) -> None:
+    def __init__(self, policy: TrainingOptions, worker: WorkerContext, attention: str, *, reference: bool) -> None:
         self._policy, self._device = policy, worker.device
         self._model = load_model(policy, worker, attention)
         self._reference = copy.deepcopy(self._model).requires_grad_(False) if reference else None
@@ -116,7 +116,7 @@ class ExampleBackend:
         return torch.where(batch.mask, torch.cat(found), 0.0)
 
 
-def load_model(policy: PolicyConfig, worker: WorkerContext, attention: str) -> Any:
+def load_model(policy: TrainingOptions, worker: WorkerContext, attention: str) -> Any:
     """The policy's model, with the weights on disk or random ones that follow from the seed."""
     from transformers import AutoModelForCausalLM
 
