@@ -486,7 +486,7 @@ def test_the_command_line_reports_problems_as_json(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["train", "{files}/none.yaml"], ["no config file", "fix:"]),
+        (["train", "{files}/none.yaml"], ["no such file", "fix:"]),
         (["train", "{config}", "max_steps=ten"], ["max_steps: expected a whole number", "fix: give a whole number"]),
         (["eval", "{config}", "--temperature", "0", "--generations", "4"], ["validation.temperature", "fix:"]),
         (

@@ -20,7 +20,7 @@ def read_source(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     if not os.path.exists(path):
         nearby = ", ".join(sorted(p.name for p in path.parent.glob("*.y*ml"))[:8]) if is_folder(path.parent) else ""
         fix = f"files here: {nearby}" if nearby else "give the path of a .yaml or .json file"
-        raise ConfigError([ConfigIssue("", f"no config file {shown(str(path))}", fix)], source=str(path)[:200])
+        raise ConfigError([ConfigIssue("", "there is no such file", fix)], source=str(path)[:200])
     try:
         text = read_text(path)
     except UnreadableError as error:
