@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 STREAMS := test-runs test-on-ray test-units test-together test-kernel test-programs test-toolkits
 FAST_STREAMS := fast-kernel fast-units fast-contracts fast-programs
-.PHONY: help setup quickstart test $(STREAMS) test-fast $(FAST_STREAMS) test-full chaos lint format wheels gpu-check clean
+.PHONY: help setup quickstart test $(STREAMS) test-fast $(FAST_STREAMS) test-full chaos lint format wheels docs gpu-check clean
 
 help:
 	@echo "make quickstart   install, then train a tiny model with GRPO (a few minutes on a laptop)"
@@ -26,6 +26,7 @@ help:
 	@echo "make lint         ruff and mypy"
 	@echo "make format       ruff format and import order"
 	@echo "make wheels       build every package into dist/"
+	@echo "make docs         build docs/reference and the site in site/"
 	@echo "make gpu-check    pack tests and benchmarks for a CUDA machine without network (docs/gpu-check.md)"
 	@echo "make setup        only prepare .venv"
 	@echo "WORKERS=4 runs make test-full in four processes instead of two"
@@ -144,10 +145,16 @@ wheels: $(VENV)/.build
 	rm -rf dist
 	for package in $(PACKAGES) .; do $(BIN)/python -m build --quiet --wheel --outdir dist $$package || exit 1; done
 
+docs: $(DEV_STAMP)
+	$(BIN)/python docs/generate_reference.py
+	$(BIN)/python docs/generate_api.py
+	$(BIN)/python -m pip install --quiet mkdocs-material
+	$(BIN)/mkdocs build --strict
+
 # GPU_PYTHON: the Python version of that machine.
 GPU_PYTHON ?= 3.12
 gpu-check: $(DEV_STAMP)
 	$(BIN)/python benchmarks/gpu/pack.py --python $(GPU_PYTHON)
 
 clean:
-	rm -rf $(VENV) dist .coverage .coverage.* .mypy_cache .ruff_cache
+	rm -rf $(VENV) dist site docs/reference .coverage .coverage.* .mypy_cache .ruff_cache
