@@ -170,7 +170,8 @@ def forgotten(sections: Iterable[str], collected: set[str]) -> list[str]:
 
 
 def name_of(item: pytest.Item) -> str:
-    return item.nodeid.removeprefix(f"{TESTS.name}/")
+    group = item.get_closest_marker("xdist_group")  # which xdist writes behind the name
+    return item.nodeid.removeprefix(f"{TESTS.name}/").removesuffix(f"@{group.args[0]}" if group else "")
 
 
 # The plugin
