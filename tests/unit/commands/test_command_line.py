@@ -89,6 +89,7 @@ def test_a_command_of_a_package_that_is_not_installed_says_which(
     assert done.code == 2
     assert "pip install 'nemorl[agents]'" in done.err
     assert "engines" not in nemorl("--help").out
+    assert "pip install 'nemorl[insight]'" in nemorl("view", "runs/first").err
 
 
 def test_help_describes_commands_of_plugins_by_their_own_words(nemorl: Command) -> None:

@@ -88,7 +88,7 @@ for _name, _command in {
 view_app = App(
     cls=group_with_default(lambda _: "page"),
     no_args_is_help=True,
-    help="Look into runs: on a local page (the default), or in the terminal.",
+    help="Look into runs: on a local page, or in the terminal.\n\n`nemorl view RUN` is `view page`.",
 )
 view_app.command()(samples.samples)
 view_app.command()(watch.watch)

@@ -31,7 +31,8 @@ HEADLINES = 12
 app = App(
     cls=group_with_default(lambda given: "configs" if any(map(os.path.isfile, given)) else "metrics"),
     no_args_is_help=True,
-    help="Compare runs (the default), or configs where these are given: numbers, settings, likely causes.",
+    help="Compare runs or configs: numbers, settings, likely causes.\n\n"
+    "`nemorl compare A B` is `compare metrics` of runs and `compare configs` of config files.",
 )
 
 
