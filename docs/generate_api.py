@@ -1,7 +1,6 @@
 """Writes ``docs/reference/api``: a page for each module of the stable surface, from signatures and docstrings.
 
-    python docs/generate_api.py            write the pages
-    python docs/generate_api.py --check    exit 1 if a page is not what would be written
+    python docs/generate_api.py
 
 The names are those of ``stable_surface.py``. Sources are read by griffe and not imported.
 """
@@ -222,24 +221,7 @@ def _listed(body: str, heading: str) -> str:
     return "\n".join(f"- {row}" for row in rows) + "\n"
 
 
-def main() -> int:
-    """Write the pages, or with ``--check`` compare them."""
-    wanted = pages()
-    there = set(FOLDER.glob("*.md"))
-    stale = [page for page, text in wanted.items() if page not in there or page.read_text(encoding="utf-8") != text]
-    stale += sorted(there - set(wanted))
-    if "--check" in sys.argv[1:]:
-        for page in stale:
-            print(f"{page.relative_to(ROOT)} is out of date: run python docs/generate_api.py", file=sys.stderr)
-        return 1 if stale else 0
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    for page in there - set(wanted):
-        page.unlink()
-    for page, text in wanted.items():
-        page.write_text(text, encoding="utf-8")
-    print(f"wrote {len(wanted)} pages in {FOLDER.relative_to(ROOT)}")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    from pages import update
+
+    sys.exit(update(pages()))

@@ -1,7 +1,6 @@
 """Writes ``docs/reference/config.md`` from the config classes: every field with its type, default and meaning.
 
-    python docs/generate_reference.py            write the page
-    python docs/generate_reference.py --check    exit 1 if the page is not what would be written
+    python docs/generate_reference.py
 
 Only the packages of this repository are described, whatever else is installed.
 """

@@ -1,6 +1,6 @@
 """The stable surface: what authors of plugins may build on, by module.
 
-Each name has a docstring with an example and is on a page of docs/reference/api, written by ``generate_api.py``. Other
+Each name has a docstring with an example and is on a page of docs/reference/api, made by ``generate_api.py``. Other
 names of these modules, and other modules, may change in any version.
 """
 

@@ -1,8 +1,9 @@
-"""The ``raises`` fixture: a test asserts the class of an error and its facts, ``golden/messages.txt`` holds the words.
+"""The ``raises`` fixture: a test asserts the class of an error and its facts.
 
-A fact is a name, a path or a number: what the message must carry however it is put. The whole message is compared with
-the section of the golden file that bears the test's name. ``pytest --write-messages [tests/…]`` writes it anew; review
-the file as the text it is. What differs between machines is written as ``<tmp>``, ``<version>`` and the like.
+A fact is a name, a path or a number: what the message must carry however it is put. The messages that users see most
+are compared word for word: those of the tests that ``golden/messages.txt`` names. ``pytest --write-messages [tests/…]``
+writes their sections anew; review the file as the text it is. To add one, write the test's name there first. What
+differs between machines is written as ``<tmp>``, ``<version>`` and the like.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ WRITTEN = pytest.StashKey[dict[str, str]]()
 class Raises:
     """Like ``pytest.raises``, for errors of ours."""
 
-    def __init__(self, places: Mapping[Path, str], golden: str) -> None:
+    def __init__(self, places: Mapping[Path, str], golden: str | None) -> None:
         """
         Args:
             places: Folders of this machine, and what stands for them in the golden file.
-            golden: What the golden file says for this test.
+            golden: What the golden file says for this test. None: nothing.
         """
         self._places = places
         self._golden = golden
@@ -76,7 +77,7 @@ class Raises:
 
     def compare(self) -> None:
         """Fail the test if its errors said something else than the golden file."""
-        if self.text == self._golden:
+        if self._golden is None or self.text == self._golden:
             return
         lines = difflib.unified_diff(
             self._golden.splitlines(), self.text.splitlines(), GOLDEN.name, "this test", lineterm="", n=99
@@ -153,7 +154,7 @@ def written_messages(messages: Mapping[str, str]) -> str:
         for (_, said), together in names.items()
     ]
     return "\n\n".join(
-        ["# Written by `pytest --write-messages`: what each error that a test expects says.", *sections, ""]
+        ["# The errors that users see most. `pytest --write-messages` writes what they say.", *sections, ""]
     )
 
 
@@ -169,7 +170,8 @@ def forgotten(sections: Iterable[str], collected: set[str]) -> list[str]:
 
 
 def name_of(item: pytest.Item) -> str:
-    return item.nodeid.removeprefix(f"{TESTS.name}/")
+    group = item.get_closest_marker("xdist_group")  # which xdist writes behind the name
+    return item.nodeid.removeprefix(f"{TESTS.name}/").removesuffix(f"@{group.args[0]}" if group else "")
 
 
 # The plugin
@@ -202,13 +204,13 @@ def golden_messages() -> dict[str, str]:
 def raises(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, golden_messages: dict[str, str]
 ) -> Raises:
-    """Asserts an error's class and facts, and that its words are those of the golden file."""
+    """Asserts an error's class and facts, and its words where the golden file has them."""
     places = {
         tmp_path_factory.getbasetemp(): "<session>",
         Path(sys.prefix): "<environment>",
         TESTS.parent: "<repository>",
     }
-    return Raises(places, golden_messages.get(name_of(request.node), ""))
+    return Raises(places, golden_messages.get(name_of(request.node)))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -226,7 +228,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     written = session.config.stash.get(WRITTEN, None)
     if not written:
         return
-    sections = read_messages(GOLDEN.read_text(encoding="utf-8")) | written
-    gone = forgotten(sections, session.config.stash.get(COLLECTED, set()))
-    sections = {name: text for name, text in sections.items() if text and name not in gone}
+    chosen = read_messages(GOLDEN.read_text(encoding="utf-8"))
+    gone = forgotten(chosen, session.config.stash.get(COLLECTED, set()))
+    sections = {name: written.get(name, text) for name, text in chosen.items() if name not in gone}
     GOLDEN.write_text(written_messages(sections), encoding="utf-8")

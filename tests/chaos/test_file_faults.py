@@ -1,4 +1,4 @@
-"""Every file operation of a run may fail: some of them here, all by ``make chaos`` (docs/results/chaos.md)."""
+"""Every file operation of a run may fail: some of them here, all by ``file_sweep.py`` (docs/results/chaos.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run is killed, its disk fills and its clock jumps, as seeds say: two here, hundreds by ``make chaos``."""
+"""A run is killed, its disk fills and its clock jumps, as seeds say: two here, hundreds by ``random_blows.py``."""
 
 from __future__ import annotations
 
@@ -114,6 +114,6 @@ def test_a_run_under_random_blows_ends_as_in_peace(place: Path, forks: Warm, see
 @pytest.mark.parametrize("name", sorted(SUBJECTS))
 def test_every_subject_stands_a_seed(place: Path, forks: Warm, name: str) -> None:
     if SUBJECTS[name].has_nodes:
-        pytest.skip("needs a network namespace of its own: make chaos")
+        pytest.skip("needs a network namespace of its own: random_blows.py")
     with RandomBlows(place / name.replace(" ", "_"), name, forks) as runs:
         assert runs.play(0)["problems"] == []

@@ -1,4 +1,4 @@
-"""The words of errors stand in one golden file, and nowhere in the tests."""
+"""The words of the errors that users see most stand in one golden file, and nowhere in the tests."""
 
 from __future__ import annotations
 
@@ -79,3 +79,10 @@ def test_other_words_fail_the_test_with_their_difference(recorder: Raises) -> No
     lines = str(caught.value).splitlines()
     assert "-UsageError: <place>/a took <...> s" in lines
     assert "+UsageError: <place>/a is slow" in lines
+
+
+def test_a_test_that_the_golden_file_does_not_name_is_not_compared() -> None:
+    recorder = Raises({}, None)
+    with recorder(UsageError):
+        raise UsageError("in other words")
+    recorder.compare()

@@ -302,7 +302,7 @@ class BaseTrainer(Resumable[C]):
         shares = [record["train/skipped_updates"] for record in records if "train/skipped_updates" in record]
         if shares and all(share == 1 for share in shares):
             what = f"nothing was learnt: the updates of all {len(shares)} steps were skipped, as no gradient was finite"
-            raise BackendError(what, fix="lower policy.optimizer.lr; see the rewards in `nemorl samples RUN`")
+            raise BackendError(what, fix="lower policy.optimizer.lr; see the rewards in `nemorl view samples RUN`")
 
     def _warn_of_absent_metric(self) -> None:
         """Say so when the metric that ranks checkpoints has not occurred by the end."""

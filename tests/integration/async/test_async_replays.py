@@ -1,4 +1,4 @@
-"""``nemorl replay`` of runs whose rollouts ran beside training, on a real Ray."""
+"""``nemorl compare replay`` of runs whose rollouts ran beside training, on a real Ray."""
 
 from __future__ import annotations
 

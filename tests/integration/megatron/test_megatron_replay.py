@@ -1,4 +1,4 @@
-"""``nemorl replay --backend megatron``: a step of a run that another backend trained, computed by megatron-core."""
+"""``compare replay --backend megatron``: a step of a run that another backend trained, computed by megatron-core."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_megatron_makes_the_step_of_another_backend_up_to_rounding(
     run: Path, nemorl: Command, tmp_path: Path, only: list[str]
 ) -> None:
-    asked = ["replay", run, "--step", 2, "--backend", "megatron", *only, "--json"]
+    asked = ["compare", "replay", run, "--step", 2, "--backend", "megatron", *only, "--json"]
     within = nemorl(*asked, "--tolerance", BOUND, "--output", tmp_path / "replay")
     assert within.code == 0, within.err + within.out
     parts = tuple(finding["part"] for finding in within.json["steps"])
@@ -52,7 +52,7 @@ def test_megatron_makes_the_step_of_another_backend_up_to_rounding(
 
 
 def test_the_first_log_prob_that_megatron_rounds_otherwise_is_named(run: Path, nemorl: Command) -> None:
-    done = nemorl("replay", run, "--step", 2, "--backend", "megatron", "--only", "trainer", "--json")
+    done = nemorl("compare", "replay", run, "--step", 2, "--backend", "megatron", "--only", "trainer", "--json")
     assert done.code == 1, done.err
     parting = done.json["parting"]
     assert (parting["part"], parting["difference"]["quantity"]) == ("logprobs", "old log-prob")

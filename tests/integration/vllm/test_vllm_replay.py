@@ -1,4 +1,4 @@
-"""``nemorl replay --generation vllm``: a step of a run that another engine sampled, sampled or scored by vLLM."""
+"""``compare replay --generation vllm``: a step of a run that another engine sampled, sampled or scored by vLLM."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_vllm_takes_the_tokens_of_another_engine_and_scores_them_up_to_rounding(
     recorded = _sampled(run)
     for only in ([], ["--only", "sampler"]):
         folder = tmp_path / f"replay{len(only)}"
-        asked = ["replay", run, "--step", 2, "--generation", "vllm", *only, "--output", folder, "--json"]
+        asked = ["compare", "replay", run, "--step", 2, "--generation", "vllm", *only, "--output", folder, "--json"]
         done = nemorl(*asked, "--tolerance", BOUND)
         assert done.code == 0, done.err + done.out
         parts = [finding["part"] for finding in done.json["steps"]]

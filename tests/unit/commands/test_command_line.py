@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 import sys
@@ -20,6 +21,7 @@ from nemorl.plugins.kinds import HookConfig
 from nemorl.plugins.registry import Registry
 from nemorl_cli import app as tree
 from nemorl_cli import main, terminal
+from nemorl_cli.help_texts import PANELS
 from nemorl_cli.plugins import listed
 from nemorl_cli.report.records.reading import read_records
 from nemorl_testing.registries import use_registry
@@ -73,9 +75,9 @@ def test_a_command_leaves_the_tree_of_commands_as_it_was(nemorl: Command, argume
 def test_the_next_command_of_a_process_sees_the_plugins_that_are_there(
     nemorl: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "Operate" in nemorl("--help").out
+    assert "doctor" in nemorl("--help").out
     monkeypatch.setattr(tree, "registry", lambda: Registry(Index([])))
-    assert "Operate" not in nemorl("--help").out
+    assert "doctor" not in nemorl("--help").out
     assert nemorl("quickstart", "--help").code == 2
 
 
@@ -87,13 +89,15 @@ def test_a_command_of_a_package_that_is_not_installed_says_which(
     assert done.code == 2
     assert "pip install 'nemorl[agents]'" in done.err
     assert "engines" not in nemorl("--help").out
+    assert "pip install 'nemorl[insight]'" in nemorl("view", "runs/first").err
 
 
 def test_help_describes_commands_of_plugins_by_their_own_words(nemorl: Command) -> None:
     words = " ".join(nemorl("--help").out.replace("│", " ").split())
-    assert "Make a step again from the checkpoint before it" in words
-    assert "Find the first step, quantity and token at which two runs part." in words
+    assert "Count what a run takes of each device" in words
     assert "Train two steps of a config in small" in " ".join(nemorl("config").out.replace("│", " ").split())
+    words = " ".join(nemorl("compare").out.replace("│", " ").split())
+    assert "Find the first step, quantity and token at which two runs part." in words
 
 
 def test_help_names_every_command(nemorl: Command) -> None:
@@ -107,16 +111,22 @@ def test_help_names_every_command(nemorl: Command) -> None:
         "doctor",
         "plugins",
         "config",
-        "samples",
-        "watch",
+        "view",
         "compare",
     ):
         assert command in done.out
 
 
+def test_help_names_at_most_twenty_commands_in_the_order_of_the_tasks(nemorl: Command) -> None:
+    shown = [line.split()[1] for line in nemorl("--help").out.splitlines() if re.match(r"│ [a-z]", line)]
+    known = [name for names in PANELS.values() for name in names]
+    assert len(shown) <= 20
+    assert shown == known
+
+
 @pytest.mark.parametrize(
     "command",
-    ["train", "eval", "generate", "report", "samples", "watch", "compare", "doctor", "plugins list", "config schema"],
+    ["train", "eval", "generate", "report", "view samples", "view watch", "doctor", "plugins list", "config schema"],
 )
 def test_every_command_explains_itself_with_an_example(nemorl: Command, command: str) -> None:
     done = nemorl(*command.split(), "--help")
@@ -293,7 +303,9 @@ def test_eval_writes_records_in_the_columns_of_a_run(nemorl: Command, config: Pa
     assert len({record["sample_id"] for record in records}) == 16
     accuracy = [record["correct"] for record in records if record["dataset"] == str(hard)]
     assert sum(accuracy) / len(accuracy) == done.json["datasets"][str(hard)]["accuracy"]
-    worst = nemorl("samples", tmp_path / "answers", "--split", "evaluation", "--worst", 1, "--tokens", "--json").json
+    worst = nemorl(
+        "view", "samples", tmp_path / "answers", "--split", "evaluation", "--worst", 1, "--tokens", "--json"
+    ).json
     assert len(worst[0]["sequences"][0]["generation_logprobs"]) == worst[0]["total_tokens"]
 
     done = nemorl("eval", config, "--output", tmp_path / "answers.csv")
@@ -403,18 +415,18 @@ def test_doctor_knows_the_machine(nemorl: Command) -> None:
 
 
 @pytest.mark.slow
-def test_config_diff_shows_what_differs_once_defaults_are_filled_in(
+def test_two_config_files_are_compared_once_defaults_are_filled_in(
     nemorl: Command, config: Path, tmp_path: Path
 ) -> None:
-    assert nemorl("config", "diff", config, config).out == "no difference\n"
+    assert nemorl("compare", config, config).out == "no difference\n"
     other = tmp_path / "other.yaml"
     other.write_text(config.read_text() + "kl_penalty: 0.5\nseed: 42\n")  # 42 is the default seed
-    done = nemorl("config", "diff", config, other, "--json")
+    done = nemorl("compare", config, other, "--json")
     assert (done.code, done.json) == (1, [{"path": "kl_penalty", "one": 0.01, "other": 0.5}])
 
 
-def test_config_diff_names_every_path_that_holds_no_config(nemorl: Command, config: Path, tmp_path: Path) -> None:
-    done = nemorl("config", "diff", tmp_path / "none.yaml", tmp_path)
+def test_compare_names_every_path_that_holds_no_config(nemorl: Command, config: Path, tmp_path: Path) -> None:
+    done = nemorl("compare", "configs", tmp_path / "none.yaml", tmp_path)
     assert done.code == 2
     assert f"there is no '{tmp_path}/none.yaml'; the folder '{tmp_path}' is no run: it has no config.yaml" in done.err
 

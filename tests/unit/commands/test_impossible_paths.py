@@ -61,7 +61,7 @@ CASES = [
 
 def test_many_commands_take_paths() -> None:
     found = {" ".join(words) for words, _, _ in CASES}
-    assert {"train", "report", "config validate", "config migrate", "view"} <= found
+    assert {"train", "report", "config validate", "config migrate", "view page"} <= found
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""``nemorl samples``: the ones asked for, as they are, and nothing in them acts on the terminal."""
+"""``nemorl view samples``: the ones asked for, as they are, and nothing in them acts on the terminal."""
 
 from __future__ import annotations
 
@@ -80,13 +80,13 @@ def run(tmp_path: Path) -> Path:
 def test_the_samples_asked_for_come_in_the_order_asked_for(
     options: Sequence[object], found: list[str], run: Path, nemorl: Command
 ) -> None:
-    done = nemorl("samples", run, *options, "--json")
+    done = nemorl("view", "samples", run, *options, "--json")
     assert done.code == 0, done.err
     assert [record["sample_id"] for record in done.json] == [f"train-{name}" for name in found]
 
 
 def test_a_sample_is_shown_with_what_became_of_it(run: Path, nemorl: Command) -> None:
-    done = nemorl("samples", run, "--step", 1, "--truncated")
+    done = nemorl("view", "samples", run, "--step", 1, "--truncated")
     assert [line.rstrip() for line in done.out.splitlines()] == [
         "train-1-0-1 · reward 0 · wrong · advantage -0.500 · 2 tokens · 2 turns · 2.5 s · cut off"
         " · not trained on: overlong",
@@ -95,11 +95,11 @@ def test_a_sample_is_shown_with_what_became_of_it(run: Path, nemorl: Command) ->
         "  answer    4",
         "",
     ]
-    assert nemorl("samples", run, "--step", 1, "--all-wrong").out == "no such samples\n"
+    assert nemorl("view", "samples", run, "--step", 1, "--all-wrong").out == "no such samples\n"
 
 
 def test_in_full_every_turn_has_its_author_and_what_it_earned(run: Path, nemorl: Command) -> None:
-    lines = [line.rstrip() for line in nemorl("samples", run, "--best", 1, "--full").out.splitlines()]
+    lines = [line.rstrip() for line in nemorl("view", "samples", run, "--best", 1, "--full").out.splitlines()]
     assert lines[1:] == [
         "  prompt       <user> sum 0",
         "  policy       first  (earned 0.25)",
@@ -112,7 +112,7 @@ def test_in_full_every_turn_has_its_author_and_what_it_earned(run: Path, nemorl:
 
 def test_tokens_show_where_trainer_and_sampler_differ(run: Path, nemorl: Command) -> None:
     (run / "records/_tokens.jsonl").write_text('{"id": 7, "text": "go\\n"}\n{"id": 9')
-    done = nemorl("samples", run, "--best", 1, "--tokens")
+    done = nemorl("view", "samples", run, "--best", 1, "--tokens")
     rows = [line.split() for line in done.out.splitlines() if line[:1].isdigit()]
     assert rows == [
         ["0", "5", "prompt", "–", "–", "–", "0.00e+00"],
@@ -120,19 +120,19 @@ def test_tokens_show_where_trainer_and_sampler_differ(run: Path, nemorl: Command
         ["2", "go\\n", "environment", "–", "–", "–", "0.00e+00"],
         ["3", "8", "policy", "-2.000", "-2.000", "+0.0000", "5.00e-01"],
     ]
-    (whole,) = nemorl("samples", run, "--best", 1, "--tokens", "--json").json
+    (whole,) = nemorl("view", "samples", run, "--best", 1, "--tokens", "--json").json
     assert whole["sequences"][0]["token_ids"] == [5, 6, 7, 8]
-    (light,) = nemorl("samples", run, "--best", 1, "--json").json
+    (light,) = nemorl("view", "samples", run, "--best", 1, "--json").json
     assert not {"turns", "sequences"} & set(light)
 
 
 def test_long_responses_show_their_beginning_and_their_end(run: Path, nemorl: Command) -> None:
     lines = [f"line {number}" for number in range(100)]
     write_records(run, [row(3, 0, 0, 1.0, response="\n".join(lines))])
-    shown = [line.strip() for line in nemorl("samples", run).out.splitlines()]
+    shown = [line.strip() for line in nemorl("view", "samples", run).out.splitlines()]
     assert shown[2:9] == ["response  line 0", "line 1", "line 2", "… 94 more lines …", "line 97", "line 98", "line 99"]
     write_records(run, [row(3, 0, 0, 1.0, response="x" * 700)])
-    assert "… 100 more characters …" in nemorl("samples", run).out.replace("\n", " ")
+    assert "… 100 more characters …" in nemorl("view", "samples", run).out.replace("\n", " ")
 
 
 @pytest.mark.parametrize("width", [40, 200])
@@ -144,7 +144,7 @@ def test_what_a_model_writes_does_not_act_on_the_terminal(
     hostile["turns"][1]["text"] = ATTACK
     write_records(run, [hostile])
     for options in ([], ["--full"], ["--tokens"]):
-        out = nemorl("samples", run, *options).out
+        out = nemorl("view", "samples", run, *options).out
         assert "\x1b" not in out
         assert "\u202e" not in out
         assert "\\x1b[2J" in out
@@ -152,20 +152,20 @@ def test_what_a_model_writes_does_not_act_on_the_terminal(
 
 
 def test_what_is_not_there_is_said(run: Path, nemorl: Command, tmp_path: Path) -> None:
-    done = nemorl("samples", run, "--step", 7)
+    done = nemorl("view", "samples", run, "--step", 7)
     assert done.code == 2
     assert "no records of step 7" in done.err
     assert "the closest are of step 2" in done.err
-    done = nemorl("samples", tmp_path / "nowhere")
+    done = nemorl("view", "samples", tmp_path / "nowhere")
     assert done.code == 2
     assert "is not a run directory" in done.err
-    assert nemorl("samples", run, "--worst", 1, "--best", 1).code == 2
-    assert nemorl("samples", run, "--split", "test").code == 2
+    assert nemorl("view", "samples", run, "--worst", 1, "--best", 1).code == 2
+    assert nemorl("view", "samples", run, "--split", "test").code == 2
 
 
 def test_a_damaged_file_is_named_and_the_rest_is_shown(run: Path, nemorl: Command) -> None:
     (run / "records/train/step_000001.parquet").write_bytes(b"PAR1 torn")
-    done = nemorl("samples", run, "--search", "sum", "--json")
+    done = nemorl("view", "samples", run, "--search", "sum", "--json")
     assert {record["step"] for record in done.json} == {2}
     assert "skipped " in done.err
     assert "step_000001.parquet" in done.err

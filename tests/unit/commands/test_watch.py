@@ -1,4 +1,4 @@
-"""``nemorl watch``: what a run adds is shown once, and it ends with the run."""
+"""``nemorl view watch``: what a run adds is shown once, and it ends with the run."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_run_that_goes_on_is_followed_to_its_end(run: Path, nemorl: Command, m
 
     monkeypatch.setattr(watch, "time", SimpleNamespace(time=time.time, sleep=go_on))
     owner = Ownership(run)
-    done = nemorl("watch", run)
+    done = nemorl("view", "watch", run)
     owner.close()
     assert done.code == 0, done.err
     assert "run, 4 steps" in done.err
@@ -79,17 +79,17 @@ def test_a_run_that_goes_on_is_followed_to_its_end(run: Path, nemorl: Command, m
 
 def test_json_has_an_object_a_line(run: Path, nemorl: Command) -> None:
     add(run / "events.jsonl", {"time": 104.0, "event": "failed", "error": "BackendError: no memory"})
-    done = nemorl("watch", run, "--json")
+    done = nemorl("view", "watch", run, "--json")
     assert done.code == 1
     found = [json.loads(line) for line in done.out.splitlines()]
     assert [next(iter(one)) for one in found] == ["event", "event", "metrics", "metrics", "sample"]
     assert found[-1]["sample"]["response"] == "second"
-    done = nemorl("watch", run)
+    done = nemorl("view", "watch", run)
     assert done.err.rstrip().endswith("the run failed: BackendError: no memory")
 
 
 def test_a_run_whose_process_is_gone_is_not_waited_for(run: Path, nemorl: Command) -> None:
-    done = nemorl("watch", run)
+    done = nemorl("view", "watch", run)
     assert done.code == 1
     assert "gone without a word" in done.err
     (run / FILE).write_text("")  # an owner that is just writing its name: nothing is known of it
@@ -97,7 +97,7 @@ def test_a_run_whose_process_is_gone_is_not_waited_for(run: Path, nemorl: Comman
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path, nemorl: Command) -> None:
-    done = nemorl("watch", tmp_path)
+    done = nemorl("view", "watch", tmp_path)
     assert done.code == 2
     assert "not a run directory" in done.err
 

@@ -1,4 +1,4 @@
-"""``nemorl bisect``: of many differences those that matter are found, in as few probes as the algorithms promise."""
+"""``compare bisect``: of many differences those that matter are found, in as few probes as the algorithms promise."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def test_two_searches_do_not_share_a_folder(tmp_path: Path, nemorl: Command) -> 
     folder = tmp_path / "bisect-good-bad"
     folder.mkdir()
     with closing(Ownership(folder)):
-        done = nemorl("bisect", good, bad, "--metric", "train/reward")
+        done = nemorl("compare", "bisect", good, bad, "--metric", "train/reward")
     assert (done.code, done.out) == (2, "")
     assert "is in use by process" in done.err
 

@@ -1,4 +1,4 @@
-"""``nemorl diff``: of differences that were planted in copies of a run, the right one is named."""
+"""``compare steps``: of differences that were planted in copies of a run, the right one is named."""
 
 from __future__ import annotations
 
@@ -138,19 +138,19 @@ def test_a_planted_difference_is_named(run: Path, tmp_path: Path, name: str) -> 
 
 def test_a_copy_is_equal_and_so_is_one_under_another_name(run: Path, tmp_path: Path, nemorl: Command) -> None:
     copy = changed(run, tmp_path / "b", with_config(run_dir="elsewhere", max_steps=9))
-    done = nemorl("diff", run, copy)
+    done = nemorl("compare", "steps", run, copy)
     assert done.code == 0, done.err
     assert f"{run} and {copy} computed the same at steps 1-3." in done.out
 
 
 def test_the_command_says_it_in_a_sentence_and_exits_1(run: Path, tmp_path: Path, nemorl: Command) -> None:
     copy = changed(run, tmp_path / "b", with_record("2-1-1", token(3, 5)))
-    done = nemorl("diff", run, copy)
+    done = nemorl("compare", "steps", run, copy)
     assert done.code == 1
     sentence = f"{run} and {copy} part at step 2, in the sampled tokens: token 3 of sample train-2-1-1 is 9 and 5."
     assert sentence in " ".join(done.out.split())
     assert re.search(r"sampled tokens +1-2 +differs at step 2", done.out)
-    answer = nemorl("diff", run, copy, "--json").json
+    answer = nemorl("compare", "steps", run, copy, "--json").json
     assert (answer["differs"], answer["first_difference"], answer["parting"]["step"]) == (True, "tokens", 2)
     assert answer["parting"]["difference"] == {
         "quantity": "token", "first": 9, "second": 5, "sample": "train-2-1-1", "token": 3, "detail": ""
@@ -158,7 +158,7 @@ def test_the_command_says_it_in_a_sentence_and_exits_1(run: Path, tmp_path: Path
 
 
 def test_a_folder_that_is_no_run_is_refused(run: Path, tmp_path: Path, nemorl: Command) -> None:
-    done = nemorl("diff", run, tmp_path)
+    done = nemorl("compare", "steps", run, tmp_path)
     assert done.code == 2
     assert "not a run directory" in done.err
 

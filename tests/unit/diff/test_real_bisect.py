@@ -1,4 +1,4 @@
-"""``nemorl bisect`` over real short runs: causes that were planted in a config, a plugin's version and a checkpoint."""
+"""``compare bisect`` over short runs: causes that were planted in a config, a plugin's version and a checkpoint."""
 
 from __future__ import annotations
 
@@ -40,7 +40,19 @@ def ends(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ends:
 
 def test_probes_from_a_step_are_the_good_run_from_there(ends: Ends, nemorl: Command, tmp_path: Path) -> None:
     found = tmp_path / "found"
-    asked = ["bisect", *ends, "--metric", "train/reward", "--from-step", "5", "--steps", "10", "--output", found]
+    asked = [
+        "compare",
+        "bisect",
+        *ends,
+        "--metric",
+        "train/reward",
+        "--from-step",
+        "5",
+        "--steps",
+        "10",
+        "--output",
+        found,
+    ]
     done = nemorl(*asked, "--json")
     assert done.code == 0, done.err + done.out
     assert done.json["found"] == [CAUSE]
@@ -58,7 +70,18 @@ def test_a_search_that_is_killed_in_a_probe_goes_on_there_and_finds_the_cause(
     ends: Ends, nemorl: Command, tmp_path: Path
 ) -> None:
     folder = tmp_path / "found"
-    asked = ["bisect", *map(str, ends), "--metric", "train/reward", "--steps", "15", "--output", str(folder), "--json"]
+    asked = [
+        "compare",
+        "bisect",
+        *map(str, ends),
+        "--metric",
+        "train/reward",
+        "--steps",
+        "15",
+        "--output",
+        str(folder),
+        "--json",
+    ]
     killed = subprocess.Popen(
         [sys.executable, "-m", "nemorl", *asked],
         stdout=subprocess.DEVNULL,
@@ -119,7 +142,7 @@ def test_a_planted_version_of_a_plugin_is_found(tiny_model: Path, tmp_path: Path
         recipe.write_text(json.dumps(config))
         trained = nemorl(version, "train", recipe, "--run-dir", tmp_path / name)
         assert trained.returncode == 0, trained.stderr
-    asked = ["bisect", tmp_path / "good", tmp_path / "bad", "--metric", "train/reward", "--steps", "6"]
+    asked = ["compare", "bisect", tmp_path / "good", tmp_path / "bad", "--metric", "train/reward", "--steps", "6"]
     done = nemorl("0.1.0", *asked, "--plugin-folder", tmp_path / "0.2.0")
     assert done.returncode == 0, done.stderr + done.stdout
     assert json.loads(done.stdout)["found"] == ["plugin acme-digits: 0.1.0 -> 0.2.0"]
@@ -134,7 +157,7 @@ def test_a_planted_checkpoint_is_found(tiny_model: Path, nemorl: Command, tmp_pa
     run = real_run(tiny_model, tmp_path / "run", **options)
     for step in range(16, 22):
         _plant(run / "checkpoints/step_000015", step, is_broken=step >= 19)
-    done = nemorl("bisect", f"{run}@16", f"{run}@21", "--metric", "validation/reward", "--json")
+    done = nemorl("compare", "bisect", f"{run}@16", f"{run}@21", "--metric", "validation/reward", "--json")
     assert done.code == 0, done.err + done.out
     assert done.json["found"] == [18, 19]
     assert len(done.json["probes"]) <= 2 + math.ceil(math.log2(5))

@@ -1,4 +1,4 @@
-"""``nemorl diff`` on real runs, each of which was told something else: where they part follows from what it was."""
+"""``compare steps`` on real runs, each of which was told something else: where they part follows from what it was."""
 
 from __future__ import annotations
 

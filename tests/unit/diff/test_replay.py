@@ -1,4 +1,4 @@
-"""``nemorl replay``: a step is made again bit for bit, or what differs first is named; the run stays as it is."""
+"""``compare replay``: a step is made again bit for bit, or what differs first is named; the run stays as it is."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_step_is_made_again_bit_for_bit_and_the_run_stays_as_it_is(
     run: Path, nemorl: Command, options: list[str]
 ) -> None:
     before = fingerprint(run)
-    done = nemorl("replay", run, *options, "--json")
+    done = nemorl("compare", "replay", run, *options, "--json")
     assert done.code == 0, done.err + done.out
     assert done.json["parting"] is None
     known = {finding["part"]: finding["known_by"] for finding in done.json["steps"]}
@@ -129,9 +129,9 @@ def test_a_step_is_made_again_bit_for_bit_and_the_run_stays_as_it_is(
     ],
 )
 def test_another_setting_shows_where_it_takes_effect(run: Path, nemorl: Command, setting: str, part: str) -> None:
-    done = nemorl("replay", run, "--step", 2, "--set", setting)
+    done = nemorl("compare", "replay", run, "--step", 2, "--set", setting)
     assert done.code == 1, done.err
-    found = nemorl("replay", run, "--step", 2, "--set", setting, "--json").json["parting"]
+    found = nemorl("compare", "replay", run, "--step", 2, "--set", setting, "--json").json["parting"]
     assert (found["step"], found["part"]) == (2, part)
     assert f"made again from the checkpoint of step 1 with {setting}, differs first" in " ".join(done.out.split())
 
@@ -145,11 +145,11 @@ def test_a_record_or_checkpoint_that_was_changed_afterwards_is_found(
         tokens[-1] = (tokens[-1] + 1) % 64
 
     copy = changed(run, tmp_path / "b", with_record("2-1-3", other_token), with_weight(3, "model.norm.weight", 0.5))
-    sampled = nemorl("replay", copy, "--step", 2, "--only", "sampler", "--json")
+    sampled = nemorl("compare", "replay", copy, "--step", 2, "--only", "sampler", "--json")
     assert sampled.code == 1
     difference = sampled.json["parting"]["difference"]
     assert (difference["quantity"], difference["sample"]) == ("token", "train-2-1-3")
-    weights = nemorl("replay", copy, "--step", 3, "--json").json["parting"]
+    weights = nemorl("compare", "replay", copy, "--step", 3, "--json").json["parting"]
     assert (weights["part"], weights["difference"]["quantity"]) == ("weights", "policy/model: model.norm.weight")
 
 
@@ -158,7 +158,7 @@ def test_what_a_half_lacks_is_said_with_the_setting_that_keeps_it(
     tiny_model: Path, tmp_path: Path, nemorl: Command
 ) -> None:
     run = real_run(tiny_model, tmp_path / "a", records={"groups": 1}, max_steps=1)
-    done = nemorl("replay", run, "--step", 1, "--only", "trainer")
+    done = nemorl("compare", "replay", run, "--step", 1, "--only", "trainer")
     assert done.code == 2
     assert "recorded 8 of the 32 samples of step 1" in done.err
     assert "`records: {every: 1, groups: 4}` keeps all of them" in done.err
@@ -194,7 +194,7 @@ def test_the_update_is_the_one_that_torch_makes_by_hand(run: Path, tiny_model: P
     norm = clip_grad_norm_(model.parameters(), 0.3)
     optimizer.step()
 
-    answer = nemorl("replay", run, "--step", 2, "--json").json
+    answer = nemorl("compare", "replay", run, "--step", 2, "--json").json
     assert answer["parting"] is None  # so what is in the run is what the replay made
     logged = RunFiles.of(run).metrics[2]
     assert logged["train/grad_norm"] == pytest.approx(float(norm), rel=1e-5)

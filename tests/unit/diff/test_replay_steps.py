@@ -1,4 +1,4 @@
-"""``nemorl replay`` of a step that lies some steps behind the checkpoint that it begins at."""
+"""``compare replay`` of a step that lies some steps behind the checkpoint that it begins at."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def sparse(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_setting_is_that_of_the_asked_step_alone(
     sparse: Path, nemorl: Command, options: list[str], part: str
 ) -> None:
-    done = nemorl("replay", sparse, "--step", 4, *options)
-    answer = nemorl("replay", sparse, "--step", 4, *options, "--json").json
+    done = nemorl("compare", "replay", sparse, "--step", 4, *options)
+    answer = nemorl("compare", "replay", sparse, "--step", 4, *options, "--json").json
     assert (answer["parting"]["step"], answer["parting"]["part"]) == (4, part)
     assert {one["step"] for one in answer["steps_before"] if one["equal"] is not False} == {1, 2, 3}
     assert not [one for one in answer["steps_before"] if one["equal"] is False]
@@ -41,11 +41,11 @@ def test_steps_that_cannot_be_made_again_are_not_blamed_on_the_setting(
     sparse: Path, tmp_path: Path, nemorl: Command
 ) -> None:
     copy = changed(sparse, tmp_path / "copy", with_metric("train/loss", 7.0, 2))
-    done = nemorl("replay", copy, "--step", 4, "--set", "policy.max_grad_norm=0.01")
+    done = nemorl("compare", "replay", copy, "--step", 4, "--set", "policy.max_grad_norm=0.01")
     assert "differ already at step 2 in the loss" in " ".join(done.out.split())
 
 
 def test_the_tables_name_the_step_that_they_are_of(sparse: Path, tmp_path: Path, nemorl: Command) -> None:
     copy = changed(sparse, tmp_path / "copy", with_metric("train/loss", 7.0, 2))
-    done = nemorl("replay", copy, "--step", 4)  # made in one go from the beginning, and parts at step 2
+    done = nemorl("compare", "replay", copy, "--step", 4)  # made in one go from the beginning, and parts at step 2
     assert ("PART OF STEP 2" in done.out, "METRIC OF STEP 2" in done.out) == (True, True)

@@ -216,7 +216,7 @@ def test_an_alert_is_told_everywhere(tiny_model: Path, tmp_path: Path, heard: li
     assert event["text"].endswith("at step 2: above 0. It is positive.")
     assert [alert.text for alert in heard] == [event["text"]]
     assert event["text"] in (run / "report.html").read_text()
-    assert f"alert always: {event['text']}" in nemorl("watch", str(run)).err.replace("\n", " ")
+    assert f"alert always: {event['text']}" in nemorl("view", "watch", str(run)).err.replace("\n", " ")
 
 
 def test_the_page_has_each_alert_once_with_what_was_done_and_when_it_was_over() -> None:

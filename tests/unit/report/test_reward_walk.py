@@ -95,7 +95,7 @@ def test_1_the_grader_reads_another_form(make: Callable[..., Made], nemorl: Comm
     made = make(lambda prompt, response: float("\\boxed" in response))
     assert set(made.curve("train/baseline_reward/pct_0")) == {100.0}
     assert "few_mixed_groups" in made.alerts
-    shown = nemorl("samples", made.run_dir, "--all-wrong", "--limit", 4, "--json").json
+    shown = nemorl("view", "samples", made.run_dir, "--all-wrong", "--limit", 4, "--json").json
     assert [sample["reward"] for sample in shown] == [0.0] * 4
 
 
@@ -106,7 +106,7 @@ def test_2_answers_are_cut(make: Callable[..., Made], nemorl: Command) -> None:
     made = make(two_digits, generation={"max_new_tokens": 1})
     assert min(made.curve("train/truncation_rate")) > 0.8
     assert set(made.curve("train/reward")) == {0.0}
-    shown = nemorl("samples", made.run_dir, "--truncated", "--limit", 4, "--json").json
+    shown = nemorl("view", "samples", made.run_dir, "--truncated", "--limit", 4, "--json").json
     assert {sample["finish_reason"] for sample in shown} == {"length"}
 
 
@@ -119,7 +119,7 @@ def test_3_prompts_are_too_easy(make: Callable[..., Made]) -> None:
 def test_4_responses_are_all_alike(make: Callable[..., Made], nemorl: Command) -> None:
     made = make(generation={"max_new_tokens": 8, "temperature": 0.01})
     assert {"entropy_gone", "few_mixed_groups"} <= made.alerts
-    shown = nemorl("samples", made.run_dir, "--step", STEPS, "--group", 0, "--json").json
+    shown = nemorl("view", "samples", made.run_dir, "--step", STEPS, "--group", 0, "--json").json
     assert len({sample["response"] for sample in shown}) == 1
 
 

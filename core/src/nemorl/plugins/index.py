@@ -68,10 +68,10 @@ CAN_BE_ISOLATED = frozenset(
 """Kinds that work from a virtual environment of their own: workers, whose calls carry plain data, and files."""
 
 OWN_COMMANDS = frozenset(
-    {"train", "eval", "generate", "runs", "export", "report", "samples", "watch", "compare", "plugins", "config"}
+    {"train", "eval", "generate", "runs", "export", "report", "view", "compare", "plugins", "config"}
     | {f"plugins.{name}" for name in ("list", "show", "check", "install", "uninstall")}
-    | {"runs.list", "runs.prune"}
-    | {f"config.{name}" for name in ("validate", "show", "diff", "docs", "schema", "templates")}
+    | {"runs.list", "runs.prune", "view.samples", "view.watch", "compare.metrics", "compare.configs"}
+    | {f"config.{name}" for name in ("validate", "show", "docs", "schema", "templates")}
 )
 """Commands of the kernel's own command line, which no plugin may take the place of."""
 

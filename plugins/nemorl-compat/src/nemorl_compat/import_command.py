@@ -1,4 +1,4 @@
-"""``nemorl import-checkpoint``: a checkpoint of NeMo RL in, a Hugging Face folder out."""
+"""``nemorl runs import-checkpoint``: a checkpoint of NeMo RL in, a Hugging Face folder out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def import_checkpoint(
 
     Example:
 
-      nemorl import-checkpoint results/grpo/step_100 models/start
+      nemorl runs import-checkpoint results/grpo/step_100 models/start
     """
     from nemorl_compat.checkpoints import import_checkpoint as convert
 

@@ -26,7 +26,7 @@ from typer.core import TyperGroup
 
 from nemorl_cli import compare, configs, evals, plugin_installs, plugins, runs, samples, watch
 from nemorl_cli.forwarding import forward
-from nemorl_cli.help_texts import App, panel_of
+from nemorl_cli.help_texts import PANELS, App, group_with_default, panel_of
 from nemorl_cli.leaving import Others, leave
 from nemorl_cli.streams import SteadyStream
 from nemorl_cli.terminal import plain, say
@@ -56,6 +56,11 @@ class _CommandExit(SystemExit):
 class _Root(TyperGroup):
     """The command ``nemorl``."""
 
+    def list_commands(self, ctx: Any) -> list[str]:
+        """In the order of their panels, which typer shows as they come."""
+        order = [name for names in PANELS.values() for name in names]
+        return sorted(super().list_commands(ctx), key=lambda name: order.index(name) if name in order else len(order))
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
@@ -78,14 +83,18 @@ for _name, _command in {
     "generate": runs.generate,
     "export": runs.export,
     "report": runs.report,
-    "samples": samples.samples,
-    "watch": watch.watch,
-    "compare": compare.compare,
 }.items():
     app.command(_name, rich_help_panel=panel_of(_name))(_command)
+view_app = App(
+    cls=group_with_default(lambda _: "page"),
+    no_args_is_help=True,
+    help="Look into runs: on a local page, or in the terminal.\n\n`nemorl view RUN` is `view page`.",
+)
+view_app.command()(samples.samples)
+view_app.command()(watch.watch)
 plugins.app.command("install", context_settings=plugin_installs.PASS_ON)(plugin_installs.install)
 plugins.app.command("uninstall")(plugin_installs.uninstall)
-GROUPS = {"plugins": plugins.app, "config": configs.app, "runs": runs.app}
+GROUPS = {"plugins": plugins.app, "config": configs.app, "runs": runs.app, "view": view_app, "compare": compare.app}
 """Commands that have commands. Plugins may add to them: the entry ``config.migrate`` is `nemorl config migrate`."""
 for _name, _group in GROUPS.items():
     app.add_typer(_group, name=_name, rich_help_panel=panel_of(_name))

@@ -1,7 +1,8 @@
-"""``nemorl compare``: runs beside one another, and what could explain that they differ."""
+"""``nemorl compare``: runs or configs beside one another, and what could explain that they differ."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +14,8 @@ from nemorl.errors import UsageError
 from rich.table import Table
 
 from nemorl_cli.answers import AsJson, echo_json
-from nemorl_cli.terminal import console, print_list, say, styled
+from nemorl_cli.help_texts import App, group_with_default
+from nemorl_cli.terminal import console, print_list, print_table, say, styled
 from nemorl_cli.transcripts import clipped
 
 if TYPE_CHECKING:
@@ -26,7 +28,16 @@ HEADLINES = 12
 """Metrics shown, unless all are wanted."""
 
 
-def compare(
+app = App(
+    cls=group_with_default(lambda given: "configs" if any(map(os.path.isfile, given)) else "metrics"),
+    no_args_is_help=True,
+    help="Compare runs or configs: numbers, settings, likely causes.\n\n"
+    "`nemorl compare A B` is `compare metrics` of runs and `compare configs` of config files.",
+)
+
+
+@app.command()
+def metrics(
     run_dirs: Annotated[list[Path], typer.Argument(help="Two or more run directories.", show_default=False)],
     metric: Annotated[list[str] | None, typer.Option(help="Only these, by part of their name. Repeat it.")] = None,
     all_metrics: Annotated[bool, typer.Option("--all", help="All metrics, not the most telling ones.")] = False,
@@ -64,6 +75,58 @@ def compare(
         if number:
             say()
         _show(variants[0], answer, show_all=all_metrics or bool(metric), prompts=prompts)
+
+
+@app.command()
+def configs(
+    one: Annotated[Path, typer.Argument(help="A config file, or a run's directory.", show_default=False)],
+    other: Annotated[Path, typer.Argument(help="Another one.", show_default=False)],
+    as_json: AsJson = False,
+) -> None:
+    """Show where two configs differ once every default is filled in. Exit 1 if they do.
+
+    Examples:
+
+      nemorl compare grpo.yaml dapo.yaml
+
+      nemorl compare configs runs/grpo-1a2b3c4d runs/grpo-5e6f7a8b --json
+    """
+    from nemorl_cli.report.run_data import flatten
+
+    absent = [reason for path in (one, other) if (reason := _no_config(path)) is not None]
+    if absent:
+        raise UsageError("; ".join(absent), fix="give two config files or directories of runs")
+    left, right = (dict(flatten(_resolved(path))) for path in (one, other))
+    found: list[dict[str, Any]] = [
+        {"path": path, "one": left.get(path), "other": right.get(path)}
+        for path in dict.fromkeys([*left, *right])
+        if (path in left, left.get(path)) != (path in right, right.get(path))
+    ]
+    if as_json:
+        echo_json(found)
+    elif not found:
+        say("no difference")
+    else:
+        shown = ["–" if value is None else str(value) for each in found for value in each.values()]
+        print_table(("PATH", str(one), str(other)), list(zip(*[iter(shown)] * 3, strict=True)))
+    if found:
+        raise typer.Exit(1)
+
+
+def _no_config(path: Path) -> str | None:
+    """Why there is no config at a path."""
+    if not path.exists():
+        return f"there is no {str(path)!r}"
+    if path.is_dir() and not (path / "config.yaml").is_file():
+        return f"the folder {str(path)!r} is no run: it has no config.yaml"
+    return None
+
+
+def _resolved(path: Path) -> dict[str, Any]:
+    from nemorl.config.load import load_config
+
+    loaded = load_config(path / "config.yaml" if path.is_dir() else path)
+    return loaded.model_dump(mode="json")
 
 
 Answer = tuple["Variant", list["Contrast"], list["Difference"], "Causes", "Pairs | None", list[str]]

@@ -1,4 +1,4 @@
-"""``nemorl config validate | show | diff | docs | schema | templates``.
+"""``nemorl config validate | show | docs | schema | templates``.
 
 Imports that need pydantic are inside the commands: it takes 0.2 s, which ``--help`` need not wait for.
 """
@@ -86,57 +86,6 @@ def show(config: ConfigPath, overrides: Overrides = None, as_json: AsJson = Fals
         echo_json(loaded.model_dump(mode="json"))
     else:
         say(to_yaml(loaded), nl=False)
-
-
-@app.command()
-def diff(
-    one: Annotated[Path, typer.Argument(help="A config file, or a run's directory.", show_default=False)],
-    other: Annotated[Path, typer.Argument(help="Another one.", show_default=False)],
-    as_json: AsJson = False,
-) -> None:
-    """Show where two configs differ once every default is filled in. Exit 1 if they do.
-
-    Examples:
-
-      nemorl config diff grpo.yaml dapo.yaml
-
-      nemorl config diff runs/grpo-1a2b3c4d runs/grpo-5e6f7a8b --json
-    """
-    from nemorl_cli.report.run_data import flatten
-
-    absent = [reason for path in (one, other) if (reason := _no_config(path)) is not None]
-    if absent:
-        raise UsageError("; ".join(absent), fix="give two config files or directories of runs")
-    left, right = (dict(flatten(_resolved(path))) for path in (one, other))
-    found: list[dict[str, Any]] = [
-        {"path": path, "one": left.get(path), "other": right.get(path)}
-        for path in dict.fromkeys([*left, *right])
-        if (path in left, left.get(path)) != (path in right, right.get(path))
-    ]
-    if as_json:
-        echo_json(found)
-    elif not found:
-        say("no difference")
-    else:
-        print_table(("PATH", str(one), str(other)), [(d["path"], *map(_shown, (d["one"], d["other"]))) for d in found])
-    if found:
-        raise typer.Exit(1)
-
-
-def _no_config(path: Path) -> str | None:
-    """Why there is no config at a path."""
-    if not path.exists():
-        return f"there is no {str(path)!r}"
-    if path.is_dir() and not (path / "config.yaml").is_file():
-        return f"the folder {str(path)!r} is no run: it has no config.yaml"
-    return None
-
-
-def _resolved(path: Path) -> dict[str, Any]:
-    from nemorl.config.load import load_config
-
-    loaded = load_config(path / "config.yaml" if path.is_dir() else path)
-    return loaded.model_dump(mode="json")
 
 
 def _shown(value: Any) -> str:

@@ -21,7 +21,7 @@ PLAIN_INTERVAL_S = 2.0
 """Without a terminal, at most one line of progress per this many seconds."""
 
 LINES = (".jsonl", ".json")
-FIX_OUTPUT = "give a file that ends in .jsonl, or a folder for records, which `nemorl samples` shows"
+FIX_OUTPUT = "give a file that ends in .jsonl, or a folder for records, which `nemorl view samples` shows"
 
 
 class Display:

@@ -8,17 +8,18 @@ from collections.abc import Callable
 from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 _BROKEN_LINE = re.compile(r"(?<=\S)\n(?=[^\s-])")
 """A line break in a paragraph, which is none before an indented line or one of a list."""
 
 
 PANELS = {
-    "Train": ("quickstart", "train", "eval", "generate", "export", "plan", "datasets"),
-    "Look into runs": ("runs", "report", "view", "samples", "watch"),
-    "Compare": ("compare", "diff", "replay", "bisect"),
-    "Configs and plugins": ("config", "plugins", "import-checkpoint"),
-    "Operate": ("launch", "engines", "serve", "doctor", "audit", "certs", "grafana"),
+    "Train": ("quickstart", "train", "config", "plan", "datasets"),
+    "Look into runs": ("view", "runs"),
+    "Compare": ("compare", "eval"),
+    "Publish": ("generate", "export", "serve", "report"),
+    "Operate": ("launch", "engines", "doctor", "plugins", "audit", "certs", "grafana"),
 }
 """Commands by task, as ``nemorl --help`` shows them, whichever package they come from."""
 OF_OTHERS = "From other plugins"
@@ -26,10 +27,23 @@ OF_OTHERS = "From other plugins"
 
 def panel_of(command: str) -> str:
     """
-    >>> panel_of("diff"), panel_of("acme")
+    >>> panel_of("compare"), panel_of("acme")
     ('Compare', 'From other plugins')
     """
     return next((panel for panel, names in PANELS.items() if command in names), OF_OTHERS)
+
+
+def group_with_default(choose: Callable[[list[str]], str]) -> type[TyperGroup]:
+    """Commands, of which the one is meant that ``choose(arguments)`` names where the arguments begin with none."""
+
+    class WithDefault(TyperGroup):
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+            is_named = args[0] in {*self.commands, *ctx.help_option_names} if args else self.no_args_is_help
+            if not is_named:
+                args = [choose(args), *args]
+            return super().parse_args(ctx, args)
+
+    return WithDefault
 
 
 class App(typer.Typer):

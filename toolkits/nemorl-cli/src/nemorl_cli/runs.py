@@ -13,12 +13,11 @@ from nemorl.base.process.stopping import TERMINAL_LOST
 from nemorl.errors import ConfigError, ConfigIssue, TerminalLostError, UsageError
 from nemorl_rl.slots import MEMORY_PLAN
 from nemorl_trust.open_files import allow_more_open_files
-from typer.core import TyperGroup
 
 from nemorl_cli.answers import AsJson, echo_json
 from nemorl_cli.console import Console
 from nemorl_cli.forwarding import is_launched, launch
-from nemorl_cli.help_texts import App
+from nemorl_cli.help_texts import App, group_with_default
 from nemorl_cli.pruning import prune
 from nemorl_cli.terminal import plain, print_list, say
 
@@ -258,16 +257,7 @@ def report(
     say(write_report(run_dir, output))
 
 
-class _ListByDefault(TyperGroup):
-    """``nemorl runs [FOLDER]`` means ``nemorl runs list [FOLDER]``."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not args or args[0] not in {*self.commands, *ctx.help_option_names}:
-            args = ["list", *args]
-        return super().parse_args(ctx, args)
-
-
-app = App(cls=_ListByDefault, help="List runs (the default), and look after them.")
+app = App(cls=group_with_default(lambda _: "list"), help="List runs (the default), and look after them.")
 app.command()(prune)
 
 

@@ -1,4 +1,4 @@
-"""``nemorl samples``: what a run's model wrote, from its rollout records."""
+"""``nemorl view samples``: what a run's model wrote, from its rollout records."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def samples(
 
     Examples:
 
-      nemorl samples runs/grpo-1a2b3c4d --step 20 --worst 5
+      nemorl view samples runs/grpo-1a2b3c4d --step 20 --worst 5
 
-      nemorl samples runs/grpo-1a2b3c4d --all-wrong --split train --full
+      nemorl view samples runs/grpo-1a2b3c4d --all-wrong --split train --full
 
-      nemorl samples runs/grpo-1a2b3c4d --search "I cannot" --json
+      nemorl view samples runs/grpo-1a2b3c4d --search "I cannot" --json
 
-      nemorl samples runs/grpo-1a2b3c4d --step 20 --group 3 --tokens
+      nemorl view samples runs/grpo-1a2b3c4d --step 20 --group 3 --tokens
     """
     from nemorl_cli.report.records.reading import FOLDER
     from nemorl_cli.report.records.vocabulary import token_texts

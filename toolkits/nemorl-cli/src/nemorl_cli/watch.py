@@ -1,4 +1,4 @@
-"""``nemorl watch``: look on while a run trains, from another terminal."""
+"""``nemorl view watch``: look on while a run trains, from another terminal."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def watch(
 
     Examples:
 
-      nemorl watch runs/grpo-1a2b3c4d
+      nemorl view watch runs/grpo-1a2b3c4d
 
-      nemorl watch runs/grpo-1a2b3c4d --samples 3
+      nemorl view watch runs/grpo-1a2b3c4d --samples 3
 
-      nemorl watch runs/grpo-1a2b3c4d --json | jq .metrics
+      nemorl view watch runs/grpo-1a2b3c4d --json | jq .metrics
     """
     from nemorl_cli.report.run_data import no_run
 

@@ -69,10 +69,10 @@ STANDARD_PLUGINS: Mapping[str, str] = {
     "commands:engines": "nemorl-agents",
     "commands:serve": "nemorl-agents",
     "commands:launch": "nemorl-ops",
-    "commands:view": "nemorl-insight",
-    "commands:diff": "nemorl-insight",
-    "commands:replay": "nemorl-insight",
-    "commands:bisect": "nemorl-insight",
+    "commands:view.page": "nemorl-insight",
+    "commands:compare.steps": "nemorl-insight",
+    "commands:compare.replay": "nemorl-insight",
+    "commands:compare.bisect": "nemorl-insight",
     "commands:audit": "nemorl-ops",
     "commands:grafana": "nemorl-ops",
     "commands:certs": "nemorl-ops",
@@ -81,7 +81,7 @@ STANDARD_PLUGINS: Mapping[str, str] = {
     "commands:runs.copy": "nemorl-ops",
     "commands:runs.verify": "nemorl-insight",
     "commands:config.migrate": "nemorl-compat",
-    "commands:import-checkpoint": "nemorl-compat",
+    "commands:runs.import-checkpoint": "nemorl-compat",
     "commands:plugins.new": "nemorl-testing",
 }
 """Which distribution provides a well-known name: used in hints only, never to choose a plugin."""

@@ -1,4 +1,4 @@
-"""``nemorl bisect``: which difference of two runs, or which checkpoint of one, makes a metric fall."""
+"""``nemorl compare bisect``: which difference of two runs, or which checkpoint of one, makes a metric fall."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ def bisect(
 
     Examples:
 
-      nemorl bisect runs/yesterday runs/today --metric train/reward --steps 50 --seeds 3
+      nemorl compare bisect runs/yesterday runs/today --metric train/reward --steps 50 --seeds 3
 
-      nemorl bisect runs/yesterday runs/today --metric train/reward --plugin-folder old-grpo
+      nemorl compare bisect runs/yesterday runs/today --metric train/reward --plugin-folder old-grpo
 
-      nemorl bisect runs/mine@100 runs/mine@900 --metric validation/accuracy
+      nemorl compare bisect runs/mine@100 runs/mine@900 --metric validation/accuracy
     """
     from nemorl_insight.diff.bisecting import Judge
     from nemorl_insight.diff.journal import Journal
@@ -155,7 +155,7 @@ def _of_settings(
     if not deltas:
         raise UsageError(
             f"{good.path} and {bad.path} differ in no setting that a probe could change",
-            fix=" ".join([*told, "nemorl diff says where they part"]),
+            fix=" ".join([*told, "nemorl compare steps says where they part"]),
         )
     runs = ShortRuns(
         good, deltas, judge.metric, question["steps"], question["seeds"], question["from_step"], judge.journal.folder
@@ -187,7 +187,7 @@ def _of_checkpoints(sides: list[tuple[RunFiles, int | None]], judge: Judge, ques
     good, bad = guilty_checkpoint(runs, steps, judge, lower_is_better=question["lower_is_better"])
     text = f"{judge.metric} {judge.turns} between the checkpoints of step {good} and step {bad}."
     size = f"{len(steps)} checkpoints, {len(judge.journal.probes)} probes. What was trained on: "
-    samples = f"{size}nemorl samples {json.dumps(str(run.path))} --step {bad}"
+    samples = f"{size}nemorl view samples {json.dumps(str(run.path))} --step {bad}"
     return {"found": [good, bad], "as_installed": told, "text": [text, samples]}
 
 

@@ -1,4 +1,4 @@
-"""``nemorl diff``: the first step, quantity and token at which two runs part."""
+"""``nemorl compare steps``: the first step, quantity and token at which two runs part."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def diff(
 
     Examples:
 
-      nemorl diff runs/grpo-1a2b3c4d runs/grpo-1a2b3c4d-2
+      nemorl compare steps runs/grpo-1a2b3c4d runs/grpo-1a2b3c4d-2
 
-      nemorl diff runs/one-gpu runs/two-gpus --tolerance 1e-5 --json
+      nemorl compare steps runs/one-gpu runs/two-gpus --tolerance 1e-5 --json
     """
     from nemorl_insight.diff.run_files import RunFiles
     from nemorl_insight.diff.telling import as_data

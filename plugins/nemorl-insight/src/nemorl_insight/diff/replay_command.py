@@ -1,4 +1,4 @@
-"""``nemorl replay``: a step of a run made again, and the first value that is another."""
+"""``nemorl compare replay``: a step of a run made again, and the first value that is another."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def replay(
 
     Examples:
 
-      nemorl replay runs/grpo-1a2b3c4d --step 12
+      nemorl compare replay runs/grpo-1a2b3c4d --step 12
 
-      nemorl replay runs/grpo-1a2b3c4d --step 12 --set policy.max_grad_norm=0.1
+      nemorl compare replay runs/grpo-1a2b3c4d --step 12 --set policy.max_grad_norm=0.1
 
-      nemorl replay runs/grpo-1a2b3c4d --step 12 --only trainer --backend megatron --tolerance 1e-4
+      nemorl compare replay runs/grpo-1a2b3c4d --step 12 --only trainer --backend megatron --tolerance 1e-4
     """
     from nemorl_insight.diff.replaying import Replay, compare, compare_before, make
     from nemorl_insight.diff.run_files import RunFiles

@@ -63,8 +63,8 @@ class CircuitBreaker:
         return BackendError(
             f"in {share:.0%} of the groups of step {step}, and as many of {self._equal_steps} steps in a row, all "
             f"responses have one reward (they are from {min(rewards):g} to {max(rewards):g}): nothing is learned",
-            fix="look at the responses (`nemorl samples RUN`): tasks too hard or too easy, a grader that finds none, "
-            "too few samples per prompt; rollouts.breaker sets when this is said",
+            fix="look at the responses (`nemorl view samples RUN`): tasks too hard or too easy, a grader that finds "
+            "none, too few samples per prompt; rollouts.breaker sets when this is said",
         )
 
 

@@ -15,7 +15,7 @@ def _not_finite(metric: str, what: str) -> Rule:
         not_finite=True,
         severity="error",
         meaning=f"{what} is NaN or infinite: something in the step overflows or divides by zero.",
-        remedy="Look at the samples of this step (nemorl samples RUN --step N) for an odd reward, then lower the rate.",
+        remedy="Look at its samples (nemorl view samples RUN --step N) for an odd reward, then lower the rate.",
     )
 
 
@@ -38,7 +38,7 @@ BUILTIN: Mapping[str, Rule] = {
         patience=5,
         severity="error",
         meaning="The policy has lost half of what it had learnt, or more.",
-        remedy=f"Compare samples before and after (nemorl samples RUN --step N). {_LOWER_RATE}",
+        remedy=f"Compare samples before and after (nemorl view samples RUN --step N). {_LOWER_RATE}",
     ),
     "kl_high": Rule(
         metric="train/kl_penalty",

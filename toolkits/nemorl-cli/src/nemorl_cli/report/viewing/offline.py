@@ -68,7 +68,7 @@ def _in_turn(files: Sequence[RecordFile]) -> Iterator[RecordFile]:
 def _details(file: RecordFile, texts: dict[int, str]) -> list[Detail]:
     try:
         return details_of(read_table(file), texts)
-    except (ValueError, OSError):  # pyarrow's errors are both; `nemorl samples` names them
+    except (ValueError, OSError):  # pyarrow's errors are both; `nemorl view samples` names them
         return []
 
 
