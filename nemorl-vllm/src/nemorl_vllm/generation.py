@@ -21,7 +21,7 @@ from nemorl_tensors.engines.parking import forgotten_error
 from nemorl_tensors.engines.requests import RequestLoop
 
 from nemorl_vllm.adapters import Adapters
-from nemorl_vllm.conversion import ModelLimits
+from nemorl_vllm.conversion import VLLMLimits
 from nemorl_vllm.engine import begin_observation, build_engine
 from nemorl_vllm.llm_requests import ONE_ENGINE_AT_A_TIME, LLMRequests
 from nemorl_vllm.sleeping import TAGS, sleep_of
@@ -51,7 +51,7 @@ class VLLMGeneration(RequestLoop):
                 fix="give a model with weights and policy.init: pretrained, or start from a training run",
             )
         self._speculates = options.speculative is not None
-        limits = ModelLimits(policy, speculates=self._speculates)
+        limits = VLLMLimits(policy, speculates=self._speculates)
         self._one_process = options.devices_per_replica == 1
         self._republisher = transport(SHARED_MEMORY)
         self._sleep = sleep_of(worker.device, leaves_memory=worker.leaves_memory)
@@ -69,7 +69,7 @@ class VLLMGeneration(RequestLoop):
             policy,
             worker,
             options,
-            max_model_len=limits.max_tokens,
+            max_model_len=limits.model.max_sequence_tokens,
             empty=weights is not None and lora is None,
             lora=lora,
         )
