@@ -8,7 +8,6 @@ business (``decode*``), whose weights they come from that of ``live_model`` and 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from itertools import chain
 from typing import TYPE_CHECKING, Literal
 
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from nemorl_dtensor.config import HFGenerationConfig
 
 
-class HFGeneration:
+class HFGeneration(RequestLoop):
     """Generates from live weights, in process (see ``RequestBackend``)."""
 
     def __init__(
@@ -69,41 +68,28 @@ class HFGeneration:
             )
             return Held(model, batch, RequestBatch(batch, limits.begin))
 
-        # The thread must not refer to this object, which ends it when nobody else does.
         self._versions = versions = Versions(
             hold(first), version, options.snapshots, lambda: hold(_model(policy, worker, options, is_empty=True))
         )
-        self._loop = RequestLoop(lambda: versions, limits.require, "nemorl-hf")
-
-    def submit(self, request: GenerationRequest) -> Future[list[Completion]]:
-        """Begin a request, which joins those that run; models of other families than Llama's, once these have ended."""
-        return self._loop.submit(request)
-
-    def generate(self, requests: Sequence[GenerationRequest]) -> list[list[Completion]]:
-        """One list per request, one completion per seed.
-
-        Raises:
-            BackendError: A prompt is empty, too long or not of this vocabulary, or the model's logits are not finite.
-        """
-        return self._loop.generate(requests)
+        super().__init__(lambda: versions, limits.require, "nemorl-hf")
 
     def observe(self, request: GenerationRequest) -> tuple[Completion, Activations]:
         """A response, and what the model computed for it (``ObservableSampler``)."""
         recorder, newest = Recorder(), self._versions.newest
         with newest.model.observed(recorder):
-            self._loop.call(newest.batch.renew)
+            self.call(newest.batch.renew)
             ((completion,),) = self.generate([request])
-        self._loop.call(newest.batch.renew)
+        self.call(newest.batch.renew)
         return completion, recorder.activations()
 
     def update_weights(self, handle: WeightHandle, version: int) -> int:
         """Generate from these weights from now on. ``in_process`` shares the trainer's tensors, unless the option
         ``snapshots`` has older versions held too."""
-        return self._loop.call(lambda: self._versions.update(handle, version))
+        return self.call(lambda: self._versions.update(handle, version))
 
     def sleep(self, level: Literal[1, 2]) -> None:
         """Drop the caches. Weights of its own leave; those that it shares with a trainer are the trainer's to move."""
-        self._loop.call_idle("sleep", lambda: self._leave(level))
+        self.call_idle("sleep", lambda: self._leave(level))
 
     def _leave(self, level: Literal[1, 2]) -> None:
         if level == 2:
@@ -115,7 +101,7 @@ class HFGeneration:
     def wake(self, parts: Sequence[MemoryPart]) -> None:
         """Bring the weights back; caches are made when the next request needs them."""
         if "weights" in parts:
-            self._loop.call(self._come_back)
+            self.call(self._come_back)
 
     def _come_back(self) -> None:
         for held in self._versions.all:
@@ -127,11 +113,11 @@ class HFGeneration:
             # Rows take memory as long as their requests run, which nobody asks about.
             return {"weights": bytes_held(tensors), "cache": sum(held.batch.turn_bytes for held in self._versions.all)}
 
-        return self._loop.call(held)
+        return self.call(held)
 
     def shutdown(self) -> None:
         """Let go of the weights. Calling it twice is harmless."""
-        self._loop.close()
+        super().shutdown()
         for held in self._versions.all:
             held.model.forget()
 

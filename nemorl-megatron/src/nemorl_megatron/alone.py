@@ -6,13 +6,11 @@ The model belongs to one thread (``nemorl_tensors.engines.requests``). Names of 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 import torch
-from nemorl.types import Completion, GenerationRequest
 from nemorl_tensors.engines.decoding import BatchLimits, Decoder, RunningBatch
 from nemorl_tensors.engines.model_config import read_model_config
 from nemorl_tensors.engines.parking import Parking, bytes_held
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
     from nemorl_megatron.config import MegatronGenerationConfig
 
 
-class AloneGeneration(MegatronGeneration):
+class AloneGeneration(RequestLoop, MegatronGeneration):
     """Generates from weights of its own (see ``RequestBackend``)."""
 
     def __init__(
@@ -66,30 +64,17 @@ class AloneGeneration(MegatronGeneration):
                 bridge.load(self._pieces, parallel, worker.seed)
             else:
                 self._own.fill(weights)
-            super().__init__(self._pieces, parallel, bridge, policy, options)
+            MegatronGeneration.__init__(self, self._pieces, parallel, bridge, policy, options)
             self._parking = Parking()
             version = 0 if weights is None else weights.version
             self._batch = self._running_batch(policy.max_sequence_tokens, version)
-            self._loop = RequestLoop(
-                self._starter(torch.device(worker.device)), self._limits.require, "nemorl-megatron"
-            )
+            start = self._starter(torch.device(worker.device))
+            RequestLoop.__init__(self, start, self._limits.require, "nemorl-megatron")
             self._leave = stack.pop_all()
-
-    def submit(self, request: GenerationRequest) -> Future[list[Completion]]:
-        """Begin a request, which joins those that run."""
-        return self._loop.submit(request)
-
-    def generate(self, requests: Sequence[GenerationRequest]) -> list[list[Completion]]:
-        """One list per request, one completion per seed.
-
-        Raises:
-            BackendError: A prompt is empty, too long or not of this vocabulary, or the model's logits are not finite.
-        """
-        return self._loop.generate(requests)
 
     def update_weights(self, handle: WeightHandle, version: int) -> None:
         """Generate from these weights from now on."""
-        self._loop.call(lambda: self._update(handle, version))
+        self.call(lambda: self._update(handle, version))
 
     def _update(self, handle: WeightHandle, version: int) -> None:
         self._parking.require("weights")
@@ -100,7 +85,7 @@ class AloneGeneration(MegatronGeneration):
 
     def sleep(self, level: Literal[1, 2]) -> None:
         """Drop the caches, and give the weights' device memory back."""
-        self._loop.call_idle("sleep", lambda: self._park(level))
+        self.call_idle("sleep", lambda: self._park(level))
 
     def _park(self, level: Literal[1, 2]) -> None:
         self._batch.renew()
@@ -110,16 +95,16 @@ class AloneGeneration(MegatronGeneration):
     def wake(self, parts: Sequence[MemoryPart]) -> None:
         """Bring the weights back; caches are made when the next request needs them."""
         if "weights" in parts:
-            self._loop.call(lambda: self._parking.come_back("weights"))
+            self.call(lambda: self._parking.come_back("weights"))
 
     def held_bytes(self) -> Mapping[MemoryPart, int]:
         # Rows take memory as long as their requests run, which nobody asks about.
-        return self._loop.call(lambda: {"weights": bytes_held(self._own_tensors()), "cache": self._turns.nbytes})
+        return self.call(lambda: {"weights": bytes_held(self._own_tensors()), "cache": self._turns.nbytes})
 
     def shutdown(self) -> None:
         """Let go of the model. Calling it twice is harmless."""
-        self._loop.close()
         super().shutdown()
+        MegatronGeneration.shutdown(self)
         self._pieces = []
         self._leave.close()
 

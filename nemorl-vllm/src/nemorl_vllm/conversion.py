@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from nemorl.base.process.timing import Span
 from nemorl.errors import BackendError, boundary
 from nemorl.types import Completion, FinishReason, GenerationRequest
-from nemorl_rl.data.tokenizer import Tokenizer
+from nemorl_rl.data.tokenizer import Tokenizer, declared_limits
 from nemorl_rl.rollouts.seeding import mixed_seed
 from nemorl_tensors.engines.model_config import read_model_config
 from nemorl_tensors.engines.responses import TimedCompletion
@@ -21,8 +21,8 @@ MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 2.0
 """vLLM refuses a higher one, and silently raises a lower one: the log-probs would not be those of the temperature."""
 
 
-class ModelLimits:
-    """What the model can be asked for: its vocabulary, its longest sequence, the tokens that end a response."""
+class VLLMLimits:
+    """What vLLM can be asked for."""
 
     def __init__(self, policy: PolicyConfig, *, speculates: bool = False) -> None:
         """
@@ -33,18 +33,7 @@ class ModelLimits:
         self._speculates = speculates
         with boundary(f"transformers, reading the config of {policy.model_name!r},"):
             config = read_model_config(policy)
-        text = config.get_text_config()
-        self.vocabulary: int = text.vocab_size
-        self.max_tokens = policy.max_sequence_tokens
-        self._why = "policy.max_sequence_tokens"
-        positions = getattr(text, "max_position_embeddings", None)
-        if positions is not None and positions < self.max_tokens:
-            self.max_tokens, self._why = positions, "the model's max_position_embeddings"
-        self.end_ids = _end_token_ids(policy, config)
-
-    def new_tokens(self, request: GenerationRequest) -> int:
-        """Most tokens that a response may have."""
-        return min(request.sampling.max_new_tokens, self.max_tokens - len(request.token_ids))
+        self.model = declared_limits(policy, Tokenizer.of(policy), config)
 
     def params(self, request: GenerationRequest, seed: int, *, scores_prompt: bool) -> Any:
         """``vllm.SamplingParams`` of one sample."""
@@ -52,14 +41,14 @@ class ModelLimits:
         from vllm.sampling_params import RequestOutputKind
 
         sampling = request.sampling
-        end_ids = frozenset() if sampling.ignore_eos else self.end_ids
+        end_ids = frozenset() if sampling.ignore_eos else self.model.end_ids
         return VLLMSamplingParams(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k or 0,
             min_p=sampling.min_p,
             seed=mixed_seed(seed),
-            max_tokens=self.new_tokens(request),
+            max_tokens=self.model.new_tokens(request),
             stop=list(sampling.stop_strings),
             stop_token_ids=sorted(end_ids.union(sampling.stop_token_ids)),
             ignore_eos=True,  # the end tokens are among the above: one rule for all of them
@@ -74,40 +63,18 @@ class ModelLimits:
 
     def check(self, index: int, request: GenerationRequest) -> None:
         """Refuse what the engine would refuse, in words that name the request."""
-        prompt, problem, fix = request.token_ids, None, ""
-        if not prompt:
-            problem, fix = "has an empty prompt", "give at least one token, e.g. the beginning-of-sequence token"
-        elif len(prompt) >= self.max_tokens:
-            problem = f"has a prompt of {len(prompt)} tokens; {self._why} = {self.max_tokens} leaves no room"
-            fix = "shorten the prompt, or raise policy.max_sequence_tokens as far as the model allows"
-        elif min(prompt) < 0 or max(prompt) >= self.vocabulary:
-            problem = f"has token ids from {min(prompt)} to {max(prompt)}; the model knows 0 to {self.vocabulary - 1}"
-            fix = "tokenize with the policy's tokenizer"
-        elif request.sampling.max_new_tokens < 1:
-            problem, fix = f"asks for {request.sampling.max_new_tokens} new tokens", "ask for at least one"
-        elif request.sampling.temperature and not MIN_TEMPERATURE <= request.sampling.temperature <= MAX_TEMPERATURE:
-            problem = f"asks for temperature {request.sampling.temperature:g}; vLLM samples only at those between"
+        self.model.require(index, request)
+        sampling, problem, fix = request.sampling, None, ""
+        if sampling.temperature and not MIN_TEMPERATURE <= sampling.temperature <= MAX_TEMPERATURE:
+            problem = f"asks for temperature {sampling.temperature:g}; vLLM samples only at those between"
             problem += f" {MIN_TEMPERATURE:g} and {MAX_TEMPERATURE:g}"
             fix = "set a temperature in that range, 0 for greedy, or generation.backend: hf"
-        elif self._speculates and (request.sampling.min_p > 0 or request.sampling.filtered_logprobs):
-            name = "min_p" if request.sampling.min_p > 0 else "filtered_logprobs"
+        elif self._speculates and (sampling.min_p > 0 or sampling.filtered_logprobs):
+            name = "min_p" if sampling.min_p > 0 else "filtered_logprobs"
             problem = f"asks for {name}, which vLLM does not have for tokens guessed ahead"
             fix = f"remove {name}, or generation.backend.speculative"
         if problem is not None:
             raise BackendError(f"generation request {index} {problem}", fix=fix)
-
-
-def _end_token_ids(policy: PolicyConfig, config: Any) -> frozenset[int]:
-    """Every token that ends a response, by the model's generation config, its config, and its tokenizer."""
-    from transformers import GenerationConfig
-
-    try:
-        stored = GenerationConfig.from_pretrained(policy.model_name).eos_token_id
-    except OSError:  # the file is optional
-        stored = None
-    declared = (stored, getattr(config, "eos_token_id", None), getattr(config.get_text_config(), "eos_token_id", None))
-    ids = {token for value in declared for token in (value if isinstance(value, (list, tuple)) else [value])}
-    return Tokenizer.of(policy).stop_token_ids.union(token for token in ids if token is not None)
 
 
 def completions(samples: Sequence[tuple[Any, Span]], version: int | None = None) -> list[Completion]:

@@ -15,7 +15,7 @@ from nemorl_tensors.engines.model_config import read_model_config
 from nemorl_vllm.adapters import engine_arguments
 from nemorl_vllm.architectures import LATENT_ATTENTION, USE_HF
 from nemorl_vllm.config import CPU_KV_CACHE_GIB
-from nemorl_vllm.environment import as_guest, import_vllm, kernels_replaced_once, undecorated_transformers
+from nemorl_vllm.environment import import_vllm, kernels_replaced_once, process_state_kept, undecorated_transformers
 
 if TYPE_CHECKING:
     from nemorl.config.models import LoraConfig, PolicyConfig
@@ -62,7 +62,7 @@ def build_engine(
     _check_device(worker.device)
     if options.precision is not None and worker.device.startswith("cuda"):
         _check_fp8(worker.device)
-    with as_guest(worker.device), _few_collections():
+    with process_state_kept(worker.device), _few_collections():
         from vllm.v1.engine.llm_engine import LLMEngine
         from vllm.v1.executor import Executor
 

@@ -1,4 +1,4 @@
-"""vLLM as a guest in a process that is not its own: what must be set before its import, and what it must not keep.
+"""vLLM in a process that it shares: what must be set before its import, and what it must leave as it was.
 
 An engine of one device runs inside the worker's process, perhaps beside a trainer. vLLM expects a process to itself: it
 seeds every random generator and replaces functions of torch. Here that is undone, and its failures become advice.
@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -68,7 +69,7 @@ def enable_amx() -> None:
 
 
 @contextmanager
-def as_guest(device: str) -> Iterator[None]:
+def process_state_kept(device: str) -> Iterator[None]:
     """Random generators, thread count and log levels are as before once the block ends; its failures are explained."""
     import numpy
 
@@ -144,15 +145,9 @@ def kernels_replaced_once() -> Iterator[None]:
     replace_in_all = dispatcher._rebind_kernels
 
     def replace_elsewhere(kernels: Any) -> None:
-        hidden = {
-            name: module for name, module in sys.modules.items() if name.partition(".")[0] in ("llvmlite", "numba")
-        }
-        for name in hidden:
-            del sys.modules[name]
-        try:
+        others = {name: module for name, module in sys.modules.items() if not name.startswith(("llvmlite", "numba"))}
+        with patch.object(dispatcher, "sys", SimpleNamespace(modules=others)):
             replace_in_all(kernels)
-        finally:
-            sys.modules.update(hidden)
 
     with patch.object(dispatcher, "_rebind_kernels", replace_elsewhere):
         yield

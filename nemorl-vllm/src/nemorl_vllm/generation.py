@@ -8,7 +8,6 @@ their tokens; keys and values are computed anew, so every token after it is draw
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -22,7 +21,7 @@ from nemorl_tensors.engines.parking import forgotten_error
 from nemorl_tensors.engines.requests import RequestLoop
 
 from nemorl_vllm.adapters import Adapters
-from nemorl_vllm.conversion import ModelLimits
+from nemorl_vllm.conversion import VLLMLimits
 from nemorl_vllm.engine import begin_observation, build_engine
 from nemorl_vllm.llm_requests import ONE_ENGINE_AT_A_TIME, LLMRequests
 from nemorl_vllm.sleeping import TAGS, sleep_of
@@ -40,7 +39,7 @@ T = TypeVar("T")
 SHARED_MEMORY = "shared_memory"
 
 
-class VLLMGeneration:
+class VLLMGeneration(RequestLoop):
     """Generates with a vLLM engine (see ``RequestBackend``)."""
 
     def __init__(
@@ -52,7 +51,7 @@ class VLLMGeneration:
                 fix="give a model with weights and policy.init: pretrained, or start from a training run",
             )
         self._speculates = options.speculative is not None
-        limits = ModelLimits(policy, speculates=self._speculates)
+        limits = VLLMLimits(policy, speculates=self._speculates)
         self._one_process = options.devices_per_replica == 1
         self._republisher = transport(SHARED_MEMORY)
         self._sleep = sleep_of(worker.device, leaves_memory=worker.leaves_memory)
@@ -70,12 +69,12 @@ class VLLMGeneration:
             policy,
             worker,
             options,
-            max_model_len=limits.max_tokens,
+            max_model_len=limits.model.max_sequence_tokens,
             empty=weights is not None and lora is None,
             lora=lora,
         )
         self._requests = requests = LLMRequests(limits, self._adapters)
-        self._loop = RequestLoop(lambda: requests.start(build), limits.check, "nemorl-vllm", ONE_ENGINE_AT_A_TIME)
+        super().__init__(lambda: requests.start(build), limits.check, "nemorl-vllm", ONE_ENGINE_AT_A_TIME)
         if weights is None:
             self._call(lambda engine: engine.set_weight_version("0"))
             return
@@ -84,18 +83,6 @@ class VLLMGeneration:
         except BaseException:
             self.shutdown()
             raise
-
-    def submit(self, request: GenerationRequest) -> Future[list[Completion]]:
-        """Begin a request, which joins those that run."""
-        return self._loop.submit(request)
-
-    def generate(self, requests: Sequence[GenerationRequest]) -> list[list[Completion]]:
-        """One list per request, one completion per seed. Several threads may call it: they share the batch.
-
-        Raises:
-            BackendError: A prompt is empty, too long or not of this vocabulary, or the model's logits are not finite.
-        """
-        return self._loop.generate(requests)
 
     def take_metrics(self) -> dict[str, Metric]:
         """How many tokens were guessed since it was last asked, and if any were, how many of them were accepted
@@ -149,7 +136,7 @@ class VLLMGeneration:
 
         if self._away != set(TAGS) or (forgets and self._sleep.forgets_asleep):
             with boundary("vLLM"):
-                self._loop.call_idle("sleep", sleep)
+                self.call_idle("sleep", sleep)
 
     def wake(self, parts: Sequence[MemoryPart]) -> None:
         """Bring parts back, in this order. Prefixes that were cached are computed anew."""
@@ -170,14 +157,14 @@ class VLLMGeneration:
 
     def shutdown(self) -> None:
         """Take the engine down. Calling it twice is harmless."""
-        self._loop.close()
+        super().shutdown()
         self._republisher.close()
         if self._adapters is not None:
             self._adapters.close()
 
     def _call(self, function: Callable[[Any], T]) -> T:
         """``function(engine)``, between two steps."""
-        return self._loop.call(lambda: function(self._requests.engine))
+        return self.call(lambda: function(self._requests.engine))
 
     def _now_away(self, parts: set[MemoryPart]) -> None:
         self._away = parts
@@ -234,4 +221,4 @@ class VLLMGeneration:
             fix="update again with weights that load, or build a new generator",
         )
         self._requests.unusable = unusable
-        self._loop.fail(unusable)
+        self.fail(unusable)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nemorl_tensors.engines.requests import Outcome
 
     from nemorl_vllm.adapters import Adapters
-    from nemorl_vllm.conversion import ModelLimits
+    from nemorl_vllm.conversion import VLLMLimits
 
 ONE_ENGINE_AT_A_TIME = threading.RLock()
 """vLLM keeps the context of a forward pass in a variable of the process."""
@@ -27,7 +27,7 @@ ONE_ENGINE_AT_A_TIME = threading.RLock()
 class LLMRequests:
     """The ``RequestEngine`` over a ``vllm.v1.engine.llm_engine.LLMEngine``."""
 
-    def __init__(self, limits: ModelLimits, adapters: Adapters | None = None) -> None:
+    def __init__(self, limits: VLLMLimits, adapters: Adapters | None = None) -> None:
         """
         Args:
             limits: Of the model.

@@ -260,7 +260,7 @@ class OneBadRequestEndsAll(HFGeneration):
         answer = super().submit(request)
         if answer.done() and not answer.cancelled() and (error := answer.exception()):
             reason = BackendError(str(error), fix="submit better ones")
-            self._loop.call(lambda: self._loop.fail(reason))
+            self.call(lambda: self.fail(reason))
         return answer
 
 

@@ -75,7 +75,7 @@ class SeesNewTensorsOnly(HFGeneration):
                 self._versions.newest.batch._decoder = derived
             return read
 
-        return self._loop.call(update)
+        return self.call(update)
 
 
 class KeepsTurnsForEver(HFGeneration):
@@ -91,7 +91,7 @@ class KeepsTurnsForEver(HFGeneration):
                 self._versions.newest.batch._decoder = after
             return read
 
-        return self._loop.call(update)  # at once: rows that run must not meet a decoder between the two
+        return self.call(update)  # at once: rows that run must not meet a decoder between the two
 
 
 class UpdatesWhenIdle(HFGeneration):
@@ -115,7 +115,7 @@ class SleepsWheneverAsked(HFGeneration):
     """Forgets its requests when it falls asleep."""
 
     def sleep(self, level: Any) -> None:
-        self._loop.call(lambda: self._loop.fail(BackendError("asleep", fix="wake it")))
+        self.call(lambda: self.fail(BackendError("asleep", fix="wake it")))
         super().sleep(level)
 
 
@@ -152,7 +152,7 @@ class KeepsOldWeights(CopiesWeights):
     """An update changes the version number only."""
 
     def update_weights(self, handle: Any, version: int) -> None:
-        self._loop.call(lambda: self._versions.newest.batch.renew(version))
+        self.call(lambda: self._versions.newest.batch.renew(version))
 
 
 def _places(model: Any) -> Iterator[int]:

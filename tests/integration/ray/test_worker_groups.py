@@ -85,16 +85,16 @@ def test_ranks_that_share_a_shard_answer_once(cluster: RayVirtualCluster) -> Non
     group.shutdown()
 
 
-def test_guests_live_and_die_with_their_hosts(group: RayWorkerGroup) -> None:
+def test_attached_objects_live_and_die_with_their_hosts(group: RayWorkerGroup) -> None:
     group.attach_engine(Doubler)
-    guests = AttachedGroup(group)
-    assert guests.data_parallel_size == 2
-    assert guests.call("double", 3) == [6, 8]  # twice what its host adds to 3
-    assert guests.scatter("double", [(1,), (5,)]) == [2, 12]
+    attached = AttachedGroup(group)
+    assert attached.data_parallel_size == 2
+    assert attached.call("double", 3) == [6, 8]  # twice what its host adds to 3
+    assert attached.scatter("double", [(1,), (5,)]) == [2, 12]
     with pytest.raises(WorkerLostError):
         group.call("fail", 1, "dies")
     group.restart()
-    assert guests.call("double", 3) == [6, 8]
+    assert attached.call("double", 3) == [6, 8]
 
 
 def test_an_error_in_a_loss_names_the_loss_and_its_worker_lives_on(group: RayWorkerGroup, raises: Raises) -> None:

@@ -81,7 +81,7 @@ class Adder:
 
 
 class Doubler:
-    """A guest of an adder."""
+    """Attached to an adder."""
 
     def __init__(self, host: Adder, context: WorkerContext) -> None:
         assert host.context is context

@@ -1,4 +1,4 @@
-"""The engine as a guest: what it refuses and how, and that it leaves the process as it was."""
+"""What the engine refuses and how, and that it leaves the process as it was."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def test_200_requests_of_16_threads_with_random_cancels_and_updates_lose_and_lea
         assert len(completion.token_ids) == 16
         wanted = response_logprobs(model, requests[number].token_ids, completion.token_ids, 1.0)
         assert completion.logprobs == pytest.approx(wanted, abs=1e-4)
-    assert not generator._loop._state.running
+    assert not generator._state.running
     assert not generator._requests._samples
     assert not generator._requests._numbers
     assert not generator._requests.engine.has_unfinished_requests()

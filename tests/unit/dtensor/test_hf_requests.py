@@ -117,7 +117,7 @@ def test_200_requests_of_16_threads_with_random_cancels_and_updates_lose_and_lea
     alone = generator.generate([requests[number] for number in answered])
     for found, expected in zip(answered.values(), alone, strict=True):
         assert [c.token_ids for c in found] == [c.token_ids for c in expected]
-    assert not generator._loop._state.running
+    assert not generator._state.running
     assert not generator._versions.newest.batch.is_busy
     assert generator.held_bytes()["cache"] == 0
     generator.shutdown()
@@ -135,7 +135,7 @@ def test_a_shutdown_ends_what_runs_and_refuses_what_comes(tmp_path: Path, raises
 
 def test_an_engine_that_nobody_refers_to_ends_its_thread(tmp_path: Path) -> None:
     generator, _, _ = engine(tmp_path)
-    thread = generator._loop._thread
+    thread = generator._thread
     del generator
     thread.join(WAIT_S)
     assert not thread.is_alive()

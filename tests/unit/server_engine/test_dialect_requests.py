@@ -237,11 +237,11 @@ def test_tensorrt_llms_weights_come_under_the_name_of_their_gpu() -> None:
 def test_vllms_classes_take_what_weights_are_announced_with() -> None:
     """Its own backends ``nccl`` and ``ipc``, which cannot run here, against their classes."""
     pytest.importorskip("vllm")
-    from nemorl_agents.servers.dialects.vllm import init_info
+    from nemorl_agents.servers.dialects.base import meeting_place
     from vllm.distributed.weight_transfer.nccl_common import NCCLWeightTransferInitInfo
     from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferUpdateInfo
 
-    found = NCCLWeightTransferInitInfo(**init_info(MEETING))
+    found = NCCLWeightTransferInitInfo(**meeting_place(MEETING))
     assert (found.master_address, found.master_port) == ("10.0.0.1", 29500)
     assert (found.rank_offset, found.world_size, found.packed) == (1, 3, False)  # one tensor after the other
     server = Recorder({})

@@ -139,8 +139,8 @@ def test_an_error_of_a_call_is_the_callers(loop: RequestLoop) -> None:
 
 def test_closing_fails_what_runs_and_refuses_what_comes(engine: Engine, loop: RequestLoop, raises: Raises) -> None:
     future = loop.submit(request(1))
-    loop.close()
-    loop.close()
+    loop.shutdown()
+    loop.shutdown()
     assert engine.is_closed
     assert "shut down while it generated" in str(future.exception(WAIT_S))
     with raises(BackendError):

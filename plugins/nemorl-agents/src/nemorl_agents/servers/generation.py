@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from nemorl.base.files.owned_folders import owned_folder
 from nemorl.errors import BackendError
 from nemorl.types import Completion, GenerationRequest
-from nemorl_rl.data.tokenizer import Tokenizer, end_token_ids
+from nemorl_rl.data.tokenizer import Tokenizer, declared_limits
 from nemorl_rl.environments.loop_thread import LoopThread
 from nemorl_rl.rollouts.seeding import mixed_seed
 from nemorl_tensors.engines.model_config import read_model_config
-from nemorl_tensors.engines.responses import Response, ResponseLimits
+from nemorl_tensors.engines.responses import Response
 
 from nemorl_agents.servers.checks import Identity
 from nemorl_agents.servers.dialects.base import Answer, Ask
@@ -59,15 +59,7 @@ class ServerGeneration:
         self._policy = policy
         self._config = read_model_config(policy)
         self._tokenizer = Tokenizer.of(policy)
-        text = self._config.get_text_config()
-        declared = (getattr(self._config, "eos_token_id", None), getattr(text, "eos_token_id", None))
-        longest = getattr(text, "max_position_embeddings", policy.max_sequence_tokens)
-        self._limits = ResponseLimits(
-            text.vocab_size,
-            min(policy.max_sequence_tokens, longest),
-            end_token_ids(policy.model_name, self._tokenizer, *declared),
-            self._tokenizer.decode,
-        )
+        self._limits = declared_limits(policy, self._tokenizer, self._config)
         self._scratch = Path(worker.scratch) if worker.scratch else owned_folder("nemorl-engines-")
         self._versions = WeightVersions(place_of(self._scratch, options.weights_folder), policy)
         self._device = worker.device

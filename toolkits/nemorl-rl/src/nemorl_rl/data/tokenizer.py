@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from nemorl.errors import BackendError, boundary
 
 if TYPE_CHECKING:
     from nemorl.config.models import TrainingOptions
+    from nemorl_tensors.engines.responses import ResponseLimits
 
     from nemorl_rl.chat.learnt import RowChat
 
@@ -179,6 +181,20 @@ def end_token_ids(model_name: str, tokenizer: Tokenizer, *declared: int | Sequen
         stored = None
     ids = {token for value in (stored, *declared) for token in (value if isinstance(value, Sequence) else [value])}
     return tokenizer.stop_token_ids.union(token for token in ids if token is not None)
+
+
+def declared_limits(policy: TrainingOptions, tokenizer: Tokenizer, config: Any) -> ResponseLimits:
+    """What a model can be asked for, going by its config alone: an engine elsewhere has the model itself."""
+    from nemorl_tensors.engines.responses import ResponseLimits
+
+    text = config.get_text_config()
+    declared = (getattr(config, "eos_token_id", None), getattr(text, "eos_token_id", None))
+    ends = end_token_ids(policy.model_name, tokenizer, *declared)
+    limits = ResponseLimits(text.vocab_size, policy.max_sequence_tokens, ends, tokenizer.decode)
+    positions = getattr(text, "max_position_embeddings", None)
+    if positions is None or positions >= limits.max_sequence_tokens:
+        return limits
+    return replace(limits, max_sequence_tokens=positions, bound="the model's max_position_embeddings")
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from nemorl.weights import WeightHandle, in_process_handle
 
 from nemorl_rl.config import RolloutRunConfig
 from nemorl_rl.placement.tenant_resources import TenantResources
-from nemorl_rl.planning.tenants import ENGINE, ROLLOUT, SYNC, TRAIN, WRITES, EngineTenant, PhaseGate, Residents, phases
+from nemorl_rl.planning.tenants import ENGINE, ROLLOUT, SYNC, TRAIN, WRITES, EngineTenant, HeldParts, PhaseGate, phases
 from nemorl_rl.serving.generation_policy import REPORTS, GenerationPolicy, RequestLimits
 from nemorl_rl.serving.requests import NamedRequests
 from nemorl_rl.serving.snapshots import held_versions, takes_versions
@@ -100,7 +100,7 @@ class RolloutResources(TenantResources):
         self._gate.admit(ROLLOUT)
         self._withdraw()
 
-    def _table(self, roles: list[str], adapted: list[str]) -> Mapping[str, Residents]:
+    def _table(self, roles: list[str], adapted: list[str]) -> Mapping[str, HeldParts]:
         return phases(roles, shares_weights=self._shares_weights, adapted=adapted)
 
     def restart_training(self, error: WorkerLostError) -> None:

@@ -20,7 +20,7 @@ from nemorl.resources.policies import TrainingPolicy, Turn
 
 from nemorl_rl.planning.memory.reading import fitting_microbatches
 from nemorl_rl.planning.memory.watch import MemoryWatch
-from nemorl_rl.planning.tenants import POLICY, Residents, Tenancy, TrainingTenant, phases
+from nemorl_rl.planning.tenants import POLICY, HeldParts, Tenancy, TrainingTenant, phases
 
 
 class TenantResources(ResourceManager):
@@ -48,7 +48,7 @@ class TenantResources(ResourceManager):
             return policy
         return policy.model_copy(update={"microbatch_tokens": self._microbatch_tokens})
 
-    def _table(self, roles: list[str], adapted: list[str]) -> Mapping[str, Residents]:
+    def _table(self, roles: list[str], adapted: list[str]) -> Mapping[str, HeldParts]:
         """Who is in memory in which phase."""
         return phases(roles, shares_weights=False, adapted=adapted)
 

@@ -19,7 +19,7 @@ from nemorl.contracts.memory import DeviceMemoryError, MemoryPart
 from nemorl.errors import BackendError, DeadlineError, ForeignError, NemorlError
 
 Parts = tuple[MemoryPart, ...]
-Residents = Mapping[str, Parts]
+HeldParts = Mapping[str, Parts]
 """Tenant -> its parts that are in the devices' memory, in the order in which they come."""
 
 ENGINE, POLICY = "engine", "policy"
@@ -37,7 +37,7 @@ WRITES = (TRAIN, f"{POLICY} save")
 """Phases in which a policy's weights change: steps of the optimizer, and checkpoints that are loaded."""
 
 
-def phases(roles: Sequence[str], *, shares_weights: bool, adapted: Collection[str] = ()) -> dict[str, Residents]:
+def phases(roles: Sequence[str], *, shares_weights: bool, adapted: Collection[str] = ()) -> dict[str, HeldParts]:
     """The table of a run.
 
     Args:
@@ -48,7 +48,7 @@ def phases(roles: Sequence[str], *, shares_weights: bool, adapted: Collection[st
     >>> phases(["policy"], shares_weights=False)["rollout"]
     {'engine': ('weights', 'cache')}
     """
-    table: dict[str, Residents] = {f"{role} {work}": {role: parts} for role in roles for work, parts in WORK.items()}
+    table: dict[str, HeldParts] = {f"{role} {work}": {role: parts} for role in roles for work, parts in WORK.items()}
     table |= {f"{role} reference": {role: WORK["measure"]} for role in adapted}
     if shares_weights:
         # The engine has copies of what is not as it trains: merged adapters, layers in another form.
@@ -218,7 +218,7 @@ class PhaseGate:
 class Tenancy:
     """Moves tenants in and out. Work of one phase may overlap; that of another one waits for its end."""
 
-    def __init__(self, table: Mapping[str, Residents], watch: Watch, *, limit_s: float) -> None:
+    def __init__(self, table: Mapping[str, HeldParts], watch: Watch, *, limit_s: float) -> None:
         """
         Args:
             table: Of :func:`phases`.

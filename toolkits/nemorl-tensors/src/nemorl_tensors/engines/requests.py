@@ -47,7 +47,7 @@ class RequestEngine(Protocol):
 
 
 class RequestLoop:
-    """An engine and its thread. Everything here may be called from any thread."""
+    """An engine and its thread: what backends with the capability ``submit`` inherit from. Any thread may call it."""
 
     def __init__(
         self,
@@ -59,7 +59,8 @@ class RequestLoop:
         """Build the engine, on its thread.
 
         Args:
-            build: Makes it. What it raises is raised here.
+            build: Makes it, without a reference to this object, which ends the thread when nobody else has one. What
+                it raises is raised here.
             require: Raises if a request, given its place in its call, cannot be answered. Any thread calls it.
             name: Of the thread.
             lock: Held while the engine is at work, if it shares something with others of its process.
@@ -72,10 +73,10 @@ class RequestLoop:
         self._thread.start()
         ready.result()
         # At exit too: an interpreter must not end while the thread is inside of torch.
-        self._close = weakref.finalize(self, _stop, self._state, self._thread)
+        self._end = weakref.finalize(self, _stop, self._state, self._thread)
 
     def submit(self, request: GenerationRequest) -> Answer:
-        """Begin a request; see ``RequestBackend.submit``."""
+        """Begin a request, which joins those that run (``RequestBackend``)."""
         return self.submit_all([request])[0]
 
     def submit_all(self, requests: Sequence[GenerationRequest]) -> list[Answer]:
@@ -98,7 +99,12 @@ class RequestLoop:
         return answers
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[list[Completion]]:
-        """The completions of all requests. When one fails, or the wait is interrupted, the others are cancelled."""
+        """One list per request, one completion per seed. When one fails, or the wait is interrupted, the others are
+        cancelled.
+
+        Raises:
+            BackendError: A prompt is empty, too long or not of this vocabulary, or the model's logits are not finite.
+        """
         answers = self.submit_all(requests)
         try:
             done, _ = wait(answers, return_when=FIRST_EXCEPTION)
@@ -139,9 +145,9 @@ class RequestLoop:
         """End all requests with an error. Only for functions that ``call`` runs."""
         self._state.fail(error)
 
-    def close(self) -> None:
+    def shutdown(self) -> None:
         """Take the engine down. Requests in progress fail. Calling it twice is harmless."""
-        self._close()
+        self._end()
 
     def _post(self, command: Callable[[], None]) -> None:
         if not self._thread.is_alive():

@@ -198,6 +198,12 @@ class ResponseLimits:
     """Tokens that end any response that does not ignore them."""
     decode: Decode
     """Tokens to text, for stop strings."""
+    bound: str = "policy.max_sequence_tokens"
+    """What sets ``max_sequence_tokens``, for messages."""
+
+    def new_tokens(self, request: GenerationRequest) -> int:
+        """Most tokens that a response may have."""
+        return min(request.sampling.max_new_tokens, self.max_sequence_tokens - len(request.token_ids))
 
     def require(self, index: int, request: GenerationRequest) -> None:
         """Refuse what cannot be.
@@ -206,15 +212,15 @@ class ResponseLimits:
             BackendError: The prompt is empty, too long or not of this vocabulary, or no token is asked for.
         """
         prompt, asked, max_tokens = request.token_ids, request.sampling.max_new_tokens, self.max_sequence_tokens
-        problem = fix = None
+        problem, fix = None, ""
         if not prompt:
             problem, fix = "has an empty prompt", "give at least one token, e.g. the beginning-of-sequence token"
         elif len(prompt) >= max_tokens:
-            problem = f"has a prompt of {len(prompt)} tokens; policy.max_sequence_tokens = {max_tokens} leaves no room"
-            fix = "shorten the prompt, or raise policy.max_sequence_tokens"
+            problem = f"has a prompt of {len(prompt)} tokens; {self.bound} = {max_tokens} leaves no room"
+            fix = "shorten the prompt, or raise policy.max_sequence_tokens as far as the model allows"
         elif min(prompt) < 0 or max(prompt) >= self.vocabulary:
             problem = f"has token ids from {min(prompt)} to {max(prompt)}; the model knows 0 to {self.vocabulary - 1}"
-            fix = "tokenize with the tokenizer of policy.model_name"
+            fix = "tokenize with the policy's tokenizer"
         elif asked < 1:
             problem, fix = f"asks for {asked} new tokens", "ask for at least one"
         if problem is not None:
@@ -229,7 +235,7 @@ class ResponseLimits:
                 request.token_ids,
                 sampling,
                 seed,
-                limit=min(sampling.max_new_tokens, self.max_sequence_tokens - len(request.token_ids)),
+                limit=self.new_tokens(request),
                 stop_ids=stop_ids if sampling.ignore_eos else self.end_ids | stop_ids,
                 decode=self.decode,
                 goes_on=request.goes_on,

@@ -124,7 +124,7 @@ class Dialect(Protocol):
     """In which its servers can be given weights while they run, and what one is started with for that"""
     scores: bool = True
     """It returns log-probs of prompts"""
-    health: str
+    health: str = "/health"
     """Path that answers 200 while requests can be served"""
 
     def command(self, wanted: Wanted) -> str:
@@ -137,7 +137,8 @@ class Dialect(Protocol):
 
     async def tokenize(self, server: Caller, facts: Facts, text: str) -> list[int]:
         """Tokens of a text, without special ones."""
-        ...
+        body = {"model": facts.model, "prompt": text, "add_special_tokens": False}
+        return list(field(await server.post("/tokenize", body), "tokens"))
 
     async def score(self, server: Caller, facts: Facts, token_ids: Sequence[int]) -> list[float]:
         """Log-probs at temperature 1 of all tokens but the first, each given those before it."""
@@ -170,12 +171,6 @@ class Dialect(Protocol):
 
     def _cannot(self, way: Way) -> BackendError:
         return BackendError(f"{self.name} takes no weights by {way}", fix=f"weights: {' or '.join(self.ways)}")
-
-
-async def tokens_of(server: Caller, facts: Facts, text: str) -> list[int]:
-    """Tokens of a text, without special ones, of a server with ``/tokenize``."""
-    body = {"model": facts.model, "prompt": text, "add_special_tokens": False}
-    return list(field(await server.post("/tokenize", body), "tokens"))
 
 
 def sampling_fields(ask: Ask) -> dict[str, Any]:
@@ -223,3 +218,18 @@ def announcement(announced: Announced, dtypes: str) -> dict[str, Any]:
     """
     shapes = [list(shape) for shape in announced.shapes]
     return {"names": list(announced.names), dtypes: list(announced.dtypes), "shapes": shapes}
+
+
+def meeting_place(meeting: Meeting) -> dict[str, Any]:
+    """Where workers meet the run, for a request. The run is rank 0."""
+    return {
+        "master_address": meeting.address,
+        "master_port": meeting.port,
+        "rank_offset": 1,
+        "world_size": meeting.ranks,
+    }
+
+
+def weight_spans(spans: Any) -> tuple[tuple[str, int], ...]:
+    """Weights that drew a response and where each begins, as an engine lists them."""
+    return tuple((str(field(span, "version")), int(field(span, "start"))) for span in spans or ())

@@ -22,7 +22,8 @@ from nemorl_agents.servers.dialects.base import (
     Wanted,
     announcement,
     field,
-    tokens_of,
+    meeting_place,
+    weight_spans,
 )
 from nemorl_agents.servers.handles import shared_tensors
 from nemorl_agents.servers.sending import Announced, Opener, both, parts, torch_group
@@ -47,7 +48,6 @@ class SGLangDialect(Dialect):
         "distributed": "with --dp-size 1 and --pp-size 1",
         "tensor": "on the GPUs of the run's machine",
     }
-    health = "/health"
 
     def command(self, wanted: Wanted) -> str:
         return (
@@ -74,9 +74,6 @@ class SGLangDialect(Dialect):
             return replace(found, problems=(problem,))
         return found
 
-    async def tokenize(self, server: Caller, facts: Facts, text: str) -> list[int]:
-        return await tokens_of(server, facts, text)
-
     async def score(self, server: Caller, facts: Facts, token_ids: Sequence[int]) -> list[float]:
         body = {
             "input_ids": list(token_ids),
@@ -93,7 +90,7 @@ class SGLangDialect(Dialect):
         return Answer(
             tuple(field(entry, 1) for entry in entries),
             tuple(field(entry, 0) for entry in entries),
-            weight_spans(info),
+            weight_spans(info.get("weight_versions")) or ((str(field(info, "weight_version")), 0),),
             (0.0, *_prompt_logprobs(payload)) if ask.sampling.prompt_logprobs else (),
         )
 
@@ -144,15 +141,8 @@ async def _updating(server: Caller) -> AsyncIterator[None]:
 
 
 def group_body(meeting: Meeting) -> dict[str, Any]:
-    """Where workers meet the run. The run is rank 0."""
-    return {
-        "master_address": meeting.address,
-        "master_port": meeting.port,
-        "rank_offset": 1,
-        "world_size": meeting.ranks,
-        "group_name": meeting.name,
-        "backend": meeting.carrier,
-    }
+    """The group that workers join."""
+    return {**meeting_place(meeting), "group_name": meeting.name, "backend": meeting.carrier}
 
 
 def _ending(name: str, *, is_last: bool) -> dict[str, Any]:
@@ -193,11 +183,3 @@ def sample_body(ask: Ask) -> dict[str, Any]:
 def _prompt_logprobs(payload: Any) -> list[float]:
     """Of all tokens but the first."""
     return [float(field(entry, 0)) for entry in field(payload, "meta_info", "input_token_logprobs")[1:]]
-
-
-def weight_spans(info: Any) -> tuple[tuple[str, int], ...]:
-    """The weights that drew a response: its spans where it has them, else the one name."""
-    spans = info.get("weight_versions")
-    if spans:
-        return tuple((str(field(span, "version")), int(field(span, "start"))) for span in spans)
-    return ((str(field(info, "weight_version")), 0),)

@@ -27,7 +27,6 @@ class TensorRTLLMDialect(Dialect):
     versions = ">=1.2,<2"
     ways: Mapping[Way, str] = {"tensor": "on the GPU of the run, with orchestrator_type: ray in its options"}
     scores = False
-    health = "/health"
 
     def command(self, wanted: Wanted) -> str:
         return f"trtllm-serve {wanted.shown_model} --port {wanted.port} --max_seq_len {wanted.max_tokens}"

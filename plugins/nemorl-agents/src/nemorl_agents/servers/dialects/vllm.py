@@ -29,8 +29,9 @@ from nemorl_agents.servers.dialects.base import (
     Wanted,
     announcement,
     field,
+    meeting_place,
     sampling_fields,
-    tokens_of,
+    weight_spans,
 )
 from nemorl_agents.servers.handles import device_name, handles, pickled
 from nemorl_agents.servers.sending import Announced, Opener, VLLMGroup, both, torch_group
@@ -67,7 +68,6 @@ class VLLMDialect(Dialect):
         f"{TRANSFER.format('nccl')}",
         "tensor": f"on the GPU of the run {TRANSFER.format('ipc')} and VLLM_ALLOW_INSECURE_SERIALIZATION=1",
     }
-    health = "/health"
 
     def command(self, wanted: Wanted) -> str:
         start = f"VLLM_SERVER_DEV_MODE=1 vllm serve {wanted.shown_model}"
@@ -104,9 +104,6 @@ class VLLMDialect(Dialect):
             return replace(found, problems=((f"it returns {mode}, not log-probs", f"start it with {MODE[0]}"),))
         return replace(found, logprobs=LOGPROBS[mode], problems=tuple(_cpu_problems(info, options)))
 
-    async def tokenize(self, server: Caller, facts: Facts, text: str) -> list[int]:
-        return await tokens_of(server, facts, text)
-
     async def score(self, server: Caller, facts: Facts, token_ids: Sequence[int]) -> list[float]:
         sampling = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "detokenize": False}
         body = {"model": facts.model, "token_ids": list(token_ids), "sampling_params": sampling}
@@ -116,11 +113,10 @@ class VLLMDialect(Dialect):
         payload = await server.post("/inference/v1/generate", sample_body(facts, ask))
         choice = field(payload, "choices", 0)
         content = field(choice, "logprobs", "content")
-        spans = field(choice, "weight_versions") or []
         return Answer(
             tuple(field(choice, "token_ids")),
             tuple(field(entry, "logprob") for entry in content),
-            tuple((str(field(span, "version")), int(field(span, "start"))) for span in spans),
+            weight_spans(field(choice, "weight_versions")),
             (0.0, *_prompt_logprobs(payload, ask.token_ids)) if ask.sampling.prompt_logprobs else (),
         )
 
@@ -137,7 +133,7 @@ class VLLMDialect(Dialect):
         return ("nccl", VLLMGroup) if facts.transfer == "nccl" else ("gloo", torch_group)
 
     async def join(self, server: Caller, facts: Facts, meeting: Meeting) -> None:
-        await server.post("/init_weight_transfer_engine", {"init_info": init_info(meeting)})
+        await server.post("/init_weight_transfer_engine", {"init_info": meeting_place(meeting)})
 
     async def receive(self, server: Caller, facts: Facts, tensors: Mapping[str, Tensor], send: Send, name: str) -> None:
         body = {"update_info": announcement(Announced.of(tensors.items()), "dtype_names")}
@@ -165,16 +161,6 @@ async def _renewing(server: Caller, name: str) -> AsyncIterator[None]:
         await server.post("/update_weight_version", {"new_version": name})
     finally:
         await server.post("/resume")
-
-
-def init_info(meeting: Meeting) -> dict[str, Any]:
-    """Where workers meet the run. The run is rank 0."""
-    return {
-        "master_address": meeting.address,
-        "master_port": meeting.port,
-        "rank_offset": 1,
-        "world_size": meeting.ranks,
-    }
 
 
 def ipc_info(tensors: Mapping[str, Tensor], device: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from nemorl_rl.planning.memory.describing import EngineMemory
 from nemorl_rl.planning.memory.models import SMALLER_BUDGETS, HeldModel
 from nemorl_rl.planning.memory.parts import GIB, Part, Parts, count, total
 from nemorl_rl.planning.memory.scene import Scene
-from nemorl_rl.planning.tenants import ENGINE, POLICY, ROLLOUT, SYNC, Residents, phases
+from nemorl_rl.planning.tenants import ENGINE, POLICY, ROLLOUT, SYNC, HeldParts, phases
 
 BUCKET_BYTES = 256 * 2**20
 """Of ``nemorl_tensors.engines.buckets``: weights on their way to engines."""
@@ -122,7 +122,7 @@ def budgets(scene: Scene) -> dict[str, Budget]:
     engines = scene.neighbours
     engine = engines.plan.memory(engines, scene.capacity, scene.work.sequences) if engines is not None else None
     present = _present(scene, engine)
-    residents = _residents(scene, present)
+    residents = _held_parts(scene, present)
     found = {}
     for phase, tenant, moment, work in _works(scene, engine):
         held = {
@@ -146,13 +146,13 @@ def _present(scene: Scene, engine: EngineMemory | None) -> dict[str, Parts]:
     return found
 
 
-def _residents(scene: Scene, present: Mapping[str, Parts]) -> Mapping[str, Residents]:
+def _held_parts(scene: Scene, present: Mapping[str, Parts]) -> Mapping[str, HeldParts]:
     """Phase -> who is in memory with which parts."""
     roles = [model.role for model in scene.models]
     adapted = [model.role for model in scene.models if model.lora_rank]
     shares = scene.engines is not None and scene.engines.lives_on_trainer
     table = phases(roles, shares_weights=shares, adapted=adapted)
-    everything: Residents = {
+    everything: HeldParts = {
         name: tuple(dict.fromkeys(part.held for part in parts if part.held is not None))
         for name, parts in present.items()
     }
