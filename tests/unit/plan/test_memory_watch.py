@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from nemorl.config.load import load_config
 from nemorl.contracts.memory import DeviceMemoryError, MemoryPart
 from nemorl_cli.console import Console
 from nemorl_insight.plan.launch_check import memory_problems
+from nemorl_rl.placement.engines import RolloutResources
 from nemorl_rl.planning.devices import device_named
 from nemorl_rl.planning.memory import reading
 from nemorl_rl.planning.memory.budgets import budgets
@@ -129,8 +131,8 @@ def test_running_out_of_memory_is_explained(on_h100: Callable[..., Any], raises:
     with raises(DeviceMemoryError, "train", "cuda:0", "optimizer", "10.60"):
         raise told
     assert "policy." in str(told.fix)
-    with raises(DeviceMemoryError, "planned"), watch.explaining("policy train"):
-        raise error
+    with raises(DeviceMemoryError, "planned"):
+        raise watch.explained("policy train", error)
 
 
 def test_what_cannot_be_planned_is_told_without_a_plan(tmp_path: Path) -> None:
@@ -147,21 +149,28 @@ def test_what_cannot_be_planned_is_told_without_a_plan(tmp_path: Path) -> None:
 # Whether models take turns
 
 
-def test_models_that_fit_together_stay(on_h100: Callable[..., Any]) -> None:
-    assert not on_h100(QWEN_HALF_B, gpus=1).takes_turns
-    assert on_h100(QWEN_HALF_B, gpus=1, cluster={"take_turns": True}).takes_turns
+def take_turns(config: Any, folder: Path) -> bool:
+    """Whether the models of a run do, once it has decided."""
+    with closing(RolloutResources(config, folder / "run")) as resources:
+        return bool(resources.placement.takes_turns)
 
 
-def test_models_that_do_not_fit_together_take_turns(on_h100: Callable[..., Any]) -> None:
+def test_models_that_fit_together_stay(on_h100: Callable[..., Any], tmp_path: Path) -> None:
+    assert not take_turns(on_h100(QWEN_HALF_B, gpus=1, cluster={"launcher": "local"}), tmp_path)
+    assert on_h100(QWEN_HALF_B, gpus=1, cluster={"take_turns": True}).place().takes_turns
+
+
+def test_models_that_do_not_fit_together_take_turns(on_h100: Callable[..., Any], tmp_path: Path) -> None:
     # vLLM's half of the device and 18 B / 8 x 7.6 B parameters leave 22 GiB; activations of 4,096 tokens take more.
-    assert on_h100().takes_turns
-    assert not on_h100(cluster={"take_turns": False}).takes_turns
-    assert not on_h100(generation={"backend": "hf"}, cluster={"colocated": False}).takes_turns
+    assert on_h100().place().takes_turns is None  # its plan says
+    assert reading.known_scene(on_h100()).takes_turns  # type: ignore[union-attr]
+    assert take_turns(on_h100(gpus=1), tmp_path)
+    assert on_h100(cluster={"take_turns": False}).place().takes_turns is False
+    assert on_h100(generation={"backend": "hf"}, cluster={"colocated": False}).place().takes_turns is False
 
 
 def test_a_run_that_does_not_fit_even_in_turns_is_refused(on_h100: Callable[..., Any], tmp_path: Path) -> None:
     config = on_h100(gpus=1)  # 18 B x 7.6 B parameters = 128 GiB
-    assert config.takes_turns
     (problem,) = memory_problems(config, tmp_path, print)
     assert "even taking turns" in problem.message
     assert "policy train" in problem.message

@@ -26,8 +26,8 @@ def resources_of(folder: Path, limit_s: float) -> RolloutResources:
         policy={"max_sequence_tokens": 2048},
         cluster={"worker_timeout_s": limit_s},
     )
-    assert config.shares_weights
-    assert not config.takes_turns
+    assert config.place().shares_weights
+    assert not config.place().takes_turns
     return RolloutResources(config, folder)
 
 

@@ -198,7 +198,7 @@ class RolloutTrainer(BaseTrainer[R]):
 
     def _driving_problems(self) -> Iterator[ConfigIssue]:
         backend = self.config.generation.backend
-        is_attached = self.config.is_attached
+        is_attached = self.config.place().is_attached
         drives = self.environment.drives_policy or self.config.rollouts.turns == "free"
         if drives and (is_attached or "submit" not in backend.supports):
             name = registry().name_of("generation_backends", type(backend))

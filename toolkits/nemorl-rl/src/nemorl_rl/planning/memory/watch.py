@@ -7,8 +7,7 @@ change that fits.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -119,14 +118,6 @@ class MemoryWatch:
         told += [_planned(budget), f"for its work {_words(budget)}"]
         message = f"in {phase}, {error.message} ({'; '.join(told)})"
         return DeviceMemoryError(message, fix=self._fix(budget, budget.capacity))
-
-    @contextmanager
-    def explaining(self, phase: str) -> Iterator[None]:
-        """Of models that all stay in memory: explain an error of the block."""
-        try:
-            yield
-        except DeviceMemoryError as error:
-            raise self.explained(phase, error) from error
 
     def _fix(self, budget: Budget, taken: float) -> str:
         """The smallest change that fits, if the phase takes as much more than planned as was seen."""
