@@ -23,6 +23,7 @@ from nemorl_insight.plan.launch_check import memory_plan, memory_problems
 from nemorl_insight.plan.seconds import step_time
 from nemorl_rl.models.model_geometry import Geometry
 from nemorl_rl.placement.tenant_resources import TenantResources
+from nemorl_rl.placement.tenants import ROLLOUT, TRAIN
 from nemorl_rl.planning.devices import TABLE, Speed, device_named, named_by_driver, parse_fleet
 from nemorl_rl.planning.memory import reading
 from nemorl_rl.planning.memory.budgets import budgets, fullest
@@ -249,7 +250,7 @@ def test_a_run_gets_the_microbatches_that_its_plan_has(tmp_path: Path, monkeypat
 def test_an_engine_larger_than_its_share_does_not_fit() -> None:
     # 16 GB of weights in 0.15 of 79.6 GiB.
     found = scene(generation={"backend": {"name": "vllm", "gpu_memory_utilization": 0.15}})
-    memory = budgets(found)["rollout"]
+    memory = budgets(found)[ROLLOUT]
     assert memory.lacks / GIB == pytest.approx(14.96 + 4096 * 131072 / GIB - 0.15 * 79.6, abs=0.01)
     assert not memory.fits
 
@@ -260,10 +261,10 @@ def test_those_who_take_turns_need_no_more_than_the_largest_of_them() -> None:
     turns = scene(generation=generation, policy={"activation_checkpointing": True})
     assert turns.takes_turns
     together, alone = fullest(both), fullest(turns)
-    assert total(budgets(both)["policy train"].held["engine"]) == pytest.approx(0.6 * 79.6 * GIB)
-    assert total(budgets(turns)["policy train"].held["engine"]) == 0
+    assert total(budgets(both)[TRAIN].held["engine"]) == pytest.approx(0.6 * 79.6 * GIB)
+    assert total(budgets(turns)[TRAIN].held["engine"]) == 0
     # The engine's turn is the fullest: its share of the device, and two processes of 0.7 GiB.
-    assert alone.phase == "rollout"
+    assert alone.phase == ROLLOUT
     assert alone.needed == pytest.approx((0.6 * 79.6 + 2 * 0.7) * GIB)
     assert together.needed > alone.needed + 20 * GIB
     assert alone.fits

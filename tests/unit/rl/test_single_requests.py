@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from nemorl.errors import BackendError, DeadlineError, WorkerLostError
 from nemorl.types import Completion, GenerationRequest, SamplingParams
-from nemorl_rl.planning.tenants import ROLLOUT, SYNC, Tenancy
+from nemorl_rl.placement.tenants import ROLLOUT, SYNC, Tenancy
 from nemorl_rl.serving.generation_policy import GenerationPolicy, RequestLimits
 from nemorl_rl.serving.requests import NamedRequests
 from nemorl_rl.serving.routing import SLACK, Affinity, Router, beginnings_of

@@ -33,9 +33,8 @@ from nemorl_rl.environments import EnvironmentPool
 from nemorl_rl.environments.sources import RewardSource, as_environment
 from nemorl_rl.evaluation.evaluation import evaluate, planned_turns
 from nemorl_rl.placement.engines import RolloutResources
-from nemorl_rl.placement.remarks import Remarks
+from nemorl_rl.placement.tenant_resources import Remarks
 from nemorl_rl.rollouts.breaker import CircuitBreaker
-from nemorl_rl.rollouts.buffer import AsyncRolloutBuffer
 from nemorl_rl.rollouts.completions import Completions
 from nemorl_rl.rollouts.engine import RolloutEngine, RolloutPlan
 from nemorl_rl.rollouts.prompts import to_prompts
@@ -46,6 +45,8 @@ from nemorl_rl.serving.generation_policy import GenerationPolicy
 
 if TYPE_CHECKING:
     from nemorl_tensors import TokenBatch
+
+    from nemorl_rl.rollouts.buffer import AsyncRolloutBuffer
 
 R = TypeVar("R", bound=RolloutRunConfig)
 
@@ -277,6 +278,8 @@ class RolloutTrainer(BaseTrainer[R]):
         settings = self.config.rollouts
         if settings.mode == "sync" and self.rollout_plan.keep is None:
             return None
+        from nemorl_rl.rollouts.buffer import AsyncRolloutBuffer
+
         return AsyncRolloutBuffer(
             self.data,
             self.rollouts.with_timer(Timer()),

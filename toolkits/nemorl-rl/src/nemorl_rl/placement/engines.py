@@ -20,7 +20,7 @@ from nemorl.weights import WeightHandle, in_process_handle
 
 from nemorl_rl.config import RolloutRunConfig
 from nemorl_rl.placement.tenant_resources import TenantResources
-from nemorl_rl.planning.tenants import ENGINE, ROLLOUT, SYNC, TRAIN, WRITES, EngineTenant, PhaseGate
+from nemorl_rl.placement.tenants import ENGINE, ROLLOUT, SYNC, TRAIN, WRITES, EngineTenant, Phase, PhaseGate
 from nemorl_rl.serving.generation_policy import REPORTS, GenerationPolicy, RequestLimits
 from nemorl_rl.serving.requests import NamedRequests
 from nemorl_rl.serving.snapshots import held_versions, takes_versions
@@ -75,13 +75,13 @@ class RolloutResources(TenantResources):
         """The engine keeps no copy of its weights while the policy learns."""
         self._gate = PhaseGate(config.cluster.worker_timeout_s) if tenancy is None else tenancy.gate
 
-    def _during(self, phase: str) -> AbstractContextManager[None]:
+    def _during(self, phase: Phase) -> AbstractContextManager[None]:
         if (self.placement.shares_weights or self._forgets) and phase in (ROLLOUT, *WRITES):
             return self._apart(phase)
         return super()._during(phase)
 
     @contextmanager
-    def _apart(self, phase: str) -> Iterator[None]:
+    def _apart(self, phase: Phase) -> Iterator[None]:
         """Nothing is sampled from weights that are being written, where the engine runs on the trainer's own or has
         forgotten those before; nor from those of a step before they are published under a version."""
         # A tenancy passes through the same gate by itself.

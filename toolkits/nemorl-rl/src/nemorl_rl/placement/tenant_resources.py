@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nemorl.config.models import AuxiliaryModel, PolicyConfig
 from nemorl.config.run import RunConfig
@@ -21,9 +21,11 @@ from nemorl.errors import WorkerLostError
 from nemorl.resources.manager import ResourceManager
 from nemorl.resources.policies import TrainingPolicy, Turn
 
-from nemorl_rl.planning.tenants import POLICY, Tenancy, TrainingTenant, phases
+from nemorl_rl.placement.tenants import POLICY, Phase, Tenancy, TrainingTenant, phases
 
 if TYPE_CHECKING:
+    from nemorl.trainer import BaseTrainer
+
     from nemorl_rl.planning.memory.watch import MemoryWatch
 
 
@@ -80,7 +82,7 @@ class TenantResources(ResourceManager):
         return policy
 
     def turn_of(self, role: str) -> Turn:
-        return lambda work: self._during(f"{role} {work}")
+        return lambda work: self._during(Phase(role, work))
 
     def restart_training(self, error: WorkerLostError) -> None:
         super().restart_training(error)
@@ -101,11 +103,11 @@ class TenantResources(ResourceManager):
             found += [text for text in self.remarks() if text not in said]
         return found
 
-    def _during(self, phase: str) -> AbstractContextManager[None]:
+    def _during(self, phase: Phase) -> AbstractContextManager[None]:
         return self._tenancy.during(phase) if self._tenancy is not None else self._explained(phase)
 
     @contextmanager
-    def _explained(self, phase: str) -> Iterator[None]:
+    def _explained(self, phase: Phase) -> Iterator[None]:
         """Of models that all stay in memory."""
         try:
             yield
@@ -121,3 +123,14 @@ class TenantResources(ResourceManager):
         if self._tenancy is not None and "offload" in model.backend.supports:
             self._movable[role] = (model, workers)
             self._tenancy.admit(role, TrainingTenant(workers), ("weights", "optimizer", "gradients", "reference"))
+
+
+class Remarks:
+    """A hook that writes remarks into a run's events: what backends do otherwise than their defaults would, and what
+    was found of memory. Of trainers whose resources are :class:`TenantResources`."""
+
+    def on_step_end(self, trainer: BaseTrainer[Any], step: int) -> None:
+        resources = trainer.run.resources
+        assert isinstance(resources, TenantResources), "trainers with this hook have them"
+        for text in resources.new_remarks():
+            trainer.directory.event("remark", step=step, message=text)
