@@ -218,12 +218,12 @@ def _generation(scene: Scene) -> Budget:
 def sync_buffers(scene: Scene, *, sends: bool, receives: bool) -> Part:
     """Weights on their way, on a device that sends or receives them: buckets, of which none is smaller than the largest
     tensor, or a copy of all."""
-    policy, whole = scene.policy, scene.sync.size(scene.policy)
-    largest = whole if scene.sync.of_adapters else policy.element * policy.geometry.embedding_parameters
+    policy, whole = scene.policy, scene.sync_bytes
+    largest = whole if scene.placement.form == "adapters" else policy.element * policy.geometry.embedding_parameters
     bucket = min(whole, max(BUCKET_BYTES, largest))
-    if sends and scene.sync.copied_on_device:
+    if sends and scene.placement.copies_on_device:
         held = sum(part.size for part in policy.moments.lasting if part.held == "weights")
-        own = held if scene.sync.in_pieces else whole
+        own = held if scene.placement.spreads_weights else whole
         text = f"a copy of {count(own)}B" + f" + {count(bucket)}B" * receives
         return Part("sync buffers", own + bucket * receives, text)
     ends = sends + receives

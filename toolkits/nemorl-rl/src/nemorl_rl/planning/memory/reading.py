@@ -16,7 +16,7 @@ from nemorl_rl.planning.devices import Fleet, parse_fleet, shared_by, this_cpu, 
 from nemorl_rl.planning.memory.budgets import settled
 from nemorl_rl.planning.memory.engines import Engines
 from nemorl_rl.planning.memory.models import HeldModel
-from nemorl_rl.planning.memory.scene import Scene, Sync
+from nemorl_rl.planning.memory.scene import Scene
 from nemorl_rl.planning.memory.work import Work
 from nemorl_rl.serving.snapshots import held_versions
 
@@ -140,7 +140,7 @@ def scene_of(config: RunConfig, fleet: Fleet, sizes: Sizes, lengths: Lengths = E
             staleness=max(1, staleness),
             turns=config.cluster.take_turns,
             one_process=one_process,
-            sync=Sync(placement.form == "adapters", placement.copies_on_device, placement.spreads_weights),
+            placement=placement,
             others_beside=partial(_others_beside, config),
         )
     )
