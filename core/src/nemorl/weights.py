@@ -1,7 +1,7 @@
 """How new weights get from the trainer to the generator.
 
 The handle is what crosses; its payload belongs to the transport, which is chosen once for a run
-(``nemorl_rl.placement.transport_choice``). Transports are plugins (``nemorl.weight_transports``); the kernel's own is
+(``nemorl_rl.placement.place``). Transports are plugins (``nemorl.weight_transports``); the kernel's own is
 ``nemorl.resources.in_process``.
 """
 

@@ -43,7 +43,7 @@ def train(model: Path, run_dir: Path, steps: int, **changes: Any) -> list[dict[s
             "cluster": changes.get("cluster", {"gpus_per_node": 0}),
         }
     )
-    assert config.is_attached
+    assert config.place().is_attached
     rows = [{"prompt": f"{a}+{b}="} for a in range(2, 10) for b in range(2, 10)]
     return config.build().fit(rows, share_of_digits, console=Console(quiet=True)).history
 

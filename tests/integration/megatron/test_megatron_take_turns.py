@@ -62,7 +62,7 @@ def measured(model: Path, run_dir: Path, engine: Any, **cluster: Any) -> list[di
             "max_steps": 3,
         }
     )
-    assert config.takes_turns == cluster.get("take_turns", False)
+    assert config.place().takes_turns == cluster.get("take_turns", False)
     config.build().fit(ROWS, variety, val_dataset=ROWS, console=Console(quiet=True))
     records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return [{name: value for name, value in r.items() if not name.startswith(CLOCK)} for r in records]

@@ -48,6 +48,7 @@ except ResourceError as error:
 STARTER = """
 import json, sys, tempfile
 from pathlib import Path
+from nemorl.config.models import Placement
 from nemorl.errors import NemorlError
 from nemorl.resources.ray_launcher import RayLauncher
 from nemorl.resources.worker import WorkerContext
@@ -56,7 +57,7 @@ from nemorl.resources.factories import TrainingFactory
 cluster = {"launcher": "ray", "address": sys.argv[1], "cpus_per_worker": 0.5, "security": json.loads(sys.argv[2])}
 config = SFTConfig(model="a", data="arithmetic", cluster=cluster)
 with tempfile.TemporaryDirectory() as logs:
-    launcher = RayLauncher(config, WorkerContext(device="cpu"), Path(logs))
+    launcher = RayLauncher(config, Placement(), WorkerContext(device="cpu"), Path(logs))
     try:
         launcher.training_group(TrainingFactory(config.policy), "trainer")
     except NemorlError as error:

@@ -14,7 +14,7 @@ from typing import Any
 import nemorl
 import pytest
 from nemorl_cli.console import Console
-from nemorl_rl.planning.tenants import Tenancy
+from nemorl_rl.placement.tenants import Phase, Tenancy
 from nemorl_testing.models import tiny_model
 
 pytestmark = [pytest.mark.slow]
@@ -54,10 +54,10 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Mapping[str, Any], 
     during = Tenancy.during
 
     @contextmanager
-    def recorded(self: Tenancy, phase: str) -> Iterator[None]:
+    def recorded(self: Tenancy, phase: Phase) -> Iterator[None]:
         with during(self, phase):
             held = {name: {p for p, size in parts.items() if size} for name, parts in self.holdings().items()}
-            found.append((phase, self._table[phase], {name: parts for name, parts in held.items() if parts}))
+            found.append((str(phase), self._table[phase], {name: parts for name, parts in held.items() if parts}))
             yield
 
     monkeypatch.setattr(Tenancy, "during", recorded)

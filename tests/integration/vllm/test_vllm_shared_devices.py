@@ -41,7 +41,7 @@ def train(tmp_path: Path, model: Path, policy: dict[str, Any], engine: dict[str,
         checkpoint={"every": 0, "export": False},
         max_steps=3,
     )
-    assert config.spreads_weights
+    assert config.place().spreads_weights
     rows = [{"prompt": f"{a}+1=", "answer": str(a + 1)} for a in range(6)]
     config.build().fit(rows, lambda prompt, response: float(len(set(response))), console=Console(quiet=True))
     steps = [record for record in read_jsonl(tmp_path / "run" / "metrics.jsonl") if "train/grad_norm" in record]

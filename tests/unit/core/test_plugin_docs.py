@@ -157,7 +157,7 @@ def test_a_run_may_ask_for_a_transport_that_no_backend_lists(
     (text,) = blocks(KIND_PAGES["weight_transports"], "yaml")
     data = {"algorithm": "grpo", "model": str(tiny_model), "policy": {"init": "random"}, **yaml.safe_load(text)}
     with use_registry(Registry(Index.installed())):
-        assert load_config(data).weight_transport == "by-value-transport:by_value"
+        assert load_config(data).place().transport == "by-value-transport:by_value"
 
 
 def generator_named(name: str) -> ModuleType:

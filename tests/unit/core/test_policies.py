@@ -14,7 +14,7 @@ from nemorl.resources.local import LocalWorkerGroup
 from nemorl.resources.policies import TrainingPolicy
 from nemorl.resources.worker import WorkerContext
 from nemorl.weights import Distance, WeightHandle, in_process_handle
-from nemorl_rl.placement.transport_choice import choose_transport
+from nemorl_rl.placement.place import choose_transport
 from nemorl_tensors import TokenBatch
 from recorded_messages import Raises
 

@@ -60,13 +60,13 @@ def test_a_name_of_two_is_refused_until_the_run_chooses(rivals: Registry, tiny_m
     with pytest.raises(ConfigError):
         config(tiny_model)
     prefer = {"weight_transports.shared_memory": "acme-rival"}
-    assert config(tiny_model, prefer=prefer).weight_transport == "acme-rival:shared_memory"
+    assert config(tiny_model, prefer=prefer).place().transport == "acme-rival:shared_memory"
 
 
 def test_a_thread_and_another_process_fetch_by_the_transport_that_was_chosen(
     rivals: Registry, tiny_model: Path
 ) -> None:
-    chosen = config(tiny_model, prefer={"weight_transports.shared_memory": "acme-rival"}).weight_transport
+    chosen = config(tiny_model, prefer={"weight_transports.shared_memory": "acme-rival"}).place().transport
     arrived = pickle.loads(pickle.dumps(WeightHandle(chosen, 1, None)))
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.extend(arrived.buckets()))

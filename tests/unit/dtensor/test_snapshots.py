@@ -128,9 +128,9 @@ def test_one_version_alone_may_be_named_too(policy: PolicyConfig, models: list[A
 
 def test_an_engine_that_holds_several_versions_shares_no_memory_with_its_trainer(policy: PolicyConfig) -> None:
     shares = [
-        RolloutRunConfig(
-            policy=policy, generation={"backend": {"name": "hf", "snapshots": count}, "max_new_tokens": 8}
-        ).shares_weights
+        RolloutRunConfig(policy=policy, generation={"backend": {"name": "hf", "snapshots": count}, "max_new_tokens": 8})
+        .place()
+        .shares_weights
         for count in (1, 2)
     ]
     assert shares == [True, False]

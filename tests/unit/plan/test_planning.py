@@ -22,15 +22,15 @@ from nemorl_insight.plan.command import app
 from nemorl_insight.plan.launch_check import memory_plan, memory_problems
 from nemorl_insight.plan.seconds import step_time
 from nemorl_rl.models.model_geometry import Geometry
-from nemorl_rl.placement import tenant_resources
 from nemorl_rl.placement.tenant_resources import TenantResources
+from nemorl_rl.placement.tenants import ROLLOUT, TRAIN
 from nemorl_rl.planning.devices import TABLE, Speed, device_named, named_by_driver, parse_fleet
 from nemorl_rl.planning.memory import reading
 from nemorl_rl.planning.memory.budgets import budgets, fullest
 from nemorl_rl.planning.memory.layouts import applied, as_fix, overrides, present, smallest_change
-from nemorl_rl.planning.memory.models import HeldModel
+from nemorl_rl.planning.memory.models import SMALLER_BUDGETS, HeldModel
 from nemorl_rl.planning.memory.parts import GIB, total
-from nemorl_rl.planning.memory.reading import Lengths, Sizes, fitting_microbatches, scene_of
+from nemorl_rl.planning.memory.reading import Lengths, Sizes, scene_of
 from nemorl_rl.planning.memory.scene import Scene
 from recorded_messages import Raises
 from tiers import only
@@ -234,24 +234,23 @@ def test_microbatches_that_the_config_leaves_open_are_the_largest_that_fit(gpus:
 def test_a_run_gets_the_microbatches_that_its_plan_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
     monkeypatch.setattr(reading, "this_gpu", lambda: device_named("H100"))
-    data = {"algorithm": "dpo", "model": str(tmp_path), "data": "arithmetic", "cluster": {"gpus_per_node": 8}}
-    tokens = fitting_microbatches(load_config({**data, "policy": {"precision": "bfloat16"}}, for_cluster=True))
-    assert tokens is not None
-    assert tokens < 16384
-    named = {"precision": "bfloat16", "microbatch_tokens": 777}
-    assert fitting_microbatches(load_config({**data, "policy": named}, for_cluster=True)) is None
-    monkeypatch.setattr(tenant_resources, "fitting_microbatches", lambda _: tokens)
-    here = {**data, "cluster": {"launcher": "local"}}
-    with closing(TenantResources(load_config(here), tmp_path / "run")) as resources:
-        assert resources.config.policy.microbatch_tokens == tokens
-        critic = PolicyConfig(microbatch_tokens=777)
-        assert resources._fitting(critic).microbatch_tokens == 777
+    data = {"algorithm": "dpo", "model": str(tmp_path), "data": "arithmetic", "cluster": {"gpus_per_node": 1}}
+
+    def resources_of(**policy: Any) -> TenantResources:
+        config = load_config({**data, "policy": {"precision": "bfloat16", **policy}}, for_cluster=True)
+        return TenantResources(config, tmp_path / "run")
+
+    with closing(resources_of()) as resources:
+        assert resources.config.policy.microbatch_tokens == SMALLER_BUDGETS[-1]  # not even these fit one device
+        assert resources._fitting(PolicyConfig(microbatch_tokens=777)).microbatch_tokens == 777
+    with closing(resources_of(microbatch_tokens=777)) as resources:
+        assert resources.config.policy.microbatch_tokens == 777
 
 
 def test_an_engine_larger_than_its_share_does_not_fit() -> None:
     # 16 GB of weights in 0.15 of 79.6 GiB.
     found = scene(generation={"backend": {"name": "vllm", "gpu_memory_utilization": 0.15}})
-    memory = budgets(found)["rollout"]
+    memory = budgets(found)[ROLLOUT]
     assert memory.lacks / GIB == pytest.approx(14.96 + 4096 * 131072 / GIB - 0.15 * 79.6, abs=0.01)
     assert not memory.fits
 
@@ -262,10 +261,10 @@ def test_those_who_take_turns_need_no_more_than_the_largest_of_them() -> None:
     turns = scene(generation=generation, policy={"activation_checkpointing": True})
     assert turns.takes_turns
     together, alone = fullest(both), fullest(turns)
-    assert total(budgets(both)["policy train"].held["engine"]) == pytest.approx(0.6 * 79.6 * GIB)
-    assert total(budgets(turns)["policy train"].held["engine"]) == 0
+    assert total(budgets(both)[TRAIN].held["engine"]) == pytest.approx(0.6 * 79.6 * GIB)
+    assert total(budgets(turns)[TRAIN].held["engine"]) == 0
     # The engine's turn is the fullest: its share of the device, and two processes of 0.7 GiB.
-    assert alone.phase == "rollout"
+    assert alone.phase == ROLLOUT
     assert alone.needed == pytest.approx((0.6 * 79.6 + 2 * 0.7) * GIB)
     assert together.needed > alone.needed + 20 * GIB
     assert alone.fits

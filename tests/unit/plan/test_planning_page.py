@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from nemorl.config import PolicyConfig
 from nemorl_rl.models.model_geometry import Geometry
+from nemorl_rl.placement.tenants import ROLLOUT, SYNC, TRAIN
 from nemorl_rl.planning.devices import parse_fleet
 from nemorl_rl.planning.memory.budgets import budgets, settled
 from nemorl_rl.planning.memory.engines import Engines
@@ -55,8 +56,8 @@ def test_the_pages_training_backend_is_planned(page: dict[str, Any]) -> None:
 
 def test_the_pages_engine_is_planned(page: dict[str, Any]) -> None:
     found = budgets(scene(page))
-    assert {"rollout", "sync", "policy train"} == set(found)
-    held = found["rollout"].held_bytes("engine")
+    assert {ROLLOUT, SYNC, TRAIN} == set(found)
+    held = found[ROLLOUT].held_bytes("engine")
     assert held["weights"] == 4 * 1_235_814_400
     # Eight rows of 2,048 tokens; keys and values of 16 layers x 8 heads x 64 in float32.
     assert held["cache"] == 8 * 2048 * 2 * 16 * 512 * 4

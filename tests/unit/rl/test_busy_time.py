@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nemorl_rl.rollouts.busy_time import BusyTime
+from nemorl_rl.rollouts.buffer import BusyTime
 
 
 def test_what_overlaps_counts_once_and_what_goes_on_counts_in_the_next_span() -> None:

@@ -11,6 +11,7 @@ from nemorl.errors import BackendError, DeadlineError
 from nemorl.types import GenerationRequest, SamplingParams
 from nemorl_grpo import GRPOConfig
 from nemorl_rl.placement.engines import RolloutResources
+from nemorl_rl.placement.tenants import ROLLOUT
 from nemorl_testing.models import tiny_model
 from recorded_messages import Raises
 
@@ -26,8 +27,8 @@ def resources_of(folder: Path, limit_s: float) -> RolloutResources:
         policy={"max_sequence_tokens": 2048},
         cluster={"worker_timeout_s": limit_s},
     )
-    assert config.shares_weights
-    assert not config.takes_turns
+    assert config.place().shares_weights
+    assert not config.place().takes_turns
     return RolloutResources(config, folder)
 
 
@@ -69,7 +70,7 @@ def test_log_probs_may_be_measured_while_requests_run(resources: RolloutResource
 
 def test_who_waits_too_long_is_told_for_what(tmp_path: Path, raises: Raises) -> None:
     resources = resources_of(tmp_path, 0.05)
-    with resources._during("rollout"), raises(DeadlineError, "rollout"), resources.turn_of("policy")("train"):
+    with resources._during(ROLLOUT), raises(DeadlineError, "rollout"), resources.turn_of("policy")("train"):
         pass
     resources.close()
 

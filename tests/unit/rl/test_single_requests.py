@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from nemorl.errors import BackendError, DeadlineError, WorkerLostError
 from nemorl.types import Completion, GenerationRequest, SamplingParams
-from nemorl_rl.planning.tenants import ROLLOUT, SYNC, Tenancy
+from nemorl_rl.placement.tenants import ROLLOUT, SYNC, Phase, Tenancy
 from nemorl_rl.serving.generation_policy import GenerationPolicy, RequestLimits
 from nemorl_rl.serving.requests import NamedRequests
 from nemorl_rl.serving.routing import SLACK, Affinity, Router, beginnings_of
@@ -23,9 +23,9 @@ from recorded_messages import Raises
 class Unwatched:
     """Nothing was planned."""
 
-    def entered(self, phase: str, holdings: Any) -> None: ...
+    def entered(self, phase: Phase, holdings: Any) -> None: ...
 
-    def explained(self, phase: str, error: Any, holdings: Any) -> Any:
+    def explained(self, phase: Phase, error: Any, holdings: Any) -> Any:
         return error
 
 

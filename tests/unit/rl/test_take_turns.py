@@ -105,8 +105,8 @@ def test_what_cannot_take_turns_is_refused(tiny_model: Path, tmp_path: Path, rai
 
 
 def test_by_default_nobody_moves_on_a_cpu(tiny_model: Path, tmp_path: Path) -> None:
-    assert not settings(tiny_model, tmp_path, RUNS["grpo"]).takes_turns
-    assert settings(tiny_model, tmp_path, RUNS["grpo"], take_turns=True).takes_turns
+    assert not settings(tiny_model, tmp_path, RUNS["grpo"]).place().takes_turns
+    assert settings(tiny_model, tmp_path, RUNS["grpo"], take_turns=True).place().takes_turns
 
 
 def test_a_model_beside_the_policy_must_be_able_to_leave_as_well(

@@ -9,10 +9,21 @@ from typing import Any
 import pytest
 from nemorl.contracts.memory import DeviceMemoryError, MemoryPart
 from nemorl.errors import BackendError, DeadlineError
-from nemorl_rl.planning.tenants import EngineTenant, Parts, Tenancy, TrainingTenant, phases
+from nemorl_rl.placement.tenants import (
+    ROLLOUT,
+    SYNC,
+    TRAIN,
+    EngineTenant,
+    Parts,
+    Phase,
+    Tenancy,
+    TrainingTenant,
+    phases,
+)
 from recorded_messages import Raises
 
 GIB = 2**30
+MEASURE, REFERENCE, SAVE = Phase("policy", "measure"), Phase("policy", "reference"), Phase("policy", "save")
 ALL: Parts = ("weights", "optimizer", "gradients", "reference")
 
 
@@ -35,10 +46,10 @@ class Recording:
 class Unwatched:
     """Nothing was planned."""
 
-    def entered(self, phase: str, holdings: Any) -> None:
+    def entered(self, phase: Phase, holdings: Any) -> None:
         pass
 
-    def explained(self, phase: str, error: DeviceMemoryError, holdings: Any) -> DeviceMemoryError:
+    def explained(self, phase: Phase, error: DeviceMemoryError, holdings: Any) -> DeviceMemoryError:
         return error
 
 
@@ -49,7 +60,7 @@ def tenancy(said: list[str], *, shares_weights: bool = False, fails: str = "", l
     return found
 
 
-def steps(found: Tenancy, said: list[str], *names: str) -> list[str]:
+def steps(found: Tenancy, said: list[str], *names: Phase) -> list[str]:
     del said[:]
     for name in names:
         with found.during(name):
@@ -61,8 +72,8 @@ def test_one_step_in_the_order_of_the_issue() -> None:
     """rollout -> sleep engine -> onload trainer -> train -> publish weights -> offload -> wake, weights first."""
     said: list[str] = []
     found = tenancy(said)
-    steps(found, said, "rollout")
-    assert steps(found, said, "policy train", "sync", "rollout") == [
+    steps(found, said, ROLLOUT)
+    assert steps(found, said, TRAIN, SYNC, ROLLOUT) == [
         "engine sleep 1",
         "policy onload weights optimizer gradients",
         # sync: the engine's weights come once the optimizer is gone, its cache once the trainer is
@@ -77,8 +88,8 @@ def test_an_engine_whose_weights_come_anew_forgets_them_while_the_policy_learns(
     said: list[str] = []
     found = tenancy(said)
     engine = EngineTenant(Recording("engine", said))  # type: ignore[arg-type]
-    found.admit("engine", engine, ("weights", "cache"), forgets={"policy train": engine.forget})
-    assert steps(found, said, "rollout", "policy train", "policy train", "sync", "rollout") == [
+    found.admit("engine", engine, ("weights", "cache"), forgets={TRAIN: engine.forget})
+    assert steps(found, said, ROLLOUT, TRAIN, TRAIN, SYNC, ROLLOUT) == [
         "policy offload gradients optimizer reference weights",
         "engine sleep 2",
         "policy onload weights optimizer gradients",
@@ -88,17 +99,17 @@ def test_an_engine_whose_weights_come_anew_forgets_them_while_the_policy_learns(
         "engine wake cache",
     ]
     # A copy that was kept for another phase is let go of; what comes next may be a rollout after a checkpoint.
-    step = steps(found, said, "policy reference", "policy train", "sync", "rollout")
+    step = steps(found, said, REFERENCE, TRAIN, SYNC, ROLLOUT)
     assert [told for told in step if "sleep" in told] == ["engine sleep 1", "engine sleep 2"]
-    assert [told for told in steps(found, said, "policy save", "rollout") if "sleep" in told] == ["engine sleep 1"]
+    assert [told for told in steps(found, said, SAVE, ROLLOUT) if "sleep" in told] == ["engine sleep 1"]
 
 
 def test_work_of_the_same_phase_moves_nothing() -> None:
     said: list[str] = []
     found = tenancy(said)
-    steps(found, said, "rollout")
-    assert steps(found, said, "rollout", "rollout") == []
-    assert steps(found, said, "policy measure", "policy measure", "policy train") == [
+    steps(found, said, ROLLOUT)
+    assert steps(found, said, ROLLOUT, ROLLOUT) == []
+    assert steps(found, said, MEASURE, MEASURE, TRAIN) == [
         "engine sleep 1",
         "policy onload weights",
         "policy onload optimizer gradients",
@@ -108,7 +119,7 @@ def test_work_of_the_same_phase_moves_nothing() -> None:
 def test_an_engine_over_the_policys_weights_leaves_with_what_is_its_own() -> None:
     said: list[str] = []
     found = tenancy(said, shares_weights=True)
-    assert steps(found, said, "rollout", "policy train") == [
+    assert steps(found, said, ROLLOUT, TRAIN) == [
         "policy offload gradients optimizer reference",
         "engine sleep 1",
         "policy onload optimizer gradients",
@@ -118,8 +129,8 @@ def test_an_engine_over_the_policys_weights_leaves_with_what_is_its_own() -> Non
 def test_the_reference_is_in_memory_while_it_is_asked_and_no_longer() -> None:
     said: list[str] = []
     found = tenancy(said)
-    steps(found, said, "policy measure")
-    assert steps(found, said, "policy reference", "policy measure") == [
+    steps(found, said, MEASURE)
+    assert steps(found, said, REFERENCE, MEASURE) == [
         "policy offload gradients optimizer reference weights",
         "policy onload reference",
         "policy offload gradients optimizer reference weights",
@@ -129,8 +140,8 @@ def test_the_reference_is_in_memory_while_it_is_asked_and_no_longer() -> None:
 
 def test_the_reference_of_adapters_is_the_model_without_them() -> None:
     table = phases(["policy", "critic"], shares_weights=False, adapted=["policy"])
-    assert table["policy reference"] == {"policy": ("weights",)}
-    assert table["critic reference"] == {"critic": ("reference",)}
+    assert table[REFERENCE] == {"policy": ("weights",)}
+    assert table[Phase("critic", "reference")] == {"critic": ("reference",)}
 
 
 def test_models_beside_the_policy_take_turns_as_well() -> None:
@@ -138,7 +149,7 @@ def test_models_beside_the_policy_take_turns_as_well() -> None:
     found = Tenancy(phases(["policy", "critic"], shares_weights=False), Unwatched(), limit_s=5.0)
     for role in ("policy", "critic"):
         found.admit(role, TrainingTenant(Recording(role, said)), ALL)  # type: ignore[arg-type]
-    assert steps(found, said, "critic measure", "policy train") == [
+    assert steps(found, said, Phase("critic", "measure"), TRAIN) == [
         "policy offload gradients optimizer reference weights",
         "critic offload gradients optimizer reference",
         "critic offload gradients optimizer reference weights",
@@ -149,24 +160,24 @@ def test_models_beside_the_policy_take_turns_as_well() -> None:
 def test_what_was_built_anew_is_there_with_all_it_has() -> None:
     said: list[str] = []
     found = tenancy(said)
-    steps(found, said, "rollout")
+    steps(found, said, ROLLOUT)
     del said[:]
     found.send_away("engine")
     found.admit("policy", TrainingTenant(Recording("policy", said)), ALL)  # type: ignore[arg-type]
     assert said == ["engine sleep 1"]
-    assert steps(found, said, "policy save") == ["policy offload gradients reference"]
+    assert steps(found, said, SAVE) == ["policy offload gradients reference"]
 
 
 def test_a_part_that_does_not_fit_says_who_holds_what(raises: Raises) -> None:
     said: list[str] = []
     found = tenancy(said, fails="onload")
-    steps(found, said, "rollout")
+    steps(found, said, ROLLOUT)
     with raises(BackendError, "train", "weights", "2.00", "cache", "0.50"):
-        steps(found, said, "policy train")
+        steps(found, said, TRAIN)
     # What failed half way is tried again, not taken for done.
     assert "policy onload weights optimizer gradients" in said
     with pytest.raises(BackendError):
-        steps(found, said, "policy train")
+        steps(found, said, TRAIN)
 
 
 def test_work_of_another_phase_waits_for_the_end_of_this_one(raises: Raises) -> None:
@@ -175,7 +186,7 @@ def test_work_of_another_phase_waits_for_the_end_of_this_one(raises: Raises) -> 
     entered, leave = threading.Event(), threading.Event()
 
     def generate() -> None:
-        with found.during("rollout"):
+        with found.during(ROLLOUT):
             entered.set()
             leave.wait(10)
 
@@ -183,12 +194,12 @@ def test_work_of_another_phase_waits_for_the_end_of_this_one(raises: Raises) -> 
     thread.start()
     entered.wait(10)
     with raises(DeadlineError, "train", "rollout"):
-        steps(found, said, "policy train")
-    with found.during("rollout"):
+        steps(found, said, TRAIN)
+    with found.during(ROLLOUT):
         pass  # a second one of the same phase does not wait
     leave.set()
     thread.join()
-    assert steps(found, said, "policy train")[0] == "engine sleep 1"
+    assert steps(found, said, TRAIN)[0] == "engine sleep 1"
 
 
 @pytest.mark.parametrize("shares_weights", [False, True])

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from nemorl.errors import BackendError, DeadlineError, WeightsLostError
 from nemorl.plugins import registry
 from nemorl.weights import Distance
-from nemorl_rl.placement.transport_choice import choose_transport
+from nemorl_rl.placement.place import choose_transport
 from nemorl_rl.transports.broadcast import Broadcast, BroadcastPayload, Keys
 from nemorl_rl.transports.cuda_ipc import CudaIpc
 from recorded_messages import Raises

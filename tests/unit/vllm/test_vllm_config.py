@@ -126,13 +126,13 @@ FAR_CPUS = {"num_nodes": 2, "workers_per_node": 1, "address": "auto", "colocated
 
 
 def test_adapters_travel_merged_unless_asked_for_or_far(tiny_model: Path) -> None:
-    assert run(tiny_model).weight_form == "model"
-    assert run(tiny_model, rollouts={"adapters": "separate"}).weight_form == "adapters"
-    assert run(tiny_model, rollouts={"adapters": "merged"}).weight_form == "model"
-    assert run(tiny_model, lora=False).weight_form == "model"
-    assert run(tiny_model, cluster=FAR).weight_form == "adapters"
-    assert run(tiny_model, cluster=FAR_CPUS).weight_form == "model"  # there vLLM's adapters cost more than they save
-    assert run(tiny_model, cluster=FAR, rollouts={"adapters": "merged"}).weight_form == "model"
+    assert run(tiny_model).place().form == "model"
+    assert run(tiny_model, rollouts={"adapters": "separate"}).place().form == "adapters"
+    assert run(tiny_model, rollouts={"adapters": "merged"}).place().form == "model"
+    assert run(tiny_model, lora=False).place().form == "model"
+    assert run(tiny_model, cluster=FAR).place().form == "adapters"
+    assert run(tiny_model, cluster=FAR_CPUS).place().form == "model"  # there vLLM's adapters cost more than they save
+    assert run(tiny_model, cluster=FAR, rollouts={"adapters": "merged"}).place().form == "model"
 
 
 def test_adapters_apart_need_some_and_an_engine_for_them(tiny_model: Path, raises: Raises) -> None:

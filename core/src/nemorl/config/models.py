@@ -24,6 +24,7 @@ from nemorl.errors import ConfigIssue
 from nemorl.plugins import registry
 from nemorl.plugins.kinds import GenerationBackendConfig, PluginConfig, TrainingBackendConfig
 from nemorl.types import SamplingParams
+from nemorl.weights import Form
 
 # Workers build these, perhaps in another environment: whether their modules are there is checked apart.
 TRAINING_BACKEND = Component("training_backends", DEFAULT_PLUGINS["training_backends"], built_here=False)
@@ -305,19 +306,26 @@ def interpreter_problems(kind: str, backend: PluginConfig, python: Path | None) 
 
 
 @dataclass(frozen=True)
-class Sampler:
-    """What samples from the policy in a run, as the resource manager needs to know it."""
+class Placement:
+    """Where the parts of a run go and how weights travel between them, as ``RunConfig.place`` decides it. The defaults
+    are those of a run that has one model and samples nothing."""
 
-    generation: GenerationConfig
-    is_attached: bool
-    """It is built in the trainer's processes, over its weights"""
-    transport: str | None
-    """How weights get there; ``None`` where they need not travel, or cannot"""
-
-    @property
-    def devices(self) -> int:
-        """Devices that one engine spreads over"""
-        return self.generation.backend.devices_per_replica
+    is_attached: bool = False
+    """The engine is built in the trainer's processes, over its weights"""
+    shares_weights: bool = False
+    """The engine runs on the trainer's own weights, in its memory"""
+    transport: str | None = None
+    """Id of what carries weights to the engine; ``None`` where the backends have no way in common"""
+    copies_on_device: bool = False
+    """The transport first copies what a rank sends within the rank's device"""
+    form: Form = "model"
+    """What a sync of weights carries"""
+    adapter_obstacle: str = ""
+    """Why adapters do not travel apart from the model although they should; empty if they do, or need not"""
+    spreads_weights: bool = False
+    """Each rank of the trainer sends its own part of the weights, and nobody gathers them"""
+    takes_turns: bool | None = False
+    """Models leave the devices' memory while others work; ``None``: if they do not all fit at once"""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from nemorl.base.text.scalars import Duration
 from nemorl.config.base import PLUGINS, RESUMABLE, Config
 from nemorl.config.cluster import ClusterConfig
 from nemorl.config.component import Component
-from nemorl.config.models import AuxiliaryModel, GenerationConfig, PolicyConfig, Sampler
+from nemorl.config.models import AuxiliaryModel, GenerationConfig, Placement, PolicyConfig
 from nemorl.config.plugin_lists import PluginsConfig, policy_in
 from nemorl.contracts import Head
 from nemorl.errors import ConfigIssue, NemorlError, boundary
@@ -191,7 +191,11 @@ class RunConfig(Config):
 
     def _rank_problems(self) -> Iterator[ConfigIssue]:
         sampler = self.sampler
-        ranks = self.cluster.world_size if sampler is None else self.cluster.training_workers(sampler.devices)
+        ranks = (
+            self.cluster.world_size
+            if sampler is None
+            else self.cluster.training_workers(sampler.backend.devices_per_replica)
+        )
         if ranks < 1:
             yield ConfigIssue(
                 "cluster.generation_workers",
@@ -270,14 +274,13 @@ class RunConfig(Config):
             yield ConfigIssue(f"{part}.{key}", message, "set cluster.launcher: ray")
 
     @property
-    def sampler(self) -> Sampler | None:
+    def sampler(self) -> GenerationConfig | None:
         """What samples from the policy during the run; ``None``: nothing does."""
         return None
 
-    @property
-    def takes_turns(self) -> bool:
-        """Whether models leave the devices' memory while others work."""
-        return False
+    def place(self) -> Placement:
+        """Where the run's parts go. Asks the registry: call it once and hand the answer on."""
+        return Placement()
 
     @property
     def needs_reference(self) -> bool:

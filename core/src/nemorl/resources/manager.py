@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
-from nemorl.config.models import AuxiliaryModel, PolicyConfig
+from nemorl.config.models import AuxiliaryModel, Placement, PolicyConfig
 from nemorl.config.run import RunConfig
 from nemorl.contracts import WorkerGroup
 from nemorl.errors import WorkerLostError
@@ -71,14 +71,22 @@ class LocalLauncher:
 class ResourceManager:
     """Builds and owns the worker groups of one run, on the launcher that ``cluster`` asks for."""
 
-    def __init__(self, config: RunConfig, run_dir: Path, *, on_restart: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        run_dir: Path,
+        *,
+        placement: Placement | None = None,
+        on_restart: Callable[[str], None] = lambda _: None,
+    ) -> None:
         """
         Args:
             config: The run.
             run_dir: Its directory: worker logs go to ``logs/``.
+            placement: Where its parts go. Unset: as the config says.
             on_restart: Told, in one line, whenever workers were lost and are being replaced.
         """
-        self.config = config
+        self.config, self.placement = config, placement or config.place()
         self._on_restart = on_restart
         self._restarts: deque[float] = deque()
         """Moments of ``time.monotonic()`` at which workers were replaced, within the last ``restart_window_s``."""
@@ -94,13 +102,13 @@ class ResourceManager:
             seed=config.seed,
             collective_timeout_s=cluster.worker_timeout_s,
             scratch=run_dir / "scratch",
-            leaves_memory=config.takes_turns,
+            leaves_memory=bool(self.placement.takes_turns),
         )
         self.launcher: Launcher
         if cluster.uses_ray:
             from nemorl.resources.ray_launcher import RayLauncher
 
-            self.launcher = RayLauncher(config, context, run_dir / "logs")
+            self.launcher = RayLauncher(config, self.placement, context, run_dir / "logs")
         else:
             self.launcher = LocalLauncher(context)
         self._stack.callback(self.launcher.close)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
+from nemorl.config.models import Placement
 from nemorl.config.run import RunConfig
 from nemorl.contracts import WorkerGroup
 from nemorl.resources.factories import TrainingFactory
@@ -25,12 +26,12 @@ from nemorl.resources.worker import (
 class RayLauncher:
     """Reserves all devices of the run at once, then puts groups on them."""
 
-    def __init__(self, config: RunConfig, context: WorkerContext, log_folder: Path) -> None:
+    def __init__(self, config: RunConfig, placement: Placement, context: WorkerContext, log_folder: Path) -> None:
         self._config, self._context = config, context
         self._stack = ExitStack()
         cluster, sampler = config.cluster, config.sampler
-        width = 1 if sampler is None else sampler.devices
-        is_shared = sampler is not None and cluster.colocated and not sampler.is_attached
+        width = 1 if sampler is None else sampler.backend.devices_per_replica
+        is_shared = sampler is not None and cluster.colocated and not placement.is_attached
         self._log_folder = log_folder
         # Groups on one place take turns: each reserves an equal part of it.
         self._training_share = 1.0 / (1 + len(config.auxiliary_models) + is_shared)
@@ -64,19 +65,18 @@ class RayLauncher:
 
     @token_of_the_driver_alone_named()
     def engine_group(self, factory: WorkerFactory, name: str) -> WorkerGroup:
-        sampler = self._config.sampler
-        assert sampler is not None, "this kind of run samples nothing"
-        generation = sampler.generation
-        supports = generation.backend.supports
+        generation = self._config.sampler
+        assert generation is not None, "this kind of run samples nothing"
+        supports, width = generation.backend.supports, generation.backend.devices_per_replica
         settings = GroupSettings(
             share=self._generation_share,
-            places_per_worker=sampler.devices if self._generation is self._training else 1,
+            places_per_worker=width if self._generation is self._training else 1,
             log_folder=self._log_folder,
             name=name,
             is_spmd=False,
             python=generation.interpreter,
             modules=generation.backend.requires_modules,
-            workers=self._config.cluster.generation_replicas(generation.backend.devices_per_replica),
+            workers=self._config.cluster.generation_replicas(width),
             # An update must be able to reach an engine that is generating.
             concurrent_calls=1 + ("in_flight_updates" in supports) + SUBMITTED_CALLS * ("submit" in supports),
         )

@@ -9,21 +9,18 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from nemorl.config.base import RESUMABLE, Config
 from nemorl.config.component import Component
-from nemorl.config.models import GenerationConfig, Sampler
+from nemorl.config.models import GenerationConfig, Placement
 from nemorl.config.run import RunConfig, ValidationConfig
-from nemorl.contracts.adapters import ADAPTERS
 from nemorl.errors import ConfigIssue, boundary
 from nemorl.metrics import MetricInfo
-from nemorl.plugins import registry
 from nemorl.plugins.kinds import EnvironmentConfig
 from nemorl.types import SamplingParams
-from nemorl.weights import IN_PROCESS, Form
 from pydantic import Field, model_validator
 
 from nemorl_rl.declared_metrics import ROLLOUT_METRICS
-from nemorl_rl.placement.transport_choice import choose_transport
+from nemorl_rl.placement.place import place
 from nemorl_rl.rollouts.recording import RecordingConfig
-from nemorl_rl.serving.snapshots import held_versions, holds_adapters
+from nemorl_rl.serving.snapshots import holds_adapters
 
 
 def offload_problems(config: RunConfig) -> Iterator[ConfigIssue]:
@@ -193,8 +190,8 @@ class RolloutRunConfig(RunConfig):
         return {"generation": {}, **data} if isinstance(data, dict) else data
 
     @property
-    def sampler(self) -> Sampler:
-        return Sampler(self.generation, self.is_attached, self.weight_transport)
+    def sampler(self) -> GenerationConfig:
+        return self.generation
 
     def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
@@ -227,85 +224,8 @@ class RolloutRunConfig(RunConfig):
         if scorer is None:
             yield ConfigIssue("environment", "nothing scores the responses", fix)
 
-    @property
-    def is_attached(self) -> bool:
-        """Whether the generator is built in the trainer's processes, over its weights."""
-        host = self.generation.backend.colocates_with
-        if not self.cluster.colocated or host is None:
-            return False
-        return registry().entry_of("training_backends", type(self.policy.backend)).name == host
-
-    @property
-    def weight_transport(self) -> str | None:
-        """How weights get from training to generation; ``None`` where the backends have no way in common."""
-        asked, cluster = self.cluster.weight_transport, self.cluster
-        offered, accepted = self.policy.backend.weight_transports, self.generation.backend.weight_transports
-        if asked is not None:
-            offered = (asked,)  # every trainer can send by any: the kernel does it with what `export_weights` yields
-            accepted = (*accepted, asked) if "any_transport" in self.generation.backend.supports else accepted
-        return choose_transport(
-            offered,
-            accepted,
-            cluster.weight_distance,
-            plugins=self.registry,
-            device=cluster.device,
-            colocated=cluster.colocated,
-        )
-
-    @property
-    def spreads_weights(self) -> bool:
-        """Whether each rank of the trainer sends its own part of the weights, and nobody gathers them."""
-        name, ranks = self.weight_transport, self.cluster.training_workers(self.sampler.devices)
-        if name is None or self.is_attached or self.weight_form != "model" or ranks == 1:
-            return False
-        both = self.policy.backend.supports & self.generation.backend.supports
-        return "weight_pieces" in both and self.registry.load("weight_transports", name).is_mapped
-
-    @property
-    def shares_weights(self) -> bool:
-        """Whether the generator runs on the trainer's own weights, in its memory."""
-        if self.is_attached:
-            return True
-        backend = self.generation.backend
-        is_here = self.weight_transport is not None and self.weight_transport.endswith(f":{IN_PROCESS}")
-        return is_here and "shared_weights" in backend.supports and held_versions(backend) == 1
-
-    @property
-    def weight_form(self) -> Form:
-        """What a sync of weights carries."""
-        asked = self.rollouts.adapters
-        is_far = self.cluster.weight_distance == "cluster" and self.cluster.uses_gpus
-        is_separate = asked == "separate" or (asked == "auto" and is_far)
-        return "adapters" if is_separate and not self._adapter_obstacle else "model"
-
-    @property
-    def _adapter_obstacle(self) -> str:
-        """Why adapters cannot travel apart from the model; empty if they can."""
-        training, generation = self.policy.backend, self.generation.backend
-        if self.policy.lora is None:
-            return "the policy has none: policy.lora is unset"
-        if self.policy.lora.base != "full":
-            return "they belong to a base in 4 bits, which the engine does not have"
-        if ADAPTERS not in training.supports:
-            return f"training backend {registry().name_of('training_backends', type(training))} cannot hand them over"
-        if ADAPTERS not in generation.supports:
-            return f"generation backend {registry().name_of('generation_backends', type(generation))} cannot apply them"
-        return ""
-
-    @property
-    def takes_turns(self) -> bool:
-        """Whether models leave the devices' memory while others work: as asked for, else where not all fit at once, as
-        far as is known."""
-        if self.cluster.take_turns is not None:
-            return self.cluster.take_turns
-        is_tight = self.cluster.colocated and self.cluster.uses_gpus and not self.shares_weights
-        able = "offload" in self.policy.backend.supports and "sleep" in self.generation.backend.supports
-        if not is_tight or not able:
-            return False
-        from nemorl_rl.planning.memory.reading import known_scene
-
-        scene = known_scene(self)
-        return scene is None or scene.takes_turns
+    def place(self) -> Placement:
+        return place(self)
 
     def _turn_problems(self) -> Iterator[ConfigIssue]:
         if not self.cluster.take_turns:
@@ -336,17 +256,18 @@ class RolloutRunConfig(RunConfig):
             yield ConfigIssue("cluster.generation_workers", message, fix)
 
     def _generation_problems(self) -> Iterator[ConfigIssue]:
-        if self.rollouts.adapters == "separate" and self._adapter_obstacle:
-            message = f"adapters cannot travel apart from the model: {self._adapter_obstacle}"
+        placement = self.place()
+        if self.rollouts.adapters == "separate" and placement.adapter_obstacle:
+            message = f"adapters cannot travel apart from the model: {placement.adapter_obstacle}"
             yield ConfigIssue("rollouts.adapters", message, "remove it")
-        if holds_adapters(self.generation.backend) and self.weight_form != "adapters":
+        if holds_adapters(self.generation.backend) and placement.form != "adapters":
             message = "this engine holds several versions of adapters alone, and every update brings it the whole model"
             fix = "set rollouts.adapters: separate (with policy.lora), remove snapshots, or set generation.backend: hf"
             yield ConfigIssue("generation.backend.snapshots", message, fix)
         yield from self.generation.backend.policy_problems(
-            self.policy, device=self.cluster.device, is_attached=self.is_attached
+            self.policy, device=self.cluster.device, is_attached=placement.is_attached
         )
-        if self.weight_transport is None and not self.is_attached:
+        if placement.transport is None and not placement.is_attached:
             asked = self.cluster.weight_transport
             yield ConfigIssue(
                 "generation.backend" if asked is None else "cluster.weight_transport",

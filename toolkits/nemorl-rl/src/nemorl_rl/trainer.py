@@ -33,9 +33,8 @@ from nemorl_rl.environments import EnvironmentPool
 from nemorl_rl.environments.sources import RewardSource, as_environment
 from nemorl_rl.evaluation.evaluation import evaluate, planned_turns
 from nemorl_rl.placement.engines import RolloutResources
-from nemorl_rl.placement.remarks import Remarks
+from nemorl_rl.placement.tenant_resources import Remarks
 from nemorl_rl.rollouts.breaker import CircuitBreaker
-from nemorl_rl.rollouts.buffer import AsyncRolloutBuffer
 from nemorl_rl.rollouts.completions import Completions
 from nemorl_rl.rollouts.engine import RolloutEngine, RolloutPlan
 from nemorl_rl.rollouts.prompts import to_prompts
@@ -47,6 +46,8 @@ from nemorl_rl.slots import OPEN_RECORDS
 
 if TYPE_CHECKING:
     from nemorl_tensors import TokenBatch
+
+    from nemorl_rl.rollouts.buffer import AsyncRolloutBuffer
 
 R = TypeVar("R", bound=RolloutRunConfig)
 
@@ -199,7 +200,7 @@ class RolloutTrainer(BaseTrainer[R]):
 
     def _driving_problems(self) -> Iterator[ConfigIssue]:
         backend = self.config.generation.backend
-        is_attached = self.config.is_attached
+        is_attached = self.config.place().is_attached
         drives = self.environment.drives_policy or self.config.rollouts.turns == "free"
         if drives and (is_attached or "submit" not in backend.supports):
             name = registry().name_of("generation_backends", type(backend))
@@ -278,6 +279,8 @@ class RolloutTrainer(BaseTrainer[R]):
         settings = self.config.rollouts
         if settings.mode == "sync" and self.rollout_plan.keep is None:
             return None
+        from nemorl_rl.rollouts.buffer import AsyncRolloutBuffer
+
         return AsyncRolloutBuffer(
             self.data,
             self.rollouts.with_timer(Timer()),

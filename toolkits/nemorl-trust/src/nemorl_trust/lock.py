@@ -65,8 +65,8 @@ def plugins_of(config: RunConfig) -> Iterator[PluginEntry]:
     What the running program defined itself and never registered belongs to no plugin.
     """
     named = [("weight_transports", "in_process"), *_names_of(config)]
-    if config.sampler is not None and config.sampler.transport is not None:
-        named.append(("weight_transports", config.sampler.transport))
+    if (transport := config.place().transport) is not None:
+        named.append(("weight_transports", transport))
     yield from (config.registry.index.find(kind, name) for kind, name in dict.fromkeys(named))
     yield from _toolkits()
 

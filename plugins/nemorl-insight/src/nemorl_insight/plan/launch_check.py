@@ -77,6 +77,6 @@ def memory_plan(config: RunConfig) -> dict[str, Any] | None:
         "gib": {part.name: round(part.gib, 3) for part in memory.parts},
         "capacity_gib": round(memory.capacity / GIB, 2),
         "free_gib": round(memory.free / GIB, 2),
-        "phase": memory.phase,
+        "phase": str(memory.phase),
         "moment": memory.moment,
     }

@@ -144,7 +144,7 @@ def _candidate_dict(scene: Scene, one: Candidate, *, with_parts: bool = False) -
 def _budget_dict(budget: Budget) -> dict[str, Any]:
     held = {name: round(total(parts) / GIB, 3) for name, parts in budget.held.items() if parts}
     gib = {"work": total(budget.work) / GIB, "overhead": total(budget.overhead) / GIB, "free": budget.free / GIB}
-    return {"phase": budget.phase, "where": budget.where, "held_gib": held} | {
+    return {"phase": str(budget.phase), "where": budget.where, "held_gib": held} | {
         f"{name}_gib": round(value, 3) for name, value in gib.items()
     }
 

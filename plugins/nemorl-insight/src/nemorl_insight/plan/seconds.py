@@ -255,11 +255,12 @@ def _longest(
 
 def _sync(scene: Scene, engines: Engines, found: Efficiencies) -> Phase:
     """All weights, or adapters, gathered from their shards and handed to every engine."""
-    size = scene.sync.size(scene.policy)
+    size = scene.sync_bytes
     device, apart = scene.fleet.device, not scene.colocated and scene.fleet.size > scene.fleet.island
     bandwidth = (device.network_gb_s if apart else device.link_gb_s) * 1e9 * found.links
     ranks = scene.policy.ranks
-    gathered = 0.0 if ranks == 1 or scene.sync.in_pieces else size / (scene.fleet.link_gb_s(ranks) * 1e9 * found.links)
+    is_gathered = ranks > 1 and not scene.placement.spreads_weights
+    gathered = size / (scene.fleet.link_gb_s(ranks) * 1e9 * found.links) if is_gathered else 0.0
     seconds = gathered + size / bandwidth + math.ceil(size / 2**28) * 0.01
     return Phase("weight sync", seconds, "links", f"{count(size)}B gathered and sent at {count(bandwidth)}B/s")
 

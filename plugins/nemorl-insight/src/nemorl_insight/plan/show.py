@@ -60,7 +60,7 @@ def _phases(scene: Scene) -> None:
     for budget in found:
         sizes = [total(budget.held.get(name, ())) / GIB for name in tenants]
         held = [f"{size:.2f}" if size else "-" for size in sizes]
-        rows.append((budget.phase, *held, f"{total(budget.work) / GIB:.2f}", f"{budget.free / GIB:.2f}"))
+        rows.append((str(budget.phase), *held, f"{total(budget.work) / GIB:.2f}", f"{budget.free / GIB:.2f}"))
     columns = ("GIB IN EACH PHASE", *(name.upper() for name in tenants), "WORK", "FREE")
     print_table(columns, rows, numbers=columns[1:])
     say("models take turns: who is not at work is asleep" if scene.takes_turns else "all models stay in memory")

@@ -104,7 +104,7 @@ def _job(config: RunConfig, name: str | None, root: Path) -> tuple[Job, RunConfi
     if not _NAME.fullmatch(name):
         raise UsageError(f"{name!r} cannot be the name of a job", fix="letters, digits, '.', '_' and '-': --name NAME")
     cluster, sampler = config.cluster, config.sampler
-    width = 1 if sampler is None else sampler.devices
+    width = 1 if sampler is None else sampler.backend.devices_per_replica
     apart = 0 if cluster.colocated or sampler is None else cluster.generation_replicas(width) * width
     job = Job(
         name=name,
@@ -127,7 +127,7 @@ def _cores_per_node(config: RunConfig) -> int:
     """Cores for the workers, the scheduler that each engine has, graders, and for Ray and the driver together."""
     cluster, sampler = config.cluster, config.sampler
     workers = math.ceil(cluster.devices_per_node * cluster.cpus_per_worker)
-    engines = 0 if sampler is None else math.ceil(cluster.devices_per_node / sampler.devices)
+    engines = 0 if sampler is None else math.ceil(cluster.devices_per_node / sampler.backend.devices_per_replica)
     grading = 0 if sampler is None else min(cluster.devices_per_node, MOST_GRADERS)
     return workers + engines + grading + RAY_AND_DRIVER
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import ClassVar, Literal
 
 from nemorl.config import RunConfig
+from nemorl.config.models import Placement
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
 from nemorl_rl.config import offload_problems
@@ -69,13 +70,12 @@ class DPOConfig(RunConfig):
         if not self.preference_loss_weight and not self.sft_loss_weight:
             yield ConfigIssue("preference_loss_weight", "both losses weigh 0: nothing would be learnt", "use 1.0")
 
-        if self.takes_turns:
+        if self.place().takes_turns:
             yield from offload_problems(self)
 
-    @property
-    def takes_turns(self) -> bool:
-        """Policy and reference: only where it is asked for, as they change places in every step."""
-        return self.needs_reference and bool(self.cluster.take_turns)
+    def place(self) -> Placement:
+        """Policy and reference take turns only where it is asked for, as they change places in every step."""
+        return Placement(takes_turns=self.needs_reference and bool(self.cluster.take_turns))
 
     @property
     def averages_preference(self) -> bool:

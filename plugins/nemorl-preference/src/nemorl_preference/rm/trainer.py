@@ -12,8 +12,7 @@ from nemorl.trainer import BaseTrainer
 from nemorl.types import Row
 from nemorl_rl.data.encoding import encode_pair
 from nemorl_rl.data.tokenizer import Tokenizer
-from nemorl_rl.placement.remarks import Remarks
-from nemorl_rl.placement.tenant_resources import TenantResources
+from nemorl_rl.placement.tenant_resources import Remarks, TenantResources
 from nemorl_tensors import TokenBatch, pair_batch
 from torch import Tensor
 

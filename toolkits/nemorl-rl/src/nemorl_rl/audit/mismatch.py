@@ -23,7 +23,7 @@ from nemorl.weights import WeightHandle, transport
 from nemorl_rl.config import RolloutRunConfig
 from nemorl_rl.data.tokenizer import Tokenizer
 from nemorl_rl.models.hub_models import require_models
-from nemorl_rl.placement.transport_choice import choose_transport
+from nemorl_rl.placement.place import choose_transport
 from nemorl_rl.rollouts.seeding import derive_seed
 from nemorl_rl.serving.sampler_precision import lower_precision
 

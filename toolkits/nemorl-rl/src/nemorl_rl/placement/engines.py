@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -15,14 +14,13 @@ from nemorl.contracts import WorkerGroup
 from nemorl.contracts.requests import RequestBackend
 from nemorl.errors import WorkerLostError
 from nemorl.plugins.kinds import TrainingBackendConfig
-from nemorl.plugins.registry import registry
 from nemorl.resources.manager import LocalLauncher, short_name
 from nemorl.resources.worker import SUBMITTED_CALLS, WorkerContext
 from nemorl.weights import WeightHandle, in_process_handle
 
 from nemorl_rl.config import RolloutRunConfig
 from nemorl_rl.placement.tenant_resources import TenantResources
-from nemorl_rl.planning.tenants import ENGINE, ROLLOUT, SYNC, TRAIN, WRITES, EngineTenant, HeldParts, PhaseGate, phases
+from nemorl_rl.placement.tenants import ENGINE, ROLLOUT, SYNC, TRAIN, WRITES, EngineTenant, Phase, PhaseGate
 from nemorl_rl.serving.generation_policy import REPORTS, GenerationPolicy, RequestLimits
 from nemorl_rl.serving.requests import NamedRequests
 from nemorl_rl.serving.snapshots import held_versions, takes_versions
@@ -68,24 +66,22 @@ class RolloutResources(TenantResources):
         self._published: WeightHandle | None = None
         """The newest weights, as long as they can be fetched."""
         self._version = 0
-        self._shares_weights, self._spreads_weights = config.shares_weights, config.spreads_weights
-        self._sampler, self._form = config.sampler, config.weight_form  # they ask the registry, once for all updates
         self._engine_remarks: list[str] = []
         super().__init__(config, run_dir, on_restart=on_restart)
-        tenancy = self._tenancy
+        placement, tenancy = self.placement, self._tenancy
         # An update that brings all weights, of the only version that there is, leaves nothing to keep.
-        is_whole = self._form == "model" and held_versions(config.generation.backend) == 1
-        self._forgets = tenancy is not None and is_whole and not self._sampler.is_attached
+        is_whole = placement.form == "model" and held_versions(config.generation.backend) == 1
+        self._forgets = tenancy is not None and is_whole and not placement.is_attached
         """The engine keeps no copy of its weights while the policy learns."""
         self._gate = PhaseGate(config.cluster.worker_timeout_s) if tenancy is None else tenancy.gate
 
-    def _during(self, phase: str) -> AbstractContextManager[None]:
-        if (self._shares_weights or self._forgets) and phase in (ROLLOUT, *WRITES):
+    def _during(self, phase: Phase) -> AbstractContextManager[None]:
+        if (self.placement.shares_weights or self._forgets) and phase in (ROLLOUT, *WRITES):
             return self._apart(phase)
         return super()._during(phase)
 
     @contextmanager
-    def _apart(self, phase: str) -> Iterator[None]:
+    def _apart(self, phase: Phase) -> Iterator[None]:
         """Nothing is sampled from weights that are being written, where the engine runs on the trainer's own or has
         forgotten those before; nor from those of a step before they are published under a version."""
         # A tenancy passes through the same gate by itself.
@@ -100,18 +96,15 @@ class RolloutResources(TenantResources):
         self._gate.admit(ROLLOUT)
         self._withdraw()
 
-    def _table(self, roles: list[str], adapted: list[str]) -> Mapping[str, HeldParts]:
-        return phases(roles, shares_weights=self._shares_weights, adapted=adapted)
-
     def restart_training(self, error: WorkerLostError) -> None:
-        if self._tenancy is not None and not self._shares_weights:
+        if self._tenancy is not None and not self.placement.shares_weights:
             self._tenancy.send_away(ENGINE)
         super().restart_training(error)
 
     def generation_policy(self) -> GenerationPolicy:
         """The generation policy: starts from the training policy's weights if there is one, else from disk."""
         config, generation = self.config, self.config.generation
-        if self._sampler.is_attached and self.training is not None:
+        if self.placement.is_attached and self.training is not None:
             with self._during(SYNC):
                 engine = AttachedEngineFactory(generation, config.policy)
                 attached = self.launcher.attached_group(self.training, engine)
@@ -144,7 +137,7 @@ class RolloutResources(TenantResources):
             on_update=self._has_new_weights,
             single_requests=_request_limits(generation, config.cluster),
             reports=REPORTS in able,
-            takes_versions=takes_versions(generation.backend, self._form),
+            takes_versions=takes_versions(generation.backend, self.placement.form),
         )
 
     def new_remarks(self) -> Sequence[str]:
@@ -154,35 +147,27 @@ class RolloutResources(TenantResources):
     def weight_handle(self, version: int) -> WeightHandle:
         """The training policy's current weights, over the transport that both sides declare."""
         assert self.training is not None, "weights were asked for before the training policy was built"
-        if self._sampler.is_attached:
+        if self.placement.is_attached:
             return in_process_handle(None, version)  # nothing travels
-        assert self._sampler.transport is not None, "the config checks that the backends share a transport"
+        assert self.placement.transport is not None, "the config checks that the backends share a transport"
         with self._during(SYNC):
-            self._published = self._publish(self.training, self._sampler.transport, version)
+            self._published = self._publish(self.training, self.placement.transport, version)
         self._version = version
         return self._published
 
     def _publish(self, training: WorkerGroup, transport: str, version: int) -> WeightHandle:
-        if not self._spreads_weights:
-            return training.publish(transport, version, self._form)
+        if not self.placement.spreads_weights:
+            return training.publish(transport, version, self.placement.form)
         from nemorl_tensors.engines.pieces import SpreadHandle
 
         return SpreadHandle(transport, version, training.call("publish_pieces", transport))
 
-    @cached_property
-    def _is_lent(self) -> bool:
-        """What is published lies on a device that engines share, and they copy it."""
-        transport = self._sampler.transport
-        if transport is None or not self.config.cluster.colocated:
-            return False
-        found: bool = registry().load("weight_transports", transport).takes_device_memory
-        return found
-
     def _withdraw(self) -> None:
-        """Every engine has the published weights: the device memory that they were published in is released."""
-        if self._is_lent and self._published is not None:
+        """Every engine has the published weights: the memory that they take on a device shared with it is released."""
+        is_lent = self.placement.copies_on_device and self.config.cluster.colocated
+        if is_lent and self._published is not None:
             assert self.training is not None, "somebody published them"
-            if self._spreads_weights:
+            if self.placement.spreads_weights:
                 self.training.call("withdraw_pieces")
             else:
                 self.training.call_as("host", "withdraw")

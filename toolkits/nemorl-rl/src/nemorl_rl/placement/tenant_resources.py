@@ -6,21 +6,27 @@ Enough for a policy with its reference, a critic or teachers. Runs that sample a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from nemorl.config.models import AuxiliaryModel, PolicyConfig
 from nemorl.config.run import RunConfig
 from nemorl.contracts import WorkerGroup
+from nemorl.contracts.memory import DeviceMemoryError
 from nemorl.errors import WorkerLostError
 from nemorl.resources.manager import ResourceManager
 from nemorl.resources.policies import TrainingPolicy, Turn
 
-from nemorl_rl.planning.memory.reading import fitting_microbatches
-from nemorl_rl.planning.memory.watch import MemoryWatch
-from nemorl_rl.planning.tenants import POLICY, HeldParts, Tenancy, TrainingTenant, phases
+from nemorl_rl.placement.tenants import POLICY, Phase, Tenancy, TrainingTenant, phases
+
+if TYPE_CHECKING:
+    from nemorl.trainer import BaseTrainer
+
+    from nemorl_rl.planning.memory.watch import MemoryWatch
 
 
 class TenantResources(ResourceManager):
@@ -29,28 +35,38 @@ class TenantResources(ResourceManager):
     def __init__(self, config: RunConfig, run_dir: Path, *, on_restart: Callable[[str], None] = lambda _: None) -> None:
         models = {POLICY: config.policy, **{role: model.policy for role, model in config.auxiliary_models.items()}}
         adapted = [role for role, policy in models.items() if policy.lora is not None]
-        self._watch = MemoryWatch(config)
+        self._planned = config
+        placement = config.place()
+        if placement.takes_turns is None:
+            scene = self._watch.scene
+            placement = replace(placement, takes_turns=scene is None or scene.takes_turns)
         self._tenancy: Tenancy | None = None
-        if config.takes_turns:
-            table = self._table([*models], adapted)
+        if placement.takes_turns:
+            table = phases([*models], shares_weights=placement.shares_weights, adapted=adapted)
             self._tenancy = Tenancy(table, self._watch, limit_s=config.cluster.worker_timeout_s)
         self._movable: dict[str, tuple[PolicyConfig, WorkerGroup]] = {}
         """Trained models that can leave the devices' memory, by role."""
         self._said: set[str] = set()
         self._is_first_step = True
-        self._microbatch_tokens = fitting_microbatches(config)
-        super().__init__(config, run_dir, on_restart=on_restart)
-        self.config = config.model_copy(update={"policy": self._fitting(config.policy)})
+        self._microbatch_tokens: int | None = None
+        """Of those that fit the devices, where the config leaves their size open and that is known."""
+        if config.cluster.uses_gpus and config.policy.microbatch_tokens is None and self._watch.scene is not None:
+            self._microbatch_tokens = self._watch.scene.policy.default_budget
+        fitting = config.model_copy(update={"policy": self._fitting(config.policy)})
+        super().__init__(fitting, run_dir, placement=placement, on_restart=on_restart)
+
+    @cached_property
+    def _watch(self) -> MemoryWatch:
+        """The planner of memory, which is loaded where devices may be too small for all that a run has."""
+        from nemorl_rl.planning.memory.watch import MemoryWatch
+
+        return MemoryWatch(self._planned)
 
     def _fitting(self, policy: PolicyConfig) -> PolicyConfig:
         """With microbatches that fit, where it leaves their size open."""
         if self._microbatch_tokens is None or policy.microbatch_tokens is not None:
             return policy
         return policy.model_copy(update={"microbatch_tokens": self._microbatch_tokens})
-
-    def _table(self, roles: list[str], adapted: list[str]) -> Mapping[str, HeldParts]:
-        """Who is in memory in which phase."""
-        return phases(roles, shares_weights=False, adapted=adapted)
 
     def training_policy(self, planned_updates: int) -> TrainingPolicy:
         self._make_room()
@@ -66,7 +82,7 @@ class TenantResources(ResourceManager):
         return policy
 
     def turn_of(self, role: str) -> Turn:
-        return lambda work: self._during(f"{role} {work}")
+        return lambda work: self._during(Phase(role, work))
 
     def restart_training(self, error: WorkerLostError) -> None:
         super().restart_training(error)
@@ -81,14 +97,22 @@ class TenantResources(ResourceManager):
     def new_remarks(self) -> Sequence[str]:
         """What was found since the last call: tenants that hold more than was planned and, the first time, what the
         policy's backend says of its first step."""
-        found = [*self._watch.new_remarks()]
+        found = [*self._watch.new_remarks()] if self._tenancy is not None else []
         if self._is_first_step:
             self._is_first_step, said = False, {*self._said}
             found += [text for text in self.remarks() if text not in said]
         return found
 
-    def _during(self, phase: str) -> AbstractContextManager[None]:
-        return self._tenancy.during(phase) if self._tenancy is not None else self._watch.explaining(phase)
+    def _during(self, phase: Phase) -> AbstractContextManager[None]:
+        return self._tenancy.during(phase) if self._tenancy is not None else self._explained(phase)
+
+    @contextmanager
+    def _explained(self, phase: Phase) -> Iterator[None]:
+        """Of models that all stay in memory."""
+        try:
+            yield
+        except DeviceMemoryError as error:
+            raise self._watch.explained(phase, error) from error
 
     def _make_room(self) -> None:
         """Before a model is built: those that were built before it leave."""
@@ -99,3 +123,14 @@ class TenantResources(ResourceManager):
         if self._tenancy is not None and "offload" in model.backend.supports:
             self._movable[role] = (model, workers)
             self._tenancy.admit(role, TrainingTenant(workers), ("weights", "optimizer", "gradients", "reference"))
+
+
+class Remarks:
+    """A hook that writes remarks into a run's events: what backends do otherwise than their defaults would, and what
+    was found of memory. Of trainers whose resources are :class:`TenantResources`."""
+
+    def on_step_end(self, trainer: BaseTrainer[Any], step: int) -> None:
+        resources = trainer.run.resources
+        assert isinstance(resources, TenantResources), "trainers with this hook have them"
+        for text in resources.new_remarks():
+            trainer.directory.event("remark", step=step, message=text)

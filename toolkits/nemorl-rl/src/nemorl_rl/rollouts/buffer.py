@@ -22,7 +22,6 @@ from nemorl.errors import DataError, DeadlineError
 from nemorl.metrics import Mean, Metric
 from nemorl.types import Row, Sample, Samples
 
-from nemorl_rl.rollouts.busy_time import BusyTime
 from nemorl_rl.rollouts.engine import RolloutEngine, RolloutPlan
 from nemorl_rl.rollouts.prompts import to_prompts
 from nemorl_rl.rollouts.schedule import Batch, Move, RolloutSchedule
@@ -215,3 +214,44 @@ class AsyncRolloutBuffer:
             fix="the tasks are too easy or too hard for this model: change the dataset, raise "
             "num_generations_per_prompt, or raise rollouts.max_batches_per_step",
         )
+
+
+class BusyTime:
+    """Busy and idle seconds since the last question, of several things, by a clock that the caller reads.
+
+    Example:
+        >>> work = BusyTime(now_s=0.0)
+        >>> work.begin(1.0)
+        >>> work.begin(2.0)
+        >>> work.end(3.0)
+        >>> work.end(4.0)
+        >>> work.taken(10.0)  # busy from 1 to 4
+        (3.0, 10.0)
+    """
+
+    def __init__(self, now_s: float) -> None:
+        self._asked_s = self._settled_s = now_s
+        self._busy_s = 0.0
+        self._under_way = 0
+
+    def begin(self, now_s: float) -> None:
+        """One more is under way."""
+        self._settle(now_s)
+        self._under_way += 1
+
+    def end(self, now_s: float) -> None:
+        """One less is."""
+        self._settle(now_s)
+        self._under_way -= 1
+
+    def taken(self, now_s: float) -> tuple[float, float]:
+        """Seconds since the last call in which something was under way, and all seconds since then."""
+        self._settle(now_s)
+        whole_s, busy_s = now_s - self._asked_s, self._busy_s
+        self._asked_s, self._busy_s = now_s, 0.0
+        return busy_s, whole_s
+
+    def _settle(self, now_s: float) -> None:
+        if self._under_way:
+            self._busy_s += now_s - self._settled_s
+        self._settled_s = now_s

@@ -16,7 +16,7 @@ from nemorl.metrics import Metric, Metrics, merge
 from nemorl.types import Completion, GenerationRequest
 from nemorl.weights import WeightHandle
 
-from nemorl_rl.planning.tenants import ROLLOUT, SYNC
+from nemorl_rl.placement.tenants import ROLLOUT, SYNC, Phase
 from nemorl_rl.serving.request_desk import RequestDesk
 from nemorl_rl.serving.routing import beginnings_of
 
@@ -51,7 +51,7 @@ class GenerationPolicy:
         self,
         workers: WorkerGroup,
         revive: Callable[[WorkerLostError], None] | None = None,
-        turn: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext(),
+        turn: Callable[[Phase], AbstractContextManager[None]] = lambda _: nullcontext(),
         on_update: Callable[[], None] = lambda: None,
         single_requests: RequestLimits | None = None,
         reports: bool = False,
@@ -61,7 +61,7 @@ class GenerationPolicy:
         Args:
             workers: Independent replicas of one engine.
             revive: Replaces lost replicas with ones that hold the newest weights, or raises the error it is given.
-            turn: Gives it the devices for a phase (``nemorl_rl.planning.tenants``), where it shares them.
+            turn: Gives it the devices for a phase (``nemorl_rl.placement.tenants``), where it shares them.
             on_update: Told when all replicas have new weights.
             single_requests: ``None``: the engine does not take them.
             reports: Its backend has metrics of its own (capability ``generation_metrics``, ``ReportingSampler``).

@@ -30,7 +30,7 @@ class Devices:
     def of(cls, config: RunConfig, engines: int = 1) -> Devices:
         """Those of a config; how many engines there are, the run knows."""
         cluster, sampler = config.cluster, config.sampler
-        width = 1 if sampler is None else sampler.devices
+        width = 1 if sampler is None else sampler.backend.devices_per_replica
         if sampler is None or cluster.colocated:
             return cls(cluster.world_size, cluster.world_size, cluster.world_size, are_shared=True, engines=engines)
         training = cluster.training_workers(width)

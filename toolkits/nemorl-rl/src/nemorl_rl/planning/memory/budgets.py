@@ -1,6 +1,6 @@
 """Memory of the fullest device in each phase of a step: who is there, what the work takes besides, and whether it fits.
 
-The phases are those of ``nemorl_rl.planning.tenants``. Where models take turns, only the tenants that its table names
+The phases are those of ``nemorl_rl.placement.tenants``. Where models take turns, only the tenants that its table names
 are in memory; elsewhere all are, in every phase.
 """
 
@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 
 from nemorl.contracts.memory import MemoryPart
 
+from nemorl_rl.placement.tenants import ENGINE, POLICY, ROLLOUT, SYNC, OnDevice, Phase, phases
 from nemorl_rl.planning.memory.describing import EngineMemory
 from nemorl_rl.planning.memory.models import SMALLER_BUDGETS, HeldModel
 from nemorl_rl.planning.memory.parts import GIB, Part, Parts, count, total
 from nemorl_rl.planning.memory.scene import Scene
-from nemorl_rl.planning.tenants import ENGINE, POLICY, ROLLOUT, SYNC, HeldParts, phases
 
 BUCKET_BYTES = 256 * 2**20
 """Of ``nemorl_tensors.engines.buckets``: weights on their way to engines."""
@@ -32,7 +32,7 @@ ALLOCATOR, PROCESSES = "allocator", "processes"
 class Budget:
     """Memory of one device in one phase."""
 
-    phase: str
+    phase: Phase
     where: str
     """``training`` or ``generation``"""
     held: Mapping[str, Parts]
@@ -112,21 +112,21 @@ def fullest(scene: Scene) -> Budget:
     return closest(budgets(scene))
 
 
-def closest(found: Mapping[str, Budget]) -> Budget:
+def closest(found: Mapping[Phase, Budget]) -> Budget:
     """To its device's limit."""
     return min(found.values(), key=lambda budget: budget.free)
 
 
-def budgets(scene: Scene) -> dict[str, Budget]:
+def budgets(scene: Scene) -> dict[Phase, Budget]:
     """Phase -> memory of the fullest device of it, in the order of a step."""
     engines = scene.neighbours
     engine = engines.plan.memory(engines, scene.capacity, scene.work.sequences) if engines is not None else None
     present = _present(scene, engine)
-    residents = _held_parts(scene, present)
+    on_device = _on_device(scene, present)
     found = {}
     for phase, tenant, moment, work in _works(scene, engine):
         held = {
-            name: tuple(part for part in parts if part.stays or part.held in residents[phase].get(name, ()))
+            name: tuple(part for part in parts if part.stays or part.held in on_device[phase].get(name, ()))
             for name, parts in present.items()
         }
         kept = _kept_by_others(scene, engine, tenant)
@@ -146,19 +146,19 @@ def _present(scene: Scene, engine: EngineMemory | None) -> dict[str, Parts]:
     return found
 
 
-def _held_parts(scene: Scene, present: Mapping[str, Parts]) -> Mapping[str, HeldParts]:
+def _on_device(scene: Scene, present: Mapping[str, Parts]) -> Mapping[Phase, OnDevice]:
     """Phase -> who is in memory with which parts."""
     roles = [model.role for model in scene.models]
     adapted = [model.role for model in scene.models if model.lora_rank]
     shares = scene.engines is not None and scene.engines.lives_on_trainer
     table = phases(roles, shares_weights=shares, adapted=adapted)
-    everything: HeldParts = {
+    everything: OnDevice = {
         name: tuple(dict.fromkeys(part.held for part in parts if part.held is not None))
         for name, parts in present.items()
     }
     if scene.takes_turns:
         staying = {model.role: everything[model.role] for model in scene.models if not model.can_leave}
-        return {phase: {**residents, **staying} for phase, residents in table.items()}
+        return {phase: {**needed, **staying} for phase, needed in table.items()}
     # An engine whose cache goes with its rows has it only while it samples.
     engines = scene.neighbours
     asleep = everything
@@ -168,7 +168,7 @@ def _held_parts(scene: Scene, present: Mapping[str, Parts]) -> Mapping[str, Held
     return {phase: everything if phase == ROLLOUT else asleep for phase in table}
 
 
-def _works(scene: Scene, engine: EngineMemory | None) -> Iterator[tuple[str, str, str, Parts]]:
+def _works(scene: Scene, engine: EngineMemory | None) -> Iterator[tuple[Phase, str, str, Parts]]:
     """(phase, tenant at work, its fullest moment, what that takes) of the devices of training."""
     if engine is not None:
         yield ROLLOUT, ENGINE, "generation", tuple(part for part in engine.passing if part.held is None)
@@ -179,15 +179,15 @@ def _works(scene: Scene, engine: EngineMemory | None) -> Iterator[tuple[str, str
         yield SYNC, POLICY, "weight sync", (sync_buffers(scene, sends=True, receives=scene.colocated),)
 
 
-def _works_of(model: HeldModel, *, scores: bool) -> Iterator[tuple[str, str, str, Parts]]:
+def _works_of(model: HeldModel, *, scores: bool) -> Iterator[tuple[Phase, str, str, Parts]]:
     training = model.moments.training
     if model.has_reference:
-        yield f"{model.role} reference", model.role, "scoring", model.moments.scoring
+        yield Phase(model.role, "reference"), model.role, "scoring", model.moments.scoring
     if scores:
-        yield f"{model.role} measure", model.role, "scoring", model.moments.scoring
+        yield Phase(model.role, "measure"), model.role, "scoring", model.moments.scoring
     if training:
         moment = max(training, key=lambda name: total(training[name]))
-        yield f"{model.role} train", model.role, moment, training[moment]
+        yield Phase(model.role, "train"), model.role, moment, training[moment]
 
 
 def _kept_by_others(scene: Scene, engine: EngineMemory | None, at_work: str) -> Parts:
@@ -218,12 +218,12 @@ def _generation(scene: Scene) -> Budget:
 def sync_buffers(scene: Scene, *, sends: bool, receives: bool) -> Part:
     """Weights on their way, on a device that sends or receives them: buckets, of which none is smaller than the largest
     tensor, or a copy of all."""
-    policy, whole = scene.policy, scene.sync.size(scene.policy)
-    largest = whole if scene.sync.of_adapters else policy.element * policy.geometry.embedding_parameters
+    policy, whole = scene.policy, scene.sync_bytes
+    largest = whole if scene.placement.form == "adapters" else policy.element * policy.geometry.embedding_parameters
     bucket = min(whole, max(BUCKET_BYTES, largest))
-    if sends and scene.sync.copied_on_device:
+    if sends and scene.placement.copies_on_device:
         held = sum(part.size for part in policy.moments.lasting if part.held == "weights")
-        own = held if scene.sync.in_pieces else whole
+        own = held if scene.placement.spreads_weights else whole
         text = f"a copy of {count(own)}B" + f" + {count(bucket)}B" * receives
         return Part("sync buffers", own + bucket * receives, text)
     ends = sends + receives

@@ -21,6 +21,8 @@ from nemorl_rl.planning.memory.scene import Scene
 if TYPE_CHECKING:
     from nemorl.config.models import PolicyConfig
 
+    from nemorl_rl.placement.tenants import Phase
+
 Settings = tuple[tuple[str, object], ...]
 """Keys and values, only those that differ from the config's."""
 BUDGETS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
@@ -187,7 +189,7 @@ def _training_ranks(scene: Scene, devices: int, colocated: bool) -> int:
     return scene.fleet.size - (0 if colocated else devices)
 
 
-def smallest_change(scene: Scene, *, at_most: Mapping[str, float] | None = None) -> Choice | None:
+def smallest_change(scene: Scene, *, at_most: Mapping[Phase, float] | None = None) -> Choice | None:
     """The least change of the config that fits; ``None``: nothing fits.
 
     Args:

@@ -12,20 +12,18 @@ from nemorl.errors import UsageError
 
 from nemorl_rl.models.model_files import stored_config
 from nemorl_rl.models.model_geometry import Geometry
-from nemorl_rl.placement.transport_choice import choose_transport
 from nemorl_rl.planning.devices import Fleet, parse_fleet, shared_by, this_cpu, this_gpu, with_memory
 from nemorl_rl.planning.memory.budgets import settled
 from nemorl_rl.planning.memory.engines import Engines
 from nemorl_rl.planning.memory.models import HeldModel
-from nemorl_rl.planning.memory.scene import Scene, Sync
+from nemorl_rl.planning.memory.scene import Scene
 from nemorl_rl.planning.memory.work import Work
 from nemorl_rl.serving.snapshots import held_versions
 
 if TYPE_CHECKING:
     from nemorl.config.cluster import ClusterConfig
-    from nemorl.config.models import PolicyConfig
+    from nemorl.config.models import GenerationConfig, Placement, PolicyConfig
     from nemorl.config.run import RunConfig
-    from nemorl.plugins.kinds import GenerationBackendConfig
 
 EXPECTED_FRAC = 0.5
 """Mean response as a share of the longest allowed one, where nothing is known of it."""
@@ -91,7 +89,7 @@ def scene_of(config: RunConfig, fleet: Fleet, sizes: Sizes, lengths: Lengths = E
         UsageError: A model's sizes are not known, or its backend does not describe itself.
     """
     sampler = config.sampler
-    width = sampler.devices if sampler is not None else 1
+    width = sampler.backend.devices_per_replica if sampler is not None else 1
     apart = not config.cluster.colocated and sampler is not None
     replicas = config.cluster.generation_workers or (max(1, fleet.size // width) if not apart else 1)
     ranks = fleet.size - (replicas * width if apart else 0)
@@ -123,7 +121,10 @@ def scene_of(config: RunConfig, fleet: Fleet, sizes: Sizes, lengths: Lengths = E
         for role, model in config.auxiliary_models.items()
     )
     one_process = fleet.size == 1 and not config.cluster.uses_ray
-    engines = _engines(config, policy, replicas, work, one_process=one_process) if sampler is not None else None
+    placement = _placement(config, fleet)
+    engines = None
+    if sampler is not None:
+        engines = _engines(config, sampler, placement, policy, replicas, work, one_process=one_process)
     rollouts = _rollouts(config)
     staleness = int(rollouts.get("max_staleness", 1))
     is_async = rollouts.get("mode") == "async" and apart and staleness > 0
@@ -139,7 +140,7 @@ def scene_of(config: RunConfig, fleet: Fleet, sizes: Sizes, lengths: Lengths = E
             staleness=max(1, staleness),
             turns=config.cluster.take_turns,
             one_process=one_process,
-            sync=_sync(config, fleet, one_process=one_process) if sampler is not None else Sync(),
+            placement=placement,
             others_beside=partial(_others_beside, config),
         )
     )
@@ -200,20 +201,6 @@ def known_scene(config: RunConfig, lengths: Lengths = EXPECTED) -> Scene | None:
         return None
 
 
-def fitting_microbatches(config: RunConfig) -> int | None:
-    """Tokens of a microbatch that fit the devices where the config names none; ``None``: as many as backends take by
-    themselves, or as far as is known here.
-
-    >>> from nemorl import GRPOConfig
-    >>> fitting_microbatches(GRPOConfig(model="nobody/knows", data="arithmetic", environment="math")) is None
-    True
-    """
-    if not config.cluster.uses_gpus or config.policy.microbatch_tokens is not None:
-        return None
-    scene = known_scene(config)
-    return None if scene is None else scene.policy.default_budget
-
-
 def _work(config: RunConfig, lengths: Lengths) -> Work:
     knobs: dict[str, Any] = dict(config)
     limit = config.policy.max_sequence_tokens
@@ -228,7 +215,7 @@ def _work(config: RunConfig, lengths: Lengths) -> Work:
     group = int(knobs.get("num_generations_per_prompt", 1))
     sequences = int(knobs.get("num_prompts_per_step", 1)) * group
     passes, minibatches = int(knobs.get("num_epochs_per_rollout", 1)), int(knobs.get("num_minibatches", 1))
-    most = sampler.generation.max_new_tokens
+    most = sampler.max_new_tokens
     prompt = lengths.prompt if lengths.prompt is not None else min(512.0, max(16.0, (limit - most) / 2))
     response = lengths.response if lengths.response is not None else most * EXPECTED_FRAC
     response = min(response, float(most))  # another run's may have been longer
@@ -246,7 +233,7 @@ def check_lengths(config: RunConfig, lengths: Lengths) -> None:
     """
     limit = (config.policy.max_sequence_tokens, "policy.max_sequence_tokens")
     sampler = config.sampler
-    most = limit if sampler is None else (sampler.generation.max_new_tokens, "generation.max_new_tokens")
+    most = limit if sampler is None else (sampler.max_new_tokens, "generation.max_new_tokens")
     limits = {"prompt": limit, "response": most, "longest": most}
     for name, (allowed, key) in limits.items():
         asked = getattr(lengths, name)
@@ -265,45 +252,28 @@ def _rollouts(config: RunConfig) -> Mapping[str, Any]:
     return found.model_dump() if found is not None else {}
 
 
-def _sync(config: RunConfig, fleet: Fleet, *, one_process: bool) -> Sync:
-    """What a run does on these devices, which may be others than this machine has."""
-    training, asked = config.policy.backend, config.cluster.weight_transport
-    offered = (asked,) if asked is not None else training.weight_transports
-    transport = choose_transport(
-        offered,
-        (*_backend(config).weight_transports, *([asked] if asked is not None else [])),
-        "process" if one_process else "node" if fleet.nodes == 1 else "cluster",
-        plugins=config.registry,
-        device="cpu" if fleet.device.is_cpu else "cuda:0",
-        colocated=config.cluster.colocated,
-    )
-    if transport is None:
-        return Sync()
-    kind = config.registry.load("weight_transports", transport)
-    adapters = _sends_adapters(config)
-    both = training.supports & _backend(config).supports
-    pieces = "weight_pieces" in both and kind.is_mapped and fleet.size > 1 and not adapters
-    return Sync(of_adapters=adapters, copied_on_device=kind.takes_device_memory, in_pieces=pieces)
+def _placement(config: RunConfig, fleet: Fleet) -> Placement:
+    """Of the run on these devices, which may be others than this machine has."""
+    on_cpu = fleet.device.is_cpu
+    counts = {"gpus_per_node": 0 if on_cpu else fleet.per_node, "workers_per_node": fleet.per_node if on_cpu else None}
+    cluster = config.cluster.model_copy(update={"num_nodes": fleet.nodes, **counts})
+    return config.model_copy(update={"cluster": cluster}).place()
 
 
-def _sends_adapters(config: RunConfig) -> bool:
-    from nemorl_rl.config import RolloutRunConfig
-
-    return isinstance(config, RolloutRunConfig) and config.weight_form == "adapters"
-
-
-def _backend(config: RunConfig) -> GenerationBackendConfig:
-    assert config.sampler is not None, "only runs that sample have engines"
-    return config.sampler.generation.backend
-
-
-def _engines(config: RunConfig, policy: HeldModel, replicas: int, work: Work, *, one_process: bool) -> Engines:
-    sampler = config.sampler
-    assert sampler is not None, "only runs that sample have engines"
-    backend = _backend(config)
+def _engines(
+    config: RunConfig,
+    sampler: GenerationConfig,
+    placement: Placement,
+    policy: HeldModel,
+    replicas: int,
+    work: Work,
+    *,
+    one_process: bool,
+) -> Engines:
+    backend = sampler.backend
     shares = one_process and "shared_weights" in backend.supports and held_versions(backend) == 1
-    rank = policy.lora_rank if _sends_adapters(config) else 0
-    row = LONGEST_PROMPT * work.prompt_tokens + sampler.generation.max_new_tokens
+    rank = policy.lora_rank if placement.form == "adapters" else 0
+    row = LONGEST_PROMPT * work.prompt_tokens + sampler.max_new_tokens
     return Engines(
         backend,
         policy.geometry,
@@ -313,7 +283,7 @@ def _engines(config: RunConfig, policy: HeldModel, replicas: int, work: Work, *,
         policy.on_cpu,
         shares_weights=shares,
         merges=shares and config.policy.lora is not None,
-        is_attached=sampler.is_attached,
+        is_attached=placement.is_attached,
         adapter_rank=rank,
         rank_bytes=policy.element * policy.adapter_parameters / rank if rank else 0.0,
         row=min(config.policy.max_sequence_tokens, ceil(row)),

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from nemorl.config.models import Placement
+
 from nemorl_rl.planning.devices import Fleet
 from nemorl_rl.planning.memory.engines import Engines
 from nemorl_rl.planning.memory.models import HeldModel
@@ -16,22 +18,6 @@ if TYPE_CHECKING:
 
 OthersBeside = Callable[["PolicyConfig"], Mapping[str, "PolicyConfig"]]
 """A policy -> the other models of its run, by role"""
-
-
-@dataclass(frozen=True)
-class Sync:
-    """How weights get to engines."""
-
-    of_adapters: bool = False
-    """Adapters alone travel, not the model"""
-    copied_on_device: bool = False
-    """The transport first copies what a rank sends within the rank's device"""
-    in_pieces: bool = False
-    """Each rank sends its own part, nobody gathers the model"""
-
-    def size(self, policy: HeldModel) -> float:
-        """Bytes that travel to an engine."""
-        return policy.element * (policy.adapter_parameters if self.of_adapters else policy.parameters)
 
 
 @dataclass(frozen=True)
@@ -54,7 +40,8 @@ class Scene:
     """Whoever is not at work leaves the device's memory: what became of ``turns``"""
     one_process: bool = False
     """Everything shares one process and its allocator"""
-    sync: Sync = Sync()
+    placement: Placement = field(default_factory=Placement)
+    """On these devices"""
     others_beside: OthersBeside = field(default=lambda _: {}, compare=False)
     """What other models inherit from a policy that is changed"""
 
@@ -62,6 +49,12 @@ class Scene:
     def models(self) -> tuple[HeldModel, ...]:
         """On training backends, the policy first."""
         return (self.policy, *self.others)
+
+    @property
+    def sync_bytes(self) -> float:
+        """Of the weights that travel to an engine."""
+        travels = self.policy.adapter_parameters if self.placement.form == "adapters" else self.policy.parameters
+        return self.policy.element * travels
 
     @property
     def capacity(self) -> float:

@@ -7,8 +7,7 @@ change that fits.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -16,9 +15,9 @@ from typing import TYPE_CHECKING
 from nemorl.contracts.memory import DeviceMemoryError, MemoryPart
 from nemorl.errors import NemorlError
 
+from nemorl_rl.placement.tenants import Holdings, Phase, account
 from nemorl_rl.planning.memory.budgets import REFUSAL_MARGIN_FRAC, Budget, budgets
 from nemorl_rl.planning.memory.parts import GIB, total
-from nemorl_rl.planning.tenants import Holdings, account
 
 if TYPE_CHECKING:
     from nemorl.config.run import RunConfig
@@ -40,8 +39,8 @@ class MemoryWatch:
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
-        self._compared: Counter[str] = Counter()
-        self._remarked: set[tuple[str, str]] = set()
+        self._compared: Counter[Phase] = Counter()
+        self._remarked: set[tuple[Phase, str]] = set()
         self._remarks: list[str] = []
 
     @cached_property
@@ -52,12 +51,12 @@ class MemoryWatch:
         return known_scene(self._config)
 
     @cached_property
-    def budgets(self) -> Mapping[str, Budget]:
+    def budgets(self) -> Mapping[Phase, Budget]:
         """By phase."""
         return budgets(self.scene) if self.scene is not None else {}
 
     @cached_property
-    def _least(self) -> Mapping[str, Budget]:
+    def _least(self) -> Mapping[Phase, Budget]:
         """Of the same phases, whatever the data is."""
         from nemorl_rl.planning.memory.reading import LEAST, known_scene
 
@@ -71,7 +70,7 @@ class MemoryWatch:
         found, self._remarks = self._remarks, []
         return found
 
-    def entered(self, phase: str, holdings: Callable[[], Holdings]) -> None:
+    def entered(self, phase: Phase, holdings: Callable[[], Holdings]) -> None:
         """A phase begins: the first few times, compare who holds what with its budget.
 
         Raises:
@@ -101,7 +100,7 @@ class MemoryWatch:
                 )
 
     def explained(
-        self, phase: str, error: DeviceMemoryError, holdings: Callable[[], Holdings] | None = None
+        self, phase: Phase, error: DeviceMemoryError, holdings: Callable[[], Holdings] | None = None
     ) -> DeviceMemoryError:
         """An error of work that ran out of memory, with who holds what and what was planned.
 
@@ -119,14 +118,6 @@ class MemoryWatch:
         told += [_planned(budget), f"for its work {_words(budget)}"]
         message = f"in {phase}, {error.message} ({'; '.join(told)})"
         return DeviceMemoryError(message, fix=self._fix(budget, budget.capacity))
-
-    @contextmanager
-    def explaining(self, phase: str) -> Iterator[None]:
-        """Of models that all stay in memory: explain an error of the block."""
-        try:
-            yield
-        except DeviceMemoryError as error:
-            raise self.explained(phase, error) from error
 
     def _fix(self, budget: Budget, taken: float) -> str:
         """The smallest change that fits, if the phase takes as much more than planned as was seen."""

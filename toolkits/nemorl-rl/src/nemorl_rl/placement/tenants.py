@@ -12,32 +12,51 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from nemorl.contracts import WorkerGroup
 from nemorl.contracts.memory import DeviceMemoryError, MemoryPart
 from nemorl.errors import BackendError, DeadlineError, ForeignError, NemorlError
 
+if TYPE_CHECKING:
+    from nemorl.resources.policies import Work
+
 Parts = tuple[MemoryPart, ...]
-HeldParts = Mapping[str, Parts]
+OnDevice = Mapping[str, Parts]
 """Tenant -> its parts that are in the devices' memory, in the order in which they come."""
 
 ENGINE, POLICY = "engine", "policy"
-ROLLOUT, SYNC = "rollout", "sync"
-WORK: Mapping[str, Parts] = {
+
+
+class Phase(NamedTuple):
+    """One kind of work of one model.
+
+    >>> print(TRAIN, "and", ROLLOUT)
+    policy train and rollout
+    """
+
+    role: str
+    work: Work | Literal["rollout", "sync"]
+
+    def __str__(self) -> str:
+        return self.work if self.role == ENGINE else f"{self.role} {self.work}"
+
+
+ROLLOUT, SYNC = Phase(ENGINE, "rollout"), Phase(ENGINE, "sync")
+WORK: Mapping[Work, Parts] = {
     "train": ("weights", "optimizer", "gradients"),
     "measure": ("weights",),
     "reference": ("reference",),
     "save": ("weights", "optimizer"),
 }
-"""What each kind of a trained model's work needs of it (``nemorl.resources.policies.Work``)."""
+"""What each kind of a trained model's work needs of it."""
 
-TRAIN = f"{POLICY} train"
-WRITES = (TRAIN, f"{POLICY} save")
+TRAIN = Phase(POLICY, "train")
+WRITES = (TRAIN, Phase(POLICY, "save"))
 """Phases in which a policy's weights change: steps of the optimizer, and checkpoints that are loaded."""
 
 
-def phases(roles: Sequence[str], *, shares_weights: bool, adapted: Collection[str] = ()) -> dict[str, HeldParts]:
+def phases(roles: Sequence[str], *, shares_weights: bool, adapted: Collection[str] = ()) -> dict[Phase, OnDevice]:
     """The table of a run.
 
     Args:
@@ -45,11 +64,11 @@ def phases(roles: Sequence[str], *, shares_weights: bool, adapted: Collection[st
         shares_weights: The engine runs on the policy's own weights, as far as they are in the form that it needs.
         adapted: Roles that train adapters: their reference is the model without them.
 
-    >>> phases(["policy"], shares_weights=False)["rollout"]
+    >>> phases(["policy"], shares_weights=False)[ROLLOUT]
     {'engine': ('weights', 'cache')}
     """
-    table: dict[str, HeldParts] = {f"{role} {work}": {role: parts} for role in roles for work, parts in WORK.items()}
-    table |= {f"{role} reference": {role: WORK["measure"]} for role in adapted}
+    table: dict[Phase, OnDevice] = {Phase(role, work): {role: parts} for role in roles for work, parts in WORK.items()}
+    table |= {Phase(role, "reference"): {role: WORK["measure"]} for role in adapted}
     if shares_weights:
         # The engine has copies of what is not as it trains: merged adapters, layers in another form.
         table[ROLLOUT] = {POLICY: ("weights",), ENGINE: ("weights", "cache")}
@@ -124,13 +143,13 @@ Holdings = Mapping[str, Mapping[MemoryPart, int]]
 
 
 class Watch(Protocol):
-    """Compares what tenants hold with what was planned (``memory_plan.watch``)."""
+    """Compares what tenants hold with what was planned (``nemorl_rl.planning.memory.watch``)."""
 
-    def entered(self, phase: str, holdings: Callable[[], Holdings]) -> None:
+    def entered(self, phase: Phase, holdings: Callable[[], Holdings]) -> None:
         """Everybody is where the table says; the phase's work is about to begin."""
         ...
 
-    def explained(self, phase: str, error: DeviceMemoryError, holdings: Callable[[], Holdings]) -> DeviceMemoryError:
+    def explained(self, phase: Phase, error: DeviceMemoryError, holdings: Callable[[], Holdings]) -> DeviceMemoryError:
         """The same error, with who holds what."""
         ...
 
@@ -144,19 +163,19 @@ class PhaseGate:
             limit_s: Longest wait for the work of another phase.
         """
         self._limit_s = limit_s
-        self._phase: str | None = None
+        self._phase: Phase | None = None
         self._workers = 0
         """Threads that are at work in this phase."""
-        self._barred: dict[str, int] = {}
+        self._barred: dict[Phase, int] = {}
         """Phases that may not begin yet, and the thread that said so."""
         self._changed = threading.Condition()
 
-    def bar(self, phase: str) -> None:
+    def bar(self, phase: Phase) -> None:
         """Let no work of a phase begin until ``admit``. Called within the phase that is the reason."""
         with self._changed:
             self._barred[phase] = threading.get_ident()
 
-    def admit(self, phase: str) -> None:
+    def admit(self, phase: Phase) -> None:
         """What barred this phase is over."""
         with self._changed:
             self._barred.pop(phase, None)
@@ -170,7 +189,7 @@ class PhaseGate:
             yield
 
     @contextmanager
-    def during(self, phase: str, enter: Callable[[str], None] = lambda phase: None) -> Iterator[None]:
+    def during(self, phase: Phase, enter: Callable[[Phase], None] = lambda phase: None) -> Iterator[None]:
         """The block is work of this phase. ``enter`` is called where no such work was before it.
 
         Raises:
@@ -199,10 +218,10 @@ class PhaseGate:
                 self._workers -= 1
                 self._changed.notify_all()
 
-    def _may_begin(self, phase: str) -> bool:
+    def _may_begin(self, phase: Phase) -> bool:
         return phase not in self._barred and (self._workers == 0 or self._phase == phase)
 
-    def _late(self, phase: str) -> DeadlineError:
+    def _late(self, phase: Phase) -> DeadlineError:
         if phase in self._barred:
             return DeadlineError(
                 f"{phase} waited {self._limit_s:g} s for new weights to be published: the engine has let go of the old "
@@ -218,7 +237,7 @@ class PhaseGate:
 class Tenancy:
     """Moves tenants in and out. Work of one phase may overlap; that of another one waits for its end."""
 
-    def __init__(self, table: Mapping[str, HeldParts], watch: Watch, *, limit_s: float) -> None:
+    def __init__(self, table: Mapping[Phase, OnDevice], watch: Watch, *, limit_s: float) -> None:
         """
         Args:
             table: Of :func:`phases`.
@@ -228,12 +247,12 @@ class Tenancy:
         self._table, self._watch, self.gate = table, watch, PhaseGate(limit_s)
         self._tenants: dict[str, Tenant] = {}
         self._present: dict[str, set[MemoryPart]] = {}
-        self._forgets: dict[str, Mapping[str, Callable[[], None]]] = {}
+        self._forgets: dict[str, Mapping[Phase, Callable[[], None]]] = {}
         self._forgotten: set[str] = set()
         """Tenants nothing of which is kept anywhere."""
 
     def admit(
-        self, name: str, tenant: Tenant, parts: Parts, *, forgets: Mapping[str, Callable[[], None]] | None = None
+        self, name: str, tenant: Tenant, parts: Parts, *, forgets: Mapping[Phase, Callable[[], None]] | None = None
     ) -> None:
         """A tenant has come, or come anew, with these parts in the devices' memory.
 
@@ -262,7 +281,7 @@ class Tenancy:
             self.send_away(name)
 
     @contextmanager
-    def during(self, phase: str) -> Iterator[None]:
+    def during(self, phase: Phase) -> Iterator[None]:
         """The block finds in memory what the table says.
 
         Raises:
@@ -276,7 +295,7 @@ class Tenancy:
             except DeviceMemoryError as error:
                 raise self._watch.explained(phase, error, self.holdings) from error
 
-    def _enter(self, phase: str) -> None:
+    def _enter(self, phase: Phase) -> None:
         self._move(phase)
         self._watch.entered(phase, self.holdings)
 
@@ -284,30 +303,32 @@ class Tenancy:
         """Bytes of each tenant's parts, as the tenants count them."""
         return {name: tenant.held_bytes() for name, tenant in self._tenants.items()}
 
-    def _move(self, phase: str) -> None:
+    def _move(self, phase: Phase) -> None:
         wanted = self._table[phase]
         for name, tenant in self._tenants.items():
             forget = self._forgets[name].get(phase)
             if forget is not None and name not in self._forgotten:
-                self._step(phase, f"{name} leaving", forget)
+                self._step(str(phase), f"{name} leaving", forget)
                 self._present[name] = set()
                 self._forgotten.add(name)
             staying = tuple(part for part in wanted.get(name, ()) if part in self._present[name])
             if set(staying) != self._present[name]:
-                self._step(phase, f"{name} leaving", partial(tenant.keep, staying))
+                self._step(str(phase), f"{name} leaving", partial(tenant.keep, staying))
                 self._present[name] = set(staying)
         for name, parts in wanted.items():
             missing = tuple(part for part in parts if name in self._tenants and part not in self._present[name])
             if missing:
-                self._step(phase, f"{name} coming back", partial(self._tenants[name].bring, missing))
+                self._step(str(phase), f"{name} coming back", partial(self._tenants[name].bring, missing))
                 self._forgotten.discard(name)
                 self._present[name] |= set(missing)
 
-    def _step(self, phase: str, what: str, move: Callable[[], None]) -> None:
+    def _step(self, moment: str, what: str, move: Callable[[], None]) -> None:
         try:
             move()
         except (BackendError, ForeignError) as error:
-            raise BackendError(f"before {phase}, {what}: {error.message} ({self._account()})", fix=error.fix) from error
+            raise BackendError(
+                f"before {moment}, {what}: {error.message} ({self._account()})", fix=error.fix
+            ) from error
 
     def _account(self) -> str:
         """Who holds what, for an error."""
