@@ -15,17 +15,20 @@ are rewards before KL and normalisation, which happen per token.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from nemorl.metrics import Metric
 from nemorl.types import Samples
 from nemorl_rl.policy_gradient.config import ClippedRatio, PolicyGradientConfig, RewardShaping
 from nemorl_rl.policy_gradient.kl import KLCharge
 from nemorl_rl.policy_gradient.rewards import shaped_rewards
 from nemorl_rl.policy_gradient.trainer import PolicyGradientTrainer
+from nemorl_rl.policy_gradient.transforms import BatchTransform
 from pydantic import Field
 
 if TYPE_CHECKING:
-    from nemorl_tensors import LossAggregation, TokenBatch
+    from nemorl_tensors import KLTerm, LossAggregation, TokenBatch
 
 
 class ReinforcePlusPlusConfig(RewardShaping, ClippedRatio, KLCharge, PolicyGradientConfig):
@@ -54,12 +57,29 @@ class ReinforcePlusPlusTrainer(PolicyGradientTrainer[ReinforcePlusPlusConfig]):
     def compute_advantages(self, samples: Samples) -> list[float]:
         return shaped_rewards(samples, self.config)
 
-    def with_token_advantages(self, batch: TokenBatch, samples: Samples) -> TokenBatch:
+    def token_credit(self) -> list[BatchTransform]:
+        return [NormalizedReturns(self.config.kl_penalty, self.config.kl_term())]
+
+
+@dataclass(frozen=True)
+class NormalizedReturns:
+    """Rewards less the KL from each token on, normalised over the trained tokens of the batch (eq. 8 to 10)."""
+
+    kl_penalty: float
+    """How much of the reward a nat costs."""
+    term: KLTerm
+
+    @property
+    def requires(self) -> frozenset[str]:
+        charged = {"old_logprobs", "reference_logprobs"} if self.kl_penalty > 0 else set[str]()
+        return frozenset({"advantages", *charged})
+
+    def __call__(self, batch: TokenBatch, samples: Samples) -> tuple[TokenBatch, dict[str, Metric]]:
         from nemorl_rl.policy_gradient.kl_charge import kl_to_go, with_kl
         from nemorl_tensors import standardized
 
-        config, returns = self.config, batch["advantages"]
-        if config.needs_reference:
-            batch = with_kl(batch, config.kl_term())
-            returns = returns - config.kl_penalty * kl_to_go(batch["kl"], batch.mask, batch.lengths)
-        return batch.with_tokens(advantages=standardized(returns, batch.mask, unbiased=False))
+        returns = batch["advantages"]
+        if self.kl_penalty > 0:
+            batch = with_kl(batch, self.term)
+            returns = returns - self.kl_penalty * kl_to_go(batch["kl"], batch.mask, batch.lengths)
+        return batch.with_tokens(advantages=standardized(returns, batch.mask, unbiased=False)), {}

@@ -4,10 +4,11 @@
     config         PolicyGradientConfig, ClippedConfig and blocks of knobs; imports no torch
     rewards        shaped_rewards: scaling, punishment of length
     advantages     group_advantages, batch_normalized, clip_advantages, over_valid, has_spread
-    kl_charge      with_kl, group_kl, kl_to_go: a KL from the initial policy that lowers advantages
+    transforms     BatchTransform: what happens to a batch before its updates, one knob each
+    kl_charge      ChargeKL, with_kl, group_kl, kl_to_go: a KL from the initial policy that lowers advantages
     loss           PolicyGradientLoss, the base of losses, and ClippedPolicyGradientLoss
     correction     build_correction: weights of tokens for a sampler that is not quite the policy
-    disagreement   drop_disagreeing: responses left out on which trainer and sampler disagree
+    disagreement   DropDisagreeing: responses left out on which trainer and sampler disagree
     updates        run_updates: the optimizer steps of a batch, metrics averaged (``nemorl.metrics.average``)
     metrics        advantage_metrics, group_metrics, kl_metrics
 

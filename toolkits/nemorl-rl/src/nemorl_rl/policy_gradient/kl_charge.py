@@ -6,8 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
+from nemorl.metrics import Metric
+from nemorl.types import Samples
 from nemorl_tensors import KLTerm, TokenBatch, segment_sum
 from torch import Tensor
 
@@ -82,3 +86,34 @@ def group_kl(kl: Tensor, batch: TokenBatch, group_ids: Sequence[int]) -> Tensor:
     excess_E = torch.zeros(len(group_ids))
     excess_E[trained] = torch.tensor(excess, dtype=torch.float32)
     return torch.where(batch.mask, excess_E[batch.episodes][batch.sequence_ids], 0.0)
+
+
+@dataclass(frozen=True)
+class ChargeKL:
+    """``kl_in: reward``: advantages less the KL of a response, against its group (``group_kl``).
+
+    Example:
+        >>> from nemorl.types import Prompt, Sample, Score
+        >>> def response(token_id: int) -> Sample:
+        ...     prompt = Prompt(0, "1+1=", (5,))
+        ...     return Sample(prompt, (5, token_id), (False, True), (0.0, -1.0), Score(0.0), "2", "stop")
+        >>> samples = Samples([response(6), response(7)])
+        >>> batch = TokenBatch.from_samples(samples, [1.0, 0.0])
+        >>> old, reference = torch.tensor([0.0, -1.0, 0.0, -2.0]), torch.tensor([0.0, -1.5, 0.0, -2.0])
+        >>> batch = batch.with_tokens(old_logprobs=old, reference_logprobs=reference)
+        >>> charged, _ = ChargeKL(0.5, KLTerm("k1"))(batch, samples)
+        >>> charged["advantages"].tolist()  # of 1 and 0; KL 0.5 and 0
+        [1.0, 0.75, 0.0, 0.25]
+    """
+
+    requires: ClassVar[frozenset[str]] = frozenset({"advantages", "old_logprobs", "reference_logprobs"})
+
+    weight: float
+    """How much of the reward a nat costs."""
+    term: KLTerm
+    """The estimator and its bounds: ``config.kl_term()``."""
+
+    def __call__(self, batch: TokenBatch, samples: Samples) -> tuple[TokenBatch, dict[str, Metric]]:
+        batch = with_kl(batch, self.term)
+        charge = self.weight * group_kl(batch["kl"], batch, samples.group_ids)
+        return batch.with_tokens(advantages=batch["advantages"] - charge), {}
