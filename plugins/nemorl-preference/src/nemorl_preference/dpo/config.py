@@ -11,7 +11,7 @@ from nemorl_rl.config import offload_problems
 from nemorl_rl.declared_metrics import pair_metrics
 from pydantic import Field
 
-from nemorl_preference.config import PairConfig
+from nemorl_preference.pair_config import PairConfig
 
 PAIR_METRICS = pair_metrics(
     {"sft_loss": MetricInfo("SFT loss", "nats", "negative log-likelihood of the chosen responses", smooth=True)},

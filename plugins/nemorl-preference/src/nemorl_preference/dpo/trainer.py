@@ -16,7 +16,7 @@ from nemorl_preference.dpo.ipo import IPOLoss
 from nemorl_preference.dpo.preference import PreferenceLoss
 from nemorl_preference.dpo.reference import ReferenceTable
 from nemorl_preference.dpo.sigmoid import SigmoidLoss
-from nemorl_preference.trainer import PairTrainer
+from nemorl_preference.pairs import PairTrainer
 
 
 class DPOTrainer(PairTrainer[DPOConfig]):

@@ -14,7 +14,7 @@ from nemorl.plugins.kinds import EnvironmentConfig
 from nemorl_rl.declared_metrics import pair_metrics
 from pydantic import Field
 
-from nemorl_preference.config import PairConfig
+from nemorl_preference.pair_config import PairConfig
 
 if TYPE_CHECKING:
     from nemorl.environment import Environment

@@ -11,9 +11,9 @@ from nemorl.types import Row
 from nemorl_tensors import TokenBatch
 from torch import Tensor
 
+from nemorl_preference.pairs import PairTrainer
 from nemorl_preference.rm.config import RMConfig
 from nemorl_preference.rm.loss import BradleyTerryLoss
-from nemorl_preference.trainer import PairTrainer
 
 END = 0
 """Any token id: stands one past the end of a text, where its value is read. It is never fed to the model."""

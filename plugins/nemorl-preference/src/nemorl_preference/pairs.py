@@ -16,7 +16,7 @@ from nemorl_rl.placement.remarks import Remarks
 from nemorl_rl.placement.tenant_resources import TenantResources
 from nemorl_tensors import TokenBatch, pair_batch
 
-from nemorl_preference.config import PairConfig
+from nemorl_preference.pair_config import PairConfig
 
 C = TypeVar("C", bound=PairConfig)
 
