@@ -101,8 +101,8 @@ SURFACE: Mapping[str, tuple[str, ...]] = {
     "nemorl_rl.planning.memory.head": ("Head", "head_buffers", "scored_logits"),
     "nemorl_rl.policy_gradient.trainer": ("PolicyGradientTrainer",),
     "nemorl_rl.policy_gradient.config": (
-        *("ClippedConfig", "ClippedRatio", "GroupComparison", "ImportanceCorrection", "OverlongPenalty"),
-        *("PolicyGradientConfig", "RewardScaling", "RewardShaping"),
+        *("ClippedConfig", "ClippedRatio", "ImportanceCorrection", "OverlongPenalty", "PolicyGradientConfig"),
+        *("RewardScaling", "RewardShaping"),
     ),
     "nemorl_rl.policy_gradient.rewards": ("overlong", "scale", "shaped_rewards"),
     "nemorl_rl.policy_gradient.advantages": (

@@ -92,7 +92,7 @@ def test_equal_rewards_teach_nothing(algorithm: str) -> None:
 @pytest.mark.parametrize("algorithm", sorted(set(NAMES) - {"reinforce_plus_plus", "gdpo"}))
 def test_advantages_are_clipped_last(algorithm: str) -> None:
     clipped = trainer(algorithm, overlong_penalty=None, advantage_clip_high=0.125)
-    found = over_valid(one_group(1, 0, 0, 0), clipped.compute_advantages, *clipped.config.advantage_bounds)
+    found = over_valid(one_group(1, 0, 0, 0), clipped.compute_advantages, None, 0.125)
     assert max(found) == 0.125
     assert min(found) < 0
 
@@ -183,6 +183,12 @@ def test_reinforce_plus_plus_charges_the_kl_before_it_normalizes(kl_penalty: flo
     else:
         # 1, 1, 0: mean 2/3, std sqrt((1/9 + 1/9 + 4/9) / 3) = 0.471405.
         assert found == pytest.approx([0.707105, 0.707105, -1.414211], abs=1e-5)
+
+
+def test_the_kl_of_reinforce_plus_plus_may_be_a_term_of_its_loss() -> None:
+    built = trainer("reinforce_plus_plus", kl_penalty=0.5, kl_in="loss")
+    assert (built.loss.kl_penalty, built.loss.kl.kind, built.loss.on_policy) == (0.5, "k3", True)
+    assert [transform.requires for transform in built.transforms] == [{"advantages"}]
 
 
 # A KL in the reward
@@ -388,13 +394,13 @@ def test_config_and_trainer_have_the_names_of_the_paper(algorithm: str) -> None:
 @pytest.mark.parametrize(
     ("algorithm", "knobs"),
     [
-        ("dr_grpo", ["normalize_std", "leave_one_out", "kl_penalty", "loss_aggregation"]),
+        ("dr_grpo", ["normalize_std", "leave_one_out", "loss_aggregation"]),
         ("gspo", ["loss_aggregation", "dual_clip"]),
         ("cispo", ["clip_low", "clip_high", "dual_clip", "loss_aggregation"]),
         ("rloo", ["normalize_std", "leave_one_out"]),
         ("maxrl", ["normalize_std", "leave_one_out"]),
         ("reinforce_plus_plus_baseline", ["normalize_std", "leave_one_out"]),
-        ("reinforce_plus_plus", ["dynamic_sampling", "normalize_std", "kl_type", "advantage_clip_low"]),
+        ("reinforce_plus_plus", ["normalize_std", "leave_one_out"]),
         ("gdpo", ["reward_scaling", "overlong_penalty", "truncation_reward_factor", "normalize_std"]),
     ],
 )

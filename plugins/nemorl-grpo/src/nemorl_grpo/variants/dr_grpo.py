@@ -10,8 +10,8 @@ How the constant maps to ``loss_weights``, which sum to 1 over an optimizer step
 bound applies, and a positive factor does not change that), so scaling A_i by t_i / L gives each token 1 / (S * L).
 
 Differs from the paper: L is ``generation.max_new_tokens`` times ``max_turns``, the longest response there can be (the
-paper's code takes the generation limit too); with ``overlong_filtering``, S counts the responses that train. There is
-no KL penalty, as in the paper's experiments.
+paper's code takes the generation limit too); with ``overlong_filtering``, S counts the responses that train. By
+default there is no KL penalty, as in the paper's experiments.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from nemorl.types import Samples
 from nemorl_rl.policy_gradient.advantages import group_advantages
-from nemorl_rl.policy_gradient.config import ClippedRatio, GroupComparison, PolicyGradientConfig, RewardShaping
+from nemorl_rl.policy_gradient.config import ClippedRatio, PolicyGradientConfig, RewardShaping
 from nemorl_rl.policy_gradient.rewards import shaped_rewards
 from nemorl_rl.policy_gradient.trainer import PolicyGradientTrainer
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from nemorl_tensors import LossAggregation, TokenBatch
 
 
-class DrGRPOConfig(RewardShaping, ClippedRatio, GroupComparison, PolicyGradientConfig):
+class DrGRPOConfig(RewardShaping, ClippedRatio, PolicyGradientConfig):
     """GRPO done right (arXiv:2503.20783): no division by a group's spread nor by a response's length."""
 
     summary: ClassVar[str] = "GRPO without the biases of dividing by spread and length"

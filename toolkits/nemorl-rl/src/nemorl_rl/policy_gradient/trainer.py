@@ -47,7 +47,7 @@ class PolicyGradientTrainer(RolloutTrainer[P]):
     """
 
     loss: PolicyGradientLoss
-    transforms: Sequence[BatchTransform]
+    transforms: Sequence[BatchTransform] = ()
     """What the config asks to happen to a batch before its updates, in order."""
 
     def setup(self) -> None:
@@ -60,7 +60,7 @@ class PolicyGradientTrainer(RolloutTrainer[P]):
         samples = self.collect(rows)
 
         # 2. Rewards become advantages, one per response. A response that nobody could score is in no baseline.
-        advantages = over_valid(samples, self.compute_advantages, *config.advantage_bounds)
+        advantages = over_valid(samples, self.compute_advantages, config.advantage_clip_low, config.advantage_clip_high)
 
         # 3. Freeze the policies the loss compares against, before any update moves the weights.
         batch = self.with_frozen_logprobs(self.to_batch(samples, advantages))
@@ -86,19 +86,16 @@ class PolicyGradientTrainer(RolloutTrainer[P]):
     # What an algorithm defines
 
     def compute_advantages(self, samples: Samples) -> list[float]:
-        """How much better each response is than expected, in sample order.
+        """How much better each response is than expected, in sample order; by default what the config says.
 
         Args:
             samples: The scored responses of a step: ``samples.rewards`` and, beside it, ``samples.group_ids``, the
                 index of each one's prompt. Never empty, and without those that nobody could score.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define compute_advantages()")
+        return self.config.advantages(samples)
 
     def build_loss(self) -> PolicyGradientLoss:
-        """GRPO's clipped loss, with the bounds of ``ClippedRatio``."""
-        from nemorl_rl.policy_gradient.loss import ClippedPolicyGradientLoss
-
-        return ClippedPolicyGradientLoss(**self.config.ratio_options, **self.loss_options)
+        return self.config.build_loss(**self.loss_options)
 
     def keep_group(self, group: Sequence[Sample]) -> bool:
         """Dynamic sampling trains on this group: by default, where its rewards differ (DAPO, arXiv:2503.14476)."""
@@ -183,7 +180,8 @@ class PolicyGradientTrainer(RolloutTrainer[P]):
 
     def with_frozen_logprobs(self, batch: TokenBatch) -> TokenBatch:
         """The batch with those ``old_logprobs`` and ``reference_logprobs`` that this step reads."""
-        if "old_logprobs" in self.loss.requires and self.first_loss is None:
+        is_read = "old_logprobs" in self.loss.requires or self.transforms_read("old_logprobs")
+        if is_read and self.first_loss is None:
             batch = self.with_old_logprobs(batch)
         return self.with_reference_logprobs(batch) if self.config.needs_reference else batch
 
@@ -198,7 +196,7 @@ class PolicyGradientTrainer(RolloutTrainer[P]):
     @property
     def rollout_plan(self) -> RolloutPlan:
         config = self.config
-        keep = self.keep_group if config.replaces_equal_groups else None
+        keep = self.keep_group if config.dynamic_sampling else None
         sampling = config.generation.sampling(filtered_logprobs=config.filtered_logprobs)
         return RolloutPlan(config.num_generations_per_prompt, sampling, config.max_turns, keep)
 
