@@ -16,7 +16,7 @@ from nemorl_grpo.variants.maxrl import mean_normalized
 from nemorl_rl.policy_gradient.advantages import batch_normalized, over_valid
 from nemorl_rl.policy_gradient.config import CORRECTION_BOUNDS
 from nemorl_rl.policy_gradient.loss import ClippedPolicyGradientLoss
-from nemorl_rl.policy_gradient.transforms import transformed
+from nemorl_rl.policy_gradient.updates import transformed
 from nemorl_tensors import KLTerm, TokenBatch
 from recorded_messages import Raises
 

@@ -24,7 +24,7 @@ from nemorl.types import Samples
 from nemorl_rl.policy_gradient.config import ClippedRatio, PolicyGradientConfig, RewardShaping
 from nemorl_rl.policy_gradient.rewards import shaped_rewards
 from nemorl_rl.policy_gradient.trainer import PolicyGradientTrainer
-from nemorl_rl.policy_gradient.transforms import BatchTransform
+from nemorl_rl.policy_gradient.updates import BatchTransform
 from pydantic import Field
 
 if TYPE_CHECKING:

@@ -8,16 +8,9 @@ from typing import ClassVar, Literal
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
 from nemorl_rl.config import offload_problems
-from nemorl_rl.declared_metrics import pair_metrics
 from pydantic import Field
 
-from nemorl_preference.pair_config import PairConfig
-
-PAIR_METRICS = pair_metrics(
-    {"sft_loss": MetricInfo("SFT loss", "nats", "negative log-likelihood of the chosen responses", smooth=True)},
-    "mean implicit reward of the {side} responses: beta times the log-ratio",
-    "both falling: the chosen responses lose likelihood too; raise `sft_loss_weight`",
-)
+from nemorl_preference.pair_config import PairConfig, pair_metrics
 
 
 class DPOConfig(PairConfig):
@@ -26,8 +19,15 @@ class DPOConfig(PairConfig):
     summary: ClassVar[str] = "Direct preference optimisation on pairs of responses (sigmoid, hinge, IPO)"
     trainer: ClassVar[str] = "nemorl_preference.dpo.trainer:DPOTrainer"
     metrics: ClassVar[Mapping[str, MetricInfo]] = {
-        **PairConfig.metrics,
-        **PAIR_METRICS,
+        **pair_metrics(
+            {
+                "sft_loss": MetricInfo(
+                    "SFT loss", "nats", "negative log-likelihood of the chosen responses", smooth=True
+                )
+            },
+            "mean implicit reward of the {side} responses: beta times the log-ratio",
+            "both falling: the chosen responses lose likelihood too; raise `sft_loss_weight`",
+        ),
         "timing/train/policy_and_reference_logprobs": MetricInfo("Log-probs", "seconds", "old and reference log-probs"),
     }
 

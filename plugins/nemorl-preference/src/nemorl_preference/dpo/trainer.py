@@ -92,8 +92,6 @@ def loss_of(config: DPOConfig) -> PreferenceLoss:
         "sft_weight": config.sft_loss_weight,
         "sft_average": config.sft_average_log_probs,
     }
-    if config.loss == "hinge":
-        return HingeLoss(**shared)
-    if config.loss == "ipo":
-        return IPOLoss(**shared)
-    return SigmoidLoss(**shared, label_smoothing=config.label_smoothing)
+    if config.loss == "sigmoid":
+        return SigmoidLoss(**shared, label_smoothing=config.label_smoothing)
+    return {"hinge": HingeLoss, "ipo": IPOLoss}[config.loss](**shared)

@@ -11,24 +11,12 @@ from nemorl.contracts import Head
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import EnvironmentConfig
-from nemorl_rl.declared_metrics import pair_metrics
 from pydantic import Field
 
-from nemorl_preference.pair_config import PairConfig
+from nemorl_preference.pair_config import PairConfig, pair_metrics
 
 if TYPE_CHECKING:
     from nemorl.environment import Environment
-
-
-PAIR_METRICS = pair_metrics(
-    {
-        "center_loss": MetricInfo(
-            "Center loss", "squared reward", "mean square of the sum of a pair's rewards", smooth=True
-        )
-    },
-    "mean reward of the {side} responses",
-    "both drifting from 0 together: set `center_loss_weight`",
-)
 
 
 class RMConfig(PairConfig):
@@ -36,7 +24,15 @@ class RMConfig(PairConfig):
 
     summary: ClassVar[str] = "Reward model from pairs of responses (Bradley-Terry)"
     trainer: ClassVar[str] = "nemorl_preference.rm.trainer:RMTrainer"
-    metrics: ClassVar[Mapping[str, MetricInfo]] = {**PairConfig.metrics, **PAIR_METRICS}
+    metrics: ClassVar[Mapping[str, MetricInfo]] = pair_metrics(
+        {
+            "center_loss": MetricInfo(
+                "Center loss", "squared reward", "mean square of the sum of a pair's rewards", smooth=True
+            )
+        },
+        "mean reward of the {side} responses",
+        "both drifting from 0 together: set `center_loss_weight`",
+    )
     policy_head: ClassVar[Head] = "value"
 
     algorithm: Literal["rm"] = "rm"

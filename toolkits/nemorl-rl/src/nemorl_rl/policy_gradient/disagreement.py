@@ -13,23 +13,6 @@ from nemorl.metrics import Max, Mean, Metric, Sum
 from nemorl.types import Samples
 from nemorl_tensors import TokenBatch, segment_mean, segment_sum
 from nemorl_tensors.ratios import masked_log_ratio, probability_ratio
-from torch import Tensor
-
-
-def sequence_errors(batch: TokenBatch) -> Tensor:
-    """[B] mean of exp(|old - generation log-prob|) over the trained tokens of each sequence; 0 where there are none.
-
-    ``token_mult_prob_error`` of a sequence. A log-prob of the sampler that is not finite counts as 20 nats off.
-
-    Example:
-        >>> batch = TokenBatch.from_sequences([[5, 6, 7]], [[False, True, True]])
-        >>> old, sampled = torch.tensor([0.0, 0.5, 1.0]).log(), torch.tensor([0.0, 0.25, 1.0]).log()
-        >>> sequence_errors(batch.with_tokens(old_logprobs=old, generation_logprobs=sampled)).tolist()  # 2 and 1
-        [1.5]
-    """
-    gap = masked_log_ratio(batch["old_logprobs"], batch["generation_logprobs"], batch.mask)
-    gap = torch.nan_to_num(gap, nan=torch.inf, posinf=torch.inf, neginf=-torch.inf).abs()
-    return segment_mean(probability_ratio(gap), batch.mask, batch.lengths)
 
 
 @dataclass(frozen=True)
@@ -56,8 +39,11 @@ class DropFilteredOut:
 
 @dataclass(frozen=True)
 class DropDisagreeing:
-    """Sequences above ``limit`` train nothing and the others share their weight; with metrics of the errors.
+    """Sequences whose error is above ``limit`` train nothing and the others share their weight; with metrics of them.
 
+    error_b = mean over the trained tokens of exp(|old_logprob - generation_logprob|)        0 where there are none
+
+    ``token_mult_prob_error`` of a sequence. A log-prob of the sampler that is not finite counts as 20 nats off.
     As ``seq_logprob_error_threshold`` of NeMo RL does, after advantages: a response that is dropped still counts in the
     baseline of its group.
 
@@ -77,7 +63,9 @@ class DropDisagreeing:
     """Largest mean factor between the probabilities of a token; 1 is agreement."""
 
     def __call__(self, batch: TokenBatch, samples: Samples) -> tuple[TokenBatch, dict[str, Metric]]:
-        errors = sequence_errors(batch)
+        gap = masked_log_ratio(batch["old_logprobs"], batch["generation_logprobs"], batch.mask)
+        gap = torch.nan_to_num(gap, nan=torch.inf, posinf=torch.inf, neginf=-torch.inf).abs()
+        errors = segment_mean(probability_ratio(gap), batch.mask, batch.lengths)
         trained = segment_sum(batch.mask.float(), batch.mask, batch.lengths) > 0
         kept = errors <= self.limit
         mask = batch.mask & kept[batch.sequence_ids]

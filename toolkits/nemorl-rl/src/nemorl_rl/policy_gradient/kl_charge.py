@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -59,38 +58,14 @@ def kl_to_go(kl: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
     return torch.where(mask, to_go, 0.0).float()
 
 
-def group_kl(kl: Tensor, batch: TokenBatch, group_ids: Sequence[int]) -> Tensor:
-    """[N] float32: how much more KL the episode of each token has than the others of its group that train.
-
-    group_kl_i = KL_i - mean of KL over the other episodes of the group          KL_i = sum over t of kl_t
-
-    What is charged for it is not divided by the spread of rewards: where these are all equal, the spread is nothing but
-    the KL's own noise, and dividing by it would blow that up.
-
-    Args:
-        kl: [N] nats per token, 0 in masked slots.
-        batch: B sequences of E episodes, which are numbered from 0.
-        group_ids: Prompt index of each episode.
-
-    Example:
-        >>> batch = TokenBatch.from_sequences([[5, 6], [5, 7]], [[False, True], [False, True]])
-        >>> group_kl(torch.tensor([0.0, 1.0, 0.0, 0.25]), batch, [0, 0]).tolist()
-        [0.0, 0.75, 0.0, -0.75]
-    """
-    kl_E, tokens_E = torch.zeros(2, len(group_ids), dtype=torch.float64)
-    kl_E.index_add_(0, batch.episodes, segment_sum(kl.double(), batch.mask, batch.lengths))
-    tokens_E.index_add_(0, batch.episodes, segment_sum(batch.mask.double(), batch.mask, batch.lengths))
-    trained = (tokens_E > 0).nonzero().squeeze(1)
-    groups = [group_ids[index] for index in trained.tolist()]
-    excess = group_advantages(kl_E[trained].tolist(), groups, normalize_std=False, leave_one_out=True)
-    excess_E = torch.zeros(len(group_ids))
-    excess_E[trained] = torch.tensor(excess, dtype=torch.float32)
-    return torch.where(batch.mask, excess_E[batch.episodes][batch.sequence_ids], 0.0)
-
-
 @dataclass(frozen=True)
 class ChargeKL:
-    """``kl_in: reward``: advantages less the KL of a response, against its group (``group_kl``).
+    """``kl_in: reward``: advantages less how much more KL an episode has than the others of its group that train.
+
+    A_t <- A_t - weight * (KL_i - mean of KL over the other episodes of the group)        KL_i = sum over t of kl_t
+
+    What is charged is not divided by the spread of rewards: where these are all equal, the spread is nothing but the
+    KL's own noise, and dividing by it would blow that up.
 
     Example:
         >>> from nemorl.types import Prompt, Sample, Score
@@ -114,6 +89,14 @@ class ChargeKL:
     """The estimator and its bounds: ``config.kl_term()``."""
 
     def __call__(self, batch: TokenBatch, samples: Samples) -> tuple[TokenBatch, dict[str, Metric]]:
-        batch = with_kl(batch, self.term)
-        charge = self.weight * group_kl(batch["kl"], batch, samples.group_ids)
+        batch, group_ids = with_kl(batch, self.term), samples.group_ids
+        kl_E, tokens_E = torch.zeros(2, len(group_ids), dtype=torch.float64)  # E episodes, numbered from 0
+        kl_E.index_add_(0, batch.episodes, segment_sum(batch["kl"].double(), batch.mask, batch.lengths))
+        tokens_E.index_add_(0, batch.episodes, segment_sum(batch.mask.double(), batch.mask, batch.lengths))
+        trained = (tokens_E > 0).nonzero().squeeze(1)
+        groups = [group_ids[index] for index in trained.tolist()]
+        excess = group_advantages(kl_E[trained].tolist(), groups, normalize_std=False, leave_one_out=True)
+        excess_E = torch.zeros(len(group_ids))
+        excess_E[trained] = torch.tensor(excess, dtype=torch.float32)
+        charge = self.weight * torch.where(batch.mask, excess_E[batch.episodes][batch.sequence_ids], 0.0)
         return batch.with_tokens(advantages=batch["advantages"] - charge), {}

@@ -21,7 +21,7 @@ from nemorl_rl.policy_gradient.advantages import has_spread, over_valid
 from nemorl_rl.policy_gradient.config import PolicyGradientConfig
 from nemorl_rl.policy_gradient.metrics import advantage_metrics, group_metrics, kl_metrics
 from nemorl_rl.policy_gradient.penalties import PenaliseMessages
-from nemorl_rl.policy_gradient.transforms import BatchTransform, transformed
+from nemorl_rl.policy_gradient.updates import BatchTransform, transformed
 from nemorl_rl.rollouts.engine import RolloutPlan, rollout_metrics
 from nemorl_rl.trainer import RolloutTrainer
 
@@ -118,16 +118,15 @@ class PolicyGradientTrainer(RolloutTrainer[P]):
         """The batch transforms of the config's knobs: what is left out, token-level credit, then penalties."""
         from nemorl_rl.policy_gradient.disagreement import DropDisagreeing, DropFilteredOut
 
-        config, transforms = self.config, list[BatchTransform]()
+        config = self.config
         limit, penalties = config.max_sequence_error, config.message_penalties
-        if config.token_filter is not None and (config.updates_per_step > 1 or limit is not None):
-            transforms.append(DropFilteredOut())
-        if limit is not None:
-            transforms.append(DropDisagreeing(limit))
-        transforms += self.token_credit()
-        if penalties is not None:
-            transforms.append(PenaliseMessages(penalties, self.tokenizer.inner.decode))
-        return transforms
+        are_filtered = config.token_filter is not None and (config.updates_per_step > 1 or limit is not None)
+        return [
+            *([DropFilteredOut()] if are_filtered else ()),
+            *([DropDisagreeing(limit)] if limit is not None else ()),
+            *self.token_credit(),
+            *([PenaliseMessages(penalties, self.tokenizer.inner.decode)] if penalties is not None else ()),
+        ]
 
     def token_credit(self) -> list[BatchTransform]:
         """Transforms that make ``advantages`` which depend on log-probs: with ``kl_in: reward``, a KL is charged."""
@@ -147,19 +146,12 @@ class PolicyGradientTrainer(RolloutTrainer[P]):
 
         config = self.config
         return {
-            "on_policy": not self.needs_old_logprobs,
+            # Where one update follows a rollout, the old policy is the one at hand.
+            "on_policy": config.updates_per_step == 1 and not self.transforms_read("old_logprobs"),
             "correction": build_correction(config.importance_correction),
             "kl_penalty": config.loss_kl_penalty,
             "kl": config.kl_term(),
         }
-
-    @property
-    def needs_old_logprobs(self) -> bool:
-        """The old policy is not simply the one at hand, or a transform reads its log-probs before the update.
-
-        It is the one at hand where one update follows a rollout.
-        """
-        return self.config.updates_per_step > 1 or self.transforms_read("old_logprobs")
 
     def transforms_read(self, field: str) -> bool:
         return any(field in transform.requires for transform in self.transforms)
@@ -180,8 +172,7 @@ class PolicyGradientTrainer(RolloutTrainer[P]):
 
     def with_frozen_logprobs(self, batch: TokenBatch) -> TokenBatch:
         """The batch with those ``old_logprobs`` and ``reference_logprobs`` that this step reads."""
-        is_read = "old_logprobs" in self.loss.requires or self.transforms_read("old_logprobs")
-        if is_read and self.first_loss is None:
+        if self.first_loss is None and ("old_logprobs" in self.loss.requires or self.transforms_read("old_logprobs")):
             batch = self.with_old_logprobs(batch)
         return self.with_reference_logprobs(batch) if self.config.needs_reference else batch
 
