@@ -61,6 +61,23 @@ def test_a_config_has_at_most_six_bases_above_what_every_sampling_run_has(algori
     assert len(above) <= 6, above
 
 
+def test_a_transform_of_ones_own_is_given_the_log_probs_that_it_reads() -> None:
+    class Own:
+        requires = frozenset({"old_logprobs"})
+
+        def __call__(self, batch: Any, samples: Any) -> tuple[Any, dict[str, Any]]:
+            return batch, {}
+
+    class Trainer(trainer_of("grpo")):  # type: ignore[misc]
+        def build_transforms(self) -> list[Any]:
+            return [*super().build_transforms(), Own()]
+
+    config = load_config({"algorithm": "grpo", "model": "some/model"})
+    for trainer, is_read in ((trainer_of("grpo")(config), False), (Trainer(config), True)):
+        trainer.setup()
+        assert ("old_logprobs" in trainer.loss.requires) == is_read  # one update per step
+
+
 def public(module: ModuleType) -> Iterator[Any]:
     """Functions and classes that a module defines; configs, whose fields have docstrings of their own, are none."""
     for name, thing in vars(module).items():
