@@ -283,6 +283,7 @@ def test_a_kl_in_the_reward_has_the_gradient_of_the_kl_of_whole_responses() -> N
         ("gspo", {"kl_in": "reward", "kl_importance_weights": True}, "kl_importance_weights"),
         ("cispo", {"kl_input_clamp": 50.0}, "kl_input_clamp"),
         ("reinforce_plus_plus", {"kl_output_clamp": 0.0}, "kl_output_clamp"),
+        ("dr_grpo", {"kl_penalty": 0.1}, "kl_penalty"),
     ],
 )
 def test_a_kl_without_effect_is_refused_when_the_config_loads(

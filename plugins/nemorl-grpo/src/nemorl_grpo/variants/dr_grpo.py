@@ -10,8 +10,8 @@ How the constant maps to ``loss_weights``, which sum to 1 over an optimizer step
 bound applies, and a positive factor does not change that), so scaling A_i by t_i / L gives each token 1 / (S * L).
 
 Differs from the paper: L is ``generation.max_new_tokens`` times ``max_turns``, the longest response there can be (the
-paper's code takes the generation limit too); with ``overlong_filtering``, S counts the responses that train. By
-default there is no KL penalty, as in the paper's experiments.
+paper's code takes the generation limit too); with ``overlong_filtering``, S counts the responses that train. There is
+no KL penalty, as in the paper's experiments.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from nemorl_rl.policy_gradient.advantages import group_advantages
 from nemorl_rl.policy_gradient.config import ClippedRatio, PolicyGradientConfig, RewardShaping
 from nemorl_rl.policy_gradient.rewards import shaped_rewards
 from nemorl_rl.policy_gradient.trainer import PolicyGradientTrainer
+from pydantic import Field
 
 if TYPE_CHECKING:
     from nemorl_tensors import LossAggregation, TokenBatch
@@ -37,6 +38,8 @@ class DrGRPOConfig(RewardShaping, ClippedRatio, PolicyGradientConfig):
 
     algorithm: Literal["dr_grpo"] = "dr_grpo"
     """Name of the algorithm."""
+    kl_penalty: float = Field(0.0, ge=0, le=0)
+    """0: there is no KL from the initial policy, whose weight would depend on the length of responses."""
 
     @property
     def averages_over(self) -> LossAggregation:
