@@ -90,20 +90,20 @@ SURFACE: Mapping[str, tuple[str, ...]] = {
     "nemorl_rl.planning.memory.head": ("Head", "head_buffers", "scored_logits"),
     "nemorl_rl.policy_gradient.trainer": ("PolicyGradientTrainer",),
     "nemorl_rl.policy_gradient.config": (
-        *("ClippedConfig", "ClippedRatio", "GroupComparison", "ImportanceCorrection", "OverlongPenalty"),
-        *("PolicyGradientConfig", "RewardScaling", "RewardShaping"),
+        *("ClippedConfig", "ClippedRatio", "ImportanceCorrection", "OverlongPenalty", "PolicyGradientConfig"),
+        *("RewardScaling", "RewardShaping"),
     ),
     "nemorl_rl.policy_gradient.rewards": ("overlong", "scale", "shaped_rewards"),
     "nemorl_rl.policy_gradient.advantages": (
         *("batch_normalized", "clip_advantages", "differ", "group_advantages", "has_spread", "over_valid"),
     ),
-    "nemorl_rl.policy_gradient.kl_charge": ("group_kl", "kl_to_go", "with_kl"),
+    "nemorl_rl.policy_gradient.kl_charge": ("ChargeKL", "kl_to_go", "with_kl"),
     "nemorl_rl.policy_gradient.loss": ("ClippedPolicyGradientLoss", "PolicyGradientLoss"),
     "nemorl_rl.policy_gradient.correction": (
         *("Correction", "IcePop", "OfSequences", "Plain", "SequenceMask", "Truncated", "build_correction"),
     ),
-    "nemorl_rl.policy_gradient.disagreement": ("drop_disagreeing", "sequence_errors"),
-    "nemorl_rl.policy_gradient.updates": ("run_updates",),
+    "nemorl_rl.policy_gradient.disagreement": ("DropDisagreeing",),
+    "nemorl_rl.policy_gradient.updates": ("BatchTransform", "run_updates", "transformed"),
     "nemorl_rl.policy_gradient.metrics": ("group_metrics", "kl_metrics"),
     "nemorl_tensors": (
         *("KL_ESTIMATORS", "KLTerm", "KLType", "LossAggregation", "TokenBatch", "kl_k1", "kl_k2", "kl_k3"),

@@ -90,15 +90,20 @@ ABSTRACT = {PolicyGradientLoss, PreferenceLoss}
 
 
 def shipped_losses() -> Iterator[type]:
-    """Every class that reads batch fields and can be called, in the packages of algorithms and what these share."""
+    """Every class that reads batch fields and is no transform, in the packages of algorithms and what these share."""
     names = dict.fromkeys(entry.name for entry in registry().index.of_kind("algorithms"))
     packages = [registry().load("algorithms", name).trainer.partition(".")[0] for name in names]
     for package in dict.fromkeys([*packages, "nemorl_rl.policy_gradient"]):
         root = importlib.import_module(package)
         for module in pkgutil.walk_packages(root.__path__, f"{package}."):
             for _, found in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):
-                if found.__module__ == module.name and "requires" in dir(found) and callable(found):
+                if found.__module__ == module.name and "requires" in dir(found) and not is_transform(found):
                     yield found
+
+
+def is_transform(found: Any) -> bool:
+    """A batch transform, which reads fields too."""
+    return "samples" in inspect.signature(found.__call__).parameters
 
 
 def test_every_shipped_loss_is_tried_here() -> None:

@@ -96,14 +96,15 @@ def test_the_loss_is_the_one_that_trl_computes(beta: float, advantages: tuple[fl
         reference_logprobs=flat(reference),
     )
     logprobs = flat(policy.detach()).requires_grad_()
-    loss = GRPOTrainer(config).build_loss()
-    ours, _ = loss(logprobs, batch)
+    trainer = GRPOTrainer(config)
+    trainer.setup()
+    ours, _ = trainer.loss(logprobs, batch)
     ours.backward()
     assert float(ours.detach()) == pytest.approx(float(theirs.detach()), rel=1e-5)
     assert policy.grad is not None
     assert logprobs.grad is not None
     torch.testing.assert_close(logprobs.grad, flat(policy.grad))
-    has_gradient = loss.has_gradient(batch)
+    has_gradient = trainer.loss.has_gradient(batch)
     assert has_gradient.tolist() == [each != 0 or beta > 0 for each in advantages]
     assert not bool(policy.grad[~has_gradient].any())
 

@@ -16,6 +16,7 @@ from nemorl_grpo.variants.maxrl import mean_normalized
 from nemorl_rl.policy_gradient.advantages import batch_normalized, over_valid
 from nemorl_rl.policy_gradient.config import CORRECTION_BOUNDS
 from nemorl_rl.policy_gradient.loss import ClippedPolicyGradientLoss
+from nemorl_rl.policy_gradient.updates import transformed
 from nemorl_tensors import KLTerm, TokenBatch
 from recorded_messages import Raises
 
@@ -91,7 +92,7 @@ def test_equal_rewards_teach_nothing(algorithm: str) -> None:
 @pytest.mark.parametrize("algorithm", sorted(set(NAMES) - {"reinforce_plus_plus", "gdpo"}))
 def test_advantages_are_clipped_last(algorithm: str) -> None:
     clipped = trainer(algorithm, overlong_penalty=None, advantage_clip_high=0.125)
-    found = over_valid(one_group(1, 0, 0, 0), clipped.compute_advantages, *clipped.config.advantage_bounds)
+    found = over_valid(one_group(1, 0, 0, 0), clipped.compute_advantages, None, 0.125)
     assert max(found) == 0.125
     assert min(found) < 0
 
@@ -175,13 +176,19 @@ def test_reinforce_plus_plus_charges_the_kl_before_it_normalizes(kl_penalty: flo
     samples = Samples([sample(1, 2), sample(0, 1, index=1)])
     batch = algorithm.to_batch(samples, algorithm.compute_advantages(samples))
     batch = batch.with_tokens(old_logprobs=torch.full((5,), -1.0), reference_logprobs=torch.full((5,), -1.5))
-    found = algorithm.with_token_advantages(batch, samples)["advantages"][batch.mask].tolist()
+    found = transformed(batch, samples, algorithm.transforms)[0]["advantages"][batch.mask].tolist()
     if kl_penalty:
         # KL 0.5 a token: returns 1 - 1, 1 - 0.5, 0 - 0.5. Mean 0, variance (0 + 0.25 + 0.25) / 3, std 0.408248.
         assert found == pytest.approx([0.0, 1.224742, -1.224742], abs=1e-5)
     else:
         # 1, 1, 0: mean 2/3, std sqrt((1/9 + 1/9 + 4/9) / 3) = 0.471405.
         assert found == pytest.approx([0.707105, 0.707105, -1.414211], abs=1e-5)
+
+
+def test_the_kl_of_reinforce_plus_plus_may_be_a_term_of_its_loss() -> None:
+    built = trainer("reinforce_plus_plus", kl_penalty=0.5, kl_in="loss")
+    assert (built.loss.kl_penalty, built.loss.kl.kind, built.loss.on_policy) == (0.5, "k3", True)
+    assert [transform.requires for transform in built.transforms] == [{"advantages"}]
 
 
 # A KL in the reward
@@ -199,7 +206,8 @@ def test_a_kl_in_the_reward_is_charged_against_the_group(algorithm: str) -> None
     batch = built.to_batch(samples, [0.0] * 5)
     old = torch.full((batch.num_tokens,), -1.0)
     departed = torch.tensor([0, 1, 0, 0, 0.5, 0, 0, 0, 4, 0, 0, 0, -0.5])
-    batch = built.with_token_advantages(batch.with_tokens(old_logprobs=old, reference_logprobs=old - departed), samples)
+    batch = batch.with_tokens(old_logprobs=old, reference_logprobs=old - departed)
+    batch, _ = transformed(batch, samples, built.transforms)
     # KL of the responses: 1, 0.5, 4 and 0, -0.5. Against the others: 1 - 2.25, 0.5 - 2.5, 4 - 0.75; 0.5, -0.5.
     charged = [0.125, 0.125, 0.2, -0.325, -0.325, -0.325, -0.05, 0.05]
     assert batch["advantages"][batch.mask].tolist() == pytest.approx(charged, abs=1e-6)
@@ -215,7 +223,8 @@ def test_what_does_not_train_is_in_no_baseline_of_the_kl() -> None:
     departed = torch.tensor([0, 1.0, 0, 0.5, 0, 9.0])
     batch = built.to_batch(samples, [0.0] * 3).with_tokens(old_logprobs=old, reference_logprobs=old - departed)
     # 1 against 0.5; the third response is cut.
-    assert built.with_token_advantages(batch, samples)["advantages"].tolist() == pytest.approx([0, -0.5, 0, 0.5, 0, 0])
+    charged, _ = transformed(batch, samples, built.transforms)
+    assert charged["advantages"].tolist() == pytest.approx([0, -0.5, 0, 0.5, 0, 0])
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "gspo", "gdpo", "maxrl", "rloo", "reinforce_plus_plus_baseline"])
@@ -254,7 +263,8 @@ def test_a_kl_in_the_reward_has_the_gradient_of_the_kl_of_whole_responses() -> N
             name: torch.cat([torch.cat([torch.zeros(1), tokens_of(table, y)]) for y in pair])
             for name, table in (("old_logprobs", logprobs.detach()), ("reference_logprobs", reference))
         }
-        batch = built.with_token_advantages(built.to_batch(samples, [0.0, 0.0]).with_tokens(**fields), samples)
+        batch = built.to_batch(samples, [0.0, 0.0]).with_tokens(**fields)
+        batch, _ = transformed(batch, samples, built.transforms)
         policy = torch.cat([torch.cat([torch.zeros(1), tokens_of(logprobs, y)]) for y in pair])
         loss = built.loss(policy, batch)[0] * 2  # the mean over four tokens, as a mean over two responses
         (slope,) = torch.autograd.grad(loss, theta, retain_graph=True)
@@ -273,6 +283,7 @@ def test_a_kl_in_the_reward_has_the_gradient_of_the_kl_of_whole_responses() -> N
         ("gspo", {"kl_in": "reward", "kl_importance_weights": True}, "kl_importance_weights"),
         ("cispo", {"kl_input_clamp": 50.0}, "kl_input_clamp"),
         ("reinforce_plus_plus", {"kl_output_clamp": 0.0}, "kl_output_clamp"),
+        ("dr_grpo", {"kl_penalty": 0.1}, "kl_penalty"),
     ],
 )
 def test_a_kl_without_effect_is_refused_when_the_config_loads(
@@ -384,13 +395,13 @@ def test_config_and_trainer_have_the_names_of_the_paper(algorithm: str) -> None:
 @pytest.mark.parametrize(
     ("algorithm", "knobs"),
     [
-        ("dr_grpo", ["normalize_std", "leave_one_out", "kl_penalty", "loss_aggregation"]),
+        ("dr_grpo", ["normalize_std", "leave_one_out", "loss_aggregation"]),
         ("gspo", ["loss_aggregation", "dual_clip"]),
         ("cispo", ["clip_low", "clip_high", "dual_clip", "loss_aggregation"]),
         ("rloo", ["normalize_std", "leave_one_out"]),
         ("maxrl", ["normalize_std", "leave_one_out"]),
         ("reinforce_plus_plus_baseline", ["normalize_std", "leave_one_out"]),
-        ("reinforce_plus_plus", ["dynamic_sampling", "normalize_std", "kl_type", "advantage_clip_low"]),
+        ("reinforce_plus_plus", ["normalize_std", "leave_one_out"]),
         ("gdpo", ["reward_scaling", "overlong_penalty", "truncation_reward_factor", "normalize_std"]),
     ],
 )

@@ -57,7 +57,9 @@ def loss_and_slope(
         reference_logprobs=torch.tensor([0.0, reference]),
     )
     logprobs = torch.tensor([0.0, policy], requires_grad=True)
-    loss, _ = GRPOTrainer(config).build_loss()(logprobs, batch)
+    trainer = GRPOTrainer(config)
+    trainer.setup()
+    loss, _ = trainer.loss(logprobs, batch)
     loss.backward()
     assert logprobs.grad is not None
     return float(loss.detach()), float(logprobs.grad[1])

@@ -19,7 +19,7 @@ from nemorl_grpo.loss_cispo import CappedWeightLoss
 from nemorl_rl.policy_gradient.advantages import group_advantages, has_spread, over_valid
 from nemorl_rl.policy_gradient.config import ImportanceCorrection
 from nemorl_rl.policy_gradient.correction import build_correction
-from nemorl_rl.policy_gradient.disagreement import drop_disagreeing
+from nemorl_rl.policy_gradient.disagreement import DropDisagreeing
 from nemorl_tensors import TokenBatch, loss_weights
 
 NAN = float("nan")
@@ -90,7 +90,7 @@ def test_bounds_that_contradict_each_other_are_refused(written: dict[str, Any], 
 def test_responses_on_which_the_engines_disagree_train_nothing() -> None:
     # NeMo RL 7ea279a, compute_and_apply_seq_logprob_error_masking, threshold 1.05, on these log-probs: errors
     # (1 + 4 + 4 + 8) / 4 = 4.25 and (1 + 1.001) / 2 = 1.0005, their mean 2.62525, one response masked.
-    batch, metrics = drop_disagreeing(disagreement(), 1.05)
+    batch, metrics = DropDisagreeing(1.05)(disagreement(), Samples(()))
     assert batch.mask.tolist() == [False] * 6 + [True, True]
     assert batch.loss_weights.tolist() == [0.0] * 6 + [0.5, 0.5]
     assert values(metrics) == pytest.approx(
@@ -102,7 +102,7 @@ def test_a_token_that_the_sampler_cannot_have_drawn_drops_its_response() -> None
     batch = disagreement()
     generation = batch["generation_logprobs"].clone()
     generation[6] = -torch.inf
-    kept, _ = drop_disagreeing(batch.with_tokens(generation_logprobs=generation), limit=1e6)
+    kept, _ = DropDisagreeing(1e6)(batch.with_tokens(generation_logprobs=generation), Samples(()))
     assert kept.mask.tolist() == [False, True, True, True, True, False, False, False]
 
 

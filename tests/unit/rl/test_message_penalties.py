@@ -11,10 +11,10 @@ from nemorl.errors import ConfigError
 from nemorl.types import Prompt, Sample, Samples, Score
 from nemorl_rl.policy_gradient.penalties import (
     MessagePenalties,
+    PenaliseMessages,
     Turn,
     has_invalid_tool_call,
     has_malformed_thinking,
-    penalised,
     turns,
 )
 from nemorl_tensors import TokenBatch
@@ -107,7 +107,7 @@ def test_the_tokens_of_a_faulty_message_get_its_advantage_and_no_others() -> Non
     )
     batch = TokenBatch.from_samples(samples, [2.0, 1.0, -1.0, 0.5, 0.25])
     penalties = MessagePenalties(invalid_tool_call_advantage=-5.0, malformed_thinking_advantage=-3.0)
-    found, metrics = penalised(batch, samples, penalties, decode)
+    found, metrics = PenaliseMessages(penalties, decode)(batch, samples)
     expected = [2, 2, 2, 2, -5, -5, -5, 2, 2, 2] + [1] * 5 + [-1, -5, -5, -5] + [0.5] * 3 + [0.25, -3, -3]
     assert found["advantages"].tolist() == expected
     assert batch["advantages"].tolist() == [2.0] * 10 + [1.0] * 5 + [-1.0] * 4 + [0.5] * 3 + [0.25] * 3
@@ -121,7 +121,7 @@ def test_the_tokens_of_a_faulty_message_get_its_advantage_and_no_others() -> Non
 def test_only_what_is_asked_for_is_penalised() -> None:
     samples = Samples([sample([1, 3, 6], "PAA")])
     batch = TokenBatch.from_samples(samples, [1.0])
-    found, _ = penalised(batch, samples, MessagePenalties(malformed_thinking_advantage=0.0), decode)
+    found, _ = PenaliseMessages(MessagePenalties(malformed_thinking_advantage=0.0), decode)(batch, samples)
     assert found["advantages"].tolist() == [1, 0, 0]
 
 

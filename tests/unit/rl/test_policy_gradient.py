@@ -22,6 +22,7 @@ from nemorl.trainer import BaseTrainer
 from nemorl_cli.console import Console
 from nemorl_rl import policy_gradient
 from nemorl_rl.callbacks import Callback
+from nemorl_rl.config import RolloutRunConfig
 
 PAGE = Path(__file__).parents[3] / "docs/plugin-kinds/algorithm.md"
 ENTRIES = registry().index.of_kind("algorithms")
@@ -47,12 +48,34 @@ def test_an_algorithm_is_at_most_three_classes_above_the_loop(algorithm: str) ->
     assert len(above_the_base(trainer_of(algorithm))) <= 3
 
 
-def test_grpo_is_the_step_and_its_advantages() -> None:
-    assert above_the_base(trainer_of("grpo")) == ["GRPOTrainer", "PolicyGradientTrainer", "RolloutTrainer"]
-    assert [name for name in vars(trainer_of("grpo")) if not name.startswith("_")] == [
-        "config_class",
-        "compute_advantages",
-    ]
+@pytest.mark.parametrize("algorithm", ["grpo", "dapo", "gspo", "cispo"])
+def test_grpo_and_its_kin_are_the_step_and_a_config(algorithm: str) -> None:
+    assert above_the_base(trainer_of(algorithm))[1:] == ["PolicyGradientTrainer", "RolloutTrainer"]
+    assert [name for name in vars(trainer_of(algorithm)) if not name.startswith("_")] == ["config_class"]
+
+
+@pytest.mark.parametrize("algorithm", OURS)
+def test_a_config_has_at_most_six_bases_above_what_every_sampling_run_has(algorithm: str) -> None:
+    bases = registry().load("algorithms", algorithm).__mro__[1:]
+    above = [cls for cls in bases if issubclass(cls, Config) and cls not in RolloutRunConfig.__mro__]
+    assert len(above) <= 6, above
+
+
+def test_a_transform_of_ones_own_is_given_the_log_probs_that_it_reads() -> None:
+    class Own:
+        requires = frozenset({"old_logprobs"})
+
+        def __call__(self, batch: Any, samples: Any) -> tuple[Any, dict[str, Any]]:
+            return batch, {}
+
+    class Trainer(trainer_of("grpo")):  # type: ignore[misc]
+        def build_transforms(self) -> list[Any]:
+            return [*super().build_transforms(), Own()]
+
+    config = load_config({"algorithm": "grpo", "model": "some/model"})
+    for trainer, is_read in ((trainer_of("grpo")(config), False), (Trainer(config), True)):
+        trainer.setup()
+        assert ("old_logprobs" in trainer.loss.requires) == is_read  # one update per step
 
 
 def public(module: ModuleType) -> Iterator[Any]:

@@ -19,7 +19,6 @@ from nemorl.resources.policies import TrainingPolicy
 from nemorl.types import Row, Samples
 from nemorl_rl.environments import Unscored
 from nemorl_rl.environments.sources import as_environment
-from nemorl_rl.policy_gradient.updates import run_updates
 from nemorl_rl.rollouts.engine import RolloutPlan, rollout_metrics
 from nemorl_rl.rollouts.prompts import to_prompts
 from nemorl_rl.rollouts.seeding import derive_seed
@@ -63,17 +62,13 @@ class TaughtTrainer(RolloutTrainer[T]):
         # 2. Teachers read the responses and say, token by token, what they think of them.
         with self.run.timer.phase("teacher_logprob_inference"):
             batch = self.ask_teachers(samples, self.to_batch(samples))
-        minibatches, first_loss = batch.minibatches(self.config.num_minibatches), None
+        first_loss = None
         if isinstance(self.loss, SampledReverseKLLoss) and not self.loss.on_policy:
-            minibatches, first_loss = (
-                self.later_with_old_logprobs(batch, minibatches),
-                replace(self.loss, on_policy=True),
-            )
-        self.recorder.batch(samples, minibatches)
+            first_loss = replace(self.loss, on_policy=True)
+        minibatches = self.cut(samples, batch, self.config.num_minibatches, first_loss=first_loss)
 
         # 3. Update, then publish: the next responses must come from the new weights.
-        with self.run.timer.phase("policy_training"):
-            updates = run_updates(self.run.policy, self.loss, minibatches, first_loss=first_loss)
+        updates = self.update_policy(self.loss, minibatches, first_loss=first_loss)
         self.sync_weights()
         return {**self.describe(samples), **updates}
 

@@ -9,7 +9,10 @@ from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
 from nemorl.errors import ConfigIssue
+from nemorl.types import Samples
+from nemorl_rl.policy_gradient.advantages import group_advantages
 from nemorl_rl.policy_gradient.config import ClippedConfig, RewardShaping
+from nemorl_rl.policy_gradient.rewards import shaped_rewards
 from pydantic import Field, model_validator
 
 from nemorl_grpo.flavours import ADVANTAGES, LOSSES, AdvantageFlavour, LossFlavour, contradictions, filled
@@ -38,6 +41,16 @@ class GroupNormalization(RewardShaping):
         if self.advantage is not None:
             name = self.advantage.flavour
             yield from contradictions(self, "advantage", ADVANTAGES[name], name)
+
+    def advantages(self, samples: Samples) -> list[float]:
+        """Shaped rewards against mean and spread of their group, in sample order (arXiv:2402.03300)."""
+        return group_advantages(
+            shaped_rewards(samples, self),
+            samples.group_ids,
+            normalize_std=self.normalize_std,
+            leave_one_out=self.leave_one_out,
+            epsilon=self.std_epsilon,
+        )
 
 
 class GRPOConfig(GroupNormalization, ClippedConfig):

@@ -10,9 +10,8 @@ from nemorl.config.models import TRAINING_BACKEND, AnyOptimizer, AuxiliaryModel,
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import TrainingBackendConfig
-from nemorl_rl.config import RolloutRunConfig
 from nemorl_rl.policy_gradient.config import ClippedRatio, RewardShaping
-from nemorl_rl.policy_gradient.kl import KLPenalty
+from nemorl_rl.policy_gradient.updates_config import UpdatesConfig
 from pydantic import Field
 
 from nemorl_ppo.declared_metrics import PPO_METRICS
@@ -50,22 +49,17 @@ class CriticConfig(Config):
         return policy.model_copy(update={**own, "lora": None})
 
 
-class PPOConfig(RewardShaping, ClippedRatio, KLPenalty, RolloutRunConfig):
+class PPOConfig(RewardShaping, ClippedRatio, UpdatesConfig):
     """Proximal policy optimisation with a critic (arXiv:1707.06347), VAPO's refinements (arXiv:2504.05118) included."""
 
     summary: ClassVar[str] = "Proximal policy optimisation: a critic says what each token was worth"
     trainer: ClassVar[str] = "nemorl_ppo.trainer:PPOTrainer"
-    needs_columns: ClassVar[tuple[frozenset[str], ...]] = (frozenset({"prompt"}), frozenset({"messages"}))
+    metrics: ClassVar[Mapping[str, MetricInfo]] = {**UpdatesConfig.metrics, **PPO_METRICS}
 
-    metrics: ClassVar[Mapping[str, MetricInfo]] = {**RolloutRunConfig.metrics, **PPO_METRICS}
     algorithm: Literal["ppo"] = "ppo"
     """Name of the algorithm."""
-    num_prompts_per_step: int = Field(32, ge=1)
-    """Prompts in a batch."""
     num_generations_per_prompt: int = Field(16, ge=1)
     """Responses per prompt. They are not compared with each other: many prompts with one response each work too."""
-    max_turns: int = Field(1, ge=1)
-    """Responses per episode at most, for environments that answer back."""
     num_minibatches: int = Field(1, ge=1)
     """Optimizer steps per pass over the batch, of the critic and of the policy."""
     num_epochs_per_rollout: int = Field(4, ge=1)
@@ -100,6 +94,8 @@ class PPOConfig(RewardShaping, ClippedRatio, KLPenalty, RolloutRunConfig):
     normalize_advantages: bool = True
     """Give the advantages mean 0 and standard deviation 1 over all trained tokens of the batch."""
 
+    kl_penalty: float = Field(0.01, ge=0)
+    """Weight of KL(policy || initial policy). 0 needs no reference model."""
     kl_in: Literal["loss", "reward"] = "reward"
     """Where it is charged. ``reward``: at the token that departs, so that the critic foresees it and the tokens before
     share the blame. ``loss``: as a term of its own, as in GRPO."""
@@ -111,11 +107,6 @@ class PPOConfig(RewardShaping, ClippedRatio, KLPenalty, RolloutRunConfig):
 
     def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
-        responses = self.num_prompts_per_step * self.num_generations_per_prompt
-        if self.num_minibatches > responses:
-            yield ConfigIssue(
-                "num_minibatches", f"{self.num_minibatches} minibatches of {responses} responses", "lower it"
-            )
         if self.generation.temperature == 0:
             yield ConfigIssue("generation.temperature", "greedy responses explore nothing", "use 1.0")
         if self.length_adaptive_alpha is not None and self.gae_lambda_policy is not None:
@@ -136,8 +127,3 @@ class PPOConfig(RewardShaping, ClippedRatio, KLPenalty, RolloutRunConfig):
         head_start = self.critic_warmup_steps * self.updates_per_step
         critic = self.critic.resolved(self.policy)
         return {"critic": AuxiliaryModel(critic, head="value", learns=True, extra_updates=head_start)}
-
-    @property
-    def updates_per_step(self) -> int:
-        """Optimizer steps per batch, of each model."""
-        return self.num_minibatches * self.num_epochs_per_rollout

@@ -56,11 +56,9 @@ class PPOTrainer(RolloutTrainer[PPOConfig]):
 
         # 4. Credit: how much better than expected it went from each token on. And what to expect the next time.
         batch = self.with_advantages(batch)
-        minibatches = [self.with_positive_weights(part) for part in batch.minibatches(self.config.num_minibatches)]
         first_loss = self.first_loss
-        if first_loss is not None:
-            minibatches = self.later_with_old_logprobs(batch, minibatches)
-        self.recorder.batch(samples, minibatches)
+        minibatches = self.cut(samples, batch, self.config.num_minibatches, first_loss=first_loss)
+        minibatches = [self.with_positive_weights(part) for part in minibatches]
 
         # 5. The critic learns, and in the first steps nobody else: advantages against a new head are noise.
         epochs = self.config.num_epochs_per_rollout
@@ -68,10 +66,7 @@ class PPOTrainer(RolloutTrainer[PPOConfig]):
             critic_metrics = run_updates(self.critic, self.value_loss, minibatches, epochs=epochs)
         policy_metrics: Metrics = {}
         if self.is_policy_learning:
-            with self.run.timer.phase("policy_training"):
-                policy_metrics = run_updates(
-                    self.run.policy, self.policy_loss, minibatches, epochs=epochs, first_loss=first_loss
-                )
+            policy_metrics = self.update_policy(self.policy_loss, minibatches, epochs=epochs, first_loss=first_loss)
 
         # 6. Publish: the next rollout must come from the new weights.
         self.sync_weights()

@@ -298,39 +298,3 @@ ADVANTAGE_METRICS: Mapping[str, MetricInfo] = {
     ),
 }
 """Of algorithms that turn rewards into advantages."""
-
-
-def pair_metrics(term: Mapping[str, MetricInfo], of_side: str, watch_for: str) -> Mapping[str, MetricInfo]:
-    """Those of an algorithm that learns from pairs of responses, of training and of validation.
-
-    Args:
-        term: The part of its loss beside that of the pairs, by name.
-        of_side: Says what the reward of one side is, with ``{side}`` in the place of ``chosen`` or ``rejected``.
-        watch_for: Values of these rewards that say something is wrong.
-    """
-    declared = {
-        "loss": MetricInfo(
-            "Loss",
-            meaning="the weighted sum of the terms below; `validation/loss` ranks checkpoints",
-            watch_for="a rise in validation while that of training falls: the pairs are learnt by heart",
-            smooth=True,
-        ),
-        "preference_loss": MetricInfo("Preference loss", meaning="mean loss of a pair", smooth=True),
-        **term,
-        "accuracy": MetricInfo(
-            "Preference accuracy",
-            "share",
-            "share of pairs whose chosen response gets the higher reward",
-            "0.5 throughout: nothing is learnt; near 1 in training alone: the pairs are learnt by heart",
-            smooth=True,
-        ),
-        **{
-            f"rewards_{side}_mean": MetricInfo(
-                "Preferred and rejected", "reward", of_side.format(side=side), watch_for, smooth=True
-            )
-            for side in ("chosen", "rejected")
-        },
-        "rewards_margin_mean": MetricInfo("Reward margin", "reward", "difference of the mean rewards", smooth=True),
-        "num_valid_samples": MetricInfo("Pairs", "pairs", "pairs trained on: those with trained tokens on both sides"),
-    }
-    return {f"{split}/{name}": info for name, info in declared.items() for split in ("train", "validation")}

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from nemorl.base.process.deadlines import deadline
 from nemorl.base.process.timing import Timer
-from nemorl.contracts import DataModule, DataSource
+from nemorl.contracts import DataModule, DataSource, Loss
 from nemorl.environment import Environment
 from nemorl.errors import ConfigIssue, NemorlError
-from nemorl.metrics import Mean, Metrics
+from nemorl.metrics import Mean, Metric, Metrics
 from nemorl.plugins import registry
 from nemorl.run import TrainResult
 from nemorl.trainer import BaseTrainer
@@ -34,6 +34,7 @@ from nemorl_rl.environments.sources import RewardSource, as_environment
 from nemorl_rl.evaluation.evaluation import evaluate, planned_turns
 from nemorl_rl.placement.engines import RolloutResources
 from nemorl_rl.placement.tenant_resources import Remarks
+from nemorl_rl.policy_gradient.updates import run_updates
 from nemorl_rl.rollouts.breaker import CircuitBreaker
 from nemorl_rl.rollouts.completions import Completions
 from nemorl_rl.rollouts.engine import RolloutEngine, RolloutPlan
@@ -135,20 +136,34 @@ class RolloutTrainer(BaseTrainer[R]):
         with self.run.timer.phase("policy_and_reference_logprobs"):
             return batch.with_tokens(old_logprobs=self.run.policy.get_logprobs(batch))
 
-    def later_with_old_logprobs(self, batch: TokenBatch, minibatches: Sequence[TokenBatch]) -> list[TokenBatch]:
-        """The minibatches of a batch, all but the first with ``old_logprobs``.
-
-        The first update is the old policy's own: its forward pass finds them.
-        """
-        first, *others = minibatches
-        rest = self.with_old_logprobs(batch.select(range(len(first), len(batch))))
-        parts = rest["old_logprobs"].split([part.num_tokens for part in others])  # type: ignore[no-untyped-call]
-        return [first, *(part.with_tokens(old_logprobs=old) for part, old in zip(others, parts, strict=True))]
-
     def with_reference_logprobs(self, batch: TokenBatch) -> TokenBatch:
         """The batch with ``reference_logprobs``: the frozen initial policy's."""
         with self.run.timer.phase("policy_and_reference_logprobs"):
             return batch.with_tokens(reference_logprobs=self.run.policy.get_logprobs(batch, "reference"))
+
+    def cut(
+        self, samples: Samples, batch: TokenBatch, count: int, *, first_loss: Loss | None = None
+    ) -> list[TokenBatch]:
+        """The minibatches of a batch, recorded. With a ``first_loss``, all but the first get ``old_logprobs`` here: the
+        first update is the old policy's own, its forward pass finds them."""
+        minibatches = batch.minibatches(count)
+        if first_loss is not None:
+            first, *others = minibatches
+            rest = self.with_old_logprobs(batch.select(range(len(first), len(batch))))
+            parts = rest["old_logprobs"].split([part.num_tokens for part in others])  # type: ignore[no-untyped-call]
+            minibatches = [
+                first,
+                *(part.with_tokens(old_logprobs=old) for part, old in zip(others, parts, strict=True)),
+            ]
+        self.recorder.batch(samples, minibatches)
+        return minibatches
+
+    def update_policy(
+        self, loss: Loss, minibatches: Sequence[TokenBatch], *, epochs: int = 1, first_loss: Loss | None = None
+    ) -> dict[str, Metric]:
+        """The optimizer steps of a batch, as ``run_updates`` takes them."""
+        with self.run.timer.phase("policy_training"):
+            return run_updates(self.run.policy, loss, minibatches, epochs=epochs, first_loss=first_loss)
 
     # What the loop asks
 

@@ -220,11 +220,9 @@ def loss(given: Given, new: Pieces) -> None:
         if mode not in AVERAGES:
             new.miss("actor.loss_agg_mode", f"the average {mode}")
     weight = given.number("init_kl_coef", 0.01)
-    if new.values["algorithm"] == "reinforce_plus_plus":
+    if new.values["algorithm"] == "reinforce_plus_plus" and not given.get("use_kl_loss", False):
         for knob, value in {**values, "kl_penalty": weight}.items():
             new.put(knob, value)
-        if given.get("use_kl_loss", False) and weight:
-            new.miss("use_kl_loss", "a KL in the loss of reinforce_plus_plus")
         return
     kind = "k3" if given.get("use_kl_estimator_k3", False) else given.get("kl_estimator", "k1")
     if weight and not given.get("use_kl_loss", False):

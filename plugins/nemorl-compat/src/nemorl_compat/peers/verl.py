@@ -204,10 +204,6 @@ def algorithm(given: Given, new: Pieces) -> None:
         new.miss(f"{ACTOR}.policy_loss.loss_mode", f"the loss {mode} with {estimator}")
     if estimator == "grpo":
         common.advantage(new, "verl", divides=bool(given.get("algorithm.norm_adv_by_std_in_grpo", True)))
-    elif estimator == "reinforce_plus_plus":
-        new.put("kl_penalty", 0.0)
-        if given.get(f"{ACTOR}.use_kl_loss", False):
-            new.miss(f"{ACTOR}.use_kl_loss", "a KL in the loss of reinforce_plus_plus")
 
 
 def discount(given: Given, new: Pieces) -> None:
@@ -242,10 +238,6 @@ def loss(given: Given, new: Pieces) -> None:
         if average not in AVERAGES:
             new.miss(f"{ACTOR}.loss_agg_mode", f"the average {average}")
         values["loss_aggregation"] = AVERAGES.get(average, "token")
-    if new.values["algorithm"] == "reinforce_plus_plus":
-        for knob, value in values.items():
-            new.put(knob, value)
-        return
     kind = given.word(f"{ACTOR}.kl_loss_type", "low_var_kl")
     is_on = bool(given.get(f"{ACTOR}.use_kl_loss", False))
     if is_on and kind not in KL_TYPES:

@@ -10,22 +10,19 @@ can be added.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from nemorl.types import Samples
-from nemorl_rl.policy_gradient.config import GroupComparison, PolicyGradientConfig
-from nemorl_rl.policy_gradient.kl import KLPenalty
+from nemorl_rl.policy_gradient.config import PolicyGradientConfig
 from nemorl_rl.policy_gradient.trainer import PolicyGradientTrainer
 from pydantic import Field
 
 from nemorl_grpo.config import GroupNormalization
-from nemorl_grpo.trainer import grpo_advantages
 
 if TYPE_CHECKING:
     from nemorl_grpo.loss_cispo import CappedWeightLoss
 
 
-class CISPOConfig(GroupNormalization, KLPenalty, GroupComparison, PolicyGradientConfig):
+class CISPOConfig(GroupNormalization, PolicyGradientConfig):
     """Clipped importance-sampling-weight policy optimisation (arXiv:2506.13585)."""
 
     summary: ClassVar[str] = "REINFORCE with capped importance weights: every token keeps its gradient"
@@ -39,19 +36,14 @@ class CISPOConfig(GroupNormalization, KLPenalty, GroupComparison, PolicyGradient
     """Smallest weight of a token. Above 0, tokens that have become unlikely keep more of their gradient."""
     leave_one_out: bool = False
     """Baseline and spread of a response come from the *other* responses of its group."""
-    kl_penalty: float = Field(0.0, ge=0)
-    """Weight of KL(policy || initial policy). 0 needs no reference model."""
+
+    def build_loss(self, **options: Any) -> CappedWeightLoss:
+        from nemorl_grpo.loss_cispo import CappedWeightLoss
+
+        return CappedWeightLoss(self.ratio_cap, self.ratio_floor, **options)
 
 
 class CISPOTrainer(PolicyGradientTrainer[CISPOConfig]):
     """Clipped importance-sampling-weight policy optimisation (arXiv:2506.13585)."""
 
     config_class = CISPOConfig
-
-    def compute_advantages(self, samples: Samples) -> list[float]:
-        return grpo_advantages(samples, self.config)
-
-    def build_loss(self) -> CappedWeightLoss:
-        from nemorl_grpo.loss_cispo import CappedWeightLoss
-
-        return CappedWeightLoss(self.config.ratio_cap, self.config.ratio_floor, **self.loss_options)

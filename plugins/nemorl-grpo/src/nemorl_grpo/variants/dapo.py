@@ -11,13 +11,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from nemorl.types import Samples
 from nemorl_rl.policy_gradient.config import ClippedConfig, OverlongPenalty
 from nemorl_rl.policy_gradient.trainer import PolicyGradientTrainer
 from pydantic import Field
 
 from nemorl_grpo.config import GroupNormalization
-from nemorl_grpo.trainer import grpo_advantages
 
 
 def _soft_punishment(known: dict[str, Any]) -> OverlongPenalty:
@@ -51,6 +49,3 @@ class DAPOTrainer(PolicyGradientTrainer[DAPOConfig]):
     """Decoupled clip and dynamic sampling policy optimisation (arXiv:2503.14476)."""
 
     config_class = DAPOConfig
-
-    def compute_advantages(self, samples: Samples) -> list[float]:
-        return grpo_advantages(samples, self.config)

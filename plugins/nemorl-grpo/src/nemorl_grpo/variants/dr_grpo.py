@@ -21,15 +21,16 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from nemorl.types import Samples
 from nemorl_rl.policy_gradient.advantages import group_advantages
-from nemorl_rl.policy_gradient.config import ClippedRatio, GroupComparison, PolicyGradientConfig, RewardShaping
+from nemorl_rl.policy_gradient.config import ClippedRatio, PolicyGradientConfig, RewardShaping
 from nemorl_rl.policy_gradient.rewards import shaped_rewards
 from nemorl_rl.policy_gradient.trainer import PolicyGradientTrainer
+from pydantic import Field
 
 if TYPE_CHECKING:
     from nemorl_tensors import LossAggregation, TokenBatch
 
 
-class DrGRPOConfig(RewardShaping, ClippedRatio, GroupComparison, PolicyGradientConfig):
+class DrGRPOConfig(RewardShaping, ClippedRatio, PolicyGradientConfig):
     """GRPO done right (arXiv:2503.20783): no division by a group's spread nor by a response's length."""
 
     summary: ClassVar[str] = "GRPO without the biases of dividing by spread and length"
@@ -37,6 +38,8 @@ class DrGRPOConfig(RewardShaping, ClippedRatio, GroupComparison, PolicyGradientC
 
     algorithm: Literal["dr_grpo"] = "dr_grpo"
     """Name of the algorithm."""
+    kl_penalty: float = Field(0.0, ge=0, le=0)
+    """0: there is no KL from the initial policy, whose weight would depend on the length of responses."""
 
     @property
     def averages_over(self) -> LossAggregation:

@@ -9,16 +9,13 @@ than GRPO's, because a mean over many tokens moves less.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from nemorl.types import Samples
-from nemorl_rl.policy_gradient.config import GroupComparison, PolicyGradientConfig
-from nemorl_rl.policy_gradient.kl import KLPenalty
+from nemorl_rl.policy_gradient.config import PolicyGradientConfig
 from nemorl_rl.policy_gradient.trainer import PolicyGradientTrainer
 from pydantic import Field
 
 from nemorl_grpo.config import GroupNormalization
-from nemorl_grpo.trainer import grpo_advantages
 
 if TYPE_CHECKING:
     from nemorl_tensors import LossAggregation
@@ -26,7 +23,7 @@ if TYPE_CHECKING:
     from nemorl_grpo.loss_gspo import SequenceRatioLoss
 
 
-class GSPOConfig(GroupNormalization, KLPenalty, GroupComparison, PolicyGradientConfig):
+class GSPOConfig(GroupNormalization, PolicyGradientConfig):
     """Group sequence policy optimisation (arXiv:2507.18071)."""
 
     summary: ClassVar[str] = "GRPO with one clipped ratio per response"
@@ -40,23 +37,18 @@ class GSPOConfig(GroupNormalization, KLPenalty, GroupComparison, PolicyGradientC
     """The ratio of a response is clipped above at 1 + this. Short responses need more room."""
     leave_one_out: bool = False
     """Baseline and spread of a response come from the *other* responses of its group."""
-    kl_penalty: float = Field(0.0, ge=0)
-    """Weight of KL(policy || initial policy). 0 needs no reference model."""
 
     @property
     def averages_over(self) -> LossAggregation:
         return "sequence"
+
+    def build_loss(self, **options: Any) -> SequenceRatioLoss:
+        from nemorl_grpo.loss_gspo import SequenceRatioLoss
+
+        return SequenceRatioLoss(self.clip_low, self.clip_high, **options)
 
 
 class GSPOTrainer(PolicyGradientTrainer[GSPOConfig]):
     """Group sequence policy optimisation (arXiv:2507.18071)."""
 
     config_class = GSPOConfig
-
-    def compute_advantages(self, samples: Samples) -> list[float]:
-        return grpo_advantages(samples, self.config)
-
-    def build_loss(self) -> SequenceRatioLoss:
-        from nemorl_grpo.loss_gspo import SequenceRatioLoss
-
-        return SequenceRatioLoss(self.config.clip_low, self.config.clip_high, **self.loss_options)

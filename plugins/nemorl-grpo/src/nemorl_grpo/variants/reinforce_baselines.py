@@ -23,9 +23,9 @@ from typing import ClassVar, Literal
 from nemorl.types import Samples
 from nemorl_rl.policy_gradient.advantages import batch_normalized, group_advantages
 from nemorl_rl.policy_gradient.config import ClippedConfig, RewardShaping
-from nemorl_rl.policy_gradient.kl import KLType
 from nemorl_rl.policy_gradient.rewards import shaped_rewards
 from nemorl_rl.policy_gradient.trainer import PolicyGradientTrainer
+from nemorl_rl.policy_gradient.updates_config import KLType
 
 
 class RLOOConfig(RewardShaping, ClippedConfig):

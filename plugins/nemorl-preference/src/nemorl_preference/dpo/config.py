@@ -5,40 +5,35 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import ClassVar, Literal
 
-from nemorl.config import RunConfig
 from nemorl.config.models import Placement
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
 from nemorl_rl.config import offload_problems
-from nemorl_rl.declared_metrics import pair_metrics
 from pydantic import Field
 
-PAIR_METRICS = pair_metrics(
-    {"sft_loss": MetricInfo("SFT loss", "nats", "negative log-likelihood of the chosen responses", smooth=True)},
-    "mean implicit reward of the {side} responses: beta times the log-ratio",
-    "both falling: the chosen responses lose likelihood too; raise `sft_loss_weight`",
-)
+from nemorl_preference.pair_config import PairConfig, pair_metrics
 
 
-class DPOConfig(RunConfig):
+class DPOConfig(PairConfig):
     """Direct preference optimisation (arXiv:2305.18290): learn from pairs of responses, without sampling any."""
 
     summary: ClassVar[str] = "Direct preference optimisation on pairs of responses (sigmoid, hinge, IPO)"
     trainer: ClassVar[str] = "nemorl_preference.dpo.trainer:DPOTrainer"
     metrics: ClassVar[Mapping[str, MetricInfo]] = {
-        **RunConfig.metrics,
-        **PAIR_METRICS,
-        "train/mean_length": MetricInfo("Sequence length", "tokens", "tokens per prompt and response"),
+        **pair_metrics(
+            {
+                "sft_loss": MetricInfo(
+                    "SFT loss", "nats", "negative log-likelihood of the chosen responses", smooth=True
+                )
+            },
+            "mean implicit reward of the {side} responses: beta times the log-ratio",
+            "both falling: the chosen responses lose likelihood too; raise `sft_loss_weight`",
+        ),
         "timing/train/policy_and_reference_logprobs": MetricInfo("Log-probs", "seconds", "old and reference log-probs"),
     }
-    best_metric: ClassVar[str] = "validation/loss"
-    best_is_highest: ClassVar[bool] = False
-    needs_columns: ClassVar[tuple[frozenset[str], ...]] = (frozenset({"prompt", "chosen", "rejected"}),)
 
     algorithm: Literal["dpo"] = "dpo"
     """Name of the algorithm."""
-    batch_size: int = Field(32, ge=1)
-    """Pairs per optimizer step."""
     loss: Literal["sigmoid", "hinge", "ipo"] = "sigmoid"
     """``sigmoid``: DPO itself. ``hinge``: no more push once a pair is 1 / ``beta`` apart. ``ipo``: pull pairs to
     1 / (2 ``beta``) apart, which does not overfit preferences that are never contradicted."""

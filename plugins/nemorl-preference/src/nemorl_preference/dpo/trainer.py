@@ -1,20 +1,14 @@
-"""Direct preference optimisation: encode a batch of pairs, one optimizer step on how the policy tells them apart."""
+"""Direct preference optimisation: pairs against what the initial policy says of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from nemorl.contracts import DataModule
-from nemorl.errors import DataError
-from nemorl.metrics import Mean, Metrics, values
-from nemorl.trainer import BaseTrainer
 from nemorl.types import Row
-from nemorl_rl.data.encoding import EncodedPair, encode_pair
-from nemorl_rl.data.tokenizer import Tokenizer
-from nemorl_rl.placement.tenant_resources import Remarks, TenantResources
-from nemorl_tensors import TokenBatch, pair_batch, segment_sum
+from nemorl_tensors import TokenBatch, segment_sum
 
 from nemorl_preference.dpo.config import DPOConfig
 from nemorl_preference.dpo.hinge import HingeLoss
@@ -22,51 +16,26 @@ from nemorl_preference.dpo.ipo import IPOLoss
 from nemorl_preference.dpo.preference import PreferenceLoss
 from nemorl_preference.dpo.reference import ReferenceTable
 from nemorl_preference.dpo.sigmoid import SigmoidLoss
+from nemorl_preference.pairs import PairTrainer
 
 
-class DPOTrainer(BaseTrainer[DPOConfig]):
+class DPOTrainer(PairTrainer[DPOConfig]):
     """Learns to prefer the chosen responses more than the initial policy does."""
 
     config_class = DPOConfig
-    resources_class = TenantResources
+    nothing_to_learn = "no pair of this batch has a token to learn from"
 
     def setup(self) -> None:
-        self.tokenizer = Tokenizer.of(self.config.policy)
+        super().setup()
         self.loss = loss_of(self.config)
         self.references: ReferenceTable | None = None
         if self.config.reference == "precomputed":
             self.references = self._precompute(ReferenceTable(self.run.path / "reference.safetensors"))
 
-    def own_hooks(self) -> Mapping[str, object]:
-        return {"nemorl-rl:remarks": Remarks()}
-
-    def train_step(self, rows: Sequence[Row]) -> Metrics:
-        batch = self.to_batch(rows)
-        if not bool(batch.mask.any()):
-            raise DataError("no pair of this batch has a token to learn from", fix="raise policy.max_sequence_tokens")
-        batch = self.with_reference(batch)
-        with self.run.timer.phase("policy_training"):
-            update = self.run.policy.train_step(batch, self.loss)
-        return {**update, "total_num_tokens": Mean(batch.num_tokens), "mean_length": Mean(batch.num_tokens, len(batch))}
-
-    def validate(self, rows: Sequence[Row]) -> dict[str, float]:
-        """The loss and the metrics of training, on held-out pairs."""
-        batch = self.with_reference(self.to_batch(rows))
-        loss, metrics = self.loss(self.run.policy.get_logprobs(batch), batch)
-        return {"loss": float(loss), **values(metrics)}
-
-    @property
-    def batch_size(self) -> int:
-        return self.config.batch_size
-
-    def to_batch(self, rows: Sequence[Row]) -> TokenBatch:
-        """The rows as one ragged batch, chosen and rejected in turn; what is beyond the length limit is cut off."""
-        pairs = [encode_pair(row, self.tokenizer) for row in rows]
+    def sequence(self, prompt: list[int], response: list[int]) -> tuple[list[int], list[bool]]:
         limit = self.config.policy.max_sequence_tokens
-        return pair_batch(
-            [_sequence(pair, pair.chosen, limit) for pair in pairs],
-            [_sequence(pair, pair.rejected, limit) for pair in pairs],
-        )
+        mask = [False] * len(prompt) + [True] * len(response)
+        return (prompt + response)[:limit], mask[:limit]
 
     def with_reference(self, batch: TokenBatch) -> TokenBatch:
         """The batch with ``reference_response_logprobs`` [B]."""
@@ -123,14 +92,6 @@ def loss_of(config: DPOConfig) -> PreferenceLoss:
         "sft_weight": config.sft_loss_weight,
         "sft_average": config.sft_average_log_probs,
     }
-    if config.loss == "hinge":
-        return HingeLoss(**shared)
-    if config.loss == "ipo":
-        return IPOLoss(**shared)
-    return SigmoidLoss(**shared, label_smoothing=config.label_smoothing)
-
-
-def _sequence(pair: EncodedPair, response: list[int], limit: int) -> tuple[list[int], list[bool]]:
-    """Tokens, and a mask of the response."""
-    mask = [False] * len(pair.prompt) + [True] * len(response)
-    return (pair.prompt + response)[:limit], mask[:limit]
+    if config.loss == "sigmoid":
+        return SigmoidLoss(**shared, label_smoothing=config.label_smoothing)
+    return {"hinge": HingeLoss, "ipo": IPOLoss}[config.loss](**shared)

@@ -6,48 +6,37 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from nemorl.config import RESUMABLE, Config, ModelName, RunConfig
+from nemorl.config import RESUMABLE, Config, ModelName
 from nemorl.contracts import Head
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import EnvironmentConfig
-from nemorl_rl.declared_metrics import pair_metrics
 from pydantic import Field
+
+from nemorl_preference.pair_config import PairConfig, pair_metrics
 
 if TYPE_CHECKING:
     from nemorl.environment import Environment
 
 
-PAIR_METRICS = pair_metrics(
-    {
-        "center_loss": MetricInfo(
-            "Center loss", "squared reward", "mean square of the sum of a pair's rewards", smooth=True
-        )
-    },
-    "mean reward of the {side} responses",
-    "both drifting from 0 together: set `center_loss_weight`",
-)
-
-
-class RMConfig(RunConfig):
+class RMConfig(PairConfig):
     """A reward model from pairs of responses (Bradley-Terry, arXiv:2203.02155)."""
 
     summary: ClassVar[str] = "Reward model from pairs of responses (Bradley-Terry)"
     trainer: ClassVar[str] = "nemorl_preference.rm.trainer:RMTrainer"
-    metrics: ClassVar[Mapping[str, MetricInfo]] = {
-        **RunConfig.metrics,
-        **PAIR_METRICS,
-        "train/mean_length": MetricInfo("Sequence length", "tokens", "tokens per prompt and response"),
-    }
-    best_metric: ClassVar[str] = "validation/loss"
-    best_is_highest: ClassVar[bool] = False
+    metrics: ClassVar[Mapping[str, MetricInfo]] = pair_metrics(
+        {
+            "center_loss": MetricInfo(
+                "Center loss", "squared reward", "mean square of the sum of a pair's rewards", smooth=True
+            )
+        },
+        "mean reward of the {side} responses",
+        "both drifting from 0 together: set `center_loss_weight`",
+    )
     policy_head: ClassVar[Head] = "value"
-    needs_columns: ClassVar[tuple[frozenset[str], ...]] = (frozenset({"prompt", "chosen", "rejected"}),)
 
     algorithm: Literal["rm"] = "rm"
     """Name of the algorithm."""
-    batch_size: int = Field(32, ge=1)
-    """Pairs per optimizer step."""
     margin_column: str | None = None
     """Column with how much better the chosen response is, in units of reward; rows without it count as 0. Unset: any
     difference will do."""

@@ -4,11 +4,11 @@
     config         PolicyGradientConfig, ClippedConfig and blocks of knobs; imports no torch
     rewards        shaped_rewards: scaling, punishment of length
     advantages     group_advantages, batch_normalized, clip_advantages, over_valid, has_spread
-    kl_charge      with_kl, group_kl, kl_to_go: a KL from the initial policy that lowers advantages
+    kl_charge      ChargeKL, with_kl, kl_to_go: a KL from the initial policy that lowers advantages
     loss           PolicyGradientLoss, the base of losses, and ClippedPolicyGradientLoss
     correction     build_correction: weights of tokens for a sampler that is not quite the policy
-    disagreement   drop_disagreeing: responses left out on which trainer and sampler disagree
-    updates        run_updates: the optimizer steps of a batch, metrics averaged (``nemorl.metrics.average``)
+    disagreement   DropDisagreeing: responses left out on which trainer and sampler disagree
+    updates        BatchTransform: what happens to a batch before its updates; run_updates: its optimizer steps
     metrics        advantage_metrics, group_metrics, kl_metrics
 
 ``trainer``, ``config``, ``rewards``, ``advantages``, ``updates`` and ``metrics`` are imported without torch, so a file

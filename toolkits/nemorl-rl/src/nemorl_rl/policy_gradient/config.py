@@ -1,14 +1,13 @@
 """The knobs of policy-gradient algorithms, in blocks that a config is made of. Importing this imports no torch.
 
-    PolicyGradientConfig    prompts, responses, updates, importance correction         every algorithm
-    GroupComparison         responses compared within their group                      a block
-    RewardShaping           rewards scaled, and lowered for length                     a block
-    ClippedRatio            PPO's clipped surrogate                                    a block
-    nemorl_rl.policy_gradient.kl.KLPenalty  a KL from the initial policy, in the loss or the reward    a block
-    ClippedConfig           all of them but RewardShaping, and ``loss_aggregation``    what most algorithms start from
+    PolicyGradientConfig    groups of responses, importance correction          every algorithm
+    UpdatesConfig           its base, and PPO's: prompts, minibatches, the KL   in ``updates_config``
+    RewardShaping           rewards scaled, and lowered for length              a block
+    ClippedRatio            PPO's clipped surrogate                             a block
+    ClippedConfig           ``ClippedRatio`` and ``loss_aggregation``           what most algorithms start from
 
 An algorithm takes the blocks whose knobs mean something to it, so that none exists which would be ignored. Blocks stand
-before ``PolicyGradientConfig`` in the list of bases: they answer what it asks (``advantage_bounds`` and its like).
+before ``PolicyGradientConfig`` in the list of bases.
 """
 
 from __future__ import annotations
@@ -19,18 +18,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from nemorl.config import Config
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
+from nemorl.types import Samples
 from pydantic import Field, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema
 
-from nemorl_rl.config import RolloutRunConfig
 from nemorl_rl.policy_gradient.declared_metrics import POLICY_GRADIENT_METRICS
-from nemorl_rl.policy_gradient.kl import KLPenalty
 from nemorl_rl.policy_gradient.penalties import MessagePenalties
+from nemorl_rl.policy_gradient.updates_config import UpdatesConfig
 from nemorl_rl.serving.sampler_precision import lower_precision
 
 if TYPE_CHECKING:
-    from nemorl_tensors import KLTerm, LossAggregation
+    from nemorl_tensors import LossAggregation
     from nemorl_tensors.filtering import TokenFilter
+
+    from nemorl_rl.policy_gradient.loss import PolicyGradientLoss
 
 
 class RewardScaling(Config):
@@ -189,8 +190,8 @@ class ClippedRatio(Config):
         return {"clip_low": self.clip_low, "clip_high": self.clip_high, "dual_clip": self.dual_clip}
 
 
-class PolicyGradientConfig(RolloutRunConfig):
-    """Fields of every policy-gradient algorithm: how much is sampled, how often it is learnt from, and for what.
+class PolicyGradientConfig(UpdatesConfig):
+    """Fields of every policy-gradient algorithm whose loss is made of advantages. Its trainer heeds all of them.
 
     Example:
         >>> class MeanBaselineConfig(PolicyGradientConfig):
@@ -201,21 +202,17 @@ class PolicyGradientConfig(RolloutRunConfig):
         6
     """
 
-    metrics: ClassVar[Mapping[str, MetricInfo]] = {**RolloutRunConfig.metrics, **POLICY_GRADIENT_METRICS}
-    needs_columns: ClassVar[tuple[frozenset[str], ...]] = (frozenset({"prompt"}), frozenset({"messages"}))
+    metrics: ClassVar[Mapping[str, MetricInfo]] = {**UpdatesConfig.metrics, **POLICY_GRADIENT_METRICS}
 
-    num_prompts_per_step: int = Field(32, ge=1)
-    """Prompts in a batch."""
-    num_generations_per_prompt: int = Field(16, ge=1)
-    """Responses per prompt."""
-    max_turns: int = Field(1, ge=1)
-    """Responses per episode at most, for environments that answer back."""
-    num_minibatches: int = Field(1, ge=1)
-    """Optimizer steps per pass over the batch. Above 1 the later ones are off-policy and clipping matters."""
-    num_epochs_per_rollout: int = Field(1, ge=1)
-    """Passes over each batch."""
-    overlong_filtering: bool = False
-    """Responses cut by the token limit train nothing; they still count in their group's baseline."""
+    num_generations_per_prompt: int = Field(16, ge=2)
+    """Responses per prompt, the group size G. Larger groups give better baselines."""
+    dynamic_sampling: bool = False
+    """Train only on groups whose rewards differ, and sample more prompts until there are enough (DAPO,
+    arXiv:2503.14476). ``rollouts.max_batches_per_step`` bounds how many."""
+    advantage_clip_low: float | None = None
+    """Advantages below are raised to this."""
+    advantage_clip_high: float | None = None
+    """Advantages above are lowered to this."""
     importance_correction: ImportanceCorrection | None = Field(default_factory=_correction_of_sampler)
     """Correct for a sampler that is not quite the policy (another engine or precision, older weights in asynchronous
     rollouts): the name of a kind, or a mapping. Unset: ``truncated`` where the sampler computes in a lower precision
@@ -233,18 +230,21 @@ class PolicyGradientConfig(RolloutRunConfig):
 
     def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
-        responses = self.num_prompts_per_step * self.num_generations_per_prompt
-        if self.num_minibatches > responses:
-            yield ConfigIssue(
-                "num_minibatches", f"{self.num_minibatches} minibatches of {responses} responses", "lower it"
-            )
         if self.generation.temperature == 0:
             yield ConfigIssue(
                 "generation.temperature",
                 "greedy responses of a group are all the same, so nothing is learnt",
                 "use 1.0",
             )
-
+        low, high = self.advantage_clip_low, self.advantage_clip_high
+        if low is not None and high is not None and low >= high:
+            yield ConfigIssue(
+                "advantage_clip_low", f"{low} is not below advantage_clip_high = {high}", "swap or widen them"
+            )
+        if self.dynamic_sampling and self.num_generations_per_prompt == 1:
+            yield ConfigIssue(
+                "dynamic_sampling", "groups of one response never differ", "sample more, or set it to false"
+            )
         if self.filtered_logprobs:
             yield from self._filter_problems()
 
@@ -262,13 +262,6 @@ class PolicyGradientConfig(RolloutRunConfig):
         for path, backend in (("policy.backend", self.policy.backend), ("generation.backend", generation.backend)):
             if "filtered_logprobs" not in backend.supports:
                 yield ConfigIssue(path, "it has log-probs of the whole vocabulary only", "use policy.backend: dtensor")
-
-    @property
-    def updates_per_step(self) -> int:
-        """Optimizer steps per batch."""
-        return self.num_minibatches * self.num_epochs_per_rollout
-
-    # What blocks answer, and what holds without them
 
     @property
     def averages_over(self) -> LossAggregation:
@@ -290,69 +283,22 @@ class PolicyGradientConfig(RolloutRunConfig):
         needs_whole = self.loss_kl_penalty > 0
         return TokenFilter(self.generation.top_k, self.generation.top_p, beside_whole=needs_whole)
 
-    @property
-    def advantage_bounds(self) -> tuple[float | None, float | None]:
-        """Lowest and highest advantage; None is open."""
-        return None, None
+    # An algorithm's formulas
 
-    @property
-    def replaces_equal_groups(self) -> bool:
-        """Dynamic sampling: groups whose rewards are all equal are not trained on, others are sampled instead."""
-        return False
+    def advantages(self, samples: Samples) -> list[float]:
+        """How much better each response is than expected, as ``PolicyGradientTrainer.compute_advantages`` asks."""
+        raise NotImplementedError(
+            f"{type(self).__name__} must define advantages(), or its trainer compute_advantages()"
+        )
 
-    @property
-    def loss_kl_penalty(self) -> float:
-        """Weight of the KL from the initial policy in the loss."""
-        return 0.0
+    def build_loss(self, **options: Any) -> PolicyGradientLoss:
+        """The loss, given the keywords that every loss of the family takes."""
+        from nemorl_rl.policy_gradient.loss import ClippedPolicyGradientLoss
 
-    @property
-    def reward_kl_penalty(self) -> float:
-        """Weight of the KL from the initial policy in the reward."""
-        return 0.0
-
-    def kl_term(self) -> KLTerm:
-        """The KL of a token, as tensors compute it."""
-        from nemorl_tensors import KLTerm
-
-        return KLTerm()
+        return ClippedPolicyGradientLoss(**self.ratio_options, **options)
 
 
-class GroupComparison(Config):
-    """A block of knobs: the responses to one prompt are compared with each other.
-
-    Example:
-        >>> GroupComparison(num_generations_per_prompt=8, advantage_clip_high=5.0).advantage_bounds
-        (None, 5.0)
-    """
-
-    num_generations_per_prompt: int = Field(16, ge=2)
-    """Responses per prompt, the group size G. Larger groups give better baselines."""
-    dynamic_sampling: bool = False
-    """Train only on groups whose rewards differ, and sample more prompts until there are enough (DAPO,
-    arXiv:2503.14476). ``rollouts.max_batches_per_step`` bounds how many."""
-    advantage_clip_low: float | None = None
-    """Advantages below are raised to this."""
-    advantage_clip_high: float | None = None
-    """Advantages above are lowered to this."""
-
-    def problems(self) -> Iterator[ConfigIssue]:
-        yield from super().problems()
-        low, high = self.advantage_clip_low, self.advantage_clip_high
-        if low is not None and high is not None and low >= high:
-            yield ConfigIssue(
-                "advantage_clip_low", f"{low} is not below advantage_clip_high = {high}", "swap or widen them"
-            )
-
-    @property
-    def advantage_bounds(self) -> tuple[float | None, float | None]:
-        return self.advantage_clip_low, self.advantage_clip_high
-
-    @property
-    def replaces_equal_groups(self) -> bool:
-        return self.dynamic_sampling
-
-
-class ClippedConfig(ClippedRatio, KLPenalty, GroupComparison, PolicyGradientConfig):
+class ClippedConfig(ClippedRatio, PolicyGradientConfig):
     """GRPO's knobs but for how a reward becomes an advantage: group, clipped loss and KL penalty.
 
     Example:
@@ -360,6 +306,8 @@ class ClippedConfig(ClippedRatio, KLPenalty, GroupComparison, PolicyGradientConf
         False
     """
 
+    kl_penalty: float = Field(0.01, ge=0)
+    """Weight of KL(policy || initial policy). 0 needs no reference model."""
     loss_aggregation: Literal["token", "sequence", "sequence_sum"] = "token"
     """Average over all response tokens, over responses of their own averages, or over responses of their sums (a long
     response then counts as often as it has tokens; lower the learning rate by about its length)."""

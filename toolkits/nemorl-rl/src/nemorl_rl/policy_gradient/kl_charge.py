@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
+from nemorl.metrics import Metric
+from nemorl.types import Samples
 from nemorl_tensors import KLTerm, TokenBatch, segment_sum
 from torch import Tensor
 
@@ -55,30 +58,45 @@ def kl_to_go(kl: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
     return torch.where(mask, to_go, 0.0).float()
 
 
-def group_kl(kl: Tensor, batch: TokenBatch, group_ids: Sequence[int]) -> Tensor:
-    """[N] float32: how much more KL the episode of each token has than the others of its group that train.
+@dataclass(frozen=True)
+class ChargeKL:
+    """``kl_in: reward``: advantages less how much more KL an episode has than the others of its group that train.
 
-    group_kl_i = KL_i - mean of KL over the other episodes of the group          KL_i = sum over t of kl_t
+    A_t <- A_t - weight * (KL_i - mean of KL over the other episodes of the group)        KL_i = sum over t of kl_t
 
-    What is charged for it is not divided by the spread of rewards: where these are all equal, the spread is nothing but
-    the KL's own noise, and dividing by it would blow that up.
-
-    Args:
-        kl: [N] nats per token, 0 in masked slots.
-        batch: B sequences of E episodes, which are numbered from 0.
-        group_ids: Prompt index of each episode.
+    What is charged is not divided by the spread of rewards: where these are all equal, the spread is nothing but the
+    KL's own noise, and dividing by it would blow that up.
 
     Example:
-        >>> batch = TokenBatch.from_sequences([[5, 6], [5, 7]], [[False, True], [False, True]])
-        >>> group_kl(torch.tensor([0.0, 1.0, 0.0, 0.25]), batch, [0, 0]).tolist()
-        [0.0, 0.75, 0.0, -0.75]
+        >>> from nemorl.types import Prompt, Sample, Score
+        >>> def response(token_id: int) -> Sample:
+        ...     prompt = Prompt(0, "1+1=", (5,))
+        ...     return Sample(prompt, (5, token_id), (False, True), (0.0, -1.0), Score(0.0), "2", "stop")
+        >>> samples = Samples([response(6), response(7)])
+        >>> batch = TokenBatch.from_samples(samples, [1.0, 0.0])
+        >>> old, reference = torch.tensor([0.0, -1.0, 0.0, -2.0]), torch.tensor([0.0, -1.5, 0.0, -2.0])
+        >>> batch = batch.with_tokens(old_logprobs=old, reference_logprobs=reference)
+        >>> charged, _ = ChargeKL(0.5, KLTerm("k1"))(batch, samples)
+        >>> charged["advantages"].tolist()  # of 1 and 0; KL 0.5 and 0
+        [1.0, 0.75, 0.0, 0.25]
     """
-    kl_E, tokens_E = torch.zeros(2, len(group_ids), dtype=torch.float64)
-    kl_E.index_add_(0, batch.episodes, segment_sum(kl.double(), batch.mask, batch.lengths))
-    tokens_E.index_add_(0, batch.episodes, segment_sum(batch.mask.double(), batch.mask, batch.lengths))
-    trained = (tokens_E > 0).nonzero().squeeze(1)
-    groups = [group_ids[index] for index in trained.tolist()]
-    excess = group_advantages(kl_E[trained].tolist(), groups, normalize_std=False, leave_one_out=True)
-    excess_E = torch.zeros(len(group_ids))
-    excess_E[trained] = torch.tensor(excess, dtype=torch.float32)
-    return torch.where(batch.mask, excess_E[batch.episodes][batch.sequence_ids], 0.0)
+
+    requires: ClassVar[frozenset[str]] = frozenset({"advantages", "old_logprobs", "reference_logprobs"})
+
+    weight: float
+    """How much of the reward a nat costs."""
+    term: KLTerm
+    """The estimator and its bounds: ``config.kl_term()``."""
+
+    def __call__(self, batch: TokenBatch, samples: Samples) -> tuple[TokenBatch, dict[str, Metric]]:
+        batch, group_ids = with_kl(batch, self.term), samples.group_ids
+        kl_E, tokens_E = torch.zeros(2, len(group_ids), dtype=torch.float64)  # E episodes, numbered from 0
+        kl_E.index_add_(0, batch.episodes, segment_sum(batch["kl"].double(), batch.mask, batch.lengths))
+        tokens_E.index_add_(0, batch.episodes, segment_sum(batch.mask.double(), batch.mask, batch.lengths))
+        trained = (tokens_E > 0).nonzero().squeeze(1)
+        groups = [group_ids[index] for index in trained.tolist()]
+        excess = group_advantages(kl_E[trained].tolist(), groups, normalize_std=False, leave_one_out=True)
+        excess_E = torch.zeros(len(group_ids))
+        excess_E[trained] = torch.tensor(excess, dtype=torch.float32)
+        charge = self.weight * torch.where(batch.mask, excess_E[batch.episodes][batch.sequence_ids], 0.0)
+        return batch.with_tokens(advantages=batch["advantages"] - charge), {}

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from nemorl.config import Config
 from nemorl.errors import ConfigIssue
@@ -141,45 +141,45 @@ def has_malformed_thinking(text: str, before: str, tags: tuple[str, str], *, is_
     return not in_order or closed > 1 or (closed == 0 and not is_cut)
 
 
-def penalised(
-    batch: TokenBatch, samples: Samples, penalties: MessagePenalties, decode: Callable[[Sequence[int]], str]
-) -> tuple[TokenBatch, dict[str, Metric]]:
-    """The batch with the advantages of faulty messages overwritten, and the shares of them.
-
-    Args:
-        batch: Made of ``samples``, in their order, with ``advantages`` [N].
-        samples: What the policy said.
-        penalties: Which faults get which advantage. A message with both gets that of the tool call.
-        decode: Tokens to text, special tokens included.
-
-    Returns:
-        The batch, and ``invalid_tool_call_rate`` and ``malformed_thinking_rate``, of all messages.
+@dataclass(frozen=True)
+class PenaliseMessages:
+    """The advantages of faulty messages overwritten; with ``invalid_tool_call_rate`` and ``malformed_thinking_rate``,
+    the shares of all messages.
 
     Example:
         >>> from nemorl.types import Prompt, Sample, Samples, Score
         >>> from nemorl_tensors import TokenBatch
         >>> sample = Sample(Prompt(0, "?", (1,)), (1, 2), (False, True), (0.0, -1.0), Score(1.0), "", "stop")
         >>> batch = TokenBatch.from_samples(Samples([sample]), [1.0])
-        >>> penalties = MessagePenalties(malformed_thinking_advantage=-5.0)
-        >>> changed, _ = penalised(batch, Samples([sample]), penalties, lambda token_ids: "</think>")
+        >>> penalise = PenaliseMessages(MessagePenalties(malformed_thinking_advantage=-5.0), lambda ids: "</think>")
+        >>> changed, _ = penalise(batch, Samples([sample]))
         >>> changed["advantages"].tolist()
         [1.0, -5.0]
     """
-    advantages = batch["advantages"].clone()
-    faults: list[Fault | None] = []
-    start = 0
-    for sample in samples:
-        for turn in turns(sample):
-            fault = _fault(sample, turn, penalties, decode)
-            faults.append(fault)
-            if fault is not None:
-                advantages[start + turn.begin : start + turn.end] = penalties.advantages[fault]
-        start += len(sample.token_ids)
-    rates: dict[str, Metric] = {
-        "invalid_tool_call_rate": Mean.of(float(fault == "invalid_tool_call") for fault in faults),
-        "malformed_thinking_rate": Mean.of(float(fault == "malformed_thinking") for fault in faults),
-    }
-    return batch.with_tokens(advantages=advantages), rates
+
+    requires: ClassVar[frozenset[str]] = frozenset({"advantages"})
+
+    penalties: MessagePenalties
+    """Which faults get which advantage. A message with both gets that of the tool call."""
+    decode: Callable[[Sequence[int]], str]
+    """Tokens to text, special tokens included."""
+
+    def __call__(self, batch: TokenBatch, samples: Samples) -> tuple[TokenBatch, dict[str, Metric]]:
+        advantages = batch["advantages"].clone()
+        faults: list[Fault | None] = []
+        start = 0
+        for sample in samples.sequences:
+            for turn in turns(sample):
+                fault = _fault(sample, turn, self.penalties, self.decode)
+                faults.append(fault)
+                if fault is not None:
+                    advantages[start + turn.begin : start + turn.end] = self.penalties.advantages[fault]
+            start += len(sample.token_ids)
+        rates: dict[str, Metric] = {
+            "invalid_tool_call_rate": Mean.of(float(fault == "invalid_tool_call") for fault in faults),
+            "malformed_thinking_rate": Mean.of(float(fault == "malformed_thinking") for fault in faults),
+        }
+        return batch.with_tokens(advantages=advantages), rates
 
 
 def _fault(

@@ -1,7 +1,8 @@
 """PolicyGradientTrainer: one step of every policy-gradient algorithm. Rewards become advantages, these become a loss.
 
 An algorithm defines ``compute_advantages``. What else it may replace: the loss (``build_loss``), which groups are worth
-training on (``keep_group``), advantages that need log-probs (``with_token_advantages``).
+training on (``keep_group``), advantages that need log-probs (``token_credit``), any other change of a batch before its
+updates (``build_transforms``).
 
 torch is imported where it is used: an algorithm's file may hold both its config and its trainer, and loading a config
 needs no torch.
@@ -13,14 +14,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from nemorl.metrics import Metric, Metrics
+from nemorl.metrics import Metrics
 from nemorl.types import Row, Sample, Samples
 
 from nemorl_rl.policy_gradient.advantages import has_spread, over_valid
 from nemorl_rl.policy_gradient.config import PolicyGradientConfig
 from nemorl_rl.policy_gradient.metrics import advantage_metrics, group_metrics, kl_metrics
-from nemorl_rl.policy_gradient.penalties import penalised
-from nemorl_rl.policy_gradient.updates import run_updates
+from nemorl_rl.policy_gradient.penalties import PenaliseMessages
+from nemorl_rl.policy_gradient.updates import BatchTransform, transformed
 from nemorl_rl.rollouts.engine import RolloutPlan, rollout_metrics
 from nemorl_rl.trainer import RolloutTrainer
 
@@ -46,8 +47,11 @@ class PolicyGradientTrainer(RolloutTrainer[P]):
     """
 
     loss: PolicyGradientLoss
+    transforms: Sequence[BatchTransform] = ()
+    """What the config asks to happen to a batch before its updates, in order."""
 
     def setup(self) -> None:
+        self.transforms = self.build_transforms()
         self.loss = self.build_loss()
 
     def train_step(self, rows: Sequence[Row]) -> Metrics:
@@ -56,54 +60,42 @@ class PolicyGradientTrainer(RolloutTrainer[P]):
         samples = self.collect(rows)
 
         # 2. Rewards become advantages, one per response. A response that nobody could score is in no baseline.
-        advantages = over_valid(samples, self.compute_advantages, *config.advantage_bounds)
+        advantages = over_valid(samples, self.compute_advantages, config.advantage_clip_low, config.advantage_clip_high)
 
         # 3. Freeze the policies the loss compares against, before any update moves the weights.
-        batch = self.to_batch(samples, advantages)
-        first_loss = self.first_loss
-        if "old_logprobs" in self.loss.requires and first_loss is None:
-            batch = self.with_old_logprobs(batch)
-        batch, disagreement = self.without_disagreement(batch)
-        if config.needs_reference:
-            batch = self.with_reference_logprobs(batch)
-        batch = self.with_token_advantages(batch, samples)
-        batch, penalties = self.with_message_penalties(batch, samples)
-        minibatches = batch.minibatches(config.num_minibatches)
-        if first_loss is not None:
-            minibatches = self.later_with_old_logprobs(batch, minibatches)
-        self.recorder.batch(samples, minibatches)
+        batch = self.with_frozen_logprobs(self.to_batch(samples, advantages))
 
-        # 4. Update, then publish: the next rollout must come from the new weights.
-        with self.run.timer.phase("policy_training"):
-            epochs = config.num_epochs_per_rollout
-            updates = run_updates(self.run.policy, self.loss, minibatches, epochs=epochs, first_loss=first_loss)
+        # 4. Apply the batch transforms: tokens left out, a KL charged to the reward, messages penalised.
+        batch, changes = transformed(batch, samples, self.transforms)
+
+        # 5. Update, then publish: the next rollout must come from the new weights.
+        first_loss = self.first_loss
+        minibatches = self.cut(samples, batch, config.num_minibatches, first_loss=first_loss)
+        epochs = config.num_epochs_per_rollout
+        updates = self.update_policy(self.loss, minibatches, epochs=epochs, first_loss=first_loss)
         self.sync_weights()
         return {
             **rollout_metrics(samples),
             **group_metrics(samples, advantages),
             **advantage_metrics(batch),
             **kl_metrics(batch),
-            **disagreement,
-            **penalties,
+            **changes,
             **updates,
         }
 
     # What an algorithm defines
 
     def compute_advantages(self, samples: Samples) -> list[float]:
-        """How much better each response is than expected, in sample order.
+        """How much better each response is than expected, in sample order; by default what the config says.
 
         Args:
             samples: The scored responses of a step: ``samples.rewards`` and, beside it, ``samples.group_ids``, the
                 index of each one's prompt. Never empty, and without those that nobody could score.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define compute_advantages()")
+        return self.config.advantages(samples)
 
     def build_loss(self) -> PolicyGradientLoss:
-        """GRPO's clipped loss, with the bounds of ``ClippedRatio``."""
-        from nemorl_rl.policy_gradient.loss import ClippedPolicyGradientLoss
-
-        return ClippedPolicyGradientLoss(**self.config.ratio_options, **self.loss_options)
+        return self.config.build_loss(**self.loss_options)
 
     def keep_group(self, group: Sequence[Sample]) -> bool:
         """Dynamic sampling trains on this group: by default, where its rewards differ (DAPO, arXiv:2503.14476)."""
@@ -122,26 +114,28 @@ class PolicyGradientTrainer(RolloutTrainer[P]):
         )
         return replace(batch, keep=self.config.token_filter)
 
-    def with_token_advantages(self, batch: TokenBatch, samples: Samples) -> TokenBatch:
-        """The batch with ``advantages`` that depend on log-probs: less the KL of a response, against its group.
+    def build_transforms(self) -> list[BatchTransform]:
+        """The batch transforms of the config's knobs: what is left out, token-level credit, then penalties."""
+        from nemorl_rl.policy_gradient.disagreement import DropDisagreeing, DropFilteredOut
 
-        Unchanged unless the config charges the KL to the reward (``kl_in: reward``).
-        """
+        config = self.config
+        limit, penalties = config.max_sequence_error, config.message_penalties
+        are_filtered = config.token_filter is not None and (config.updates_per_step > 1 or limit is not None)
+        return [
+            *([DropFilteredOut()] if are_filtered else ()),
+            *([DropDisagreeing(limit)] if limit is not None else ()),
+            *self.token_credit(),
+            *([PenaliseMessages(penalties, self.tokenizer.inner.decode)] if penalties is not None else ()),
+        ]
+
+    def token_credit(self) -> list[BatchTransform]:
+        """Transforms that make ``advantages`` which depend on log-probs: with ``kl_in: reward``, a KL is charged."""
         config = self.config
         if config.reward_kl_penalty == 0:
-            return batch
-        from nemorl_rl.policy_gradient.kl_charge import group_kl, with_kl
+            return []
+        from nemorl_rl.policy_gradient.kl_charge import ChargeKL
 
-        batch = with_kl(batch, config.kl_term())
-        charge = config.reward_kl_penalty * group_kl(batch["kl"], batch, samples.group_ids)
-        return batch.with_tokens(advantages=batch["advantages"] - charge)
-
-    def with_message_penalties(self, batch: TokenBatch, samples: Samples) -> tuple[TokenBatch, dict[str, Metric]]:
-        """The batch with other advantages on faulty messages, where ``message_penalties`` asks for them."""
-        penalties = self.config.message_penalties
-        if penalties is None:
-            return batch, {}
-        return penalised(batch, samples.sequences, penalties, self.tokenizer.inner.decode)
+        return [ChargeKL(config.reward_kl_penalty, config.kl_term())]
 
     # What follows from the config
 
@@ -152,40 +146,35 @@ class PolicyGradientTrainer(RolloutTrainer[P]):
 
         config = self.config
         return {
-            "on_policy": not self.needs_old_logprobs,
+            # Where one update follows a rollout, the old policy is the one at hand.
+            "on_policy": config.updates_per_step == 1 and not self.transforms_read("old_logprobs"),
             "correction": build_correction(config.importance_correction),
             "kl_penalty": config.loss_kl_penalty,
             "kl": config.kl_term(),
         }
 
-    @property
-    def needs_old_logprobs(self) -> bool:
-        """The old policy is not simply the one at hand, or something is computed from its log-probs before the update.
-
-        It is the one at hand where one update follows a rollout.
-        """
-        return self.config.updates_per_step > 1 or self.reads_old_logprobs
-
-    @property
-    def reads_old_logprobs(self) -> bool:
-        """Something but the loss is computed from the old policy's log-probs: which tokens or responses are left out,
-        or the KL that a reward is charged with."""
-        config = self.config
-        filters = config.updates_per_step > 1 and config.token_filter is not None
-        return filters or config.max_sequence_error is not None or config.reward_kl_penalty > 0
+    def transforms_read(self, field: str) -> bool:
+        return any(field in transform.requires for transform in self.transforms)
 
     @property
     def first_loss(self) -> PolicyGradientLoss | None:
         """The loss of a step's first update, which finds the old policy's log-probs in its own forward pass.
 
-        None where it has to be told them as the others are: the first minibatch comes again in another epoch, or
-        something else is computed from them.
+        None where it has to be told them as the others are: the first minibatch comes again in another epoch, or a
+        transform reads them.
         """
         config = self.config
-        if config.num_minibatches == 1 or config.num_epochs_per_rollout > 1 or self.reads_old_logprobs:
+        one_pass = config.num_minibatches > 1 and config.num_epochs_per_rollout == 1
+        if not one_pass or self.transforms_read("old_logprobs"):
             return None
         first = replace(self.loss, on_policy=True)
         return None if "old_logprobs" in first.requires else first
+
+    def with_frozen_logprobs(self, batch: TokenBatch) -> TokenBatch:
+        """The batch with those ``old_logprobs`` and ``reference_logprobs`` that this step reads."""
+        if self.first_loss is None and ("old_logprobs" in self.loss.requires or self.transforms_read("old_logprobs")):
+            batch = self.with_old_logprobs(batch)
+        return self.with_reference_logprobs(batch) if self.config.needs_reference else batch
 
     @property
     def batch_size(self) -> int:
@@ -198,20 +187,10 @@ class PolicyGradientTrainer(RolloutTrainer[P]):
     @property
     def rollout_plan(self) -> RolloutPlan:
         config = self.config
-        keep = self.keep_group if config.replaces_equal_groups else None
+        keep = self.keep_group if config.dynamic_sampling else None
         sampling = config.generation.sampling(filtered_logprobs=config.filtered_logprobs)
         return RolloutPlan(config.num_generations_per_prompt, sampling, config.max_turns, keep)
 
     def is_dropped(self, sample: Sample) -> bool:
         """Truncated responses with overlong filtering, and those that nobody could score, train nothing."""
         return not sample.score.valid or (self.config.overlong_filtering and sample.truncated)
-
-    def without_disagreement(self, batch: TokenBatch) -> tuple[TokenBatch, dict[str, Metric]]:
-        """The batch without what trainer and sampler disagree on too much (``max_sequence_error``), and without tokens
-        that the trainer's filter leaves out (``filtered_logprobs``)."""
-        from nemorl_rl.policy_gradient.disagreement import drop_disagreeing, drop_filtered_out
-
-        if batch.keep is not None and "old_logprobs" in batch:
-            batch = drop_filtered_out(batch)
-        limit = self.config.max_sequence_error
-        return (batch, {}) if limit is None else drop_disagreeing(batch, limit)

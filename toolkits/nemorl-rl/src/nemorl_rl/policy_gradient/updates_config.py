@@ -1,13 +1,14 @@
-"""Blocks of knobs for algorithms that charge the distance from the initial policy. Importing this imports no torch."""
+"""UpdatesConfig: what PPO, GRPO and their kin have in common. Importing this imports no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from nemorl.config.base import Config
 from nemorl.errors import ConfigIssue
 from pydantic import Field
+
+from nemorl_rl.config import RolloutRunConfig
 
 if TYPE_CHECKING:
     from nemorl_tensors import KLTerm
@@ -16,44 +17,28 @@ KLType = Literal["k1", "k2", "k3"]
 KLWeights = Literal["generation", "old"]
 
 
-class KLCharge(Config):
-    """What it costs to leave the initial policy, and at most per token."""
+class UpdatesConfig(RolloutRunConfig):
+    """How much is sampled in a step, how often it is learnt from, and what it costs to leave the initial policy."""
 
-    kl_penalty: float = Field(0.01, ge=0)
-    """Weight of KL(policy || initial policy). 0 needs no reference model."""
-    kl_input_clamp: float = Field(20.0, gt=0, le=40)
-    """Nats between policy and initial policy that count at most; in the loss, a token beyond has no gradient."""
-    kl_output_clamp: float | None = Field(10.0, gt=0)
-    """Largest KL of a token, in nats; in the loss, one beyond has no gradient. null: no bound, and a single token far
-    off can outweigh all others."""
-
-    @property
-    def needs_reference(self) -> bool:
-        return self.kl_penalty > 0
-
-    @property
-    def reward_kl_penalty(self) -> float:
-        """Weight of the KL in the reward."""
-        return self.kl_penalty
-
-    @property
-    def loss_kl_penalty(self) -> float:
-        """Weight of the KL in the loss."""
-        return 0.0
-
-    def kl_term(self) -> KLTerm:
-        """The KL of a token, as tensors compute it: k1, for the reward."""
-        from nemorl_tensors import KLTerm
-
-        return KLTerm("k1", self.kl_input_clamp, self.kl_output_clamp)
-
-
-class KLPenalty(KLCharge):
-    """A KL that is charged in the loss or in the reward."""
-
+    needs_columns: ClassVar[tuple[frozenset[str], ...]] = (frozenset({"prompt"}), frozenset({"messages"}))
     loss_estimator: ClassVar[KLType] = "k3"
     """The estimator of the loss where none is named."""
 
+    num_prompts_per_step: int = Field(32, ge=1)
+    """Prompts in a batch."""
+    num_generations_per_prompt: int = Field(16, ge=1)
+    """Responses per prompt."""
+    max_turns: int = Field(1, ge=1)
+    """Responses per episode at most, for environments that answer back."""
+    num_minibatches: int = Field(1, ge=1)
+    """Optimizer steps per pass over the batch. Above 1 the later ones are off-policy and clipping matters."""
+    num_epochs_per_rollout: int = Field(1, ge=1)
+    """Passes over each batch."""
+    overlong_filtering: bool = False
+    """Responses cut by the token limit train nothing; they still count in their group's baseline."""
+
+    kl_penalty: float = Field(0.0, ge=0)
+    """Weight of KL(policy || initial policy). 0 needs no reference model."""
     kl_in: Literal["loss", "reward"] = "loss"
     """Where it is charged. ``loss``: a term of its own, each token for itself. ``reward``: taken off what a response
     earns, so that a token also answers for where it led; one more forward pass where there is one update per step."""
@@ -67,6 +52,20 @@ class KLPenalty(KLCharge):
     kl_importance_weights: bool | Literal["old"] = False
     """``true``: weigh the KL of a token in the loss by policy over sampler: unbiased also for tokens of older weights
     or of another engine, at the price of variance. ``old``: by policy over old policy, for older weights only (TRL)."""
+    kl_input_clamp: float = Field(20.0, gt=0, le=40)
+    """Nats between policy and initial policy that count at most; in the loss, a token beyond has no gradient."""
+    kl_output_clamp: float | None = Field(10.0, gt=0)
+    """Largest KL of a token, in nats; in the loss, one beyond has no gradient. null: no bound, and a single token far
+    off can outweigh all others."""
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer steps per batch."""
+        return self.num_minibatches * self.num_epochs_per_rollout
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.kl_penalty > 0
 
     @property
     def charges_kl(self) -> bool:
@@ -80,10 +79,12 @@ class KLPenalty(KLCharge):
 
     @property
     def reward_kl_penalty(self) -> float:
+        """Weight of the KL in the reward."""
         return self.kl_penalty if self.charges_kl else 0.0
 
     @property
     def loss_kl_penalty(self) -> float:
+        """Weight of the KL in the loss."""
         return 0.0 if self.charges_kl else self.kl_penalty
 
     def kl_term(self) -> KLTerm:
@@ -96,6 +97,11 @@ class KLPenalty(KLCharge):
 
     def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
+        responses = self.num_prompts_per_step * self.num_generations_per_prompt
+        if self.num_minibatches > responses:
+            yield ConfigIssue(
+                "num_minibatches", f"{self.num_minibatches} minibatches of {responses} responses", "lower it"
+            )
         if self.kl_in == "reward":
             if self.kl_estimator != "k1":
                 yield ConfigIssue(
