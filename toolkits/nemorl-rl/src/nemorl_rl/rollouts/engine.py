@@ -23,7 +23,7 @@ from nemorl_rl.agents.turns import FreeTurns, total_score
 from nemorl_rl.data.row_sizes import longest_text
 from nemorl_rl.data.tokenizer import Tokenizer
 from nemorl_rl.environments import EnvironmentPool
-from nemorl_rl.environments.turn import TimedEpisode
+from nemorl_rl.environments.pool import TimedEpisode
 from nemorl_rl.rollouts.seeding import derive_seed
 from nemorl_rl.serving.generation_policy import GenerationPolicy
 from nemorl_rl.serving.times import TimedSample, spans_of
@@ -186,8 +186,10 @@ class RolloutEngine:
     def _driving(self, plan: RolloutPlan) -> Environment | None:
         """What drives episodes at their own pace; ``None``: they go turn by turn, together."""
         pool = self.environments
-        if pool.environment.drives_policy or pool.turns == "together":
-            return pool.environment if pool.environment.drives_policy else None
+        if pool.environment.drives_policy:
+            return pool.environment
+        if pool.turns == "together":
+            return None
         return FreeTurns(pool.environment, self.tokenizer, max_turns=plan.max_turns, timeout_s=pool.timeout_s)
 
     def _driven(
@@ -205,15 +207,10 @@ class RolloutEngine:
             Sampler(self.policy, plan.sampling, honours_clients=not plan.is_trained, text=text),
             self.tokenizer,
             codec,
-            pool.running_loop,
+            pool,
             limits=EpisodeLimits(most_tokens, plan.sampling.max_new_tokens, pool.max_calls, timeout_s),
-            concurrency=pool.concurrency,
         )
-        try:
-            yield from driver.groups(prompts, plan.samples_per_prompt, seed)
-        finally:
-            if driver.was_late:
-                pool.replace_blocked_loop()
+        yield from driver.groups(prompts, plan.samples_per_prompt, seed)
 
     def _begin(self, prompt: Prompt, g: int, seed: int) -> _Trajectory:
         size = len(prompt.token_ids)
