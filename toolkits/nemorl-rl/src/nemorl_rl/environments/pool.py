@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,20 +31,12 @@ class TimedEpisode:
     """An episode and the seconds that the environment has spent on it."""
 
     inner: Episode
-    spent_s: float = 0.0
-    prompt: Prompt | None = None
-    number: int = 0
+    prompt: Prompt
+    number: int
     """Of the run's episodes, for logs."""
+    spent_s: float = 0.0
     span: Span = field(default=Span(0.0, 0.0))
     """Of the last turn in the environment: moments of ``time.monotonic()``."""
-
-    @property
-    def row(self) -> str:
-        """The prompt it is about, for messages."""
-        return "" if self.prompt is None else f" to prompt {self.prompt.index} ({self.prompt.text[:50]!r})"
-
-    def step(self, response: str) -> Step | Awaitable[Step]:
-        return self.inner.step(response)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -121,14 +113,14 @@ class EnvironmentPool:
         with boundary(self.environment.owner):
             number = next(self._numbers)
             with log_ids(episode=number):
-                return TimedEpisode(self.environment.start(prompt), prompt=prompt, number=number)
+                return TimedEpisode(self.environment.start(prompt), prompt, number)
 
-    def step(self, episodes: Sequence[Episode], responses: Sequence[str]) -> list[Step]:
+    def step(self, episodes: Sequence[TimedEpisode], responses: Sequence[str]) -> list[Step]:
         """One turn of each episode; results in order."""
         by_index = dict(self.stream(episodes, responses))
         return [by_index[index] for index in range(len(episodes))]
 
-    def stream(self, episodes: Sequence[Episode], responses: Sequence[str]) -> Iterator[tuple[int, Step]]:
+    def stream(self, episodes: Sequence[TimedEpisode], responses: Sequence[str]) -> Iterator[tuple[int, Step]]:
         """One turn of each episode: its index and the environment's answer, whichever comes first."""
         turns = [self._turn(i, e, response) for i, (e, response) in enumerate(zip(episodes, responses, strict=True))]
         with closing(self.run(turns, silence_s=self.timeout_s)) as ended:
@@ -155,18 +147,16 @@ class EnvironmentPool:
             if scheduler.was_late:
                 self._replace_blocked_loop()
 
-    def _turn(self, index: int, episode: Episode, response: str) -> _Turn:
-        timed = episode if isinstance(episode, TimedEpisode) else TimedEpisode(episode)
-        left_s = math.inf if self.episode_timeout_s is None else self.episode_timeout_s - timed.spent_s
-        is_last = left_s < self.timeout_s
+    def _turn(self, index: int, episode: TimedEpisode, response: str) -> _Turn:
+        left_s = math.inf if self.episode_timeout_s is None else max(0.0, self.episode_timeout_s - episode.spent_s)
         return _Turn(
-            call=partial(timed.step, response),
-            limit_s=max(left_s, 0.0) if is_last else self.timeout_s,
-            ids={"episode": timed.number},
+            call=partial(episode.inner.step, response),
+            limit_s=min(left_s, self.timeout_s),
+            ids={"episode": episode.number},
             index=index,
-            episode=timed,
+            episode=episode,
             response=response,
-            limit_metric="episode_timeout" if is_last else "environment_timeout",
+            limit_metric="episode_timeout" if left_s < self.timeout_s else "environment_timeout",
         )
 
     def _step(self, turn: _Turn) -> Step:
@@ -176,7 +166,8 @@ class EnvironmentPool:
         owner = self.environment.owner
         with boundary(owner):
             step = as_step(turn.result(owner), owner=owner)
-            require_finite(step.score, f"{turn.response[:50]!r}{turn.episode.row}")
+            prompt = turn.episode.prompt
+            require_finite(step.score, f"{turn.response[:50]!r} to prompt {prompt.index} ({prompt.text[:50]!r})")
         return step
 
     def close(self) -> None:
