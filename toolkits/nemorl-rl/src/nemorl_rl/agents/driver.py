@@ -33,7 +33,7 @@ GRACE_S = 10.0
 """For an episode that was cancelled to end. One that does not is left behind."""
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True, slots=True)
 class _Episode(Job):
     prompt: Prompt
     policy: LivePolicy

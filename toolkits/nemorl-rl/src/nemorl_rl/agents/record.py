@@ -85,13 +85,13 @@ def sequences(calls: Iterable[Call], turn_rewards: Sequence[float] = ()) -> list
         >>> [(branch.token_ids, branch.response_mask) for branch in sequences([first, onward, retried])]
         [((1, 2, 3, 4, 5), (False, False, True, False, True)), ((1, 2, 3, 4, 6), (False, False, False, False, True))]
     """
-    return [sequence.branch() for sequence in _sequences(calls, turn_rewards)]
-
-
-def _sequences(calls: Iterable[Call], turn_rewards: Sequence[float]) -> list[_Sequence]:
-    found: list[_Sequence] = []
     ordered = sorted(calls, key=lambda call: call.number)
-    for call, reward in zip_longest(ordered, turn_rewards[: len(ordered)]):
+    return [sequence.branch() for sequence in _sequences(ordered, turn_rewards)]
+
+
+def _sequences(calls: Sequence[Call], turn_rewards: Sequence[float]) -> list[_Sequence]:
+    found: list[_Sequence] = []
+    for call, reward in zip_longest(calls, turn_rewards[: len(calls)]):
         continued = [sequence for sequence in found if sequence.is_continued_by(call.prompt_ids)]
         if continued:
             sequence = max(continued, key=lambda sequence: len(sequence.token_ids))

@@ -39,7 +39,7 @@ class TimedEpisode:
     """Of the last turn in the environment: moments of ``time.monotonic()``."""
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True, slots=True)
 class _Turn(Job):
     """One step of one episode."""
 

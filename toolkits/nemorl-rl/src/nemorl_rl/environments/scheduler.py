@@ -23,7 +23,7 @@ from nemorl.errors import ForeignError
 from nemorl_rl.environments.loop_thread import LoopThread
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True, slots=True)
 class Job:
     """One call, and what became of it."""
 
