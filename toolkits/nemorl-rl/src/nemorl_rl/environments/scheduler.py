@@ -120,10 +120,11 @@ class Scheduler:
                 except queue.Empty:
                     late = self._give_up(self._late(jobs))
                     late_in_a_row += len(late)
-                    if missing > len(late) and (late_in_a_row >= self._slots or self._is_silent()):
+                    is_dead = missing > len(late) and (late_in_a_row >= self._slots or self._is_silent())
+                    self.was_late |= is_dead or bool(late)
+                    if is_dead:
                         self._on_dead()
                         late += self._give_up_all(jobs)
-                    self.was_late |= bool(late)
                     yield from late
                     missing -= len(late)
                     continue
