@@ -353,6 +353,30 @@ def test_an_episode_that_does_not_end_when_it_is_cancelled_is_left_behind(
     assert (sample.reward, sample.score.metrics["episode_timeout"]) == (0.0, 1.0)
 
 
+def test_episodes_that_hold_all_slots_for_ever_take_those_that_wait_for_one_with_them(
+    collect: Collect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "GRACE_S", 1.0)
+    began: list[int] = []
+    free = threading.Event()
+
+    async def play(prompt: Prompt, policy: EpisodePolicy) -> float:
+        began.append(prompt.index)
+        while not free.is_set():
+            try:
+                await asyncio.sleep(0.05)
+            except asyncio.CancelledError:
+                continue
+        return 1.0
+
+    try:
+        samples, _ = collect(play, texts=["1", "2"], episode_timeout_s=0.1, concurrency=1)
+    finally:
+        free.set()
+    assert [(sample.reward, sample.score.metrics["episode_timeout"]) for sample in samples] == [(0.0, 1.0)] * 2
+    assert began == [0]
+
+
 def test_blocking_the_event_loop_is_an_error_that_says_so(
     collect: Collect, monkeypatch: pytest.MonkeyPatch, raises: Raises
 ) -> None:

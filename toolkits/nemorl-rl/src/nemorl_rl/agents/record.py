@@ -35,6 +35,8 @@ class Call:
     broke_tool_choice: bool = False
     asked_s: float = 0.0
     """When the policy was asked: a moment of ``time.monotonic()``."""
+    observed: Span | None = None
+    """When what it continues was made, by the same clock. Unset: all the time since the answer before it."""
     span: Span = field(default=Span(0.0, 0.0))
     """When the answer was made, by the same clock."""
 
@@ -55,7 +57,8 @@ class _Sequence:
         context = call.prompt_ids[len(self.token_ids) :]
         answer = call.completion
         if self.spans and context:
-            self.spans.append((len(call.prompt_ids), Span(self.spans[-1][1].ended_s, call.asked_s)))
+            observed = call.observed or Span(self.spans[-1][1].ended_s, call.asked_s)
+            self.spans.append((len(call.prompt_ids), observed))
         self.spans.append((len(call.prompt_ids) + len(answer.token_ids), call.span))
         self.token_ids += [*context, *answer.token_ids]
         self.mask += [False] * len(context) + [True] * len(answer.token_ids)
@@ -82,13 +85,13 @@ def sequences(calls: Iterable[Call], turn_rewards: Sequence[float] = ()) -> list
         >>> [(branch.token_ids, branch.response_mask) for branch in sequences([first, onward, retried])]
         [((1, 2, 3, 4, 5), (False, False, True, False, True)), ((1, 2, 3, 4, 6), (False, False, False, False, True))]
     """
-    return [sequence.branch() for sequence in _sequences(calls, turn_rewards)]
-
-
-def _sequences(calls: Iterable[Call], turn_rewards: Sequence[float]) -> list[_Sequence]:
-    found: list[_Sequence] = []
     ordered = sorted(calls, key=lambda call: call.number)
-    for call, reward in zip_longest(ordered, turn_rewards[: len(ordered)]):
+    return [sequence.branch() for sequence in _sequences(ordered, turn_rewards)]
+
+
+def _sequences(calls: Sequence[Call], turn_rewards: Sequence[float]) -> list[_Sequence]:
+    found: list[_Sequence] = []
+    for call, reward in zip_longest(calls, turn_rewards[: len(calls)]):
         continued = [sequence for sequence in found if sequence.is_continued_by(call.prompt_ids)]
         if continued:
             sequence = max(continued, key=lambda sequence: len(sequence.token_ids))
@@ -118,20 +121,35 @@ def to_sample(
         (False,)
     """
     ordered = sorted(calls, key=lambda call: call.number)
-    made = _sequences(ordered, score.turn_rewards)
+    sample = plain_sample(prompt, ordered, score, response, score.turn_rewards, versions=(version,), span=span)
+    return replace(sample, score=_with_metrics(score, ordered, (sample, *sample.branches)))
+
+
+def plain_sample(
+    prompt: Prompt,
+    calls: Sequence[Call],
+    score: Score,
+    response: str,
+    turn_rewards: Sequence[float],
+    *,
+    versions: Iterable[int] = (),
+    span: Span,
+) -> TimedSample:
+    """:func:`to_sample` for calls in their order, the score left as it is; ``versions`` where no call says any."""
+    made = _sequences(calls, turn_rewards)
     first, *others = [sequence.branch() for sequence in made] or [_untouched(prompt)]
-    versions = {version for call in ordered for version in call.completion.weight_versions}
+    known = {version for call in calls for version in call.completion.weight_versions}
     return TimedSample(
         prompt=prompt,
         token_ids=first.token_ids,
         response_mask=first.response_mask,
         generation_logprobs=first.generation_logprobs,
         turn_rewards=first.turn_rewards,
-        score=_with_metrics(score, ordered, (first, *others)),
+        score=score,
         response=response,
-        finish_reason=ordered[-1].completion.finish_reason if ordered else "stop",
-        turns=len(ordered),
-        weight_versions=tuple(sorted(versions or {version})),
+        finish_reason=calls[-1].completion.finish_reason if calls else "stop",
+        turns=len(calls),
+        weight_versions=tuple(sorted(known or versions)),
         branches=tuple(others),
         span=span,
         turn_spans=tuple(TurnSpan(number, *turn) for number, one in enumerate(made) for turn in one.spans),
@@ -143,7 +161,7 @@ def _untouched(prompt: Prompt) -> Branch:
     return Branch(prompt.token_ids, (False,) * size, (0.0,) * size)
 
 
-def _with_metrics(score: Score, calls: list[Call], parts: Sequence[Branch]) -> Score:
+def _with_metrics(score: Score, calls: list[Call], parts: Sequence[Branch | Sample]) -> Score:
     sampled = sum(len(call.completion.token_ids) for call in calls)
     of_calls = {
         "calls": float(len(calls)),
@@ -158,13 +176,13 @@ def _with_metrics(score: Score, calls: list[Call], parts: Sequence[Branch]) -> S
     return replace(score, metrics={**of_calls, **score.metrics})
 
 
-def _forked_tokens(parts: Sequence[Branch]) -> int:
+def _forked_tokens(parts: Sequence[Branch | Sample]) -> int:
     """Tokens sampled in one sequence that stand at the beginning of another as context."""
     held = (max((_held(part, other) for other in parts[:n]), default=0) for n, part in enumerate(parts))
     return sum(held)
 
 
-def _held(part: Branch, other: Branch) -> int:
+def _held(part: Branch | Sample, other: Branch | Sample) -> int:
     """How many tokens of ``other``'s answers ``part`` begins with as context."""
     both = zip(part.token_ids, other.token_ids, part.response_mask, other.response_mask, strict=False)
     alike = takewhile(lambda place: place[0] == place[1], both)

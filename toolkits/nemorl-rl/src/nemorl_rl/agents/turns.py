@@ -44,12 +44,12 @@ class FreeTurns(Environment):
             told += completion.token_ids
             step = await self._step(episode, self._tokenizer.decode(completion.token_ids))
             scores.append(step.score)
-            if step.done or step.observation is None or turn == self._max_turns - 1:
+            is_last = turn == self._max_turns - 1
+            limit = policy.limits.max_sequence_tokens
+            observed = None if is_last else observation(step, told, self._tokenizer, limit)
+            if observed is None:
                 break
-            shown = step.observation[: longest_text(policy.limits.max_sequence_tokens)]
-            told += self._tokenizer.encode_observation(shown)
-            if len(told) >= policy.limits.max_sequence_tokens:
-                break
+            told += observed
         return replace(total_score(scores), turn_rewards=tuple(score.reward for score in scores))
 
     async def _step(self, episode: Episode, response: str) -> Step:
@@ -61,6 +61,15 @@ class FreeTurns(Environment):
             if not limit.expired():
                 raise
             return Step(Score(0.0, metrics={"environment_timeout": 1.0}))
+
+
+def observation(step: Step, told: Sequence[int], tokenizer: Tokenizer, limit: int) -> Sequence[int] | None:
+    """The tokens that the environment adds to those of the episode; ``None``: it has ended, or nobody could answer."""
+    if step.done or step.observation is None:
+        return None
+    # What is longer leaves no room for a response, whatever else it says.
+    tokens = tokenizer.encode_observation(step.observation[: longest_text(limit)])
+    return tokens if len(told) + len(tokens) < limit else None
 
 
 def total_score(scores: Sequence[Score]) -> Score:

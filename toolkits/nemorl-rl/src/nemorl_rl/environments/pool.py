@@ -1,27 +1,53 @@
-"""EnvironmentPool: many episodes at once, with a limit on how many and on how long each takes.
-
-How one turn is done is in ``turn.py``.
-"""
+"""EnvironmentPool: many episodes at once, with a limit on how many and on how long each takes."""
 
 from __future__ import annotations
 
 import itertools
+import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, Self
 
 from nemorl.base.process.logs import log_ids
+from nemorl.base.process.timing import Span
 from nemorl.contracts import Episode
-from nemorl.environment import Environment
+from nemorl.environment import Environment, as_step
 from nemorl.errors import boundary
-from nemorl.types import Prompt, Step
+from nemorl.types import Prompt, Score, Step
 
 from nemorl_rl.config import RolloutConfig
 from nemorl_rl.environments.loop_thread import LoopThread
-from nemorl_rl.environments.turn import TimedEpisode, Turn
+from nemorl_rl.environments.scheduler import J, Job, Scheduler
 
 HEARTBEAT_S = 1.0
 """An event loop that does not turn for this long is running blocking code."""
+
+
+@dataclass
+class TimedEpisode:
+    """An episode and the seconds that the environment has spent on it."""
+
+    inner: Episode
+    prompt: Prompt
+    number: int
+    """Of the run's episodes, for logs."""
+    spent_s: float = 0.0
+    span: Span = field(default=Span(0.0, 0.0))
+    """Of the last turn in the environment: moments of ``time.monotonic()``."""
+
+
+@dataclass(eq=False, kw_only=True, slots=True)
+class _Turn(Job):
+    """One step of one episode."""
+
+    index: int
+    episode: TimedEpisode
+    response: str
+    limit_metric: str
+    """Name of the metric that counts its time-out."""
 
 
 class EnvironmentPool:
@@ -87,25 +113,62 @@ class EnvironmentPool:
         with boundary(self.environment.owner):
             number = next(self._numbers)
             with log_ids(episode=number):
-                return TimedEpisode(self.environment.start(prompt), prompt=prompt, number=number)
+                return TimedEpisode(self.environment.start(prompt), prompt, number)
 
-    def step(self, episodes: Sequence[Episode], responses: Sequence[str]) -> list[Step]:
+    def step(self, episodes: Sequence[TimedEpisode], responses: Sequence[str]) -> list[Step]:
         """One turn of each episode; results in order."""
         by_index = dict(self.stream(episodes, responses))
         return [by_index[index] for index in range(len(episodes))]
 
-    def stream(self, episodes: Sequence[Episode], responses: Sequence[str]) -> Iterator[tuple[int, Step]]:
+    def stream(self, episodes: Sequence[TimedEpisode], responses: Sequence[str]) -> Iterator[tuple[int, Step]]:
         """One turn of each episode: its index and the environment's answer, whichever comes first."""
-        turn = Turn(
-            self.environment,
+        turns = [self._turn(i, e, response) for i, (e, response) in enumerate(zip(episodes, responses, strict=True))]
+        with closing(self.run(turns, silence_s=self.timeout_s)) as ended:
+            for turn in ended:
+                turn.episode.spent_s += turn.spent_s
+                turn.episode.span = Span(turn.taken_s, turn.ended_s)
+                yield turn.index, self._step(turn)
+
+    def run(
+        self, jobs: Sequence[J], *, silence_s: float, on_dead: Callable[[], None] = lambda: None
+    ) -> Generator[J, None, None]:
+        """Calls of the environment as they end or are given up (``Scheduler``)."""
+        scheduler = Scheduler(
+            self.environment.name,
             self.running_loop,
-            timeout_s=self.timeout_s,
-            episode_timeout_s=self.episode_timeout_s,
             concurrency=self.concurrency,
+            silence_s=silence_s,
+            batched=self.environment.batched,
+            on_dead=on_dead,
         )
-        yield from turn.answers(episodes, responses)
-        if turn.was_late:
-            self.replace_blocked_loop()
+        try:
+            yield from scheduler.ended(jobs)
+        finally:
+            if scheduler.was_late:
+                self._replace_blocked_loop()
+
+    def _turn(self, index: int, episode: TimedEpisode, response: str) -> _Turn:
+        left_s = math.inf if self.episode_timeout_s is None else max(0.0, self.episode_timeout_s - episode.spent_s)
+        return _Turn(
+            call=partial(episode.inner.step, response),
+            limit_s=min(left_s, self.timeout_s),
+            ids={"episode": episode.number},
+            index=index,
+            episode=episode,
+            response=response,
+            limit_metric="episode_timeout" if left_s < self.timeout_s else "environment_timeout",
+        )
+
+    def _step(self, turn: _Turn) -> Step:
+        """Its answer; time-outs are answers, exceptions are raised."""
+        if turn.is_late:
+            return Step(Score(0.0, metrics={turn.limit_metric: 1.0}))
+        owner = self.environment.owner
+        with boundary(owner):
+            step = as_step(turn.result(owner), owner=owner)
+            prompt = turn.episode.prompt
+            require_finite(step.score, f"{turn.response[:50]!r} to prompt {prompt.index} ({prompt.text[:50]!r})")
+        return step
 
     def close(self) -> None:
         self.environment.close()
@@ -121,7 +184,7 @@ class EnvironmentPool:
                 self._loop = LoopThread(f"environment-{self.environment.name}-loop")
             return self._loop
 
-    def replace_blocked_loop(self) -> None:
+    def _replace_blocked_loop(self) -> None:
         """A coroutine that blocks takes the loop with it; what comes next gets another one."""
         with self._lock:
             loop = self._loop
@@ -129,3 +192,16 @@ class EnvironmentPool:
             loop.stop()
             with self._lock:
                 self._loop = None if self._loop is loop else self._loop
+
+
+def require_finite(score: Score, response: str) -> None:
+    """Refuse what cannot be added up: one NaN makes a whole step's mean, and the advantages of its group, NaN."""
+    named = {f"component {name!r} of the score of": value for name, value in score.components.items()}
+    named |= {f"metric {name!r} of the score of": value for name, value in score.metrics.items()}
+    for what, value in {"the reward of": score.reward, **named}.items():
+        try:
+            is_finite = math.isfinite(value)
+        except (TypeError, OverflowError):
+            is_finite = False
+        if not is_finite:
+            raise ValueError(f"{what} {response} is {value!r:.80}, not a finite number")

@@ -10,23 +10,23 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from nemorl.base.process.timing import Span, Timer, TurnSpan
+from nemorl.base.process.timing import Span, Timer
 from nemorl.environment import Environment
 from nemorl.errors import DataError
 from nemorl.metrics import Max, Mean, Metric, Sum
-from nemorl.types import Completion, GenerationRequest, Prompt, Sample, Samples, SamplingParams, Score, Step
+from nemorl.types import Completion, GenerationRequest, Prompt, Sample, Samples, SamplingParams, Score
 
 from nemorl_rl.agents.contract import EpisodeLimits
 from nemorl_rl.agents.driver import AgentDriver
 from nemorl_rl.agents.policy import Sampler
-from nemorl_rl.agents.turns import FreeTurns, total_score
-from nemorl_rl.data.row_sizes import longest_text
+from nemorl_rl.agents.record import Call, plain_sample
+from nemorl_rl.agents.turns import FreeTurns, observation, total_score
 from nemorl_rl.data.tokenizer import Tokenizer
 from nemorl_rl.environments import EnvironmentPool
-from nemorl_rl.environments.turn import TimedEpisode
+from nemorl_rl.environments.pool import TimedEpisode
 from nemorl_rl.rollouts.seeding import derive_seed
 from nemorl_rl.serving.generation_policy import GenerationPolicy
-from nemorl_rl.serving.times import TimedSample, spans_of
+from nemorl_rl.serving.times import spans_of
 
 AGENT_EPISODE_S = 1800.0
 """Longest episode of an agent, unless ``rollouts.episode_timeout_s`` says otherwise."""
@@ -39,50 +39,23 @@ class _Trajectory:
     prompt: Prompt
     episode: TimedEpisode
     seed: int
-    token_ids: list[int]
-    mask: list[bool]
-    logprobs: list[float]
-    ends: list[int] = field(default_factory=list)
-    """Place of the last token of each response"""
-    spans: list[TurnSpan] = field(default_factory=list)
+    told: list[int]
+    """Prompt, responses and observations, one after the other."""
+    calls: list[Call] = field(default_factory=list)
     scores: list[Score] = field(default_factory=list)
-    versions: set[int] = field(default_factory=set)
-    last: Completion | None = None
     response: str = ""
     done: bool = False
 
     def extend(self, completion: Completion, response: str, span: Span) -> None:
-        self.token_ids += completion.token_ids
-        self.mask += [True] * len(completion.token_ids)
-        self.logprobs += completion.logprobs
-        self.ends.append(len(self.token_ids) - 1)
-        self.spans.append(TurnSpan(0, len(self.token_ids), span))
-        self.versions.update(completion.weight_versions)
-        self.last, self.response = completion, response
-
-    def observe(self, token_ids: Sequence[int]) -> None:
-        self.token_ids += token_ids
-        self.mask += [False] * len(token_ids)
-        self.logprobs += [0.0] * len(token_ids)
-        if token_ids:
-            self.spans.append(TurnSpan(0, len(self.token_ids), self.episode.span))
+        number, observed = len(self.calls), self.episode.span
+        self.calls.append(Call(number, tuple(self.told), completion, observed=observed, span=span))
+        self.told += completion.token_ids
+        self.response = response
 
     def sample(self) -> Sample:
-        assert self.last is not None
-        return TimedSample(
-            prompt=self.prompt,
-            token_ids=tuple(self.token_ids),
-            response_mask=tuple(self.mask),
-            generation_logprobs=tuple(self.logprobs),
-            score=total_score(self.scores),
-            response=self.response,
-            finish_reason=self.last.finish_reason,
-            turns=len(self.scores),
-            weight_versions=tuple(sorted(self.versions)),
-            turn_rewards=tuple((end, score.reward) for end, score in zip(self.ends, self.scores, strict=True)),
-            span=Span(self.spans[0].span.began_s, self.episode.span.ended_s),
-            turn_spans=tuple(self.spans),
-        )
+        rewards = [score.reward for score in self.scores]
+        span = Span(self.calls[0].span.began_s, self.episode.span.ended_s)
+        return plain_sample(self.prompt, self.calls, total_score(self.scores), self.response, rewards, span=span)
 
 
 @dataclass(frozen=True)
@@ -166,6 +139,7 @@ class RolloutEngine:
                 yield from self._driven(driving, prompts, plan, seed)
             on_generated()
             return
+        limit = self.max_sequence_tokens
         groups = {
             prompt.index: [self._begin(prompt, g, seed) for g in range(plan.samples_per_prompt)] for prompt in prompts
         }
@@ -173,21 +147,28 @@ class RolloutEngine:
             active = [trajectory for group in groups.values() for trajectory in group if not trajectory.done]
             if not active:
                 return
+            is_last = turn == plan.max_turns - 1
             with self.timer.phase("generation"):
-                self._respond(active, plan.sampling, turn, goes_on=turn < plan.max_turns - 1)
+                self._respond(active, plan.sampling, turn, goes_on=not is_last)
             on_generated()
             with self.timer.phase("reward_calculation"):
                 for index, step in self.environments.stream([t.episode for t in active], [t.response for t in active]):
-                    self._receive(active[index], step, is_last=turn == plan.max_turns - 1)
-                    group = groups[active[index].prompt.index]
+                    one = active[index]
+                    one.scores.append(step.score)
+                    observed = None if is_last else observation(step, one.told, self.tokenizer, limit)
+                    one.told += observed or ()
+                    one.done = observed is None
+                    group = groups[one.prompt.index]
                     if all(trajectory.done for trajectory in group):
                         yield [trajectory.sample() for trajectory in group]
 
     def _driving(self, plan: RolloutPlan) -> Environment | None:
         """What drives episodes at their own pace; ``None``: they go turn by turn, together."""
         pool = self.environments
-        if pool.environment.drives_policy or pool.turns == "together":
-            return pool.environment if pool.environment.drives_policy else None
+        if pool.environment.drives_policy:
+            return pool.environment
+        if pool.turns == "together":
+            return None
         return FreeTurns(pool.environment, self.tokenizer, max_turns=plan.max_turns, timeout_s=pool.timeout_s)
 
     def _driven(
@@ -205,15 +186,10 @@ class RolloutEngine:
             Sampler(self.policy, plan.sampling, honours_clients=not plan.is_trained, text=text),
             self.tokenizer,
             codec,
-            pool.running_loop,
+            pool,
             limits=EpisodeLimits(most_tokens, plan.sampling.max_new_tokens, pool.max_calls, timeout_s),
-            concurrency=pool.concurrency,
         )
-        try:
-            yield from driver.groups(prompts, plan.samples_per_prompt, seed)
-        finally:
-            if driver.was_late:
-                pool.replace_blocked_loop()
+        yield from driver.groups(prompts, plan.samples_per_prompt, seed)
 
     def _begin(self, prompt: Prompt, g: int, seed: int) -> _Trajectory:
         size = len(prompt.token_ids)
@@ -224,14 +200,13 @@ class RolloutEngine:
                 fix="raise policy.max_sequence_tokens, or filter long prompts from the dataset",
             )
         own_seed = derive_seed(seed, prompt.index, g)
-        episode = self.environments.start(prompt)
-        return _Trajectory(prompt, episode, own_seed, list(prompt.token_ids), [False] * size, [0.0] * size)
+        return _Trajectory(prompt, self.environments.start(prompt), own_seed, list(prompt.token_ids))
 
     def _respond(self, active: Sequence[_Trajectory], sampling: SamplingParams, turn: int, *, goes_on: bool) -> None:
         """One response for each. Trajectories that still share their prefix form one request."""
         shared: dict[tuple[int, tuple[int, ...]], list[_Trajectory]] = {}
         for trajectory in active:
-            shared.setdefault((trajectory.prompt.index, tuple(trajectory.token_ids)), []).append(trajectory)
+            shared.setdefault((trajectory.prompt.index, tuple(trajectory.told)), []).append(trajectory)
         requests = []
         for (_, token_ids), members in shared.items():
             room = self.max_sequence_tokens - len(token_ids)
@@ -245,17 +220,6 @@ class RolloutEngine:
         asked = [member for members in shared.values() for member in members]
         for member, completion, span in zip(asked, completions, spans, strict=True):
             member.extend(completion, self.tokenizer.decode(completion.token_ids), span)
-
-    def _receive(self, trajectory: _Trajectory, step: Step, *, is_last: bool) -> None:
-        """Score the turn and append the observation, unless there is no turn or no room left to answer it."""
-        trajectory.scores.append(step.score)
-        trajectory.done = step.done or step.observation is None or is_last
-        if step.observation is not None and not trajectory.done:
-            # What is longer leaves no room for a response, whatever else it says.
-            shown = step.observation[: longest_text(self.max_sequence_tokens)]
-            tokens = self.tokenizer.encode_observation(shown)
-            trajectory.done = len(trajectory.token_ids) + len(tokens) >= self.max_sequence_tokens
-            trajectory.observe([] if trajectory.done else tokens)
 
 
 def rollout_metrics(samples: Samples) -> dict[str, Metric]:
