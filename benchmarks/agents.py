@@ -24,7 +24,7 @@ from _common import limit_threads, machine, print_table, start_side
 THREADS = limit_threads()
 
 from nemorl.config.load import load_config  # noqa: E402  after the thread limit
-from nemorl.environment import Environment  # noqa: E402
+from nemorl.contracts.environment import Environment  # noqa: E402
 from nemorl.types import Prompt, SamplingParams, Score, Step  # noqa: E402
 from nemorl_rl.data.tokenizer import Tokenizer  # noqa: E402
 from nemorl_rl.environments import EnvironmentPool  # noqa: E402

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from nemorl import contracts
 from nemorl.config import RunConfig
-from nemorl.contracts.requests import RequestBackend
-from nemorl.environment import Environment
+from nemorl.contracts import RequestBackend
+from nemorl.contracts.environment import Environment
 from nemorl.plugins import KINDS, kinds
 from nemorl.trainer import BaseTrainer
 from nemorl_cli.report import run_data

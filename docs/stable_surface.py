@@ -67,7 +67,7 @@ SURFACE: Mapping[str, tuple[str, ...]] = {
         *("RunInUseError", "StorageError", "TerminalLostError", "UsageError", "WeightsLostError", "WorkerHungError"),
         *("WorkerLostError", "boundary"),
     ),
-    "nemorl.environment": ("Environment", "as_score", "as_step"),
+    "nemorl.contracts.environment": ("Environment", "as_score", "as_step"),
     "nemorl.plugins.hooks": ("HookSpecs", "hookimpl"),
     "nemorl.trainer": ("BaseTrainer",),
     "nemorl.contracts.display": ("Display",),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from nemorl.environment import Environment
+from nemorl.contracts.environment import Environment
 from nemorl.types import Prompt, Score
 from nemorl_math_env.config import MathConfig
 from nemorl_math_env.environment import MathEnvironment

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from nemorl.contracts import SelectiveLoss
 from nemorl.metrics import merge, values
 from nemorl.plugins import registry
 from nemorl_distillation.loss import SampledReverseKLLoss, TopKDistillationLoss
@@ -32,7 +33,6 @@ from nemorl_rl.policy_gradient.correction import IcePop, OfSequences, Plain, Seq
 from nemorl_rl.policy_gradient.loss import ClippedPolicyGradientLoss, PolicyGradientLoss
 from nemorl_sft.loss import NLLLoss
 from nemorl_tensors import KLTerm, TokenBatch
-from nemorl_tensors.engines.no_gradient import SelectiveLoss
 from torch import Tensor
 
 NAN, INF = math.nan, math.inf

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from nemorl.config.load import load_config
-from nemorl.environment import Environment
+from nemorl.contracts.environment import Environment
 from nemorl.types import Prompt, Score
 from nemorl_cli.console import Console
 from nemorl_rl.agents.contract import EpisodePolicy

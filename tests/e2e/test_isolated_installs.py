@@ -39,7 +39,7 @@ class Plugin(EnvironmentConfig):
 
     def build(self):
         import inflection
-        from nemorl.environment import Environment
+        from nemorl.contracts.environment import Environment
         from nemorl.types import Score
 
         class Shout(Environment):

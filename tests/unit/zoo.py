@@ -13,7 +13,7 @@ from nemorl.plugins.index import PREFIX
 
 LEAVES_A_TRACE = "from pathlib import Path; Path(__file__).with_suffix('.ran').touch()\n"
 GOOD = """
-    from nemorl.environment import Environment
+    from nemorl.contracts.environment import Environment
     from nemorl.plugins.kinds import EnvironmentConfig
 
     class Generous(Environment):

@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 _KERNEL = {
     "BaseTrainer": "nemorl.trainer",
     "ClusterConfig": "nemorl.config",
-    "Environment": "nemorl.environment",
+    "Environment": "nemorl.contracts.environment",
     "GenerationConfig": "nemorl.config",
     "NemorlError": "nemorl.errors",
     "PolicyConfig": "nemorl.config",

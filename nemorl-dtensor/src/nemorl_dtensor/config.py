@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from nemorl.config import RESUMABLE, GenerationConfig, PolicyConfig, TrainingOptions
-from nemorl.contracts.capabilities import GenerationCapability, TrainingCapability
+from nemorl.contracts import GenerationCapability, TrainingCapability
 from nemorl.errors import ConfigIssue
 from nemorl.plugins.kinds import GenerationBackendConfig
 from nemorl_rl.models.divisions import known_geometry, tensor_parallel_problems

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from nemorl.config import RESUMABLE, GenerationConfig, PolicyConfig, TrainingOptions
-from nemorl.contracts.capabilities import GenerationCapability
+from nemorl.contracts import GenerationCapability
 from nemorl.errors import ConfigIssue
 from nemorl.plugins.kinds import GenerationBackendConfig
 from nemorl_rl.models.divisions import tensor_parallel_problems

@@ -7,7 +7,7 @@ import random
 import time
 from typing import Any, ClassVar
 
-from nemorl.environment import Environment
+from nemorl.contracts.environment import Environment
 from nemorl.plugins.kinds import EnvironmentConfig
 from nemorl.types import Prompt, Score, Step
 from nemorl_rl.agents.contract import EpisodePolicy

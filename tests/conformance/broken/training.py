@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from nemorl.contracts import Loss
+from nemorl.contracts import Loss, SelectiveLoss
 from nemorl.errors import BackendError
 from nemorl.metrics import Last, Mean, Metrics, Sum
 from nemorl_dtensor.training import DTensorBackend
 from nemorl_tensors import TokenBatch, loss_weights
-from nemorl_tensors.engines.no_gradient import SelectiveLoss
 from nemorl_tensors.engines.pieces import Piece, RankPieces
 from safetensors.torch import load_file, save_file
 from torch import Tensor

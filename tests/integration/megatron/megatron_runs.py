@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 import torch
 from nemorl.config import PolicyConfig
-from nemorl.contracts import Loss, TrainingBackend
-from nemorl.contracts.snapshots import SnapshottingBackend
+from nemorl.contracts import Loss, SnapshottingBackend, TrainingBackend
 from nemorl.plugins.kinds import TrainingBackendConfig
 from nemorl.resources.worker import WorkerContext
 from nemorl_dtensor import DTensorConfig

@@ -45,7 +45,7 @@ UNCATCHABLE = ("leave", "segfault", "kill")
 PLUGIN = """
 import ctypes, os, signal, sys
 from typing import Literal
-from nemorl.environment import Environment
+from nemorl.contracts.environment import Environment
 from nemorl.plugins.kinds import DatasetConfig, EnvironmentConfig, HookConfig, LoggerConfig, ReportSectionConfig
 from nemorl_grpo.config import GRPOConfig
 

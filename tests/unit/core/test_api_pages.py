@@ -38,7 +38,7 @@ WHOLE = (
     "nemorl.contracts",
     "nemorl.plugins.kinds",
     "nemorl.errors",
-    "nemorl.environment",
+    "nemorl.contracts.environment",
     "nemorl.contracts.memory",
     "nemorl.contracts.snapshots",
 )

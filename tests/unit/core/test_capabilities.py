@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
-from nemorl.contracts.capabilities import GenerationCapability, TrainingCapability
+from nemorl.contracts import GenerationCapability, TrainingCapability
 from nemorl.plugins import registry
 
 ROOT = Path(__file__).parents[3]

@@ -107,7 +107,7 @@ def test_a_search_that_is_killed_in_a_probe_goes_on_there_and_finds_the_cause(
 
 
 ENVIRONMENT = """
-    from nemorl.environment import Environment
+    from nemorl.contracts.environment import Environment
     from nemorl.plugins.kinds import EnvironmentConfig
 
     class Digits(Environment):

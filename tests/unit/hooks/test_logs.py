@@ -13,7 +13,7 @@ from typing import Any
 import nemorl
 import pytest
 from nemorl.base.process.logs import Carried, RunHandler, carried, entered, installed, log_ids
-from nemorl.environment import Environment
+from nemorl.contracts.environment import Environment
 from nemorl.errors import ConfigError
 from nemorl.types import Prompt, Score
 from nemorl_cli.console import Console

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from nemorl.environment import Environment
+from nemorl.contracts.environment import Environment
 from nemorl.errors import BackendError
 from nemorl.types import FinishReason, Prompt, Sample, Samples, Score, Step
 from nemorl_cli.console import Console

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nemorl.config.models import PolicyConfig
-from nemorl.environment import Environment
+from nemorl.contracts.environment import Environment
 from nemorl.resources.worker import WorkerContext
 from nemorl.types import Completion, GenerationRequest, Prompt
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from nemorl.base.process.timing import Span
 from nemorl.contracts import Episode
-from nemorl.environment import Environment
+from nemorl.contracts.environment import Environment
 from nemorl.errors import DeadlineError, ForeignError, UsageError
 from nemorl.resources.local import LocalWorkerGroup
 from nemorl.resources.worker import WorkerContext

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from buffer_world import PATIENCE_S, ROWS, Build, Doors, names, seed_of, worlds
-from nemorl.environment import Environment
+from nemorl.contracts.environment import Environment
 from nemorl.errors import DataError, DeadlineError, ForeignError
 from nemorl.metrics import values
 from nemorl.types import Prompt, Sample, Score, Step

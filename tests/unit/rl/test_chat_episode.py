@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from chat_models import ADD, Engine, template, tokenizer_of
-from nemorl.environment import Environment
+from nemorl.contracts.environment import Environment
 from nemorl.resources.local import LocalWorkerGroup
 from nemorl.resources.worker import WorkerContext
 from nemorl.types import Completion, GenerationRequest, Prompt, Sample, SamplingParams

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from nemorl.config import PolicyConfig, load_config
 from nemorl.contracts.display import Silence
-from nemorl.environment import Environment
+from nemorl.contracts.environment import Environment
 from nemorl.errors import ConfigError, DataError, NemorlError
 from nemorl.plugins.registry import registry
 from nemorl.types import Prompt

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from nemorl.environment import Environment
+from nemorl.contracts.environment import Environment
 from nemorl.errors import ForeignError, UsageError
 from nemorl.types import Prompt, Score, Step
 from nemorl_rl.environments import ChainEnvironment, EnvironmentPool, Part, RewardFunction, Stage, WeightedEnvironment

@@ -11,7 +11,7 @@ from typing import Any
 import nemorl
 import numpy as np
 import pytest
-from nemorl.environment import Environment
+from nemorl.contracts.environment import Environment
 from nemorl.errors import DataError, ForeignError, UsageError
 from nemorl.types import Prompt, Score, Step
 from nemorl_rl.environments import EnvironmentPool, FunctionalRewardWrapper, RewardFunction

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from nemorl.config.load import load_config
-from nemorl.environment import Environment
+from nemorl.contracts.environment import Environment
 from nemorl.errors import ConfigError, DataError, UsageError
 from nemorl.resources.local import LocalWorkerGroup
 from nemorl.resources.worker import WorkerContext

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from nemorl.config.load import load_config
-from nemorl.environment import Environment
+from nemorl.contracts.environment import Environment
 from nemorl.errors import ConfigError
 from nemorl.types import Prompt
 from recorded_messages import Raises

@@ -20,7 +20,7 @@ from nemorl.base.files.atomic import folder_refusal
 from nemorl.config.load import validate
 from nemorl.config.models import GenerationConfig
 from nemorl.config.run import RunConfig
-from nemorl.environment import Environment
+from nemorl.contracts.environment import Environment
 from nemorl.errors import ConfigError, ForeignError, UsageError
 from nemorl.plugins.registry import registry
 from nemorl.resources.preflight import launch_problems

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from nemorl.environment import Environment
+from nemorl.contracts.environment import Environment
 from nemorl.errors import UsageError
 from nemorl.types import Prompt, Score
 from nemorl_rl.environments import EnvironmentPool, RewardFunction

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from chat_models import tokenizer_of
 from nemorl.config.load import load_config
-from nemorl.environment import Environment
+from nemorl.contracts.environment import Environment
 from nemorl.errors import DataError, DeadlineError, NemorlError, UsageError
 from nemorl.types import Prompt
 from nemorl_cli.console import Console

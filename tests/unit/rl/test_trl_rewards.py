@@ -7,7 +7,7 @@ from typing import Any
 
 import nemorl
 import pytest
-from nemorl.environment import Environment
+from nemorl.contracts.environment import Environment
 from nemorl.errors import UsageError
 from nemorl.plugins import Index, Registry
 from nemorl.types import Prompt, Score

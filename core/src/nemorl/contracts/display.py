@@ -1,10 +1,27 @@
-"""What shows a person the progress of work: the contract, and a display for nobody."""
+"""The contracts of what shows a run: a display for a person, and loggers; and a display for nobody."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Protocol, Self
+
+
+class Logger(Protocol):
+    """A sink for metrics, already reduced to numbers.
+
+    >>> class Printed:
+    ...     def log(self, metrics, step): print(step, dict(metrics))
+    ...     def close(self): pass
+    """
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Numbers of a step, by full name. Several calls may belong to one step, and a resumed run repeats steps."""
+        ...
+
+    def close(self) -> None:
+        """Write what is still to be written. Calling it twice, or unused, is harmless."""
+        ...
 
 
 class Display(Protocol):

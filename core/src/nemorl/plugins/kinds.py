@@ -19,8 +19,16 @@ from nemorl.metrics import MetricInfo
 
 if TYPE_CHECKING:
     from nemorl.config.models import GenerationConfig, PolicyConfig, TrainingOptions
-    from nemorl.contracts import Environment, GenerationBackend, Head, Logger, TrainingBackend, WeightTransport
-    from nemorl.contracts.capabilities import GenerationCapability, TrainingCapability
+    from nemorl.contracts import (
+        Environment,
+        GenerationBackend,
+        GenerationCapability,
+        Head,
+        Logger,
+        TrainingBackend,
+        TrainingCapability,
+        WeightTransport,
+    )
     from nemorl.resources.worker import WorkerContext
     from nemorl.types import Row
     from nemorl.weights import Distance, WeightHandle
@@ -40,7 +48,7 @@ class PluginConfig(Config):
     install_hint: ClassVar[str] = ""
     """The command that installs them, e.g. ``pip install "nemorl-vllm[cuda]"``."""
     supports: ClassVar[frozenset[Any]] = frozenset()
-    """Capabilities by name, of backends: :mod:`nemorl.contracts.capabilities`."""
+    """Capabilities by name, of backends: :mod:`nemorl.contracts`."""
     metrics: ClassVar[Mapping[str, MetricInfo]] = {}
     """What it logs, by full name, e.g. ``train/environment/moves``; shown in the report and the documentation."""
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from nemorl.base.process.deadlines import deadline
 from nemorl.base.process.timing import Timer
 from nemorl.contracts import DataModule, DataSource, Loss
-from nemorl.environment import Environment
+from nemorl.contracts.environment import Environment
 from nemorl.errors import ConfigIssue, NemorlError
 from nemorl.metrics import Mean, Metric, Metrics
 from nemorl.plugins import registry

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from nemorl.contracts import TrainingBackend
-from nemorl.contracts.adapters import ADAPTERS
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -59,7 +58,7 @@ def check_the_saved_adapters_are_those_at_hand(subject: Subject) -> None:
 
 
 def _trained(subject: Subject) -> TrainingBackend:
-    if ADAPTERS not in subject.config.supports:
+    if "adapters" not in subject.config.supports:
         raise NotApplicable("the backend does not declare supports={'adapters'}")
     trainer = build_trainer(subject, lora=LORA)
     trainer.train_step(ragged_batch(), WeightedNLL())

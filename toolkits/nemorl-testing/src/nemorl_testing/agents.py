@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from itertools import count, repeat
 from typing import Any
 
-from nemorl.environment import as_score
+from nemorl.contracts.environment import as_score
 from nemorl.types import Completion, Prompt, Score
 from nemorl_rl.agents.contract import (
     AS_THE_RUN,

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nemorl.base.files.sealed_folders import digest
-from nemorl.contracts import TrainingBackend
-from nemorl.contracts.snapshots import SnapshottingBackend
+from nemorl.contracts import SnapshottingBackend, TrainingBackend
 
 from nemorl_testing.backends import build_trainer, difference, files_below, norm, weights_of
 from nemorl_testing.batches import WeightedNLL, ragged_batch

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from nemorl.environment import Environment
+from nemorl.contracts.environment import Environment
 from nemorl.types import Prompt, Score, Step
 from nemorl_rl.environments import EnvironmentPool
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nemorl.contracts import TrainingBackend
-from nemorl.contracts.rates import RateScalingBackend
+from nemorl.contracts import RateScalingBackend, TrainingBackend
 
 from nemorl_testing.backends import build_trainer, difference, norm, weights_of
 from nemorl_testing.batches import WeightedNLL, ragged_batch

@@ -8,8 +8,8 @@ from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import Any
 
+from nemorl.contracts import RequestBackend
 from nemorl.contracts.memory import SleepingBackend
-from nemorl.contracts.requests import RequestBackend
 from nemorl.errors import NemorlError
 from nemorl.types import Completion, GenerationRequest, SamplingParams
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from nemorl.contracts import GenerationBackend
-from nemorl.contracts.requests import RequestBackend
+from nemorl.contracts import GenerationBackend, RequestBackend
 from nemorl.types import Completion, GenerationRequest
 from nemorl_rl.serving.snapshots import VersionNotHeldError
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from nemorl.contracts import TrainingBackend
+from nemorl.contracts import PublishesPieces, TrainingBackend
 from nemorl.weights import IN_PROCESS
-from nemorl_tensors.engines.pieces import PublishesPieces, SpreadHandle
+from nemorl_tensors.engines.pieces import SpreadHandle
 from torch import Tensor
 
 from nemorl_testing.backends import build_trainer, weights_of

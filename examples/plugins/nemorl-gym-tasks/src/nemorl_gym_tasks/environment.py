@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nemorl.environment import Environment
+from nemorl.contracts.environment import Environment
 from nemorl.errors import DataError
 from nemorl.types import Prompt, Score
 

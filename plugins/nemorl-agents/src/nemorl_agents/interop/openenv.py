@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from httpx2 import HTTPError
-from nemorl.environment import Environment
+from nemorl.contracts.environment import Environment
 from nemorl.errors import DataError, UsageError
 from nemorl.types import Prompt, Score, Step
 from nemorl_rl.environments.loop_thread import in_thread

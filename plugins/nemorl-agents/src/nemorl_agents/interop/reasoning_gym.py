@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from nemorl.base.text.suggest import did_you_mean
-from nemorl.environment import Environment
+from nemorl.contracts.environment import Environment
 from nemorl.errors import DataError, UsageError, boundary
 from nemorl.types import Prompt, Row, Score
 

@@ -10,7 +10,7 @@ import inspect
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from nemorl.environment import Environment
+from nemorl.contracts.environment import Environment
 from nemorl.errors import DataError, PluginError, UsageError, boundary
 from nemorl.types import Prompt, Row, Score
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from nemorl.environment import Environment
+from nemorl.contracts.environment import Environment
 from nemorl_rl.agents.gateways import EpisodeGateway, start_gateway
 from nemorl_rl.environments.references import load_function
 from nemorl_rl.environments.sources import as_environment

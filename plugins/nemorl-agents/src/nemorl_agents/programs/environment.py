@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from nemorl.environment import Environment
+from nemorl.contracts.environment import Environment
 from nemorl.types import Prompt, Score
 from nemorl_rl.agents.contract import EpisodePolicy
 from nemorl_rl.agents.outcomes import FirstEpisodes

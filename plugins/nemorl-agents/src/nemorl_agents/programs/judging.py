@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field, replace
 
-from nemorl.environment import Environment, as_score
+from nemorl.contracts.environment import Environment, as_score
 from nemorl.errors import UsageError, boundary
 from nemorl.types import Prompt, Score
 from nemorl_rl.agents.outcomes import Fate, worth

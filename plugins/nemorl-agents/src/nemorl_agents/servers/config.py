@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from nemorl.config import RESUMABLE, SecretVariable, ServerURL
-from nemorl.contracts.capabilities import GenerationCapability
+from nemorl.contracts import GenerationCapability
 from nemorl.errors import ConfigIssue
 from nemorl.plugins.kinds import GenerationBackendConfig
 from nemorl_trust.encryption import plaintext_problem

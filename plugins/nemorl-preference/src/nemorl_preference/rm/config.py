@@ -16,7 +16,7 @@ from pydantic import Field
 from nemorl_preference.pair_config import PairConfig, pair_metrics
 
 if TYPE_CHECKING:
-    from nemorl.environment import Environment
+    from nemorl.contracts.environment import Environment
 
 
 class RMConfig(PairConfig):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from nemorl.environment import Environment
+from nemorl.contracts.environment import Environment
 from nemorl.errors import BackendError, UsageError, boundary
 from nemorl.types import Prompt, Score
 from nemorl_rl.chat.rows import tools_of

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from nemorl.environment import Environment
+from nemorl.contracts.environment import Environment
 from nemorl.errors import UsageError
 from nemorl.types import Prompt, Score
 

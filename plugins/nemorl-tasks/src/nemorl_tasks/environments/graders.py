@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING
 
-from nemorl.environment import Environment
+from nemorl.contracts.environment import Environment
 from nemorl.types import Prompt, Score
 from nemorl_rl.environments.patterns import BoundedPattern, PatternTimeoutError
 from nemorl_rl.rollouts.prompts import required_answer

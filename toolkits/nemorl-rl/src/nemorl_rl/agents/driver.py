@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from nemorl.base.process.timing import Span
-from nemorl.environment import Environment, as_score
+from nemorl.contracts.environment import Environment, as_score
 from nemorl.errors import DeadlineError, boundary
 from nemorl.types import Prompt, Sample, Score
 

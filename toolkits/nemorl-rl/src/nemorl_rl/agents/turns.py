@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 
 from nemorl.contracts import Episode
-from nemorl.environment import Environment, as_step
+from nemorl.contracts.environment import Environment, as_step
 from nemorl.types import Prompt, Score, Step
 
 from nemorl_rl.agents.contract import EpisodePolicy

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from nemorl.contracts import GenerationBackend, TrainingBackend
+from nemorl.contracts import GenerationBackend, ObservableSampler, ObservableTrainer, TrainingBackend
 from nemorl.errors import BackendError
 from nemorl.plugins import registry
 from nemorl.types import GenerationRequest
-from nemorl_tensors.engines.observing import ObservableSampler, ObservableTrainer
 
 from nemorl_rl.audit.divergence import LayerComparison, compare_activations
 from nemorl_rl.audit.float32_reference import Float32Reference

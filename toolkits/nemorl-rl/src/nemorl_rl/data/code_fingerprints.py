@@ -17,7 +17,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from nemorl.config import RESUMABLE
-from nemorl.environment import Environment
+from nemorl.contracts.environment import Environment
 from nemorl.errors import StorageError
 from pydantic import BaseModel
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from nemorl.base.text.suggest import did_you_mean
 from nemorl.contracts import Episode
-from nemorl.environment import Environment, as_step
+from nemorl.contracts.environment import Environment, as_step
 from nemorl.errors import UsageError, boundary
 from nemorl.types import Prompt, Score, Step
 

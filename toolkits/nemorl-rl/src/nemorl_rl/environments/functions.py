@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Sized
 from typing import Any
 
-from nemorl.environment import Environment, as_score
+from nemorl.contracts.environment import Environment, as_score
 from nemorl.errors import UsageError
 from nemorl.plugins.slots import foreign_words
 from nemorl.types import Prompt, Score

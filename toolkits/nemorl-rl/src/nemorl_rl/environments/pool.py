@@ -14,7 +14,7 @@ from typing import Literal, Self
 from nemorl.base.process.logs import log_ids
 from nemorl.base.process.timing import Span
 from nemorl.contracts import Episode
-from nemorl.environment import Environment, as_step
+from nemorl.contracts.environment import Environment, as_step
 from nemorl.errors import boundary
 from nemorl.types import Prompt, Score, Step
 

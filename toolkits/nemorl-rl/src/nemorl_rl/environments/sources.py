@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nemorl.config.component import Component
-from nemorl.environment import Environment
+from nemorl.contracts.environment import Environment
 from nemorl.errors import UsageError, boundary
 from nemorl.plugins.kinds import EnvironmentConfig
 from pydantic_core import PydanticCustomError

@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from nemorl.environment import Environment
+from nemorl.contracts.environment import Environment
 from nemorl.errors import DataError, UsageError
 from nemorl.metrics import Mean
 from nemorl.types import Prompt, Row, Sample, Samples, SamplingParams

@@ -12,7 +12,6 @@ from nemorl.base.packages.site import site
 from nemorl.config.load import load_config
 from nemorl.config.models import AuxiliaryModel, PolicyConfig
 from nemorl.config.run import RunConfig
-from nemorl.contracts.adapters import ADAPTERS
 from nemorl.errors import CheckpointError, UsageError
 from nemorl.resources.manager import ResourceManager, short_name
 from nemorl.storage.checkpoints import CheckpointManager
@@ -74,7 +73,7 @@ def _require_adapter(run_dir: Path, policy: PolicyConfig) -> None:
             f"{run_dir} trained all weights of {policy.model_name}: it has no LoRA adapter",
             fix="leave out --adapter: a model folder is written",
         )
-    if ADAPTERS not in policy.backend.supports:
+    if "adapters" not in policy.backend.supports:
         raise UsageError(
             f"training backend {short_name(policy.backend)} cannot write adapters apart from the model",
             fix="leave out --adapter: a model folder is written, adapters merged into it",

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from nemorl.config.cluster import ClusterConfig
 from nemorl.config.models import GenerationConfig, PolicyConfig
-from nemorl.contracts import WorkerGroup
-from nemorl.contracts.requests import RequestBackend
+from nemorl.contracts import RequestBackend, WorkerGroup
 from nemorl.errors import WorkerLostError
 from nemorl.plugins.kinds import TrainingBackendConfig
 from nemorl.resources.manager import LocalLauncher, short_name

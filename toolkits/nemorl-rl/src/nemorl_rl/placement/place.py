@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from nemorl.config.models import Placement
-from nemorl.contracts.adapters import ADAPTERS
 from nemorl.errors import PluginNotFoundError
 from nemorl.plugins.registry import Registry, registry
 from nemorl.weights import IN_PROCESS, Distance
@@ -80,9 +79,9 @@ def _adapter_obstacle(config: RolloutRunConfig) -> str:
         return "the policy has none: policy.lora is unset"
     if lora.base != "full":
         return "they belong to a base in 4 bits, which the engine does not have"
-    if ADAPTERS not in training.supports:
+    if "adapters" not in training.supports:
         return f"training backend {registry().name_of('training_backends', type(training))} cannot hand them over"
-    if ADAPTERS not in generation.supports:
+    if "adapters" not in generation.supports:
         return f"generation backend {registry().name_of('generation_backends', type(generation))} cannot apply them"
     return ""
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from nemorl.base.process.timing import Span, Timer
-from nemorl.environment import Environment
+from nemorl.contracts.environment import Environment
 from nemorl.errors import DataError
 from nemorl.metrics import Max, Mean, Metric, Sum
 from nemorl.types import Completion, GenerationRequest, Prompt, Sample, Samples, SamplingParams, Score

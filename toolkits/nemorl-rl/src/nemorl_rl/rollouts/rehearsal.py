@@ -9,7 +9,7 @@ from typing import Any
 
 from nemorl.base.text.reading import shown
 from nemorl.base.text.suggest import did_you_mean
-from nemorl.environment import Environment, as_score
+from nemorl.contracts.environment import Environment, as_score
 from nemorl.errors import ConfigIssue, NemorlError, boundary
 from nemorl.plugins.slots import foreign_words
 from nemorl.types import Prompt, Row

@@ -8,11 +8,11 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from nemorl.contracts import WorkerGroup
 from nemorl.errors import BackendError, WeightsLostError, WorkerLostError
-from nemorl.metrics import Metric, Metrics, merge
+from nemorl.metrics import Metrics, merge
 from nemorl.types import Completion, GenerationRequest
 from nemorl.weights import WeightHandle
 
@@ -24,14 +24,6 @@ T = TypeVar("T")
 
 REPORTS = "generation_metrics"
 """The capability of backends with metrics of their own."""
-
-
-class ReportingSampler(Protocol):
-    """A generation backend with the capability ``generation_metrics``."""
-
-    def take_metrics(self) -> dict[str, Metric]:
-        """Metrics of its work since it was last asked; logged with each step as ``train/…``."""
-        ...
 
 
 @dataclass(frozen=True)

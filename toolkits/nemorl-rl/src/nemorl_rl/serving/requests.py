@@ -7,7 +7,7 @@ from collections import deque
 from concurrent.futures import Future
 from typing import Any
 
-from nemorl.contracts.requests import RequestBackend
+from nemorl.contracts import RequestBackend
 from nemorl.types import Completion, GenerationRequest
 
 

@@ -9,8 +9,9 @@ that of any weights, ``adapter_snapshots`` of adapters that travel apart from th
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
+from nemorl.contracts import HoldsVersions
 from nemorl.errors import BackendError
 
 if TYPE_CHECKING:
@@ -19,15 +20,6 @@ if TYPE_CHECKING:
 
 SNAPSHOTS, ADAPTER_SNAPSHOTS = "snapshots", "adapter_snapshots"
 """The capabilities."""
-
-
-class HoldsVersions(Protocol):
-    """Options of a generation backend with one of the capabilities."""
-
-    @property
-    def snapshots(self) -> int:
-        """Most versions of the weights that an engine holds."""
-        ...
 
 
 class VersionNotHeldError(BackendError):

@@ -10,7 +10,7 @@ A loss may say which sequences these are (:class:`SelectiveLoss`). A backend spl
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from nemorl.errors import boundary
@@ -26,28 +26,6 @@ if TYPE_CHECKING:
 
 FORWARD_SHARE = 1 / 3
 """Of the cost of a microbatch: a backward pass has two matrix products for each of the forward pass."""
-
-
-@runtime_checkable
-class SelectiveLoss(Protocol):
-    """A loss that says which sequences give a gradient. Without this method, all get a backward pass.
-
-    Example:
-        >>> class Reinforce:
-        ...     requires = frozenset({"advantages"})
-        ...     def __call__(self, logprobs, batch):
-        ...         per_token = torch.where(batch.mask, -batch["advantages"] * logprobs, 0.0)
-        ...         return (per_token * batch.loss_weights).sum(), {}
-        ...     def has_gradient(self, batch):
-        ...         return segment_sum((batch["advantages"] != 0).float(), batch.mask, batch.lengths) > 0
-        >>> isinstance(Reinforce(), SelectiveLoss)
-        True
-    """
-
-    def has_gradient(self, batch: TokenBatch, /) -> Tensor:
-        """[B] bool, False where the loss's derivative by every output of the sequence is exactly 0, whatever the model
-        says and whatever other sequences are beside it."""
-        ...
 
 
 def split_by_gradient(

@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from nemorl.errors import BackendError
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from nemorl.types import Completion, GenerationRequest
+    pass
 
 LAYER_ROLES: Mapping[str, str] = {
     "layer_input": "the residual stream that enters the layer",
@@ -75,31 +75,6 @@ class Place:
 
 Activations = Mapping[Place, Tensor]
 """[T, F] float32 on the CPU of each place: of all tokens that were fed to the model, or of the last of them."""
-
-
-class ObservableTrainer(Protocol):
-    """A training backend with the capability ``activations``."""
-
-    def observe(self, token_ids: Sequence[int]) -> Activations:
-        """What the policy computes for all tokens of a sequence but the last, by the forward pass that it trains with.
-
-        Raises:
-            BackendError: The pieces of this model are not known, or it is spread over ranks.
-        """
-        ...
-
-
-class ObservableSampler(Protocol):
-    """A generation backend with the capability ``activations``."""
-
-    def observe(self, request: GenerationRequest) -> tuple[Completion, Activations]:
-        """A response to a request of one seed, and what the model computed for all tokens but the last while it was
-        generated: the prompt at once, then token by token.
-
-        Raises:
-            BackendError: The pieces of this model are not known, it is spread over devices, or it is compiled.
-        """
-        ...
 
 
 class Recorder:

@@ -13,7 +13,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import torch
 from nemorl.errors import BackendError
@@ -75,24 +75,6 @@ class RankPieces:
 
     payload: Any
     """Of the transport, which carries each piece under the text of its :class:`Place`"""
-
-
-@runtime_checkable
-class PublishesPieces(Protocol):
-    """A training backend whose ranks send their own parts of the weights (capability ``weight_pieces``)."""
-
-    def publish_pieces(self, transport: str) -> RankPieces:
-        """Make this rank's part available. All ranks call it; their pieces together are what ``export_weights`` yields,
-        every element once.
-
-        Args:
-            transport: Id of one that receivers map (``WeightTransportConfig.is_mapped``).
-        """
-        ...
-
-    def withdraw_pieces(self) -> None:
-        """Release what was published: everyone has read it."""
-        ...
 
 
 class PieceSender:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from nemorl.config.load import validate
-from nemorl.environment import as_step
+from nemorl.contracts.environment import as_step
 from nemorl.errors import ConfigError, UsageError
 from nemorl.plugins import kinds
 from nemorl.types import Prompt, Score, Step

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
 from nemorl.config.base import RESUMABLE, Config
-from nemorl.environment import Environment
+from nemorl.contracts.environment import Environment
 from nemorl.errors import BackendError, ConfigIssue, PluginError
 from nemorl.plugins import kinds
 from pydantic import Field, create_model

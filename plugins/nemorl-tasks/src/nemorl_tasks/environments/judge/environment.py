@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nemorl.base.text.suggest import did_you_mean
-from nemorl.environment import Environment
+from nemorl.contracts.environment import Environment
 from nemorl.errors import DataError
 from nemorl.types import Prompt, Score
 

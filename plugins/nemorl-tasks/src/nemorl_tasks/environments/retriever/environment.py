@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from nemorl.base.text.reading import expanded
 from nemorl.contracts import Episode
-from nemorl.environment import Environment
+from nemorl.contracts.environment import Environment
 from nemorl.errors import UsageError
 from nemorl.types import Prompt, Score, Step
 from nemorl_rl.environments.sources import as_environment

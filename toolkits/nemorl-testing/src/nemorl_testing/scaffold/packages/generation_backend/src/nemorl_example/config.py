@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from nemorl.config import GenerationConfig, PolicyConfig
-from nemorl.contracts.capabilities import GenerationCapability
+from nemorl.contracts import GenerationCapability
 from nemorl.plugins.kinds import GenerationBackendConfig
 from pydantic import Field
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from nemorl.config import TrainingOptions
-from nemorl.contracts.capabilities import TrainingCapability
+from nemorl.contracts import TrainingCapability
 from nemorl.errors import BackendError
 from nemorl.plugins.kinds import TrainingBackendConfig
 

@@ -1,17 +1,28 @@
-"""The base class of environments, and its one-turn episode."""
+"""The contract of environments: their base class, and episodes."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, SupportsFloat
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, SupportsFloat
 
-from nemorl.contracts import Episode
 from nemorl.errors import UsageError
 from nemorl.types import Prompt, Score, Step
 
 if TYPE_CHECKING:
     from nemorl_rl.agents.contract import EpisodePolicy
+
+
+class Episode(Protocol):
+    """One conversation with an environment, single use.
+
+    >>> class Echo:
+    ...     def step(self, response): return Step(Score(0.0), observation=response, done=False)
+    """
+
+    def step(self, response: str) -> Step | Awaitable[Step]:
+        """The environment's answer to the policy's latest response."""
+        ...
 
 
 class Environment:
