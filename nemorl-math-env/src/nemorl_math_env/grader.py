@@ -28,7 +28,7 @@ Grade = Callable[[str, str], worker.Verdict]
 Outcome = Literal["right", "wrong", "unparsable", "timeout", "crash"]
 
 START_DEADLINE_S = 60.0
-"""A fresh grader imports sympy: about 1 s, more on a loaded machine. Later than this, it will not come."""
+"""A fresh grader starts a Python: about 1 s, more on a loaded machine. Later than this, it will not come."""
 TAKE_DEADLINE_S = 30.0
 """A grader that has started takes an answer at once. Later than this, it stands still."""
 STARTS = 3
@@ -123,7 +123,7 @@ class _Grader:
             return "timeout"
         except (ProcessExpired, BrokenProcessPool):
             raise
-        except Exception:  # the grader itself raised (sympy raises nearly everything): one answer's problem
+        except Exception:  # the grader itself raised: one answer's problem
             return "crash"
         return verdict
 

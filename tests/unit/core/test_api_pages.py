@@ -40,7 +40,6 @@ WHOLE = (
     "nemorl.errors",
     "nemorl.contracts.environment",
     "nemorl.contracts.memory",
-    "nemorl.contracts.snapshots",
 )
 """Modules all of whose public classes and functions are stable."""
 LISTED = ("nemorl", "nemorl.config", "nemorl_tensors", "nemorl_testing")

@@ -16,7 +16,7 @@ import pytest
 from command_line import command
 from nemorl.plugins import Index, Registry, registry
 from nemorl_dtensor import HFGenerationConfig
-from nemorl_rl.audit.mismatch import CAUSES
+from nemorl_rl.alerts.rollout_rules import CAUSES
 from nemorl_testing import models
 from nemorl_testing.registries import use_registry
 

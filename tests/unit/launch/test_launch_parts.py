@@ -126,6 +126,14 @@ def test_a_detached_process_is_known_again_and_ended_with_its_children(tmp_path:
     assert not detached.is_alive(handle)
 
 
+def test_a_machine_that_does_not_see_the_folder_starts_nothing(tmp_path: Path) -> None:
+    request = {"verb": "start", "command": ["true"], "log": f"{tmp_path}/attempt-0/node-1.log", "directory": "/"}
+    words = [sys.executable, "-m", "nemorl_ops.launch.detached"]
+    done = subprocess.run(words, input=json.dumps(request), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (detached.NOT_SHARED, f"there is no {tmp_path}/attempt-0\n")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_slurm_is_asked_for_the_cores_of_what_runs_there_and_reads_no_pattern_in_a_folder(run_yaml: Path) -> None:
     def lines(*options: str) -> list[str]:
         script = prepare(run_yaml, list(options), on="slurm", name="a", root=Path("at%j")).files["job.sbatch"]

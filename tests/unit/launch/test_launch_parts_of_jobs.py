@@ -41,7 +41,7 @@ def test_the_parts_are_apart_in_the_script_and_one_step_runs_on_both(run_yaml: P
     # What is of the whole job stands once, in the first part.
     for name in ("--job-name", "--output", "--signal", "--chdir"):
         assert [line.partition("=")[0] for line in lines].count(name) == 1
-    # Both steps, that with the canary and that with the run, span both parts.
+    # Both steps, that with the look at the folder and that with the run, span both parts.
     assert script.count("srun --het-group=0,1 ") == 2
     assert "--generation-nodes=1" in script
     assert found.plan.words == "not asked: the nodes are of two kinds"

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from hidden_secrets import found_in
-from nemorl_cli.report.alerts.alert import Alert
 from nemorl_insight.loggers import MLflowConfig, WandbConfig
 from nemorl_insight.loggers.samples import COLUMNS, NewSamples
+from nemorl_rl.alerts.alert import Alert
 from record_files import write_records
 
 ALERT = Alert("kl_high", "train/kl_penalty", 2, 2.0, "error", "train/kl_penalty is 2 at step 2: above 1. Far away.")

@@ -18,7 +18,6 @@ from command_line import Command
 from nemorl.config.load import validate
 from nemorl.errors import ConfigError, UsageError
 from nemorl.metrics import MetricInfo
-from nemorl_cli.report.alerts.alert import Alert
 from nemorl_cli.report.efficiency.declared_metrics import EFFICIENCY_METRICS
 from nemorl_grpo import GRPOConfig
 from nemorl_ops.prometheus.command import _installed
@@ -26,6 +25,7 @@ from nemorl_ops.prometheus.config import PrometheusConfig
 from nemorl_ops.prometheus.dashboard import dashboard
 from nemorl_ops.prometheus.logger import TARGETS, PrometheusLogger
 from nemorl_ops.prometheus.names import Families, Family
+from nemorl_rl.alerts.alert import Alert
 from prometheus_client.parser import text_string_to_metric_families
 from recorded_messages import Raises
 

@@ -13,18 +13,22 @@ import nemorl
 import pytest
 from command_line import Command
 from nemorl.base.files.jsonl import read_jsonl
+from nemorl.config.load import validate
 from nemorl.errors import ConfigError
 from nemorl.plugins import Index, Registry, register
 from nemorl.plugins.kinds import LoggerConfig
 from nemorl.run import TrainResult
 from nemorl_cli.console import Console
-from nemorl_cli.report.alerts.alert import EVENT, OVER, Alert
-from nemorl_cli.report.alerts.builtin import BUILTIN
-from nemorl_cli.report.alerts.conditions import Watch
-from nemorl_cli.report.alerts.hook import Watching
-from nemorl_cli.report.alerts.rules import Rule
 from nemorl_cli.report.run_data import RunData
 from nemorl_cli.report.viewing.alerts import alerts_of, mark
+from nemorl_rl.alerts.alert import EVENT, OVER, Alert
+from nemorl_rl.alerts.builtin import BUILTIN
+from nemorl_rl.alerts.conditions import Watch
+from nemorl_rl.alerts.config import AlertsConfig, rule_problems
+from nemorl_rl.alerts.hook import Watching
+from nemorl_rl.alerts.rollout_rules import rollout_rules
+from nemorl_rl.alerts.rules import Rule
+from nemorl_rl.config import RolloutRunConfig
 from nemorl_testing.registries import use_registry
 from recorded_messages import Raises
 from safetensors.torch import load_file
@@ -146,9 +150,20 @@ def test_a_real_collapse_is_found_within_a_few_steps() -> None:
 
 def test_the_page_has_every_rule_as_it_is() -> None:
     page = (Path(__file__).parents[3] / "docs" / "alerts.md").read_text()
-    for name, rule in BUILTIN.items():
+    of_rollouts = dict(rollout_rules(validate(RolloutRunConfig, {"model": "some/model"})))
+    for name, rule in {**BUILTIN, **of_rollouts}.items():
         records = f"{rule.patience} record{'s' if rule.patience > 1 else ''}"
-        assert f"| `{name}` | `{rule.metric}` | {rule.condition} | {records} | {rule.severity} |" in page
+        assert f"| `{name}` | `{rule.metric}` | {rule.condition} | {records} | {rule.severity}" in page
+
+
+def test_limits_of_rollouts_are_set_there_alone() -> None:
+    run = validate(RolloutRunConfig, {"model": "some/model", "rollouts": {"mismatch_warning": 1.2}})
+    rules = {"sampler_mismatch": {"above": 1.1}, "few_mixed_groups": {"action": "lower_rate"}}
+    (problem,) = rule_problems(validate(AlertsConfig, {"rules": rules}), run)
+    assert (problem.path, problem.fix) == ("rules.sampler_mismatch", "set rollouts.mismatch_warning")
+    off = {"mismatch_limit": None, "breaker": {"failed_steps": 0, "equal_steps": 0}}
+    left = rollout_rules(validate(RolloutRunConfig, {"model": "some/model", "rollouts": off}))
+    assert [name for name, _ in left] == ["sampler_mismatch"]
 
 
 # In runs
@@ -222,7 +237,7 @@ def test_an_alert_is_told_everywhere(tiny_model: Path, tmp_path: Path, heard: li
 def test_the_page_has_each_alert_once_with_what_was_done_and_when_it_was_over() -> None:
     rule = Rule(metric="train/loss", above=1.0, meaning="It is high.", action="lower_rate", rate_factor=0.3)
     raised = [
-        {"event": EVENT, **Alert.of("high", rule, "train/loss", step, 2.0).facts} for step in (4, 9, 9)
+        {"event": EVENT, **Alert.of("high", rule, "train/loss", step, 2.0, {}).facts} for step in (4, 9, 9)
     ]  # the run went back behind step 9
     over = {"event": OVER, "rule": "high", "metric": "train/loss", "step": 6}
     damaged = [{"event": EVENT}, {"event": OVER, "step": 5}, {"event": EVENT, "step": 7, "value": "x"}]

@@ -10,28 +10,28 @@ from typing import Any
 import nemorl
 from nemorl.base.files.jsonl import read_jsonl
 from nemorl.errors import BackendError, DeadlineError
-from nemorl.types import Prompt, Sample, Samples, Score
+from nemorl.types import Prompt, Sample, Score
 from nemorl_cli.console import Console
-from nemorl_rl.config import BreakerConfig
-from nemorl_rl.rollouts.breaker import CircuitBreaker
 from recorded_messages import Raises
+from watched_run import WatchedRun
 
 LATE = {"environment_timeout": 1.0}
 
 
 class Told:
-    """A breaker, what it warned of and what it recorded."""
+    """A run with these settings of ``rollouts.breaker``."""
 
     def __init__(self, *, is_scored: bool = True, **settings: Any) -> None:
-        self._is_scored = is_scored
-        self.warnings: list[str] = []
-        self.events: list[dict[str, Any]] = []
-        self._step = 0
-        self._breaker = CircuitBreaker(
-            BreakerConfig(**settings),
-            self.warnings.append,
-            lambda event, **facts: self.events.append({"event": event, **facts}),
-        )
+        self._is_scored, self._step = is_scored, 0
+        self._run = WatchedRun.of(rollouts={"breaker": settings})
+
+    @property
+    def warnings(self) -> list[str]:
+        return self._run.told
+
+    @property
+    def alerts(self) -> list[tuple[str, int]]:
+        return [(event["rule"], event["step"]) for event in self._run.events if event["event"] == "alert"]
 
     def step(self, *groups: Sequence[float], metrics: Sequence[dict[str, float]] = ()) -> None:
         """A rollout of these rewards; ``metrics`` are those of the first samples."""
@@ -50,7 +50,7 @@ class Told:
             )
             for n, (index, reward) in enumerate(rewards)
         ]
-        self._breaker.on_rollout_end(self._step, Samples(samples))
+        self._run.rollout(self._step, samples)
 
 
 def test_three_steps_of_nothing_but_time_outs_end_the_run(raises: Raises) -> None:
@@ -62,10 +62,7 @@ def test_three_steps_of_nothing_but_time_outs_end_the_run(raises: Raises) -> Non
         told.step([0, 0], [0, 0], metrics=[LATE] * 4)
     with raises(DeadlineError, "100%", 6, 3):
         told.step([0, 0], [0, 0], metrics=[{"episode_timeout": 1.0}, *[LATE] * 3])
-    assert told.events == [
-        {"event": "circuit_breaker", "step": 6, "reason": "failed_episodes", "steps": 3, "share": 1.0}
-    ]
-    assert told.warnings == []
+    assert told.alerts == [("failed_episodes", 6)]
 
 
 def test_the_share_of_failed_episodes_and_the_number_of_steps_can_be_set(raises: Raises) -> None:
@@ -76,13 +73,13 @@ def test_the_share_of_failed_episodes_and_the_number_of_steps_can_be_set(raises:
     never = Told(failed_steps=0)
     for _ in range(20):
         never.step([0, 0], metrics=[LATE, LATE])
-    assert never.events == []
+    assert never.alerts == []
 
 
 def test_a_metric_of_zero_is_no_failure() -> None:
     told = Told(failed_steps=1)
     told.step([0, 1], metrics=[{"environment_timeout": 0.0}] * 2)
-    assert told.events == []
+    assert told.alerts == []
 
 
 def test_ten_steps_of_equal_rewards_are_warned_of_once_and_again_after_they_recovered() -> None:
@@ -92,10 +89,11 @@ def test_ten_steps_of_equal_rewards_are_warned_of_once_and_again_after_they_reco
     (warning,) = told.warnings
     assert "in 100% of the groups of step 10, and as many of 10 steps in a row" in warning
     assert "from 0 to 1" in warning
-    told.step([1, 0], [0, 0])
+    for _ in range(10):
+        told.step([1, 0], [0, 0])
     for _ in range(10):
         told.step([0.1 + 0.2, 0.3], [0, 0])  # equal but for rounding
-    assert [event["step"] for event in told.events] == [10, 26]
+    assert told.alerts == [("few_mixed_groups", 10), ("few_mixed_groups", 35)]
 
 
 def test_equal_rewards_may_end_the_run(raises: Raises) -> None:
@@ -108,7 +106,7 @@ def test_equal_rewards_may_end_the_run(raises: Raises) -> None:
 def test_groups_of_one_and_unscored_responses_are_not_compared() -> None:
     for told, groups in ((Told(equal_steps=1), [[0], [0]]), (Told(equal_steps=1, is_scored=False), [[0, 0]])):
         told.step(*groups)
-        assert told.events == []
+        assert told.alerts == []
 
 
 def test_a_run_with_a_dead_environment_ends_with_an_error_and_an_event(
@@ -134,4 +132,4 @@ def test_a_run_with_a_dead_environment_ends_with_an_error_and_an_event(
     with raises(DeadlineError, 2):
         config.build().fit([{"prompt": "1+1="}], sleeps, console=Console(quiet=True))
     names = [event["event"] for event in read_jsonl(tmp_path / "run" / "events.jsonl")]
-    assert names == ["started", "circuit_breaker", "failed"]
+    assert names == ["started", "alert", "failed"]

@@ -21,12 +21,13 @@ from nemorl.weights import WeightHandle, in_process_handle
 from nemorl_cli.console import Console
 from nemorl_dtensor import HFGenerationConfig
 from nemorl_dtensor.generation import HFGeneration
-from nemorl_rl.audit.mismatch import Measurement, MismatchReport, MismatchWatch, measure_mismatch
+from nemorl_rl.audit.mismatch import Measurement, MismatchReport, measure_mismatch
 from nemorl_rl.config import RolloutRunConfig
 from nemorl_tensors.mismatch import mismatch_metrics
 from nemorl_testing import models
 from nemorl_testing.registries import use_registry
 from recorded_messages import Raises
+from watched_run import WatchedRun
 
 NAN = float("nan")
 
@@ -78,53 +79,44 @@ def test_nothing_to_compare_logs_no_extremes(size: int) -> None:
 # Warnings
 
 
-class Told(list[str]):
-    """Collects warnings."""
-
-
-def watch(told: Told, **changes: Any) -> MismatchWatch:
-    data = {"model": "some/model", "rollouts": {"mismatch_warning": 1.1}, **changes}
-    return MismatchWatch(validate(RolloutRunConfig, data), told.append)
+def watch(**changes: Any) -> WatchedRun:
+    return WatchedRun.of(**{"rollouts": {"mismatch_warning": 1.1}, **changes})
 
 
 def test_a_run_warns_once_until_it_recovers() -> None:
-    told = Told()
-    watcher = watch(told)
+    watcher = watch()
     for step, value in enumerate([1.0, 1.1, 1.2, 1.3, 1.05, 1.11, NAN, 1.0, NAN]):
-        watcher.on_step_end(step, {"token_mult_prob_error": value})
-    assert [text.split(": ")[0] for text in told] == [
+        watcher.step(step, {"token_mult_prob_error": value})
+    assert [text.split(": ")[0] for text in watcher.told] == [
         f"trainer and sampler disagree about the tokens of step {step}" for step in (2, 5, 8)
     ]
 
 
 def test_only_steps_whose_samples_are_all_fresh_are_judged() -> None:
-    told = Told()
-    watcher = watch(told)
+    watcher = watch()
     # Age of the oldest sample: 1.5 is staleness, then a fault of the engines, which 1.0 of older samples does not end.
     for step, (value, age) in enumerate([(1.0, 0), (1.5, 1), (1.5, 2), (1.5, 0), (1.0, 1), (1.5, 0), (1.0, 0)]):
-        watcher.on_step_end(step, {"token_mult_prob_error": value, "max_trajectory_age": float(age)})
-    assert [text.split(": ")[0] for text in told] == ["trainer and sampler disagree about the tokens of step 3"]
+        watcher.step(step, {"token_mult_prob_error": value, "max_trajectory_age": float(age)})
+    assert [text.split(": ")[0] for text in watcher.told] == ["trainer and sampler disagree about the tokens of step 3"]
 
 
 @pytest.mark.parametrize("value", [1.301, 2.0, math.inf, NAN])
 def test_a_first_step_past_the_limit_ends_the_run(value: float, raises: Raises) -> None:
-    told = Told()
-    watcher = watch(told, rollouts={"mismatch_limit": 1.3})
-    watcher.on_step_end(1, {"loss": 1.0})  # a step without the metric is not the first that is judged
-    watcher.on_step_end(2, {"token_mult_prob_error": 9.0, "max_trajectory_age": 1.0})  # nor one with older samples
+    watcher = watch(rollouts={"mismatch_limit": 1.3})
+    watcher.step(1, {"loss": 1.0})  # a step without the metric is not the first that is judged
+    watcher.step(2, {"token_mult_prob_error": 9.0, "max_trajectory_age": 1.0})  # nor one with older samples
     with raises(BackendError, "rollouts.mismatch_limit", "1.3", "--model", "some/model"):
-        watcher.on_step_end(3, {"token_mult_prob_error": value})
-    assert told == []
+        watcher.step(3, {"token_mult_prob_error": value})
+    assert [event["rule"] for event in watcher.events] == ["sampler_mismatch_at_start"]
 
 
 @pytest.mark.parametrize("value", [2.0, NAN])
 def test_after_a_sound_first_step_or_without_a_limit_it_only_warns(value: float) -> None:
     for limit, steps in ((1.3, [1.3, value]), (None, [value])):
-        told = Told()
-        watcher = watch(told, rollouts={"mismatch_limit": limit, "mismatch_warning": 1.3})
+        watcher = watch(rollouts={"mismatch_limit": limit, "mismatch_warning": 1.3})
         for step, found in enumerate(steps):
-            watcher.on_step_end(step, {"token_mult_prob_error": found})
-        assert len(told) == 1
+            watcher.step(step, {"token_mult_prob_error": found})
+        assert len(watcher.told) == 1
 
 
 def test_a_limit_below_the_warning_is_refused(raises: Raises) -> None:
@@ -134,17 +126,17 @@ def test_a_limit_below_the_warning_is_refused(raises: Raises) -> None:
 
 
 def test_steps_without_the_metric_say_nothing() -> None:
-    told = Told()
-    watch(told).on_step_end(1, {"loss": 1.0})
-    assert told == []
+    watcher = watch()
+    watcher.step(1, {"loss": 1.0})
+    assert watcher.told == []
 
 
 def test_the_warning_names_causes_and_the_command_that_measures() -> None:
-    told = Told()
     generation = {"temperature": 0.7}
     policy = {"precision": "bfloat16"}
-    watch(told, generation=generation, policy=policy).on_step_end(3, {"token_mult_prob_error": 1.25})
-    (text,) = told
+    watcher = watch(generation=generation, policy=policy)
+    watcher.step(3, {"token_mult_prob_error": 1.25})
+    (text,) = watcher.told
     assert "token_mult_prob_error is 1.25, above rollouts.mismatch_warning = 1.1" in text
     for cause in ("precision", "did not reach", "output head", "temperature", "top-p", "tokenizer"):
         assert cause in text
@@ -319,7 +311,7 @@ def run_with_a_faulty_sampler(folder: Path, **rollouts: Any) -> list[dict[str, A
 @pytest.mark.slow
 def test_a_run_with_a_faulty_sampler_warns_or_ends(tmp_path: Path) -> None:
     warned = run_with_a_faulty_sampler(tmp_path / "warned", mismatch_limit=None)
-    warnings = [event["message"] for event in warned if event["event"] == "warning"]
+    warnings = [event["text"] for event in warned if event.get("rule") == "sampler_mismatch"]
     assert len(warnings) == 1  # it never recovered
     assert "trainer and sampler disagree about the tokens of step 1" in warnings[0]
     assert "--generation faulty" in warnings[0]

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 from command_line import Command
 from nemorl.errors import UsageError
-from nemorl_insight.view.serving import Place, Viewer
+from nemorl_insight.view.serving import Viewer
+from nemorl_trust.listening import Place
 from recorded_messages import Raises
 
 

@@ -16,6 +16,7 @@ from nemorl.errors import BackendError, ConfigError
 from nemorl_rl.serving.snapshots import takes_versions
 from pydantic import ValidationError
 from recorded_messages import Raises
+from watched_run import WatchedRun
 
 config = pytest.importorskip("nemorl_vllm.config", reason="nemorl-vllm is not installed")
 
@@ -188,11 +189,9 @@ def test_fp8_rollouts_are_corrected_for_unless_told_otherwise() -> None:
 
 
 def test_a_warning_of_a_mismatch_names_the_precision() -> None:
-    from nemorl_rl.audit.mismatch import MismatchWatch
-
-    told: list[str] = []
-    MismatchWatch(fp8_run(rollouts={"mismatch_limit": None}), told.append).on_step_end(1, {METRIC: 1.08})
-    (text,) = told
+    watcher = WatchedRun(fp8_run(rollouts={"mismatch_limit": None}))
+    watcher.step(1, {METRIC: 1.08})
+    (text,) = watcher.told
     assert "above rollouts.mismatch_warning = 1.05. The sampler computes in fp8, which is part of it. Likely" in text
 
 

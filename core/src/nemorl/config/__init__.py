@@ -8,60 +8,35 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+# ruff: noqa: F403
 if TYPE_CHECKING:
-    from nemorl.base.text.naming import (
-        CodeName,
-        Command,
-        DatasetFile,
-        DatasetName,
-        FileName,
-        Interpreter,
-        ModelName,
-        Names,
-        Options,
-        PlainText,
-        SecretVariable,
-        ServedModel,
-        ServerURL,
-        Variables,
-    )
-    from nemorl.config.base import RESUMABLE, Config
-    from nemorl.config.cluster import ClusterConfig
-    from nemorl.config.load import load_config
-    from nemorl.config.models import (
-        GenerationConfig,
-        LoraConfig,
-        OptimizerConfig,
-        PolicyConfig,
-        ScheduleConfig,
-        TrainingOptions,
-    )
-    from nemorl.config.plugin_lists import PluginsConfig
-    from nemorl.config.run import CheckpointConfig, RunConfig, ValidationConfig
+    from nemorl.base.text.naming import *
+    from nemorl.config.base import *
+    from nemorl.config.cluster import *
+    from nemorl.config.load import *
+    from nemorl.config.models import *
+    from nemorl.config.plugin_lists import *
+    from nemorl.config.run import *
 
-__all__ = [
-    "RESUMABLE", "CheckpointConfig", "ClusterConfig", "CodeName", "Command", "Config", "DatasetFile", "DatasetName",
-    "FileName", "GenerationConfig", "Interpreter", "LoraConfig", "ModelName", "Names", "OptimizerConfig", "Options",
-    "PlainText", "PluginsConfig", "PolicyConfig", "RunConfig", "ScheduleConfig", "SecretVariable", "ServedModel",
-    "ServerURL", "TrainingOptions", "ValidationConfig", "Variables", "load_config",
-]  # fmt: skip
-
-_MODULES = {
-    "Config": "nemorl.config.base",
-    "RESUMABLE": "nemorl.config.base",
-    "ClusterConfig": "nemorl.config.cluster",
-    "PluginsConfig": "nemorl.config.plugin_lists",
-    "load_config": "nemorl.config.load",
-    **dict.fromkeys(
-        ("GenerationConfig", "LoraConfig", "OptimizerConfig", "PolicyConfig", "ScheduleConfig", "TrainingOptions"),
-        "nemorl.config.models",
+_HOMES = {
+    "nemorl.base.text.naming": (
+        "CodeName", "Command", "DatasetFile", "DatasetName", "FileName", "Interpreter", "ModelName", "Names", "Options",
+        "PlainText", "SecretVariable", "ServedModel", "ServerURL", "Variables",
     ),
-    **dict.fromkeys(("CheckpointConfig", "RunConfig", "ValidationConfig"), "nemorl.config.run"),
-}
-"""Where names come from; the others are types of what fields name."""
+    "nemorl.config.base": ("RESUMABLE", "Config"),
+    "nemorl.config.cluster": ("ClusterConfig",),
+    "nemorl.config.load": ("load_config",),
+    "nemorl.config.models": (
+        "GenerationConfig", "LoraConfig", "OptimizerConfig", "PolicyConfig", "ScheduleConfig", "TrainingOptions",
+    ),
+    "nemorl.config.plugin_lists": ("PluginsConfig",),
+    "nemorl.config.run": ("CheckpointConfig", "RunConfig", "ValidationConfig"),
+}  # fmt: skip
+_MODULES = {name: home for home, names in _HOMES.items() for name in names}
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES.get(name, "nemorl.base.text.naming")), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)

@@ -80,7 +80,11 @@ class RequestBackend(GenerationBackend, Protocol):
 
 
 class ReportingSampler(Protocol):
-    """A generation backend with the capability ``generation_metrics``."""
+    """A generation backend with the capability ``generation_metrics``.
+
+    >>> engine.take_metrics()  # doctest: +SKIP
+    {'generation_preemptions': Sum(2.0)}
+    """
 
     def take_metrics(self) -> dict[str, Metric]:
         """Metrics of its work since it was last asked; logged with each step as ``train/…``."""
@@ -88,7 +92,10 @@ class ReportingSampler(Protocol):
 
 
 class ObservableSampler(Protocol):
-    """A generation backend with the capability ``activations``."""
+    """A generation backend with the capability ``activations``.
+
+    >>> completion, activations = engine.observe(request)  # doctest: +SKIP
+    """
 
     def observe(self, request: GenerationRequest) -> tuple[Completion, Activations]:
         """A response to a request of one seed, and what the model computed for all tokens but the last while it was
@@ -101,7 +108,11 @@ class ObservableSampler(Protocol):
 
 
 class HoldsVersions(Protocol):
-    """Options of a generation backend with one of the capabilities."""
+    """Options of a generation backend with the capability ``snapshots`` or ``adapter_snapshots``.
+
+    >>> backend.snapshots  # doctest: +SKIP
+    3
+    """
 
     @property
     def snapshots(self) -> int:

@@ -232,7 +232,10 @@ class SnapshottingBackend(Protocol):
 
 
 class ObservableTrainer(Protocol):
-    """A training backend with the capability ``activations``."""
+    """A training backend with the capability ``activations``.
+
+    >>> activations = backend.observe([5, 6, 7])  # doctest: +SKIP
+    """
 
     def observe(self, token_ids: Sequence[int]) -> Activations:
         """What the policy computes for all tokens of a sequence but the last, by the forward pass that it trains with.
@@ -245,7 +248,10 @@ class ObservableTrainer(Protocol):
 
 @runtime_checkable
 class PublishesPieces(Protocol):
-    """A training backend whose ranks send their own parts of the weights (capability ``weight_pieces``)."""
+    """A training backend whose ranks send their own parts of the weights (capability ``weight_pieces``).
+
+    >>> pieces = backend.publish_pieces("shared_memory")  # doctest: +SKIP
+    """
 
     def publish_pieces(self, transport: str) -> RankPieces:
         """Make this rank's part available. All ranks call it; their pieces together are what ``export_weights`` yields,

@@ -121,14 +121,11 @@ class PluginHome(Protocol):
 class ForeignPoint(metadata.EntryPoint):
     """An entry point of another environment. Loading it gives what stands for the plugin in this one."""
 
+    home: PluginHome
+
     def __init__(self, point: metadata.EntryPoint, dist: metadata.Distribution, home: PluginHome) -> None:
         super().__init__(point.name, point.value, point.group)
         vars(self).update(dist=dist, home=home)  # entry points refuse assignment
-
-    @property
-    def home(self) -> PluginHome:
-        found: PluginHome = vars(self)["home"]
-        return found
 
 
 @dataclass(frozen=True)

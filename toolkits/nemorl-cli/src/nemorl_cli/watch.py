@@ -125,7 +125,7 @@ def _step(console: Console, record: dict[str, Any]) -> None:
 
 def _warn(console: Console, event: dict[str, Any]) -> None:
     """An alert that was raised or is over; other events stay in the file."""
-    from nemorl_cli.report.alerts.alert import EVENT, OVER
+    from nemorl_rl.alerts.alert import EVENT, OVER
 
     if event.get("event") == EVENT:
         console.message(f"alert {event.get('rule')}: {event.get('text')}")

@@ -56,12 +56,12 @@ class BreakerConfig(Config):
     it where some tasks always get through."""
     failed_steps: int = Field(3, ge=0)
     """Such steps in a row after which the run ends with an error; 0: never."""
-    equal_frac: float = Field(1.0, gt=0, le=1)
+    equal_frac: float = Field(0.95, gt=0, le=1)
     """Share of a step's groups whose rewards must all be the same for the step to count."""
     equal_steps: int = Field(10, ge=0)
-    """Such steps in a row after which ``on_equal`` happens; 0: never."""
+    """Such steps in a row after which ``on_equal`` happens, as the alert ``few_mixed_groups``; 0: never."""
     on_equal: Literal["warn", "stop"] = "warn"
-    """``warn`` once, until a step has other rewards; ``stop`` with an error where hours are dear."""
+    """``warn`` once, until as many steps have other rewards; ``stop`` with an error where hours are dear."""
 
 
 class RolloutConfig(Config):

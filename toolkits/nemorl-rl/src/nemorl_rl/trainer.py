@@ -23,7 +23,6 @@ from nemorl.trainer import BaseTrainer
 from nemorl.types import Row, Samples
 
 from nemorl_rl.agents.trial import try_out
-from nemorl_rl.audit.mismatch import MismatchWatch
 from nemorl_rl.config import RolloutRunConfig
 from nemorl_rl.data.code_fingerprints import code_fingerprints
 from nemorl_rl.data.prompt_check import FIRST_ROWS, prompt_problems
@@ -35,7 +34,6 @@ from nemorl_rl.evaluation.evaluation import evaluate, planned_turns
 from nemorl_rl.placement.engines import RolloutResources
 from nemorl_rl.placement.tenant_resources import Remarks
 from nemorl_rl.policy_gradient.updates import run_updates
-from nemorl_rl.rollouts.breaker import CircuitBreaker
 from nemorl_rl.rollouts.completions import Completions
 from nemorl_rl.rollouts.engine import RolloutEngine, RolloutPlan
 from nemorl_rl.rollouts.prompts import to_prompts
@@ -230,10 +228,7 @@ class RolloutTrainer(BaseTrainer[R]):
         return code_fingerprints(self._scorer)
 
     def own_hooks(self) -> Mapping[str, object]:
-        warn, event = self.directory.warn, self.directory.event
         return {
-            "nemorl-rl:mismatch": MismatchWatch(self.config, warn),
-            "nemorl-rl:breaker": CircuitBreaker(self.config.rollouts.breaker, warn, event),
             "nemorl-rl:remarks": Remarks(),
             "nemorl-rl:completions": Completions(self.config.records.print_completions, self._show),
         }

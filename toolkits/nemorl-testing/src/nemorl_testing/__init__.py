@@ -15,18 +15,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+# ruff: noqa: F403, F405
 if TYPE_CHECKING:
-    from nemorl_testing.kit import (
-        Check,
-        ConformanceError,
-        NotApplicable,
-        Report,
-        Settings,
-        check_plugin,
-        checks_for,
-        conformance,
-        run_checks,
-    )
+    from nemorl_testing.kit import *
 
 __all__ = [
     "Check",

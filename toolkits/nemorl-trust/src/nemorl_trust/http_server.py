@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import uvicorn
 
 from nemorl_trust.front_door import FrontDoor, Limits
+from nemorl_trust.listening import HERE, Place
 
 App = Callable[..., Awaitable[None]]
 """As ASGI has it: takes scope, receive and send"""
@@ -30,8 +30,7 @@ class HttpServer(uvicorn.Server):
         idle_s: int = 5,
         ending_s: int = 2,
         log_level: str = "error",
-        certificate: Path | None = None,
-        key: Path | None = None,
+        place: Place = HERE,
     ) -> None:
         """
         Args:
@@ -41,8 +40,7 @@ class HttpServer(uvicorn.Server):
             idle_s: Seconds that a connection without requests is kept.
             ending_s: Seconds for answers that are being sent when it is shut down.
             log_level: Of uvicorn's own records. Those below errors are for anybody to cause.
-            certificate: PEM: clients come by https.
-            key: Its private key.
+            place: Where the socket listens.
         """
         self._door = FrontDoor(who, Limits(most=most, idle_s=idle_s + HEADER_S))
         super().__init__(
@@ -59,8 +57,8 @@ class HttpServer(uvicorn.Server):
                 server_header=False,
                 timeout_keep_alive=idle_s,
                 timeout_graceful_shutdown=ending_s,
-                ssl_certfile=certificate,
-                ssl_keyfile=key,
+                ssl_certfile=place.tls_certificate,
+                ssl_keyfile=place.tls_key,
             )
         )
 

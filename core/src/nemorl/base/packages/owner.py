@@ -20,14 +20,11 @@ DAMAGED = "distributions"
 class DamagedPoint(metadata.EntryPoint):
     """A distribution whose list of entry points, or another file beside it, cannot be read."""
 
+    damage: str
+
     def __init__(self, group: str, dist: metadata.Distribution, damage: str) -> None:
         super().__init__(described(dist).name, "", group)
         vars(self).update(dist=dist, damage=damage)  # entry points refuse assignment
-
-    @property
-    def damage(self) -> str:
-        found: str = vars(self)["damage"]
-        return found
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,8 @@ import threading
 from typing import Self
 
 from nemorl.errors import UsageError
-from nemorl.resources.ports import listening_socket
 from nemorl_rl.agents.contract import EpisodePolicy
 from nemorl_trust.audit.recording import record
-from nemorl_trust.encryption import require_certificate, require_safe_listening
 from nemorl_trust.http_server import HttpServer
 
 from nemorl_agents.gateway.access import Access, Doorkeeper
@@ -57,8 +55,7 @@ class Gateway:
             Server(self._doors, self._options).app,
             idle_s=IDLE_S,
             ending_s=ENDING_S,
-            certificate=self._options.tls_certificate,
-            key=self._options.tls_key,
+            place=self._options,
         )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="nemorl-gateway", daemon=True)
@@ -67,9 +64,7 @@ class Gateway:
     @property
     def address(self) -> str:
         """Where it listens, e.g. ``http://127.0.0.1:41234``."""
-        host, port = self._socket.getsockname()[:2]
-        scheme = "http" if self._options.tls_certificate is None else "https"
-        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+        return self._options.url(self._socket)
 
     def open(self, policy: EpisodePolicy) -> Access:
         """Let an episode's agent reach its policy, from any thread.
@@ -88,7 +83,7 @@ class Gateway:
             policy: Answers.
             key: Unset: one that nobody can guess.
         """
-        _require_safe(self._options, key)
+        self._options.require_safe("the gateway", key)
         name, key = self._doors.admit(OpenEpisode(policy, self._options), name="", key=key)
         return self._access(self.address, name, key)
 
@@ -152,16 +147,7 @@ def require_address(options: GatewayOptions) -> None:
     _listening(options).close()
 
 
-def _require_safe(options: GatewayOptions, key: str | None) -> None:
-    require_safe_listening(
-        "the gateway", options.host, encrypted=options.tls_certificate is not None, key=key, plaintext=options.plaintext
-    )
-
-
 def _listening(options: GatewayOptions) -> socket.socket:
-    """A socket that takes connections from now on; they wait until the server runs."""
     if not options.models:
         raise UsageError("the gateway answers to no model's name", fix="give at least one in `models`, or '*'")
-    require_certificate("the gateway", options.tls_certificate, options.tls_key)
-    _require_safe(options, None)
-    return listening_socket("the gateway", options.host, options.port, waiting=2048)
+    return options.listen("the gateway", waiting=2048)

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
+
+from nemorl_trust.listening import Place
 
 MIB = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class GatewayOptions:
+class GatewayOptions(Place):
     """How a gateway listens, and what it lets pass."""
 
-    host: str = "127.0.0.1"
-    """The address to listen on. Any other than a loopback one lets other machines in: it takes a certificate, or
-    ``plaintext``."""
-    port: int = 0
-    """0: the system chooses a free one."""
     models: tuple[str, ...] = ("policy",)
     """Names of models that are answered; ``*`` stands for any characters. The name is echoed and selects nothing."""
     ignored_fields: tuple[str, ...] = ()
@@ -28,12 +24,6 @@ class GatewayOptions:
     """Requests of one episode that are answered at the same time; what comes on top is told to come again."""
     body_timeout_s: float = 30.0
     """Longest time for a body to arrive, in seconds."""
-    tls_certificate: Path | None = None
-    """PEM certificate, with those between it and its authority. It and its key: clients come by https alone."""
-    tls_key: Path | None = None
-    """PEM private key of the certificate."""
-    plaintext: bool = False
-    """Listen beyond this machine without a certificate all the same: what passes can be read and changed on its way."""
     quiet_s: float = 5.0
     """Seconds without an event after which a stream gets a comment, so that nobody takes it for dead. A stream begins
     after as many, or with the answer if that is earlier: errors until then have a status of their own."""

@@ -97,7 +97,8 @@ def _compare_engines(model: str, changes: list[str], as_json: bool) -> None:
 
     data: dict[str, Any] = {"model": model, "generation": {"max_new_tokens": AUDIT_NEW_TOKENS}}
     config = validate(RolloutRunConfig, apply_overrides(data, changes, "doctor"), source="doctor")
-    from nemorl_rl.audit.mismatch import likely_causes, measure_mismatch
+    from nemorl_rl.alerts.rollout_rules import likely_causes
+    from nemorl_rl.audit.mismatch import measure_mismatch
 
     with Console(quiet=as_json) as console:
         console.message(f"comparing engines on {model}")

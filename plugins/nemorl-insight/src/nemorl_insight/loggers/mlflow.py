@@ -10,7 +10,7 @@ from typing import Any
 
 import mlflow
 from mlflow.entities import Metric
-from nemorl_cli.report.alerts.alert import Alert
+from nemorl_rl.alerts.alert import Alert
 
 from nemorl_insight.loggers.config import MLflowConfig
 from nemorl_insight.loggers.identity import save_id, saved_id

@@ -10,7 +10,7 @@ from typing import Any
 
 import wandb
 from nemorl.base.text.secrets import redacted
-from nemorl_cli.report.alerts.alert import Alert
+from nemorl_rl.alerts.alert import Alert
 
 from nemorl_insight.loggers.config import WandbConfig
 from nemorl_insight.loggers.identity import recorded_config, save_id, saved_id

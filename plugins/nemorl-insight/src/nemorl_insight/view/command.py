@@ -46,8 +46,9 @@ def view(
       nemorl view runs/grpo-1a2b3c4d --json
     """
     from nemorl.base.process.stopping import GracefulStop
+    from nemorl_trust.listening import Place
 
-    from nemorl_insight.view.serving import Place, Viewer
+    from nemorl_insight.view.serving import Viewer
     from nemorl_insight.view.watched import cache_folder
 
     place = Place(host, port, tls_certificate, tls_key, plaintext)

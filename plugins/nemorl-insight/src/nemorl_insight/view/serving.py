@@ -7,13 +7,12 @@ import socket
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from nemorl.resources.ports import listening_socket
-from nemorl_trust.encryption import is_loopback, require_certificate, require_safe_listening
+from nemorl_trust.encryption import is_loopback
 from nemorl_trust.http_server import HttpServer
+from nemorl_trust.listening import HERE, Place
 
 from nemorl_insight.view.guard import LOOPBACK
 from nemorl_insight.view.server import Server
@@ -24,25 +23,6 @@ ENDING_S = 2
 MOST_CONNECTIONS = 256
 POLL_S = 1.0
 """Seconds between two looks for new records."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a viewer listens."""
-
-    host: str = "127.0.0.1"
-    """The page's address has a token, without which nothing is shown: others may be on this machine, too."""
-    port: int = 0
-    """0: a free one."""
-    tls_certificate: Path | None = None
-    """PEM: browsers come by https."""
-    tls_key: Path | None = None
-    """Its private key."""
-    plaintext: bool = False
-    """Other machines may come without encryption all the same."""
-
-
-HERE = Place()
 
 
 class Viewer:
@@ -65,7 +45,7 @@ class Viewer:
         """
         self._runs = [WatchedRun(run_dir, cache) for run_dir in run_dirs]
         self._place = place
-        self._socket = _listening(place)
+        self._socket = place.listen("nemorl view", waiting=1024)
         self._is_over = threading.Event()
         self._token = secrets.token_urlsafe(24)
         self._once: set[str] = set()
@@ -77,11 +57,10 @@ class Viewer:
             most=MOST_CONNECTIONS,
             ending_s=ENDING_S,
             log_level="critical",  # answers that nobody waits for are cut when it ends
-            certificate=place.tls_certificate,
-            key=place.tls_key,
+            place=place,
         )
         self._threads = [
-            threading.Thread(target=self._serve, name="nemorl-view", daemon=True),
+            threading.Thread(target=self._server.run, args=([self._socket],), name="nemorl-view", daemon=True),
             threading.Thread(target=self._follow, name="nemorl-view-index", daemon=True),
         ]
         for thread in self._threads:
@@ -99,12 +78,10 @@ class Viewer:
         return self._url(token)
 
     def _url(self, token: str) -> str:
-        host, port = self._socket.getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
-        if host in ("0.0.0.0", "::"):  # every address of this machine
-            shown = socket.gethostname()
-        scheme = "http" if self._place.tls_certificate is None else "https"
-        return f"{scheme}://{shown}:{port}/?token={token}"
+        url = self._place.url(self._socket)
+        for every in ("//0.0.0.0:", "//[::]:"):  # address of this machine
+            url = url.replace(every, f"//{socket.gethostname()}:")
+        return f"{url}/?token={token}"
 
     def shutdown(self) -> None:
         """Stop. Calling it twice is harmless."""
@@ -120,9 +97,6 @@ class Viewer:
     def __exit__(self, *_: object) -> None:
         self.shutdown()
 
-    def _serve(self) -> None:
-        self._server.run(sockets=[self._socket])
-
     def _follow(self) -> None:
         with suppress(Exception):  # who asks for it is told
             self._runs[0].overview()  # imports what all need, while the browser starts
@@ -132,10 +106,3 @@ class Viewer:
                 has_more |= not self._is_over.is_set() and run.follow()
             if not has_more:
                 self._is_over.wait(POLL_S)
-
-
-def _listening(place: Place) -> socket.socket:
-    require_certificate("nemorl view", place.tls_certificate, place.tls_key)
-    encrypted = place.tls_certificate is not None
-    require_safe_listening("nemorl view", place.host, encrypted=encrypted, key=None, plaintext=place.plaintext)
-    return listening_socket("nemorl view", place.host, place.port, waiting=1024)

@@ -5,10 +5,8 @@ and no password is needed for it.
 
 | file | written by | says |
 |---|---|---|
-| ``canary`` | the first node, before the others start | a token, by which each node checks that the folder is shared |
 | ``node-R.json`` | rank R | name, process, address |
 | ``head.json`` | rank 0 | where Ray's head is |
-| ``beat`` | rank 0, every few seconds | that it is alive |
 | ``lost-R`` | rank R | its part of Ray has ended |
 | ``stop`` | anybody | the run shall save and stop, and why |
 | ``outcome`` | rank 0, at the end | ``finished``, ``continue``, ``cancelled`` or ``failed``, and why |
@@ -17,7 +15,6 @@ and no password is needed for it.
 from __future__ import annotations
 
 import json
-import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -74,16 +71,6 @@ class Attempt:
         result, _, reason = (self._read("outcome") or "").strip().partition(" ")
         return Outcome(result, reason) if result in ("finished", "continue", "cancelled", "failed") else None  # type: ignore[arg-type]
 
-    def set_canary(self) -> None:
-        """Write what each node must see, before any is started."""
-        self._write("canary", f"{secrets.token_hex(8)}\n")
-
-    @property
-    def canary(self) -> str | None:
-        """The token of the first node; ``None`` where it cannot be seen."""
-        text = self._read("canary")
-        return None if text is None else text.strip()
-
     def note(self, name: str, facts: dict[str, Any]) -> None:
         """Write ``NAME.json``."""
         self._write(f"{name}.json", json.dumps(facts) + "\n")
@@ -97,15 +84,6 @@ class Attempt:
     def node_name(self, rank: int) -> str:
         """The name of a node, as far as it has said it."""
         return str((self.noted(f"node-{rank}") or {}).get("name", f"of rank {rank}"))
-
-    def show_life(self, number: int) -> None:
-        """Rank 0 is alive, for the ``number``-th time."""
-        self._write("beat", f"{number}\n")
-
-    @property
-    def life(self) -> str | None:
-        """Something that changes while rank 0 is alive."""
-        return self._read("beat")
 
     def report_lost(self, rank: int, reason: str) -> None:
         """Say that this node's part of Ray has ended."""

@@ -15,6 +15,9 @@ from typing import Any
 
 from nemorl.base.files.ownership import Owner
 
+NOT_SHARED = 3
+"""Exit code where the folder of the launch is not on this machine."""
+
 
 def start(command: list[str], log: Path, directory: Path, environment: dict[str, str]) -> dict[str, Any]:
     """Start ``command`` in a session of its own.
@@ -22,7 +25,6 @@ def start(command: list[str], log: Path, directory: Path, environment: dict[str,
     Returns:
         ``pid`` and what tells it from a later process with that number.
     """
-    log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
         process = subprocess.Popen(
             command,
@@ -94,6 +96,9 @@ def main() -> None:
     request = json.load(sys.stdin)
     verb = request.pop("verb")
     if verb == "start":
+        if not Path(request["log"]).parent.is_dir():
+            print(f"there is no {Path(request['log']).parent}", file=sys.stderr)
+            sys.exit(NOT_SHARED)
         answer: Any = start(
             request["command"], Path(request["log"]), Path(request["directory"]), request["environment"]
         )

@@ -11,12 +11,10 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 
 from nemorl.errors import DeadlineError, NemorlError, ResourceError
@@ -34,12 +32,10 @@ from nemorl_ops.launch.ray_access import (
 from nemorl_ops.launch.ray_part import ClusterView, RayPart, own_address
 
 POLL_S = 0.5
-CANARY_S = 20.0
+FILES_S = 20.0
 """How long a file of another node may take to appear: what network file systems remember of a missing one."""
 NOTICE_S = 20.0
 """How long Ray may take to say that a node is gone, after the run has failed for want of it."""
-BEAT_S, SILENCE_S = 5.0, 180.0
-"""How often rank 0 shows that it is alive, and for how long the others wait for the next sign: file systems lag."""
 FORCED_END_S = 20.0
 """Time for a run that lost a node: it can save nothing any more."""
 
@@ -67,20 +63,6 @@ class Node:
     """Of a job that is started again by itself."""
     command: tuple[str, ...]
     """Of the run, which gets ``cluster.address=…`` where there are several nodes."""
-
-    def check_folder(self) -> None:
-        """See what the first node wrote.
-
-        Raises:
-            ResourceError: the folder is not shared.
-        """
-        wait_for(
-            lambda: self.attempt.canary,
-            CANARY_S,
-            f"node {self.name} does not see {self.attempt.folder / 'canary'}, which the first node wrote: the folder "
-            "is on no file system that both share",
-            fix="launch from a folder that all nodes see, such as your home or scratch folder there (--folder)",
-        )
 
     def start_ray(self, head: str | None) -> RayPart:
         """This node's part of Ray, in the cluster of ``head``, or as the head."""
@@ -116,7 +98,6 @@ class Node:
     def lead(self) -> Outcome:
         """Rank 0: start the run, watch it to its end, and tell the other nodes."""
         with ExitStack() as stack:
-            stack.enter_context(self._alive())
             try:
                 outcome = self._led(stack)
             except NemorlError as error:
@@ -124,24 +105,6 @@ class Node:
                 outcome = Outcome("failed", error.message)
             self.attempt.conclude(outcome)  # before Ray's head goes, which the others would take for a loss
         return outcome
-
-    @contextmanager
-    def _alive(self) -> Iterator[None]:
-        """Show the other nodes that this one is there, from a thread: it may wait for a run that saves."""
-        ended = threading.Event()
-
-        def beat() -> None:
-            for number in count():
-                with suppress(OSError):  # a full disk is the run's to report
-                    self.attempt.show_life(number)
-                if ended.wait(BEAT_S):
-                    return
-
-        threading.Thread(target=beat, name="nemorl-launch-beat", daemon=True).start()
-        try:
-            yield
-        finally:
-            ended.set()
 
     def _led(self, stack: ExitStack) -> Outcome:
         if self.lives is not None:
@@ -159,25 +122,17 @@ class Node:
         return self._watch(run, lambda: self._loss(view, part))
 
     def follow(self) -> None:
-        """Other ranks: join, and stay until the attempt is over."""
+        """Other ranks: join, and stay until the attempt is over, or Ray on this node ends for want of its head."""
         missing = f"rank 0 has started no head of Ray within {self.join_s:.0f} s"
         head = wait_for(
             lambda: self.attempt.noted("head"), self.join_s, missing, fix="see ray-0.log and node-0.log beside this"
         )
         if makes_certificates(self.plaintext):
             key = authority_key(self.attempt.folder)
-            wait_for(lambda: key.exists() or None, CANARY_S, f"rank 0 made an authority, and {key} is not there")
+            wait_for(lambda: key.exists() or None, FILES_S, f"rank 0 made an authority, and {key} is not there")
         part = self.start_ray(str(head["address"]))
-        life, since = self.attempt.life, time.monotonic()
         try:
             while self.attempt.outcome is None:
-                if (sign := self.attempt.life) != life:
-                    life, since = sign, time.monotonic()
-                elif time.monotonic() - since > SILENCE_S:
-                    raise DeadlineError(
-                        f"rank 0 ({self.attempt.node_name(0)}) has shown no sign of life for {SILENCE_S:.0f} s",
-                        fix="see node-0.log; its machine, or its process, is gone",
-                    )
                 if part.exit_code is not None and self.attempt.outcome is None:
                     reason = f"Ray's processes on it ended with code {part.exit_code}, see ray-{self.rank}.log"
                     self.attempt.report_lost(self.rank, reason)
@@ -292,8 +247,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     node = _read(arguments)
     if node.rank == 0:
         node.attempt.folder.mkdir(parents=True, exist_ok=True)
-        if node.attempt.canary is None:
-            node.attempt.set_canary()
 
         def stop(number: int, _frame: object) -> None:
             node.attempt.request_stop(node.attempt.stop_reason or f"received {signal.Signals(number).name}")
@@ -304,7 +257,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, signal.SIG_IGN)
     try:
-        node.check_folder()
         node.attempt.note(f"node-{node.rank}", {"name": node.name, "pid": os.getpid()})
         if node.rank > 0:
             node.follow()
@@ -312,8 +264,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         outcome = node.lead()
     except NemorlError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
-        if node.attempt.canary is not None:
-            node.attempt.report_lost(node.rank, error.message)
+        node.attempt.report_lost(node.rank, error.message)
         return 1
     print(f"{outcome.result} {outcome.reason}".strip(), flush=True)
     return int(outcome.result == "failed")

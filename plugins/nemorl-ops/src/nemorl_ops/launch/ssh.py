@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from nemorl.errors import ConfigIssue, ResourceError
 from pydantic import Field
 
+from nemorl_ops.launch import detached
 from nemorl_ops.launch.attempts import CANCELLED, Attempt
 from nemorl_ops.launch.base import Job, Launch, LauncherConfig, Status
 from nemorl_ops.launch.local import STATES, conclude_cancelled, next_attempt, tail, train_command
@@ -71,7 +72,6 @@ class SshConfig(LauncherConfig):
 
         attempt = Attempt(next_attempt(job))
         attempt.folder.mkdir(parents=True)
-        attempt.set_canary()
         values = {**self.variables, **secret_values(self)}
         nodes: list[dict[str, Any]] = []
         try:
@@ -167,6 +167,8 @@ class SshConfig(LauncherConfig):
             return json.loads(done.stdout.strip().splitlines()[-1])
         words = next(iter(done.stderr.strip().splitlines()[-1:]), f"code {done.returncode}")
         fix = f"check `ssh {host} true`: it must ask for no password"
-        if done.returncode != UNREACHABLE:
+        if done.returncode == detached.NOT_SHARED:
+            fix = "launch from a folder on a file system that all machines share (--folder)"
+        elif done.returncode != UNREACHABLE:
             fix = f"nemorl-ops must be installed there for {self.python or sys.executable} (launch.python)"
         raise ResourceError(f"{host}: {words}", fix=fix)

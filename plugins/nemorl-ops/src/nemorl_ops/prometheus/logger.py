@@ -15,9 +15,9 @@ from typing import Any
 
 from nemorl.base.files.atomic import replace_text
 from nemorl.resources.ports import listening_socket
-from nemorl_cli.report.alerts.alert import Alert
 from nemorl_cli.report.declared import Declarations, admitted
 from nemorl_cli.report.run_data import RunData
+from nemorl_rl.alerts.alert import Alert
 from nemorl_trust.http_server import App, HttpServer
 from prometheus_client import CollectorRegistry, make_asgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric

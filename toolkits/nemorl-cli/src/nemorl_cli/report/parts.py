@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nemorl.metrics import THROUGHPUT_NAMES
+from nemorl_rl.alerts.alert import EVENT
 
-from nemorl_cli.report.alerts.alert import EVENT
 from nemorl_cli.report.declared import UNDECLARED, Declarations
 from nemorl_cli.report.run_data import RunData, clock_time, flatten, is_number, is_warning, local_time
 from nemorl_cli.report.words import clip, number, words

@@ -1,4 +1,4 @@
-"""When trainer and sampler disagree about the same tokens: what a run does then, and the audit of ``nemorl doctor``.
+"""The audit of ``nemorl doctor``: whether trainer and sampler agree about the same tokens.
 
 Gradients assume that what was sampled came from the policy that is trained. A sampler in another precision, with older
 weights or a stale copy of some tensor answers fluently all the same; only its log-probs tell. The distances are defined
@@ -8,24 +8,23 @@ in :mod:`nemorl_tensors.mismatch`, what an algorithm does about them in the algo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from nemorl.errors import BackendError, boundary
 from nemorl.metrics import Metrics, values
-from nemorl.plugins import registry
 from nemorl.resources.worker import WorkerContext
 from nemorl.types import GenerationRequest
 from nemorl.weights import WeightHandle, transport
 
+from nemorl_rl.alerts.rollout_rules import MISMATCH
 from nemorl_rl.config import RolloutRunConfig
 from nemorl_rl.data.tokenizer import Tokenizer
 from nemorl_rl.models.hub_models import require_models
 from nemorl_rl.placement.place import choose_transport
 from nemorl_rl.rollouts.seeding import derive_seed
-from nemorl_rl.serving.sampler_precision import lower_precision
 
 if TYPE_CHECKING:
     from nemorl.contracts import GenerationBackend, TrainingBackend
@@ -34,20 +33,6 @@ if TYPE_CHECKING:
 
     from nemorl_rl.audit.divergence import LayerComparison, Parting
     from nemorl_rl.audit.float32_reference import Float32Reference
-
-MISMATCH = "token_mult_prob_error"
-"""The metric that is watched: mean exp(|old - generation log-prob|), 1.0 when the engines agree."""
-
-CAUSES = (
-    "another precision or other kernels on one side: compare with policy.precision float32, generation without fp8",
-    "older weights: an update that did not reach the sampler",
-    "an output head tied to the embeddings, of which the sampler still uses an old copy",
-    "the temperature applied on one side only",
-    "log-probs that the sampler renormalised over top-p, top-k or min-p",
-    "another revision of the model or its tokenizer in the sampler",
-    "an architecture that the sampler computes otherwise or cannot update: docs/backends/architectures.md",
-)
-"""What has been seen to cause a mismatch, most frequent first."""
 
 PROMPTS = ("The capital of France is", "1, 2, 3, 4,", "Once upon a time there was", "def add(a, b):")
 """What an audit lets the model continue. Any text will do: only the log-probs of what follows are compared."""
@@ -60,67 +45,6 @@ MAX_GROWTH = 10.0
 head, which stays below most thresholds, showed as a factor of 10,000 in float32; in bfloat16 rounding can hide it."""
 ERROR_FLOOR = 1e-4
 """Nats. A mean error below this counts as this when growth is judged: float32 engines agree to about 1e-6."""
-
-
-def likely_causes() -> str:
-    """The list of causes, one line each, for people."""
-    return "Likely causes:" + "".join(f"\n  - {cause}" for cause in CAUSES)
-
-
-def audit_command(config: RolloutRunConfig) -> str:
-    """The command that measures the engines of a run outside it."""
-    policy, generation = config.policy, config.generation
-    trainer = registry().name_of("training_backends", type(policy.backend))
-    sampler = registry().name_of("generation_backends", type(generation.backend))
-    return (
-        f"nemorl doctor --model {policy.model_name} --training {trainer} --generation {sampler} "
-        f"--precision {policy.precision} generation.temperature={generation.temperature}"
-    )
-
-
-class MismatchWatch:
-    """A hook object for trainer and sampler that disagree: ends a run whose first step shows it; later warns once, and
-    again only after they had recovered.
-
-    It judges steps all of whose samples are from the newest weights: any step of a synchronous run; of an asynchronous
-    one, the first step at least. Where a sample is older, weights differ as well as engines, and the metric of the step
-    does not tell how much is due to which.
-    """
-
-    essential = True
-
-    def __init__(self, config: RolloutRunConfig, warn: Callable[[str], None]) -> None:
-        self._config, self._warn = config, warn
-        self._is_first, self._is_past = True, False
-
-    def on_step_end(self, step: int, metrics: Mapping[str, float]) -> None:
-        settings, value = self._config.rollouts, metrics.get(MISMATCH)
-        if value is None or metrics.get("max_trajectory_age", 0.0) > 0:
-            return
-        was_first, self._is_first = self._is_first, False
-        if was_first and settings.mismatch_limit is not None and not value <= settings.mismatch_limit:  # NaN is past it
-            raise BackendError(
-                self._finding(step, value, "mismatch_limit", settings.mismatch_limit),
-                fix="remove the cause, raise rollouts.mismatch_limit, or set it to null to be warned only",
-            )
-        was_past, self._is_past = self._is_past, not value <= settings.mismatch_warning
-        if self._is_past and not was_past:
-            self._warn(
-                f"{self._finding(step, value, 'mismatch_warning', settings.mismatch_warning)}\nWhat cannot be removed, "
-                "`importance_correction` can weigh in algorithms that have it."
-            )
-
-    def _finding(self, step: int, value: float, key: str, bound: float) -> str:
-        lower = lower_precision(self._config.generation.backend)
-        rounding = "" if lower is None else f"The sampler computes in {lower}, which is part of it. "
-        return (
-            f"trainer and sampler disagree about the tokens of step {step}: {MISMATCH} is {value:.4g}, above "
-            f"rollouts.{key} = {bound:g}. {rounding}{likely_causes()}\nTo measure the engines alone: "
-            f"{audit_command(self._config)}"
-        )
-
-
-# The audit
 
 
 @dataclass(frozen=True)

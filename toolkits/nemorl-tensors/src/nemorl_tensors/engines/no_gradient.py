@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from nemorl.contracts import SelectiveLoss
 from nemorl.errors import boundary
 from nemorl.metrics import Mean, Metrics
 from torch import Tensor

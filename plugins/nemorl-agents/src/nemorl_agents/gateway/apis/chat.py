@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from nemorl_rl.agents.contract import ChatMessage, ToolChoice
+from nemorl_rl.agents.contract import ChatMessage
 from nemorl_rl.chat.text import TextCoder
 
 from nemorl_agents.gateway.apis.base import (
@@ -24,12 +24,10 @@ from nemorl_agents.gateway.apis.base import (
 )
 from nemorl_agents.gateway.apis.openai_errors import OpenAIErrors
 from nemorl_agents.gateway.apis.tools import (
-    Tool,
-    choice_of,
-    function_tool,
-    named_choice,
     only_functions,
-    require_distinct,
+    tool_choice_of,
+    tools_of,
+    within_function,
 )
 from nemorl_agents.gateway.body import call_options, flag_at, list_at, object_at, samples, shown, text_at
 from nemorl_agents.gateway.calls import Answer
@@ -87,14 +85,14 @@ class ChatCompletions:
     }
 
     async def answer(self, body: Mapping[str, Any], episode: OpenEpisode) -> Answer:
-        tools = tools_of(body.get("tools", []))
+        tools = tools_of(body.get("tools", []), within_function)
         question = Question(
             tuple(
                 chat_message(one, f"messages[{i}]")
                 for i, one in enumerate(messages_at(body.get("messages"), "messages"))
             ),
             tools,
-            tool_choice_of(body.get("tool_choice", "auto"), tools),
+            tool_choice_of(body.get("tool_choice", "auto"), tools, within_function),
             not flag_at(body.get("parallel_tool_calls", True), "parallel_tool_calls"),
         )
         wants_logprobs = flag_at(body.get("logprobs", False), "logprobs")
@@ -160,25 +158,6 @@ def _tool_call(value: Any, place: str) -> Mapping[str, Any]:
             "arguments": text_at(function.get("arguments"), f"{place}.function.arguments"),
         },
     }
-
-
-def tools_of(value: Any) -> tuple[Tool, ...]:
-    found = []
-    for i, one in enumerate(list_at(value, "tools")):
-        tool = object_at(one, f"tools[{i}]")
-        only_functions(tool, f"tools[{i}]")
-        place = f"tools[{i}].function"
-        found.append(function_tool(object_at(tool.get("function"), place), place, schema="parameters"))
-    return require_distinct(found, "tools")
-
-
-def tool_choice_of(value: Any, tools: Sequence[Tool]) -> ToolChoice:
-    if isinstance(value, str):
-        return choice_of(value, tools, "tool_choice")
-    choice = object_at(value, "tool_choice")
-    only_functions(choice, "tool_choice")
-    function = object_at(choice.get("function"), "tool_choice.function")
-    return named_choice(function.get("name"), tools, "tool_choice.function.name")
 
 
 # Answers

@@ -6,19 +6,16 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from nemorl_rl.agents.contract import ChatMessage, ToolChoice
+from nemorl_rl.agents.contract import ChatMessage
 
 from nemorl_agents.gateway.apis.base import ErrorWords, Question, Said, ask, new_id
 from nemorl_agents.gateway.apis.openai_errors import OpenAIErrors
 from nemorl_agents.gateway.apis.response_events import events_of
 from nemorl_agents.gateway.apis.response_items import history_of, items_of
 from nemorl_agents.gateway.apis.tools import (
-    Tool,
-    choice_of,
-    function_tool,
-    named_choice,
-    only_functions,
-    require_distinct,
+    in_itself,
+    tool_choice_of,
+    tools_of,
 )
 from nemorl_agents.gateway.body import call_options, flag_at, list_at, object_at, shown, text_at
 from nemorl_agents.gateway.calls import Answer
@@ -73,12 +70,14 @@ class Responses:
     }
 
     async def answer(self, body: Mapping[str, Any], episode: OpenEpisode) -> Answer:
-        tools = _tools(body.get("tools", []))
+        tools = tools_of(body.get("tools", []), in_itself)
         history = (*_before(body, episode), *history_of(body.get("input")).messages)
         instructions = text_at(body.get("instructions", ""), "instructions")
         system: tuple[ChatMessage, ...] = ({"role": "system", "content": instructions},) if instructions else ()
         one_call = not flag_at(body.get("parallel_tool_calls", True), "parallel_tool_calls")
-        question = Question((*system, *history), tools, _choice(body.get("tool_choice", "auto"), tools), one_call)
+        question = Question(
+            (*system, *history), tools, tool_choice_of(body.get("tool_choice", "auto"), tools, in_itself), one_call
+        )
         options = call_options(body, limits=("max_output_tokens",), stop="stop")
         is_kept = flag_at(body.get("store", True), "store")
         _refuse_formats(body)
@@ -115,23 +114,6 @@ def _refuse_formats(body: Mapping[str, Any]) -> None:
     for number, name in enumerate(list_at(body.get("include", []), "include")):
         if name not in HARMLESS:
             raise unsupported(f"include[{number}]", f"{shown(name)} cannot be served", fix="leave it out")
-
-
-def _tools(value: Any) -> tuple[Tool, ...]:
-    found = []
-    for number, one in enumerate(list_at(value, "tools")):
-        tool = object_at(one, f"tools[{number}]")
-        only_functions(tool, f"tools[{number}]")
-        found.append(function_tool(tool, f"tools[{number}]", schema="parameters"))
-    return require_distinct(found, "tools")
-
-
-def _choice(value: Any, tools: Sequence[Tool]) -> ToolChoice:
-    if isinstance(value, str):
-        return choice_of(value, tools, "tool_choice")
-    choice = object_at(value, "tool_choice")
-    only_functions(choice, "tool_choice")
-    return named_choice(choice.get("name"), tools, "tool_choice.name")
 
 
 def _response(body: Mapping[str, Any], said: Said) -> dict[str, Any]:

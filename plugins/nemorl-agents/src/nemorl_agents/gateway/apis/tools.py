@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nemorl_rl.agents.contract import ToolChoice
@@ -105,3 +105,37 @@ def only_functions(tool: Mapping[str, Any], place: str) -> None:
     if tool.get("type") != "function":
         what = shown(tool.get("type")) if isinstance(tool.get("type"), str) else kind(tool.get("type"))
         raise unsupported(f"{place}.type", f"{what} is not served", fix="the agent runs its tools: use 'function'")
+
+
+Found = tuple[Mapping[str, Any], str]
+"""A function's definition, and its place in the body"""
+
+
+def within_function(tool: Mapping[str, Any], place: str) -> Found:
+    """Where chat completions have it."""
+    return object_at(tool.get("function"), f"{place}.function"), f"{place}.function"
+
+
+def in_itself(tool: Mapping[str, Any], place: str) -> Found:
+    """Where responses have it."""
+    return tool, place
+
+
+def tools_of(value: Any, find: Callable[[Mapping[str, Any], str], Found]) -> tuple[Tool, ...]:
+    """The field ``tools``."""
+    found = []
+    for i, one in enumerate(list_at(value, "tools")):
+        tool = object_at(one, f"tools[{i}]")
+        only_functions(tool, f"tools[{i}]")
+        found.append(function_tool(*find(tool, f"tools[{i}]"), schema="parameters"))
+    return require_distinct(found, "tools")
+
+
+def tool_choice_of(value: Any, tools: Sequence[Tool], find: Callable[[Mapping[str, Any], str], Found]) -> ToolChoice:
+    """The field ``tool_choice``: a word, or a function's name."""
+    if isinstance(value, str):
+        return choice_of(value, tools, "tool_choice")
+    choice = object_at(value, "tool_choice")
+    only_functions(choice, "tool_choice")
+    function, place = find(choice, "tool_choice")
+    return named_choice(function.get("name"), tools, f"{place}.name")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from nemorl_cli.report.alerts.alert import EVENT, OVER
+from nemorl_rl.alerts.alert import EVENT, OVER
+
 from nemorl_cli.report.run_data import RunData, is_number
 
 MOST = 100

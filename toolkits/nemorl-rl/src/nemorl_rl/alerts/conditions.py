@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Literal
 
-from nemorl_cli.report.alerts.rules import Rule
+from nemorl_rl.alerts.rules import Rule
 
 NOISES = 8.0
 """A mean of a window counts as fallen when it is below its best by more than this many standard errors: the best of
@@ -78,7 +78,9 @@ def condition_of(rule: Rule) -> Condition:
     """Takes the values of a metric, in order, and says of each whether the rule holds."""
     match rule.conditions:
         case ["above"]:
-            return lambda value: value > (rule.above or 0.0)
+            return lambda value: not value <= (rule.above or 0.0)  # NaN is past every limit
+        case ["at_least"]:
+            return lambda value: value >= (rule.at_least or 0.0)
         case ["below"]:
             return lambda value: value < (rule.below or 0.0)
         case ["above_usual"] | ["below_usual"]:
@@ -93,13 +95,18 @@ class Watch:
     """One rule over one metric. An alert is raised once, and again only after it was over."""
 
     def __init__(self, rule: Rule) -> None:
-        self._holds, self._patience = condition_of(rule), rule.patience
+        self._holds, self._patience = condition_of(rule), 1 if rule.at_start else rule.patience
+        self._left = 1 if rule.at_start else math.inf
+        """Values that are still judged."""
         self._in_a_row = 0
         """Values in a row that speak for a change of ``is_active``."""
         self.is_active = False
 
     def take(self, value: float) -> Literal["raised", "over"] | None:
         """The change that the next value makes."""
+        if not self._left:
+            return None
+        self._left -= 1
         differs = self._holds(value) != self.is_active
         self._in_a_row = self._in_a_row + 1 if differs else 0
         if self._in_a_row < self._patience:

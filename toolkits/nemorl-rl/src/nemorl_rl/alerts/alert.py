@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from nemorl_cli.report.alerts.rules import Action, Rule, Severity
+from nemorl_rl.alerts.rules import Action, Rule, Severity
 
 EVENT, OVER = "alert", "alert_over"
 """Events of ``events.jsonl``."""
@@ -17,7 +18,7 @@ class Alert:
 
     Example:
         >>> rule = Rule(metric="train/moves", above=30, meaning="Games get long.")
-        >>> Alert.of("long", rule, "train/moves", step=12, value=34.0).text
+        >>> Alert.of("long", rule, "train/moves", step=12, value=34.0, record={}).text
         'train/moves is 34 at step 12: above 30. Games get long.'
     """
 
@@ -34,9 +35,8 @@ class Alert:
     """What the run does of itself."""
 
     @classmethod
-    def of(cls, name: str, rule: Rule, metric: str, step: int, value: float) -> Alert:
-        seen = f"{metric} is {value:.4g} at step {step}: {rule.condition}."
-        text = " ".join(filter(None, (seen, rule.meaning, rule.remedy, rule.deed)))
+    def of(cls, name: str, rule: Rule, metric: str, step: int, value: float, record: Mapping[str, Any]) -> Alert:
+        text = rule.text(rule.finding(metric, step, value, record))
         return cls(name, metric, step, value, rule.severity, text, rule.condition, rule.action)
 
     @property

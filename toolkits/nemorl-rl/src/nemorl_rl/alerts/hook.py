@@ -13,21 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from nemorl.base.files.jsonl import read_jsonl
-from nemorl.errors import boundary
+from nemorl.errors import NemorlError, boundary
 from nemorl.metrics import is_called
 from nemorl.plugins.hooks import hookimpl
+from nemorl.types import Samples
 
-from nemorl_cli.report.alerts.alert import EVENT, OVER, Alert, AlertLogger
-from nemorl_cli.report.alerts.conditions import Watch
-from nemorl_cli.report.alerts.config import AlertsConfig, rules_of
-from nemorl_cli.report.alerts.rules import Rule
-
-
-class NoAlerts:
-    """Watches nothing."""
-
-    def on_log(self) -> None:
-        pass
+from nemorl_rl.alerts.alert import EVENT, OVER, Alert, AlertLogger
+from nemorl_rl.alerts.conditions import Watch
+from nemorl_rl.alerts.config import AlertsConfig, rules_of
+from nemorl_rl.alerts.rollout_rules import rollout_record
+from nemorl_rl.alerts.rules import Rule
 
 
 class Watching:
@@ -49,13 +44,17 @@ class Watching:
             pattern = rule.metric
             found = [m for m in metrics if self._fits(m, pattern)] if "<" in pattern else [pattern]
             for metric in found:
-                if metric not in metrics:
+                if metric not in metrics or (metrics.get(rule.unless) or 0) > 0:
                     continue
                 value = math.nan if metrics[metric] is None else float(metrics[metric])
                 watch = self._watches.setdefault((name, metric), Watch(rule))
                 change = watch.take(value)
                 if change is not None:
-                    yield Alert.of(name, rule, metric, step, value), change == "raised"
+                    yield Alert.of(name, rule, metric, step, value, metrics), change == "raised"
+
+    def restart(self) -> None:
+        """The run begins, or goes on: rules on its start are judged again."""
+        self._watches = {key: watch for key, watch in self._watches.items() if not self._rules[key[0]].at_start}
 
 
 class Alerts:
@@ -68,42 +67,63 @@ class Alerts:
         self._rules: Mapping[str, Rule] = {}
         self._watching = Watching({})
         self._saves = False
+        self._error: NemorlError | None = None
+        self._metrics: Path
+        """What is read again when the run goes back."""
         self.path: Path
-        """What is read again when the run goes back: the metrics."""
+        """As a log of the run, which is told when it goes back. Nothing is written there."""
 
     def on_build_end(self, trainer: Any) -> None:
         self._rules = rules_of(self._config, trainer.config)
         self._watching, self._saves = Watching(self._rules), False
-        self.path = trainer.directory.metrics.path
-        trainer.directory.logs.append(_Reread(self))
+        self._metrics = trainer.directory.metrics.path
+        self.path = self._metrics.with_name(".alerts")
+        trainer.directory.logs.append(self)
 
-    def reread(self) -> None:
+    def flush(self) -> None:
+        """There is nothing to wait for."""
+
+    def truncate_after(self, step: int) -> None:
         """Forget what was seen, and see what ``metrics.jsonl`` holds now."""
         self._watching = Watching(self._rules)
-        for record in read_jsonl(self.path):
+        for record in read_jsonl(self._metrics):
             numbers = {name: value for name, value in record.items() if isinstance(value, int | float | None)}
             for _ in self._watching.take(numbers, int(record.get("step", 0))):
                 pass  # told at the time
+        self._watching.restart()
+
+    def on_rollout_end(self, trainer: Any, step: int, samples: Samples) -> None:
+        self._take(trainer, step, rollout_record(samples, trainer.config.rollouts.breaker.failed_frac))
+        self._end()  # before anything is learnt from these samples
 
     @hookimpl(trylast=True)  # with what other hooks add
     def on_log(self, trainer: Any, step: int, metrics: dict[str, float]) -> None:
-        for alert, is_raised in self._watching.take(metrics, step):
-            if is_raised:
-                self._raise(alert, trainer)
-            else:
-                trainer.directory.event(OVER, rule=alert.rule, metric=alert.metric, step=step)
+        self._take(trainer, step, metrics)
 
     def on_step_end(self, trainer: Any, step: int) -> None:
-        if not self._saves:
-            return
+        self._end()  # now that the record is written
         every = trainer.config.validation.every
         if not (every > 0 and step % every == 0 and trainer.run.held_out is not None):
             self._save(trainer, step)
 
     def on_validation_end(self, trainer: Any, step: int) -> None:
+        self._end()
         self._save(trainer, step)
 
-    def _raise(self, alert: Alert, trainer: Any) -> None:
+    def _take(self, trainer: Any, step: int, record: Mapping[str, Any]) -> None:
+        for alert, is_raised in self._watching.take(record, step):
+            if is_raised:
+                self._raise(alert, trainer, record)
+            else:
+                trainer.directory.event(OVER, rule=alert.rule, metric=alert.metric, step=step)
+            if self._error is not None:
+                return  # what ends the run says enough
+
+    def _end(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _raise(self, alert: Alert, trainer: Any, record: Mapping[str, Any]) -> None:
         rule = self._rules[alert.rule]
         trainer.run.console.message(f"alert {alert.rule}: {alert.text}")
         trainer.directory.event(EVENT, **alert.facts)
@@ -114,6 +134,8 @@ class Alerts:
         match rule.action:
             case "stop":
                 trainer.stop(f"alert {alert.rule}: {alert.text}")
+            case "fail":
+                self._error = rule.error(rule.finding(alert.metric, alert.step, alert.value, record))
             case "lower_rate":
                 trainer.run.policy.workers.call("scale_rate", rule.rate_factor)
             case "save":
@@ -125,18 +147,3 @@ class Alerts:
         every = trainer.config.checkpoint.every
         if wanted and 0 < step < trainer.total_steps and not (every > 0 and step % every == 0):
             trainer.save()
-
-
-class _Reread:
-    """Has the rules see the metrics again when the run's directory is rewound."""
-
-    def __init__(self, alerts: Alerts) -> None:
-        self._alerts = alerts
-        self.path = alerts.path.with_name(".alerts")
-        """Nothing is written there."""
-
-    def truncate_after(self, step: int) -> None:
-        self._alerts.reread()
-
-    def flush(self) -> None:
-        """There is nothing to wait for."""

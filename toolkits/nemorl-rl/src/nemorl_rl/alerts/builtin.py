@@ -1,10 +1,10 @@
-"""The rules that every run has. They are set so that a run that learns raises none of them."""
+"""The rules that every run has, whatever it samples. They are set so that a run that learns raises none of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nemorl_cli.report.alerts.rules import Rule
+from nemorl_rl.alerts.rules import Rule
 
 _LOWER_RATE = "Lower policy.optimizer.lr, or go back to a checkpoint before it (--from-step)."
 
@@ -54,14 +54,6 @@ BUILTIN: Mapping[str, Rule] = {
         meaning="The policy is almost sure of every token: responses to one prompt are alike, and exploration is over.",
         remedy="If the reward is not where you want it: raise generation.temperature, or lower the learning rate.",
     ),
-    "sampler_mismatch": Rule(
-        metric="train/token_mult_prob_error",
-        above=1.1,
-        patience=3,
-        severity="error",
-        meaning="Trainer and sampler disagree on sampled tokens' probabilities: the gradient is another policy's.",
-        remedy="Compare precision and attention of the two; `importance_correction` makes up for small differences.",
-    ),
     "impossible_tokens": Rule(
         metric="train/nonfinite_sampler_logprobs",
         above=0.0,
@@ -69,13 +61,6 @@ BUILTIN: Mapping[str, Rule] = {
         severity="error",
         meaning="The sampler says of tokens it drew that it could not have drawn them.",
         remedy="Its log-probs are those of another distribution: see its top_p, top_k and temperature.",
-    ),
-    "few_mixed_groups": Rule(
-        metric="train/baseline_reward/pct_mixed",
-        below=5.0,
-        patience=10,
-        meaning="Nearly all groups have equal rewards, all right or all wrong: almost nothing is learnt.",
-        remedy="Use easier or harder prompts, or dynamic sampling; or the run is done.",
     ),
     "truncated": Rule(
         metric="train/truncation_rate",

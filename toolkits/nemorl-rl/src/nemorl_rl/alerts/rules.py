@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from nemorl.config.base import Config
-from nemorl.errors import ConfigIssue
+from nemorl.errors import BackendError, ConfigIssue, NemorlError
 from pydantic import Field
 
 Severity = Literal["info", "warning", "error"]
-Action = Literal["warn", "stop", "lower_rate", "save"]
+Action = Literal["warn", "stop", "fail", "lower_rate", "save"]
 
-CONDITIONS = ("above", "below", "above_usual", "below_usual", "collapses", "not_finite")
+CONDITIONS = ("above", "below", "above_usual", "below_usual", "collapses", "not_finite", "at_least")
 """Fields of a rule that say when it holds; one of them is set."""
 
 
@@ -27,7 +27,7 @@ class Rule(Config):
     metric: str = ""
     """Full name, e.g. ``train/reward``. ``<part>`` stands for any text: each metric it fits is watched by itself."""
     above: float | None = None
-    """Holds while the value is greater than this."""
+    """Holds while the value is greater than this, or NaN."""
     below: float | None = None
     """Holds while the value is smaller than this."""
     above_usual: float | None = Field(None, gt=1)
@@ -42,10 +42,16 @@ class Rule(Config):
     covered, by a quarter of its best, and by eight times its noise: what was learnt is lost again."""
     not_finite: bool | None = None
     """``true``: holds while the value is NaN or infinite."""
+    at_least: float | None = None
+    """Holds while the value is this or greater."""
     window: int = Field(20, ge=2, le=10_000)
     """Records that ``above_usual``, ``below_usual`` and ``collapses`` look back on. With fewer they do not hold."""
     patience: int = Field(1, ge=1, le=10_000)
     """Records in a row for which it must hold to be an alert, and for which it must not hold to be over."""
+    at_start: bool = False
+    """Judged at the first record of a run, and at the first after it was resumed; never again."""
+    unless: str = ""
+    """Full name of a metric: records in which it is above 0 are passed over."""
     severity: Severity = "warning"
     """How bad it is."""
     meaning: str = ""
@@ -53,8 +59,8 @@ class Rule(Config):
     remedy: str = ""
     """What to do, in a sentence."""
     action: Action = "warn"
-    """What the run does: tell (``warn``), and also end after this step (``stop``), lower the learning rate
-    (``lower_rate``) or write a checkpoint (``save``)."""
+    """What the run does: tell (``warn``), and also end after this step (``stop``), end with an error that
+    names the remedy (``fail``), lower the learning rate (``lower_rate``) or write a checkpoint (``save``)."""
     rate_factor: float = Field(0.5, gt=0, lt=1)
     """``lower_rate``: the learning rate is multiplied by this, each time that the alert is raised."""
 
@@ -62,8 +68,8 @@ class Rule(Config):
     def condition(self) -> str:
         """When it holds, in words that follow the metric's name."""
         match self.conditions:
-            case ["above" | "below" as name]:
-                return f"{name} {getattr(self, name):g}"
+            case ["above" | "at_least" | "below" as name]:
+                return f"{name.replace('_', ' ')} {getattr(self, name):g}"
             case ["above_usual"]:
                 least = f", and above {self.least:g}" if self.least is not None else ""
                 return f"more than {self.above_usual:g} times what it was in the {self.window} records before{least}"
@@ -80,12 +86,27 @@ class Rule(Config):
         match self.action:
             case "stop":
                 return "The run ends after this step."
+            case "fail":
+                return "The run ends here."
             case "save":
                 return "A checkpoint is written after this step."
             case "lower_rate":
                 return f"The learning rate is multiplied by {self.rate_factor:g}."
             case _:
                 return ""
+
+    def finding(self, metric: str, step: int, value: float, record: Mapping[str, Any]) -> str:
+        """What happened, and what it means."""
+        return " ".join(filter(None, (f"{metric} is {value:.4g} at step {step}: {self.condition}.", self.meaning)))
+
+    def text(self, finding: str) -> str:
+        """What is told: ``finding``, what to do, and what the run does of itself."""
+        parts = filter(None, (finding, self.remedy, self.deed))
+        return " ".join(part if part.endswith(".") else f"{part}." for part in parts)
+
+    def error(self, finding: str) -> NemorlError:
+        """What ``action: fail`` raises."""
+        return BackendError(finding, fix=self.remedy[:1].lower() + self.remedy[1:].rstrip("."))
 
     @property
     def conditions(self) -> list[str]:
