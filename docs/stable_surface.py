@@ -69,7 +69,7 @@ SURFACE: Mapping[str, tuple[str, ...]] = {
         *("RunInUseError", "StorageError", "TerminalLostError", "UsageError", "WeightsLostError", "WorkerHungError"),
         *("WorkerLostError", "boundary"),
     ),
-    "nemorl.contracts.environment": ("as_score", "as_step"),
+    "nemorl.contracts.environment": ("Environment", "Episode", "as_score", "as_step"),
     "nemorl.plugins.hooks": ("HookSpecs", "hookimpl"),
     "nemorl.trainer": ("BaseTrainer",),
     "nemorl.contracts.display": ("Display",),

@@ -109,7 +109,7 @@ LIBRARY = '''
 import asyncio
 import os
 
-from nemorl import environment
+from nemorl.contracts import environment
 from nemorl.types import Score, Step
 
 

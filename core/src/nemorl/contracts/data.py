@@ -90,7 +90,7 @@ class HeldOut(Protocol):
 
 
 DataSource: TypeAlias = "str | Path | Mapping[str, Any] | Table | DatasetConfig | DataModule"
-"""What may be given as data:
+"""Data as users give it, any of:
 
 - the name of an installed dataset, a file, a folder of files or a dataset of the Hugging Face hub (``org/name``);
 - a mapping ``{"name": …, …options}`` as in configs;

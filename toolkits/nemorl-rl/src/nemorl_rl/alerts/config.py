@@ -28,7 +28,7 @@ class AlertsConfig(HookConfig):
     summary: ClassVar[str] = "says when the reward collapses, the entropy is gone, numbers are not finite, …"
 
     enabled: bool = True
-    """False: no rule is watched."""
+    """False: no rule is watched but those that ``rollouts`` sets."""
     without: tuple[str, ...] = ()
     """Names of rules that are not watched: nemorl's own, or those of plugins."""
     rules: dict[str, Rule] = Field(default_factory=dict)
@@ -53,7 +53,8 @@ def rules_of(alerts: AlertsConfig, run: Config) -> dict[str, Rule]:
     found = _known(run)
     for name, rule in alerts.rules.items():
         found[name] = rule.over(found[name]) if name in found else rule
-    return {name: rule for name, rule in found.items() if alerts.enabled and name not in alerts.without}
+    watched = {name: rule for name, rule in found.items() if alerts.enabled or isinstance(rule, RolloutRule)}
+    return {name: rule for name, rule in watched.items() if name not in alerts.without}
 
 
 def _known(run: Config) -> dict[str, Rule]:

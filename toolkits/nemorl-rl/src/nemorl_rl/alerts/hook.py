@@ -102,13 +102,13 @@ class Alerts:
 
     def on_step_end(self, trainer: Any, step: int) -> None:
         self._end()  # now that the record is written
-        every = trainer.config.validation.every
-        if not (every > 0 and step % every == 0 and trainer.run.held_out is not None):
+        if self._saves and not self._is_validated(trainer, step):
             self._save(trainer, step)
 
     def on_validation_end(self, trainer: Any, step: int) -> None:
         self._end()
-        self._save(trainer, step)
+        if self._saves:
+            self._save(trainer, step)
 
     def _take(self, trainer: Any, step: int, record: Mapping[str, Any]) -> None:
         for alert, is_raised in self._watching.take(record, step):
@@ -141,9 +141,13 @@ class Alerts:
             case "save":
                 self._saves = True
 
+    def _is_validated(self, trainer: Any, step: int) -> bool:
+        """The validation of this step comes after its end."""
+        every = trainer.config.validation.every
+        return bool(every > 0 and step % every == 0 and trainer.run.held_out is not None)
+
     def _save(self, trainer: Any, step: int) -> None:
         """A checkpoint, unless the run itself writes one after this step."""
-        wanted, self._saves = self._saves, False
-        every = trainer.config.checkpoint.every
-        if wanted and 0 < step < trainer.total_steps and not (every > 0 and step % every == 0):
+        self._saves, every = False, trainer.config.checkpoint.every
+        if 0 < step < trainer.total_steps and not (every > 0 and step % every == 0):
             trainer.save()

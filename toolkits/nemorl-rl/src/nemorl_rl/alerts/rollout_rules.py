@@ -51,6 +51,7 @@ class RolloutRule(Rule):
     words: str
     """What happened, with places for ``{step}``, ``{value}`` and what the record has."""
     error_class: type[NemorlError] = BackendError
+    """Of the error that ends the run."""
 
     def finding(self, metric: str, step: int, value: float, record: Mapping[str, Any]) -> str:
         return self.words.format(step=step, value=value, **record)
@@ -88,7 +89,7 @@ def rollout_rules(run: Config) -> Iterator[tuple[str, Rule]]:
             set_by="rollouts.breaker", action="fail" if breaker.on_equal == "stop" else "warn",
             words=f"in {{value:.0%}} of the groups of step {{step}}, and as many of {breaker.equal_steps} steps in a "
             "row, all responses have one reward (they are from {lowest:g} to {highest:g}): nothing is learned",
-            remedy="Look at the responses (`nemorl samples RUN`): tasks too hard or too easy, a grader that finds "
+            remedy="Look at the responses (`nemorl view samples RUN`): tasks too hard or too easy, a grader that finds "
             "none, too few samples per prompt; rollouts.breaker sets when this is said",
         )  # fmt: skip
 
