@@ -35,6 +35,13 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.measured)
 
 
+@pytest.hookimpl(specname="pytest_collection_modifyitems", trylast=True)  # after xdist
+def groups_are_kept(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
+    """xdist writes a group behind the name of a test, which some versions of pytest do not take over."""
+    if getattr(config.option, "loadgroup", False) and items and "@" not in items[0].nodeid:
+        raise pytest.UsageError(f"pytest {pytest.__version__} ignores the groups of pytest-xdist: requirements-dev.txt")
+
+
 def _group(file: str, items: Sequence[pytest.Item]) -> str:
     """What one worker runs: a file, which makes what its tests share once; all of Ray, on one cluster; all of vLLM
     and Megatron, whose engines must not find the ports or the memory of another.

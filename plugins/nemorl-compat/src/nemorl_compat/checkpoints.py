@@ -26,7 +26,7 @@ MEGATRON_FIX = "convert it with NeMo RL's own examples/converters/convert_megatr
 
 @dataclass(frozen=True)
 class Source:
-    """What a checkpoint consists of."""
+    """The parts of a checkpoint."""
 
     weights: Path
     """Folder of the tensors"""

@@ -73,7 +73,7 @@ class SafeReader(FileSystemReader):
 
 
 def reader_of(folder: Path) -> StorageReader:
-    """What reads a folder: by its index, or by the headers of safetensors files that ranks wrote."""
+    """The reader of a folder: by its index, or by the headers of safetensors files that ranks wrote."""
     return SafeReader(folder) if (folder / INDEX).is_file() else HuggingFaceStorageReader(str(folder))
 
 

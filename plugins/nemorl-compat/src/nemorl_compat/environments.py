@@ -21,10 +21,10 @@ MessageLog = list[dict[str, str]]
 
 
 class EnvironmentReturn(NamedTuple):
-    """What ``step`` returns, one entry per conversation, in order."""
+    """The result of ``step``, one entry per conversation, in order."""
 
     observations: Sequence[Mapping[str, str]]
-    """What the policy reads next, ``{"role": …, "content": …}``. Empty: nothing, for all of them."""
+    """The messages that the policy reads next, ``{"role": …, "content": …}``. Empty: nothing, for all of them."""
     metadata: Sequence[Any]
     """Handed back to the next ``step`` of the same conversation."""
     next_stop_strings: Sequence[Any]
@@ -34,7 +34,7 @@ class EnvironmentReturn(NamedTuple):
     terminateds: Any
     """[B] whether the conversation is over."""
     answers: Sequence[str | None] | None = None
-    """What each response answers, for majority votes."""
+    """The answer of each response, for majority votes."""
 
 
 class EnvironmentInterface(Environment, ABC):

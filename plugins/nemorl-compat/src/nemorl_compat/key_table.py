@@ -1,4 +1,4 @@
-"""What each key of a NeMo RL config becomes: the table in ``keys/*.yaml``, and how a key and its value are judged.
+"""Fates of the keys of a NeMo RL config: the table in ``keys/*.yaml``, and how a key and its value are judged.
 
 A row names keys and says, in this order:
 
@@ -44,7 +44,7 @@ GROUPS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What becomes of one key."""
+    """The fate of one key."""
 
     kind: Kind
     text: str = ""
@@ -83,7 +83,7 @@ class Row:
     test: Mapping[str, Any] = field(default_factory=dict)
 
     def judge(self, key: str, value: Any, old: OldConfig) -> Outcome | None:
-        """What becomes of a key that the row names; ``None`` where a row that comes first has nothing to say."""
+        """The fate of a key that the row names; ``None`` where a row that comes first has nothing to say."""
         if self._is_moot(key, old):
             return Outcome("neutral", self.neutral or "inactive")
         if self.comes_first:
@@ -127,7 +127,7 @@ def _is_among(value: Any, values: tuple[Any, ...]) -> bool:
 
 
 def judge(old: OldConfig, key: str, value: Any) -> Outcome:
-    """What becomes of one key of a config."""
+    """The fate of one key of a config."""
     key = without_number(key)
     for row in _rows_of(old.family, key):
         found = row.judge(key, value, old)
@@ -268,7 +268,7 @@ FIELDS = frozenset(
         "absent",
     ]
 )
-"""What a row may say."""
+"""The fields of a row."""
 ORDER = (
     "policy",
     "dtensor",

@@ -71,7 +71,7 @@ class Migration:
 
     @cached_property
     def features(self) -> list[str]:
-        """What is missing, by name."""
+        """The missing features, by name."""
         named = [change.outcome.text for change in self.refused if change.outcome.kind == "missing"]
         unknown = [f"the unknown key {change.key}" for change in self.refused if change.outcome.kind == "unknown"]
         return list(dict.fromkeys([*named, *unknown, *(str(problem).split("\n")[0] for problem in self.problems)]))
@@ -235,7 +235,7 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _trimmed(tree: Mapping[str, Any], defaults: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """What differs from the defaults, and what has none."""
+    """The values that differ from the defaults, or have none."""
     kept: dict[str, Any] = {}
     for key, value in tree.items():
         where = f"{path}.{key}" if path else key

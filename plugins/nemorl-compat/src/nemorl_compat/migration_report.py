@@ -1,4 +1,4 @@
-"""What a migration did, in words: some lines, a table of all keys, plain data, and the refusal."""
+"""A migration in words: some lines, a table of all keys, plain data, and the refusal."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class New:
-    """What an old name means today."""
+    """The meaning of an old name today."""
 
     served: str
     """Dotted name of the object that the old name gives."""

@@ -44,7 +44,7 @@ class GuideConfig(RunConfig):
     batch_size: int = Field(32, ge=1)
     """Rows per step."""
     custom: dict[str, Any] = Field(default_factory=dict)
-    """What ``_build_config_from_pretrained`` adds, section by section. nemorl does not check it."""
+    """The additions of ``_build_config_from_pretrained``, section by section. nemorl does not check it."""
 
     def get(self, name: str, default: Any = None) -> Any:
         """A section of ``custom`` or a field, as ``get`` of the guide's dict."""

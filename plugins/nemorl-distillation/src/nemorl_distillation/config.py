@@ -63,7 +63,7 @@ class TeacherConfig(Config):
 
 
 class TaughtConfig(RolloutRunConfig):
-    """What every algorithm has whose student samples responses and whose teacher reads them."""
+    """Options of every algorithm whose student samples responses and whose teacher reads them."""
 
     needs_columns: ClassVar[tuple[frozenset[str], ...]] = (frozenset({"prompt"}), frozenset({"messages"}))
     metrics: ClassVar[Mapping[str, MetricInfo]] = {
@@ -180,7 +180,7 @@ class DistillationConfig(TaughtConfig):
     mixed_kl_weight: float = Field(0.5, ge=0, le=1)
     """Weight of the forward KL in ``mixed``; the reverse KL has the rest."""
     outside_topk: OutsideTopK = "tail"
-    """What becomes of probability outside the ``topk`` tokens. ``tail``: it is one more outcome, on both sides.
+    """Treatment of probability outside the ``topk`` tokens. ``tail``: it is one more outcome, on both sides.
     ``renormalize``: it is ignored, on both sides. ``zero``: the teacher is taken to have none, so that what the
     student has there is punished hard."""
     uncommon_weight: float = Field(1.0, ge=0)

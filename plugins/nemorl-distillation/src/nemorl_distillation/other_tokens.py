@@ -30,12 +30,12 @@ from nemorl_distillation.vocabulary import model_ids
 
 UNKNOWN = -1
 BROKEN = "\N{REPLACEMENT CHARACTER}"
-"""What part of a character decodes to."""
+"""The decoded text of part of a character."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """What both have read, in the tokens of one of them."""
+    """The text that both have read, in the tokens of one of them."""
 
     batch: TokenBatch
     places: Tensor

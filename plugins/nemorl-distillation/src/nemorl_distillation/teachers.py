@@ -1,4 +1,4 @@
-"""What the trainer asks of teachers: whose turn a response is, and what each says of it.
+"""The trainer's requests to teachers: whose turn a response is, and what each says of it.
 
 # N = tokens of the student's batch, S = teachers per token, K = likeliest tokens of one
 """
@@ -82,7 +82,7 @@ class Teacher:
 
 @dataclass(frozen=True)
 class Turn:
-    """What one teacher reads of a batch."""
+    """The part of a batch that one teacher reads."""
 
     number: int
     """Of the teacher."""

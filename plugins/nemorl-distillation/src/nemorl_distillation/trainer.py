@@ -36,7 +36,7 @@ T = TypeVar("T", bound=TaughtConfig)
 
 
 class TaughtTrainer(RolloutTrainer[T]):
-    """What both algorithms share. One defines ``loss`` in ``setup``, and ``ask_teacher``."""
+    """Base of both algorithms. One defines ``loss`` in ``setup``, and ``ask_teacher``."""
 
     loss: TopKDistillationLoss | SampledReverseKLLoss
 
@@ -123,7 +123,7 @@ class TaughtTrainer(RolloutTrainer[T]):
         return not isinstance(self.environment, Unscored)
 
     def turns(self, samples: Samples, batch: TokenBatch) -> Iterator[tuple[Turn, TrainingPolicy]]:
-        """What each teacher reads of a batch, and its model."""
+        """The part of a batch that each teacher reads, and its model."""
         for turn in turns(self.teachers, samples.sequences, batch, self.config.teacher_column):
             yield turn, self.run.auxiliary_models[turn.teacher.role]
 
@@ -162,7 +162,7 @@ class TaughtTrainer(RolloutTrainer[T]):
         )
 
     def describe(self, samples: Samples) -> Metrics:
-        """What happened in the rollout; of rewards only where something gives them."""
+        """Metrics of the rollout; of rewards only where something gives them."""
         rewards = () if self.has_rewards else ("reward", "accuracy")
         return {name: metric for name, metric in rollout_metrics(samples).items() if name not in rewards}
 
@@ -209,7 +209,7 @@ class DistillationTrainer(TaughtTrainer[DistillationConfig]):
             yield ConfigIssue("data", error.message, error.fix)
 
     def held_out(self, rows: Sequence[Row]) -> Samples:
-        """What is never sampled in training is not in validation."""
+        """Held-out samples: the dataset's responses where training never samples."""
         return self.given(rows) if self.config.dataset_fraction == 1 else super().held_out(rows)
 
     def given(self, rows: Sequence[Row]) -> Samples:
@@ -218,7 +218,7 @@ class DistillationTrainer(TaughtTrainer[DistillationConfig]):
         return Samples([given_sample(row, index, self.tokenizer, limit) for index, row in enumerate(rows)])
 
     def ask_teachers(self, samples: Samples, batch: TokenBatch) -> TokenBatch:
-        """What the loss says that it requires."""
+        """The batch with the fields that the loss requires."""
         is_routed = self.config.teacher_column is not None
         places = batch.num_tokens, 1 if is_routed else len(self.teachers)
         ids_NSK = torch.zeros(*places, self.config.topk, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""What each token was worth: rewards per token, generalised advantage estimation, and how good the critic was.
+"""The worth of each token: rewards per token, generalised advantage estimation, and how good the critic was.
 
 # N = tokens of all sequences concatenated, B = sequences, M = trained tokens, all sequences' one after the other
 

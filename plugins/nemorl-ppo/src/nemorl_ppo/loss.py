@@ -1,4 +1,4 @@
-"""What the policy and what the critic minimises.
+"""The losses of the policy and of the critic.
 
 # N = tokens of all sequences concatenated
 """

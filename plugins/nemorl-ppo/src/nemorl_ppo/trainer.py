@@ -188,7 +188,7 @@ class PPOTrainer(RolloutTrainer[PPOConfig]):
 
 
 def credit_metrics(batch: TokenBatch) -> dict[str, Metric]:
-    """What the critic said and should have said, and the advantages between, over the trained tokens."""
+    """Metrics of the critic's values, their targets and the advantages between, over the trained tokens."""
     mask = batch.mask
     metrics: dict[str, Metric] = {
         "critic/explained_var": Mean(explained_variance(batch["old_values"], batch["returns"], mask))

@@ -179,7 +179,7 @@ class RolloutRunConfig(RunConfig):
     records: Annotated[RecordingConfig, RESUMABLE] = Field(default_factory=RecordingConfig)
     """How many rollouts are kept in ``records/``."""
     environment: Annotated[EnvironmentConfig, Component("environments")] | None = None
-    """What scores responses. Unset: pass ``reward_fn`` to ``fit``."""
+    """Environment that scores responses. Unset: pass ``reward_fn`` to ``fit``."""
     validation: Annotated[RolloutValidationConfig, RESUMABLE] = Field(default_factory=RolloutValidationConfig)
     """Held-out evaluation."""
 
@@ -219,7 +219,7 @@ class RolloutRunConfig(RunConfig):
         yield from found
 
     def reward_problems(self, scorer: object, fix: str) -> Iterator[ConfigIssue]:
-        """What is missing for responses to be scored, given what scores them. Algorithms that need no rewards override
+        """Problems of scoring responses, given what scores them. Algorithms that need no rewards override
         it."""
         if scorer is None:
             yield ConfigIssue("environment", "nothing scores the responses", fix)

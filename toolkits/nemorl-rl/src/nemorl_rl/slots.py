@@ -1,4 +1,4 @@
-"""What toolkits and plugins ask of whichever package is installed for it (:mod:`nemorl.plugins.slots`)."""
+"""Slots of toolkits and plugins, filled by whichever package is installed for them (:mod:`nemorl.plugins.slots`)."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class RolloutTrainer(BaseTrainer[R]):
     def __init__(self, config: R) -> None:
         super().__init__(config)
         self.environment: Environment
-        """What scores responses."""
+        """Scores responses."""
         self.tokenizer: Tokenizer
         self.generation: GenerationPolicy
         """The policy as it samples."""
@@ -78,7 +78,7 @@ class RolloutTrainer(BaseTrainer[R]):
         self._step_began_s = time.monotonic()
         """When the present step began"""
         self._sync_bytes: int | None = None
-        """What a replica of the generator read of the weights of the last sync, if it counts"""
+        """Bytes that a replica of the generator read of the weights of the last sync, if it counts"""
 
     # What an algorithm defines
 

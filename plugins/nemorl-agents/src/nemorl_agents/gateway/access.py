@@ -12,7 +12,7 @@ from nemorl_agents.gateway.episodes import OpenEpisode
 from nemorl_agents.gateway.errors import RequestError, closed_error
 
 PREFIX = "nemorl-"
-"""What keys begin with, so that one that leaks into a log is known for what it is."""
+"""Prefix of all keys, so that one that leaks into a log is known for what it is."""
 
 
 @dataclass(frozen=True, slots=True)

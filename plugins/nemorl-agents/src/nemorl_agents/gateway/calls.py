@@ -20,7 +20,7 @@ MOST_KEPT = 32
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a request gets."""
+    """The answer to a request."""
 
     payload: Mapping[str, Any]
     """The whole answer as JSON."""

@@ -23,7 +23,7 @@ MOST_RESPONSES = 256
 
 @dataclass
 class Traffic:
-    """What an episode's requests came to."""
+    """Counts of an episode's requests."""
 
     requests: int = 0
     """To an API, each counted once, retries too."""

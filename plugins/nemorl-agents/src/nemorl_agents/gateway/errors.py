@@ -68,7 +68,7 @@ def closed_error() -> RequestError:
 
 
 def as_request_error(error: Exception) -> RequestError:
-    """What a client is told of an exception. Of one that is not its own fault it learns the class alone: a message may
+    """The client's error for an exception. Of one that is not its own fault it learns the class alone: a message may
     hold what belongs to other episodes, and the driver has it."""
     if isinstance(error, RequestError):
         return error

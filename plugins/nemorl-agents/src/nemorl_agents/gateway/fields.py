@@ -16,11 +16,11 @@ from nemorl_agents.gateway.errors import bad_field, unsupported
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """What becomes of one field."""
+    """The treatment of one field."""
 
     treatment: Literal["honoured", "ignored", "refused"]
     note: str
-    """What it does here; for a refused one, what to do instead."""
+    """Its effect here; for a refused one, what to do instead."""
     neutral: tuple[Any, ...] = ()
     """Of a refused one: values that ask for nothing, and pass."""
 

@@ -88,7 +88,7 @@ class Gateway:
         return self._access(self.address, name, key)
 
     def traffic(self, access: Access) -> Traffic:
-        """What an open episode's requests have come to so far; all zeros for one that is closed."""
+        """Counts of an open episode's requests so far; all zeros for one that is closed."""
         episode = self._doors.find(access.name)
         return Traffic() if episode is None else episode.traffic
 

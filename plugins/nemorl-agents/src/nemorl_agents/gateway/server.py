@@ -1,4 +1,4 @@
-"""What the gateway does with a request: whose it is, what it asks, waiting for the answer, and sending it.
+"""The gateway's handling of a request: whose it is, what it asks, waiting for the answer, and sending it.
 
 A request waits for three things at once: the answer of its call, the client's hanging up, and, where it wants a stream,
 the moment at which the stream begins without an answer so that nobody takes it for dead.

@@ -23,7 +23,7 @@ ENDS = " \t\r\n.!\u2705\u2713\u2714"
 
 
 def readings(response: str) -> list[str]:
-    """What the answer may be: as it is written, and without what only marks it up.
+    """Candidate answers: as written, and without what only marks it up.
 
     The last tagged answer, else the last boxed one, else what follows the last ``Answer:``, else all there is.
     """

@@ -36,7 +36,7 @@ GYM_COLUMN, GYM_PARAMS = "nemo_gym", "responses_create_params"
 
 
 class PlayedConfig(EnvironmentConfig):
-    """What they share."""
+    """The fields that they share."""
 
     outcomes: dict[str, Fate] = Field({})
     """The score of episodes that did not end well: a number; ``null`` where it says nothing about the policy, so that
@@ -120,7 +120,7 @@ class StartGymConfig(Config):
     """Gym's configs: of resources servers with their agents, and of a model server that forwards to
     ``policy_base_url`` (``responses_api_models/openai_model/configs/openai_model.yaml``)."""
     command: Command = Field(("ng_run",), min_length=1)
-    """What starts Gym, e.g. the ``ng_run`` of another virtual environment."""
+    """The command that starts Gym, e.g. the ``ng_run`` of another virtual environment."""
     overrides: tuple[str, ...] = ()
     """More of its arguments, e.g. ``++skip_venv_if_present=true``."""
     folder: Path | None = None

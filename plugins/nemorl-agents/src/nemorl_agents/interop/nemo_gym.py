@@ -146,7 +146,7 @@ def request_of(row: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def played(text: str, row: Mapping[str, Any]) -> Played:
-    """What an agent server's answer comes to."""
+    """The episode that an agent server's answer tells of."""
     try:
         told = json.loads(text)
     except ValueError:

@@ -24,7 +24,7 @@ SHARE_TO_PLAY = 0.9
 
 @dataclass(frozen=True)
 class Played:
-    """What the other project says of an episode."""
+    """The other project's result of an episode."""
 
     score: Score | None = None
     """``None``: it gave no usable reward, and ``problem`` says why."""
@@ -61,7 +61,7 @@ class PlayedEpisodes(Environment):
 
     @abstractmethod
     def end(self) -> None:
-        """What ``begin`` started. Twice is harmless."""
+        """End what ``begin`` started. Twice is harmless."""
 
     async def try_out(self, prompt: Prompt, policy: EpisodePolicy) -> None:
         """One episode whose policy says nothing of use. Whatever it earns, the policy must have been asked."""
@@ -83,7 +83,7 @@ class PlayedEpisodes(Environment):
         return replace(score, metrics={**score.metrics, **played.metrics, **metrics})
 
     async def _episode(self, prompt: Prompt, watched: WatchedPolicy) -> tuple[Played, Outcome, Mapping[str, float]]:
-        """What became of it, and the metrics of its traffic."""
+        """Its result, its outcome, and the metrics of its traffic."""
         gateway = await in_thread(self._running)
         access = gateway.open(watched)
         outcome: Outcome
@@ -126,7 +126,7 @@ def _outcome(played: Played, policy: WatchedPolicy) -> Outcome:
 
 
 async def _score(played: Played) -> Score:
-    """What the other project says. Where it says nothing and ``outcomes`` wants it all the same, nothing is learnt."""
+    """The other project's score. Where it has none and ``outcomes`` wants it all the same, nothing is learnt."""
     return played.score or Score(0.0, valid=False)
 
 

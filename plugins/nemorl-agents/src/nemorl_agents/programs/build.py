@@ -69,7 +69,7 @@ def agent_environment(function: Rollout, reward: Any = None, **options: Any) -> 
 
 
 def open_tools(config: ToolsConfig) -> OpenTools:
-    """What makes the tools of an episode. Functions are read once, servers are started each time."""
+    """A maker of the tools of an episode. Functions are read once, servers are started each time."""
     functions = [function_tool(load_function(reference)) for reference in config.functions]
     limits: dict[str, Any] = {"timeout_s": config.timeout_s, "max_result_chars": config.max_result_chars}
 

@@ -60,7 +60,7 @@ class MCPServerConfig(Config):
 
 
 class ToolsConfig(Config):
-    """What the policy may call."""
+    """The tools that the policy may call."""
 
     functions: tuple[Annotated[CodeName, Field(pattern=FORM)], ...] = ()
     """Python functions, ``file.py:function``. Name, parameters and docstring are what the policy is told of them."""
@@ -104,7 +104,7 @@ class AgentConfig(EnvironmentConfig):
     """Without ``command``: a coroutine ``async def rollout(prompt, policy)`` as ``file.py:function``, or ``chat_loop``,
     which answers tool calls until a message has none."""
     reward: Annotated[EnvironmentConfig, Component("environments"), WithJsonSchema(REWARD_SCHEMA)] | None = None
-    """What scores the answer: ``file.py:function``, or an environment of one turn. A coroutine may return its score
+    """The scorer of the answer: ``file.py:function``, or an environment of one turn. A coroutine may return its score
     instead."""
     answer: str = Field("", pattern=r"^(|stdout|last_message|file:.+)$")
     """The text that is scored: the last line of ``stdout``, the policy's ``last_message``, or ``file:NAME`` in the
@@ -118,7 +118,7 @@ class AgentConfig(EnvironmentConfig):
     system: str | None = None
     """Of ``chat_loop``: a system message before the task, where the row has none."""
     tools: ToolsConfig = ToolsConfig()
-    """What ``chat_loop`` lets the policy call; a coroutine gets it where it has a parameter ``tools``."""
+    """The tools that ``chat_loop`` lets the policy call; a coroutine gets it where it has a parameter ``tools``."""
     files: Annotated[dict[str, str], Names("text")] = Field({})
     """Of a program: files of its folder, each with the column that holds its text (other data become JSON)."""
     copy_in: tuple[Path, ...] = ()
@@ -133,7 +133,7 @@ class AgentConfig(EnvironmentConfig):
     readable: tuple[Path, ...] = ()
     """With ``sandbox``: what programs may read besides, e.g. a corpus or a model's folder."""
     output_kib: Annotated[int, RESUMABLE] = Field(64, ge=1, le=2**20)
-    """What is kept of the end of a program's output, and as much of its errors, in KiB."""
+    """Size of the kept end of a program's output, and as much of its errors, in KiB."""
     memory_mib: int | None = Field(None, ge=64)
     """Address space of each of a program's processes, in MiB. Unset: no limit."""
     file_mib: int | None = Field(None, ge=1)

@@ -88,7 +88,7 @@ def parameters_of(function: Rollout) -> Mapping[str, inspect.Parameter]:
 
 
 def _score(result: Any) -> Score | None:
-    """What a coroutine returned as its score; ``None`` where it left that to the reward."""
+    """The score that a coroutine returned; ``None`` where it left that to the reward."""
     return None if result is None or isinstance(result, str) else as_score(result, owner="the coroutine")
 
 

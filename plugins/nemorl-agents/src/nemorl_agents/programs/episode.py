@@ -1,4 +1,4 @@
-"""What is known of an episode when it is scored, and how its answer is found."""
+"""The facts of an episode when it is scored, and how its answer is found."""
 
 from __future__ import annotations
 

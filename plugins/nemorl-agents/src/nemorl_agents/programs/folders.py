@@ -73,7 +73,7 @@ class EpisodeFolder:
 
 
 def _insist(remove: Any, path: str, _error: object) -> None:
-    """What an agent made unreadable is made readable, once; what then still resists is left in the temporary folder."""
+    """Make readable, once, what an agent made unreadable; what then still resists is left in the temporary folder."""
     try:
         for folder in (Path(path).parent, Path(path)):
             if folder.is_dir() and not folder.is_symlink():

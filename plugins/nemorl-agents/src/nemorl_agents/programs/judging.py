@@ -18,7 +18,7 @@ STDERR_CHARS = 2000
 
 @dataclass(frozen=True)
 class Play:
-    """What one episode came to, before it is scored."""
+    """One played episode, before it is scored."""
 
     episode: Episode
     answer: str

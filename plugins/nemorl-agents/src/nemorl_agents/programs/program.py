@@ -189,7 +189,7 @@ def _hang_up(control: socket.socket) -> None:
 
 
 async def _to_the_end(start: Coroutine[Any, Any, T]) -> tuple[T, asyncio.CancelledError | None]:
-    """What it returns, and what cancelled us meanwhile.
+    """Its result, and the cancellation that came meanwhile.
 
     A start of a process that is cancelled in its middle never ends: Python 3.11 then waits for pipes to close that it
     has not connected yet.
@@ -235,7 +235,7 @@ async def _hear(stream: asyncio.StreamReader, tail: Tail) -> None:
 
 
 async def _last_line(control: socket.socket) -> dict[str, Any] | None:
-    """What the keeper says when nothing is left; ``None`` where it says nothing."""
+    """The keeper's report when nothing is left; ``None`` where it says nothing."""
     loop, said = asyncio.get_running_loop(), b""
     while chunk := await loop.sock_recv(control, CHUNK):
         said += chunk
@@ -244,6 +244,6 @@ async def _last_line(control: socket.socket) -> dict[str, Any] | None:
 
 
 def clean_environment() -> dict[str, str]:
-    """What programs see of this process's variables: where programs are, the language, the time zone. No keys."""
+    """Variables of this process that programs see: where programs are, the language, the time zone. No keys."""
     kept = ("LANG", "LC_ALL", "LC_CTYPE", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR", "LD_LIBRARY_PATH")
     return {"PATH": search_path(), **{name: os.environ[name] for name in kept if name in os.environ}}

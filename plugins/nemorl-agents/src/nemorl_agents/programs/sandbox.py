@@ -24,7 +24,7 @@ SYSTEM_PATHS = (
     *("/etc/nsswitch.conf", "/etc/passwd", "/etc/mime.types", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat"),
     *("/dev/urandom", "/dev/zero"),
 )
-"""What programs need besides their own files. No home of a person, no ``/var``, no other process's ``/proc``."""
+"""Paths that programs need besides their own files. No home of a person, no ``/var``, no other process's ``/proc``."""
 PROBE = """
 import json, os, socket, sys
 outside, own_port, other_port, parent = sys.argv[1], *map(int, sys.argv[2:])
@@ -65,7 +65,7 @@ class Sandbox:
         self._readable = [str(place.absolute()) for place in places]
 
     def prefix(self, folder: Path, port: int) -> list[str]:
-        """What a command is put behind.
+        """The words that go before a command.
 
         Args:
             folder: It may write in there, and nowhere else.

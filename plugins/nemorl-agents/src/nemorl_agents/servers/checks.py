@@ -1,4 +1,4 @@
-"""What a server must be before it gets a request: of a known version, started as a run needs it, with the run's
+"""Checks of a server before it gets a request: of a known version, started as a run needs it, with the run's
 tokenizer, model and, once it has loaded them, weights.
 """
 

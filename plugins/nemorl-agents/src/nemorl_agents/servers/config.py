@@ -1,4 +1,4 @@
-"""What the generation backend ``server`` can be told, readable where neither torch nor httpx2 is installed."""
+"""Options of the generation backend ``server``, readable where neither torch nor httpx2 is installed."""
 
 from __future__ import annotations
 

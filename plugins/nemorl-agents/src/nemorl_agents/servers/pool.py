@@ -361,7 +361,7 @@ class Pool:
             self._said = state
 
     def _account(self) -> str:
-        """Who is where, for an error."""
+        """The state of each server, for an error."""
         found = [f"{server.url} is {server.state}: {server.trouble}" for server in self._servers.values()]
         return "; ".join(found) or "none is wanted"
 

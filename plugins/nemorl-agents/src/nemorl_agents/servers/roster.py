@@ -61,7 +61,7 @@ class Roster:
         replace_text(self._state, json.dumps(state, indent=2) + "\n")
 
     def state(self) -> dict[str, Any] | None:
-        """What the run said last; ``None`` before it said anything."""
+        """The run's last report; ``None`` before the first."""
         return _read(self._state)
 
 

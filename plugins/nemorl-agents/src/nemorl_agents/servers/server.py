@@ -27,7 +27,7 @@ looked after. ``refused``: there, and not fit; looked at again when it was away.
 
 
 STARTING = (502, 503, 504)
-"""What a server, or what stands before it, answers until it serves."""
+"""Answers of a server, or of what stands before it, until it serves."""
 NEEDS: Mapping[Way, str] = {
     "folder": "generation.backend.weights_folder must be seen by the run and by the server under one path",
     "distributed": "the server's processes must reach the run's address, else set generation.backend.weights: folder",

@@ -49,7 +49,7 @@ NAMED = {"code_jaccard": "code_jaccard", "math_multi_reward": "multi_reward_math
 
 @cache
 def known_datasets() -> Mapping[str, Any]:
-    """What ``keys/datasets.yaml`` says."""
+    """The content of ``keys/datasets.yaml``."""
     found: Mapping[str, Any] = yaml.safe_load((files("nemorl_compat") / "keys" / "datasets.yaml").read_text())
     return found
 

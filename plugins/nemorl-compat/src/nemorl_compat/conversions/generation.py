@@ -46,7 +46,7 @@ def generation(old: OldConfig, new: Pieces) -> None:
 
 
 def _filters(old: OldConfig, new: Pieces) -> None:
-    """What is left out of the vocabulary in sampling is left out in training, too."""
+    """Sampling's filters of the vocabulary, which hold in training, too."""
     for name, nothing in {"top_p": (1, 1.0), "top_k": (-1,)}.items():
         value = old.get(f"policy.generation.{name}")
         if value is not None and value not in nothing:

@@ -32,7 +32,7 @@ def gym_environment(old: OldConfig, new: Pieces) -> None:
 
 
 def template_options(old: OldConfig) -> Mapping[str, Any]:
-    """What Gym's model server gives the chat template."""
+    """Options that Gym's model server gives the chat template."""
     found = old.get(TEMPLATE)
     return found if isinstance(found, Mapping) and NAME in old.environments else {}
 

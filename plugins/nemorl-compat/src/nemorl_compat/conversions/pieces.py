@@ -1,4 +1,4 @@
-"""What conversions yield: values of the new config by dotted path, and what they found missing or different."""
+"""The yield of conversions: values of the new config by dotted path, and what they found missing or different."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the translations of several systems share: schedules, data by name, corrections, whole numbers."""
+"""Parts that the translations of several systems share: schedules, data by name, corrections, whole numbers."""
 
 from __future__ import annotations
 

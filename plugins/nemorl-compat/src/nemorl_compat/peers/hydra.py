@@ -34,7 +34,7 @@ _KEY = re.compile(r"(~|\+\+|\+)?([^\s=~+@{}$()\"'][^\s=@]*)(?:@([^\s=]+))?(?:=(.
 
 @dataclass
 class Composed:
-    """What a command line and its configs say."""
+    """The settings of a command line and its configs."""
 
     values: dict[str, Any] = field(default_factory=dict)
     """Nested; interpolations as they are"""

@@ -36,7 +36,7 @@ PROGRAMS: Mapping[str, re.Pattern[str]] = {
 }
 """Word of a command line that is a system's program; its group says which."""
 KINDS = {"grpo": "grpo", "ppo_ray": "grpo", "main_ppo": "grpo", "sft": "sft", "dpo": "dpo"}
-"""What a program is called -> family."""
+"""Name of a program -> family."""
 OF_LAUNCHERS = ("num_processes", "num_machines", "nproc_per_node", "nnodes", "num_gpus")
 """Options before the program that say how many processes there are."""
 FEW, WIDTH = 6, 100
@@ -64,7 +64,7 @@ def script_run(words: Sequence[str], command: int | None = None) -> ScriptRun:
 
 @dataclass
 class Given:
-    """What a config of another system says."""
+    """The content of a config of another system."""
 
     system: str
     """Name of the table"""
@@ -74,7 +74,7 @@ class Given:
     """``grpo``, ``sft`` or ``dpo``, where it is known"""
     folder: Path = field(default_factory=Path)
     decisions: dict[str, tuple[Any, str]] = field(default_factory=dict)
-    """What a script looked at -> what that was, and what it means"""
+    """Thing that a script looked at -> what it was, and what it means"""
 
     def get(self, key: str, default: Any = None) -> Any:
         value = self.values.get(key, default)
@@ -182,7 +182,7 @@ def _chosen(path: Path, commands: Sequence[Sequence[str]], run: ScriptRun) -> in
 
 
 def _decisions(expanded: Expanded, chosen: Sequence[str]) -> dict[str, tuple[Any, str]]:
-    """What a script's branches looked at, and what was not run although its output may have counted."""
+    """Variables that a script's branches looked at, and what was not run although its output may have counted."""
     made: dict[str, tuple[Any, str]] = {}
     for name, value in expanded.branches.items():
         text = "it was not set" if value is None else "it was empty" if value == "" else "it had this value"

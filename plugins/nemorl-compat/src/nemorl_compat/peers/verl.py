@@ -29,7 +29,7 @@ OVERLONG = (
 )
 """Where the penalty on length has been."""
 NAMES = {"project": "verl_examples", "experiment": "gsm8k"}
-"""What verl calls a run by default."""
+"""verl's default names of a run."""
 MEDIA = ("data.image_key", "data.video_key", "data.audio_key")
 
 
@@ -61,7 +61,7 @@ def data(given: Given, new: Pieces) -> None:
 
 
 def media(given: Given, new: Pieces) -> None:
-    """Who names a column of images wants them; in a config that Hydra wrote, all columns are named."""
+    """A config that names a column of images wants them; in one that Hydra wrote, all columns are named."""
     named = [key for key in MEDIA if given.has(key)]
     for key in named if len(named) < len(MEDIA) else []:
         new.miss(key, "images and audio")

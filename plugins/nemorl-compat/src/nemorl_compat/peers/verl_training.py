@@ -32,7 +32,7 @@ ADAPTED_BY_MEGATRON = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
 """Megatron's names of all linear layers but the output head."""
 FSDP_SCHEDULE: Sequence[str] = ("lr_scheduler_type", "min_lr_ratio")
 MEGATRON_SCHEDULE: Sequence[str] = ("lr_decay_style", "min_lr", "lr_decay_steps")
-"""What each engine's scheduler reads; the shape first."""
+"""Keys that each engine's scheduler reads; the shape first."""
 
 
 def schedule(given: Given, new: Pieces) -> None:

@@ -1,4 +1,4 @@
-"""What a name of TRL, verl or OpenRLHF is called in nemorl, for messages of errors."""
+"""nemorl's names for those of TRL, verl and OpenRLHF, for messages of errors."""
 
 from __future__ import annotations
 

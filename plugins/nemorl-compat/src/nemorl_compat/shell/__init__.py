@@ -1,4 +1,4 @@
-"""What a shell script would run: bash itself reads it, shut off from everything, and its commands are written down."""
+"""The commands of a shell script: bash itself reads it, shut off from everything, and they are written down."""
 
 from nemorl_compat.shell.expanding import Expanded, expand
 

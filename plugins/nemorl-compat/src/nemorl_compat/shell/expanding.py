@@ -33,7 +33,7 @@ LIBRARIES = (
     "/usr/share/locale",
     "/etc/ld.so.cache",
 )
-"""What bash needs besides itself."""
+"""Paths that bash needs besides itself."""
 WALL_S = 10.0
 """Seconds that a script may take; nothing that it calls takes any."""
 RECORDS_BYTES = 1 << 22
@@ -48,7 +48,7 @@ INSTEAD = "give the YAML that Hydra or the trainer wrote of the run instead of t
 
 @dataclass
 class Expanded:
-    """What a script would have done."""
+    """The course that a script would have taken."""
 
     commands: list[list[str]] = field(default_factory=list)
     """Words of each command that is a program, as it would have got them"""
@@ -57,7 +57,7 @@ class Expanded:
     branches: dict[str, str | None] = field(default_factory=dict)
     """Variables that conditions look at, and what they held then; ``None``: they were not set"""
     errors: str = ""
-    """What was said last, where it ended with an error"""
+    """The last messages, where it ended with an error"""
 
 
 def expand(path: Path, variables: Mapping[str, str] | None = None, arguments: Sequence[str] = ()) -> Expanded:
@@ -150,12 +150,12 @@ def _records(data: bytes) -> Iterator[tuple[str, list[str]]]:
 
 
 def _errors(found: Mapping[str, Any]) -> str:
-    """What was said last, without the trace of ``set -x``."""
+    """The last messages, without the trace of ``set -x``."""
     text = base64.b64decode(found["errors"]).decode("utf-8", "replace")
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("+")]
     return "; ".join(lines[-ERROR_LINES:])
 
 
 def program_of(words: Sequence[str]) -> str:
-    """What a command is called, for people."""
+    """The name of a command, for people."""
     return Path(words[0]).name if words else ""

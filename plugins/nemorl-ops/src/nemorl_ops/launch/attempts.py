@@ -76,7 +76,7 @@ class Attempt:
         self._write(f"{name}.json", json.dumps(facts) + "\n")
 
     def noted(self, name: str) -> dict[str, Any] | None:
-        """What ``NAME.json`` says; ``None`` while there is none."""
+        """The content of ``NAME.json``; ``None`` while there is none."""
         text = self._read(f"{name}.json")
         found: dict[str, Any] | None = None if text is None else json.loads(text)
         return found

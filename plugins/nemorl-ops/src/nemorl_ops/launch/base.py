@@ -1,4 +1,4 @@
-"""What a launcher does, and the options that all launchers have.
+"""The interface of a launcher, and the options that all launchers have.
 
 A launcher is its config class, an entry point of the group ``nemorl.launchers``. It renders the files of a job
 (``files``), says what submits them (``submission``), submits, and answers for the job afterwards.
@@ -165,11 +165,11 @@ class LauncherConfig(PluginConfig):
 
     @property
     def variables(self) -> dict[str, str]:
-        """What is set on the nodes: ``environment``, and which variables hold secrets, for whoever writes logs."""
+        """Variables set on the nodes: ``environment``, and which variables hold secrets, for whoever writes logs."""
         return {**self.environment, **({NAMED: ",".join(self.secrets)} if self.secrets else {})}
 
     def check(self, job: Job) -> Iterator[ConfigIssue]:
-        """What cannot be for this job. Paths begin at the ``launch`` section."""
+        """Problems with this job. Paths begin at the ``launch`` section."""
         yield from ()
 
     def files(self, job: Job, config: str) -> Mapping[str, str]:
@@ -197,7 +197,7 @@ class LauncherConfig(PluginConfig):
         raise NotImplementedError(f"{type(self).__name__} must define submit()")
 
     def recover(self, job: Job) -> dict[str, Any] | None:
-        """What ``submit`` would have returned of a job whose submission was cut off; ``None``: there is no such job."""
+        """The result of ``submit`` for a job whose submission was cut off; ``None``: there is no such job."""
         raise NotImplementedError(f"{type(self).__name__} must define recover()")
 
     def status(self, launch: Launch) -> Status:

@@ -31,7 +31,7 @@ NAMES = ("mountPath", "groupName", "name")
 HANDLERS = {"exec", "httpGet", "tcpSocket", "grpc"}
 """Ways of asking a container, of which there is one at a time."""
 MARGIN_S = 30
-"""What a pod has beyond the time for saving."""
+"""Seconds that a pod has beyond the time for saving."""
 
 
 def config_map(options: KubernetesConfig, job: Job, config: str) -> dict[str, Any]:

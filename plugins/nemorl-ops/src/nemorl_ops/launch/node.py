@@ -1,4 +1,4 @@
-"""What runs on each node of a job: ``python -m nemorl_ops.launch.node``.
+"""The program on each node of a job: ``python -m nemorl_ops.launch.node``.
 
 Rank 0 starts Ray's head and the run, the others join; with one node there is no Ray to start. Rank 0 then watches: the
 run, requests to stop, and the nodes. It says how the attempt ended, by a file that whoever started it reads.
@@ -90,7 +90,7 @@ class Node:
 
     @property
     def role(self) -> str | None:
-        """What the node is for; ``None``: for both training and generation."""
+        """The purpose of the node; ``None``: both training and generation."""
         if not self.generation_nodes:
             return None
         return "generation" if self.rank >= self.nodes - self.generation_nodes else "training"
@@ -218,7 +218,7 @@ class Node:
 def wait_for(
     find: Callable[[], object], limit_s: float, otherwise: str, *, fix: str | None = None
 ) -> dict[str, object]:
-    """What ``find`` returns once it is something.
+    """The result of ``find`` once it is something.
 
     Raises:
         DeadlineError: ``otherwise``, after ``limit_s``.

@@ -21,14 +21,14 @@ from nemorl_ops.launch.section import CLUSTER, on_its_nodes
 
 NODES = (1, 2, 4, 8, 16, 32)
 GPUS = (1, 2, 4, 8)
-"""What is tried where nobody says how many: the smallest that fits is taken."""
+"""Numbers that are tried where nobody says how many: the smallest that fits is taken."""
 NEVER_CHANGED = ("cluster.colocated", "cluster.generation_workers", "rollouts.mode")
 """Keys that make it another run, not another layout of this one: only people change them."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """What the planner says of a job."""
+    """The planner's answer for a job."""
 
     data: dict[str, Any]
     """The run's config with what it chose."""

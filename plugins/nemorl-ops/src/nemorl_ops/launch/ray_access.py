@@ -1,4 +1,4 @@
-"""What the Ray of one attempt demands of who connects: a token, and a certificate of the attempt's own authority.
+"""Demands of one attempt's Ray on who connects: a token, and a certificate of the attempt's own authority.
 
 The first node makes both in the folder of the attempt, where this user alone can read them; each node gives itself a
 certificate for its address. Nodes whose environment says ``RAY_USE_TLS`` have what their site gave them.

@@ -86,7 +86,7 @@ def find(folder: Path, name: str) -> tuple[Launch, LauncherConfig, Status]:
 
 
 def facts(folder: Path, name: str) -> dict[str, Any]:
-    """What ``nemorl launch status NAME --json`` says.
+    """The answer of ``nemorl launch status NAME --json``.
 
     Raises:
         UsageError: nothing was launched under the name.

@@ -69,7 +69,7 @@ def seconds_of(time: str) -> int | None:
 
 
 def time_problems(time_limit: str, grace_s: float) -> Iterator[ConfigIssue]:
-    """What is wrong with a time limit: it is none, or ends a run before that has trained."""
+    """Problems of a time limit: it is none, or ends a run before that has trained."""
     limit = seconds_of(time_limit)
     if limit is None:
         yield ConfigIssue("time_limit", f"{time_limit!r} is no time", 'in quotes: "04:00:00", or "2-00:00:00"')
@@ -99,7 +99,7 @@ def problems(part: SlurmConfig | GenerationNodes, prefix: str, names: Sequence[s
 
 
 def generation_problems(generation: GenerationNodes, job: Job) -> Iterator[ConfigIssue]:
-    """What of a run does not go with nodes that only generate. Paths begin at the section."""
+    """Problems of a run with nodes that only generate. Paths begin at the section."""
     if generation.nodes >= job.num_nodes:
         message = f"all {job.num_nodes} nodes would generate, and none train"
         yield ConfigIssue("generation.nodes", message, "raise launch.nodes, which counts these as well")

@@ -22,7 +22,7 @@ from nemorl_ops.launch.templates import rendered
 
 SCRIPT = "job.sbatch"
 UNKNOWN_JOB = "Invalid job id specified"
-"""What squeue says of a job that it has forgotten."""
+"""squeue's message on a job that it has forgotten."""
 CANCEL_MARK = "cancelled"
 """File in the folder of a launch that no attempt shall follow on."""
 KEPT = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG")

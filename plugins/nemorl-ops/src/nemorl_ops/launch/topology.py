@@ -60,7 +60,7 @@ def resources(
 
 
 def fabric_of_this_machine() -> str:
-    """What ``nvidia-smi -q`` prints; nothing where there is none."""
+    """The output of ``nvidia-smi -q``; nothing where there is none."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return ""

@@ -57,7 +57,7 @@ def _of_run(run_dir: Path) -> dict[str, MetricInfo]:
 
 
 def _installed() -> dict[str, MetricInfo]:
-    """What every installed plugin that can be imported declares, each name as it is declared first."""
+    """Metrics that the installed plugins that can be imported declare, each name as it is declared first."""
     found: dict[str, MetricInfo] = {}
     for kind in ("algorithms", "hooks", "environments", "training_backends", "generation_backends"):
         for entry in registry().index.of_kind(kind):

@@ -102,7 +102,7 @@ class Replication:
             )
 
     def _tell(self, trainer: Any) -> None:
-        """What the sender did since the last time, as events and warnings of the run."""
+        """Report what the sender did since the last time, as events and warnings of the run."""
         for outcome in self._sending.outcomes():
             if outcome.problem is None:
                 facts = {"step": outcome.step, "to": outcome.url, "bytes": outcome.bytes, "seconds": outcome.seconds}

@@ -27,7 +27,7 @@ FIRST_PAUSE_S = 1.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one checkpoint."""
+    """The outcome of one checkpoint."""
 
     step: int
     url: str

@@ -15,7 +15,7 @@ from nemorl_ops.replicate.place import Place, copy_file
 
 CHECKPOINTS = "checkpoints"
 STATE = ("config.yaml", "environment.json", "plugins.lock.json", "metrics.jsonl", "events.jsonl")
-"""What a run needs beside its checkpoints to be continued, or looked at."""
+"""Files that a run needs beside its checkpoints to be continued, or looked at."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""What all losses on preference pairs share: log-ratios of whole responses, the SFT term, metrics. No loss of its own.
+"""Base of all losses on preference pairs: log-ratios of whole responses, the SFT term, metrics. No loss of its own.
 
 # N = tokens of all sequences concatenated, B = sequences, P = pairs (B = 2P)
 """

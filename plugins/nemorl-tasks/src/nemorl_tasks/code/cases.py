@@ -1,4 +1,4 @@
-"""What a row's tests are, and what a response's program is."""
+"""The tests of a row, and the program of a response."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LANGUAGES = ("", "python", "py", "python3")
 
 @dataclass(frozen=True)
 class Pair:
-    """What a program reads, and what it must print."""
+    """The input of a program, and the output that it must print."""
 
     input: str
     output: str

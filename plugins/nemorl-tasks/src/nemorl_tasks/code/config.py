@@ -65,7 +65,7 @@ class CodeConfig(EnvironmentConfig):
     output_kib: int = Field(256, ge=1, le=2**20)
     """Output in KiB before a program is stopped."""
     disk_mib: int = Field(16, ge=1, le=2**20)
-    """What a program may write into its folder, in MiB. It is memory, and gone afterwards."""
+    """Most that a program may write into its folder, in MiB. It is memory, and gone afterwards."""
     workers: Annotated[int, RESUMABLE] = Field(4, ge=1, le=256)
     """Programs that run at the same time, each on a core of its own at best. With fewer than
     ``rollouts.environment_concurrency``, responses wait for one another within ``environment_timeout_s``."""

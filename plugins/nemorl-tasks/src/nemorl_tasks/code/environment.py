@@ -47,7 +47,7 @@ class _Row:
 
 @dataclass
 class _Tally:
-    """What became of one response's tests."""
+    """The results of one response's tests."""
 
     passed: set[int] = field(default_factory=set)
     """Of the tests that count."""

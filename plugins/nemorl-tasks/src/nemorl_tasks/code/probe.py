@@ -28,7 +28,7 @@ GUARANTEES = {
     "hidden": "no memory outside that limit (shared segments, memfd)",
     "calls": "no rare system calls (io_uring, bpf, keys, tracing, …)",
 }
-"""What a probe can find -> in words."""
+"""Finding of a probe -> in words."""
 RARE_CALLS = {
     "x86_64": (425, 321, 298, 248, 250, 323, 272, 101, 165),
     "aarch64": (425, 280, 241, 217, 219, 282, 97, 117, 40),

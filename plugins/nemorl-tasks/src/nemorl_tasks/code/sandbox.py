@@ -29,7 +29,7 @@ Mode = Literal["namespaces", "landlock", "limits"]
 Outcome = Literal["done", "timeout", "output", "broken"]
 
 SYSTEM_PATHS = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/localtime")
-"""What an interpreter needs besides its own folders. No ``/proc``, no ``/home``, no ``/var``."""
+"""Paths that an interpreter needs besides its own folders. No ``/proc``, no ``/home``, no ``/var``."""
 DRIVER = (
     "import sys, types\n"
     "sys.modules['wire'] = wire = types.ModuleType('wire')\n"
@@ -70,7 +70,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a program."""
+    """The result of a program."""
 
     outcome: Outcome
     """``broken``: the sandbox itself ended, or could not be set up, see ``stderr``."""
@@ -112,7 +112,7 @@ class Sandbox:
         self._readable = list(dict.fromkeys([*SYSTEM_PATHS, *readable]))
         self._server = server or Server(python)
         self.is_closed = False
-        """What ends from then on may have been ended by that."""
+        """Programs that end from then on may have been ended by that."""
 
     def within(self, limits: Limits) -> Sandbox:
         """The same isolation with other limits."""
@@ -309,7 +309,7 @@ class _Conversation:
         return bool(chunk)
 
     def _feed(self, selector: selectors.BaseSelector, stdin: bytes) -> bytes:
-        """What is still to be written; closes the pipe after the last of it."""
+        """The rest that is to be written; closes the pipe after the last of it."""
         try:
             stdin = stdin[os.write(self._stdin.fileno(), stdin) :] if stdin else b""
         except BlockingIOError:

@@ -1,4 +1,4 @@
-"""What there is by name: for ``nemorl datasets`` and the documentation."""
+"""The presets by name: for ``nemorl datasets`` and the documentation."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class ColumnMapping:
     system_prompt: str | None = None
 
     def problems(self, row: Mapping[str, Any], *, where: str, source: str) -> Iterator[ConfigIssue]:
-        """What keeps this row from becoming one of nemorl's; ``where`` is the config field that names the source."""
+        """Reasons why this row cannot become one of nemorl's; ``where`` is the config field that names the source."""
         names = list(row)
         missing = [(f"{key}_column", name) for key, name in self.columns.items() if name and name not in names]
         missing += [("prompt_template", name) for name in self._placeholders() if name not in names]

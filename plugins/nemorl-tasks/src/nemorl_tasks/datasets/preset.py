@@ -170,7 +170,7 @@ class PresetConfig(DatasetConfig):
         return rows
 
     def _row_problems(self) -> Iterator[ConfigIssue]:
-        """What is wrong with the first row, where looking at it costs nothing."""
+        """Problems of the first row, where looking at it costs nothing."""
         from nemorl_tasks.datasets.sources import first_row
 
         try:

@@ -101,7 +101,7 @@ class Preset(Config):
     variants: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Names of variants -> the fields in which they differ, e.g. ``gpqa_diamond: {subset: gpqa_diamond}``."""
     task: Literal[TASKS]  # type: ignore[valid-type]
-    """What its rows are for."""
+    """The task that its rows are for."""
     summary: str
     """One line about it."""
 

@@ -24,7 +24,7 @@ class RowMapping(Protocol):
         """The row, or ``DataError``."""
 
     def problems(self, row: Mapping[str, Any], *, where: str, source: str) -> Iterable[ConfigIssue]:
-        """What keeps it from becoming one."""
+        """The reasons why it cannot become one."""
 
 
 class MappedRows(Sequence[Row]):

@@ -44,7 +44,7 @@ class PresetMapping:
     """Of the order of options."""
 
     def problems(self, row: Mapping[str, Any], *, where: str, source: str) -> Iterator[ConfigIssue]:
-        """What keeps this row from becoming one of nemorl's."""
+        """The reasons why this row cannot become one of nemorl's."""
         try:
             self.convert(row, number=0, source=source)
         except DataError as error:
@@ -137,7 +137,7 @@ def _missing(row: Mapping[str, Any], column: str, place: str) -> DataError:
 
 
 def last_boxed(text: str, place: str) -> str:
-    """What the last ``\\boxed{…}`` of a solution holds, braces counted.
+    """The content of the last ``\\boxed{…}`` of a solution, braces counted.
 
     Example:
         >>> last_boxed("so it is \\\\boxed{\\\\frac{1}{2}}.", "row 0")

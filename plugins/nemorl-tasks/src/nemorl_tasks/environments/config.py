@@ -210,7 +210,7 @@ class CodeJaccardConfig(EnvironmentConfig):
 
 
 class ConversationConfig(EnvironmentConfig):
-    """What environments of several turns have in common."""
+    """Common options of environments of several turns."""
 
     turn_template: str = "\n{text}\n"
     """How the environment's text reaches the policy; ``{text}`` stands for it. For chat models write what the template

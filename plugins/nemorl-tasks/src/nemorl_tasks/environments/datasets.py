@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class GeneratedConfig(DatasetConfig):
-    """What the generated datasets have in common."""
+    """Common options of the generated datasets."""
 
     num_train: int = Field(500, ge=1)
     """Distinct tasks to train on."""

@@ -1,4 +1,4 @@
-"""What the words round an answer make of it: another answer beside it, a denial, a quantity that is not the answer.
+"""The effect of the words round an answer: another answer beside it, a denial, a quantity that is not the answer.
 
 Graders that read one letter or number out of a response pay for it only where it stands for itself. In English, and for
 alternatives in the other languages of multilingual MMLU.

@@ -63,7 +63,7 @@ def try_config(
 
 
 def untried(history: Sequence[Mapping[str, float]]) -> str | None:
-    """What two steps in which all rewards are the same do not show.
+    """The doubt that two steps leave in which all rewards are the same.
 
     >>> untried([{"train/reward": 0.0}, {"train/reward": 0.5}])
     """

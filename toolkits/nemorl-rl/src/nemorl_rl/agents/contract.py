@@ -1,4 +1,4 @@
-"""What ``Environment.rollout`` is given, and the errors that its calls may raise."""
+"""The arguments of ``Environment.rollout``, and the errors that its calls may raise."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ class AgentDriver:
     # On the event loop
 
     async def _score(self, prompt: Prompt, policy: LivePolicy) -> Score:
-        """What the environment says of the episode, or what becomes of one that went too far."""
+        """The environment's score of the episode, or that of one that went too far."""
         try:
             async with asyncio.timeout(self._limits.timeout_s) as limit:
                 result = await self._environment.rollout(prompt, policy)

@@ -30,7 +30,7 @@ class Access(Protocol):
 
     @property
     def openai_base_url(self) -> str:
-        """What clients of OpenAI expect."""
+        """The base URL that clients of OpenAI expect."""
         ...
 
     @property

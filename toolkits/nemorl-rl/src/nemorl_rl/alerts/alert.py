@@ -28,11 +28,11 @@ class Alert:
     value: float
     severity: Severity
     text: str
-    """What happened, what it means and what to do, and what the run does of itself."""
+    """The event, its meaning, the remedy, and what the run does of itself."""
     limit: str = ""
-    """What the value crossed, in words."""
+    """The limit that the value crossed, in words."""
     action: Action = "warn"
-    """What the run does of itself."""
+    """The run's own action."""
 
     @classmethod
     def of(cls, name: str, rule: Rule, metric: str, step: int, value: float, record: Mapping[str, Any]) -> Alert:

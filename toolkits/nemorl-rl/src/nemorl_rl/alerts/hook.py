@@ -69,7 +69,7 @@ class Alerts:
         self._saves = False
         self._error: NemorlError | None = None
         self._metrics: Path
-        """What is read again when the run goes back."""
+        """The file that is read again when the run goes back."""
         self.path: Path
         """As a log of the run, which is told when it goes back. Nothing is written there."""
 

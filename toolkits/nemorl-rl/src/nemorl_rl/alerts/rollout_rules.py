@@ -33,7 +33,7 @@ CAUSES = (
     "another revision of the model or its tokenizer in the sampler",
     "an architecture that the sampler computes otherwise or cannot update: docs/backends/architectures.md",
 )
-"""What has been seen to cause a mismatch, most frequent first."""
+"""Causes of a mismatch that have been seen, most frequent first."""
 
 FAILED_FRAC, EQUAL_FRAC = "rollouts/failed_frac", "rollouts/equal_frac"
 """Shares of a step's episodes that failed, and of its groups whose rewards are all the same: judged, not logged."""
@@ -49,7 +49,7 @@ class RolloutRule(Rule):
     set_by: str
     """Key of its limits; ``alerts.rules`` says no more than what follows when it holds."""
     words: str
-    """What happened, with places for ``{step}``, ``{value}`` and what the record has."""
+    """The event in words, with places for ``{step}``, ``{value}`` and what the record has."""
     error_class: type[NemorlError] = BackendError
     """Of the error that ends the run."""
 
@@ -107,7 +107,7 @@ def _mismatch_rule(run: RolloutRunConfig, key: str, limit: float) -> RolloutRule
 
 
 def rollout_record(samples: Sequence[Sample], failed_frac: float) -> dict[str, float]:
-    """What the rules are asked of a step's samples before anything is learnt from them.
+    """The values that the rules judge of a step's samples before anything is learnt from them.
 
     Args:
         samples: Of one step, those of a prompt side by side.

@@ -55,11 +55,11 @@ class Rule(Config):
     severity: Severity = "warning"
     """How bad it is."""
     meaning: str = ""
-    """What it means, in a sentence."""
+    """Its meaning, in a sentence."""
     remedy: str = ""
-    """What to do, in a sentence."""
+    """The remedy, in a sentence."""
     action: Action = "warn"
-    """What the run does: tell (``warn``), and also end after this step (``stop``), end with an error that
+    """The run's action: tell (``warn``), and also end after this step (``stop``), end with an error that
     names the remedy (``fail``), lower the learning rate (``lower_rate``) or write a checkpoint (``save``)."""
     rate_factor: float = Field(0.5, gt=0, lt=1)
     """``lower_rate``: the learning rate is multiplied by this, each time that the alert is raised."""
@@ -82,7 +82,7 @@ class Rule(Config):
 
     @property
     def deed(self) -> str:
-        """What the run does when it holds, in a sentence; empty where it only tells."""
+        """The run's action when it holds, in a sentence; empty where it only tells."""
         match self.action:
             case "stop":
                 return "The run ends after this step."
@@ -96,16 +96,16 @@ class Rule(Config):
                 return ""
 
     def finding(self, metric: str, step: int, value: float, record: Mapping[str, Any]) -> str:
-        """What happened, and what it means."""
+        """The event and its meaning."""
         return " ".join(filter(None, (f"{metric} is {value:.4g} at step {step}: {self.condition}.", self.meaning)))
 
     def text(self, finding: str) -> str:
-        """What is told: ``finding``, what to do, and what the run does of itself."""
+        """The alert's text: ``finding``, what to do, and what the run does of itself."""
         parts = filter(None, (finding, self.remedy, self.deed))
         return " ".join(part if part.endswith(".") else f"{part}." for part in parts)
 
     def error(self, finding: str) -> NemorlError:
-        """What ``action: fail`` raises."""
+        """The error that ``action: fail`` raises."""
         return BackendError(finding, fix=self.remedy[:1].lower() + self.remedy[1:].rstrip("."))
 
     @property

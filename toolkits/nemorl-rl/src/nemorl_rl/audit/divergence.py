@@ -74,7 +74,7 @@ CAUSES: Mapping[str, tuple[str, ...]] = {
         "a scale or cap of the logits that one side leaves out",
     ),
 }
-"""What usually makes the engines part at a tensor whose predecessors agree, most frequent first."""
+"""Usual causes of a parting at a tensor whose predecessors agree, most frequent first."""
 CACHE_CAUSE = "the cache: only generated tokens differ, whose keys and values were stored (layout, order, precision)"
 
 
@@ -91,7 +91,7 @@ class Parting:
     difference: float
     """Norm of the difference of its features, relative to the trainer's."""
     tolerance: float
-    """What would be rounding."""
+    """The difference that would be rounding."""
     largest: float
     """The same of the token that differs most there."""
     suspect: str | None

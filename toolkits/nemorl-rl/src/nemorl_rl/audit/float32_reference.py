@@ -1,4 +1,4 @@
-"""What a model computes without the rounding of a lower precision: a second trainer, in float32."""
+"""A model's results without the rounding of a lower precision: a second trainer, in float32."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from nemorl_rl.config import RolloutRunConfig
 from nemorl_rl.rollouts.seeding import derive_seed
 
 CAPABILITY = "activations"
-"""What backends that can be observed declare."""
+"""The capability of backends that can be observed."""
 PROBE_TOKENS = 23
 """Of the prompt. A prime, so that no other axis of a tensor is likely to be as long."""
 PROBES = 3

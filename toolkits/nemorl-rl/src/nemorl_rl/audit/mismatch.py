@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from nemorl_rl.audit.float32_reference import Float32Reference
 
 PROMPTS = ("The capital of France is", "1, 2, 3, 4,", "Once upon a time there was", "def add(a, b):")
-"""What an audit lets the model continue. Any text will do: only the log-probs of what follows are compared."""
+"""Texts that an audit lets the model continue. Any text will do: only the log-probs of what follows are compared."""
 
 AUDIT_LR = 1e-3
 """Learning rate of the audit's one update: AdamW moves each weight by about this, far more than rounding does."""
@@ -71,7 +71,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class MismatchReport:
-    """What an audit found."""
+    """The result of an audit."""
 
     before: Measurement
     """With the weights that both engines started from."""
@@ -82,7 +82,7 @@ class MismatchReport:
     threshold: float
     """``token_mult_prob_error`` above this is a failure."""
     layers: tuple[LayerComparison, ...] = ()
-    """What the engines compute within the model, before and after the update; empty where that was not compared."""
+    """The engines' results within the model, before and after the update; empty where that was not compared."""
     layers_skipped: str | None = None
     """Why it was not."""
 
@@ -97,7 +97,7 @@ class MismatchReport:
 
     @property
     def findings(self) -> list[str]:
-        """What is wrong, for people; empty when the engines agree."""
+        """Faults, for people; empty when the engines agree."""
         found = [
             f"the engines disagree {when}: token_mult_prob_error is {part.token_mult_prob_error:.4g}, "
             f"{self.threshold:g} is allowed"
@@ -116,7 +116,7 @@ class MismatchReport:
 
     @property
     def notes(self) -> list[str]:
-        """What is no fault of an engine, for people."""
+        """Remarks that are no fault of an engine, for people."""
         return [
             f"token_mult_prob_error is {part.token_mult_prob_error:.4g} {when}, above {self.threshold:g}, and that is "
             f"rounding: each engine is {part.rounding:.2g} nats or more from float32. For less of it, policy.precision "

@@ -12,7 +12,7 @@ from nemorl_rl.chat.codec import ParsedAnswer, ToolCall, Tools
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What stands before and after something. Without ``close`` it lasts until the next ``open``, or the end."""
+    """The text before and after something. Without ``close`` it lasts until the next ``open``, or the end."""
 
     open: str
     close: str | None = None

@@ -42,7 +42,7 @@ class ParsedAnswer:
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     malformed_tool_calls: int = 0
-    """What looks like a call and cannot be read; it stays in ``content``."""
+    """Number of texts that look like a call and cannot be read; they stay in ``content``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class ChatCodec(Protocol):
         ...
 
     def extend(self, spoken: Spoken, messages: Sequence[ChatMessage], tools: Tools) -> tuple[int, ...] | None:
-        """What follows the tokens of an answer when these messages come after it.
+        """The continuation of an answer's tokens when these messages come after it.
 
         It closes the answer where that was cut, and ends where the assistant begins to speak. ``None`` where the
         template would write what is already there in another way for these messages, or it cannot be known. That

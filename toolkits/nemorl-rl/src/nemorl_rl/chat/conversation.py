@@ -62,7 +62,7 @@ class _Turn:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What of a history was said here."""
+    """The part of a history that was said here."""
 
     start: _Turn | None
     """The longest one with which the history begins."""

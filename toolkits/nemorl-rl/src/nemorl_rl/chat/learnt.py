@@ -148,7 +148,7 @@ class RowChat:
 
     @cached_property
     def _cues(self) -> list[str]:
-        """What opens an answer to a user's message, or to the result of a tool. Reasoning is the answer's own."""
+        """Texts that open an answer to a user's message, or to the result of a tool. Reasoning is the answer's own."""
         asked = {"role": "user", "content": ASKED}
         called = [asked, probe_calls(["call_0"], ["pRobe8474"]), probe_result("call_0")]
         return [*self._openings([asked]), *self._openings(called)]

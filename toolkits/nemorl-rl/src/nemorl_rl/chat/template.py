@@ -109,14 +109,14 @@ class TemplateCodec:
 
     @cached_property
     def _closing_ids(self) -> tuple[int, ...]:
-        """What ends an answer that was cut."""
+        """Tokens that end an answer that was cut."""
         if self._end is None:
             return ()
         close = self._template.close
         return tuple(self._tokenizer.encode_observation(close[: close.index(self._end) + len(self._end)]))
 
     def _end_of_reasoning(self, spoken: Spoken) -> tuple[int, ...]:
-        """What ends the reasoning of an answer that was cut within it."""
+        """Tokens that end the reasoning of an answer that was cut within it."""
         marks = self._format.reasoning
         if marks is None or marks.close is None:
             return ()

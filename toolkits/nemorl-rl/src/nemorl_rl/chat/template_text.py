@@ -19,7 +19,7 @@ from nemorl_rl.data.tokenizer import Tokenizer, encodable
 ASKED, SAID, TOLD = "qUestion8471", "aNswer8472", "sYstem8473"
 """Words that no template and no message holds, by which a place in a rendered text is found."""
 REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
-"""What datasets and templates call an answer's reasoning."""
+"""Names of an answer's reasoning in datasets and templates."""
 PROBE_TOOL = {
     "type": "function",
     "function": {
@@ -69,14 +69,14 @@ class TemplateText:
 
     @cached_property
     def shown_call(self) -> str:
-        """What it makes of a call; empty where it shows none."""
+        """Its text of a call; empty where it shows none."""
         messages = [_user(ASKED), probe_calls(["call_0"], ["pRobe8474"])]
         text = self._tried(messages, [PROBE_TOOL], form=self._form, prompt=False)
         return text.rpartition(ASKED)[2] if text is not None and SAID in text else ""
 
     @cached_property
     def close(self) -> str:
-        """What follows the assistant's words at the end of a conversation."""
+        """The text after the assistant's words at the end of a conversation."""
         text = self._tried([_user(ASKED), {"role": "assistant", "content": SAID}], [], form=FORMS[0], prompt=False)
         return text.rpartition(SAID)[2] if text is not None and SAID in text else ""
 
@@ -136,7 +136,7 @@ class TemplateText:
         return [self._shown(message, form) for message in messages]
 
     def rendered(self, shown: Sequence[Mapping[str, Any]], tools: Tools, *, prompt: bool = False) -> str:
-        """What the template writes of messages in this form.
+        """The template's text of messages in this form.
 
         Raises:
             DataError: It refuses them.
@@ -185,7 +185,7 @@ def probe_calls(ids: Sequence[str], names: Sequence[str]) -> dict[str, Any]:
 
 
 def probe_result(call: str) -> dict[str, Any]:
-    """What a tool returns to that call."""
+    """The message of a tool that answers that call."""
     return {"role": "tool", "tool_call_id": call, "content": TOLD}
 
 

@@ -14,7 +14,7 @@ from nemorl.types import Row
 
 CHARACTERS_PER_TOKEN = 64
 COLUMNS = ("prompt", "messages", "response", "completion", "chosen", "rejected", "tools")
-"""What becomes tokens. Other columns are for environments."""
+"""Columns that become tokens. Other columns are for environments."""
 
 
 def require_size(row: Row, name: str, max_tokens: int) -> None:

@@ -1,4 +1,4 @@
-"""What users may pass as data, as batches of rows. Datasets themselves are plugins."""
+"""Data that users may pass, as batches of rows. Datasets themselves are plugins."""
 
 from __future__ import annotations
 

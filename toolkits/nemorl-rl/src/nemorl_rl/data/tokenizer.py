@@ -40,7 +40,7 @@ class Tokenizer:
         self.inner = inner
         """The ``transformers`` tokenizer itself."""
         self.template_kwargs = template_kwargs or {}
-        """What its chat template is given besides messages."""
+        """Arguments of its chat template besides messages."""
 
     @classmethod
     def of(cls, policy: TrainingOptions) -> Tokenizer:
@@ -184,7 +184,7 @@ def end_token_ids(model_name: str, tokenizer: Tokenizer, *declared: int | Sequen
 
 
 def declared_limits(policy: TrainingOptions, tokenizer: Tokenizer, config: Any) -> ResponseLimits:
-    """What a model can be asked for, going by its config alone: an engine elsewhere has the model itself."""
+    """The limits of requests to a model, going by its config alone: an engine elsewhere has the model itself."""
     from nemorl_tensors.engines.responses import ResponseLimits
 
     text = config.get_text_config()

@@ -14,7 +14,7 @@ from nemorl_rl.data.row_sizes import require_size
 
 
 class HeldOutRows:
-    """What a run validates on.
+    """The rows that a run validates on.
 
     Example:
         >>> held_out = HeldOutRows({"easy": [{"prompt": "1+1="}], "hard": [{"prompt": "7*8="}] * 3})

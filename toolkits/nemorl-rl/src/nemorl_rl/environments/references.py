@@ -45,7 +45,7 @@ def load_function(reference: str) -> Callable[..., Any]:
 
 
 def reference_problems(path: str, reference: str) -> Iterator[ConfigIssue]:
-    """What is wrong with a reference to a file, without running it."""
+    """Problems of a reference to a file, found without running it."""
     place, _, name = reference.rpartition(":")
     if not place.endswith(".py"):
         return
@@ -67,7 +67,7 @@ def reference_problems(path: str, reference: str) -> Iterator[ConfigIssue]:
 
 
 def _names(tree: ast.Module) -> list[str]:
-    """What a file defines or imports, at its top."""
+    """Names that a file defines or imports, at its top."""
     found: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

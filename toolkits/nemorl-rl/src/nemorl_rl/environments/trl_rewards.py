@@ -21,7 +21,7 @@ ABSENT = {
     "log_metric": "return a nemorl.Score(reward, metrics={…}) per completion, and drop the parameter",
     "trainer_state": "there is no such object here: use a nemorl.Callback for what depends on the step",
 }
-"""What TRL passes as well and nemorl does not have; a function may name it only with a default."""
+"""Parameters that TRL passes as well and nemorl does not have; a function may name one only with a default."""
 NOT_COLUMNS = frozenset({"prompts", "prompt", COMPLETIONS, "completion", *ABSENT})
 """Names that TRL fills with no column."""
 

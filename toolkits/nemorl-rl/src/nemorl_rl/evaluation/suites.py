@@ -35,7 +35,7 @@ class Suite(Config):
     """One protocol."""
 
     name: str
-    """What it is called."""
+    """Its name."""
     summary: str
     """One line about it."""
     source: tuple[str, ...] = Field(min_length=1)
@@ -43,7 +43,7 @@ class Suite(Config):
     data: dict[str, Any]
     """The dataset: its ``name`` and options, as under ``data:`` of a config."""
     environment: str | dict[str, Any]
-    """What finds the answer of a response and scores it: a name, or a mapping with ``name`` and options."""
+    """Environment that finds the answer of a response and scores it: a name, or a mapping with ``name`` and options."""
     num_generations: int = Field(1, ge=1, le=100_000)
     """Responses per question."""
     temperature: float = Field(0.0, ge=0)
@@ -57,7 +57,7 @@ class Suite(Config):
     max_samples: int | None = Field(None, ge=1)
     """Questions, from the first. Unset: all, as is published."""
     metrics: tuple[str, ...] = ("pass@1",)
-    """What is reported: ``pass@1`` is the mean correctness of single responses, ``pass@k`` and ``cons@k`` are as
+    """Reported metrics: ``pass@1`` is the mean correctness of single responses, ``pass@k`` and ``cons@k`` are as
     ``nemorl eval`` computes them."""
 
     def problems(self) -> Iterator[ConfigIssue]:
@@ -99,7 +99,7 @@ class Suite(Config):
 
 @dataclass(frozen=True)
 class SuiteResult:
-    """What a suite measured."""
+    """The result of a suite."""
 
     values: Mapping[str, float]
     """The suite's metrics."""

@@ -1,4 +1,4 @@
-"""What k of n responses to one prompt are worth: ``pass@k`` (any is right) and ``cons@k`` (the majority is right).
+"""The worth of k of n responses to one prompt: ``pass@k`` (any is right) and ``cons@k`` (the majority is right).
 
 Both are unbiased: the mean over all subsets of size k of the n responses, by counting and not by drawing subsets.
 """

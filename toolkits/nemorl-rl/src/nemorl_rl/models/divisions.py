@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LayerSizes:
-    """What tensor-parallel ranks divide of each layer.
+    """The sizes of each layer that tensor-parallel ranks divide.
 
     >>> LayerSizes(heads=14, kv_heads=2, width=4864, copies_key_values=True).problem(4)
     ('14 attention heads of this model do not divide over 4 tensor-parallel ranks', 'set it to 1 or 2')
@@ -42,7 +42,7 @@ class LayerSizes:
         return not self._rest(ways)
 
     def problem(self, ways: int) -> tuple[str, str] | None:
-        """What so many ranks cannot share evenly, and how many can; ``None``: they can."""
+        """The sizes that so many ranks cannot share evenly, and how many can; ``None``: they can."""
         rest = self._rest(ways)
         if not rest:
             return None
@@ -63,7 +63,7 @@ class LayerSizes:
 def tensor_parallel_problems(
     policy: PolicyConfig, ways: int, path: str, *, copies_key_values: bool = True
 ) -> Iterator[ConfigIssue]:
-    """What of a model tensor-parallel ranks cannot share evenly. Nothing of a model that is not known here.
+    """Parts of a model that tensor-parallel ranks cannot share evenly. Nothing of a model that is not known here.
 
     Args:
         policy: With the model's name and what overrides its config.

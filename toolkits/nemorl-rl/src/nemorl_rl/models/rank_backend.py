@@ -14,7 +14,7 @@ from nemorl_rl.planning.work_metrics import SHARING_METRICS, WORK_METRICS
 
 
 class RankBackendConfig(TrainingBackendConfig, PlansTraining):
-    """What each of them can do; a subclass adds what it alone can.
+    """Capabilities of all these backends; a subclass adds its own.
 
     >>> class MyConfig(RankBackendConfig):
     ...     supports = RankBackendConfig.supports | {"muon"}

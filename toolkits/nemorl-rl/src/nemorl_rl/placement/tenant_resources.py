@@ -95,7 +95,7 @@ class TenantResources(ResourceManager):
         return found
 
     def new_remarks(self) -> Sequence[str]:
-        """What was found since the last call: tenants that hold more than was planned and, the first time, what the
+        """Remarks since the last call: tenants that hold more than was planned and, the first time, what the
         policy's backend says of its first step."""
         found = [*self._watch.new_remarks()] if self._tenancy is not None else []
         if self._is_first_step:

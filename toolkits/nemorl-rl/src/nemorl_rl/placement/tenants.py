@@ -49,7 +49,7 @@ WORK: Mapping[Work, Parts] = {
     "reference": ("reference",),
     "save": ("weights", "optimizer"),
 }
-"""What each kind of a trained model's work needs of it."""
+"""Parts of a trained model that each kind of its work needs."""
 
 TRAIN = Phase(POLICY, "train")
 WRITES = (TRAIN, Phase(POLICY, "save"))
@@ -176,7 +176,7 @@ class PhaseGate:
             self._barred[phase] = threading.get_ident()
 
     def admit(self, phase: Phase) -> None:
-        """What barred this phase is over."""
+        """Lift the bar on this phase."""
         with self._changed:
             self._barred.pop(phase, None)
             self._changed.notify_all()
@@ -331,7 +331,7 @@ class Tenancy:
             ) from error
 
     def _account(self) -> str:
-        """Who holds what, for an error."""
+        """The tenants and what they hold, for an error."""
         try:
             return account(self.holdings())
         except NemorlError as error:
@@ -339,7 +339,7 @@ class Tenancy:
 
 
 def account(holdings: Mapping[str, Mapping[MemoryPart, float]]) -> str:
-    """Who holds what, in words."""
+    """The tenants and what they hold, in words."""
     sizes = [(f"{name}'s {part}", size) for name, parts in holdings.items() for part, size in parts.items() if size]
     parts = [f"{what} {size / 2**30:.2f} GiB" for what, size in sizes]
     return f"in memory: {', '.join(parts)}" if parts else "nothing of these models is in memory"

@@ -1,1 +1,1 @@
-"""What a run needs of its devices, before and while it runs: memory, work and who is awake when."""
+"""A run's needs of its devices, before and while it runs: memory, work and who is awake when."""

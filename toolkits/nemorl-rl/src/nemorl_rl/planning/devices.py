@@ -1,4 +1,4 @@
-"""What devices can do: memory, speed, and links between them, for plans and for utilisation. Imports no torch.
+"""Data of devices: memory, speed, and links between them, for plans and for utilisation. Imports no torch.
 
 Speeds are those of the vendors' data sheets for dense matrices, links in one direction. Memory is what the driver
 reports (``nvidia-smi``), which is less than the name says. Links: NVLink per GPU, else PCI Express; between nodes the
@@ -146,7 +146,7 @@ def parse_fleet(nodes: int, gpus: str) -> Fleet:
 
 
 def shared_by(device: Device, workers: int) -> Device:
-    """What each of so many workers has of it."""
+    """The device as each of so many workers has it."""
     speed = Speed(*(value / workers for value in astuple(device.speed)))
     memory_gb_s = device.memory_gb_s / workers
     return replace(device, memory_gib=device.memory_gib / workers, speed=speed, memory_gb_s=memory_gb_s)

@@ -1,4 +1,4 @@
-"""What policy-gradient algorithms are made of: rewards -> advantages -> loss, and the trainer that runs it.
+"""Parts of policy-gradient algorithms: rewards -> advantages -> loss, and the trainer that runs it.
 
     trainer        PolicyGradientTrainer: one step; an algorithm defines ``compute_advantages``
     config         PolicyGradientConfig, ClippedConfig and blocks of knobs; imports no torch

@@ -47,9 +47,9 @@ class RewardScaling(Config):
     source_max: float = 1.0
     """Rewards above are lowered to this."""
     target_min: float = 0.0
-    """What ``source_min`` becomes."""
+    """The reward that ``source_min`` becomes."""
     target_max: float = 1.0
-    """What ``source_max`` becomes."""
+    """The reward that ``source_max`` becomes."""
 
     def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
@@ -249,7 +249,7 @@ class PolicyGradientConfig(UpdatesConfig):
             yield from self._filter_problems()
 
     def _filter_problems(self) -> Iterator[ConfigIssue]:
-        """What cannot be combined with log-probs of a truncated distribution."""
+        """Options that cannot be combined with log-probs of a truncated distribution."""
         generation = self.generation
         if generation.top_p == 1 and generation.top_k is None:
             message = "generation.top_p and top_k keep every token: nothing is filtered"
@@ -275,7 +275,7 @@ class PolicyGradientConfig(UpdatesConfig):
 
     @property
     def token_filter(self) -> TokenFilter | None:
-        """What log-probs are restricted to; None is the whole vocabulary."""
+        """The filter that restricts log-probs; None is the whole vocabulary."""
         if not self.filtered_logprobs:
             return None
         from nemorl_tensors.filtering import TokenFilter

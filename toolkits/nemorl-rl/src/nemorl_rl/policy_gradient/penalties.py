@@ -41,7 +41,7 @@ class MessagePenalties(Config):
     tool_call_tags: tuple[str, ...] = ("tool_call", "function_call")
     """Elements that tool calls are written in."""
     thinking_tags: tuple[str, str] = ("<think>", "</think>")
-    """What opens and closes reasoning."""
+    """Tags that open and close reasoning."""
 
     def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()

@@ -1,4 +1,4 @@
-"""What happens to a reward between the environment and the advantage."""
+"""Changes to a reward between the environment and the advantage."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class PolicyGradientTrainer(RolloutTrainer[P]):
 
     loss: PolicyGradientLoss
     transforms: Sequence[BatchTransform] = ()
-    """What the config asks to happen to a batch before its updates, in order."""
+    """Changes to a batch before its updates that the config asks for, in order."""
 
     def setup(self) -> None:
         self.transforms = self.build_transforms()

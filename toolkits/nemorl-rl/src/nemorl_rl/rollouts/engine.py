@@ -163,7 +163,7 @@ class RolloutEngine:
                         yield [trajectory.sample() for trajectory in group]
 
     def _driving(self, plan: RolloutPlan) -> Environment | None:
-        """What drives episodes at their own pace; ``None``: they go turn by turn, together."""
+        """The environment that drives episodes at their own pace; ``None``: they go turn by turn, together."""
         pool = self.environments
         if pool.environment.drives_policy:
             return pool.environment

@@ -1,4 +1,4 @@
-"""What a run keeps of its rollouts: how much of them, and to whom a trainer hands them over.
+"""The rollouts that a run keeps: how many of them, and to whom a trainer hands them over.
 
 How they are written is the matter of a toolkit that offers ``open_records`` (``nemorl_cli.report.records``).
 """

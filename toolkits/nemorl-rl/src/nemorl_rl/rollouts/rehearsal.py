@@ -27,7 +27,7 @@ SURE_MISTAKES = (TypeError, NameError, AttributeError, KeyError, ImportError)
 
 
 def reward_problems(environment: Environment, row: Row | None) -> Iterator[ConfigIssue]:
-    """What the rewards of an environment ask of a row that it does not have."""
+    """Problems of a row that lacks what the rewards of an environment ask of it."""
     yield from _need_problems(environment, row) if row is not None else ()
     for part in environment.rehearsals() if row is not None else ():
         yield from _column_problems(part, row or {})
@@ -117,7 +117,7 @@ def _score(environment: Environment, prompt: Prompt, response: str) -> None:
 
 
 def _in_time(call: Callable[[], None]) -> Exception | None:
-    """What the call raised; ``None`` where it returned, or is still at work after the time that it has."""
+    """The error that the call raised; ``None`` where it returned, or is still at work after the time that it has."""
     raised: list[Exception] = []
 
     def run() -> None:

@@ -28,7 +28,7 @@ REPORTS = "generation_metrics"
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """What bounds single requests."""
+    """The limits of single requests."""
 
     per_replica: int
     """Most that run on one replica; the others wait."""
@@ -165,7 +165,7 @@ class GenerationPolicy:
         return read[0]
 
     def take_metrics(self) -> Metrics:
-        """What the replicas say of their own work since they were last asked."""
+        """The replicas' metrics of their own work since they were last asked."""
         return merge(self._with_replacements(lambda: self.workers.call("take_metrics"))) if self._reports else {}
 
     def _with_replacements(self, call: Callable[[], T]) -> T:

@@ -1,4 +1,4 @@
-"""Who answers a request: the least loaded, but one that has computed its beginning if it can.
+"""The choice of who answers a request: the least loaded, but one that has computed its beginning if it can.
 
 ``Affinity`` remembers who knows what and chooses among those that are there, which may come and go. ``Router`` counts
 besides, for a fixed number of replicas.
@@ -104,7 +104,7 @@ class Router:
 
 
 def beginnings_of(token_ids: Sequence[int]) -> Sequence[Hashable]:
-    """What a prompt may have in common with others: itself and its whole blocks, the longest first.
+    """Beginnings that a prompt may share with others: itself and its whole blocks, the longest first.
 
     >>> short, long = beginnings_of(range(64)), beginnings_of(range(100))
     >>> len(short), len(long), long[1] == short[0]

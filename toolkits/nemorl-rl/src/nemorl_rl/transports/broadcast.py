@@ -51,7 +51,7 @@ class BroadcastPayload:
     port: int
     """Of the ``torch.distributed.TCPStore`` in the trainer's process through which both sides arrange a round."""
     trainer: str
-    """Who sends, for messages."""
+    """The sender's name, for messages."""
     device_type: str
     """``cuda`` or ``cpu``: of the buffers on both sides."""
     buckets: tuple[tuple[int, Slots], ...]
@@ -240,7 +240,7 @@ class _Offer:
             raise self._late(missing, what)
 
     def _slowest(self, number: int, names: Mapping[int, str]) -> list[str]:
-        """Who has the fewest buckets of a round."""
+        """The receivers that have the fewest buckets of a round."""
         counts = {rank: self._store.add(Keys.taken(number, rank), 0) for rank in names}
         return [name for rank, name in names.items() if counts[rank] == min(counts.values())]
 

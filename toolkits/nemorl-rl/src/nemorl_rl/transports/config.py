@@ -1,4 +1,4 @@
-"""What each transport says about itself, readable where torch and Ray are absent."""
+"""Each transport's account of itself, readable where torch and Ray are absent."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Api(Protocol):
     path: ClassVar[str]
     """After the base URL."""
     fields: ClassVar[Mapping[str, Field]]
-    """What becomes of each field of its body."""
+    """The treatment of each field of its body."""
     errors: ClassVar[ErrorWords]
 
     async def answer(self, body: Mapping[str, Any], episode: OpenEpisode) -> Answer:
@@ -60,7 +60,7 @@ class Api(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a chat-like API asks."""
+    """A request to a chat-like API."""
 
     messages: tuple[ChatMessage, ...]
     tools: tuple[Mapping[str, Any], ...] = ()

@@ -24,7 +24,7 @@ from nemorl_agents.gateway.errors import RequestError, unsupported
 from nemorl_agents.gateway.fields import Field, honoured, ignored, refused
 
 HARMLESS = ("reasoning.encrypted_content",)
-"""What may be included and is not there: reasoning is given as it is."""
+"""Items that may be included and are not there: reasoning is given as it is."""
 
 
 class Responses:

@@ -67,7 +67,7 @@ class Relay:
 
     @property
     def base_url(self) -> str:
-        """What clients of OpenAI are given."""
+        """The base URL for clients of OpenAI."""
         return f"http://{self._host}:{self.port}/v1"
 
     async def start(self, port: int = 0) -> None:

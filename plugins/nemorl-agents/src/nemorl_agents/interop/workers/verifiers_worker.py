@@ -30,7 +30,7 @@ SHOWN = 2000
 
 
 class ToldError(Exception):
-    """What the user of the worker is to mend, as told."""
+    """An error that the user of the worker is to mend, as told."""
 
 
 class Player:
@@ -139,7 +139,7 @@ def _row(task: Any) -> dict[str, Any]:
 
 
 def _told(episode: Any, policy_url: str) -> dict[str, Any]:
-    """What nemorl needs of an episode."""
+    """The parts of an episode that nemorl needs."""
     return {
         "ok": episode.ok,
         "is_timeout": episode.is_timeout,

@@ -1,4 +1,4 @@
-"""What every engine must be able to say, and the plain data that goes to and fro."""
+"""The interface of every engine, and the plain data that goes to and fro."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ temperature and top-k, top-p and min-p."""
 
 @dataclass(frozen=True)
 class Facts:
-    """What a server says of itself."""
+    """A server's description of itself."""
 
     version: str
     model: str
-    """What requests call it"""
+    """Its name in requests"""
     source: str = ""
     """Folder or hub name of what it was started with, if it says"""
     max_tokens: int | None = None
@@ -58,7 +58,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a server must be started with, for the command line that error messages show."""
+    """Settings that a server must be started with, for the command line that error messages show."""
 
     model: str
     max_tokens: int
@@ -132,7 +132,7 @@ class Dialect(Protocol):
         ...
 
     async def facts(self, server: Caller) -> Facts:
-        """What the server says of itself."""
+        """The server's description of itself."""
         ...
 
     async def tokenize(self, server: Caller, facts: Facts, text: str) -> list[int]:
@@ -154,7 +154,7 @@ class Dialect(Protocol):
         raise self._cannot("folder")
 
     def carrier(self, facts: Facts, device: str) -> tuple[str, Opener]:
-        """What carries a broadcast from this process to the server's, and what opens this process's end."""
+        """The carrier of a broadcast from this process to the server's, and what opens this process's end."""
         raise self._cannot("distributed")
 
     async def join(self, server: Caller, facts: Facts, meeting: Meeting) -> None:

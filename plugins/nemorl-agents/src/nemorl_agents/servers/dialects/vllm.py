@@ -194,7 +194,7 @@ def _prompt_logprobs(payload: Any, token_ids: Sequence[int]) -> list[float]:
 
 
 def _cpu_problems(info: Any, options: Any) -> list[tuple[str, str]]:
-    """What vLLM gets wrong on the CPU, where the extension puts it right."""
+    """Faults of vLLM on the CPU, where the extension puts them right."""
     if info["vllm_config"].get("device_config", {}).get("device") != "cpu":
         return []
     if info["vllm_config"].get("scheduler_config", {}).get("enable_chunked_prefill"):

@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def _listen(child: int, records: int, errors: int, deadline: float, most: int) -> tuple[dict[int, bytes], str]:
-    """What bash and what it leaves in the background say until all have ended, or say too much; how bash ended."""
+    """Output of bash and what it leaves in the background until all have ended, or say too much; how bash ended."""
     said = {records: b"", errors: b""}
     heard, ended = {records, errors}, None
     while heard or ended is None:

@@ -12,7 +12,7 @@ from typing import Any
 import wire
 
 KINDS: tuple[Any, ...] = (False, True, None, 7, "decoy")
-"""What a decoy's functions return. For a truth value: something that can be used as anything and is always this true;
+"""Answers of a decoy's functions. For a truth value: something that can be used as anything and is always this true;
 the others are returned as they are."""
 MAX_ASKED = 10_000
 """A test that goes on asking waits for an answer that does not come."""

@@ -59,7 +59,7 @@ class Channel:
     """Asks the program, one question at a time."""
 
     has_been_asked = True
-    """What fails may be its fault."""
+    """A failure may be its fault."""
 
     def __init__(self, requests: int, replies: int, objects: frozenset[str]) -> None:
         """
@@ -74,7 +74,7 @@ class Channel:
         """The exit code that says why, or 0."""
 
     def name(self, name: str) -> Any:
-        """What the program gives this name to."""
+        """The program's object of this name."""
         return self.get(["name", name])
 
     def get(self, of: list[Any], path: tuple[str, ...] = ()) -> Any:
@@ -82,7 +82,7 @@ class Channel:
         return self._ask({"do": "get", "of": of, "path": path, "keep": (*of, *path)[-1] in self._objects})
 
     def call(self, of: list[Any], path: tuple[str, ...], keep: bool, args: Any, named: Any) -> Any:
-        """What a function of the program returns. Its exceptions are raised.
+        """The result of a function of the program. Its exceptions are raised.
 
         Raises:
             NotPlainError: an argument is no plain data.

@@ -52,7 +52,7 @@ def encode(value: Any, other: Callable[[Any], Any]) -> Any:
 
 
 def encode_argument(value: Any, other: Callable[[Any], Any]) -> Any:
-    """What may be passed to a program besides plain data: built-in types, and what an iterator yields."""
+    """Encode what a program may get besides plain data: built-in types, and what an iterator yields."""
     if type(value) is type(iter([])):
         return encode(list(value), other)
     if isinstance(value, type) and value in TYPES:

@@ -15,7 +15,7 @@ BUSY_S = 10.0
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the judge said of one response."""
+    """The judge's verdict on one response."""
 
     score: float
     reply: str

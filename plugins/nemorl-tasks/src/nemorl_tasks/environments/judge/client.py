@@ -34,7 +34,7 @@ NO_KEY = "none"
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back, and what it took."""
+    """The text that came back, and what it took."""
 
     text: str
     prompt_tokens: int

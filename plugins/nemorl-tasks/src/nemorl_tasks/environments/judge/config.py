@@ -72,7 +72,7 @@ class JudgeConfig(EnvironmentConfig):
     model: ServedModel = Field(min_length=1)
     """The judge's name on that server."""
     rubric: str = DEFAULT_RUBRIC
-    """What makes a response good, in words for the judge: criteria, and what the scores mean."""
+    """The marks of a good response, in words for the judge: criteria, and what the scores mean."""
     lowest: float = Field(0.0, allow_inf_nan=False)
     """Score of the worst response; it becomes reward 0."""
     highest: float = Field(10.0, allow_inf_nan=False)
@@ -91,7 +91,7 @@ class JudgeConfig(EnvironmentConfig):
     max_response_chars: int = Field(50_000, ge=1)
     """Longer responses get the lowest score without being read: no judge has room for an endless one."""
     no_verdict: Literal["invalid", "lowest"] = "invalid"
-    """What a response gets to which the judge replies without a verdict. ``invalid``: nothing, it trains nothing.
+    """The score of a response to which the judge replies without a verdict. ``invalid``: nothing, it trains nothing.
     ``lowest``: the lowest score, where the policy has learnt to confuse the judge (see ``judge_no_verdict``)."""
     temperature: float | None = Field(0.0, ge=0)
     """Of the judge. ``null`` for servers that refuse the parameter."""

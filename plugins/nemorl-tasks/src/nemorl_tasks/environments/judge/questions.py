@@ -1,4 +1,4 @@
-"""What the judge is asked, and how its verdict is read.
+"""The question to the judge, and how its verdict is read.
 
 The graded response is hostile text: it may hold instructions, verdicts and closing tags. Tags and the verdict carry a
 mark that is a hash of the whole question, the response included, so that no response can contain its own. Nothing but

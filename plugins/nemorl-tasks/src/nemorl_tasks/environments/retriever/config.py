@@ -62,7 +62,7 @@ class RetrieverConfig(ConversationConfig):
         default=GRADER.default,
         validate_default=True,  # type: ignore[assignment]
     )
-    """What scores the final answer: an environment of one turn, by name or as a mapping."""
+    """The scorer of the final answer: an environment of one turn, by name or as a mapping."""
     call_tag: str = Field("search", pattern=r"^\w+$")
     """Element that a search is written in. NeMo RL's is ``retrieve``."""
     result_tag: str = Field("information", pattern=r"^\w+$")

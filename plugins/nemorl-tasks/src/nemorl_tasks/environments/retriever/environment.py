@@ -55,7 +55,7 @@ class _Session:
         self._searches = 0
 
     def step(self, response: str) -> Step | Awaitable[Step]:
-        """What is found for a search, or the verdict on a final answer."""
+        """The documents found for a search, or the verdict on a final answer."""
         call = self._call.search(response[-MAX_CALL_CHARS:].rstrip())
         if call is None:
             verdict = self._grading.step(final_answer(response))
@@ -75,7 +75,7 @@ class _Session:
 
 
 def final_answer(response: str) -> str:
-    """What the last ``<answer>`` element holds; of a response without one, all of it. One that tries out several
+    """The content of the last ``<answer>`` element; of a response without one, all of it. One that tries out several
     answers gives none.
 
     >>> final_answer("<answer>Bonn</answer> no, <answer>Berlin</answer>"), final_answer("<answer>" * 3 + "Berlin")

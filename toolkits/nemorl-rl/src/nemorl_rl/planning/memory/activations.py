@@ -1,4 +1,4 @@
-"""What a forward pass keeps for its backward pass, as a backend counts it."""
+"""Memory that a forward pass keeps for its backward pass, as a backend counts it."""
 
 from __future__ import annotations
 

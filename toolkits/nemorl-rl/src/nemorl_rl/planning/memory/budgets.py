@@ -38,7 +38,7 @@ class Budget:
     held: Mapping[str, Parts]
     """Tenant -> its parts that are there"""
     work: Parts
-    """What the phase's work takes besides, and what other processes keep of theirs"""
+    """Memory of the phase's work besides, and what other processes keep of theirs"""
     moment: str
     """Of the work, the fullest"""
     overhead: Parts

@@ -93,7 +93,7 @@ class PlansTraining(ABC):
 
     @abstractmethod
     def training_plan(self) -> TrainingPlan:
-        """What these options make of a model."""
+        """The plan of a model under these options."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class EngineMemory:
     lacks: float = 0.0
     """Bytes by which what it was given is too small for its weights and one sequence"""
     counts_overhead: bool = False
-    """What its process and allocator take is within these parts"""
+    """True: these parts include the memory of its process and allocator"""
 
 
 class EnginePlan(Protocol):
@@ -164,11 +164,11 @@ class PlansEngine(ABC):
 
     @abstractmethod
     def engine_plan(self) -> EnginePlan:
-        """What these options make of an engine."""
+        """The plan of an engine under these options."""
 
 
 def training_plan(backend: TrainingBackendConfig) -> TrainingPlan:
-    """What a backend says of itself.
+    """A backend's account of itself.
 
     Raises:
         UsageError: It says nothing.
@@ -179,7 +179,7 @@ def training_plan(backend: TrainingBackendConfig) -> TrainingPlan:
 
 
 def engine_plan(backend: GenerationBackendConfig) -> EnginePlan:
-    """What a backend says of itself.
+    """A backend's account of itself.
 
     Raises:
         UsageError: It says nothing.

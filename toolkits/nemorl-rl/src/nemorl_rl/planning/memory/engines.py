@@ -1,4 +1,4 @@
-"""What samples, and the memory of engines that decode rows over a cache that grows with them."""
+"""Engines that sample, and the memory of those that decode rows over a cache that grows with them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Engines:
 
     @cached_property
     def plan(self) -> EnginePlan:
-        """What their backend says of itself.
+        """Their backend's account of itself.
 
         Raises:
             UsageError: It says nothing.

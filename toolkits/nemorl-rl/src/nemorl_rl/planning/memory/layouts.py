@@ -54,7 +54,7 @@ class Choice:
 
 
 def present(scene: Scene) -> Choice:
-    """What the config says."""
+    """The choice of the config."""
     engines = scene.engines.replicas if scene.engines is not None else 0
     return Choice((), (), scene.colocated, engines, scene.is_async, scene.turns)
 

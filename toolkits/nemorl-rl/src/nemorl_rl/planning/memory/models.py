@@ -66,7 +66,7 @@ class HeldModel:
 
     @cached_property
     def plan(self) -> TrainingPlan:
-        """What its backend says of itself.
+        """Its backend's account of itself.
 
         Raises:
             UsageError: It says nothing.

@@ -24,7 +24,7 @@ class Part:
     formula: str
     """Where they come from, with the numbers"""
     held: MemoryPart | None = None
-    """What ``held_bytes`` of its backend counts it as; ``None``: it is there only while the backend works"""
+    """Its part in ``held_bytes`` of its backend; ``None``: it is there only while the backend works"""
     stays: bool = False
     """It cannot leave the device while its owner sleeps"""
 

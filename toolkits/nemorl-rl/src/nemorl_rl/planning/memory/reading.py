@@ -48,7 +48,7 @@ class Lengths:
 
 EXPECTED = Lengths()
 LEAST = Lengths(1.0, 1.0, 1.0)
-"""What does not fit then does not fit with any data."""
+"""The least lengths: what does not fit then does not fit with any data."""
 
 
 class Sizes:

@@ -1,4 +1,4 @@
-"""What is planned: the models of a run, its engines, its devices, and the work of one step."""
+"""The scene of a plan: the models of a run, its engines, its devices, and the work of one step."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Scene:
     placement: Placement = field(default_factory=Placement)
     """On these devices"""
     others_beside: OthersBeside = field(default=lambda _: {}, compare=False)
-    """What other models inherit from a policy that is changed"""
+    """Configs that other models inherit from a policy that is changed"""
 
     @property
     def models(self) -> tuple[HeldModel, ...]:

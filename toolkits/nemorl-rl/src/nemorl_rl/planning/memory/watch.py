@@ -152,7 +152,7 @@ def _told(holdings: Callable[[], Holdings]) -> str:
 
 
 def _planned(budget: Budget, tenant: str | None = None) -> str:
-    """What was planned to be there, in words."""
+    """The memory that was planned to be there, in words."""
     tenants = [tenant] if tenant is not None else list(budget.held)
     return account({name: budget.held_bytes(name) for name in tenants}).replace("in memory", "planned")
 

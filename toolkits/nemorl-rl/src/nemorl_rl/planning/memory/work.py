@@ -25,7 +25,7 @@ class Work:
     response_tokens: float
     """Mean; of rows of data, the tokens trained on"""
     longest_response: float
-    """What the last sequence of a step is expected to take"""
+    """Expected response tokens of a step's last sequence"""
     group: int = 1
     """Responses to one prompt"""
     updates: int = 1
