@@ -96,4 +96,6 @@ DataSource: TypeAlias = "str | Path | Mapping[str, Any] | Table | DatasetConfig 
 - a mapping ``{"name": …, …options}`` as in configs;
 - rows: a list of mappings, a ``datasets.Dataset``, or both splits as ``{"train": rows, "validation": rows}``;
 - a dataset config, or a ready ``DataModule``.
+
+>>> rows: DataSource = [{"prompt": "1+1=", "answer": "2"}]
 """
