@@ -261,7 +261,8 @@ def test_vllms_class_of_handles_takes_them(monkeypatch: pytest.MonkeyPatch) -> N
     from nemorl_agents.servers.dialects.vllm import ipc_info
     from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferUpdateInfo
 
-    monkeypatch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
+    # An engine that was built in this process makes vLLM read its variables no more.
+    monkeypatch.setattr("vllm.envs.VLLM_ALLOW_INSECURE_SERIALIZATION", True)
     found = IPCWeightTransferUpdateInfo(**ipc_info(TENSORS, "1f2e"))
     assert found.names == ["a", "b"]
     assert isinstance(found.ipc_handles, list)

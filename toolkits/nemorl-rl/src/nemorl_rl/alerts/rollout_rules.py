@@ -54,7 +54,7 @@ class RolloutRule(Rule):
     """Of the error that ends the run."""
 
     def finding(self, metric: str, step: int, value: float, record: Mapping[str, Any]) -> str:
-        return self.words.format(step=step, value=value, **record)
+        return self.words.format(**{**record, "step": step, "value": value})
 
     def error(self, finding: str) -> NemorlError:
         error = super().error(finding)
