@@ -1,4 +1,4 @@
-"""What a forward pass keeps for its backward pass, in bytes per token, read off transformers' modules.
+"""Memory that a forward pass keeps for its backward pass, in bytes per token, read off transformers' modules.
 
 # D = hidden size, Q = heads * head size, K = key-value heads * head size, F = width of the MLP, b = bytes of an element
 
@@ -21,7 +21,7 @@ EAGER = frozenset({"gemma2"})
 
 
 def norm_bytes(model: HeldModel, *, fused: bool) -> float:
-    """What an RMS norm keeps per element of its input, its output left out.
+    """Bytes that an RMS norm keeps per element of its input, its output left out.
 
     transformers computes in float32: x in float32 for the square and the product, then the normalised x that the
     weight multiplies. Fused norms (nemorl-dtensor's on the CPU) keep x alone.

@@ -1,4 +1,4 @@
-"""What the two backends of this package can be told, readable where torch is absent.
+"""Options of the two backends of this package, readable where torch is absent.
 
 ``DTensorConfig`` is the training backend ``dtensor``, ``HFGenerationConfig`` the generation backend ``hf``. Both
 serve any causal language model of the transformers library.

@@ -29,7 +29,7 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Features:
-    """What distinguishes an architecture of the family. Biases are found on the modules."""
+    """Features that distinguish an architecture of the family. Biases are found on the modules."""
 
     qk_norm: bool = False
     """RMS norm of each query and key head before the rotation."""

@@ -47,7 +47,7 @@ class ExportedWeights:
         return self._names.published((name, whole(tensor.detach())) for name, tensor in self._merged())
 
     def pieces(self) -> Iterator[Piece]:
-        """What this rank has of the published tensors and is the one to send. Collective."""
+        """The pieces of the published tensors that this rank has and is the one to send. Collective."""
         views = self._views
         in_other_form: list[tuple[str, Tensor]] = []
         for turn, (name, tensor) in enumerate(self._merged()):
@@ -80,7 +80,7 @@ class ExportedWeights:
 
     @cached_property
     def _saved(self) -> list[tuple[str, nn.Module, str]]:
-        """What makes the model: names, and where the tensors are found."""
+        """The tensors that make the model: names, and where they are found."""
         parts = ((name, *name.rpartition(".")[::2]) for name, _ in saved_tensors(self._model))
         return [(name, self._model.get_submodule(owner), attribute) for name, owner, attribute in parts]
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 FULL_ATTENTION = "full_attention"
-"""What transformers calls layers that attend to all tokens before."""
+"""transformers' name for layers that attend to all tokens before."""
 STATES_TOLERANCE = {torch.float32: 1e-3}
 """Largest error of the states, relative to their norm; other precisions: ``ROUNDED``."""
 ROUNDED = 0.1

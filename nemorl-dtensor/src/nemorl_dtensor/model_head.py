@@ -136,7 +136,7 @@ class Scorer:
         return found
 
     def temperature(self, asked: float) -> float:
-        """What divides the head's raw output. Greedy batches (temperature 0) are scored at 1."""
+        """Divisor of the head's raw output. Greedy batches (temperature 0) are scored at 1."""
         return (asked or 1.0) / self.scale
 
 
@@ -207,7 +207,7 @@ def _all_scored(ids: Tensor, positions: Tensor | None) -> Rows:
 
 
 def _logit_scale(config: Any) -> float:
-    """What multiplies the head's output: Cohere's ``logit_scale``, Granite's divisor, Falcon-H1's multiplier."""
+    """Factor of the head's output: Cohere's ``logit_scale``, Granite's divisor, Falcon-H1's multiplier."""
     divisor = getattr(config, "logits_scaling", None) or 1.0
     factors = [getattr(config, name, None) or 1.0 for name in ("logit_scale", "lm_head_multiplier")]
     return float(factors[0] * factors[1] / divisor)

@@ -1,4 +1,4 @@
-"""What transformers' models compute, recorded (``nemorl_tensors.engines.observing``): in training and in decoding.
+"""Recording of transformers' models' values (``nemorl_tensors.engines.observing``): in training and in decoding.
 
 Projections, norms and MLPs are modules. Rotated queries and keys are not: they are recorded where transformers hands
 them to its attention function. ``decode_llama`` computes without modules and has an observed form below.
@@ -128,7 +128,7 @@ class ObservedLlamaDecoder(LlamaDecoder):
 
 @torch.no_grad()
 def observe_scoring(model: nn.Module, scorer: Scorer, rows: Rows) -> dict[Place, Tensor]:
-    """What the pass computes that scores the rows of one sequence."""
+    """Values computed by the pass that scores the rows of one sequence."""
     recorder = Recorder()
     with observed_modules(model, recorder):
         states = scorer.states(rows)

@@ -73,7 +73,7 @@ class Ranks:
 
     @property
     def shard_mesh(self) -> DeviceMesh:
-        """What FSDP2 shards over: two axes where there are replicas."""
+        """The mesh that FSDP2 shards over: two axes where there are replicas."""
         return self.mesh["dp_replicate", "dp_shard"] if self.mesh["dp_replicate"].size() > 1 else self.mesh["dp_shard"]
 
     def largest(self, value: int) -> int:

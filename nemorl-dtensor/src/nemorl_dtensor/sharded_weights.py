@@ -75,7 +75,7 @@ def fill(
 
 
 def saved_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """What makes the model, by name, sharing its memory: of a tensor that has two names, the first."""
+    """The tensors that make the model, by name, sharing its memory: of a tensor that has two names, the first."""
     owned = {name for name, _ in chain(model.named_parameters(), model.named_buffers())}
     return ((name, tensor) for name, tensor in model.state_dict().items() if name in owned)
 

@@ -128,7 +128,7 @@ def _freeze(model: PreTrainedModel, names: Collection[str]) -> None:
 
 
 def _layer_plan(model: PreTrainedModel, layer: nn.Module, *, sequence_parallel: bool) -> dict[str, ParallelStyle]:
-    """What to do with each module of a decoder layer that has parameters of its own."""
+    """The parallel style of each module of a decoder layer that has parameters of its own."""
     known = dict(layer.named_modules())
     norms = [name for name, _ in layer.named_children() if name.endswith("layernorm")]
     head_norms = [name for name in HEAD_NORMS if name in known and _is_per_head(model, known[name])]

@@ -84,7 +84,7 @@ class Memory:
         return tuple(found)
 
     def _states(self) -> Parts:
-        """What the optimizer keeps, and the sums of gradients."""
+        """The optimizer's states, and the sums of gradients."""
         model, each = self._model, self._trained / self._divided
         text = f"{count(self._trained)} / {self._divided}"
         found = [Part("masters", 4 * each, f"4 B x {text}", "optimizer")] if self._element == 2 else []
@@ -156,7 +156,7 @@ class Memory:
         return norm, Part("gradients", size, f"(4 B x {count(self._trained)} + {count(added)}B) / {divided}")
 
     def _gathered(self, layers: int) -> Parts:
-        """What FSDP has put together: everything outside of layers, and as many layers."""
+        """Weights that FSDP has put together: everything outside of layers, and as many layers."""
         if self._shards == 1:
             return ()
         b, t, root = self._model.element, self._model.tensor, self._model.root_parameters

@@ -110,7 +110,7 @@ class Versions:
         assert newest in self._held
 
     def _with_room_for(self, coming: int) -> Held:
-        """What a version more is put into: the oldest one's place, if there is no other."""
+        """The place of one more version: the oldest one's place, if there is no other."""
         if len(self._held) < self._limit:
             return self._build()
         version, oldest = next(iter(self._held.items()))

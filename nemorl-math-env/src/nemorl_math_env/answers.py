@@ -213,7 +213,7 @@ def _marked(text: str, markers: Sequence[str], numeric: bool) -> str | None:
 
 
 def _in_words(text: str, box: Box, numeric: bool) -> str:
-    """What the box says, unless the words around it deny it or offer something else."""
+    """The box's answer, unless the words around it deny it or offer something else."""
     before, after = text[max(0, box.start - CONTEXT_CHARS) : box.start], text[box.end : box.end + CONTEXT_CHARS]
     denied = is_changed(before, after) or is_taken_back(after) or is_struck(before) or is_supposed(before, after)
     denied = denied or "?" in box.content[-2:]
@@ -364,7 +364,7 @@ def _sentence_length(line: str) -> int:
 
 
 def _content(match: re.Match[str]) -> str:
-    """What a formula says: of aligned lines, the last."""
+    """Content of a formula: of aligned lines, the last."""
     content = next(group for group in match.groups() if group is not None)
     if r"\begin{align" in content or r"\begin{gather" in content:
         rows = re.split(r"\\\\|\\(?:begin|end)\{[a-z]+\*?\}", content)

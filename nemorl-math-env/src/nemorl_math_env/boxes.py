@@ -1,4 +1,4 @@
-r"""What a ``\boxed{…}`` says where it stands.
+r"""The answer that a ``\boxed{…}`` gives where it stands.
 
 The answer is the formula that the box is part of, with the box opened: ``2\cdot\boxed{5}`` says ``2\cdot(5)``, and
 ``x > \boxed{5}`` says ``x > 5``. A derivation before it (``x = ``, ``\implies``) is cut off, and the words around it
@@ -47,9 +47,9 @@ class Box:
     end: int
     """Where it ends"""
     content: str
-    """What is in the box alone"""
+    """Content of the box alone"""
     answer: str
-    """What the formula says"""
+    """Answer that the formula gives"""
 
 
 def find_boxes(text: str) -> list[Box]:
@@ -97,7 +97,7 @@ def _in_formula(text: str, start: int, end: int, content: str) -> Box:
 
 
 def _lead(left: str) -> str:
-    """What stands before the box in its formula."""
+    """The text before the box in its formula."""
     if _FRESH.search(left[-20:]):
         return ""
     for cut in reversed([0, *(match.end() for match in _BEGINS.finditer(left))]):
@@ -109,7 +109,7 @@ def _lead(left: str) -> str:
 
 
 def _tail(right: str) -> str:
-    """What stands after it."""
+    """The text after it."""
     for match in _ENDS.finditer(right):
         if _is_balanced(right[: match.start()]):
             return right[: match.start()]

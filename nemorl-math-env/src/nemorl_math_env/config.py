@@ -110,7 +110,7 @@ class MultiRewardMathConfig(EnvironmentConfig):
 
 
 class _Generated(Config):
-    """What the generated datasets have in common."""
+    """Options that the generated datasets have in common."""
 
     num_train: int = Field(500, ge=1)
     """Distinct problems to train on."""

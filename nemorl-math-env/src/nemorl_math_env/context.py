@@ -1,4 +1,4 @@
-r"""What the words beside an answer make of it: ``not 5``, ``half of 5``, ``41 or 42``, ``5, no, 6``."""
+r"""Effect of the words beside an answer: ``not 5``, ``half of 5``, ``41 or 42``, ``5, no, 6``."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def is_taken_back(after: str) -> bool:
 
 
 def corrected(after: str) -> str | None:
-    """What the response says after it has taken its answer back; ``None`` where it has not."""
+    """The text after the response has taken its answer back; ``None`` where it has not."""
     if _SAID.search(after) is None:
         return None
     found = _CORRECTION.search(after)

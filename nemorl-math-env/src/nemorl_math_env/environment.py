@@ -45,7 +45,7 @@ class MathEnvironment(Environment):
         return self._given(reference_answer(answer), response)
 
     def outcome(self, answer: str, response: str) -> Outcome:
-        """What became of one response, before it is turned into numbers."""
+        """The outcome of one response, before it is turned into numbers."""
         truth = reference_answer(answer)
         return self._judge(truth, self._given(truth, response))
 

@@ -1,4 +1,4 @@
-"""What a response says, without its Markdown: emphasis, headings, lists, tables, quotes, code, inline HTML, emoji.
+"""The text of a response without its Markdown: emphasis, headings, lists, tables, quotes, code, inline HTML, emoji.
 
 Only the end of a response is read so, from the last line that can hold the answer. Formulas keep every character.
 """

@@ -1,4 +1,4 @@
-"""What runs inside a grader process."""
+"""Functions that run inside a grader process."""
 
 from __future__ import annotations
 

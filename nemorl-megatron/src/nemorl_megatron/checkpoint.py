@@ -100,7 +100,7 @@ def held(model: Sequence[GPTModel]) -> list[Held]:
 
 
 def _states(master: Tensor, moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What is kept for a weight, by what stands before its name."""
+    """The tensors kept for a weight, by the prefix of its name."""
     return {"": master, **{f"{STATE}{name}.": values for name, values in moments.items()}}
 
 

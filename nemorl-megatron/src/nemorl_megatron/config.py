@@ -1,4 +1,4 @@
-"""What the two backends of this package can be told, readable where torch and megatron-core are absent.
+"""Options of the two backends of this package, readable where torch and megatron-core are absent.
 
 ``MegatronConfig`` is the training backend ``megatron``, ``MegatronGenerationConfig`` the generation backend of the same
 name. Tensor parallelism, precision, optimizer and batching are ``policy`` settings, the same for every backend.
@@ -178,7 +178,7 @@ class MegatronGenerationConfig(GenerationBackendConfig, PlansEngine):
     wait for their next turn may hold as many besides."""
 
     engine: Annotated[Literal["rows", "megatron_core"], RESUMABLE] = "rows"
-    """What attends to the tokens so far and keeps them. ``rows``: PyTorch's attention over the kernel's cache, on any
+    """Attention to the tokens so far, and their cache. ``rows``: PyTorch's attention over the kernel's cache, on any
     device. ``megatron_core``: flash-attention over the paged cache of megatron-core's inference engine, on CUDA only:
     rows take memory as they grow, joining and leaving copies nothing. Tested with stand-ins for its kernels, never run
     on CUDA."""

@@ -19,7 +19,7 @@ from torch import Tensor
 
 
 def own_part(rows: Rows, rank: int, ranks: int) -> Rows:
-    """What one rank computes and scores of rows whose width is a multiple of 2k, with the positions of its tokens."""
+    """A rank's part to compute and score of rows whose width is a multiple of 2k, with the positions of its tokens."""
     height, width = rows.input_ids.shape
     chunk = width // (2 * ranks)
     positions = rows.position_ids

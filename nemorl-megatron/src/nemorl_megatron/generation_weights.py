@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from nemorl_megatron.settings import Settings
 
 TIED_HEAD = "lm_head.weight"
-"""What some trainers send although it is the embedding again."""
+"""A tensor that some trainers send although it is the embedding again."""
 
 
 class OwnWeights:
@@ -66,7 +66,7 @@ class OwnWeights:
 
 
 class StoredNames:
-    """What trainers call the tensors of a model: as files do, or as transformers' models in memory do, which hold all
+    """Trainers' names of the tensors of a model: as files do, or as transformers' models in memory do, which hold all
     experts of a layer in two tensors."""
 
     def __init__(self, settings: Settings) -> None:

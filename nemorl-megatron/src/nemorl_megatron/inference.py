@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class Pass(Protocol):
-    """What layers are told: this, and what megatron-core's own inference contexts say."""
+    """Information for the layers: this, and what megatron-core's own inference contexts say."""
 
     mask: Tensor | None
-    """What core attention adds to its scores."""
+    """Mask that core attention adds to its scores."""
 
     @property
     def positions(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""What the ranks of one copy of the model pass to each other while they generate.
+"""Messages between the ranks of one copy of the model while they generate.
 
 Hidden states go from stage to stage, parts of the logits to the first tensor-parallel rank of the last stage, which
 draws, and the tokens from there to all. So every rank of a copy knows the same rows, tokens and ends of responses.

@@ -83,7 +83,7 @@ class ValueHead(nn.Module):
 
 
 class _Adapted:
-    """What a linear layer needs to have adapters: where they stand, and that they are added."""
+    """Mixin for a linear layer with adapters: where they stand, and that they are added."""
 
     adapter: Adapter | None
 

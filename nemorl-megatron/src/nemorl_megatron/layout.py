@@ -75,7 +75,7 @@ def choose(asked: LayoutName, pieces: Sequence[GPTModel], parallel: Parallel, vo
 
 
 def _everywhere(obstacle: str, parallel: Parallel) -> str:
-    """What stands in the way, on any rank; empty if nothing does. Collective."""
+    """The obstacle, on any rank; empty where there is none. Collective."""
     if not parallel.largest(bool(obstacle)):
         return ""
     return obstacle or "another rank's part of the model does not compute them"

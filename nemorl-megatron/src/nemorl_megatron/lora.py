@@ -179,7 +179,7 @@ class Adapter(nn.Module):
 
     @torch.no_grad()
     def delta(self) -> Tensor:
-        """What the adapters add to this rank's part of the weight, float32."""
+        """Delta of the adapters to this rank's part of the weight, float32."""
         inputs = next(factors.lora_A.shape[1] for factors in self._factors if factors is not None)
         device = next(self.parameters()).device
         found = [

@@ -294,7 +294,7 @@ def _scale(factor: float, _module: Any, _args: Any, embeddings: Tensor) -> Tenso
 
 
 def _mark_parts(model: GPTModel) -> None:
-    """What the optimizer asks of each weight of a parallel layer: whether it is divided, and among which ranks copied.
+    """Mark each weight of a parallel layer for the optimizer: whether it is divided, and among which ranks copied.
 
     megatron-core marks divided weights only where it draws them itself, and experts as such only where
     ``expert_parallel_size`` exceeds 1; but under tensor parallelism whole experts have other copies than other layers.

@@ -1,4 +1,4 @@
-"""What of a model the parallel sizes of backend ``megatron`` cannot divide, told from its ``config.json``.
+"""Parts of a model that backend ``megatron``'s parallel sizes cannot divide, told from its ``config.json``.
 
 Importing this imports neither torch nor megatron-core. Tensor parallelism is ``nemorl_rl.models.divisions``.
 """

@@ -1,4 +1,4 @@
-"""What megatron-core's layers compute, recorded under the names of ``nemorl_tensors.engines.observing``.
+"""Recording of the values that megatron-core's layers compute, under the names of ``nemorl_tensors.engines.observing``.
 
 # S = tokens, B = rows, g = key-value heads, r = query heads of each, D = head size
 """

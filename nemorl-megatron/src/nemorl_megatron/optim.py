@@ -33,7 +33,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True)
 class Share:
-    """What this rank updates of one parameter: a range of its elements, counted in memory order."""
+    """This rank's share of one parameter, which it updates: a range of its elements, counted in memory order."""
 
     start: int
     master: Tensor
@@ -109,7 +109,7 @@ class Learner:
             use_gloo_process_groups=False,
         )
         self._masters = {part: {*part.get_parameters()} for part in self._optimizer.chained_optimizers}
-        """What each of megatron-core's optimizers updates: one has the experts, one all else."""
+        """The parameters that each of megatron-core's optimizers updates: one has the experts, one all else."""
 
     def clear_gradients(self) -> None:
         """Forget gradients, e.g. those of a step that failed midway."""
@@ -179,7 +179,7 @@ class Learner:
         return {str(number): tensor for number, tensor in enumerate(held)}
 
     def share(self, parameter: Tensor) -> Share | None:
-        """What this rank updates of ``parameter``, if anything."""
+        """The share of ``parameter`` that this rank updates, if any."""
         for part in self._optimizer.chained_optimizers:
             inner = part.optimizer
             if not self.distributed:

@@ -46,7 +46,7 @@ class Sizes:
 
     @classmethod
     def of(cls, policy: TrainingOptions, config: MegatronConfig) -> Sizes:
-        """What a policy and its backend ask for."""
+        """The sizes that a policy and its backend ask for."""
         return cls(
             tensor=policy.tensor_parallel_size,
             pipeline=config.pipeline_parallel_size,
@@ -173,7 +173,7 @@ class Parallel:
         return int(found)
 
     def from_last_stage(self, value: Any) -> Any:
-        """What the last stage of this rank's pipeline holds: a tensor (of one shape on all of them, filled in place) or
+        """Value on the last stage of this rank's pipeline: a tensor (of one shape on all of them, filled in place) or
         a picklable object. Collective."""
         if self.sizes.pipeline == 1:
             return value

@@ -38,7 +38,7 @@ LastStage = Callable[[Tensor, "Microbatch"], tuple[Tensor, Any]]
 
 @dataclass(frozen=True)
 class Microbatch:
-    """What one forward pass computes."""
+    """The input of one forward pass."""
 
     batch: TokenBatch
     rows: Rows
@@ -101,7 +101,7 @@ def microbatches(
 
 
 def _packing(rows: Rows, dtype: torch.dtype) -> Packing | None:
-    """What layers are told of a row that holds many sequences."""
+    """The layers' argument for a row that holds many sequences."""
     if rows.tree is not None:
         return Packing.of_tree(rows.tree, dtype)
     return None if rows.position_ids is None else Packing.of(rows.position_ids)

@@ -41,7 +41,7 @@ class Rope:
 
 
 class Rotary(nn.Module):
-    """What queries and keys are turned by, from the model's own frequencies."""
+    """Rotary embedding of queries and keys, from the model's own frequencies."""
 
     def __init__(self, ropes: Sequence[Rope], head: int, device: str) -> None:
         """

@@ -17,7 +17,7 @@ from nemorl_megatron.rope import Rope
 
 Activation = Literal["silu", "gelu_tanh"]
 ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
-"""What a gated feed-forward layer may use, by transformers' names."""
+"""Activations that a gated feed-forward layer may use, by transformers' names."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Settings:
 
 
 def settings_of(config: Any) -> Settings:
-    """What a transformers config describes.
+    """The settings that a transformers config describes.
 
     Raises:
         BackendError: the architecture is not among ``ARCHITECTURES``, or it uses a feature that megatron-core lacks.
@@ -207,7 +207,7 @@ ARCHITECTURES: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "qwen3_moe": _qwen3_moe,
     "mixtral": _mixtral,
 }
-"""What sets each architecture apart from a plain Llama, by transformers' ``model_type``."""
+"""Differences of each architecture from a plain Llama, by transformers' ``model_type``."""
 
 
 def _window(config: Any) -> tuple[int | None, tuple[bool, ...]]:

@@ -14,7 +14,7 @@ from nemorl.errors import BackendError
 
 @dataclass(frozen=True)
 class Split:
-    """What the first and the last stage have, where stages do not have as many layers each.
+    """Layers of the first and the last stage, where stages do not have as many each.
 
     Example:
         >>> Split(first=3).counts(7, stages=3)
@@ -75,7 +75,7 @@ class Split:
         return self._sizes(layers, stages, parts) is not None
 
     def _sizes(self, layers: int, stages: int, parts: int) -> list[int] | None:
-        """What each stage has, the embedding and the head among them; ``None`` where a rest is left."""
+        """Layers of each stage, the embedding and the head among them; ``None`` where a rest is left."""
         ends = [size for size in (self.first, self.last) if size is not None]
         rest, between = layers + self.embedding + self.head - sum(ends), stages - len(ends)
         if rest < between or (rest % between if between else rest):

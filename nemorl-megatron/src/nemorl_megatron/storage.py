@@ -65,7 +65,7 @@ def load(path: Path, tensors: ShardedStateDict) -> None:
 
 
 def read_common(path: Path) -> dict[str, Any]:
-    """What :func:`contents` was given as ``common``.
+    """The ``common`` that :func:`contents` was given.
 
     Raises:
         CheckpointError: The file is damaged, or not there.
@@ -128,7 +128,7 @@ class SafetensorsLoad(LoadShardedStrategy):  # type: ignore[misc]
 
 
 class JsonCommonLoad(LoadCommonStrategy):  # type: ignore[misc]
-    """What is no tensor."""
+    """Loads the values that are no tensors."""
 
     def load_common(self, checkpoint_dir: str | Path) -> dict[str, Any]:
         return read_common(Path(checkpoint_dir))
@@ -209,7 +209,7 @@ def read_index(path: Path) -> dict[str, Stored]:
 
 @contextmanager
 def damage_named(path: Path) -> Iterator[None]:
-    """What goes wrong inside is the fault of this file."""
+    """Errors inside are the fault of this file."""
     try:
         yield
     except CheckpointError:
@@ -219,7 +219,7 @@ def damage_named(path: Path) -> Iterator[None]:
 
 
 def _sharded_files(tensors: ShardedStateDict) -> RankFiles:
-    """What this rank is the first to hold; on rank 0 with the index of all. Collective."""
+    """The tensors that this rank is the first to hold; on rank 0 with the index of all. Collective."""
     rank = dist.get_rank()
     own = [tensor for tensor in nested_values(tensors) if is_main_replica(tensor.replica_id)]
     found = {_name(tensor.key, _box(tensor)): tensor.data.detach() for tensor in own}

@@ -203,7 +203,7 @@ class MegatronBackend(RankBackend[Learner]):
         export.save_pretrained(path, self._policy, self.export_weights(), self._parallel.rank, self._head)
 
     def generator(self, options: MegatronGenerationConfig) -> MegatronGeneration:
-        """What speaks with this rank's pieces of the policy as they are at any time. All ranks make the same calls."""
+        """A generator on this rank's pieces of the policy as they are at any time. All ranks make the same calls."""
         from nemorl_megatron.generation import MegatronGeneration
 
         return MegatronGeneration(
@@ -304,6 +304,6 @@ class MegatronBackend(RankBackend[Learner]):
         return OutputHead(pieces[-1], self._parallel, self._bridge.vocabulary, self._bridge.logit_cap)
 
     def _held(self) -> list[checkpoint.Held]:
-        """What a checkpoint holds: the whole model, or the adapters on it."""
+        """The weights that a checkpoint holds: the whole model, or the adapters on it."""
         held = checkpoint.held(self._pieces)
         return held if self._adapters is None else [(whole, parts) for whole, parts in held if whole.requires_grad]

@@ -1,4 +1,4 @@
-"""What the generation backend ``vllm`` can be told, readable where neither torch nor vLLM is installed."""
+"""Options of the generation backend ``vllm``, readable where neither torch nor vLLM is installed."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 2.0
 
 
 class VLLMLimits:
-    """What vLLM can be asked for."""
+    """Limits of the requests that vLLM takes."""
 
     def __init__(self, policy: PolicyConfig, *, speculates: bool = False) -> None:
         """

@@ -73,7 +73,7 @@ class VLLMPlan:
             yield {"tensor_parallel_size": width, "gpu_memory_utilization": share, "kv_cache_gib": cache}
 
     def _cache_gib(self, engines: Engines) -> float | None:
-        """What is set, or the default of a CPU; ``None``: a share of the device."""
+        """The size that is set, or the default of a CPU; ``None``: a share of the device."""
         return self.config.kv_cache_gib or (CPU_KV_CACHE_GIB if engines.on_cpu else None)
 
     def _token_bytes(self, engines: Engines) -> float:

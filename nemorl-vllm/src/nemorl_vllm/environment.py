@@ -31,7 +31,7 @@ DEFAULTS = {
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # a NUMA node per worker is what vLLM wants, and rarely there
 }
-"""What a user's own environment overrides."""
+"""Variables that a user's own environment overrides."""
 
 OUT_OF_MEMORY = ("KV cache", "kv cache", "cache blocks", "memory utilization", "out of memory", "Free memory")
 """Parts of the messages with which vLLM reports that memory does not suffice."""
@@ -154,7 +154,7 @@ def kernels_replaced_once() -> Iterator[None]:
 
 
 def _explained(error: Exception, verb: str) -> BackendError:
-    """What to do about an exception of vLLM."""
+    """The error that says what to do about an exception of vLLM."""
     chain: list[str] = []
     cause: BaseException | None = error
     while cause is not None and len(chain) < 10:

@@ -37,7 +37,7 @@ class LLMRequests:
         self.unusable: BackendError | None = None
         """Why the weights are unusable: an update failed half way, or they were forgotten and none have come since."""
         self.asleep: BackendError | None = None
-        """What is away, while the engine sleeps."""
+        """The error that names the parts away, while the engine sleeps."""
         self._limits, self._adapters = limits, adapters
         self._samples: dict[int, dict[str, Any]] = {}
         """vLLM's names of a request's samples, and their outputs once these have ended, with when they were made."""

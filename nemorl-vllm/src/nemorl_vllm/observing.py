@@ -1,4 +1,4 @@
-"""What vLLM's model computes, recorded in its worker (``nemorl_tensors.engines.observing``).
+"""Recording of the values that vLLM's model computes, in its worker (``nemorl_tensors.engines.observing``).
 
 Modules are named as in transformers, with three differences: queries, keys and values are one projection, norms add the
 branch to the residual stream first, and attention is a module, which is given queries and keys after their rotation.

@@ -1,4 +1,4 @@
-"""What ``speculative`` of the backend can be told, and the metrics of it."""
+"""Options of the backend's ``speculative``, and its metrics."""
 
 from __future__ import annotations
 

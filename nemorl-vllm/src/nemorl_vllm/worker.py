@@ -1,4 +1,4 @@
-"""What nemorl adds to vLLM's workers, the processes that hold the model: one per device, with one device this process.
+"""Additions to vLLM's workers, the processes that hold the model: one per device, with one device this process.
 
 vLLM mixes :class:`WorkerExtension` into its worker class; ``collective_rpc`` calls its methods by name.
 """
@@ -49,7 +49,7 @@ class WorkerExtension:
     finish_weight_update: Callable[[], None]
 
     nemorl_parking: Parking | None = None
-    """What sleeps, on a CPU."""
+    """Weights and cache that sleep, on a CPU."""
     nemorl_recorder: Recorder
     nemorl_observation: ExitStack
     """Removes what records."""
@@ -155,7 +155,7 @@ class WorkerExtension:
 
 
 def _weights(model: torch.nn.Module) -> Iterator[torch.Tensor]:
-    """What the model multiplies with: its parameters, packed copies, and the adapters that stand beside them."""
+    """The tensors the model multiplies with: its parameters, packed copies, and the adapters that stand beside them."""
     yield from model.parameters()
     yield from packed_tensors(model)
     for layer in model.modules():

@@ -46,7 +46,7 @@ def bridge_for(policy: TrainingOptions, head: Head = "language_model") -> Bridge
 
 
 def choose(architecture: str, *, megatron_bridge: bool) -> Maker:
-    """Who maps an architecture (transformers' ``model_type``).
+    """The bridge that maps an architecture (transformers' ``model_type``).
 
     Args:
         architecture: Of the policy's model.

@@ -1,4 +1,4 @@
-"""What the training backend asks of a bridge."""
+"""The interface of a bridge, as the training backend uses it."""
 
 from __future__ import annotations
 

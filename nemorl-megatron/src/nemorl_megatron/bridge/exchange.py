@@ -112,7 +112,7 @@ class Exchange:
         yield from in_buckets(self._joined(parts, dtype), bucket_bytes)
 
     def pieces(self, parts: Mapping[str, Tensor]) -> Iterator[Piece]:
-        """What this rank has of the stored tensors and is the one to send, sharing the memory of ``parts``."""
+        """Pieces of the stored tensors that this rank has and is the one to send, sharing the memory of ``parts``."""
         for turn, weight in enumerate(self._table):
             if weight.parameter in parts and self._sends(weight, turn):
                 values = parts[weight.parameter].detach()

@@ -99,7 +99,7 @@ def _weight(entry: Entry, settings: Settings, layer: int | None = None, expert: 
 
 HEAD = "output_layer.weight"
 VALUE_HEAD = "score.weight"
-"""What transformers' sequence classifiers call theirs."""
+"""The name in transformers' sequence classifiers."""
 _LAYER, _HF = "decoder.layers.{layer}.", "model.layers.{layer}."
 
 
