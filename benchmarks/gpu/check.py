@@ -48,13 +48,14 @@ PARTS = (
     Part("machine", 30, "the device, and what it does at most: matrix products and copies"),
     Part("tests", 120, "pytest -m gpu"),
     Part("parity", 60, "log-probs, gradients, a train step and decoded tokens, beside the CPU"),
-    Part("quickstart", 60, "nemorl quickstart, start to finish"),
+    Part("quickstart", 150, "nemorl quickstart, start to finish"),
     Part("training", 90, "training steps of 135M and 1.7B models: tokens/s, MFU"),
     Part("shared", 40, "prompts computed once per group against the padded layout"),
-    Part("decoding", 60, "tokens/s at several batch sizes against the bandwidth"),
+    Part("decoding", 90, "tokens/s at several batch sizes against the bandwidth"),
     Part("transports", 40, "weights from one process to another"),
     Part("memory", 40, "peak memory of training steps, predicted and measured"),
     Part("megatron", 60, "megatron-core beside the CPU and beside dtensor"),
+    Part("stalls", 30, "where the host waits for the GPU, and kernels per step"),
 )
 
 

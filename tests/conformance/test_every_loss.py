@@ -180,9 +180,11 @@ def with_own_candidates(outputs: Tensor, batch: TokenBatch, seed: int) -> tuple[
     return torch.cat([outputs, torch.where(mask, own, NAN)], 1), batch
 
 
-def batch_for(loss: Any, seed: int, level: Any = "token") -> tuple[Tensor, TokenBatch]:
+def batch_for(
+    loss: Any, seed: int, level: Any = "token", log_ratios: tuple[float, ...] = LOG_RATIOS
+) -> tuple[Tensor, TokenBatch]:
     """What the model says, and a batch with all that the loss reads."""
-    outputs, batch = drawn_batch(seed, level)
+    outputs, batch = drawn_batch(seed, level, log_ratios)
     if "candidate_ids" in loss.requires:
         outputs, batch = with_candidates(batch, seed)
     if "student_uncommon" in loss.requires:

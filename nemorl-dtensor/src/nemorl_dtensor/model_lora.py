@@ -67,6 +67,8 @@ class Adapters:
                 fix="set policy.lora.target_modules: all-linear (of a mixture: attention, and what all tokens pass), "
                 "or name other layers",
             )
+        for layer in self._layers.values():
+            _compute_in_the_models_precision(layer)
         self._dropouts = [
             dropout
             for layer in self._layers.values()
@@ -142,6 +144,24 @@ class Adapters:
         else:
             delta = b_OR[first : first + rows] @ a_RI[:, first_in : first_in + columns]
         return like(weight_OI, (base.float() + delta * layer.scaling[ADAPTER]).to(base.dtype))
+
+
+class RoundedLinear(nn.Linear):
+    """A linear layer whose weight is rounded to its input's precision for the product, as autocast does."""
+
+    def forward(self, states: Tensor) -> Tensor:
+        return nn.functional.linear(states, self.weight.to(states.dtype))
+
+
+def _compute_in_the_models_precision(layer: Any) -> None:
+    """Let float32 adapters of a bfloat16 model multiply in bfloat16.
+
+    peft would widen the layer's input to float32 instead: every activation twice, and products that tensor cores do
+    not take. The parameters, their gradients and the optimizer's updates stay float32.
+    """
+    layer.cast_input_dtype_enabled = False
+    for factors in (layer.lora_A, layer.lora_B):
+        factors[ADAPTER].__class__ = RoundedLinear
 
 
 def all_linear(model: PreTrainedModel) -> list[str]:

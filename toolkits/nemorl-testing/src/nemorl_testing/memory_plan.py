@@ -27,6 +27,8 @@ def check_plan_is_what_the_backend_holds(subject: Subject) -> None:
     model = _planned(subject)
     if "offload" not in subject.config.supports:
         raise NotApplicable("the backend does not count what it holds: no supports={'offload'}")
+    if subject.settings.policy.get("lora"):
+        raise NotApplicable("adapters are refused on random weights")
     backend = build_trainer(subject, reference=True, init="random")  # what is read from a file may stay mapped
     backend.train_step(ragged_batch(), WeightedNLL())
     assert isinstance(backend, OffloadingBackend)

@@ -30,4 +30,4 @@ def check_pieces_make_the_weights(subject: Subject) -> None:
 def _joined(backend: TrainingBackend) -> dict[str, Tensor]:
     assert isinstance(backend, PublishesPieces)
     (bucket,) = SpreadHandle(IN_PROCESS, 1, [backend.publish_pieces(IN_PROCESS)]).buckets()
-    return {name: tensor.clone() for name, tensor in bucket.items()}
+    return {name: tensor.cpu().clone() for name, tensor in bucket.items()}
