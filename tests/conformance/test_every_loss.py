@@ -181,10 +181,14 @@ def with_own_candidates(outputs: Tensor, batch: TokenBatch, seed: int) -> tuple[
 
 
 def batch_for(
-    loss: Any, seed: int, level: Any = "token", log_ratios: tuple[float, ...] = LOG_RATIOS
+    loss: Any,
+    seed: int,
+    level: Any = "token",
+    log_ratios: tuple[float, ...] = LOG_RATIOS,
+    sampler: tuple[float, ...] = SAMPLER,
 ) -> tuple[Tensor, TokenBatch]:
     """What the model says, and a batch with all that the loss reads."""
-    outputs, batch = drawn_batch(seed, level, log_ratios)
+    outputs, batch = drawn_batch(seed, level, log_ratios, sampler)
     if "candidate_ids" in loss.requires:
         outputs, batch = with_candidates(batch, seed)
     if "student_uncommon" in loss.requires:

@@ -29,8 +29,8 @@ GPU = "cuda:0"
 DEVICES = ["cpu", pytest.param(GPU, marks=on_gpu)]
 PATIENCE_S = 120.0
 ORDINARY = (0.3, -0.3, 1.0, -2.0)
-"""Log ratios of a sane run. At those of 1e3 and more a loss is what the order of its sums makes of it, and at 0 a ratio
-that is not exactly 1 changes the side of a clip."""
+"""Log ratios of a sane run. Of those of 20 and more a loss is what the order of its sums makes of it (seen on an H200:
+0 beside 0.019, of terms of 1e9), and at 0 a ratio that is not exactly 1 changes the side of a clip."""
 
 test_lora = on_gpu(
     conformance("training_backends", "dtensor", device=GPU, tolerance=1e-3, policy={"lora": {"rank": 4}})
@@ -173,7 +173,7 @@ def test_every_loss_is_what_it_is_on_the_cpu(seed: int) -> None:
     from conformance.test_every_loss import LOSSES, batch_for
 
     for loss in LOSSES:
-        outputs, batch = batch_for(loss, seed, log_ratios=ORDINARY)
+        outputs, batch = batch_for(loss, seed, log_ratios=ORDINARY, sampler=(-1.0, -0.5))
         found = []
         for device in ("cpu", GPU):
             leaf = outputs.detach().to(device).requires_grad_()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[3] / "benchmarks" / "gpu"
-LONG_PARTS = ("parity", "training", "shared", "decoding", "transports")
+LONG_PARTS = ("parity", "training", "shared", "decoding", "transports", "megatron", "stalls")
 FIGURES = 'open(sys.argv[sys.argv.index("--json") + 1], "w").write(\'{"figures": {"a": 1.5}, "failures": {}}\')'
 SCRIPTS = {
     "crashes": f"import sys\n{FIGURES}\nraise ValueError('the driver is gone')",
@@ -52,8 +52,8 @@ def test_parts_without_time_are_not_begun(check, monkeypatch, tmp_path):
     assert json.loads((tmp_path / "gpu.json").read_text())["parts"]["works"]["status"] == "no time left"
 
 
-def test_parts_fit_into_nine_minutes_with_the_installation(check):
-    assert sum(part.budget_s for part in check.PARTS) <= 9 * 60
+def test_parts_fit_into_the_time_of_one_check(check):
+    assert sum(part.budget_s for part in check.PARTS) <= 13 * 60
 
 
 @pytest.mark.slow

@@ -65,6 +65,27 @@ def test_exported_adapters_are_those_of_the_file_and_nothing_else(trained: Any, 
     assert down.shape == (4, 64)
 
 
+def test_adapters_of_a_bfloat16_model_are_float32_and_keep_no_float32_activation(
+    build: Build, batch: TokenBatch, weighted_nll: Any
+) -> None:
+    backend = build(lora=LORA, precision="bfloat16")
+    kept: list[torch.Tensor] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        backend.train_step(batch, weighted_nll)
+    own = [p for name, p in backend._model.named_parameters() if ".lora_" in name]
+    assert {p.dtype for p in own} == {torch.float32}
+    ffn = 64  # hidden 32: only the input of down_proj has this width
+    weights = {p.data_ptr() for p in own}
+    wide = [t for t in kept if t.dtype == torch.float32 and t.shape[-1:] == (ffn,)]
+    widened = [t for t in wide if t.data_ptr() not in weights]
+    assert not widened, f"{len(widened)} inputs of down_proj were kept in float32"
+
+
 def test_a_model_without_adapters_has_none_to_write(build: Build, tmp_path: Path, raises: Raises) -> None:
     with raises(UsageError, "policy.lora"):
         build().save_adapters(tmp_path)
